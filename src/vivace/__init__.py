@@ -1,0 +1,73 @@
+"""Vivace finds the fastest way to train a PyTorch job on this machine, and proves that the model is the same.
+
+    job = vivace.Job(model=..., data=..., loss=..., optimizer=...)
+    result = vivace.tune(job)
+    run = vivace.train(job, result.plan, out="runs/train")
+
+Importing this package imports neither torch nor any of its own parts: names are loaded when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Job": "vivace.job",
+    "Plan": "vivace.plan",
+    "Machine": "vivace.machine",
+    "Session": "vivace.engine.session",
+    "attach": "vivace.engine.opening",
+    "register": "vivace.registry",
+    "Technique": "vivace.technique",
+    "Card": "vivace.technique",
+    "Stage": "vivace.technique",
+    "Seam": "vivace.technique",
+    "Numerics": "vivace.technique",
+    "Build": "vivace.technique",
+    "VivaceError": "vivace.errors",
+    "Refused": "vivace.errors",
+    "inspect": "vivace.inspect",
+    "tune": "vivace.tune",
+    "verify": "vivace.verify",
+    "train": "vivace.train",
+    "report": "vivace.report",
+}
+_VERBS = {"inspect", "tune", "verify", "train", "report"}
+
+__all__ = [*_HOME, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'vivace' has no attribute '{name}'")
+    module = importlib.import_module(_HOME[name])
+    return module if name in _VERBS else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+if TYPE_CHECKING:
+    from vivace.engine.opening import attach as attach
+    from vivace.engine.session import Session as Session
+    from vivace.errors import Refused as Refused
+    from vivace.errors import VivaceError as VivaceError
+    from vivace.inspect import inspect as inspect
+    from vivace.job import Job as Job
+    from vivace.machine import Machine as Machine
+    from vivace.plan import Plan as Plan
+    from vivace.registry import register as register
+    from vivace.report import report as report
+    from vivace.technique import Build as Build
+    from vivace.technique import Card as Card
+    from vivace.technique import Numerics as Numerics
+    from vivace.technique import Seam as Seam
+    from vivace.technique import Stage as Stage
+    from vivace.technique import Technique as Technique
+    from vivace.train import train as train
+    from vivace.tune import tune as tune
+    from vivace.verify import verify as verify

@@ -1,0 +1,121 @@
+"""Opening a session: on objects that a person already has (`attach`), or on a Job built from zero (`start`)."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+
+from vivace.engine.session import Session
+from vivace.errors import InputError, JobError
+from vivace.inspect import inspect
+from vivace.job import Job, blame
+from vivace.machine import Machine
+from vivace.plan import Plan
+from vivace.technique import Build
+
+
+def attach(
+    plan: Plan,
+    *,
+    model: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    loss: Callable[[Any, Any], torch.Tensor] | None = None,
+    on_gradients: Callable[[Any], Any] | None = None,
+    step: Callable[[Any], Any] | None = None,
+    models: Sequence[nn.Module] = (),
+    machine: Machine | None = None,
+) -> Session:
+    """Open a session on objects that a person already has; nothing is inherited and nothing is taken away.
+
+    Either `model`, `optimizer` and ``loss(model, batch)``, or an own ``step(batch)`` with the `models` that it trains.
+    Raises `Refused` with the technique's name and reason where the plan cannot act, and InputError on wrong arguments.
+    """
+    if step is not None and (model is not None or loss is not None or not models):
+        raise InputError("attach takes either model, optimizer and loss, or step(batch) and the models it trains")
+    if step is None and (model is None or optimizer is None or loss is None):
+        raise InputError("attach needs model, optimizer and loss(model, batch); or step(batch) and models")
+    trained = [model] if model is not None else list(models)
+    first = next((p for m in trained for p in m.parameters()), None)
+    build = Build(
+        models=trained,
+        optimizer=optimizer,
+        machine=machine or inspect(),
+        device=first.device if first is not None else torch.device("cpu"),
+        own_step=step is not None,
+    )
+    return Session(plan, build, loss=loss, step=step, on_gradients=on_gradients)
+
+
+def start(job: Job, plan: Plan, machine: Machine, *, seed: int = 0, strict: bool = True) -> Session:
+    """Build a job from zero and open it under `plan`, on top of strict fp32 (`strict`) or of PyTorch's defaults.
+
+    Raises JobError where one of the Job's callables fails, and `Refused` where the plan cannot act.
+    """
+    seed_everything(seed)
+    device = training_device()
+    built = call(job, "model")
+    models = modules_in(built)
+    if job.step is None and len(models) > 1:
+        raise JobError(f"the Job's model() returned {len(models)} modules; several modules need an own step=")
+    for module in models:
+        module.to(device)
+        module.train()
+    optimizer = call(job, "optimizer", built) if job.optimizer is not None else None
+    if job.step is None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise JobError(f"the Job's optimizer(model) returned {type(optimizer).__name__}, not a torch.optim.Optimizer")
+    build = Build(models=models, optimizer=optimizer, machine=machine, device=device, own_step=job.step is not None)
+    if strict:
+        forbid_tf32(build)
+    step = partial(job.step, built, optimizer) if job.step is not None else None
+    return Session(plan, build, loss=job.loss, step=step, on_gradients=job.on_gradients)
+
+
+def call(job: Job, field: str, *arguments: Any) -> Any:
+    """Call one of the Job's functions; whatever it raises becomes a JobError with the person's own line."""
+    try:
+        return getattr(job, field)(*arguments)
+    except Exception as error:
+        raise JobError(f"the Job's {field} failed: {blame(error)}") from error
+
+
+def modules_in(built: Any) -> list[nn.Module]:
+    """The modules of what `Job.model` returned: one, or a list, tuple or mapping of several."""
+    items = built.values() if isinstance(built, Mapping) else built if isinstance(built, (list, tuple)) else [built]
+    found = [item for item in items if isinstance(item, nn.Module)]
+    if not found:
+        raise JobError(f"the Job's model() returned a {type(built).__name__}; it must return an nn.Module")
+    return found
+
+
+def training_device() -> torch.device:
+    """The GPU of this rank where torch can use one, else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the random streams of Python, NumPy and torch."""
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def forbid_tf32(build: Build) -> None:
+    """Strict fp32: neither matrix products nor convolutions may round their inputs to TF32 or bf16."""
+    for owner in (
+        torch.backends.cuda.matmul,
+        torch.backends.cudnn.conv,
+        torch.backends.cudnn.rnn,
+        torch.backends.mkldnn.matmul,
+        torch.backends.mkldnn.conv,
+        torch.backends.mkldnn.rnn,
+    ):
+        build.set_flag(owner, "fp32_precision", "ieee")

@@ -1,0 +1,117 @@
+"""Session: a job opened under a plan: an object with `step(batch)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, Self
+
+import torch
+
+from vivace.errors import Refused
+from vivace.plan import Plan
+from vivace.surgery import map_tensors
+from vivace.technique import Build, Numerics, Seam
+
+
+class Session:
+    """Built by `attach` or `start`. Closing it restores every process flag and the person's objects."""
+
+    # The composed seams, see vivace.technique.Seam.
+    place: Callable[[Any], Any]
+    forward: Callable[[Any], torch.Tensor]
+    backward: Callable[[torch.Tensor], None]
+    accumulating: Callable[[], AbstractContextManager[Any]]
+    gradients: Callable[[Any], torch.Tensor]
+    finish: Callable[[], None]
+    update: Callable[[], None]
+
+    def __init__(self, plan: Plan, build: Build, *, loss: Any, step: Any, on_gradients: Any) -> None:
+        self.plan = plan
+        self.build = build
+        self.model = build.models[0] if len(build.models) == 1 else None
+        self.optimizer = build.optimizer
+        self._loss = loss
+        self._on_gradients = on_gradients
+        self._batches: Callable[[Iterable[Any]], Iterable[Any]] = iter
+        self._step: Callable[[Any], torch.Tensor] = self._default_step
+        defaults: dict[Seam, Callable[..., Any]] = {
+            Seam.BATCHES: lambda loader: loader,
+            Seam.PLACE: partial(place, device=build.device),
+            Seam.FORWARD: self._default_forward,
+            Seam.BACKWARD: torch.Tensor.backward,
+            Seam.ACCUMULATING: nullcontext,
+            Seam.GRADIENTS: self._default_gradients,
+            Seam.FINISH: lambda: None,
+            Seam.UPDATE: lambda: self.optimizer.step() and None,  # type: ignore[union-attr]
+            Seam.STEP: step or self._default_step,
+        }
+        try:
+            for technique in plan.techniques:
+                build.begin(technique)
+                try:
+                    technique.apply(build)
+                except Refused as refused:
+                    raise Refused(f"{technique.name}: {refused}") from None
+            build.compose(defaults, seams := _Seams())
+            self.__dict__.update({k: v for k, v in vars(seams).items() if k not in ("batches", "step")})
+            self._batches, self._step = seams.batches, seams.step
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def promise(self) -> Numerics:
+        """The largest change of numbers that this plan causes on this job."""
+        return self.build.numerics
+
+    def step(self, batch: Any) -> torch.Tensor:
+        """Train on one batch; returns the detached mean loss, without waiting for the device."""
+        return self._step(self.place(batch))
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """One pass over a loader, fed as the plan says."""
+        return iter(self._batches(loader))
+
+    def close(self) -> None:
+        """Undo everything that the plan changed, last change first."""
+        callbacks = self.build.close_callbacks
+        while callbacks:
+            callbacks.pop()()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _default_forward(self, batch: Any) -> torch.Tensor:
+        loss: torch.Tensor = self._loss(self.model, batch)
+        return loss
+
+    def _default_gradients(self, batch: Any) -> torch.Tensor:
+        loss = self.forward(batch)
+        self.backward(loss)
+        return loss.detach()
+
+    def _default_step(self, batch: Any) -> torch.Tensor:
+        loss = self.gradients(batch)
+        self.finish()
+        if self._on_gradients is not None:
+            self._on_gradients(self.model)
+        self.update()
+        self.optimizer.zero_grad(set_to_none=True)  # type: ignore[union-attr]
+        return loss
+
+
+class _Seams:
+    """The composed functions by seam name, for techniques that call other seams."""
+
+    batches: Any
+    step: Any
+
+
+def place(batch: Any, *, device: torch.device) -> Any:
+    """Move every tensor of a batch to `device`; tensors that are there already are returned as they are."""
+    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=tensor.is_pinned()))

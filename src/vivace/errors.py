@@ -1,0 +1,70 @@
+"""Every exception that Vivace raises on purpose.
+
+    VivaceError                 base; exit code 2
+    ├── InputError              what a person handed in cannot be used (also a ValueError)
+    │   ├── JobError            the job file, or a callable of the Job
+    │   ├── PlanError           the plan file, or a technique's settings
+    │   └── FolderError         the output folder, its lock, or the disk below it
+    ├── Refused                 a technique declines, with its reason
+    ├── CheckpointError         no checkpoint of the run can be trusted
+    ├── AnswerIsNo              the question was answered, and the answer is no; exit code 1
+    └── ChildFailed             a child process crashed, hung or ran out of memory
+
+Each message is one sentence in the person's nouns, with the offending value and what would be right.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class VivaceError(Exception):
+    """Base of all errors raised on purpose; `exit_code` is what the command line ends with."""
+
+    exit_code = 2
+
+    @property
+    def kind(self) -> str:
+        """The name under which `--json` reports the error."""
+        return type(self).__name__
+
+
+class InputError(VivaceError, ValueError):
+    """Something that a person handed in cannot be used."""
+
+
+class JobError(InputError):
+    """The job file cannot be loaded, or one of the Job's callables does not do what a Job needs."""
+
+
+class PlanError(InputError):
+    """The plan file or a technique's settings are not valid."""
+
+
+class FolderError(InputError):
+    """The output folder cannot be used."""
+
+
+class Refused(VivaceError):
+    """A technique declines to act; the message is the reason, without the technique's name."""
+
+
+class CheckpointError(VivaceError):
+    """No checkpoint of this run can be trusted."""
+
+
+class AnswerIsNo(VivaceError):
+    """The question was answered, and the answer is no (promise broken, budget cannot be met)."""
+
+    exit_code = 1
+
+
+class ChildFailed(VivaceError):
+    """A child process crashed, hung or ran out of memory; the message says which."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ``; did you mean 'x'?`` for the known name closest to `name`, or an empty string."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else ""

@@ -1,0 +1,160 @@
+"""Job: what a person wants trained, as plain callables that rebuild everything from zero; and its loader."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from vivace.errors import JobError, VivaceError, nearest
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A training job. Every callable builds afresh: Vivace calls each as often as it needs, in child processes too.
+
+    Args:
+        model: ``() -> nn.Module`` (with `step`: a module, or a list, tuple or dict of modules).
+        data: ``() -> iterable of batches``, usually a DataLoader with your batch size and order.
+        loss: ``(model, batch) -> scalar``, the mean over the batch.
+        optimizer: ``(model) -> torch.optim.Optimizer`` (with `step`: anything your step function wants).
+        scheduler: ``(optimizer) -> learning-rate scheduler``, stepped once per `scheduler_every`.
+        metric: ``(model, batches) -> float``, higher is better; called in evaluation mode without gradients.
+        validation: ``() -> iterable of batches`` for `metric`; the training data where it is left out.
+        on_gradients: ``(model) -> None``; sees true, unscaled gradients, for clipping.
+        step: ``(model, optimizer, batch) -> scalar loss``: your own step, for training that cannot be cut into
+            forward, backward and update (GANs, several optimizers). Takes the place of `loss`.
+        epochs: passes over `data`.
+        scheduler_every: ``"epoch"`` or ``"step"``.
+    """
+
+    model: Callable[[], Any]
+    data: Callable[[], Iterable[Any]]
+    loss: Callable[[Any, Any], Any] | None = None
+    optimizer: Callable[[Any], Any] | None = None
+    scheduler: Callable[[Any], Any] | None = None
+    metric: Callable[[Any, Iterable[Any]], float] | None = None
+    validation: Callable[[], Iterable[Any]] | None = None
+    on_gradients: Callable[[Any], Any] | None = None
+    step: Callable[[Any, Any, Any], Any] | None = None
+    epochs: int = 1
+    scheduler_every: Literal["epoch", "step"] = "epoch"
+
+    def __post_init__(self) -> None:
+        if (self.loss is None) == (self.step is None):
+            raise JobError("a Job needs either loss=(model, batch) -> scalar or step=(model, optimizer, batch) -> scalar")
+        if self.step is None and self.optimizer is None:
+            raise JobError("a Job needs optimizer=(model) -> torch.optim.Optimizer")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name in ("epochs", "scheduler_every"):
+                continue
+            if value is not None and not callable(value):
+                kind = type(value).__name__
+                raise JobError(f"Job's {field.name} must be a function that builds it, not a {kind}: write lambda: ...")
+        if not isinstance(self.epochs, int) or self.epochs < 1:
+            raise JobError(f"Job's epochs must be a whole number of at least 1, not {self.epochs!r}")
+        if self.scheduler_every not in ("epoch", "step"):
+            raise JobError(f"Job's scheduler_every must be 'epoch' or 'step', not {self.scheduler_every!r}")
+        if self.step is not None and self.on_gradients is not None:
+            raise JobError("a Job with its own step clips its gradients there: leave on_gradients out")
+
+
+def load(reference: str) -> Job:
+    """Load ``path/to/file.py:name``, ``package.module:name`` or a recipe's name; `name` is a Job or returns one.
+
+    Raises JobError with the person's own line where their file is at fault.
+    """
+    place, colon, name = reference.rpartition(":")
+    if not colon:
+        place, name = _recipe(reference), "job"
+    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+    found = getattr(module, name, None)
+    if found is None:
+        jobs = [key for key, value in vars(module).items() if isinstance(value, Job)]
+        hint = nearest(name, vars(module)) or (f"; it has {', '.join(jobs)}" if jobs else "; it has no Job")
+        raise JobError(f"'{place}' has no name '{name}'{hint}")
+    if callable(found) and not isinstance(found, Job):
+        with _blaming(place):
+            found = found()
+    if not isinstance(found, Job):
+        raise JobError(f"'{name}' in '{place}' is a {type(found).__name__}; it must be a vivace.Job or return one")
+    return found
+
+
+def _recipe(name: str) -> str:
+    package = importlib.import_module("vivace.recipes")
+    known = sorted(path.stem for path in Path(package.__path__[0]).glob("*.py") if not path.stem.startswith("_"))
+    if name in known:
+        return f"vivace.recipes.{name}"
+    if name.endswith(".py"):
+        raise JobError(f"'{name}' names no Job in the file: write {name}:name")
+    raise JobError(
+        f"there is no recipe '{name}'{nearest(name, known)} (recipes: {', '.join(known)}; or write path/to/file.py:name)"
+    )
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise JobError(f"there is no file '{path}'")
+    name = "vivace_job_" + "".join(c if c.isalnum() else "_" for c in str(path.resolve()))
+    if name in sys.modules:
+        return sys.modules[name]
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    with _blaming(str(path), forget=name):
+        spec.loader.exec_module(module)
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    with _blaming(name):
+        return importlib.import_module(name)
+
+
+class _blaming:  # noqa: N801 - reads as a phrase: with _blaming(file)
+    """Turn whatever a person's code raises while it loads into one sentence with their own line."""
+
+    def __init__(self, place: str, forget: str | None = None) -> None:
+        self.place, self.forget = place, forget
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if error is None:
+            return
+        if self.forget:
+            sys.modules.pop(self.forget, None)
+        if isinstance(error, (VivaceError, KeyboardInterrupt)):
+            return
+        if isinstance(error, SyntaxError) and error.lineno:
+            line = (error.text or "").strip()
+            raise JobError(f"{error.filename}, line {error.lineno}: {error.msg}: {line}") from error
+        raise JobError(f"'{self.place}' cannot be loaded: {blame(error)}") from error
+
+
+def blame(error: BaseException) -> str:
+    """``ValueError: text (file.py, line 7: the source line)`` of the deepest frame outside of Vivace and libraries."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = str(Path(__file__).resolve().parent)
+    theirs = [f for f in frames if not f.filename.startswith((own, "<")) and "site-packages" not in f.filename]
+    where = ""
+    if theirs and "importlib" not in theirs[-1].filename:
+        where = f" ({theirs[-1].filename}, line {theirs[-1].lineno}: {theirs[-1].line})"
+    text = str(error).strip().split("\n")[0]
+    if isinstance(error, EOFError):
+        text = "standard input is closed while Vivace runs a job; the job must not read it"
+    return f"{type(error).__name__}: {text}{where}" if text else f"{type(error).__name__}{where}"

@@ -1,0 +1,143 @@
+"""The ledger: what was observed and measured, as immutable records in an append-only file of JSON lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from vivace.errors import FolderError
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """Where the reference's step spends its time: what bounds the gain of each technique.
+
+    `shares` are fractions of the step (``data``, ``forward``, ``backward``, ``update``); `operator_shares` fractions of
+    operator time by class (``convolution``, ``matmul``, ``norm``, ``recurrent``, ``attention``, ``elementwise``,
+    ``memory``). `features` are facts about the job such as ``batch_norm``, ``convolution_2d``, ``batch_size``.
+    """
+
+    device: str
+    step_seconds: float
+    shares: dict[str, float]
+    operator_shares: dict[str, float]
+    num_operators: int
+    page_faults: float
+    parameter_bytes: int
+    peak_bytes: int
+    features: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Observation:
+    """What one profiled step really did: the ground on which a technique confirms that it acted.
+
+    `dtypes` counts floating-point operator inputs by dtype over matrix and convolution operators; `operators` counts
+    operator names; `peak_bytes` is the largest number of live tensor bytes; `page_faults` are minor faults a step.
+    """
+
+    operators: dict[str, int]
+    dtypes: dict[str, int]
+    peak_bytes: int
+    page_faults: float
+    compiled_graphs: int = 0
+    graph_breaks: int = 0
+    notes: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ratio:
+    """Speed against the reference: median estimate with a 95 % interval; 2.0 means twice the samples a second."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One immutable line of the ledger. A measured trial carries its pairs; without them it cannot be constructed.
+
+    `pairs` are (reference seconds, candidate seconds) a step, of neighbouring blocks. `reason` says why a refused or
+    failed trial has none. `predicted` are the bounds of the gain that the cards named beforehand.
+    """
+
+    techniques: dict[str, dict[str, Any]]
+    plan_id: str
+    machine: str
+    job: str
+    status: Literal["measured", "refused", "failed"]
+    reason: str = ""
+    role: str = "candidate"
+    ratio: Ratio | None = None
+    pairs: tuple[tuple[float, float], ...] = ()
+    samples_per_second: float | None = None
+    peak_bytes: int | None = None
+    warmup_seconds: float | None = None
+    predicted: tuple[float, float] | None = None
+    promise: str = "exact"
+    evidence: dict[str, str] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.status == "measured" and (self.ratio is None or not self.pairs):
+            raise AssertionError("a measured trial needs timings paired with the reference")
+        if self.status != "measured" and not self.reason:
+            raise AssertionError("a trial that was not measured needs its reason")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The trial as JSON types."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, document: dict[str, Any]) -> Trial:
+        """Rebuild a trial from `to_dict`'s document."""
+        fields = dict(document)
+        ratio = fields.pop("ratio", None)
+        predicted = fields.pop("predicted", None)
+        pairs = tuple((a, b) for a, b in fields.pop("pairs", ()))
+        return cls(
+            **fields,
+            ratio=Ratio(**ratio) if ratio else None,
+            pairs=pairs,
+            predicted=tuple(predicted) if predicted else None,
+        )
+
+
+class Ledger:
+    """An append-only file of JSON lines, each ``{"record": kind, ...}``; a torn last line is ignored on reading."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, record: str, document: dict[str, Any]) -> None:
+        """Write one record and flush it to the disk. Raises FolderError where the file cannot be written."""
+        line = json.dumps({"record": record, **document}, ensure_ascii=False)
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise FolderError(f"the ledger '{self.path}' cannot be written: {error.strerror}") from None
+
+    def read(self, record: str | None = None) -> list[dict[str, Any]]:
+        """All records, or those of one kind, oldest first."""
+        if not self.path.exists():
+            return []
+        found = []
+        for line in self.path.read_text(encoding="utf-8").splitlines():
+            try:
+                document = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if record is None or document.get("record") == record:
+                found.append(document)
+        return found
+
+    def trials(self) -> list[Trial]:
+        """The trials, oldest first."""
+        return [Trial.from_dict({k: v for k, v in d.items() if k != "record"}) for d in self.read("trial")]

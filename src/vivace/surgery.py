@@ -1,0 +1,78 @@
+"""Shared helpers for batches and module trees, used by techniques and by the engine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def map_tensors(batch: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    """A copy of `batch` with `function` applied to every tensor in tuples, lists, mappings and dataclasses."""
+    if isinstance(batch, torch.Tensor):
+        return function(batch)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(map_tensors(item, function) for item in batch))
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(map_tensors(item, function) for item in batch)
+    if isinstance(batch, dict):
+        return type(batch)({key: map_tensors(value, function) for key, value in batch.items()})
+    if isinstance(batch, Mapping) and hasattr(batch, "data"):  # transformers' BatchEncoding, a UserDict
+        return type(batch)({key: map_tensors(value, function) for key, value in batch.items()})
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        fields = {f.name: map_tensors(getattr(batch, f.name), function) for f in dataclasses.fields(batch) if f.init}
+        return dataclasses.replace(batch, **fields)
+    return batch
+
+
+def tensors(batch: Any) -> Iterator[torch.Tensor]:
+    """Every tensor of a batch, depth first."""
+    found: list[torch.Tensor] = []
+    map_tensors(batch, found.append)
+    return iter(found)
+
+
+def batch_size(batch: Any) -> int:
+    """Samples in a batch: the length of its first tensor that has a dimension, else 1."""
+    return next((int(t.shape[0]) for t in tensors(batch) if t.dim()), 1)
+
+
+def split(batch: Any, size: int) -> list[Any]:
+    """Cut a batch along its samples into pieces of at most `size`; tensors of another length stand in every piece."""
+    total = batch_size(batch)
+
+    def piece(start: int) -> Any:
+        return map_tensors(batch, lambda t: t[start : start + size] if t.dim() and t.shape[0] == total else t)
+
+    return [piece(start) for start in range(0, total, size)]
+
+
+def modules_of(model: nn.Module, *kinds: type[nn.Module]) -> list[nn.Module]:
+    """All modules of the given classes in the tree, each once."""
+    return [module for module in model.modules() if isinstance(module, kinds)]
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Does training this model mix the samples of a batch through BatchNorm?"""
+    return bool(modules_of(model, nn.modules.batchnorm._BatchNorm))
+
+
+class Shell(nn.Module):
+    """A module whose forward is the job's forward seam, so that module wrappers can act on the model and its loss.
+
+    Args:
+        model: the person's model; its parameters appear below the name ``model``.
+        function: ``(batch) -> scalar loss``, which calls `model`.
+    """
+
+    def __init__(self, model: nn.Module, function: Callable[[Any], torch.Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self.function = function
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        """The scalar loss of a batch."""
+        return self.function(batch)
