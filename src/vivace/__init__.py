@@ -32,10 +32,10 @@ _HOME = {
     "inspect": "vivace.inspect",
     "tune": "vivace.tune",
     "verify": "vivace.verify",
-    "train": "vivace.train",
+    "train": "vivace.engine.training",
     "report": "vivace.report",
 }
-_VERBS = {"inspect", "tune", "verify", "train", "report"}
+_VERBS = {"inspect", "tune", "verify", "report"}
 
 __all__ = [*_HOME, "__version__"]
 
@@ -68,6 +68,6 @@ if TYPE_CHECKING:
     from vivace.technique import Seam as Seam
     from vivace.technique import Stage as Stage
     from vivace.technique import Technique as Technique
-    from vivace.train import train as train
+    from vivace.engine.training import train as train
     from vivace.tune import tune as tune
     from vivace.verify import verify as verify

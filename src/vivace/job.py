@@ -48,7 +48,9 @@ class Job:
 
     def __post_init__(self) -> None:
         if (self.loss is None) == (self.step is None):
-            raise JobError("a Job needs either loss=(model, batch) -> scalar or step=(model, optimizer, batch) -> scalar")
+            raise JobError(
+                "a Job needs either loss=(model, batch) -> scalar or step=(model, optimizer, batch) -> scalar"
+            )
         if self.step is None and self.optimizer is None:
             raise JobError("a Job needs optimizer=(model) -> torch.optim.Optimizer")
         for field in dataclasses.fields(self):
@@ -57,7 +59,9 @@ class Job:
                 continue
             if value is not None and not callable(value):
                 kind = type(value).__name__
-                raise JobError(f"Job's {field.name} must be a function that builds it, not a {kind}: write lambda: ...")
+                raise JobError(
+                    f"Job's {field.name} must be a function that builds it, not a {kind}: write lambda: ..."
+                )
         if not isinstance(self.epochs, int) or self.epochs < 1:
             raise JobError(f"Job's epochs must be a whole number of at least 1, not {self.epochs!r}")
         if self.scheduler_every not in ("epoch", "step"):
@@ -84,13 +88,17 @@ def load(reference: str) -> Job:
         with _blaming(place):
             found = found()
     if not isinstance(found, Job):
-        raise JobError(f"'{name}' in '{place}' is a {type(found).__name__}; it must be a vivace.Job or return one")
+        raise JobError(
+            f"'{name}' in '{place}' is a {type(found).__name__}; it must be a vivace.Job or return one"
+        )
     return found
 
 
 def _recipe(name: str) -> str:
     package = importlib.import_module("vivace.recipes")
-    known = sorted(path.stem for path in Path(package.__path__[0]).glob("*.py") if not path.stem.startswith("_"))
+    known = sorted(
+        path.stem for path in Path(package.__path__[0]).glob("*.py") if not path.stem.startswith("_")
+    )
     if name in known:
         return f"vivace.recipes.{name}"
     if name.endswith(".py"):
@@ -150,7 +158,9 @@ def blame(error: BaseException) -> str:
     """``ValueError: text (file.py, line 7: the source line)`` of the deepest frame outside of Vivace and libraries."""
     frames = traceback.extract_tb(error.__traceback__)
     own = str(Path(__file__).resolve().parent)
-    theirs = [f for f in frames if not f.filename.startswith((own, "<")) and "site-packages" not in f.filename]
+    theirs = [
+        f for f in frames if not f.filename.startswith((own, "<")) and "site-packages" not in f.filename
+    ]
     where = ""
     if theirs and "importlib" not in theirs[-1].filename:
         where = f" ({theirs[-1].filename}, line {theirs[-1].lineno}: {theirs[-1].line})"

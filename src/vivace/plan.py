@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -57,7 +58,9 @@ class Plan:
         tables = document.pop("techniques", {})
         if document:
             key = next(iter(document))
-            raise PlanError(f"{where}{_line(text, key)}: unknown key '{key}'; a plan has 'format' and [techniques.NAME]")
+            raise PlanError(
+                f"{where}{_line(text, key)}: unknown key '{key}'; a plan has 'format' and [techniques.NAME]"
+            )
         if not isinstance(tables, dict):
             raise PlanError(f"{where}: 'techniques' must be tables such as [techniques.channels_last]")
         return cls(_read_technique(name, settings, text, where) for name, settings in tables.items())
@@ -76,7 +79,9 @@ class Plan:
         parts = [_HEADER, f"format = {FORMAT}\n"]
         for name, settings in self.to_dict().items():
             parts.append(f"\n[techniques.{name}]\n")
-            parts += [f"{key} = {tomlkit.item(value).as_string()}\n" for key, value in sorted(settings.items())]
+            parts += [
+                f"{key} = {tomlkit.item(value).as_string()}\n" for key, value in sorted(settings.items())
+            ]
         return "".join(parts)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -119,7 +124,9 @@ class Plan:
     def adding(self, technique: Technique) -> Plan:
         """This plan with `technique`, which displaces one of the same name or slot."""
         slot = technique.card.slot
-        kept = [t for t in self.techniques if t.name != technique.name and (slot is None or t.card.slot != slot)]
+        kept = [
+            t for t in self.techniques if t.name != technique.name and (slot is None or t.card.slot != slot)
+        ]
         return Plan([*kept, technique])
 
     def without(self, name: str) -> Plan:
@@ -153,14 +160,18 @@ def _refuse_conflicts(techniques: list[Technique]) -> None:
 
 def _read_technique(name: str, settings: Any, text: str, where: str) -> Technique:
     if name not in registry.names():
-        raise PlanError(f"{where}{_line(text, name)}: unknown technique '{name}'{nearest(name, registry.names())}")
+        raise PlanError(
+            f"{where}{_line(text, name)}: unknown technique '{name}'{nearest(name, registry.names())}"
+        )
     cls = registry.find(name)
     if not isinstance(settings, dict):
         raise PlanError(f"{where}{_line(text, name)}: write [techniques.{name}] with its settings below")
-    known = [field for field in getattr(cls, "__dataclass_fields__", {})]
+    known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     for key in settings:
         if key not in known:
-            hint = nearest(key, known) or (f"; it has {', '.join(known)}" if known else "; it has no settings")
+            hint = nearest(key, known) or (
+                f"; it has {', '.join(known)}" if known else "; it has no settings"
+            )
             raise PlanError(f"{where}{_line(text, name, key)}: '{name}' has no setting '{key}'{hint}")
     try:
         return TypeAdapter(cls).validate_json(json.dumps(settings, default=str), strict=True)

@@ -23,7 +23,9 @@ def map_tensors(batch: Any, function: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(batch, Mapping) and hasattr(batch, "data"):  # transformers' BatchEncoding, a UserDict
         return type(batch)({key: map_tensors(value, function) for key, value in batch.items()})
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        fields = {f.name: map_tensors(getattr(batch, f.name), function) for f in dataclasses.fields(batch) if f.init}
+        fields = {
+            f.name: map_tensors(getattr(batch, f.name), function) for f in dataclasses.fields(batch) if f.init
+        }
         return dataclasses.replace(batch, **fields)
     return batch
 

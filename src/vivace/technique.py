@@ -27,7 +27,13 @@ from vivace.machine import Machine
 if TYPE_CHECKING:
     import torch
 
-UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+UNIT_ROUNDOFF = {
+    "float64": 2.0**-53,
+    "float32": 2.0**-24,
+    "tf32": 2.0**-11,
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+}
 
 
 class Stage(enum.IntEnum):
@@ -141,7 +147,9 @@ class Build:
         self.unit_roundoff = 0.0
         self.declared: list[str] = []
         self.notes: dict[str, Any] = {}
-        self.seams: Any = None  # the composed functions, by seam name; set when all techniques have been applied
+        self.seams: Any = (
+            None  # the composed functions, by seam name; set when all techniques have been applied
+        )
         self.close_callbacks: list[Callable[[], None]] = []
         self.kept: dict[str, Any] = {}
         self._wrappers: dict[Seam, list[Callable[..., Any]]] = {}
@@ -152,7 +160,9 @@ class Build:
     @property
     def model(self) -> torch.nn.Module:
         """The single trained module; refused where the person's own step trains several."""
-        self.require(not self.own_step, "your own step function cannot be cut into forward, backward and update")
+        self.require(
+            not self.own_step, "your own step function cannot be cut into forward, backward and update"
+        )
         return self.models[0]
 
     def require(self, condition: object, reason: str) -> None:
@@ -190,7 +200,7 @@ class Build:
         self.close_callbacks.append(callback)
 
     def keep(self, stateful: Any) -> None:
-        """Store an object with `state_dict` and `load_state_dict` in checkpoints, under the technique's name."""
+        """Store an object with `state_dict` and `load_state_dict` in checkpoints, by technique."""
         self.kept[self._current] = stateful
 
     def begin(self, technique: Technique) -> None:
@@ -198,7 +208,9 @@ class Build:
         self._current = technique.name
         card = technique.card
         where = self.device.type
-        self.require(where in card.devices, f"it acts on {' and '.join(card.devices)}, and this job runs on {where}")
+        self.require(
+            where in card.devices, f"it acts on {' and '.join(card.devices)}, and this job runs on {where}"
+        )
         self.numerics = max(self.numerics, card.numerics)
         self.unit_roundoff = max(self.unit_roundoff, card.unit_roundoff)
 

@@ -38,7 +38,9 @@ def attach(
     Raises `Refused` with the technique's name and reason where the plan cannot act, and InputError on wrong arguments.
     """
     if step is not None and (model is not None or loss is not None or not models):
-        raise InputError("attach takes either model, optimizer and loss, or step(batch) and the models it trains")
+        raise InputError(
+            "attach takes either model, optimizer and loss, or step(batch) and the models it trains"
+        )
     if step is None and (model is None or optimizer is None or loss is None):
         raise InputError("attach needs model, optimizer and loss(model, batch); or step(batch) and models")
     trained = [model] if model is not None else list(models)
@@ -69,8 +71,12 @@ def start(job: Job, plan: Plan, machine: Machine, *, seed: int = 0, strict: bool
         module.train()
     optimizer = call(job, "optimizer", built) if job.optimizer is not None else None
     if job.step is None and not isinstance(optimizer, torch.optim.Optimizer):
-        raise JobError(f"the Job's optimizer(model) returned {type(optimizer).__name__}, not a torch.optim.Optimizer")
-    build = Build(models=models, optimizer=optimizer, machine=machine, device=device, own_step=job.step is not None)
+        raise JobError(
+            f"the Job's optimizer(model) returned {type(optimizer).__name__}, not a torch.optim.Optimizer"
+        )
+    build = Build(
+        models=models, optimizer=optimizer, machine=machine, device=device, own_step=job.step is not None
+    )
     if strict:
         forbid_tf32(build)
     step = partial(job.step, built, optimizer) if job.step is not None else None
@@ -87,7 +93,13 @@ def call(job: Job, field: str, *arguments: Any) -> Any:
 
 def modules_in(built: Any) -> list[nn.Module]:
     """The modules of what `Job.model` returned: one, or a list, tuple or mapping of several."""
-    items = built.values() if isinstance(built, Mapping) else built if isinstance(built, (list, tuple)) else [built]
+    items = (
+        built.values()
+        if isinstance(built, Mapping)
+        else built
+        if isinstance(built, (list, tuple))
+        else [built]
+    )
     found = [item for item in items if isinstance(item, nn.Module)]
     if not found:
         raise JobError(f"the Job's model() returned a {type(built).__name__}; it must return an nn.Module")

@@ -17,7 +17,18 @@ from vivace.errors import InputError
 from vivace.machine import Device, Machine
 
 PACKAGES = ("torch", "torchvision", "triton", "numpy")
-CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", "amx_int8", "asimd", "bf16", "sve")
+CPU_FEATURES = (
+    "avx2",
+    "avx512f",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_bf16",
+    "amx_fp16",
+    "amx_int8",
+    "asimd",
+    "bf16",
+    "sve",
+)
 OLDEST_TORCH = (2, 11)
 
 
@@ -39,7 +50,11 @@ def inspect() -> Machine:
     if shutil.which("gcc") is None and shutil.which("g++") is None and shutil.which("clang") is None:
         missing.append("no C++ compiler (g++ or clang): torch.compile cannot build CPU kernels")
     return Machine(
-        devices=(*gpus, cpu), num_cores=cores, versions=versions, limits=_limits(cores), missing=tuple(missing)
+        devices=(*gpus, cpu),
+        num_cores=cores,
+        versions=versions,
+        limits=_limits(cores),
+        missing=tuple(missing),
     )
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class ChannelsLast(Technique):
-    """Weights of 2-D convolutions and 4-D batch tensors in NHWC memory order; shapes and indices stay NCHW."""
+    """Weights of 2-D convolutions and 4-D batch tensors in NHWC memory order; shapes stay NCHW."""
 
     card: ClassVar[Card] = Card(
         stage=Stage.MODEL,
@@ -32,7 +32,9 @@ class ChannelsLast(Technique):
 
         from vivace.surgery import map_tensors, modules_of
 
-        convolutions = [m for model in build.models for m in modules_of(model, torch.nn.Conv2d, torch.nn.ConvTranspose2d)]
+        convolutions = [
+            m for model in build.models for m in modules_of(model, torch.nn.Conv2d, torch.nn.ConvTranspose2d)
+        ]
         build.require(convolutions, "the model has no 2-D convolution")
         for module in convolutions:
             weight: torch.Tensor = module.weight  # type: ignore[assignment]
