@@ -15,9 +15,10 @@ from vivace.errors import FolderError
 class Profile:
     """Where the reference's step spends its time: what bounds the gain of each technique.
 
-    `shares` are fractions of the step (``data``, ``forward``, ``backward``, ``update``); `operator_shares` fractions of
-    operator time by class (``convolution``, ``matmul``, ``norm``, ``recurrent``, ``attention``, ``elementwise``,
-    ``memory``). `features` are facts about the job such as ``batch_norm``, ``convolution_2d``, ``batch_size``.
+    `shares` are fractions of the step (``data``, ``forward``, ``backward``, ``update``); `operator_shares`
+    fractions of operator time by class (``convolution``, ``matmul``, ``norm``, ``recurrent``, ``attention``,
+    ``elementwise``, ``memory``). `features` are facts about the job such as ``batch_norm``,
+    ``convolution_2d``, ``batch_size``.
     """
 
     device: str
@@ -35,8 +36,9 @@ class Profile:
 class Observation:
     """What one profiled step really did: the ground on which a technique confirms that it acted.
 
-    `dtypes` counts floating-point operator inputs by dtype over matrix and convolution operators; `operators` counts
-    operator names; `peak_bytes` is the largest number of live tensor bytes; `page_faults` are minor faults a step.
+    `dtypes` counts floating-point operator inputs by dtype over matrix and convolution operators; `operators`
+    counts operator names; `peak_bytes` is the largest number of live tensor bytes; `page_faults` are minor
+    faults a step.
     """
 
     operators: dict[str, int]
@@ -59,10 +61,11 @@ class Ratio:
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One immutable line of the ledger. A measured trial carries its pairs; without them it cannot be constructed.
+    """One immutable line of the ledger. A measured trial carries its pairs; without them it cannot be
+    constructed.
 
-    `pairs` are (reference seconds, candidate seconds) a step, of neighbouring blocks. `reason` says why a refused or
-    failed trial has none. `predicted` are the bounds of the gain that the cards named beforehand.
+    `pairs` are (reference seconds, candidate seconds) a step, of neighbouring blocks. `reason` says why a
+    refused or failed trial has none. `predicted` are the bounds of the gain that the cards named beforehand.
     """
 
     techniques: dict[str, dict[str, Any]]

@@ -63,7 +63,8 @@ def has_batch_norm(model: nn.Module) -> bool:
 
 
 class Shell(nn.Module):
-    """A module whose forward is the job's forward seam, so that module wrappers can act on the model and its loss.
+    """A module whose forward is the job's forward seam, so that module wrappers can act on the model and its
+    loss.
 
     Args:
         model: the person's model; its parameters appear below the name ``model``.
