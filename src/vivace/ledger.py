@@ -133,12 +133,12 @@ class Ledger:
         if not self.path.exists():
             return []
         found = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
+        for line in self.path.read_bytes().split(b"\n"):
             try:
                 document = json.loads(line)
-            except json.JSONDecodeError:
+            except ValueError:  # torn JSON, or torn inside a character
                 continue
-            if record is None or document.get("record") == record:
+            if isinstance(document, dict) and record in (None, document.get("record")):
                 found.append(document)
         return found
 
