@@ -49,7 +49,7 @@ VERBS = ("inspect", "report", "train", "tune", "verify")
 TORCH_FREE = ("errors", "inspect", "ledger", "machine", "plan", "registry", "report", "technique")
 
 # Cut in two, so that this file does not hold what it forbids.
-MACHINE_PATHS = ("/wo" + "rk/", "/ro" + "ot/", "/opt/py" + "pi")
+MACHINE_PATHS = ("/wo" + "rk/", "/roo" + "t/", "/opt/py" + "pi")
 REGISTRIES = (
     "py" + "pi.org",
     "python" + "hosted.org",
