@@ -11,7 +11,6 @@ from typing import Any
 
 import jinja2
 
-import vivace
 from vivace.errors import FolderError
 from vivace.report import charts, words
 from vivace.report.content import Content, load
@@ -53,7 +52,6 @@ def render(content: Content) -> str:
     return environment.get_template("page.html.jinja").render(
         content=content,
         words=words,
-        version=vivace.__version__,
         again=f"vivace report {shlex.quote(str(content.folder))}",
         bars=_lengths([bar.value for bar in content.baselines]),
         memory_bars=_lengths([bar.value for bar in content.memory]),

@@ -19,7 +19,7 @@ def terminal(folder: str | os.PathLike[str], console: Console) -> None:
     """Print a run's report to `console`. Raises FolderError where the folder is missing or holds no run."""
     content = load(Path(folder))
     console.print()
-    console.print(Text(content.headline + ".", style="bold"))
+    console.print(_text(content.headline + ".", "bold"))
     if content.result.get("interrupted"):
         console.print(Text("The run was interrupted: this is the best it had found.", style="yellow"))
     tables = (
@@ -41,9 +41,9 @@ def terminal(folder: str | os.PathLike[str], console: Console) -> None:
     if content.tuned and not content.verdict:
         console.print(Text("\nNot verified: the run holds no verdict."))
     elif content.verdict.get("reason"):
-        console.print(Text(f"\n{content.verdict['reason']}"))
+        console.print("\n", _text(str(content.verdict["reason"])), sep="")
     if content.run.get("command"):
-        console.print(Text(f"\nAgain: {content.run['command']}", style="dim"))
+        console.print("\n", _text(f"Again: {content.run['command']}", "dim"), sep="")
 
 
 def _table(title: str, *columns: str, numbers: int = 0) -> Table:
@@ -61,12 +61,12 @@ def _table(title: str, *columns: str, numbers: int = 0) -> Table:
 def _fill(table: Table, *rows: tuple[str, ...]) -> Table:
     """Add rows as plain text: nothing in a run's files is read as markup."""
     for row in rows:
-        table.add_row(*(Text(_printable(cell)) for cell in row))
+        table.add_row(*map(_text, row))
     return table
 
 
-def _printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() else " " for letter in text)
+def _text(text: str, style: str = "") -> Text:
+    return Text("".join(letter if letter.isprintable() else " " for letter in text), style=style)
 
 
 def _facts(content: Content) -> Table:
