@@ -16,7 +16,8 @@ from vivace.job import Job
 from vivace.ledger import Observation
 from vivace.machine import Machine
 from vivace.plan import Plan
-from vivace.profile.observe import observe, profile_reference
+from vivace.profile.observe import observe
+from vivace.profile.reference import profile_reference
 from vivace.surgery import batch_size, tensors
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -17,15 +18,38 @@ class State:
     parameters: Tensors
     buffers: Tensors
 
+    @classmethod
+    def mean(cls, states: Sequence[State]) -> State:
+        """The mean of several states, tensor by tensor; what is not a floating-point number is the first's."""
+        return cls(_mean([s.parameters for s in states]), _mean([s.buffers for s in states]))
+
 
 @dataclasses.dataclass
 class Outcome:
-    """What one lockstep run left behind: its losses, its state, and the model's outputs in evaluation mode."""
+    """What a lockstep run left behind: its losses, its state, the plain model's outputs in evaluation mode, the
+    random stream's state, and whether the run drew from it.
+    """
 
     losses: list[float]
     after: State
     outputs: torch.Tensor
     random_state: torch.Tensor
+    drew: bool
+
+
+def mean_outcome(outcomes: Sequence[Outcome]) -> Outcome:
+    """The mean of runs under several random streams."""
+    losses = [sum(values) / len(values) for values in zip(*(o.losses for o in outcomes), strict=True)]
+    outputs = torch.stack([o.outputs for o in outcomes]).mean(0)
+    first = outcomes[0]
+    return Outcome(losses, State.mean([o.after for o in outcomes]), outputs, first.random_state, first.drew)
+
+
+def _mean(items: Sequence[Tensors]) -> Tensors:
+    return {
+        name: torch.stack([item[name] for item in items]).mean(0) if tensor.is_floating_point() else tensor
+        for name, tensor in items[0].items()
+    }
 
 
 def distances(

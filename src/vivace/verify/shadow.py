@@ -15,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vivace.surgery import map_tensors
 
 MARKS = ("mm", "convolution", "attention", "rnn", "lstm", "gru", "linear")
+# A bias's gradient is the sum of its product's output gradient, which lower precision rounds as well.
+BACKWARD_MARKS = (*MARKS, "sum.dim_IntList")
 
 
 class Rounding(TorchDispatchMode):
@@ -34,7 +36,9 @@ class Rounding(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator, with rounding around it where it multiplies matrices."""
         kwargs = kwargs or {}
-        if not any(mark in func.__name__ for mark in MARKS) or func.is_view:
+        backward = torch._C._current_graph_task_id() != -1
+        marks = BACKWARD_MARKS if backward else MARKS
+        if not any(mark in func.__name__ for mark in marks) or func.is_view:
             return func(*args, **kwargs)
         if not func._schema.is_mutable:
             args, kwargs = map_tensors(tuple(args), self._round), map_tensors(kwargs, self._round)
