@@ -21,6 +21,8 @@ PROMISES = {
     "semantics": "semantics (opt-in)",
 }
 
+BOUNDS = {"ge": "at least", "le": "at most", "gt": "above", "lt": "below"}
+
 
 def techniques_page() -> str:
     """One section a technique, in the order in which a plan applies them."""
@@ -64,9 +66,18 @@ def settings_table(cls: type[Technique]) -> str:
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     if not fields:
         return f"No settings. In a plan: `[techniques.{cls.name}]`\n"
-    rows = [f"| `{f.name}` | `{escaped(str(f.type))}` | `{escaped(repr(f.default))}` |" for f in fields]
+    rows = [f"| `{f.name}` | {type_text(str(f.type))} | `{escaped(repr(f.default))}` |" for f in fields]
     intro = f"In a plan: `[techniques.{cls.name}]` with\n\n| setting | type | default |\n|---|---|---|\n"
     return intro + "\n".join(rows) + "\n"
+
+
+def type_text(annotation: str) -> str:
+    """A type as code, with the bounds of ``Annotated[int, Field(ge=1)]`` in words."""
+    found = re.fullmatch(r"Annotated\[(\w+), Field\((.*)\)\]", annotation)
+    if not found:
+        return f"`{escaped(annotation)}`"
+    bounds = re.findall(r"\b(ge|le|gt|lt)=([\w.]+)", found[2])
+    return ", ".join([f"`{found[1]}`", *(f"{BOUNDS[key]} {value}" for key, value in bounds)])
 
 
 def escaped(text: str) -> str:
