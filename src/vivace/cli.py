@@ -1,4 +1,4 @@
-"""The command line. Every command: `--json` for one document on standard output, everything else on standard error."""
+"""The command line. With `--json`, standard output holds one document and nothing else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks")]
 
 
 class Screen:
-    """Where a command shows things: standard error; and the real standard output, kept for the JSON document."""
+    """Where a command shows things: standard error; the real standard output is kept for the document."""
 
     def __init__(self, as_json: bool, quiet: bool, debug: bool) -> None:
         self.as_json, self.quiet, self.debug = as_json, quiet, debug

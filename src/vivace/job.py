@@ -106,7 +106,7 @@ def _recipe(name: str) -> str:
     if name.endswith(".py"):
         raise JobError(f"'{name}' names no Job in the file: write {name}:name")
     raise JobError(
-        f"there is no recipe '{name}'{nearest(name, known)} (recipes: {', '.join(known)}; or write path/to/file.py:name)"
+        f"there is no recipe '{name}'{nearest(name, known)} (recipes: {', '.join(known)}; or write file.py:name)"
     )
 
 
@@ -120,7 +120,8 @@ def _load_file(path: Path) -> ModuleType:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     with _blaming(str(path), forget=name):
@@ -157,7 +158,7 @@ class _blaming:  # noqa: N801 - reads as a phrase: with _blaming(file)
 
 
 def blame(error: BaseException) -> str:
-    """``ValueError: text (file.py, line 7: the source line)`` of the deepest frame outside of Vivace and libraries."""
+    """``ValueError: text (file.py, line 7: source)`` of the deepest frame outside of Vivace and libraries."""
     frames = traceback.extract_tb(error.__traceback__)
     own = str(Path(__file__).resolve().parent)
     theirs = [

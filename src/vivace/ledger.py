@@ -15,10 +15,10 @@ from vivace.errors import FolderError
 class Profile:
     """Where the reference's step spends its time: what bounds the gain of each technique.
 
-    `shares` are fractions of the step (``data``, ``place``, ``forward``, ``backward``, ``update``; an own step's
-    whole time is ``forward``); `operator_shares` fractions of operator time by class (``convolution``, ``matmul``,
-    ``norm``, ``recurrent``, ``attention``, ``elementwise``, ``memory``). `features` are facts about the job such
-    as ``batch_norm``, ``convolution_2d``, ``batch_size``.
+    `shares` are fractions of the step (``data``, ``place``, ``forward``, ``backward``, ``update``; an own
+    step's whole time is ``forward``); `operator_shares` fractions of operator time by class (``convolution``,
+    ``matmul``, ``norm``, ``recurrent``, ``attention``, ``elementwise``, ``memory``). `features` are facts
+    about the job such as ``batch_norm``, ``convolution_2d``, ``batch_size``.
     """
 
     device: str
@@ -36,9 +36,9 @@ class Profile:
 class Observation:
     """What one profiled step really did: the ground on which a technique confirms that it acted.
 
-    `dtypes` counts floating-point operator inputs by dtype over matrix and convolution operators; `operators` counts
-    operator names, `kernels` the device's kernels; `peak_bytes` is the largest number of live tensor bytes;
-    `page_faults` are minor faults a step.
+    `dtypes` counts floating-point operator inputs by dtype over matrix and convolution operators; `operators`
+    counts operator names, `kernels` the device's kernels; `peak_bytes` is the largest number of live tensor
+    bytes; `page_faults` are minor faults a step.
     """
 
     operators: dict[str, int]
@@ -53,7 +53,7 @@ class Observation:
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-    """Speed against the reference: median estimate with a 95 % interval; 2.0 means twice the samples a second."""
+    """Speed against the reference with a 95 % interval; 2.0 means twice the samples a second."""
 
     estimate: float
     low: float
@@ -112,7 +112,7 @@ class Trial:
 
 
 class Ledger:
-    """An append-only file of JSON lines, each ``{"record": kind, ...}``; a torn last line is ignored on reading."""
+    """An append-only file of JSON lines ``{"record": kind, ...}``; a torn last line is ignored on reading."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

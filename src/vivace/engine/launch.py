@@ -50,7 +50,7 @@ class Source:
             body = cloudpickle.dumps((self.payload, classes))
         except Exception as error:
             raise JobError(
-                f"the Job cannot be sent to a child process ({error}); put it into a file and name it as file.py:name"
+                f"the Job cannot be sent to a child process ({error}); put it into a file: file.py:name"
             ) from error
         finally:
             for module in by_value:
@@ -200,7 +200,7 @@ class Child:
 
 
 def describe(error: BaseException) -> dict[str, str]:
-    """An exception as the JSON that travels to the parent: Vivace's own by kind, memory exhaustion by name."""
+    """An exception as the JSON that travels to the parent; exhausted memory is named as such."""
     text = f"{type(error).__name__}: {error}".strip()
     if isinstance(error, VivaceError):
         return {"kind": error.kind, "message": str(error)}

@@ -1,4 +1,4 @@
-"""The parent's side of a measurement: reference and candidate in their own processes, block by block in turn."""
+"""The parent's side of a measurement: reference and candidate in their own processes, in turn."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from statistics import mean, median, stdev
 
 from vivace.ledger import Ratio
 
-# Two-sided 95 % quantiles of Student's t for 2, 3 and 4 degrees of freedom: fewer pairs than the rank test can judge.
+# Two-sided 95 % quantiles of Student's t by the number of pairs, where there are too few for the rank test.
 _STUDENT = {3: 4.303, 4: 3.182, 5: 2.776}
 
 

@@ -1,4 +1,4 @@
-"""The child's side of a measurement: opens a job under a plan, warms it up, and runs timed blocks of real steps."""
+"""The child's side of a measurement: opens a job under a plan, warms it up, runs timed blocks of steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Worker:
         self._stream: Iterator[Any] = iter(())
 
     def check(self) -> dict[str, Any]:
-        """Run one step of the job as it is; return what it consists of. Raises JobError in the person's nouns."""
+        """Run one step of the job as it is; return what it consists of. Raises JobError."""
         loader = call(self.job, "data")
         batches = first_batches(loader, 4)
         with start(self.job, Plan(), self.machine, strict=False) as session:

@@ -1,4 +1,4 @@
-"""Handwritten digits, the real ones that ship with scikit-learn, and a small residual convolutional network."""
+"""Handwritten digits, the real ones that ship with scikit-learn, and a small residual network."""
 
 from __future__ import annotations
 

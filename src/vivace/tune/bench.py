@@ -115,7 +115,7 @@ class Bench:
         )
 
     def confirm(self, plan: Plan, *, seconds: float) -> Trial:
-        """Measure a plan afresh: new processes on both sides, another seed, and so batches in another order."""
+        """Measure a plan afresh: new processes on both sides, and batches in another order."""
         reference = Contestant(self.source, self.machine, log=self.log)
         try:
             reference.open(Plan(), seed=1)
@@ -159,7 +159,7 @@ def one() -> Ratio:
 def nothing_fits(memory: int, smallest: int) -> AnswerIsNo:
     """The answer where no plan keeps the memory budget."""
     return AnswerIsNo(
-        f"no plan fits into {memory / 2**30:.2f} GiB; the smallest that was measured needs {smallest / 2**30:.2f} GiB"
+        f"no plan fits into {memory / 2**30:.2f} GiB; the smallest measured needs {smallest / 2**30:.2f} GiB"
     )
 
 

@@ -77,7 +77,7 @@ def epilogue(result: Result, job: str, console: Any) -> None:
     console.print()
     if len(result.plan):
         console.print(
-            f"{ratio.estimate:.2f}x faster than strict fp32 ({ratio.low:.2f}-{ratio.high:.2f}): {result.plan}",
+            f"{ratio.estimate:.2f}x as fast as strict fp32 ({ratio.low:.2f}-{ratio.high:.2f}): {result.plan}",
             style="bold",
         )
     else:

@@ -43,7 +43,7 @@ class Search:
         self.measured: dict[str, Trial] = {}
 
     def run(self) -> None:
-        """Try each candidate on top of the best plan; after a success, try the others again on the new ground."""
+        """Try each candidate on top of the best plan; after a success, try the others again on it."""
         candidates = self._candidates()
         known = self._known_best(candidates)
         if known is not None:
@@ -86,7 +86,7 @@ class Search:
         return True
 
     def _hopeless(self, plan: Plan, candidate: Candidate) -> bool:
-        """Was this technique refused for good, or so slow alone that no company mends it within its prediction?"""
+        """Was this technique refused for good, or is it much slower than what it would displace?"""
         alone = self.measured.get(Plan([candidate.technique]).id)
         if alone is None:
             return False

@@ -20,14 +20,14 @@ class State:
 
     @classmethod
     def mean(cls, states: Sequence[State]) -> State:
-        """The mean of several states, tensor by tensor; what is not a floating-point number is the first's."""
+        """The mean of several states, tensor by tensor; whole numbers are the first's."""
         return cls(_mean([s.parameters for s in states]), _mean([s.buffers for s in states]))
 
 
 @dataclasses.dataclass
 class Outcome:
-    """What a lockstep run left behind: its losses, its state, the plain model's outputs in evaluation mode, the
-    random stream's state, and whether the run drew from it.
+    """What a lockstep run left behind: its losses, its state, the plain model's outputs in evaluation mode,
+    the random stream's state, and whether the run drew from it.
     """
 
     losses: list[float]
@@ -63,7 +63,7 @@ def distances(
     `evaluation` (outputs). `decay` maps a parameter's name to learning rate x weight decay.
     """
     found: dict[str, float] = {}
-    sums = torch.zeros(4, dtype=torch.float64)
+    sums = [0.0, 0.0, 0.0]
     along, weights, due = 0.0, 0.0, 0.0
     size = sum(p.numel() for p in before.parameters.values())
     typical = _norm(reference.after.parameters, before.parameters) / math.sqrt(size)
@@ -71,17 +71,17 @@ def distances(
         mine = (outcome.after.parameters[name] - start).double().flatten()
         theirs = (reference.after.parameters[name] - start).double().flatten()
         dot, square, whole = float(mine @ theirs), float(theirs @ theirs), float(mine @ mine)
-        sums += torch.tensor([dot, square, whole, 0.0], dtype=torch.float64)
+        sums = [a + b for a, b in zip(sums, (dot, square, whole), strict=True)]
         flat = start.double().flatten()
         along += float((mine - theirs) @ flat)
         weights += float(flat @ flat)
         due += decay.get(name, 0.0) * float(flat @ flat) * steps
         floor = (1e-4 * typical) ** 2 * start.numel()
-        found[f"scale of {name}"], found[f"residual of {name}"] = _scale_residual(
-            dot, square + floor, whole, floor
-        )
-    found["scale"], found["residual"] = _scale_residual(*sums[:3].tolist(), 0.0)
-    norm = math.sqrt(float(sums[1]) * weights) or 1.0
+        scale, residual = _scale_residual(dot, square + floor, whole, floor)
+        found[f"scale of {name}"], found[f"residual of {name}"] = scale, residual
+    dot, square, whole = sums
+    found["scale"], found["residual"] = _scale_residual(dot, square, whole, 0.0)
+    norm = math.sqrt(square * weights) or 1.0
     found["decay"] = along / (due or norm)
     found["loss"] = max(
         abs(a - b) / (abs(b) + 1e-12) for a, b in zip(outcome.losses, reference.losses, strict=True)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-LIMIT = 4.0  # envelopes, for figures over the whole model
+LIMIT = 6.0  # envelopes, for figures over the whole model
 LAYER_LIMIT = 12.0  # envelopes, for each of many layers
 SMALLEST = {
     "loss": 2.0**-22,

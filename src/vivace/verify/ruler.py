@@ -11,21 +11,21 @@ from typing import Any
 
 import torch
 
-from vivace.engine.opening import call, checked_step, first_batches, start
+from vivace.engine.opening import call, checked_step, first_batches, seed_everything, start
 from vivace.engine.session import Session
 from vivace.job import Job
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.technique import UNIT_ROUNDOFF, Numerics, Stage
 from vivace.verify.displacement import Outcome, State, distances, identical, mean_outcome
-from vivace.verify.judgement import band, check, curve_check, outright, root_mean_square, summary
+from vivace.verify.judgement import LIMIT, band, check, curve_check, outright, root_mean_square, summary
 from vivace.verify.shadow import Rounding
 from vivace.verify.states import Snapshot, clone, decay_of, evaluate, restore, state_of
 
 
 @dataclasses.dataclass(frozen=True)
 class Effort:
-    """How much to run: shadow seeds, snapshots along the course, lockstep steps from each, steps of the course."""
+    """How much to run: shadow seeds, snapshots, lockstep steps from each, and steps of the whole course."""
 
     seeds: int = 8
     snapshots: int = 3
@@ -42,20 +42,15 @@ class Effort:
     @classmethod
     def within(cls, seconds: float | None, step_seconds: float) -> Effort:
         """The largest effort that fits into `seconds`, else the smallest there is."""
-        efforts = [
-            cls(),
-            cls(course=12, course_seeds=3),
-            cls(8, 2, 2, 8, 3),
-            cls(6, 2, 2, 6, 2),
-            cls(5, 2, 1, 4, 2),
-        ]
+        small = [cls(8, 2, 2, 8, 3), cls(6, 2, 2, 6, 2), cls(5, 2, 1, 4, 2)]
+        efforts = [cls(), cls(course=12, course_seeds=3), *small]
         fitting = (e for e in efforts if seconds is None or e.seconds(step_seconds) <= seconds)
         return next(fitting, efforts[-1])
 
 
 @dataclasses.dataclass
 class Ground:
-    """What a plan is held against: the reference's outcomes and course, and one envelope for every distance."""
+    """What a plan is held against: the reference's outcomes and course, and an envelope for each distance."""
 
     references: list[Outcome]
     envelopes: list[dict[str, float]]
@@ -66,7 +61,7 @@ class Ground:
 
 
 class Ruler:
-    """Serves `vivace.engine.launch.Child`: verifies plans of one job, keeping the reference and the shadows."""
+    """Serves `vivace.engine.launch.Child`: verifies plans of one job; keeps reference and shadows."""
 
     def __init__(self, job: Job, machine: dict[str, Any]) -> None:
         self.job = job
@@ -77,8 +72,9 @@ class Ruler:
         self.grounds: dict[tuple[float, bool], Ground] = {}
 
     def prepare(self, seconds: float | None = None) -> dict[str, Any]:
-        """Run the reference once, with snapshots at the start, the middle and late; `seconds` bound the effort."""
+        """Run the reference once, with snapshots at start, middle and late; `seconds` bound the effort."""
         begin = time.perf_counter()
+        seed_everything(0)
         self.batches = first_batches(call(self.job, "data"), self.effort.course)
         with start(self.job, Plan(), self.machine) as trial:
             checked_step(trial, clone(self.batches[0]))
@@ -152,8 +148,8 @@ class Ruler:
             if same_streams
             else f"random streams differ: means over {self.effort.seeds} seeds were compared"
         )
-        low = [a - 4 * w for a, w in zip(ground.curve, ground.widths, strict=True)]
-        high = [a + 4 * w for a, w in zip(ground.curve, ground.widths, strict=True)]
+        low = [a - LIMIT * w for a, w in zip(ground.curve, ground.widths, strict=True)]
+        high = [a + LIMIT * w for a, w in zip(ground.curve, ground.widths, strict=True)]
         steps = list(range(len(curve)))
         curves = {"steps": steps, "reference": ground.curve, "plan": curve, "low": low, "high": high}
         return {**summary(checks, note), "curves": curves}

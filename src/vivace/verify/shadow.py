@@ -19,7 +19,7 @@ MARKS = ("mm", "convolution", "attention", "rnn", "lstm", "gru", "linear")
 BACKWARD_MARKS = (*MARKS, "sum.dim_IntList")
 
 
-class Rounding(TorchDispatchMode):
+class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Round the inputs and outputs of matrix products and convolutions, forward and backward, to
     `unit_roundoff`.
 
@@ -29,7 +29,7 @@ class Rounding(TorchDispatchMode):
     """
 
     def __init__(self, unit_roundoff: float, seed: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.factor = unit_roundoff * 2.0**24 + 1.0
         self.random = random.Random(seed)
 

@@ -1,4 +1,4 @@
-"""Copying a session's weights, buffers and optimizer states out and back, and asking the plain model for outputs."""
+"""Copying a session's state out and back, and asking the plain model for its outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IMPLEMENTATION_FLAGS = ("fused", "foreach", "capturable", "differentiable")
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """A point along the reference's run: state, optimizers, index of the next batch, and weight decay by name."""
+    """A point along the reference's run: state, optimizers, next batch, and weight decay by name."""
 
     state: State
     optimizers: list[dict[str, Any]]
@@ -28,7 +28,7 @@ class Snapshot:
 
 
 def clone(batch: Any) -> Any:
-    """A copy of a batch's tensors, so that a step that edits its batch in place cannot change the next run."""
+    """A copy of a batch's tensors: a step that edits its batch in place must not change the next run."""
     return map_tensors(batch, torch.Tensor.clone)
 
 
@@ -75,7 +75,8 @@ def decay_of(session: Session) -> dict[str, float]:
 
 
 def evaluate(session: Session, job: Job, state: State, batch: Any) -> torch.Tensor:
-    """The plain model's outputs on one placed batch in evaluation mode, with the weights and buffers of `state`.
+    """The plain model's outputs on a placed batch in evaluation mode, with the weights and buffers of
+    `state`.
 
     All floating-point outputs, flattened into one vector; a single zero for a job with its own step.
     """

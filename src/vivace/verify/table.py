@@ -35,5 +35,5 @@ def draw(verdict: Verdict, console: Any) -> None:
         )
     console.print(table)
     console.print(
-        f"{verdict.num_checks} figures, {verdict.seeds} shadows, {verdict.steps} steps, {verdict.seconds:.0f} s"
+        f"{verdict.num_checks} figures, {verdict.seeds} shadows, {verdict.steps} steps in {verdict.seconds:.0f} s"
     )
