@@ -3,7 +3,6 @@
 import itertools
 
 import pytest
-import torch
 
 from vivace import registry
 from vivace.errors import PlanError
@@ -15,13 +14,7 @@ NAMES = [cls.name for cls in registry.everything()]
 PAIRS = list(itertools.combinations(NAMES, 2))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Tiny operators on several threads wait for each other longer than they work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def _compiles(*names):

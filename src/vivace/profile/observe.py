@@ -43,7 +43,7 @@ def observe(session: Session, batches: list[Any]) -> Observation:
     """Run a few steps of `session`, the last one profiled, and return what that step did.
 
     `batches` are reused in turn; draw them with ``session.batches``, so that data techniques have acted. The
-    weights move on. The steps before the profiled one warm up and count page faults: the profiler causes some.
+    weights move on. Steps before the profiled one warm up and count page faults: the profiler causes some.
     """
     session.step(batches[0])
     before = _minor_faults()
@@ -115,7 +115,7 @@ def is_operator(name: str) -> bool:
 
 
 def operator_class(name: str) -> str:
-    """The class of an operator, such as ``matmul`` for ``aten::addmm``; ``elementwise`` where none other fits."""
+    """The class of an operator, such as ``matmul`` for ``aten::addmm``; ``elementwise`` where none fits."""
     short = name.rpartition("::")[2].removesuffix("_")
     found = (kind for kind, pattern in OPERATOR_CLASSES.items() if re.search(pattern, short))
     return next(found, "elementwise")
