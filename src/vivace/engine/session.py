@@ -59,8 +59,8 @@ class Session:
         }
         try:
             for technique in plan.techniques:
-                build.begin(technique)
                 try:
+                    build.begin(technique)
                     technique.apply(build)
                 except Refused as refused:
                     raise Refused(f"{technique.name}: {refused}") from None

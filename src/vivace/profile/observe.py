@@ -43,8 +43,7 @@ def observe(session: Session, batches: list[Any]) -> Observation:
     """Run a few steps of `session`, the last one profiled, and return what that step did.
 
     `batches` are reused in turn; draw them with ``session.batches``, so that data techniques have acted. The
-    weights move on. The steps before the profiled one warm up and count page faults, because the profiler causes
-    some itself.
+    weights move on. Steps before the profiled one warm up and count page faults: the profiler causes some.
     """
     session.step(batches[0])
     before = _minor_faults()
@@ -116,7 +115,7 @@ def is_operator(name: str) -> bool:
 
 
 def operator_class(name: str) -> str:
-    """The class of an operator, such as ``matmul`` for ``aten::addmm``; ``elementwise`` where none other fits."""
+    """The class of an operator, such as ``matmul`` for ``aten::addmm``; ``elementwise`` where none fits."""
     short = name.rpartition("::")[2].removesuffix("_")
     found = (kind for kind, pattern in OPERATOR_CLASSES.items() if re.search(pattern, short))
     return next(found, "elementwise")
@@ -151,7 +150,7 @@ def _highest_sum(events: list[Any]) -> int:
 
 
 def _matrix_dtypes(events: list[Any]) -> dict[str, int]:
-    """Floating-point inputs by dtype of the innermost matrix operators, inside of which no other runs."""
+    """Floating-point inputs by dtype of the innermost matrix operators, with no other inside."""
     wanted = ("convolution", "matmul", "recurrent", "attention")
     matrix = [e for e in events if is_operator(e.name()) and operator_class(e.name()) in wanted]
     matrix.sort(key=lambda e: (e.start_thread_id(), e.start_ns(), -e.end_ns()))

@@ -20,8 +20,8 @@ class LoaderWorkers(Technique):
     """The same samples in the same order, from other processes; 0 workers load in the training process.
 
     Random augmentation draws other numbers in other workers, as it does from seed to seed; where reading a
-    sample draws any, the promise on this job is raised to rounding. `persistent` workers see the dataset as it
-    was when they started.
+    sample draws any, the promise on this job is raised to rounding. `persistent` workers see the dataset as
+    it was when they started.
     """
 
     card: ClassVar[Card] = Card(

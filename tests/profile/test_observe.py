@@ -1,0 +1,125 @@
+import pytest
+import torch
+from torch import nn
+
+import vivace
+from vivace.engine.opening import attach, start
+from vivace.inspect import inspect
+from vivace.plan import Plan
+from vivace.profile.observe import observe, operator_class
+from vivace.profile.reference import PARTS, profile_reference
+from vivace.testing import TINY_JOBS
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+MACHINE = inspect()
+on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="counts bytes of the CPU")
+
+
+def observed(name):
+    job = TINY_JOBS[name]()
+    with start(job, Plan(), MACHINE) as session:
+        return observe(session, list(session.batches(job.data())))
+
+
+@pytest.mark.parametrize("name", TINY_JOBS)
+def test_every_job_can_be_observed(name):
+    seen = observed(name)
+    assert seen.operators
+    assert set(seen.dtypes) == {"float32"}
+    assert seen.peak_bytes > 0
+    assert seen.kernels == {} or torch.cuda.is_available()
+
+
+@on_cpu
+def test_peak_bytes_are_the_tensors_that_a_step_holds_at_once():
+    model = nn.Linear(256, 256, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = torch.ones(1024, 256)
+    with attach(Plan(), model=model, optimizer=optimizer, loss=lambda m, b: m(b).relu().sum()) as session:
+        peak = observe(session, [batch]).peak_bytes
+    weight, activations = 256 * 256 * 4, 1024 * 256 * 4
+    # The weight, the batch, the saved output of relu, and both gradients on the way through it.
+    assert weight + 3 * activations <= peak <= 2 * weight + 4 * activations + 4096
+
+
+@on_cpu
+def test_dtypes_are_those_that_ran_not_those_that_were_asked_for():
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss(model, batch):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model(batch).sum()
+
+    with attach(Plan(), model=model, optimizer=optimizer, loss=loss) as session:
+        assert set(observe(session, [torch.ones(4, 8)]).dtypes) == {"bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("aten::addmm", "matmul"),
+        ("aten::linear", "matmul"),
+        ("aten::upsample_bilinear2d", "elementwise"),
+        ("aten::mkldnn_convolution", "convolution"),
+        ("aten::native_batch_norm_backward", "norm"),
+        ("aten::linalg_vector_norm", "elementwise"),
+        ("aten::mkldnn_rnn_layer", "recurrent"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"),
+        ("aten::copy_", "memory"),
+        ("aten::t", "memory"),
+        ("aten::relu", "elementwise"),
+    ],
+)
+def test_operator_classes(name, wanted):
+    assert operator_class(name) == wanted
+
+
+@pytest.mark.parametrize("name", TINY_JOBS)
+def test_profile_of_every_job(name):
+    job = TINY_JOBS[name]()
+    with start(job, Plan(), MACHINE) as session:
+        seams = dict(vars(session))
+        profile = profile_reference(session, job, list(session.batches(job.data())))
+        assert {key: vars(session)[key] for key in seams} == seams
+    assert set(profile.shares) == set(PARTS)
+    assert sum(profile.shares.values()) == pytest.approx(1)
+    assert sum(profile.operator_shares.values()) == pytest.approx(1)
+    assert profile.step_seconds > 0
+    assert profile.features["batch_size"] == 16
+    assert profile.features["batch_norm"] == profile.features["convolution_2d"] == (name == "cnn")
+    assert profile.features["recurrent"] == (name == "lstm")
+    assert profile.features["dropout"] == (name == "transformer")
+    assert profile.features["own_step"] == (name == "gan")
+    assert profile.features["loader"] == {
+        "is_dataloader": True,
+        "num_workers": 0,
+        "batch_size": 16,
+        "dataset_length": 64,
+    }
+    if name == "gan":
+        assert profile.shares["backward"] == profile.shares["update"] == 0
+        assert profile.features["optimizer"] == "Adam"
+
+
+def test_a_loader_that_waits_shows_in_the_share_of_data():
+    class Slow(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            import time
+
+            time.sleep(0.02)
+            return torch.ones(8)
+
+    job = vivace.Job(
+        model=lambda: nn.Linear(8, 1),
+        data=lambda: torch.utils.data.DataLoader(Slow(), batch_size=2),
+        loss=lambda model, batch: model(batch).mean(),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    with start(job, Plan(), MACHINE) as session:
+        profile = profile_reference(session, job, [torch.ones(2, 8)])
+    assert profile.shares["data"] > 0.8
+    assert profile.features["loader"]["dataset_length"] == 4

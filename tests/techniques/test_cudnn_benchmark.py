@@ -1,0 +1,35 @@
+import pytest
+import torch
+
+from vivace import registry
+from vivace.engine.opening import start
+from vivace.errors import Refused
+from vivace.inspect import inspect
+from vivace.ledger import Observation
+from vivace.plan import Plan
+from vivace.testing import TINY_JOBS, TechniqueContract
+
+CudnnBenchmark = registry.find("cudnn_benchmark")
+
+
+class TestCudnnBenchmark(TechniqueContract):
+    technique = CudnnBenchmark
+
+
+def seen(*kernels):
+    return Observation({}, {}, 0, 0.0, kernels=dict.fromkeys(kernels, 1))
+
+
+def test_confirms_by_kernels_that_the_reference_did_not_run():
+    assert (
+        CudnnBenchmark().confirm(seen("winograd"), seen("implicit_gemm")) == "1 kernels not in the reference"
+    )
+    with pytest.raises(Refused, match="changed nothing"):
+        CudnnBenchmark().confirm(seen("winograd"), seen("winograd"))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_searches_inside_of_the_session_only():
+    with start(TINY_JOBS["cnn"](), Plan([CudnnBenchmark()]), inspect()):
+        assert torch.backends.cudnn.benchmark
+    assert not torch.backends.cudnn.benchmark

@@ -1,0 +1,137 @@
+import dataclasses
+import multiprocessing
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
+
+from vivace import registry
+from vivace.engine.opening import start
+from vivace.errors import Refused
+from vivace.inspect import inspect
+from vivace.plan import Plan
+from vivace.technique import Numerics
+from vivace.testing import TINY_JOBS, TechniqueContract, plain_profile
+
+LoaderWorkers = registry.find("loader_workers")
+MACHINE = dataclasses.replace(inspect(), num_cores=4)
+
+
+@pytest.mark.usefixtures("one_thread")
+class TestLoaderWorkers(TechniqueContract):
+    technique = LoaderWorkers
+
+
+class Numbers(Dataset):
+    def __init__(self, noise=False):
+        self.noise = noise
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return torch.tensor([float(index)]) + (torch.rand(1) if self.noise else 0)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(4))
+
+
+class OwnWay(DataLoader):
+    def __iter__(self):
+        return super().__iter__()
+
+
+class WithEpoch(Numbers):
+    def set_epoch(self, epoch): ...
+
+
+def session_with(**settings):
+    return start(TINY_JOBS["mlp"](), Plan([LoaderWorkers(**settings)]), MACHINE)
+
+
+def read(session, loader):
+    return [batch.flatten().tolist() for batch in session.batches(loader)]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"batch_size": 4},
+        {"batch_size": 4, "drop_last": True},
+        {"batch_size": None},
+        {"batch_sampler": BatchSampler(SequentialSampler(range(10)), 3, False)},
+        {"batch_size": 2, "collate_fn": lambda samples: torch.cat(samples) * 2},
+    ],
+)
+def test_same_batches_in_the_same_order(arguments):
+    loader = DataLoader(Numbers(), **arguments)
+    wanted = [batch.flatten().tolist() for batch in loader]
+    with session_with(num_workers=1) as session:
+        assert read(session, loader) == wanted
+
+
+def test_same_shuffle_for_the_same_seed():
+    loader = DataLoader(Numbers(), batch_size=4, shuffle=True)
+    torch.manual_seed(3)
+    wanted = [batch.flatten().tolist() for batch in loader]
+    with session_with(num_workers=2) as session:
+        torch.manual_seed(3)
+        assert read(session, loader) == wanted
+
+
+def test_persistent_workers_live_across_epochs_and_end_with_the_session():
+    loader = DataLoader(Numbers(), batch_size=4)
+    with session_with(num_workers=2) as session:
+        read(session, loader)
+        first = {child.pid for child in multiprocessing.active_children()}
+        read(session, loader)
+        assert {child.pid for child in multiprocessing.active_children()} == first
+        assert len(first) == 2
+    assert not multiprocessing.active_children()
+
+
+def test_random_augmentation_raises_the_promise_and_a_fixed_dataset_does_not():
+    for noise, promise in ((False, Numerics.EXACT), (True, Numerics.ROUNDING)):
+        with session_with(num_workers=1) as session:
+            read(session, DataLoader(Numbers(noise), batch_size=4))
+            assert session.promise == promise
+
+
+def test_no_workers_takes_workers_away():
+    with session_with(num_workers=0) as session:
+        batches = read(session, DataLoader(Numbers(), batch_size=5, num_workers=1, timeout=9))
+        assert batches == [[0.0, 1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0, 9.0]]
+        assert session.build.notes["loader_workers"] == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "loader", "reason"),
+    [
+        ({}, [1, 2], "the data is a list, not a torch DataLoader"),
+        ({}, DataLoader(Stream()), "iterable dataset"),
+        ({}, OwnWay(Numbers()), "your OwnWay iterates in its own way"),
+        ({}, DataLoader(WithEpoch()), "persistent = false"),
+        ({"num_workers": 0}, DataLoader(Numbers()), "already has num_workers = 0"),
+        ({"num_workers": 0}, DataLoader(Numbers(), num_workers=1, worker_init_fn=print), "worker_init_fn"),
+    ],
+)
+def test_refuses_where_samples_could_change(settings, loader, reason):
+    with session_with(**settings) as session, pytest.raises(Refused, match=f"loader_workers: .*{reason}"):
+        session.batches(loader)
+
+
+def test_refuses_more_workers_than_cores():
+    with pytest.raises(Refused, match="num_workers = 5, but only 4 cores"):
+        session_with(num_workers=5)
+
+
+def test_proposes_nothing_without_a_data_loader_and_many_workers_where_the_step_waits():
+    profile = plain_profile()
+    assert [c.num_workers for c in LoaderWorkers.candidates(profile, MACHINE)] == [4, 2, 1]
+    profile.features["loader"] = {"is_dataloader": True, "num_workers": 2}
+    profile.shares["data"] = 0.0
+    assert [c.num_workers for c in LoaderWorkers.candidates(profile, MACHINE)] == [0, 1, 4]
+    profile.features["loader"] = {"is_dataloader": False}
+    assert LoaderWorkers.candidates(profile, MACHINE) == []

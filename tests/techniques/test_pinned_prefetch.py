@@ -1,0 +1,48 @@
+import pytest
+import torch
+
+from vivace import registry
+from vivace.engine.opening import start
+from vivace.errors import Refused
+from vivace.inspect import inspect
+from vivace.ledger import Observation
+from vivace.plan import Plan
+from vivace.techniques.pinned_prefetch import one_ahead
+from vivace.testing import TINY_JOBS, TechniqueContract
+
+PinnedPrefetch = registry.find("pinned_prefetch")
+
+
+class TestPinnedPrefetch(TechniqueContract):
+    technique = PinnedPrefetch
+
+
+def test_each_batch_is_begun_before_the_one_ahead_is_handed_out():
+    events = []
+
+    def begin(batch):
+        events.append(f"begin {batch}")
+        return batch
+
+    for batch in one_ahead(range(3), begin, lambda batch: batch):
+        events.append(f"train {batch}")
+    assert events == ["begin 0", "begin 1", "train 0", "begin 2", "train 1", "train 2"]
+    assert list(one_ahead([], begin, begin)) == []
+
+
+def test_batches_that_did_not_come_through_the_session_are_no_evidence():
+    with pytest.raises(Refused, match="changed nothing"):
+        PinnedPrefetch().confirm(Observation({}, {}, 0, 0.0), Observation({}, {}, 0, 0.0))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_batches_are_on_the_gpu_and_equal():
+    job = TINY_JOBS["cnn"]()
+    with start(job, Plan([PinnedPrefetch()]), inspect()) as session:
+        torch.manual_seed(1)
+        moved = list(session.batches(job.data()))
+    torch.manual_seed(1)
+    for (inputs, labels), (wanted_inputs, wanted_labels) in zip(moved, job.data(), strict=True):
+        assert inputs.is_cuda
+        assert torch.equal(inputs.cpu(), wanted_inputs)
+        assert torch.equal(labels.cpu(), wanted_labels)

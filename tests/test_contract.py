@@ -1,0 +1,55 @@
+"""Every technique alone and in every pair against the contract; new techniques are covered as they appear."""
+
+import itertools
+
+import pytest
+
+from vivace import registry
+from vivace.errors import PlanError
+from vivace.plan import Plan
+from vivace.technique import Stage
+from vivace.testing import TINY_JOBS, check, variants
+
+NAMES = [cls.name for cls in registry.everything()]
+PAIRS = list(itertools.combinations(NAMES, 2))
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def _compiles(*names):
+    return any(registry.find(name).card.stage == Stage.COMPILE for name in names)
+
+
+def _marked(*arguments, names):
+    marks = [pytest.mark.slow] if _compiles(*names) else []
+    return pytest.param(*arguments, marks=marks, id="-".join(arguments))
+
+
+def _setting(name):
+    """A setting that can act here: the technique's first proposal, else its defaults."""
+    return variants(registry.find(name))[-1 if name == "cpu_threads" else 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "job"), [_marked(name, job, names=[name]) for name in NAMES for job in TINY_JOBS]
+)
+def test_alone(name, job):
+    check(Plan([_setting(name)]), job)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "job"),
+    [
+        _marked(*pair, job, names=pair)
+        for pair in PAIRS
+        for job in (["mlp"] if _compiles(*pair) else ["mlp", "cnn"])
+    ],
+)
+def test_pair(first, second, job):
+    one, other = _setting(first), _setting(second)
+    if one.card.slot is not None and one.card.slot == other.card.slot:
+        with pytest.raises(PlanError, match=one.card.slot):
+            Plan([one, other])
+        return
+    check(Plan([one, other]), job)
