@@ -22,8 +22,8 @@ class MicroBatches(Technique):
     """Each batch in `num` pieces; every piece's loss is weighted by its share of the samples.
 
     Exact up to rounding where the loss is a mean over samples. Dropout draws other masks; a loss that
-    averages over anything else (tokens that are not padding) is weighted per piece, which `verify` shows. A last batch
-    with fewer samples than `num` runs in pieces of one.
+    averages over anything else (tokens that are not padding) is weighted per piece, which `verify` shows.
+    A last batch with fewer samples than `num` runs in pieces of one.
     """
 
     card: ClassVar[Card] = Card(
