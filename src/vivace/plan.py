@@ -123,10 +123,8 @@ class Plan:
 
     def adding(self, technique: Technique) -> Plan:
         """This plan with `technique`, which displaces one of the same name or slot."""
-        slot = technique.card.slot
-        kept = [
-            t for t in self.techniques if t.name != technique.name and (slot is None or t.card.slot != slot)
-        ]
+        slot = technique.slot
+        kept = [t for t in self.techniques if t.name != technique.name and (slot is None or t.slot != slot)]
         return Plan([*kept, technique])
 
     def without(self, name: str) -> Plan:
@@ -152,7 +150,7 @@ class Plan:
 def _refuse_conflicts(techniques: list[Technique]) -> None:
     seen: dict[str, str] = {}
     for technique in techniques:
-        for key in filter(None, ("name " + technique.name, technique.card.slot)):
+        for key in filter(None, ("name " + technique.name, technique.slot)):
             if key in seen:
                 raise PlanError(f"'{technique.name}' and '{seen[key]}' exclude each other ({key}): keep one")
             seen[key] = technique.name

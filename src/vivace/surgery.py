@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -111,6 +112,61 @@ def _random_states() -> tuple[Any, Any, Any]:
 def _comparable(states: tuple[Any, Any, Any]) -> list[Any]:
     _, words, *position = states[1]
     return [states[0].tolist(), words.tolist(), position, states[2]]
+
+
+@contextlib.contextmanager
+def patched(modules: Sequence[nn.Module], name: str, values: Sequence[Any]) -> Iterator[None]:
+    """Give each module its own instance attribute `name` inside the block, and only there."""
+    before = [vars(module).get(name) for module in modules]
+    for module, value in zip(modules, values, strict=True):
+        vars(module)[name] = value
+    try:
+        yield
+    finally:
+        for module, value in zip(modules, before, strict=True):
+            if value is None:
+                del vars(module)[name]
+            else:
+                vars(module)[name] = value
+
+
+def switch_optimizer(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]) -> Callable[[], None]:
+    """Set `settings` in every parameter group, again after a checkpoint is loaded; returns what undoes it.
+
+    A saved `state_dict` keeps the person's own values. Step counters live on the device while they have to.
+    """
+    before = [{key: group[key] for key in settings if key in group} for group in optimizer.param_groups]
+
+    def move_steps() -> None:
+        for group in optimizer.param_groups:
+            on_device = group.get("fused") or group.get("capturable")
+            for parameter in group["params"]:
+                state = optimizer.state.get(parameter, {})
+                if isinstance(state.get("step"), torch.Tensor):
+                    state["step"] = state["step"].to(parameter.device if on_device else "cpu")
+
+    def switch(_: Any = None) -> None:
+        for group in optimizer.param_groups:
+            group.update({key: value for key, value in settings.items() if key in group})
+        move_steps()
+
+    def hide(_: Any, state: dict[str, Any]) -> None:
+        for group, own in zip(state["param_groups"], before, strict=True):
+            group.update(own)
+
+    def undo() -> None:
+        for hook in hooks:
+            hook.remove()
+        for group, own in zip(optimizer.param_groups, before, strict=True):
+            group.update(own)
+        move_steps()
+
+    switch()
+    hooks = [
+        optimizer.register_load_state_dict_post_hook(switch),
+        optimizer.register_state_dict_post_hook(hide),
+    ]
+    return undo
 
 
 class Shell(nn.Module):

@@ -118,6 +118,11 @@ class Technique:
         """Bounds (low, high) of the speed ratio that the technique can bring; (1.0, 1.0): nothing."""
         return (1.0, 1.0)
 
+    @property
+    def slot(self) -> str | None:
+        """What it occupies alone in a plan: the card's slot, unless the settings decide."""
+        return self.card.slot
+
     def settings(self) -> dict[str, Any]:
         """The settings that differ from their defaults, by field name."""
         fields = dataclasses.fields(self)  # type: ignore[arg-type]

@@ -1,0 +1,116 @@
+"""Compile the model: `torch.compile` traces it and generates fused kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from vivace.errors import Refused
+from vivace.ledger import Observation, Profile
+from vivace.machine import Machine
+from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclasses.dataclass(frozen=True)
+class Compile(Technique):
+    """The model (or, `regional`, each repeated block of it) compiled in place while a step runs.
+
+    Evaluation between steps stays uncompiled, and so does the loss function, which is Python of any kind.
+    A failure to compile is an error, never a silent return to eager.
+    """
+
+    card: ClassVar[Card] = Card(
+        stage=Stage.COMPILE,
+        numerics=Numerics.ROUNDING,
+        summary="the model compiled to fused kernels by torch.compile",
+        source="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
+        unit_roundoff=UNIT_ROUNDOFF["float32"],
+    )
+
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
+    dynamic: bool | None = None
+    regional: bool = False
+
+    @property
+    def slot(self) -> str | None:
+        """The modes that record CUDA graphs themselves exclude other captures."""
+        return "capture" if self.mode in ("reduce-overhead", "max-autotune") else None
+
+    def apply(self, build: Build) -> None:
+        """Compile the modules in place for the length of each forward seam, or of an own step."""
+        import torch
+
+        from vivace.surgery import patched
+
+        if build.device.type == "cpu":
+            found = any(shutil.which(name) for name in ("g++", "gcc", "clang"))
+            build.require(found, "torch.compile needs a C++ compiler (g++ or clang) on a CPU")
+        done = any(
+            m._compiled_call_impl or hasattr(m, "_orig_mod")
+            for model in build.models
+            for m in model.modules()
+        )
+        build.require(not done, "the model is compiled already: leave torch.compile to Vivace")
+        modules = [m for model in build.models for m in _blocks(model)] if self.regional else build.models
+        build.require(modules, "no block is repeated in a ModuleList or Sequential: compile the whole model")
+        config = torch._dynamo.config  # type: ignore[attr-defined]
+        build.set_flag(config, "suppress_errors", False)
+        build.set_flag(config, "fail_on_recompile_limit_hit", True)
+        build.set_flag(config, "recompile_limit", 8 + 4 * len(modules))
+        compiled = [torch.compile(m._call_impl, mode=self.mode, dynamic=self.dynamic) for m in modules]
+
+        def run(following: Callable[[Any], Any], batch: Any) -> Any:
+            try:
+                with patched(modules, "_compiled_call_impl", compiled):
+                    return following(batch)
+            except torch._dynamo.exc.TorchDynamoException as error:  # type: ignore[attr-defined]
+                raise RuntimeError(f"torch.compile failed: {str(error).strip()}") from error
+
+        build.wrap(Seam.STEP if build.own_step else Seam.FORWARD, run)
+        build.on_close(torch._dynamo.reset)
+        build.notes["compiled_modules"] = len(modules)
+
+    def confirm(self, seen: Observation, reference: Observation) -> str:
+        """The number of graphs, and of places where Python breaks them."""
+        if not seen.compiled_graphs:
+            raise Refused("it changed nothing: no graph was compiled")
+        return f"{seen.compiled_graphs} compiled graphs, {seen.graph_breaks} graph breaks"
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
+        """Graphs against launch overhead on GPUs; shorter compilation where blocks repeat."""
+        if machine.device.kind == "cpu":
+            return [cls(), cls(regional=True)]
+        return [
+            cls(),
+            cls(mode="max-autotune-no-cudagraphs"),
+            cls(mode="reduce-overhead"),
+            cls(regional=True),
+        ]
+
+    @classmethod
+    def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
+        """Fusion spares most traffic of elementwise operators and norms; products hardly change."""
+        shares = profile.operator_shares
+        fusible = sum(shares.get(name, 0.0) for name in ("elementwise", "norm", "memory"))
+        return (0.8, 1 / (1 - 0.7 * min(1.0, fusible) - 0.1 * (1 - min(1.0, fusible))))
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """The outermost modules with children that stand beside others of their class in a list or Sequential."""
+    from torch import nn
+
+    from vivace.surgery import modules_of
+
+    found: list[nn.Module] = []
+    for container in modules_of(model, nn.ModuleList, nn.Sequential):
+        children = [child for child in container.children() if any(True for _ in child.children())]
+        kinds = [type(child) for child in children]
+        found += [c for c in children if kinds.count(type(c)) > 1 and not isinstance(c, nn.ModuleList)]
+    inner = {id(m) for block in found for m in block.modules() if m is not block}
+    return list({id(block): block for block in found if id(block) not in inner}.values())

@@ -1,0 +1,69 @@
+"""The whole step as one CUDA graph: hundreds of kernel launches become one."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+from vivace.errors import Refused
+from vivace.ledger import Observation, Profile
+from vivace.machine import Machine
+from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
+
+
+@dataclasses.dataclass(frozen=True)
+class CudaGraphStep(Technique):
+    """Forward, backward and update recorded once and replayed. Never run on a GPU yet.
+
+    The first steps train on a side stream as warm-up. A batch of another shape (the last of an epoch) runs
+    uncaptured. Learning rates are copied into the graph at each replay; other optimizer settings are frozen
+    in it, so a change of them is refused. The loss returned is a copy that later replays leave alone.
+    """
+
+    card: ClassVar[Card] = Card(
+        stage=Stage.CAPTURE,
+        numerics=Numerics.ROUNDING,
+        summary="forward, backward and update replayed as one CUDA graph (never run on a GPU yet)",
+        source="https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs",
+        slot="capture",
+        unit_roundoff=UNIT_ROUNDOFF["float32"],
+        devices=("cuda",),
+        measured_on=(),
+    )
+
+    def apply(self, build: Build) -> None:
+        """Wrap the step: warm up, capture, replay."""
+        import torch.distributed as dist
+
+        from vivace.capture import StepGraph
+        from vivace.surgery import switch_optimizer
+
+        build.require(build.model, "there is no model to capture")
+        optimizer: Any = build.optimizer
+        build.require(
+            "skipped_steps" not in build.notes, "fp16 loss scaling waits for the device at each step"
+        )
+        ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        build.require(ranks == 1, "the exchange of gradients between processes is not captured")
+        fused = all(group.get("fused") for group in optimizer.param_groups)
+        name = type(optimizer).__name__
+        build.require(name != "SGD" or fused, "SGD can be captured only fused: add fused_optimizer")
+        build.require(name == "SGD" or "capturable" in optimizer.defaults, f"{name} cannot be captured")
+        build.on_close(switch_optimizer(optimizer, {"capturable": True}))
+        build.notes["replays"] = 0
+        captured = StepGraph(optimizer, build.notes)
+        build.wrap(Seam.STEP, captured.step)
+        build.on_close(optimizer.register_load_state_dict_post_hook(captured.forget).remove)
+        build.on_close(captured.forget)
+
+    def confirm(self, seen: Observation, reference: Observation) -> str:
+        """The launch of the graph."""
+        if not seen.notes.get("replays"):
+            raise Refused("it changed nothing: no step was replayed from the graph")
+        return f"{seen.notes['replays']} steps replayed from one graph"
+
+    @classmethod
+    def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
+        """Launches cost about 5 microseconds each; what they are of the step, a graph can save."""
+        share = min(0.8, profile.num_operators * 5e-6 / max(profile.step_seconds, 1e-9))
+        return (0.95, 1 / (1 - share)) if machine.device.kind == "cuda" else (1.0, 1.0)

@@ -1,0 +1,92 @@
+"""Data parallelism: every process trains a copy on its own batches; gradients are averaged between them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from vivace.errors import Refused
+from vivace.ledger import Observation, Profile
+from vivace.machine import Machine
+from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
+
+if TYPE_CHECKING:
+    import torch
+
+ALONE = "only one process runs: start with torchrun --nproc-per-node N"
+
+
+@dataclasses.dataclass(frozen=True)
+class DDP(Technique):
+    """DistributedDataParallel around a shell whose forward is the loss: the model object and its keys stay.
+
+    Ranks start from rank 0's weights, and rank 0's buffers are broadcast before each forward pass (PyTorch's
+    default). The loss returned is the mean over ranks: one number, exchanged after the gradients were. All
+    ranks weigh the same, so give them equal numbers of samples.
+    """
+
+    card: ClassVar[Card] = Card(
+        stage=Stage.PARALLEL,
+        numerics=Numerics.ROUNDING,
+        summary="one process per GPU, gradients averaged while the backward pass runs",
+        source="https://arxiv.org/abs/2006.15704",
+        unit_roundoff=UNIT_ROUNDOFF["float32"],
+    )
+
+    bucket_mib: Annotated[int, Field(ge=1)] = 25
+    find_unused: bool = False
+
+    def apply(self, build: Build) -> None:
+        """Run the forward seam inside DistributedDataParallel and average the loss."""
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+
+        from vivace.surgery import Shell, has_batch_norm
+
+        model = build.model
+        build.require(dist.is_available() and dist.is_initialized(), ALONE)
+        num_ranks = dist.get_world_size()
+        build.require(num_ranks > 1, ALONE)
+        build.require(any(p.requires_grad for p in model.parameters()), "no parameter is trained")
+        if has_batch_norm(model):
+            build.declare(Numerics.SEMANTICS, "BatchNorm takes its statistics over one rank's samples")
+        shell = Shell(model, lambda batch: batch)
+        parallel = [
+            DistributedDataParallel(
+                shell,
+                bucket_cap_mb=self.bucket_mib,
+                gradient_as_bucket_view=True,
+                find_unused_parameters=self.find_unused,
+            )
+        ]
+
+        def forward(following: Callable[[Any], torch.Tensor], batch: Any) -> torch.Tensor:
+            shell.function = following
+            return parallel[0](batch)  # type: ignore[no-any-return]
+
+        def gradients(following: Callable[[Any], torch.Tensor], batch: Any) -> torch.Tensor:
+            loss = following(batch) / num_ranks
+            dist.all_reduce(loss)
+            return loss
+
+        build.wrap(Seam.FORWARD, forward)
+        build.wrap(Seam.ACCUMULATING, lambda following: parallel[0].no_sync())
+        build.wrap(Seam.GRADIENTS, gradients)
+        build.on_close(parallel.clear)
+        build.notes["ranks"] = num_ranks
+
+    def confirm(self, seen: Observation, reference: Observation) -> str:
+        """The number of ranks and the exchanges that ran."""
+        found = [name for name in seen.operators if "allreduce" in name.replace("_", "").lower()]
+        if not found:
+            raise Refused("it changed nothing: no gradients were exchanged")
+        return f"{seen.notes['ranks']} ranks, {', '.join(sorted(found)[:2])}"
+
+    @classmethod
+    def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
+        """Between nothing, where the exchange is all, and one share for each device."""
+        devices = [d for d in machine.devices if d.kind == machine.device.kind]
+        return (0.5, float(len(devices)))

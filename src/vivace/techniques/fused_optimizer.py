@@ -1,0 +1,86 @@
+"""The person's own optimizer in its fused implementation: one pass over the memory of all parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from vivace.errors import Refused
+from vivace.ledger import Observation, Profile
+from vivace.machine import Machine
+from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Stage, Technique
+
+if TYPE_CHECKING:
+    import torch
+
+KEYS = ("fused", "foreach")
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedOptimizer(Technique):
+    """The optimizer's own ``fused`` or ``foreach`` key; its state and saved settings stay the person's."""
+
+    card: ClassVar[Card] = Card(
+        stage=Stage.OPTIMIZER,
+        numerics=Numerics.ROUNDING,
+        summary="the optimizer's own fused implementation",
+        source="https://docs.pytorch.org/docs/stable/optim.html#algorithms",
+        unit_roundoff=UNIT_ROUNDOFF["float32"],
+    )
+
+    kind: Literal["fused", "foreach"] = "fused"
+
+    def apply(self, build: Build) -> None:
+        """Set the keys in every parameter group; a saved `state_dict` keeps the person's."""
+        from vivace.surgery import switch_optimizer
+
+        optimizer = build.optimizer
+        build.require(optimizer is not None, "your own step function holds its optimizers itself")
+        assert optimizer is not None
+        name = type(optimizer).__name__
+        build.require(self.kind in optimizer.defaults, f"{name} has no {self.kind} implementation")
+        before = [{key: group.get(key) for key in KEYS} for group in optimizer.param_groups]
+        build.require(not any(b["fused"] for b in before), f"{name} is fused already")
+        default = "foreach" if build.device.type == "cuda" else None
+        current = [b["foreach"] if b["foreach"] is not None else default == "foreach" for b in before]
+        build.require(
+            self.kind == "fused" or not all(current), f"{name} runs its foreach implementation already"
+        )
+        sparse = [m for m in build.model.modules() if getattr(m, "sparse", False)]
+        build.require(not sparse, "an embedding has sparse gradients, which this implementation cannot take")
+        _try(build, optimizer, self.kind)
+        build.on_close(switch_optimizer(optimizer, {key: key == self.kind for key in KEYS}))
+
+    def confirm(self, seen: Observation, reference: Observation) -> str:
+        """The fused or foreach operators that ran and that the reference does not have."""
+        mark = "_fused_" if self.kind == "fused" else "_foreach_"
+        found = sorted(name for name in seen.operators if mark in name and name not in reference.operators)
+        if not found:
+            raise Refused(f"it changed nothing: no {self.kind} operator ran")
+        return ", ".join(found[:3])
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
+        """Fused first; foreach is the default on GPUs already."""
+        return [cls()] if machine.device.kind == "cuda" else [cls(), cls(kind="foreach")]
+
+    @classmethod
+    def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
+        """At most the update's share of the step, of which a fifth remains."""
+        share = profile.shares.get("update", 0.0)
+        return (1 / (1 + 0.1 * share), 1 / (1 - 0.8 * share))
+
+
+def _try(build: Build, optimizer: torch.optim.Optimizer, kind: str) -> None:
+    """Refuse where a copy of the optimizer on one number cannot take a step."""
+    import torch
+
+    known = inspect.signature(type(optimizer).__init__).parameters
+    settings = {key: value for key, value in optimizer.defaults.items() if key in known}
+    number = torch.zeros(1, device=build.device, requires_grad=True)
+    number.grad = torch.zeros_like(number)
+    try:
+        type(optimizer)([number], **{**settings, **{key: key == kind for key in KEYS if key in known}}).step()
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise Refused(f"{type(optimizer).__name__} cannot run {kind} here: {error}") from None

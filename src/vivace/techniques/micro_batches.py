@@ -1,0 +1,85 @@
+"""Gradient accumulation: a batch in several pieces, so that fewer activations live at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from vivace.errors import Refused
+from vivace.ledger import Observation, Profile
+from vivace.machine import Machine
+from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclasses.dataclass(frozen=True)
+class MicroBatches(Technique):
+    """Each batch in `num` pieces; every piece's loss is weighted by its share of the samples.
+
+    Exact up to rounding where the loss is a mean over samples. Dropout draws other masks; a loss that
+    averages over anything else (tokens that are not padding) is weighted per piece, which `verify` shows.
+    A last batch with fewer samples than `num` runs in pieces of one.
+    """
+
+    card: ClassVar[Card] = Card(
+        stage=Stage.MEMORY,
+        numerics=Numerics.ROUNDING,
+        summary="each batch in several pieces, for less activation memory",
+        source="https://arxiv.org/abs/1811.06965",
+        unit_roundoff=UNIT_ROUNDOFF["float32"],
+    )
+
+    num: Annotated[int, Field(ge=2)] = 2
+
+    def apply(self, build: Build) -> None:
+        """Replace the gradients seam by a loop over the pieces."""
+        from vivace.surgery import batch_size, has_batch_norm, split
+
+        if has_batch_norm(build.model):
+            build.declare(
+                Numerics.SEMANTICS, "BatchNorm takes its statistics over a piece, not over the batch"
+            )
+        build.notes["pieces"] = 0
+
+        def gradients(batch: Any) -> torch.Tensor:
+            samples = batch_size(batch)
+            if samples < self.num and not build.notes["pieces"]:
+                raise Refused(f"the batch has {samples} samples, fewer than num = {self.num}")
+            pieces = split(batch, -(-samples // self.num))
+            build.notes["pieces"] = max(build.notes["pieces"], len(pieces))
+            total: Any = 0.0
+            for index, piece in enumerate(pieces):
+                last = index == len(pieces) - 1
+                with contextlib.nullcontext() if last else build.seams.accumulating():
+                    loss = build.seams.forward(piece) * (batch_size(piece) / samples)
+                    build.seams.backward(loss)
+                total = total + loss.detach()
+            return total  # type: ignore[no-any-return]
+
+        build.replace(Seam.GRADIENTS, gradients)
+
+    def confirm(self, seen: Observation, reference: Observation) -> str:
+        """The number of pieces and the memory that they save."""
+        pieces = seen.notes.get("pieces", 0)
+        if pieces < 2:
+            raise Refused("it changed nothing: the batch stayed in one piece")
+        saved = (reference.peak_bytes - seen.peak_bytes) / 2**20
+        return f"{pieces} pieces, peak memory {saved:.1f} MiB lower"
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
+        """Only where activations are most of the memory, and for as many pieces as there are samples."""
+        samples = profile.features.get("batch_size", 8)
+        if profile.peak_bytes < 4 * max(1, profile.parameter_bytes):
+            return []
+        return [cls(num=num) for num in (2, 4, 8) if num <= samples]
+
+    @classmethod
+    def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
+        """Slower on a GPU, which wants large batches; on a CPU smaller pieces may stay in the cache."""
+        return (0.5, 1.3 if machine.device.kind == "cpu" else 1.0)

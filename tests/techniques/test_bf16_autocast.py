@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+import vivace
+from vivace.ledger import Observation
+from vivace.techniques.bf16_autocast import Bf16Autocast
+
+PLAN = {"bf16_autocast": {}}
+
+
+@pytest.mark.parametrize("kind", ["cnn", "text", "lstm"])
+def test_it_trains_the_same_model_up_to_rounding(tiny, kind):
+    job = tiny(kind)
+    losses, weights = job.train(PLAN)
+    expected, reference = job.train({})
+    assert losses == pytest.approx(expected, rel=0.02)
+    assert losses != expected
+    assert job.displacement_error(weights, reference) < 0.1
+
+
+def test_products_run_in_bfloat16_and_the_loss_is_fp32(tiny):
+    job = tiny("cnn")
+    seen = []
+    with job.open(PLAN) as session:
+        session.model.head.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+        loss = session.step(job.batches[0])
+    assert seen == [torch.bfloat16]
+    assert loss.dtype == torch.float32
+
+
+def test_an_own_step_runs_its_models_in_bfloat16_and_sees_fp32_outputs():
+    models = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)]
+    inner, outer = [], []
+    models[0].register_forward_pre_hook(lambda module, inputs: inner.append(torch.is_autocast_enabled("cpu")))
+
+    def step(batch):
+        hidden = models[0](batch)
+        outer.append(hidden.dtype)
+        loss = models[1](hidden).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    exact = models[0](torch.ones(2, 4) / 3).detach()
+    with vivace.attach(vivace.Plan.from_dict(PLAN), step=step, models=models) as session:
+        session.step(torch.ones(2, 4) / 3)
+        assert torch.equal(models[0](torch.ones(2, 4) / 3), exact), "outside of a step nothing is patched"
+    assert outer == [torch.float32]
+    assert all("forward" not in vars(model) for model in models)
+    assert not any(inner), "only the forward itself is under autocast"
+
+
+def test_confirmation_needs_bfloat16_products():
+    nothing = Observation({}, {"float32": 9}, 0, 0.0)
+    with pytest.raises(vivace.Refused, match="changed nothing"):
+        Bf16Autocast().confirm(nothing, nothing)
+    assert "3 of 12" in Bf16Autocast().confirm(
+        Observation({}, {"float32": 9, "bfloat16": 3}, 0, 0.0), nothing
+    )

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+import vivace
+
+PLAN = {"bf16_weights": {}}
+
+
+@pytest.mark.parametrize("kind", ["cnn", "text", "lstm"])
+def test_it_trains_the_same_model_up_to_rounding(tiny, kind):
+    job = tiny(kind)
+    losses, weights = job.train(PLAN)
+    expected, reference = job.train({})
+    assert losses == pytest.approx(expected, rel=0.02)
+    assert losses != expected
+    assert job.displacement_error(weights, reference) < 0.1
+
+
+def test_masters_stay_fp32_and_activations_run_in_bfloat16(tiny):
+    job = tiny("text")
+    seen = []
+    with job.open(PLAN) as session:
+        model = session.model
+        model.blocks[0].inner.register_forward_hook(
+            lambda module, inputs, output: seen.append((inputs[0].dtype, module.weight.dtype))
+        )
+        session.step(job.batches[0])
+        assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+        assert all(p.dtype == torch.float32 for g in session.optimizer.param_groups for p in g["params"])
+        assert model(job.batches[0]).dtype == torch.float32
+    assert seen[0] == (torch.bfloat16, torch.bfloat16)
+    assert seen[1] == (torch.float32, torch.float32), "outside of a step the model is as it was"
+    assert model.head.weight is model.embedding.weight
+
+
+def test_tied_weights_receive_both_gradients(tiny):
+    job = tiny("text")
+    gradients = []
+    for plan in ({}, PLAN):
+        job.open(plan, on_gradients=lambda model: gradients.append(model.head.weight.grad.clone())).step(
+            job.batches[0]
+        )
+    expected, found = gradients
+    assert found.dtype == torch.float32
+    assert torch.nn.functional.cosine_similarity(found.flatten(), expected.flatten(), 0) > 0.999
+
+
+def test_floating_targets_keep_their_precision():
+    model = torch.nn.Linear(3, 1)
+    dtypes = []
+
+    def loss(model, batch):
+        dtypes.append((batch[1].dtype, model(batch[0]).dtype))
+        return (model(batch[0]) - batch[1]).square().mean()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with vivace.attach(vivace.Plan.from_dict(PLAN), model=model, optimizer=optimizer, loss=loss) as session:
+        session.step((torch.randn(4, 3), torch.randn(4, 1)))
+    assert dtypes == [(torch.float32, torch.float32)]
+
+
+def test_a_model_that_changes_its_own_buffer_is_refused():
+    class Counter(torch.nn.Linear):
+        def __init__(self):
+            super().__init__(3, 1)
+            self.register_buffer("mean", torch.zeros(3))
+
+        def forward(self, x):
+            self.mean.lerp_(x.detach().mean(0), 0.1)
+            return super().forward(x)
+
+    model = Counter()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = vivace.attach(
+        vivace.Plan.from_dict(PLAN), model=model, optimizer=optimizer, loss=lambda m, b: m(b).mean()
+    )
+    with pytest.raises(vivace.Refused, match="changes 'model.mean' in place"):
+        session.step(torch.randn(4, 3))
+    session.close()
+
+
+def test_batch_norm_keeps_its_statistics_in_fp32(tiny):
+    job = tiny("cnn")
+    _, weights = job.train(PLAN)
+    _, reference = job.train({})
+    assert weights["body.1.num_batches_tracked"] == 4
+    assert torch.allclose(weights["body.1.running_var"], reference["body.1.running_var"], rtol=0.02)
+
+
+def test_with_micro_batches_and_an_own_step(tiny):
+    job = tiny("mlp")
+    _, weights = job.train({**PLAN, "micro_batches": {"num": 2}})
+    _, reference = job.train({})
+    assert job.displacement_error(weights, reference) < 0.1
+    model = torch.nn.Linear(3, 1)
+
+    def step(batch):
+        loss = model(batch).mean()
+        loss.backward()
+        return loss.detach()
+
+    with vivace.attach(vivace.Plan.from_dict(PLAN), step=step, models=[model]) as session:
+        session.step(torch.randn(2, 3))
+    assert model.weight.grad.dtype == torch.float32
+    assert "forward" not in vars(model)

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+import vivace
+from vivace.ledger import Observation
+from vivace.techniques.compile import Compile
+
+
+@pytest.fixture
+def counters():
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    return torch._dynamo.utils.counters
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "plan"),
+    [
+        ("cnn", {"compile": {}}),
+        ("text", {"compile": {"regional": True}}),
+        ("text", {"compile": {}, "bf16_weights": {}}),
+        ("mlp", {"compile": {}, "bf16_autocast": {}, "micro_batches": {"num": 2}}),
+    ],
+)
+def test_it_trains_the_same_model_up_to_rounding(tiny, counters, kind, plan):
+    job = tiny(kind)
+    losses, weights = job.train(plan)
+    assert counters["stats"]["unique_graphs"] > 0
+    assert not counters["graph_break"]
+    expected, reference = job.train({})
+    rough = len(plan) > 1
+    assert losses == pytest.approx(expected, rel=0.02 if rough else 1e-4)
+    assert job.displacement_error(weights, reference) < (0.1 if rough else 1e-3)
+
+
+@pytest.mark.slow
+def test_nothing_is_left_behind(tiny, counters):
+    job = tiny("text")
+    limit = torch._dynamo.config.recompile_limit
+    with job.open({"compile": {"regional": True}}) as session:
+        session.step(job.batches[0])
+        assert all(module._compiled_call_impl is None for module in session.model.modules())
+        graphs = counters["stats"]["unique_graphs"]
+        session.model(job.batches[0])
+        assert counters["stats"]["unique_graphs"] == graphs, "between steps the model runs uncompiled"
+    assert torch._dynamo.config.recompile_limit == limit
+    assert not any("_compiled_call_impl" in vars(module) for module in session.model.modules())
+
+
+@pytest.mark.slow
+def test_an_own_step_is_compiled_too(counters):
+    model = torch.nn.Linear(3, 1)
+
+    def step(batch):
+        loss = model(batch).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    with vivace.attach(vivace.Plan.from_dict({"compile": {}}), step=step, models=[model]) as session:
+        session.step(torch.ones(2, 3))
+    assert counters["stats"]["unique_graphs"] == 1
+    assert model.weight.grad is not None
+
+
+def test_a_failure_names_compilation(tiny, counters, monkeypatch):
+    def broken(*_, **__):
+        raise ValueError("no kernel")
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", broken)
+    job = tiny("mlp")
+    with job.open({"compile": {}}) as session, pytest.raises(RuntimeError, match=r"torch.compile failed"):
+        session.step(job.batches[0])
+
+
+def test_refusals(tiny, monkeypatch):
+    job = tiny("mlp")
+    with pytest.raises(vivace.Refused, match="no block is repeated"):
+        job.open({"compile": {"regional": True}})
+    job.original[0].compile()
+    compiled = torch.compile(torch.nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(compiled.parameters(), lr=0.1)
+    plan = vivace.Plan.from_dict({"compile": {}})
+    with pytest.raises(vivace.Refused, match="compiled already"):
+        vivace.attach(plan, model=compiled, optimizer=optimizer, loss=lambda m, b: m(b).sum())
+    with pytest.raises(vivace.Refused, match="compiled already"):
+        vivace.attach(plan, model=job.original, optimizer=optimizer, loss=job.loss)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(vivace.Refused, match="C\\+\\+ compiler"):
+        tiny("mlp").open({"compile": {}})
+
+
+def test_only_modes_that_capture_take_the_slot():
+    assert Compile().slot is None
+    assert Compile(mode="reduce-overhead").slot == "capture"
+    plan = vivace.Plan.from_dict({"cuda_graph_step": {}}).adding(Compile(mode="reduce-overhead"))
+    assert plan.names == ("compile",)
+
+
+def test_confirmation_needs_graphs():
+    nothing = Observation({}, {}, 0, 0.0)
+    with pytest.raises(vivace.Refused, match="changed nothing"):
+        Compile().confirm(nothing, nothing)
+    seen = Observation({}, {}, 0, 0.0, compiled_graphs=2, graph_breaks=1)
+    assert Compile().confirm(seen, nothing) == "2 compiled graphs, 1 graph breaks"

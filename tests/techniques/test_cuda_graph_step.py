@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+import vivace
+from vivace.ledger import Observation, Profile
+from vivace.machine import Device, Machine
+from vivace.technique import Build
+from vivace.techniques.cuda_graph_step import CudaGraphStep
+
+
+def build_on_cuda(optimizer_class, **settings):
+    model = torch.nn.Linear(2, 2)
+    return Build(
+        models=[model],
+        optimizer=optimizer_class(model.parameters(), lr=0.1, **settings),
+        machine=Machine((Device("cuda", "GPU", 2**34),), 1, {}, {}),
+        device=torch.device("cuda"),
+        own_step=False,
+    )
+
+
+def test_a_cpu_is_refused(tiny):
+    with pytest.raises(vivace.Refused, match="it acts on cuda, and this job runs on cpu"):
+        tiny("mlp").open({"cuda_graph_step": {}})
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "reason"),
+    [(torch.optim.SGD, "SGD can be captured only fused"), (torch.optim.Adagrad, "Adagrad cannot be captured")],
+)
+def test_optimizers_that_cannot_be_captured_are_refused_by_name(optimizer, reason):
+    with pytest.raises(vivace.Refused, match=reason):
+        CudaGraphStep().apply(build_on_cuda(optimizer))
+
+
+def test_loss_scaling_is_refused():
+    build = build_on_cuda(torch.optim.Adam)
+    build.notes["skipped_steps"] = 0
+    with pytest.raises(vivace.Refused, match="loss scaling"):
+        CudaGraphStep().apply(build)
+
+
+def test_adam_is_capturable_only_while_the_session_is_open():
+    build = build_on_cuda(torch.optim.Adam)
+    CudaGraphStep().apply(build)
+    assert build.optimizer.param_groups[0]["capturable"] is True
+    assert build.optimizer.state_dict()["param_groups"][0]["capturable"] is False
+    while build.close_callbacks:
+        build.close_callbacks.pop()()
+    assert build.optimizer.param_groups[0]["capturable"] is False
+
+
+def test_it_excludes_compile_modes_that_capture():
+    for mode in ("reduce-overhead", "max-autotune"):
+        with pytest.raises(vivace.VivaceError, match="exclude each other"):
+            vivace.Plan.from_dict({"cuda_graph_step": {}, "compile": {"mode": mode}})
+    vivace.Plan.from_dict({"cuda_graph_step": {}, "compile": {"mode": "max-autotune-no-cudagraphs"}})
+
+
+def test_confirmation_and_gain():
+    assert CudaGraphStep.card.measured_on == ()
+    nothing = Observation({}, {}, 0, 0.0)
+    with pytest.raises(vivace.Refused, match="changed nothing"):
+        CudaGraphStep().confirm(nothing, nothing)
+    profile = Profile("cuda", 0.01, {}, {}, 1000, 0.0, 0, 0)
+    _, high = CudaGraphStep.gain(profile, build_on_cuda(torch.optim.Adam).machine)
+    assert high == pytest.approx(2.0)

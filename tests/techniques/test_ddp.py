@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import vivace
+
+SCRIPT = """
+import sys
+import torch
+import torch.distributed as dist
+import vivace
+
+
+def train(plan, rank, ranks):
+    torch.manual_seed(rank)  # ranks must start from rank 0's weights, whatever they were
+    model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 5))
+    keys = list(model.state_dict())
+    norms, losses = [], []
+    session = vivace.attach(
+        vivace.Plan.from_dict(plan),
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        loss=lambda m, b: torch.nn.functional.cross_entropy(m(b[0]), b[1]),
+        on_gradients=lambda m: norms.append(float(torch.nn.utils.clip_grad_norm_(m.parameters(), 0.5))),
+    )
+    generator = torch.Generator().manual_seed(7)
+    with session:
+        for _ in range(4):
+            x, y = torch.randn(8, 6, generator=generator), torch.randint(5, (8,), generator=generator)
+            share = slice(rank * 8 // ranks, (rank + 1) * 8 // ranks)
+            losses.append(float(session.step((x[share], y[share]))))
+    assert list(model.state_dict()) == keys
+    assert all(p.grad is None for p in model.parameters())
+    return {"weights": model.state_dict(), "losses": losses, "norms": norms}
+
+
+dist.init_process_group("gloo")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+found = {
+    "plain": train({"ddp": {}}, rank, ranks),
+    "pieces": train({"ddp": {}, "micro_batches": {"num": 2}}, rank, ranks),
+    "bf16": train({"ddp": {}, "bf16_weights": {}}, rank, ranks),
+    "single": train({}, 0, 1),
+}
+torch.save(found, f"{sys.argv[1]}/{rank}.pt")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_two_ranks_train_as_one_process_with_the_global_batch(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    source = str(Path(vivace.__file__).parents[1])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": source, "CUDA_VISIBLE_DEVICES": ""}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, str(script), str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    single = first["single"]
+    for name, tolerance in (("plain", 1e-5), ("pieces", 1e-5), ("bf16", 0.02)):
+        assert first[name]["losses"] == second[name]["losses"]
+        assert first[name]["losses"] == pytest.approx(single["losses"], rel=tolerance)
+        assert first[name]["norms"] == pytest.approx(single["norms"], rel=tolerance)
+        for key, value in single["weights"].items():
+            assert torch.equal(first[name]["weights"][key], second[name]["weights"][key])
+            assert torch.allclose(first[name]["weights"][key], value, rtol=tolerance, atol=tolerance / 10)
+
+
+def test_one_process_is_refused(tiny):
+    with pytest.raises(vivace.Refused, match="torchrun --nproc-per-node N"):
+        tiny("mlp").open({"ddp": {}})
+
+
+def test_a_group_of_one_is_refused_and_batch_norm_raises_the_promise(tiny, tmp_path, monkeypatch):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        with pytest.raises(vivace.Refused, match="torchrun"):
+            tiny("cnn").open({"ddp": {}})
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
+        session = tiny("cnn").open({"ddp": {}})
+        assert session.promise is vivace.Numerics.SEMANTICS
+        session.close()
+    finally:
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+import vivace
+
+PLAN = {"fp16_autocast": {"initial_scale": 256.0}}
+
+
+@pytest.mark.parametrize("kind", ["cnn", "text"])
+def test_it_trains_the_same_model_up_to_rounding(tiny, kind):
+    job = tiny(kind)
+    losses, weights = job.train(PLAN)
+    expected, reference = job.train({})
+    assert losses == pytest.approx(expected, rel=0.01)
+    assert losses != expected
+    assert job.displacement_error(weights, reference) < 0.02
+
+
+def test_clipping_sees_true_gradients(tiny):
+    job = tiny("mlp")
+    norms = []
+
+    def clip(model):
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)))
+
+    for plan in ({}, PLAN, {**PLAN, "micro_batches": {"num": 2}}):
+        job.train(plan, on_gradients=clip)
+    assert norms[4:8] == pytest.approx(norms[:4], rel=0.01)
+    assert norms[8:] == pytest.approx(norms[:4], rel=0.01)
+
+
+def test_an_overflow_skips_the_step_and_backs_off(tiny):
+    job = tiny("mlp")
+    with job.open({"fp16_autocast": {"initial_scale": 2.0**40}}) as session:
+        before = {key: value.clone() for key, value in session.model.state_dict().items()}
+        session.step(job.batches[0])
+        assert session.build.notes["skipped_steps"] == 1
+        assert all(torch.equal(before[key], value) for key, value in session.model.state_dict().items())
+        assert not session.optimizer.state
+        assert all(parameter.grad is None for parameter in session.model.parameters())
+        assert session.build.kept["fp16_autocast"].get_scale() == 2.0**39
+        for _ in range(40):
+            session.step(job.batches[0])
+        assert 1 < session.build.notes["skipped_steps"] < 41
+        assert not all(torch.equal(before[key], value) for key, value in session.model.state_dict().items())
+
+
+def test_the_scale_grows_and_is_kept_for_checkpoints(tiny):
+    job = tiny("mlp")
+    with job.open({"fp16_autocast": {"initial_scale": 4.0, "growth_interval": 2}}) as session:
+        for batch in job.batches:
+            session.step(batch)
+        state = session.build.kept["fp16_autocast"].state_dict()
+    assert state["scale"] == 16.0
+
+
+def test_settings_are_validated():
+    with pytest.raises(vivace.VivaceError, match="growth_interval"):
+        vivace.Plan.from_dict({"fp16_autocast": {"growth_interval": 0}})
+
+
+def test_an_own_step_is_refused():
+    with pytest.raises(vivace.Refused, match="own step"):
+        vivace.attach(vivace.Plan.from_dict(PLAN), step=print, models=[torch.nn.Linear(1, 1)])

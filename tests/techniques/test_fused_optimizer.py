@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+import vivace
+
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True),
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.01),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("kind", ["fused", "foreach"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_it_trains_the_same_model_up_to_rounding(tiny, name, kind):
+    job = tiny("mlp")
+    job.make_optimizer = OPTIMIZERS[name]
+    _, weights = job.train({"fused_optimizer": {"kind": kind}})
+    _, reference = job.train({})
+    assert job.displacement_error(weights, reference) < 1e-4
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_saved_state_is_the_persons_and_close_restores(tiny, name):
+    job = tiny("mlp")
+    job.make_optimizer = OPTIMIZERS[name]
+    plain = job.open({})
+    session = job.open({"fused_optimizer": {}})
+    for opened in (plain, session):
+        opened.step(job.batches[0])
+    expected, found = plain.optimizer.state_dict(), session.optimizer.state_dict()
+    assert found["param_groups"] == expected["param_groups"]
+    assert [s.keys() for s in found["state"].values()] == [s.keys() for s in expected["state"].values()]
+    assert session.optimizer.param_groups[0]["fused"] is True
+    session.optimizer.load_state_dict(expected)
+    assert session.optimizer.param_groups[0]["fused"] is True, "a loaded checkpoint must not switch it off"
+    session.step(job.batches[1])
+    session.close()
+    assert session.optimizer.param_groups[0]["fused"] == plain.optimizer.param_groups[0]["fused"]
+    session.optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=0.1, fused=True), "SGD is fused already"),
+        (lambda p: torch.optim.RMSprop(p), "RMSprop has no fused"),
+        (lambda p: torch.optim.Adam(p, differentiable=True), "Adam cannot run fused here"),
+    ],
+)
+def test_refusals(tiny, make, reason):
+    job = tiny("mlp")
+    job.make_optimizer = make
+    with pytest.raises(vivace.Refused, match=reason):
+        job.open({"fused_optimizer": {}})
+
+
+def test_sparse_gradients_and_own_steps_are_refused():
+    model = torch.nn.Embedding(3, 2, sparse=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = vivace.Plan.from_dict({"fused_optimizer": {}})
+    with pytest.raises(vivace.Refused, match="sparse gradients"):
+        vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, b: m(b).sum())
+    with pytest.raises(vivace.Refused, match="own step"):
+        vivace.attach(plan, step=print, models=[model])

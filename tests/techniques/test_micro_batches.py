@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+import vivace
+from vivace.ledger import Observation
+from vivace.techniques.micro_batches import MicroBatches
+
+
+@pytest.mark.parametrize("num", [2, 3, 8])
+def test_it_trains_the_same_model_up_to_rounding(tiny, num):
+    job = tiny("text")
+    losses, weights = job.train({"micro_batches": {"num": num}})
+    expected, reference = job.train({})
+    assert losses == pytest.approx(expected, rel=1e-5)
+    assert job.displacement_error(weights, reference) < 1e-4
+
+
+def test_a_first_batch_that_is_too_small_is_refused_and_a_last_one_is_not(tiny):
+    job = tiny("mlp")
+    small = tuple(tensor[:3] for tensor in job.batches[0])
+    with job.open({"micro_batches": {"num": 4}}) as session, pytest.raises(vivace.Refused, match="3 samples"):
+        session.step(small)
+    with job.open({"micro_batches": {"num": 4}}) as session, job.open({}) as reference:
+        for batch in (job.batches[0], small):
+            assert float(session.step(batch)) == pytest.approx(float(reference.step(batch)), rel=1e-5)
+
+
+def test_batch_norm_raises_the_promise(tiny):
+    assert tiny("cnn").open({"micro_batches": {}}).promise is vivace.Numerics.SEMANTICS
+    assert tiny("mlp").open({"micro_batches": {}}).promise is vivace.Numerics.ROUNDING
+
+
+def test_all_pieces_but_the_last_accumulate(tiny):
+    job = tiny("mlp")
+    entered = []
+    session = job.open({"micro_batches": {"num": 4}})
+    session.build.seams.accumulating = lambda: entered.append(1) or torch.no_grad().__class__()
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        session.step(job.batches[0])
+    assert entered == [1]
+
+
+def test_confirmation_names_pieces_and_memory():
+    seen = Observation({}, {}, 2**20, 0.0, notes={"pieces": 2})
+    assert MicroBatches().confirm(seen, Observation({}, {}, 3 * 2**20, 0.0)) == (
+        "2 pieces, peak memory 2.0 MiB lower"
+    )
+    with pytest.raises(vivace.Refused, match="changed nothing"):
+        MicroBatches().confirm(Observation({}, {}, 0, 0.0), seen)
