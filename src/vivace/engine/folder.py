@@ -9,14 +9,16 @@ import re
 import shutil
 import socket
 import uuid
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, BinaryIO, Self
 
 from vivace.errors import FolderError
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _LOCK = "lock"
 _PLAN = "plan.toml"
+_held: set[Path] = set()
 
 
 class RunFolder:
@@ -32,10 +34,10 @@ class RunFolder:
         self._refuse_foreign(resume or restart)
         self._lock = self._take_lock()
         try:
-            _rehearse(self.path)
             if restart:
                 shutil.rmtree(self.checkpoints, ignore_errors=True)
             self.checkpoints.mkdir(exist_ok=True)
+            _rehearse(self.checkpoints)
         except BaseException:
             self.close()
             raise
@@ -54,6 +56,7 @@ class RunFolder:
         """Give the lock back."""
         self._lock.truncate(0)
         self._lock.close()
+        _held.discard(self.path.resolve())
 
     def __enter__(self) -> Self:
         return self
@@ -68,10 +71,11 @@ class RunFolder:
             raise FolderError(f"the folder '{self.path}' cannot be made: {error.strerror}") from None
 
     def _refuse_foreign(self, continues: bool) -> None:
-        found = sorted(item.name for item in self.path.iterdir() if item.name != _LOCK)
+        found = sorted(item.name for item in self.path.iterdir() if item.name not in (_LOCK, "checkpoints"))
         if _PLAN in found and not continues:
             raise FolderError(
-                f"the folder '{self.path}' already holds a run: go on with it (--resume, resume=True) or choose a new name"
+                f"the folder '{self.path}' already holds a run: go on with it (--resume, resume=True) or choose a new "
+                "name"
             )
         if found and _PLAN not in found:
             raise FolderError(
@@ -79,6 +83,8 @@ class RunFolder:
             )
 
     def _take_lock(self) -> IO[str]:
+        if self.path.resolve() in _held:  # the kernel's lock does not keep a process from itself
+            raise FolderError(f"this process is already training in '{self.path}': choose a new name")
         path = self.path / _LOCK
         try:
             file = path.open("a+", encoding="utf-8")
@@ -86,7 +92,6 @@ class RunFolder:
             raise FolderError(f"the folder '{self.path}' cannot be written: {error.strerror}") from None
         file.seek(0)
         holder = _read_holder(file.read())
-        mine = {"pid": os.getpid(), "host": socket.gethostname()}
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # given back by the kernel when the process dies
         except (BlockingIOError, PermissionError):
@@ -98,11 +103,10 @@ class RunFolder:
         except OSError as error:
             file.close()
             raise FolderError(f"the folder '{self.path}' cannot be locked: {error.strerror}") from None
-        if holder == mine:  # the kernel's lock does not keep a process from itself
-            raise FolderError(f"this process is already training in '{self.path}': choose a new name")
         file.truncate(0)
-        json.dump(mine, file)
+        json.dump({"pid": os.getpid(), "host": socket.gethostname()}, file)
         file.flush()
+        _held.add(self.path.resolve())
         return file
 
 
@@ -121,6 +125,20 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def replace_file(path: Path, write: Callable[[BinaryIO], None]) -> None:
+    """Let `write` fill a new file that takes the place of `path`, whole or not at all. Raises FolderError."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError
+        temporary.unlink(missing_ok=True)
+        raise FolderError(f"'{path}' cannot be written: {error}") from None
 
 
 def _rehearse(folder: Path) -> None:
