@@ -1,8 +1,8 @@
-"""Checkpoints that survive kills, full disks and damage: written beside, hashed, renamed; read only where hashes hold.
+"""Checkpoints that survive kills, full disks and damage: written beside, hashed, renamed; read where hashes hold.
 
-A checkpoint is a folder ``step_N`` with ``model.pt`` (the person's own `state_dict` keys, usable alone), ``state.pt``
-(optimizer, scheduler, techniques, random streams) and ``MANIFEST.json``, which is written last and holds the size and
-sha256 of both and the facts under which a resumed run is bit-exact.
+A checkpoint is a folder ``step_N`` with ``model.pt`` (the person's own `state_dict` keys, usable alone),
+``state.pt`` (optimizer, scheduler, techniques, random streams) and ``MANIFEST.json``, which is written last
+and holds the size and sha256 of both and the facts under which a resumed run is bit-exact.
 """
 
 from __future__ import annotations
@@ -37,17 +37,23 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclasses.dataclass
 class Position:
-    """How far a run is: optimizer steps, whole epochs, batches of the current epoch, and bytes of its log."""
+    """How far a run is: optimizer steps, whole epochs, batches of the current epoch, bytes of its log, values.
+
+    `loss` is the last one that was read; `metric` belongs to the weights after `metric_step` steps.
+    """
 
     step: int = 0
     epoch: int = 0
     batch: int = 0
     log_bytes: int = 0
+    loss: float | None = None
+    metric: float | None = None
+    metric_step: int = -1
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """A checkpoint that holds: where it lies, what its manifest says, its contents, and which newer ones do not."""
+    """A checkpoint that holds: where it lies, its manifest, its contents, and which newer ones do not hold."""
 
     path: Path
     manifest: dict[str, Any]
@@ -81,8 +87,8 @@ class Checkpoints:
     def save(self, position: Position, model: Any, state: dict[str, Any]) -> Path:
         """Write a checkpoint, verify it, then remove all but the one before it.
 
-        Raises FolderError where the disk is full, CheckpointError where the contents cannot be stored; the checkpoints
-        that were there before stay as they are.
+        Raises FolderError where the disk is full, CheckpointError where the contents cannot be stored; the
+        checkpoints that were there before stay as they are.
         """
         needed = _num_bytes((model, state)) + _SLACK_BYTES
         self._require_space(needed)
@@ -118,8 +124,8 @@ class Checkpoints:
             return Found(path, manifest, model, state, tuple(skipped))
         if skipped:
             raise CheckpointError(
-                f"no checkpoint in '{self.folder}' can be trusted ({'; '.join(skipped)}): put back an intact copy, or "
-                "train from zero again (--restart, restart=True)"
+                f"no checkpoint in '{self.folder}' can be trusted ({'; '.join(skipped)}): put back an intact "
+                "copy, or train from zero again (--restart, restart=True)"
             )
         return None
 
@@ -175,7 +181,7 @@ class Checkpoints:
             self._tried = True
 
     def _prune(self, newest: Path) -> None:
-        """Remove all but `newest` and the one before it: older ones, torn ones, and damaged ones of later steps."""
+        """Remove all but `newest` and the one before it: old ones, torn ones, and damaged ones of later steps."""
         listed = self._listed()
         kept = listed[listed.index(newest) :][:_KEEP]
         for path in self.folder.iterdir():
@@ -185,11 +191,11 @@ class Checkpoints:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint whose files are as they were written. Raises CheckpointError with the reason."""
+    """The manifest of a checkpoint whose files are as written. Raises CheckpointError with the reason."""
     if not path.is_dir():
         raise CheckpointError("a file, not a checkpoint's folder")
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         digest = manifest.pop("digest")
     except FileNotFoundError:
         raise CheckpointError(f"{MANIFEST} is missing") from None
@@ -255,8 +261,8 @@ def _full(folder: Path, needed: int, free: int) -> str:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     cap = "" if limit == resource.RLIM_INFINITY else f", and a file may have at most {limit} bytes"
     return (
-        f"the disk of '{folder}' is full: a checkpoint needs {needed} bytes and {free} are free{cap}; earlier checkpoints "
-        "are intact, so make room and go on with --resume (resume=True)"
+        f"the disk of '{folder}' is full: a checkpoint needs {needed} bytes and {free} are free{cap}; earlier "
+        "checkpoints are intact, so make room and go on with --resume (resume=True)"
     )
 
 

@@ -1,4 +1,4 @@
-"""The folder of a run: its names, its lock, and the test that it can hold a run, made before the first step."""
+"""The folder of a run: its names, its lock, and a test before the first step that it can hold a run."""
 
 from __future__ import annotations
 
@@ -74,12 +74,13 @@ class RunFolder:
         found = sorted(item.name for item in self.path.iterdir() if item.name not in (_LOCK, "checkpoints"))
         if _PLAN in found and not continues:
             raise FolderError(
-                f"the folder '{self.path}' already holds a run: go on with it (--resume, resume=True) or choose a new "
-                "name"
+                f"the folder '{self.path}' already holds a run: go on with it (--resume, resume=True) "
+                "or choose a new name"
             )
         if found and _PLAN not in found:
             raise FolderError(
-                f"the folder '{self.path}' holds other files ('{found[0]}') and no run of Vivace: choose a new name"
+                f"the folder '{self.path}' holds other files ('{found[0]}') and no run of Vivace: "
+                "choose a new name"
             )
 
     def _take_lock(self) -> IO[str]:
@@ -114,7 +115,8 @@ def check_name(name: str) -> None:
     """Refuse names of run folders that could lead elsewhere. Raises FolderError."""
     if not _NAME.fullmatch(name):
         raise FolderError(
-            f"a run folder cannot be called '{name}': use up to 64 letters, digits, '.', '_' and '-', no leading dot"
+            f"a run folder cannot be called '{name}': use up to 64 letters, digits, '.', '_' and '-', "
+            "no leading dot"
         )
 
 
@@ -127,7 +129,7 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def replace_file(path: Path, write: Callable[[BinaryIO], None]) -> None:
+def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Let `write` fill a new file that takes the place of `path`, whole or not at all. Raises FolderError."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
@@ -155,8 +157,8 @@ def _rehearse(folder: Path) -> None:
         sync_folder(folder)
     except OSError as error:
         raise FolderError(
-            f"the folder '{folder}' cannot hold checkpoints ({error.strerror}): it must allow writing, flushing and "
-            "renaming; choose one on a local disk"
+            f"the folder '{folder}' cannot hold checkpoints ({error.strerror}): it must allow writing, flushing "
+            "and renaming; choose one on a local disk"
         ) from None
     finally:
         for path in (before, after):

@@ -80,7 +80,9 @@ def start(job: Job, plan: Plan, machine: Machine, *, seed: int = 0, strict: bool
     if strict:
         forbid_tf32(build)
     step = partial(job.step, built, optimizer) if job.step is not None else None
-    return Session(plan, build, loss=job.loss, step=step, on_gradients=job.on_gradients)
+    session = Session(plan, build, loss=job.loss, step=step, on_gradients=job.on_gradients)
+    session.built = built
+    return session
 
 
 def call(job: Job, field: str, *arguments: Any) -> Any:

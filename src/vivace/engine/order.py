@@ -1,8 +1,8 @@
 """Exact data order: batch k of epoch e holds the same samples and the same random augmentation, for any number of
 worker processes and after any interruption.
 
-The order is a function of (seed, epoch); the randomness inside a batch is a function of (seed, epoch, batch, rank).
-Nothing here draws from the main random streams, and nothing that the training draws reaches the data.
+The order is a function of (seed, epoch); the randomness inside a batch is a function of (seed, epoch, batch,
+rank). Nothing here draws from the main random streams, and nothing that the training draws reaches the data.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def ordered(
 ) -> Iterable[Any]:
     """One epoch of `loader` from batch `start_batch` on, in an order that depends on `seed` and `epoch` alone.
 
-    A DataLoader over a map-style dataset comes back as a DataLoader that loads none of the skipped samples; given back
-    in, it is moved to the new epoch, so that persistent workers live on. Anything else iterable is seeded and skipped
-    forward. Of `world_size` ranks each takes its contiguous share of every batch.
+    A DataLoader over a map-style dataset comes back as a DataLoader that loads none of the skipped samples;
+    given back in, it is moved to the new epoch, so that persistent workers live on. Anything else iterable is
+    seeded and skipped forward. Of `world_size` ranks each takes its contiguous share of every batch.
 
     Raises JobError where a batch cannot be shared evenly.
     """
@@ -82,8 +82,8 @@ def _rebuild(loader: DataLoader[Any], order: _Order) -> DataLoader[Any]:
 class SeededDataset(Dataset[Any]):
     """A dataset that loads and collates a whole batch under random streams of its own.
 
-    `dataset` is the person's own; `collate` makes a batch of its samples. With `single`, one index is a whole batch
-    already, of which rank `rank` of `world_size` keeps its share.
+    `dataset` is the person's own; `collate` makes a batch of its samples. With `single`, one index is a whole
+    batch already, of which rank `rank` of `world_size` keeps its share.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class _Order(Sampler[list[Any]]):
             if hasattr(owner, "set_epoch"):
                 owner.set_epoch(self.epoch)
         source: Iterable[Any] = self.sampler if self.batches is None else self.batches
-        for batch in _isolated(source, seed):
+        for batch in isolated(lambda: source, seed):
             yield [batch] if self.batches is None else list(batch)
 
 
@@ -194,7 +194,7 @@ class _Passes:
         generator = getattr(self.source, "generator", None)
         if isinstance(generator, torch.Generator):
             generator.manual_seed(self.seed)
-        for batch in islice(_isolated(self.source, self.seed), self.start_batch, None):
+        for batch in islice(isolated(lambda: self.source, self.seed), self.start_batch, None):
             yield _share_of(batch, self.rank, self.world_size)
 
 
@@ -213,11 +213,11 @@ class _WorkerStart:
             self.person(worker)
 
 
-def _isolated(source: Iterable[Any], seed: int) -> Iterator[Any]:
-    """The items of `source`, each drawn under streams that start at `seed` and are its own."""
+def isolated(source: Callable[[], Iterable[Any]], seed: int) -> Iterator[Any]:
+    """The items of ``source()``, each drawn under streams that start at `seed` and are its own."""
     streams = Streams(seed)
     with streams:
-        iterator = iter(source)
+        iterator = iter(source())
     while True:
         with streams:
             try:

@@ -75,7 +75,9 @@ class Streams:
             return self
         random.seed(self.seed)
         numpy.random.seed(self.seed % 2**32)
-        torch.default_generator.manual_seed(self.seed)  # torch.manual_seed would also reset every GPU's stream
+        torch.default_generator.manual_seed(
+            self.seed
+        )  # torch.manual_seed would also reset every GPU's stream
         if self.device is not None:
             with torch.cuda.device(self.device):
                 torch.cuda.manual_seed(self.seed)
