@@ -1,4 +1,4 @@
-"""Checkpoints that survive kills, full disks and damage: written beside, hashed, renamed; read where hashes hold.
+"""Checkpoints that survive kills, full disks and damage: hashed, renamed into place, read where hashes hold.
 
 A checkpoint is a folder ``step_N`` with ``model.pt`` (the person's own `state_dict` keys, usable alone),
 ``state.pt`` (optimizer, scheduler, techniques, random streams) and ``MANIFEST.json``, which is written last
@@ -37,7 +37,7 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclasses.dataclass
 class Position:
-    """How far a run is: optimizer steps, whole epochs, batches of the current epoch, bytes of its log, values.
+    """How far a run is: optimizer steps, epochs, batches of the current epoch, bytes of its log, and values.
 
     `loss` is the last one that was read; `metric` belongs to the weights after `metric_step` steps.
     """
@@ -53,7 +53,7 @@ class Position:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """A checkpoint that holds: where it lies, its manifest, its contents, and which newer ones do not hold."""
+    """A checkpoint that holds: its place, manifest and contents, and which newer ones do not hold."""
 
     path: Path
     manifest: dict[str, Any]
@@ -181,7 +181,7 @@ class Checkpoints:
             self._tried = True
 
     def _prune(self, newest: Path) -> None:
-        """Remove all but `newest` and the one before it: old ones, torn ones, and damaged ones of later steps."""
+        """Remove all but `newest` and the one before: old ones, torn ones, damaged ones of later steps."""
         listed = self._listed()
         kept = listed[listed.index(newest) :][:_KEEP]
         for path in self.folder.iterdir():
@@ -261,8 +261,8 @@ def _full(folder: Path, needed: int, free: int) -> str:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     cap = "" if limit == resource.RLIM_INFINITY else f", and a file may have at most {limit} bytes"
     return (
-        f"the disk of '{folder}' is full: a checkpoint needs {needed} bytes and {free} are free{cap}; earlier "
-        "checkpoints are intact, so make room and go on with --resume (resume=True)"
+        f"the disk of '{folder}' is full: a checkpoint needs {needed} bytes and {free} are free{cap}; "
+        "earlier checkpoints are intact, so make room and go on with --resume (resume=True)"
     )
 
 

@@ -157,8 +157,8 @@ def _rehearse(folder: Path) -> None:
         sync_folder(folder)
     except OSError as error:
         raise FolderError(
-            f"the folder '{folder}' cannot hold checkpoints ({error.strerror}): it must allow writing, flushing "
-            "and renaming; choose one on a local disk"
+            f"the folder '{folder}' cannot hold checkpoints ({error.strerror}): it must allow writing, "
+            "flushing and renaming; choose one on a local disk"
         ) from None
     finally:
         for path in (before, after):

@@ -1,4 +1,4 @@
-"""The training loop: steps, epochs, looks at the loss, checkpoints, and the agreement of ranks on all of them."""
+"""The training loop: steps, epochs, looks at the loss, checkpoints, and the agreement of ranks on them."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class Loop:
                 scheduler.step()
 
     def _watched(self) -> float:
-        """What a scheduler that waits for a plateau sees: the metric, or the loss where the Job has no metric."""
+        """What a scheduler that waits for a plateau sees: the metric, or without one the loss."""
         if self.job.metric is None:
             return self.ranks.mean(float(self.last_loss))
         if self.position.metric is None:
@@ -236,8 +236,8 @@ class Loop:
     def _diverged(self, what: str) -> Diverged:
         kept = f"step {self.saved.step} is the last good checkpoint" if self.saved.step else "none was saved"
         return Diverged(
-            f"{what} at step {self.position.step} (epoch {self.position.epoch + 1}): training stopped; {kept}; try a "
-            "smaller learning rate, clipping in on_gradients, or a plan without 16-bit techniques"
+            f"{what} at step {self.position.step} (epoch {self.position.epoch + 1}): training stopped; "
+            f"{kept}; try a smaller learning rate, clipping in on_gradients, or a plan without 16-bit techniques"
         )
 
     def _end_epoch(self) -> None:

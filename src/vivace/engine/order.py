@@ -1,5 +1,5 @@
-"""Exact data order: batch k of epoch e holds the same samples and the same random augmentation, for any number of
-worker processes and after any interruption.
+"""Exact data order: batch k of epoch e holds the same samples and the same random augmentation, for any
+number of worker processes and after any interruption.
 
 The order is a function of (seed, epoch); the randomness inside a batch is a function of (seed, epoch, batch,
 rank). Nothing here draws from the main random streams, and nothing that the training draws reaches the data.
@@ -33,7 +33,7 @@ from vivace.surgery import batch_size, split
 def ordered(
     loader: Iterable[Any], *, seed: int, epoch: int, start_batch: int = 0, rank: int = 0, world_size: int = 1
 ) -> Iterable[Any]:
-    """One epoch of `loader` from batch `start_batch` on, in an order that depends on `seed` and `epoch` alone.
+    """One epoch of `loader` from batch `start_batch` on, in an order that depends on `seed` and `epoch`.
 
     A DataLoader over a map-style dataset comes back as a DataLoader that loads none of the skipped samples;
     given back in, it is moved to the new epoch, so that persistent workers live on. Anything else iterable is
@@ -69,7 +69,7 @@ def _rebuild(loader: DataLoader[Any], order: _Order) -> DataLoader[Any]:
         collate_fn=_as_it_is,
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
-        worker_init_fn=_WorkerStart(loader.worker_init_fn),
+        worker_init_fn=_WorkerStart(loader.worker_init_fn) if loader.worker_init_fn is not None else None,
         multiprocessing_context=loader.multiprocessing_context,
         generator=torch.Generator(),
         prefetch_factor=loader.prefetch_factor,
@@ -103,6 +103,8 @@ class SeededDataset(Dataset[Any]):
 
     def __getitems__(self, ticket: list[Any]) -> Any:
         """The collated batch of a ticket: the batch's seed, then the indices of its samples."""
+        if get_worker_info() is not None:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process to answer
         seed, *indices = ticket
         with Streams(seed):
             if self.single:
@@ -122,8 +124,8 @@ class _Order(Sampler[list[Any]]):
         self.epoch = self.start_batch = 0
         if world_size > 1 and isinstance(self.sampler, DistributedSampler):
             raise JobError(
-                "the data's DistributedSampler splits the samples between the ranks, and Vivace splits every batch "
-                "itself: build the DataLoader with shuffle=True instead of the sampler"
+                "the data's DistributedSampler splits the samples between the ranks, and Vivace splits "
+                "every batch itself: build the DataLoader with shuffle=True instead of the sampler"
             )
         if self.batches is not None and world_size > 1 and type(self.batches) is BatchSampler:
             _share(list(range(self.batches.batch_size)), rank, world_size)
@@ -136,7 +138,8 @@ class _Order(Sampler[list[Any]]):
         self.epoch, self.start_batch = epoch, start_batch
 
     def __len__(self) -> int:
-        return max(0, len(self.sampler if self.batches is None else self.batches) - self.start_batch)  # type: ignore[arg-type]
+        whole: Any = self.sampler if self.batches is None else self.batches
+        return max(0, len(whole) - self.start_batch)
 
     def __iter__(self) -> Iterator[list[Any]]:
         for position, indices in enumerate(self._indices(), self.start_batch):
@@ -158,18 +161,18 @@ class _Order(Sampler[list[Any]]):
 
     def _known_order(self, seed: int) -> list[int] | range | None:
         """All indices of the epoch where the person's sampler is one of torch's two plain ones, else None."""
-        if self.batches is not None and type(self.batches) is not BatchSampler:
+        sampler, size = self.sampler, self.num_samples
+        if size is None or (self.batches is not None and type(self.batches) is not BatchSampler):
             return None
-        if type(self.sampler) is SequentialSampler and self.num_samples is not None:
-            return range(self.num_samples)
-        plain = type(self.sampler) is RandomSampler and not self.sampler.replacement
-        if plain and self.sampler.num_samples == self.num_samples:  # type: ignore[attr-defined]
-            generator = torch.Generator().manual_seed(seed)
-            return list(torch.randperm(self.num_samples, generator=generator).tolist())
-        return None
+        if type(sampler) is SequentialSampler:
+            return range(size)
+        if type(sampler) is not RandomSampler or sampler.replacement or sampler.num_samples != size:
+            return None
+        return list(torch.randperm(size, generator=torch.Generator().manual_seed(seed)).tolist())
 
     def _person_order(self, seed: int) -> Iterator[list[Any]]:
         """The batches of the person's own sampler, drawn from streams seeded for the epoch."""
+        owner: Any
         for owner in (self.sampler, self.batches):
             generator = getattr(owner, "generator", None)
             if isinstance(generator, torch.Generator):
@@ -199,18 +202,16 @@ class _Passes:
 
 
 class _WorkerStart:
-    """What a worker process does first: leave Ctrl-C to the main process, show the person's own dataset, call them."""
+    """The person's own `worker_init_fn`, which finds the person's own dataset in `get_worker_info`."""
 
-    def __init__(self, person: Callable[[int], Any] | None) -> None:
+    def __init__(self, person: Callable[[int], Any]) -> None:
         self.person = person
 
     def __call__(self, worker: int) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, SeededDataset):
             info.__dict__["dataset"] = info.dataset.dataset  # WorkerInfo forbids plain assignment
-        if self.person is not None:
-            self.person(worker)
+        self.person(worker)
 
 
 def isolated(source: Callable[[], Iterable[Any]], seed: int) -> Iterator[Any]:
@@ -231,8 +232,8 @@ def _share(indices: list[Any], rank: int, world_size: int) -> list[Any]:
     """The contiguous share of one rank. Raises JobError where the batch cannot be cut into equal shares."""
     if len(indices) % world_size:
         raise JobError(
-            f"a batch of {len(indices)} samples cannot be shared by {world_size} ranks: choose a batch size that is a "
-            f"multiple of {world_size} and drop_last=True"
+            f"a batch of {len(indices)} samples cannot be shared by {world_size} ranks: choose a batch size that "
+            f"is a multiple of {world_size} and drop_last=True"
         )
     size = len(indices) // world_size
     return indices[rank * size : (rank + 1) * size]

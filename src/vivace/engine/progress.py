@@ -1,4 +1,4 @@
-"""What a run says while it trains: JSON lines, TensorBoard events where tensorboard is installed, and a callback."""
+"""What a run says while it trains: JSON lines, TensorBoard events where it is installed, and a callback."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Progress:
 
 
 def tensorboard_writer(folder: Path, step: int) -> Callable[[int, dict[str, float]], None] | None:
-    """``(step, scalars) -> None``, appending to an event file in `folder`; None where tensorboard is not installed.
+    """``(step, scalars) -> None``, appending to an event file in `folder`; None without tensorboard.
 
     Events of later steps than `step`, from a run that was killed, are dropped by TensorBoard when it reads
     the file.

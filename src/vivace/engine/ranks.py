@@ -1,4 +1,4 @@
-"""Ranks: the processes of one torchrun launch, which refuse together and stop together. One process is a rank too."""
+"""Ranks: the processes of one torchrun launch, which refuse together and stop together; or one alone."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Ranks:
 
 @contextmanager
 def joined(plan: Plan) -> Iterator[Ranks]:
-    """The ranks that torchrun started, joined in a process group that is left at the end; else this process alone.
+    """The ranks that torchrun started, joined in a process group until the end; else this process alone.
 
     Raises PlanError where several ranks would train without the technique that averages their gradients.
     """
@@ -85,8 +85,8 @@ def joined(plan: Plan) -> Iterator[Ranks]:
         return
     if "ddp" not in plan.names:
         raise PlanError(
-            f"{world_size} ranks were started, but the plan ({plan}) would train {world_size} separate models: add "
-            "[techniques.ddp] to the plan, or start one process"
+            f"{world_size} ranks were started, but the plan ({plan}) would train {world_size} separate models: "
+            "add [techniques.ddp] to the plan, or start one process"
         )
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # no rank outlives torchrun
     if torch.cuda.is_available():

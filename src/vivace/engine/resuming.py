@@ -43,8 +43,8 @@ def compare(then: dict[str, Any], now: dict[str, Any], folder: Path) -> str:
         )
     if then["job"] != now["job"]:
         raise JobError(
-            f"the run in '{folder}' trains another job (changed: {_difference(then['job'], now['job'])}): resume with "
-            "the job it was started with, or choose a new name"
+            f"the run in '{folder}' trains another job (changed: {_difference(then['job'], now['job'])}): resume "
+            "with the job it was started with, or choose a new name"
         )
     if then["seed"] != now["seed"]:
         raise InputError(
@@ -55,7 +55,7 @@ def compare(then: dict[str, Any], now: dict[str, Any], folder: Path) -> str:
 
 
 def state_of(thing: Any) -> Any:
-    """The `state_dict` of a thing, or those of the things in a mapping, list or tuple by key or index; else None."""
+    """The `state_dict` of a thing, or those in a mapping, list or tuple by key or index; else None."""
     if hasattr(thing, "state_dict"):
         return thing.state_dict()
     return {str(key): state_of(item) for key, item in _items(thing)} or None

@@ -1,4 +1,4 @@
-"""Stopping on request: the first SIGTERM or Ctrl-C asks for a stop after the current step, the second Ctrl-C ends."""
+"""Stopping on request: the first SIGTERM or Ctrl-C asks for a stop after the step, the second one ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random streams: capture, restore, and own streams beside the main ones, so that data and metrics disturb nothing."""
+"""Random streams: capture, restore, and own streams beside the main ones for data and metrics."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def from_plain(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 class Streams:
-    """Own random streams, seeded once: entered, they take the place of the main ones; left, both go on where they were.
+    """Own random streams, seeded once: entered, they stand in for the main ones; left, both are as they were.
 
     Args:
         seed: a seed of up to 63 bits.

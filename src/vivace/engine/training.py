@@ -28,7 +28,7 @@ _EXIT_CODES = {"": 0, "SIGINT": 130, "SIGTERM": 143}
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What `train` did. `metric` and `loss` are the last ones; `seconds` and the speed are of this process alone.
+    """What `train` did. `metric` and `loss` are the last ones; `seconds` and the speed are of this process.
 
     `interrupted_by` names the signal that asked for the stop; the run can then be resumed.
     """
