@@ -8,6 +8,7 @@
     ├── Refused                 a technique declines, with its reason
     ├── CheckpointError         no checkpoint of the run can be trusted
     ├── AnswerIsNo              the question was answered, and the answer is no; exit code 1
+    │   └── Diverged            training left the finite numbers
     └── ChildFailed             a child process crashed, hung or ran out of memory
 
 Each message is one sentence in the person's nouns, with the offending value and what would be right.
@@ -58,6 +59,10 @@ class AnswerIsNo(VivaceError):
     """The question was answered, and the answer is no (promise broken, budget cannot be met)."""
 
     exit_code = 1
+
+
+class Diverged(AnswerIsNo):
+    """The loss or the weights of a run are no longer finite; the message names the step."""
 
 
 class ChildFailed(VivaceError):

@@ -88,7 +88,7 @@ def start(job: Job, plan: Plan, machine: Machine, *, seed: int = 0, strict: bool
     if strict:
         forbid_tf32(build)
     step = partial(job.step, built, optimizer) if job.step is not None else None
-    return Session(
+    session = Session(
         plan,
         build,
         loss=job.loss,
@@ -96,6 +96,8 @@ def start(job: Job, plan: Plan, machine: Machine, *, seed: int = 0, strict: bool
         on_gradients=job.on_gradients,
         optimizers=parts_of(optimizer, torch.optim.Optimizer),
     )
+    session.built = built
+    return session
 
 
 def call(job: Job, field: str, *arguments: Any) -> Any:

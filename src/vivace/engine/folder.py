@@ -1,0 +1,173 @@
+"""The folder of a run: its names, its lock, and a test before the first step that it can hold a run."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import socket
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, BinaryIO, Self
+
+from vivace.errors import FolderError
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+_LOCK = "lock"
+_PLAN = "plan.toml"
+_held: set[Path] = set()
+
+
+class RunFolder:
+    """An open run folder, locked against a second run until it is closed.
+
+    A lock dies with its process: one left behind by a killed run is taken over.
+    """
+
+    def __init__(self, out: str | os.PathLike[str], *, resume: bool, restart: bool) -> None:
+        self.path = Path(out)
+        check_name(self.path.name)
+        self._make()
+        self._refuse_foreign(resume or restart)
+        self._lock = self._take_lock()
+        try:
+            if restart:
+                shutil.rmtree(self.checkpoints, ignore_errors=True)
+            self.checkpoints.mkdir(exist_ok=True)
+            _rehearse(self.checkpoints)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the checkpoints lie."""
+        return self.path / "checkpoints"
+
+    @property
+    def plan(self) -> Path:
+        """The plan under which the run trains."""
+        return self.path / _PLAN
+
+    def close(self) -> None:
+        """Give the lock back."""
+        self._lock.truncate(0)
+        self._lock.close()
+        _held.discard(self.path.resolve())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _make(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FolderError(f"the folder '{self.path}' cannot be made: {error.strerror}") from None
+
+    def _refuse_foreign(self, continues: bool) -> None:
+        found = sorted(item.name for item in self.path.iterdir() if item.name not in (_LOCK, "checkpoints"))
+        if _PLAN in found and not continues:
+            raise FolderError(
+                f"the folder '{self.path}' already holds a run: go on with it (--resume, resume=True) "
+                "or choose a new name"
+            )
+        if found and _PLAN not in found:
+            raise FolderError(
+                f"the folder '{self.path}' holds other files ('{found[0]}') and no run of Vivace: "
+                "choose a new name"
+            )
+
+    def _take_lock(self) -> IO[str]:
+        if self.path.resolve() in _held:  # the kernel's lock does not keep a process from itself
+            raise FolderError(f"this process is already training in '{self.path}': choose a new name")
+        path = self.path / _LOCK
+        try:
+            file = path.open("a+", encoding="utf-8")
+        except OSError as error:
+            raise FolderError(f"the folder '{self.path}' cannot be written: {error.strerror}") from None
+        file.seek(0)
+        holder = _read_holder(file.read())
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # given back by the kernel when the process dies
+        except (BlockingIOError, PermissionError):
+            file.close()
+            raise FolderError(
+                f"another run (process {holder.get('pid', '?')} on {holder.get('host', '?')}) is training in "
+                f"'{self.path}': wait for it, stop it, or choose a new name"
+            ) from None
+        except OSError as error:
+            file.close()
+            raise FolderError(f"the folder '{self.path}' cannot be locked: {error.strerror}") from None
+        file.truncate(0)
+        json.dump({"pid": os.getpid(), "host": socket.gethostname()}, file)
+        file.flush()
+        _held.add(self.path.resolve())
+        return file
+
+
+def check_name(name: str) -> None:
+    """Refuse names of run folders that could lead elsewhere. Raises FolderError."""
+    if not _NAME.fullmatch(name):
+        raise FolderError(
+            f"a run folder cannot be called '{name}': use up to 64 letters, digits, '.', '_' and '-', "
+            "no leading dot"
+        )
+
+
+def sync_folder(path: Path) -> None:
+    """Flush a folder's entries to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Let `write` fill a new file that takes the place of `path`, whole or not at all. Raises FolderError."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError
+        temporary.unlink(missing_ok=True)
+        raise FolderError(f"'{path}' cannot be written: {error}") from None
+
+
+def _rehearse(folder: Path) -> None:
+    """Do once, with a few bytes, what a checkpoint does: write, flush, rename. Raises FolderError."""
+    name = f"rehearsal.tmp.{uuid.uuid4().hex[:8]}"
+    before, after = folder / name, folder / f"{name}.renamed"
+    try:
+        before.mkdir()
+        with (before / "file").open("wb") as file:
+            file.write(b"vivace")
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(before, after)
+        sync_folder(folder)
+    except OSError as error:
+        raise FolderError(
+            f"the folder '{folder}' cannot hold checkpoints ({error.strerror}): it must allow writing, "
+            "flushing and renaming; choose one on a local disk"
+        ) from None
+    finally:
+        for path in (before, after):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _read_holder(text: str) -> dict[str, object]:
+    try:
+        holder = json.loads(text)
+    except json.JSONDecodeError:
+        return {}
+    return holder if isinstance(holder, dict) else {}

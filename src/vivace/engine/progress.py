@@ -1,0 +1,107 @@
+"""What a run says while it trains: JSON lines, TensorBoard events where it is installed, and a callback."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+OnEvent = Callable[[dict[str, Any]], None]
+
+
+class Progress:
+    """The log of one run. A disk that refuses it stops the log, with one notice, and not the training.
+
+    Args:
+        folder: the run folder; None on ranks that write nothing.
+        step: the step at which the run goes on.
+        log_bytes: the length of the log at that step; what a killed run wrote after it is cut off.
+        on_event: called with ``{"event": kind, ...}``; kinds are notice, step, epoch, checkpoint, stop.
+    """
+
+    def __init__(self, folder: Path | None, step: int, log_bytes: int, on_event: OnEvent | None) -> None:
+        self.notices: list[str] = []
+        self._on_event = on_event if folder is not None else None
+        self._path = folder / "metrics.jsonl" if folder is not None else None
+        self._scalars: Callable[[int, dict[str, float]], None] | None = None
+        if self._path is not None and folder is not None:
+            self._guard(lambda: self._open(folder, step, log_bytes))
+
+    @property
+    def num_bytes(self) -> int:
+        """The length of the log."""
+        return self._path.stat().st_size if self._path is not None and self._path.exists() else 0
+
+    def log(self, kind: str, record: dict[str, Any]) -> None:
+        """Append one line of JSON with a ``step``, and tell the callback."""
+        self.tell(kind, **record)
+        if self._path is not None:
+            self._guard(lambda: self._append(record))
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        """Tell the callback alone."""
+        if self._on_event is not None:
+            self._on_event({"event": kind, **fields})
+
+    def notice(self, text: str) -> None:
+        """A sentence that the person should read, now and in ``run.json``."""
+        self.notices.append(text)
+        self.tell("notice", text=text)
+
+    def _open(self, folder: Path, step: int, log_bytes: int) -> None:
+        assert self._path is not None
+        with self._path.open("ab") as file:
+            file.truncate(min(log_bytes, self.num_bytes))
+        self._scalars = tensorboard_writer(folder / "tensorboard", step)
+
+    def _append(self, record: dict[str, Any]) -> None:
+        assert self._path is not None
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+        if self._scalars is not None:
+            numbers = {k: v for k, v in record.items() if k != "step" and isinstance(v, (int, float))}
+            self._scalars(record["step"], numbers)
+
+    def _guard(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            path, self._path, self._scalars = self._path, None, None
+            self.notice(f"the log '{path}' cannot be written ({error.strerror}): training goes on without it")
+
+
+def tensorboard_writer(folder: Path, step: int) -> Callable[[int, dict[str, float]], None] | None:
+    """``(step, scalars) -> None``, appending to an event file in `folder`; None without tensorboard.
+
+    Events of later steps than `step`, from a run that was killed, are dropped by TensorBoard when it reads
+    the file.
+    """
+    try:
+        events = importlib.import_module("tensorboard.compat.proto.event_pb2")
+        summaries = importlib.import_module("tensorboard.compat.proto.summary_pb2")
+        records = importlib.import_module("tensorboard.summary.writer.record_writer")
+    except ImportError:
+        return None
+    folder.mkdir(exist_ok=True)
+    path = folder / f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
+
+    def append(*found: Any) -> None:
+        with path.open("ab") as file:
+            for event in found:
+                records.RecordWriter(file).write(event.SerializeToString())
+
+    start = events.SessionLog(status=events.SessionLog.START)
+    append(
+        events.Event(wall_time=time.time(), file_version="brain.Event:2"),
+        events.Event(wall_time=time.time(), step=step, session_log=start),
+    )
+
+    def write(at: int, scalars: dict[str, float]) -> None:
+        values = [summaries.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        append(events.Event(wall_time=time.time(), step=at, summary=summaries.Summary(value=values)))
+
+    return write

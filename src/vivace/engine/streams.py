@@ -1,0 +1,90 @@
+"""Random streams: capture, restore, and own streams beside the main ones for data and metrics."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from types import TracebackType
+from typing import Any, Self
+
+import numpy
+import torch
+
+
+def derive(*parts: object) -> int:
+    """A seed of 63 bits that depends on all of `parts` and on nothing else."""
+    text = "/".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+def capture(device: torch.device | None = None) -> dict[str, Any]:
+    """The state of the random streams of Python, NumPy, torch and, where `device` is a GPU, of that GPU."""
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": numpy.random.get_state(),
+        "torch": torch.get_rng_state(),
+    }
+    if device is not None and device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore(state: dict[str, Any], device: torch.device | None = None) -> None:
+    """Continue the streams where `capture` found them."""
+    random.setstate(state["python"])
+    numpy.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if device is not None and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def to_plain(state: dict[str, Any]) -> dict[str, Any]:
+    """A captured state as lists, numbers and tensors, which `torch.load` reads without running code."""
+    name, keys, *rest = state["numpy"]
+    version, words, gauss = state["python"]
+    plain = {"python": [version, list(words), gauss], "numpy": [name, keys.tolist(), *rest]}
+    return {**state, **plain}
+
+
+def from_plain(plain: dict[str, Any]) -> dict[str, Any]:
+    """The inverse of `to_plain`."""
+    name, keys, *rest = plain["numpy"]
+    version, words, gauss = plain["python"]
+    state = {"python": (version, tuple(words), gauss)}
+    return {**plain, **state, "numpy": (name, numpy.array(keys, dtype=numpy.uint32), *rest)}
+
+
+class Streams:
+    """Own random streams, seeded once: entered, they stand in for the main ones; left, both are as they were.
+
+    Args:
+        seed: a seed of up to 63 bits.
+        device: a GPU whose stream is kept apart too; the CPU's streams always are.
+    """
+
+    def __init__(self, seed: int, device: torch.device | None = None) -> None:
+        self.seed = seed
+        self.device = device if device is not None and device.type == "cuda" else None
+        self._own: dict[str, Any] | None = None
+        self._outer: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._outer = capture(self.device)
+        if self._own is not None:
+            restore(self._own, self.device)
+            return self
+        random.seed(self.seed)
+        numpy.random.seed(self.seed % 2**32)
+        torch.default_generator.manual_seed(
+            self.seed
+        )  # torch.manual_seed would also reset every GPU's stream
+        if self.device is not None:
+            with torch.cuda.device(self.device):
+                torch.cuda.manual_seed(self.seed)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._own = capture(self.device)
+        restore(self._outer, self.device)

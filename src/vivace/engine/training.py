@@ -1,0 +1,142 @@
+"""`vivace.train`: trains a Job under a Plan to its end, through kills, full disks and requests to stop."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vivace.engine.folder import RunFolder, replace_file
+from vivace.engine.loop import Loop, Options
+from vivace.engine.opening import start
+from vivace.engine.progress import OnEvent
+from vivace.engine.ranks import joined
+from vivace.engine.resuming import state_of
+from vivace.errors import InputError
+from vivace.inspect import inspect
+from vivace.job import Job, load
+from vivace.plan import Plan
+
+_EXIT_CODES = {"": 0, "SIGINT": 130, "SIGTERM": 143}
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What `train` did. `metric` and `loss` are the last ones; `seconds` and the speed are of this process.
+
+    `interrupted_by` names the signal that asked for the stop; the run can then be resumed.
+    """
+
+    run_path: str
+    steps: int
+    epochs: int
+    metric: float | None
+    loss: float | None
+    seconds: float
+    samples_per_second: float
+    resumed_from_step: int | None
+    interrupted: bool = False
+    interrupted_by: str = ""
+    notices: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """What a command that trained should end with: 0, 130 after Ctrl-C, 143 after SIGTERM."""
+        return _EXIT_CODES[self.interrupted_by]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that ``vivace train --json`` prints."""
+        return dataclasses.asdict(self)
+
+
+def train(
+    job: Job | str,
+    plan: Plan | None = None,
+    *,
+    out: str | os.PathLike[str] = "runs/train",
+    resume: bool = False,
+    restart: bool = False,
+    seed: int = 0,
+    max_steps: int | None = None,
+    checkpoint_every_seconds: float = 600.0,
+    checkpoint_every_steps: int | None = None,
+    on_event: OnEvent | None = None,
+) -> Run:
+    """Train `job` under `plan` in the run folder `out`, on top of strict fp32.
+
+    Writes plan.toml, metrics.jsonl (epochs counted from 1), tensorboard/, checkpoints/, at the end model.pt
+    (your own `state_dict` keys) and run.json. SIGTERM or Ctrl-C stops after the current step with a
+    checkpoint.
+
+    Args:
+        job: a Job, or a reference such as ``train.py:job``.
+        plan: how to train; left out, a resumed run keeps its own plan and a new one trains without
+        techniques.
+        out: the run folder; new or empty, unless `resume` or `restart`.
+        resume: go on from the newest checkpoint that holds; from zero where there is none yet.
+        restart: delete the folder's checkpoints and train from zero.
+        seed: of the weights, the data order and all randomness.
+        max_steps: stop after so many steps in all, counted over resumed parts too.
+        checkpoint_every_seconds: the most time that a kill can cost.
+        checkpoint_every_steps: write one after each so many steps too.
+        on_event: called with a dictionary ``{"event": kind, ...}`` as the run goes on (on rank 0).
+
+    Raises FolderError, CheckpointError, PlanError, JobError, Refused and Diverged, on all ranks alike.
+    """
+    options = Options(seed, max_steps, checkpoint_every_seconds, checkpoint_every_steps)
+    _check(options)
+    if isinstance(job, str):
+        job = load(job)
+    own_plan = Path(out) / "plan.toml"
+    if plan is None:
+        plan = Plan.load(own_plan) if resume and own_plan.exists() else Plan()
+    with joined(plan) as ranks, ExitStack() as stack:
+        with ranks.together():
+            if ranks.writes:
+                stack.enter_context(RunFolder(out, resume=resume, restart=restart))
+        with ranks.together():
+            session = stack.enter_context(start(job, plan, inspect(), seed=seed))
+        with ranks.together():
+            loop = Loop(job, session, ranks, Path(out), options, on_event)
+        loop.run()
+        return _write_results(loop)
+
+
+def _check(options: Options) -> None:
+    for name in ("max_steps", "checkpoint_every_seconds", "checkpoint_every_steps"):
+        value = getattr(options, name)
+        if value is not None and not value > 0:
+            raise InputError(f"{name} must be more than 0, not {value!r}")
+
+
+def _write_results(loop: Loop) -> Run:
+    """Leave model.pt, where the run came to its end, and run.json in the run folder."""
+    position, ranks = loop.position, loop.ranks
+    run = Run(
+        run_path=str(loop.path),
+        steps=position.step,
+        epochs=position.epoch,
+        metric=position.metric,
+        loss=position.loss,
+        seconds=time.monotonic() - loop.started_at,
+        samples_per_second=loop.samples * ranks.world_size / max(loop.stepping_seconds, 1e-9),
+        resumed_from_step=loop.resumed_from_step,
+        interrupted=bool(loop.stopped_by),
+        interrupted_by=loop.stopped_by,
+        notices=tuple(loop.progress.notices),
+    )
+    document = json.dumps({**run.to_dict(), "plan_id": loop.session.plan.id}, indent=1).encode()
+    with ranks.together():
+        if ranks.writes:
+            if not run.interrupted:
+                model = state_of(loop.session.built)
+                replace_file(loop.path / "model.pt", lambda file: torch.save(model, file))
+            replace_file(loop.path / "run.json", lambda file: file.write(document))
+    loop.progress.tell("stop", **run.to_dict())
+    return run
