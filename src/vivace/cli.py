@@ -107,19 +107,71 @@ def tune(
 ) -> None:
     """Find the fastest plan that trains the same model."""
     with screen(as_json, quiet, debug) as shown:
+        from vivace.progress import TuneProgress, epilogue
         from vivace.tune import tune as run
-        from vivace.tune.progress import Progress, epilogue
 
         command = f"vivace tune {job} --budget {budget} --allow {allow}" + (
             f" --memory {memory}" if memory else ""
         )
-        with Progress(quiet) as progress:
+        with TuneProgress(quiet) as progress:
             result = run(
                 job, budget=budget, memory=memory, allow=allow, out=out, on_event=progress, command=command
             )
         shown.document(result.to_dict())
         shown.show(lambda console: epilogue(result, job, console))
         shown.exit_code = 130 if result.interrupted else 0
+
+
+@app.command()
+def train(
+    job: JobName,
+    plan: Annotated[Path | None, typer.Option(help="plan file; left out, strict fp32")] = None,
+    out: Annotated[Path, typer.Option(help="run folder")] = Path("runs/train"),
+    resume: Annotated[bool, typer.Option("--resume", help="go on from the newest checkpoint")] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="delete the checkpoints, train from zero")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="of weights, data order and all randomness")] = 0,
+    max_steps: Annotated[int | None, typer.Option(help="stop after so many steps in all")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Train under a plan, without losing work."""
+    with screen(as_json, quiet, debug) as shown:
+        from vivace.engine.training import train as run
+        from vivace.inspect.gather import require_torch
+        from vivace.plan import Plan
+        from vivace.progress import TrainProgress
+
+        require_torch()
+        loaded = Plan.load(plan) if plan is not None else None
+        with TrainProgress(quiet) as progress:
+            result = run(
+                job,
+                loaded,
+                out=out,
+                resume=resume,
+                restart=restart,
+                seed=seed,
+                max_steps=max_steps,
+                on_event=progress,
+            )
+        shown.document(result.to_dict())
+        shown.exit_code = result.exit_code
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="folder for everything")] = Path("runs/demo"),
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """The main job on real data: tune, verify, train and report handwritten digits."""
+    with screen(False, quiet, debug) as shown:
+        from vivace.demo import demo as run
+
+        shown.exit_code = run(out, quiet)
 
 
 @app.command()

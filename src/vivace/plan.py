@@ -1,4 +1,4 @@
-"""Plan: a canonical set of techniques and settings. It says what to do, never why; diffable, hashable, torch-free."""
+"""Plan: a canonical set of techniques and settings. It says what to do, never why; torch-free."""
 
 from __future__ import annotations
 

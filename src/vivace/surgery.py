@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader
 
 
 def map_tensors(batch: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """A copy of `batch` with `function` applied to every tensor in tuples, lists, mappings and dataclasses."""
+    """A copy of `batch` with `function` applied to each tensor in tuples, lists, mappings and dataclasses."""
     if isinstance(batch, torch.Tensor):
         return function(batch)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
@@ -24,7 +25,7 @@ def map_tensors(batch: Any, function: Callable[[torch.Tensor], Any]) -> Any:
         return type(batch)(map_tensors(item, function) for item in batch)
     if isinstance(batch, dict):
         return type(batch)({key: map_tensors(value, function) for key, value in batch.items()})
-    if isinstance(batch, Mapping) and hasattr(batch, "data"):  # transformers' BatchEncoding, a UserDict
+    if isinstance(batch, UserDict):  # such as transformers' BatchEncoding
         return type(batch)({key: map_tensors(value, function) for key, value in batch.items()})
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         fields = {
@@ -47,7 +48,7 @@ def batch_size(batch: Any) -> int:
 
 
 def split(batch: Any, size: int) -> list[Any]:
-    """Cut a batch along its samples into pieces of at most `size`; tensors of another length stand in every piece."""
+    """Cut a batch into pieces of at most `size` samples; tensors of another length stand in every piece."""
     total = batch_size(batch)
 
     def piece(start: int) -> Any:

@@ -52,7 +52,7 @@ class Stage(enum.IntEnum):
 
 
 class Numerics(enum.IntEnum):
-    """The largest change of numbers that a technique causes; a plan's promise is the maximum over its techniques."""
+    """The largest change of numbers that a technique causes; a plan's promise is the maximum of its own."""
 
     EXACT = 0
     ROUNDING = 1
@@ -192,7 +192,7 @@ class Build:
         self._replaced_by[seam] = self._current
 
     def declare(self, numerics: Numerics, reason: str) -> None:
-        """Raise what the plan promises on this particular job, for example because the model has BatchNorm."""
+        """Raise what the plan promises on this very job, for example because the model has BatchNorm."""
         if numerics > self.numerics:
             self.numerics = numerics
         self.declared.append(f"{self._current}: {reason}")

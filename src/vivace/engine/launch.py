@@ -69,13 +69,11 @@ def _modules_out_of_reach(job: Any, classes: list[type]) -> list[Any]:
         if module is None or file is None or module.__name__ in ("__main__", "builtins"):
             continue
         parts = module.__name__.split(".")
-        reachable = importlib.machinery.PathFinder.find_spec(parts[0])
-        at = Path(*parts).with_suffix(".py")
-        if reachable is None or not any(
-            Path(folder or ".", at).resolve() == Path(file) for folder in sys.path
-        ):
-            if Path(file).name != "__init__.py" or reachable is None:
-                found[module.__name__] = module
+        at, package = Path(*parts).with_suffix(".py"), Path(file).name == "__init__.py"
+        if package and importlib.machinery.PathFinder.find_spec(parts[0]) is not None:
+            continue
+        if not any(Path(folder or ".", at).resolve() == Path(file) for folder in sys.path):
+            found[module.__name__] = module
     return list(found.values())
 
 

@@ -1,4 +1,4 @@
-"""Opening a session: on objects that a person already has (`attach`), or on a Job built from zero (`start`)."""
+"""Opening a session: on objects that a person already has (`attach`), or on a Job (`start`)."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def call(job: Job, field: str, *arguments: Any) -> Any:
 
 
 def parts_of(built: Any, kind: type[Part]) -> list[Part]:
-    """The modules or optimizers in what a Job's function returned: one, or a list, tuple or mapping of several."""
+    """The modules or optimizers in what a Job's function returned: one, or a collection of several."""
     if isinstance(built, kind):
         return [built]
     items = (
@@ -134,14 +134,9 @@ def seed_everything(seed: int) -> None:
 
 def forbid_tf32(build: Build) -> None:
     """Strict fp32: neither matrix products nor convolutions may round their inputs to TF32 or bf16."""
-    for owner in (
-        torch.backends.cuda.matmul,
-        torch.backends.cudnn.conv,
-        torch.backends.cudnn.rnn,
-        torch.backends.mkldnn.matmul,
-        torch.backends.mkldnn.conv,
-        torch.backends.mkldnn.rnn,
-    ):
+    backends: Any = torch.backends
+    cudnn, mkldnn = backends.cudnn, backends.mkldnn
+    for owner in (backends.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn):
         build.set_flag(owner, "fp32_precision", "ieee")
 
 

@@ -123,7 +123,7 @@ class _Tuning:
         return min(0.3 * self.seconds, 6 + 300 * step)
 
     def _settle(self, search: Search) -> tuple[Plan, Ratio]:
-        """The fastest plan that keeps its promise and is faster in fresh processes too, else the reference."""
+        """The fastest plan that keeps its promise and wins in fresh processes too, else the reference."""
         bench = self.bench
         smallest = [t.peak_bytes for t in bench.trials if t.peak_bytes is not None]
         ranking = search.ranking()

@@ -34,6 +34,4 @@ def draw(verdict: Verdict, console: Any) -> None:
             style="" if check["kept"] else "red",
         )
     console.print(table)
-    console.print(
-        f"{verdict.num_checks} figures, {verdict.seeds} shadows, {verdict.steps} steps in {verdict.seconds:.0f} s"
-    )
+    console.print(f"{verdict.num_checks} figures, {verdict.seeds} shadows, {verdict.seconds:.0f} s")

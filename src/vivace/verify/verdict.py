@@ -39,6 +39,7 @@ class Verdict:
     checks: tuple[dict[str, Any], ...] = ()
     num_checks: int = 0
     curves: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    metric: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The document that ``vivace verify --json`` prints."""

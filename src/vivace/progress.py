@@ -1,0 +1,140 @@
+"""Live progress of tuning and training, and last words, on standard error."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, Self
+
+from vivace.ledger import Trial
+from vivace.tune.result import Result
+from vivace.verify.table import headline
+
+
+class _Lines:
+    """Lines with the seconds since the start; on a terminal, also a spinner for what is going on."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self._begin = time.monotonic()
+        self._status: Any = None
+
+    def __enter__(self) -> Self:
+        if not self.quiet:
+            from rich.console import Console
+
+            self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+            if sys.stderr.isatty():
+                self._status = self._console.status("starting")
+                self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def _doing(self, text: str) -> None:
+        if self._status is not None:
+            self._status.update(text)
+
+    def _print(self, text: str, style: str = "") -> None:
+        line = f"[{time.monotonic() - self._begin:5.0f} s] {text}"
+        self._console.print(line, style=style, markup=False)
+
+
+class TuneProgress(_Lines):
+    """Listens to `tune` and shows a line a trial."""
+
+    _phase = ""
+
+    def __call__(self, kind: str, payload: dict[str, Any]) -> None:
+        """Show one event of `tune`."""
+        if self.quiet:
+            return
+        if kind == "phase":
+            self._phase = payload["name"]
+            self._doing(self._phase)
+            if self._status is None:
+                self._print(self._phase, "dim")
+        elif kind == "trial_begin":
+            self._doing(f"{self._phase}: {payload['plan']}")
+        elif kind == "trial_end":
+            self._print(*_line(payload["trial"]))
+        elif kind == "verdict":
+            verdict = payload["verdict"]
+            self._print(
+                f"{'':>18}  {payload['plan']}: {headline(verdict)}", "green" if verdict.kept else "red"
+            )
+
+
+class TrainProgress(_Lines):
+    """Listens to `train` and shows a line an epoch."""
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """Show one event of `train`."""
+        if self.quiet:
+            return
+        kind = event["event"]
+        if kind == "step":
+            self._doing(_words(event))
+        elif kind == "epoch":
+            self._print(_words(event))
+        elif kind == "notice":
+            self._print(event["text"], "yellow")
+        elif kind == "checkpoint":
+            self._doing(f"checkpoint of step {event['step']}")
+        elif kind == "stop":
+            words = (
+                f"stopped by {event['interrupted_by']}; --resume goes on"
+                if event["interrupted"]
+                else "trained"
+            )
+            self._print(f"{words}: {event['steps']} steps, {event['run_path']}", "bold")
+
+
+def _words(event: dict[str, Any]) -> str:
+    shown = {
+        "epoch": "{:.0f}",
+        "step": "{:.0f}",
+        "loss": "{:.4g}",
+        "metric": "{:.4f}",
+        "samples_per_second": "{:.0f}",
+    }
+    words = {"samples_per_second": "samples/s"}
+    found = [(k, f) for k, f in shown.items() if isinstance(event.get(k), (int, float))]
+    return "  ".join(f"{words.get(key, key)} {form.format(event[key])}" for key, form in found)
+
+
+def _line(trial: Trial) -> tuple[str, str]:
+    plan = " + ".join(trial.techniques) or {"baseline_default": "PyTorch's defaults"}.get(
+        trial.role, "reference"
+    )
+    if trial.ratio is None:
+        return f"{trial.status:>18}  {plan}: {trial.reason}", "dim"
+    ratio = f"{trial.ratio.estimate:.2f}x ({trial.ratio.low:.2f}-{trial.ratio.high:.2f})"
+    note = " confirmed in fresh processes" if trial.role == "confirmation" else ""
+    return f"{ratio:>18}  {plan}{note}", "bold" if trial.ratio.low > 1.0 else ""
+
+
+def epilogue(result: Result, job: str, console: Any) -> None:
+    """The answer, the plan, and the next commands worth typing."""
+    ratio, plan = result.speedup, result.plan_path
+    console.print()
+    if len(result.plan):
+        text = (
+            f"{ratio.estimate:.2f}x as fast as strict fp32 ({ratio.low:.2f}-{ratio.high:.2f}): {result.plan}"
+        )
+    else:
+        text = "Nothing was faster beyond noise: the plan is the reference."
+    console.print(text, style="bold", markup=False, soft_wrap=True)
+    if result.verdict is not None:
+        console.print(headline(result.verdict), markup=False, soft_wrap=True)
+    if result.interrupted:
+        console.print("interrupted: this is the best so far, not yet verified", style="yellow")
+    console.print(f"plan    {plan}\nreport  {result.report_path}\n\nnext:", markup=False, soft_wrap=True)
+    for command in (
+        f"vivace train {job} --plan {plan}",
+        f"vivace verify {job} --plan {plan} --metric",
+        f"vivace report {plan.rpartition('/')[0] or '.'}",
+    ):
+        console.print("  " + command, markup=False, soft_wrap=True)
