@@ -1,0 +1,85 @@
+"""Jobs: what a Job refuses, and the loader's one clear sentence for every bad reference."""
+
+import pytest
+
+import vivace
+from vivace.errors import JobError
+from vivace.job import load
+
+GOOD = """
+import torch, vivace
+job = vivace.Job(
+    model=lambda: torch.nn.Linear(4, 2),
+    data=lambda: [(torch.randn(8, 4), torch.randint(2, (8,)))],
+    loss=lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1]),
+    optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+)
+def made():
+    return job
+number = 3
+"""
+PARTS = {"model": int, "data": list, "loss": max, "optimizer": str}
+
+
+@pytest.fixture
+def job_file(tmp_path):
+    path = tmp_path / "their_job.py"
+    path.write_text(GOOD)
+    return path
+
+
+def test_a_job_or_a_function_that_returns_one(job_file):
+    assert isinstance(load(f"{job_file}:job"), vivace.Job)
+    assert load(f"{job_file}:made") is load(f"{job_file}:job")
+    assert isinstance(load("digits"), vivace.Job)
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("{file}:jbo", "has no name 'jbo'; did you mean 'job'"),
+        ("{file}:number", "'number' in '{file}' is a int; it must be a vivace.Job"),
+        ("{file}", "names no Job in the file: write {file}:name"),
+        ("/nowhere/at_all.py:job", "there is no file '/nowhere/at_all.py'"),
+        ("no.such.module:job", "No module named 'no'"),
+        ("digitz", "there is no recipe 'digitz'; did you mean 'digits'"),
+    ],
+)
+def test_bad_references(reference, message, job_file):
+    with pytest.raises(JobError) as caught:
+        load(reference.format(file=job_file))
+    assert message.format(file=job_file) in str(caught.value)
+
+
+def test_a_syntax_error_shows_their_line(tmp_path):
+    path = tmp_path / "broken.py"
+    path.write_text("import torch\nx = (1 +\n")
+    with pytest.raises(JobError, match=r"broken\.py, line 2: .*x = \(1 \+"):
+        load(f"{path}:job")
+
+
+def test_an_exception_at_import_shows_their_line(tmp_path):
+    path = tmp_path / "raises.py"
+    path.write_text("import torch\nvalue = 1 // 0\n")
+    with pytest.raises(JobError, match=r"ZeroDivisionError: .*raises\.py, line 2: value = 1 // 0"):
+        load(f"{path}:job")
+    path.write_text(GOOD)
+    assert load(f"{path}:job"), "a file that was mended must load"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"loss": None}, "needs either loss"),
+        ({"step": max}, "needs either loss"),
+        ({"optimizer": None}, "needs optimizer"),
+        ({"data": [1, 2]}, "data must be a function that builds it, not a list"),
+        ({"epochs": 0}, "epochs must be a whole number of at least 1, not 0"),
+        ({"scheduler_every": "batch"}, "scheduler_every must be 'epoch' or 'step', not 'batch'"),
+        ({"loss": None, "step": max, "on_gradients": max}, "leave on_gradients out"),
+    ],
+)
+def test_what_a_job_refuses(change, message):
+    with pytest.raises(JobError) as caught:
+        vivace.Job(**{**PARTS, **change})
+    assert message in str(caught.value)

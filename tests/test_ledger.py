@@ -1,0 +1,37 @@
+"""The ledger: what cannot be constructed, what survives the file, and torn lines."""
+
+import pytest
+
+from vivace.errors import FolderError
+from vivace.ledger import Ledger, Ratio, Trial
+
+BASE = {"techniques": {"channels_last": {}}, "plan_id": "a" * 12, "machine": "m", "job": "j"}
+MEASURED = Trial(
+    **BASE, status="measured", ratio=Ratio(2.0, 1.9, 2.1), pairs=((0.2, 0.1),) * 6, predicted=(1.0, 3.0)
+)
+
+
+def test_a_trial_without_a_paired_reference_cannot_be_constructed():
+    with pytest.raises(AssertionError, match="paired"):
+        Trial(**BASE, status="measured", ratio=Ratio(2.0, 1.9, 2.1))
+    with pytest.raises(AssertionError, match="paired"):
+        Trial(**BASE, status="measured", pairs=((0.2, 0.1),))
+    with pytest.raises(AssertionError, match="reason"):
+        Trial(**BASE, status="refused")
+
+
+def test_trials_survive_the_file_and_a_torn_line_is_ignored(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    refused = Trial(**BASE, status="refused", reason="the model has no 2-D convolution")
+    for trial in (MEASURED, refused):
+        ledger.append("trial", trial.to_dict())
+    ledger.append("run", {"command": "x"})
+    with ledger.path.open("a") as file:
+        file.write('{"record": "trial", "techn')
+    assert ledger.trials() == [MEASURED, refused]
+    assert ledger.read("run")[0]["command"] == "x"
+
+
+def test_a_ledger_that_cannot_be_written_says_so(tmp_path):
+    with pytest.raises(FolderError, match="cannot be written"):
+        Ledger(tmp_path / "no" / "ledger.jsonl").append("run", {})

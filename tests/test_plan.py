@@ -1,0 +1,105 @@
+"""Plans: canonical text, refusals that name the line, and the laws of a set."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vivace import registry
+from vivace.errors import PlanError
+from vivace.plan import Plan
+from vivace.technique import Numerics
+
+ALL = [cls() for cls in registry.everything()]
+
+
+def _plan(techniques):
+    plan = Plan()
+    for technique in techniques:
+        plan = plan.adding(technique)
+    return plan
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(ALL), max_size=8), st.randoms())
+def test_a_plan_is_a_set_whose_text_is_canonical(techniques, random):
+    plan = _plan(techniques)
+    shuffled = list(plan.techniques)
+    random.shuffle(shuffled)
+    again = Plan(shuffled)
+    assert again == plan
+    assert again.id == plan.id
+    assert Plan.loads(plan.dumps()).dumps() == plan.dumps()
+    assert plan.diff(again) == []
+    assert plan.promise == max([t.card.numerics for t in plan.techniques], default=Numerics.EXACT)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from(ALL), max_size=6), st.lists(st.sampled_from(ALL), max_size=6))
+def test_diff_names_what_turns_one_plan_into_the_other(first, second):
+    a, b = _plan(first), _plan(second)
+    lines = a.diff(b)
+    added = {line[2:] for line in lines if line.startswith("+ ")}
+    removed = {line[2:] for line in lines if line.startswith("- ")}
+    assert (set(a.names) - removed) | added == set(b.names)
+
+
+def test_a_technique_of_the_same_slot_is_displaced():
+    plan = _plan([registry.find("bf16_autocast")()]).adding(registry.find("fp16_autocast")())
+    assert plan.names == ("fp16_autocast",)
+
+
+def test_two_techniques_of_one_slot_are_refused():
+    with pytest.raises(PlanError, match=r"'fp16_autocast' and 'bf16_autocast' exclude each other"):
+        Plan.loads("format = 1\n[techniques.bf16_autocast]\n[techniques.fp16_autocast]\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("format = 2\n", "has format 2; this Vivace reads format 1"),
+        ("", "has format None"),
+        (
+            "format = 1\n\n[techniques.chanels_last]\n",
+            "line 3: unknown technique 'chanels_last'; did you mean 'channels_last'",
+        ),
+        (
+            "format = 1\n[techniques.compile]\nmodus = 'x'\n",
+            "line 3: 'compile' has no setting 'modus'; did you mean 'mode'",
+        ),
+        (
+            "format = 1\n[techniques.compile]\n\nmode = 'fast'\n",
+            "line 4: 'compile' cannot have mode = 'fast'",
+        ),
+        (
+            "format = 1\n[techniques.micro_batches]\nnum = '4'\n",
+            "line 3: 'micro_batches' cannot have num = '4'",
+        ),
+        ("format = 1\n[techniques.micro_batches]\nnum = 1\n", "line 3: 'micro_batches' cannot have num = 1"),
+        ("format = 1\n[technique.compile]\n", "line 2: unknown key 'technique'"),
+        ("format = 1\n[techniques]\ncompile = 3\n", "line 3: write [techniques.compile]"),
+        ("format = \n", "is not valid TOML"),
+    ],
+)
+def test_bad_plans_are_refused_with_their_line(text, message, tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text(text)
+    with pytest.raises(PlanError) as caught:
+        Plan.load(path)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_missing_and_unreadable_plans(tmp_path):
+    with pytest.raises(PlanError, match="there is no plan file"):
+        Plan.load(tmp_path / "none.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(PlanError, match="cannot be read"):
+        Plan.load(tmp_path / "binary.toml")
+
+
+def test_saving_is_whole_and_a_folder_holds_its_plan(tmp_path):
+    plan = _plan([registry.find("compile")(mode="max-autotune-no-cudagraphs")])
+    plan.save(tmp_path / "plan.toml")
+    assert Plan.load(tmp_path) == plan
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.toml"]
+    assert 'mode = "max-autotune-no-cudagraphs"' in (tmp_path / "plan.toml").read_text()
