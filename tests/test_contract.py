@@ -11,6 +11,7 @@ from vivace.technique import Stage
 from vivace.testing import TINY_JOBS, check, variants
 
 NAMES = [cls.name for cls in registry.everything()]
+COMPILED_JOBS = ("mlp", "cnn", "gan")
 PAIRS = list(itertools.combinations(NAMES, 2))
 
 
@@ -32,7 +33,12 @@ def _setting(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "job"), [_marked(name, job, names=[name]) for name in NAMES for job in TINY_JOBS]
+    ("name", "job"),
+    [
+        _marked(name, job, names=[name])
+        for name in NAMES
+        for job in (COMPILED_JOBS if _compiles(name) else TINY_JOBS)
+    ],
 )
 def test_alone(name, job):
     check(Plan([_setting(name)]), job)

@@ -152,7 +152,7 @@ def _tokens() -> Any:
 
 
 def _samples() -> Any:
-    features = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(0))
+    features = 0.1 * torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(0))
     return [
         {"features": row, "target": row.sum(0, keepdim=True), "name": f"sample {i}"}
         for i, row in enumerate(features)
