@@ -54,6 +54,7 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from vivace.engine.opening import attach as attach
     from vivace.engine.session import Session as Session
+    from vivace.engine.training import train as train
     from vivace.errors import Refused as Refused
     from vivace.errors import VivaceError as VivaceError
     from vivace.inspect import inspect as inspect
@@ -68,6 +69,5 @@ if TYPE_CHECKING:
     from vivace.technique import Seam as Seam
     from vivace.technique import Stage as Stage
     from vivace.technique import Technique as Technique
-    from vivace.engine.training import train as train
     from vivace.tune import tune as tune
     from vivace.verify import verify as verify

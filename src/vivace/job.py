@@ -17,7 +17,8 @@ from vivace.errors import JobError, VivaceError, nearest
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A training job. Every callable builds afresh: Vivace calls each as often as it needs, in child processes too.
+    """A training job. Every callable builds afresh: Vivace calls each as often as it needs, in child
+    processes too.
 
     Args:
         model: ``() -> nn.Module`` (with `step`: a module, or a list, tuple or dict of modules).
@@ -28,8 +29,8 @@ class Job:
         metric: ``(model, batches) -> float``, higher is better; called in evaluation mode without gradients.
         validation: ``() -> iterable of batches`` for `metric`; the training data where it is left out.
         on_gradients: ``(model) -> None``; sees true, unscaled gradients, for clipping.
-        step: ``(model, optimizer, batch) -> scalar loss``: your own step, for training that cannot be cut into
-            forward, backward and update (GANs, several optimizers). Takes the place of `loss`.
+        step: ``(model, optimizer, batch) -> scalar loss``: your own step, for training that cannot be cut
+            into forward, backward and update (GANs, several optimizers). Takes the place of `loss`.
         epochs: passes over `data`.
         scheduler_every: ``"epoch"`` or ``"step"``.
     """
@@ -71,7 +72,8 @@ class Job:
 
 
 def load(reference: str) -> Job:
-    """Load ``path/to/file.py:name``, ``package.module:name`` or a recipe's name; `name` is a Job or returns one.
+    """Load ``path/to/file.py:name``, ``package.module:name`` or a recipe's name; `name` is a Job or returns
+    one.
 
     Raises JobError with the person's own line where their file is at fault.
     """

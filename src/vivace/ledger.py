@@ -15,9 +15,10 @@ from vivace.errors import FolderError
 class Profile:
     """Where the reference's step spends its time: what bounds the gain of each technique.
 
-    `shares` are fractions of the step (``data``, ``forward``, ``backward``, ``update``); `operator_shares` fractions of
-    operator time by class (``convolution``, ``matmul``, ``norm``, ``recurrent``, ``attention``, ``elementwise``,
-    ``memory``). `features` are facts about the job such as ``batch_norm``, ``convolution_2d``, ``batch_size``.
+    `shares` are fractions of the step (``data``, ``place``, ``forward``, ``backward``, ``update``; an own step's
+    whole time is ``forward``); `operator_shares` fractions of operator time by class (``convolution``, ``matmul``,
+    ``norm``, ``recurrent``, ``attention``, ``elementwise``, ``memory``). `features` are facts about the job such
+    as ``batch_norm``, ``convolution_2d``, ``batch_size``.
     """
 
     device: str
@@ -36,7 +37,8 @@ class Observation:
     """What one profiled step really did: the ground on which a technique confirms that it acted.
 
     `dtypes` counts floating-point operator inputs by dtype over matrix and convolution operators; `operators` counts
-    operator names; `peak_bytes` is the largest number of live tensor bytes; `page_faults` are minor faults a step.
+    operator names, `kernels` the device's kernels; `peak_bytes` is the largest number of live tensor bytes;
+    `page_faults` are minor faults a step.
     """
 
     operators: dict[str, int]
@@ -45,6 +47,7 @@ class Observation:
     page_faults: float
     compiled_graphs: int = 0
     graph_breaks: int = 0
+    kernels: dict[str, int] = dataclasses.field(default_factory=dict)
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -59,10 +62,11 @@ class Ratio:
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One immutable line of the ledger. A measured trial carries its pairs; without them it cannot be constructed.
+    """One immutable line of the ledger. A measured trial carries its pairs; without them it cannot be
+    constructed.
 
-    `pairs` are (reference seconds, candidate seconds) a step, of neighbouring blocks. `reason` says why a refused or
-    failed trial has none. `predicted` are the bounds of the gain that the cards named beforehand.
+    `pairs` are (reference seconds, candidate seconds) a step, of neighbouring blocks. `reason` says why a
+    refused or failed trial has none. `predicted` are the bounds of the gain that the cards named beforehand.
     """
 
     techniques: dict[str, dict[str, Any]]
@@ -129,12 +133,12 @@ class Ledger:
         if not self.path.exists():
             return []
         found = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
+        for line in self.path.read_bytes().split(b"\n"):
             try:
                 document = json.loads(line)
-            except json.JSONDecodeError:
+            except ValueError:  # torn JSON, or torn inside a character
                 continue
-            if record is None or document.get("record") == record:
+            if isinstance(document, dict) and record in (None, document.get("record")):
                 found.append(document)
         return found
 

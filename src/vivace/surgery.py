@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import pickle
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 
 def map_tensors(batch: Any, function: Callable[[torch.Tensor], Any]) -> Any:
@@ -118,8 +122,52 @@ def switch_optimizer(optimizer: torch.optim.Optimizer, settings: Mapping[str, An
     return undo
 
 
+def with_workers(
+    loader: DataLoader[Any], num_workers: int, prefetch_factor: int, persistent: bool
+) -> DataLoader[Any]:
+    """A DataLoader over the same dataset, sampler and functions, with another number of worker processes."""
+    same: dict[str, Any] = {
+        name: getattr(loader, name)
+        for name in ("collate_fn", "pin_memory", "worker_init_fn", "generator", "in_order")
+    }
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        same["batch_sampler"] = loader.batch_sampler
+    else:
+        same.update(batch_size=loader.batch_size, sampler=loader.sampler, drop_last=loader.drop_last)
+    if num_workers:
+        same.update(
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent,
+            multiprocessing_context=loader.multiprocessing_context,
+            timeout=loader.timeout,
+        )
+    return DataLoader(loader.dataset, num_workers=num_workers, **same)
+
+
+def draws_random_numbers(dataset: Any) -> bool:
+    """Does reading a sample draw from the random stream of torch, NumPy or Python? True if unreadable.
+
+    The streams are given back as they were.
+    """
+    before = _random_states()
+    try:
+        dataset[0]
+        return pickle.dumps(before) != pickle.dumps(_random_states())
+    except Exception:  # the dataset is a person's code, and its keys need not be numbers
+        return True
+    finally:
+        torch.set_rng_state(before[0])
+        numpy.random.set_state(before[1])
+        random.setstate(before[2])
+
+
+def _random_states() -> tuple[Any, Any, Any]:
+    return torch.get_rng_state(), numpy.random.get_state(), random.getstate()
+
+
 class Shell(nn.Module):
-    """A module whose forward is the job's forward seam, so that module wrappers can act on the model and its loss.
+    """A module whose forward is the job's forward seam, so that module wrappers can act on the model and its
+    loss.
 
     Args:
         model: the person's model; its parameters appear below the name ``model``.

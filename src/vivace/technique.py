@@ -5,9 +5,10 @@ One training step is a chain of seams, each a function:
     batch -> place -> step: [ forward -> backward -> finish -> (on_gradients) -> update ] -> mean loss
                               '---- gradients ----'
 
-After `finish` every ``.grad`` is the true, unscaled gradient of the mean loss; after the step all gradients are
-``None``. A technique edits objects (`Build.model`, `Build.optimizer`) in place, and wraps or replaces seams. At most
-one technique replaces a seam, any number wrap it, in the order of their stages: a plan is a set, not a sequence.
+After `finish` every ``.grad`` is the true, unscaled gradient of the mean loss; after the step all gradients
+are ``None``. A technique edits objects (`Build.model`, `Build.optimizer`) in place, and wraps or replaces
+seams. At most one technique replaces a seam, any number wrap it, in the order of their stages: a plan is a
+set, not a sequence.
 
 This module imports no torch, so that cards can be listed and plans validated anywhere.
 """
@@ -90,7 +91,8 @@ class Card:
 
 
 class Technique:
-    """One way to train faster or in less memory. Subclass as a frozen dataclass whose fields are the settings.
+    """One way to train faster or in less memory. Subclass as a frozen dataclass whose fields are the
+    settings.
 
     The name is the name of its file or, for a class registered from elsewhere, the class attribute `name`.
     """
@@ -130,8 +132,9 @@ class Technique:
 class Build:
     """The workbench on which a session is built: the objects, the seams, and what must be undone on close.
 
-    `model`, `optimizer` and `loss` are None where the person brings an own step function (`own_step`); `models` then
-    holds the modules that it trains, and only the seams `batches`, `place` and `step` may be touched.
+    `model`, `optimizer` and `loss` are None where the person brings an own step function (`own_step`);
+    `models` then holds the modules that it trains, and only the seams `batches`, `place` and `step` may be
+    touched.
     """
 
     def __init__(

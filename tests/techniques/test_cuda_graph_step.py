@@ -28,7 +28,10 @@ def test_a_cpu_is_refused(tiny):
 
 @pytest.mark.parametrize(
     ("optimizer", "reason"),
-    [(torch.optim.SGD, "SGD can be captured only fused"), (torch.optim.Adagrad, "Adagrad cannot be captured")],
+    [
+        (torch.optim.SGD, "SGD can be captured only fused"),
+        (torch.optim.Adagrad, "Adagrad cannot be captured"),
+    ],
 )
 def test_optimizers_that_cannot_be_captured_are_refused_by_name(optimizer, reason):
     with pytest.raises(vivace.Refused, match=reason):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
 import torch
@@ -19,6 +20,8 @@ from vivace.job import Job, blame
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.technique import Build
+
+Part = TypeVar("Part")
 
 
 def attach(
@@ -34,8 +37,9 @@ def attach(
 ) -> Session:
     """Open a session on objects that a person already has; nothing is inherited and nothing is taken away.
 
-    Either `model`, `optimizer` and ``loss(model, batch)``, or an own ``step(batch)`` with the `models` that it trains.
-    Raises `Refused` with the technique's name and reason where the plan cannot act, and InputError on wrong arguments.
+    Either `model`, `optimizer` and ``loss(model, batch)``, or an own ``step(batch)`` with the `models` that
+    it trains. Raises `Refused` with the technique's name and reason where the plan cannot act, and InputError
+    on wrong arguments.
     """
     if step is not None and (model is not None or loss is not None or not models):
         raise InputError(
@@ -52,18 +56,22 @@ def attach(
         device=first.device if first is not None else torch.device("cpu"),
         own_step=step is not None,
     )
-    return Session(plan, build, loss=loss, step=step, on_gradients=on_gradients)
+    optimizers = [optimizer] if optimizer is not None else []
+    return Session(plan, build, loss=loss, step=step, on_gradients=on_gradients, optimizers=optimizers)
 
 
 def start(job: Job, plan: Plan, machine: Machine, *, seed: int = 0, strict: bool = True) -> Session:
-    """Build a job from zero and open it under `plan`, on top of strict fp32 (`strict`) or of PyTorch's defaults.
+    """Build a job from zero and open it under `plan`, on top of strict fp32 (`strict`) or of PyTorch's
+    defaults.
 
     Raises JobError where one of the Job's callables fails, and `Refused` where the plan cannot act.
     """
     seed_everything(seed)
     device = training_device()
     built = call(job, "model")
-    models = modules_in(built)
+    models = parts_of(built, nn.Module)
+    if not models:
+        raise JobError(f"the Job's model() returned a {type(built).__name__}; it must return an nn.Module")
     if job.step is None and len(models) > 1:
         raise JobError(f"the Job's model() returned {len(models)} modules; several modules need an own step=")
     for module in models:
@@ -80,7 +88,14 @@ def start(job: Job, plan: Plan, machine: Machine, *, seed: int = 0, strict: bool
     if strict:
         forbid_tf32(build)
     step = partial(job.step, built, optimizer) if job.step is not None else None
-    return Session(plan, build, loss=job.loss, step=step, on_gradients=job.on_gradients)
+    return Session(
+        plan,
+        build,
+        loss=job.loss,
+        step=step,
+        on_gradients=job.on_gradients,
+        optimizers=parts_of(optimizer, torch.optim.Optimizer),
+    )
 
 
 def call(job: Job, field: str, *arguments: Any) -> Any:
@@ -91,19 +106,14 @@ def call(job: Job, field: str, *arguments: Any) -> Any:
         raise JobError(f"the Job's {field} failed: {blame(error)}") from error
 
 
-def modules_in(built: Any) -> list[nn.Module]:
-    """The modules of what `Job.model` returned: one, or a list, tuple or mapping of several."""
+def parts_of(built: Any, kind: type[Part]) -> list[Part]:
+    """The modules or optimizers in what a Job's function returned: one, or a list, tuple or mapping of several."""
+    if isinstance(built, kind):
+        return [built]
     items = (
-        built.values()
-        if isinstance(built, Mapping)
-        else built
-        if isinstance(built, (list, tuple))
-        else [built]
+        built.values() if isinstance(built, Mapping) else built if isinstance(built, (list, tuple)) else []
     )
-    found = [item for item in items if isinstance(item, nn.Module)]
-    if not found:
-        raise JobError(f"the Job's model() returned a {type(built).__name__}; it must return an nn.Module")
-    return found
+    return [item for item in items if isinstance(item, kind)]
 
 
 def training_device() -> torch.device:
@@ -131,3 +141,46 @@ def forbid_tf32(build: Build) -> None:
         torch.backends.mkldnn.rnn,
     ):
         build.set_flag(owner, "fp32_precision", "ieee")
+
+
+def first_batches(loader: Any, count: int) -> list[Any]:
+    """Up to `count` batches, at least one. Raises JobError where the loader fails or is empty."""
+    batches: list[Any] = []
+    try:
+        for batch in loader:
+            batches.append(batch)
+            if len(batches) == count:
+                break
+    except Exception as error:
+        raise JobError(f"the Job's data failed while loading: {blame(error)}") from error
+    if not batches:
+        raise JobError(
+            "the Job's data() gave no batch: the loader is empty (drop_last with too few samples?)"
+        )
+    return batches
+
+
+def checked_step(session: Session, batch: Any) -> float:
+    """One step of the job as it is, whose loss must be one finite number. Raises JobError otherwise."""
+    try:
+        loss = session.step(batch)
+    except Exception as error:
+        scalar = "grad can be implicitly created only for scalar outputs" in str(error)
+        if not scalar:
+            raise JobError(f"the Job's first step failed: {blame(error)}") from error
+        raise JobError(
+            "the Job's loss is not a scalar: it must return one number, the mean over the batch"
+        ) from error
+    value = torch.as_tensor(float("nan") if loss is None else loss)
+    if loss is None:
+        raise JobError("the Job's step returned None; it must return its loss")
+    if value.numel() != 1:
+        shape = tuple(value.shape)
+        raise JobError(
+            f"the Job's loss has the shape {shape}; it must be one number, the mean over the batch"
+        )
+    if not math.isfinite(float(value)):
+        raise JobError(
+            f"the Job's loss is {float(value)} at step 0, before any technique: mend the job first"
+        )
+    return float(value)

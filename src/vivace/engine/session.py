@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Self
@@ -27,11 +27,21 @@ class Session:
     finish: Callable[[], None]
     update: Callable[[], None]
 
-    def __init__(self, plan: Plan, build: Build, *, loss: Any, step: Any, on_gradients: Any) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        build: Build,
+        *,
+        loss: Any,
+        step: Any,
+        on_gradients: Any,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+    ) -> None:
         self.plan = plan
         self.build = build
         self.model = build.models[0] if len(build.models) == 1 else None
         self.optimizer = build.optimizer
+        self.optimizers = list(optimizers)
         self._loss = loss
         self._on_gradients = on_gradients
         self._batches: Callable[[Iterable[Any]], Iterable[Any]] = iter

@@ -1,1 +1,1 @@
-"""."""
+"""Paired, interleaved timing in child processes."""

@@ -1,0 +1,5 @@
+"""``python -m vivace``: the command line, for torchrun."""
+
+from vivace.cli import main
+
+main()

@@ -1,0 +1,199 @@
+"""The command line. Every command: `--json` for one document on standard output, everything else on standard error."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vivace.errors import AnswerIsNo, VivaceError
+
+HELP = """Makes a PyTorch training job faster, proves that it is still the same model, and trains it.
+
+JOB is path/to/file.py:name, package.module:name, or the name of a built-in recipe."""
+
+app = typer.Typer(
+    help=HELP,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="file.py:name, module:name, or a recipe")]
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON document on standard output")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="no progress, no tables")]
+Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks")]
+
+
+class Screen:
+    """Where a command shows things: standard error; and the real standard output, kept for the JSON document."""
+
+    def __init__(self, as_json: bool, quiet: bool, debug: bool) -> None:
+        self.as_json, self.quiet, self.debug = as_json, quiet, debug
+        self.exit_code = 0
+        sys.stdout.flush()
+        self._output = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)  # what a job prints goes to standard error
+
+    def document(self, content: dict[str, Any]) -> None:
+        """Print the command's JSON document, if it was asked for."""
+        if self.as_json:
+            self._output.write(json.dumps(content, ensure_ascii=False, default=str) + "\n")
+            self._output.flush()
+
+    def show(self, draw: Callable[[Any], None]) -> None:
+        """Let `draw` print tables on a console, unless quiet."""
+        if not self.quiet:
+            from rich.console import Console
+
+            draw(Console(stderr=True, highlight=False))
+
+    def say(self, text: str) -> None:
+        """One line on standard error, unless quiet."""
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def screen(as_json: bool, quiet: bool, debug: bool) -> Iterator[Screen]:
+    """Run a command's body; every error becomes one sentence and an exit code."""
+    current = Screen(as_json, quiet, debug)
+    try:
+        with open(os.devnull) as nothing:
+            os.dup2(nothing.fileno(), 0)  # a job must not wait for the terminal
+        yield current
+        code = current.exit_code
+    except VivaceError as error:
+        if debug:
+            raise
+        current.document({"error": {"kind": error.kind, "message": str(error)}})
+        print(f"vivace: {error}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        print("vivace: interrupted", file=sys.stderr)
+        code = 130
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command()
+def inspect(as_json: AsJson = False, quiet: Quiet = False, debug: Debug = False) -> None:
+    """This machine: devices, versions, limits, and what is missing."""
+    with screen(as_json, quiet, debug) as out:
+        from vivace.inspect import inspect as gather
+        from vivace.inspect.table import draw
+
+        machine = gather()
+        out.document(machine.to_dict())
+        out.show(lambda console: draw(machine, console))
+
+
+@app.command()
+def tune(
+    job: JobName,
+    budget: Annotated[str, typer.Option(help="fast, balanced, max, or seconds")] = "balanced",
+    memory: Annotated[str | None, typer.Option(help="largest peak memory, such as 20GiB")] = None,
+    allow: Annotated[str, typer.Option(help="exact, rounding or semantics")] = "rounding",
+    out: Annotated[Path, typer.Option(help="folder for plan, ledger and report")] = Path("runs/tune"),
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Find the fastest plan that trains the same model."""
+    with screen(as_json, quiet, debug) as shown:
+        from vivace.tune import tune as run
+        from vivace.tune.progress import Progress, epilogue
+
+        command = f"vivace tune {job} --budget {budget} --allow {allow}" + (
+            f" --memory {memory}" if memory else ""
+        )
+        with Progress(quiet) as progress:
+            result = run(
+                job, budget=budget, memory=memory, allow=allow, out=out, on_event=progress, command=command
+            )
+        shown.document(result.to_dict())
+        shown.show(lambda console: epilogue(result, job, console))
+        shown.exit_code = 130 if result.interrupted else 0
+
+
+@app.command()
+def verify(
+    job: JobName,
+    plan: Annotated[Path, typer.Option(help="plan file")],
+    metric: Annotated[bool, typer.Option("--metric", help="train to the end and compare the metric")] = False,
+    seeds: Annotated[int, typer.Option(help="seeds of the metric's test")] = 5,
+    margin: Annotated[float | None, typer.Option(help="metric difference that does not matter")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Is the plan's promise kept? Exit code 1 if not."""
+    with screen(as_json, quiet, debug) as out:
+        from vivace.verify import verify as run
+        from vivace.verify.table import draw
+
+        verdict = run(job, plan, metric=metric, seeds=seeds, margin=margin)
+        out.document(verdict.to_dict())
+        out.show(lambda console: draw(verdict, console))
+        out.exit_code = 0 if verdict.kept else AnswerIsNo.exit_code
+
+
+@app.command()
+def report(folder: Path, as_json: AsJson = False, quiet: Quiet = False, debug: Debug = False) -> None:
+    """Show a run, and write it as one HTML page."""
+    with screen(as_json, quiet, debug) as out:
+        from vivace.report import report as run
+        from vivace.report import terminal
+
+        page = run(folder)
+        out.document({"report_path": str(page)})
+        out.show(lambda console: terminal(folder, console))
+
+
+@app.command()
+def techniques(as_json: AsJson = False, quiet: Quiet = False, debug: Debug = False) -> None:
+    """List the techniques that a plan can hold."""
+    with screen(as_json, quiet, debug) as out:
+        from vivace import registry
+
+        cards = [
+            {
+                "name": cls.name,
+                "stage": cls.card.stage.name,
+                "promise": cls.card.numerics.name.lower(),
+                "devices": list(cls.card.devices),
+                "summary": cls.card.summary,
+                "source": cls.card.source,
+            }
+            for cls in registry.everything()
+        ]
+        out.document({"techniques": cards})
+        out.show(lambda console: _draw_cards(cards, console))
+
+
+def _draw_cards(cards: list[dict[str, Any]], console: Any) -> None:
+    from rich.table import Table
+
+    table = Table(box=None)
+    for column in ("technique", "stage", "promise", "devices", "what it does"):
+        table.add_column(column)
+    for card in cards:
+        table.add_row(
+            card["name"], card["stage"], card["promise"], " ".join(card["devices"]), card["summary"]
+        )
+    console.print(table)
+
+
+def main() -> None:
+    """The entry point; bad options end with exit code 2 like every other bad input."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

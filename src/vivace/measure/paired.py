@@ -1,0 +1,100 @@
+"""The parent's side of a measurement: reference and candidate in their own processes, block by block in turn."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vivace.engine.launch import Child, Source
+from vivace.errors import ChildFailed
+from vivace.ledger import Ratio
+from vivace.machine import Machine
+from vivace.measure.statistics import speed_ratio, width
+from vivace.plan import Plan
+
+WORKER = "vivace.measure.worker:Worker"
+BLOCK_SECONDS = 0.3
+UNSTEADY_WIDTH = 0.5
+
+
+class Contestant:
+    """A child process that holds a job open under a plan, ready to run timed blocks."""
+
+    def __init__(
+        self, source: Source, machine: Machine, *, log: Path | None = None, timeout: float = 600
+    ) -> None:
+        self.child = Child(WORKER, source, {"machine": machine.to_dict()}, log=log)
+        self.timeout = timeout
+        self.step_seconds = 0.0
+        self.warmup_seconds = 0.0
+        self.promise = "exact"
+
+    def open(self, plan: Plan, *, strict: bool = True, seed: int = 0, warm_seconds: float = 1.0) -> None:
+        """Open the plan and warm it up. Raises Refused, JobError or ChildFailed."""
+        deadline = time.monotonic() + self.timeout
+        opened = self.child.ask("open", self.timeout, plan=plan.to_dict(), strict=strict, seed=seed)
+        self.promise = opened["promise"]
+        warmed = self.child.ask("warm", max(1.0, deadline - time.monotonic()), seconds=warm_seconds)
+        self.step_seconds, self.warmup_seconds = warmed["step_seconds"], warmed["warmup_seconds"]
+
+    def block(self, steps: int) -> float:
+        """Seconds a sample over one block of `steps` steps."""
+        done = self.child.ask("block", self.timeout, steps=steps)
+        return float(done["seconds"] / done["samples"])
+
+    def ask(self, command: str, **arguments: Any) -> Any:
+        """Any other command of the worker."""
+        return self.child.ask(command, self.timeout, **arguments)
+
+    def close(self) -> None:
+        """End the process."""
+        self.child.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A ratio with the pairs it rests on; seconds are per sample."""
+
+    ratio: Ratio
+    pairs: tuple[tuple[float, float], ...]
+
+
+def compare(
+    reference: Contestant,
+    candidate: Contestant,
+    *,
+    seconds: float,
+    tolerance: float = 0.03,
+    hopeless: Callable[[Ratio], bool] = lambda ratio: False,
+) -> Comparison:
+    """Time both in turn until the 95 % interval is tighter than `tolerance`, the case is hopeless, or time is
+    up.
+
+    Each candidate block is paired with the mean of the reference blocks just before and after it, which
+    cancels a steady drift of the machine. Raises ChildFailed where the machine is too unsteady to conclude
+    anything.
+    """
+    deadline = time.monotonic() + seconds
+    steps = [max(1, round(BLOCK_SECONDS / max(c.step_seconds, 1e-6))) for c in (reference, candidate)]
+    before = reference.block(steps[0])
+    pairs: list[tuple[float, float]] = []
+    while True:
+        middle = candidate.block(steps[1])
+        after = reference.block(steps[0])
+        pairs.append(((before + after) / 2, middle))
+        before = after
+        if len(pairs) < 4:
+            continue
+        ratio = speed_ratio(pairs)
+        enough = len(pairs) >= 6 and width(ratio) < tolerance
+        if enough or hopeless(ratio) or len(pairs) >= 60 or (time.monotonic() > deadline):
+            break
+    if width(ratio) > UNSTEADY_WIDTH:
+        raise ChildFailed(
+            f"the machine was too unsteady to conclude: ratio {ratio.low:.2f} to {ratio.high:.2f} after "
+            f"{len(pairs)} pairs of blocks"
+        )
+    return Comparison(ratio, tuple(pairs))

@@ -1,0 +1,138 @@
+"""The child's side of a measurement: opens a job under a plan, warms it up, and runs timed blocks of real steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from vivace.engine.opening import call, checked_step, first_batches, start
+from vivace.engine.session import Session
+from vivace.job import Job
+from vivace.ledger import Observation
+from vivace.machine import Machine
+from vivace.plan import Plan
+from vivace.profile.observe import observe
+from vivace.profile.reference import profile_reference
+from vivace.surgery import batch_size, tensors
+
+
+class Worker:
+    """Serves `vivace.engine.launch.Child`: each method is a command with JSON arguments and answer."""
+
+    def __init__(self, job: Job, machine: dict[str, Any]) -> None:
+        self.job = job
+        self.machine = Machine.from_dict(machine)
+        self.session: Session | None = None
+        self._stream: Iterator[Any] = iter(())
+
+    def check(self) -> dict[str, Any]:
+        """Run one step of the job as it is; return what it consists of. Raises JobError in the person's nouns."""
+        loader = call(self.job, "data")
+        batches = first_batches(loader, 4)
+        with start(self.job, Plan(), self.machine, strict=False) as session:
+            model = session.build.models[0]
+            size = batch_size(batches[0])
+            checked_step(session, batches[0])
+            parameters = [p for m in session.build.models for p in m.parameters()]
+            return {
+                "signature": self._signature(session, batches[0]),
+                "batch_size": size,
+                "model": type(model).__name__,
+                "num_parameters": sum(p.numel() for p in parameters),
+                "optimizer": type(session.optimizer).__name__
+                if session.optimizer is not None
+                else "own step",
+                "device": session.build.device.type,
+                "steps_per_epoch": _length(loader),
+            }
+
+    def profile(self) -> dict[str, Any]:
+        """The reference's `Profile`: what bounds the gain of each technique."""
+        with start(self.job, Plan(), self.machine) as session:
+            return dataclasses.asdict(
+                profile_reference(session, self.job, first_batches(call(self.job, "data"), 4))
+            )
+
+    def open(self, plan: dict[str, Any], strict: bool = True, seed: int = 0) -> dict[str, Any]:
+        """Open the job under a plan. Raises Refused where a technique declines."""
+        begin = time.perf_counter()
+        self.session = start(self.job, Plan.from_dict(plan), self.machine, seed=seed, strict=strict)
+        self._stream = self._endless(call(self.job, "data"))
+        return {"seconds": time.perf_counter() - begin, "promise": self.session.promise.name.lower()}
+
+    def warm(self, seconds: float = 1.0) -> dict[str, float]:
+        """Step until compiled, cached and steady: at least 3 steps and `seconds` after the first."""
+        begin = time.perf_counter()
+        self._steps(1)
+        first = time.perf_counter() - begin
+        times: list[float] = []
+        while len(times) < 2 or sum(times) < seconds:
+            before = time.perf_counter()
+            self._steps(1)
+            times.append(time.perf_counter() - before)
+            if len(times) >= 2 and sum(times) > 3 * seconds and times[-1] < 1.5 * min(times):
+                break
+        steady = sorted(times)[len(times) // 2]
+        extra = first + sum(times) - (len(times) + 1) * steady
+        return {"step_seconds": steady, "warmup_seconds": max(0.0, extra)}
+
+    def block(self, steps: int) -> dict[str, float]:
+        """Time `steps` steps, loading included; `seconds` a step of the nominal batch."""
+        begin = time.perf_counter()
+        samples = self._steps(steps)
+        return {"seconds": time.perf_counter() - begin, "samples": samples}
+
+    def observe(self) -> dict[str, Any]:
+        """What one step of the open session really did."""
+        assert self.session is not None
+        return dataclasses.asdict(observe(self.session, [next(self._stream) for _ in range(2)]))
+
+    def confirm(self, reference: dict[str, Any]) -> dict[str, Any]:
+        """Let every technique of the plan prove that it acted. Raises Refused with the technique's name."""
+        assert self.session is not None
+        seen = Observation(**self.observe())
+        evidence = {}
+        for technique in self.session.plan.techniques:
+            try:
+                evidence[technique.name] = technique.confirm(seen, Observation(**reference))
+            except Exception as error:
+                raise type(error)(f"{technique.name}: {error}") from error
+        return {"evidence": evidence, "peak_bytes": seen.peak_bytes}
+
+    def _steps(self, count: int) -> int:
+        assert self.session is not None
+        samples = 0
+        for _ in range(count):
+            batch = next(self._stream)
+            self.session.step(batch)
+            samples += batch_size(batch)
+        if self.session.build.device.type == "cuda":
+            torch.cuda.synchronize()
+        return samples
+
+    def _endless(self, loader: Any) -> Iterator[Any]:
+        assert self.session is not None
+        while True:
+            yield from self.session.batches(loader)
+
+    def _signature(self, session: Session, batch: Any) -> str:
+        shapes = [
+            (n, tuple(p.shape), str(p.dtype)) for m in session.build.models for n, p in m.named_parameters()
+        ]
+        inputs = [(tuple(t.shape), str(t.dtype)) for t in tensors(batch)]
+        optimizer = session.optimizer
+        defaults = sorted(f"{k}={v}" for k, v in optimizer.defaults.items()) if optimizer is not None else []
+        text = repr((shapes, inputs, type(optimizer).__name__, defaults))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None

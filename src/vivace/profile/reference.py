@@ -1,0 +1,147 @@
+"""Profile of a reference session: where a step's time goes, by part and operator class; facts of the job."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from vivace.engine.session import Session
+from vivace.job import Job
+from vivace.ledger import Profile
+from vivace.profile.observe import is_operator, observe, operator_class, optimizers_in, profile_step
+from vivace.surgery import batch_size, has_batch_norm, modules_of
+
+TIMED_STEPS = 5
+PARTS = ("data", "place", "forward", "backward", "update")
+
+
+def profile_reference(session: Session, job: Job, batches: list[Any]) -> Profile:
+    """Profile an open session of `job` under the empty plan; `batches` are some of its batches.
+
+    The parts are timed on the job's own loader, fetch and step in turn, so that workers overlap.
+    """
+    seen = observe(session, batches)
+    loader = job.data()
+    parts = _time_parts(session, loader)
+    step_seconds = sum(parts.values())
+    parameters = [p for model in session.build.models for p in model.parameters()]
+    return Profile(
+        device=session.build.device.type,
+        step_seconds=step_seconds,
+        shares={part: parts[part] / step_seconds for part in PARTS},
+        operator_shares=_operator_shares(profile_step(session, batches[-1])),
+        num_operators=sum(seen.operators.values()),
+        page_faults=seen.page_faults,
+        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        peak_bytes=seen.peak_bytes,
+        features=_features(session, batches[0], loader, parameters),
+    )
+
+
+def _time_parts(session: Session, loader: Iterable[Any]) -> dict[str, float]:
+    """Median seconds of each part over a few steps; the first fetch and step only warm up."""
+    spent: dict[str, float] = defaultdict(float)
+    steps: list[dict[str, float]] = []
+    with _timed_seams(session, spent):
+        source = _endless(session, loader)
+        for _ in range(TIMED_STEPS + 1):
+            spent.clear()
+            start = _now(session)
+            batch = next(source)
+            fetched = _now(session)
+            session.step(batch)
+            done = _now(session)
+            rest = done - fetched - sum(spent.values())
+            last = "forward" if session.build.own_step else "update"
+            steps.append({**spent, "data": fetched - start, last: rest})
+    return {part: statistics.median(step.get(part, 0.0) for step in steps[1:]) for part in PARTS}
+
+
+@contextmanager
+def _timed_seams(session: Session, spent: dict[str, float]) -> Iterator[None]:
+    def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            start = _now(session)
+            result = function(*arguments)
+            spent[name] += _now(session) - start
+            return result
+
+        return call
+
+    names = ("place",) if session.build.own_step else ("place", "forward", "backward")
+    originals = {name: getattr(session, name) for name in names}
+    try:
+        for name, function in originals.items():
+            setattr(session, name, timed(name, function))
+        yield
+    finally:
+        for name, function in originals.items():
+            setattr(session, name, function)
+
+
+def _endless(session: Session, loader: Iterable[Any]) -> Iterator[Any]:
+    """Batches of one pass after another, so that a short loader suffices."""
+    while True:
+        yield from session.batches(loader)
+
+
+def _now(session: Session) -> float:
+    if session.build.device.type == "cuda":
+        torch.cuda.synchronize(session.build.device)
+    return time.perf_counter()
+
+
+def _operator_shares(profiler: torch.profiler.profile) -> dict[str, float]:
+    """Fractions of the operators' own time: the device's where kernels ran, else the CPU's."""
+    rows = [row for row in profiler.key_averages() if is_operator(row.key) and "CPU" in str(row.device_type)]
+    on_device = any(row.self_device_time_total for row in rows)
+    spent: Counter[str] = Counter()
+    for row in rows:
+        own = row.self_device_time_total if on_device else row.self_cpu_time_total
+        spent[operator_class(row.key)] += own
+    total = sum(spent.values()) or 1.0
+    return {kind: value / total for kind, value in spent.items()}
+
+
+def _features(
+    session: Session, batch: Any, loader: Any, parameters: list[torch.nn.Parameter]
+) -> dict[str, Any]:
+    models = session.build.models
+    kinds: dict[str, tuple[type[nn.Module], ...]] = {
+        "convolution_2d": (nn.Conv2d, nn.ConvTranspose2d),
+        "recurrent": (nn.RNNBase, nn.RNNCellBase),
+        "dropout": (nn.modules.dropout._DropoutNd,),
+    }
+    found = {name: any(modules_of(model, *classes) for model in models) for name, classes in kinds.items()}
+    optimizers = [type(optimizer).__name__ for optimizer in optimizers_in(session.build.optimizer)]
+    return {
+        **found,
+        "batch_norm": any(has_batch_norm(model) for model in models),
+        "batch_size": batch_size(batch),
+        "dtype": str(parameters[0].dtype).removeprefix("torch.") if parameters else None,
+        "optimizer": optimizers[0] if optimizers else None,
+        "num_parameters": sum(p.numel() for p in parameters),
+        "num_threads": torch.get_num_threads(),
+        "own_step": session.build.own_step,
+        "loader": _loader_facts(loader),
+    }
+
+
+def _loader_facts(loader: Any) -> dict[str, Any]:
+    if not isinstance(loader, DataLoader):
+        return {"is_dataloader": False}
+    dataset = loader.dataset
+    return {
+        "is_dataloader": True,
+        "num_workers": loader.num_workers,
+        "batch_size": loader.batch_size,
+        "dataset_length": len(dataset) if hasattr(dataset, "__len__") else None,
+    }

@@ -1,0 +1,104 @@
+"""Handwritten digits, the real ones that ship with scikit-learn, and a small residual convolutional network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from vivace.errors import InputError
+from vivace.job import Job
+
+NUM_TRAINING = 1437  # of 1,797; the rest validates
+
+
+class Residual(nn.Module):
+    """Two 3x3 convolutions around an identity: (batch, channels, height, width) -> the same shape."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.first_norm = nn.BatchNorm2d(channels)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.second_norm = nn.BatchNorm2d(channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The block's output."""
+        inner = functional.relu(self.first_norm(self.first(x)))
+        return functional.relu(x + self.second_norm(self.second(inner)))
+
+
+def model() -> nn.Module:
+    """A residual network for 8x8 images in 10 classes, about 260,000 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1, bias=False),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        Residual(32),
+        nn.Conv2d(32, 64, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        Residual(64),
+        Residual(64),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, 10),
+    )
+
+
+def _digits() -> tuple[torch.Tensor, torch.Tensor]:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise InputError("the digits recipe needs scikit-learn: pip install 'vivace[demo]'") from None
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16.0
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    return images[order], torch.tensor(digits.target)[order]
+
+
+def data() -> DataLoader[Any]:
+    """Shuffled training batches of 64 images (64, 1, 8, 8) and labels (64,)."""
+    images, labels = _digits()
+    training = TensorDataset(images[:NUM_TRAINING], labels[:NUM_TRAINING])
+    return DataLoader(training, batch_size=64, shuffle=True, drop_last=True)
+
+
+def validation() -> DataLoader[Any]:
+    """The 360 held-out digits."""
+    images, labels = _digits()
+    return DataLoader(TensorDataset(images[NUM_TRAINING:], labels[NUM_TRAINING:]), batch_size=360)
+
+
+def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Cross entropy, the mean over the batch."""
+    return functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def accuracy(model: nn.Module, batches: Iterable[Any]) -> float:
+    """The share of held-out digits that the model names rightly."""
+    right = total = 0
+    for images, labels in batches:
+        right += int((model(images).argmax(1) == labels).sum())
+        total += len(labels)
+    return right / total
+
+
+EPOCHS = 15
+
+job = Job(
+    model=model,
+    data=data,
+    loss=loss,
+    optimizer=lambda model: torch.optim.SGD(
+        model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4, nesterov=True
+    ),
+    scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS),
+    metric=accuracy,
+    validation=validation,
+    epochs=EPOCHS,
+)

@@ -1,0 +1,378 @@
+"""What a report says: a folder's records and the answers drawn from them. Page and terminal show the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from vivace.errors import FolderError
+from vivace.ledger import Ledger, Ratio, Trial
+from vivace.report import words
+
+_TRIAL_FIELDS = {field.name for field in dataclasses.fields(Trial)}
+_BASELINES = ("strict_fp32", "default", "tf32")
+_SAME = {"exact": "bit-identical model", "rounding": "same model", "semantics": "same metric"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One measured trial, named, with the steps after which its warm-up is gained back."""
+
+    name: str
+    trial: Trial
+    ratio: Ratio
+    break_even: float | None
+    kept: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Bar:
+    """One bar of a comparison; `value` is None where there is none, and `note` says why."""
+
+    name: str
+    value: float | None
+    note: str = ""
+    kept: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Gain:
+    """One step of the waterfall: the cumulative ratio after it, and the estimate before it."""
+
+    name: str
+    before: float
+    ratio: Ratio
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """The bounds that the cards named beforehand beside what was measured."""
+
+    name: str
+    low: float
+    high: float
+    ratio: Ratio
+
+    @property
+    def held(self) -> bool:
+        """Whether the measured estimate lies inside the predicted bounds."""
+        return self.low <= self.ratio.estimate <= self.high
+
+
+@dataclasses.dataclass(frozen=True)
+class Content:
+    """Everything that a folder's files say; any part may be empty where a run was interrupted."""
+
+    folder: Path
+    trials: tuple[Trial, ...]
+    run: dict[str, Any]
+    profile: dict[str, Any]
+    result: dict[str, Any]
+    verdict: dict[str, Any]
+    metrics: tuple[dict[str, Any], ...]
+    training: dict[str, Any]
+    unread: int = 0
+
+    @property
+    def tuned(self) -> bool:
+        """Whether the folder holds a tune run."""
+        return bool(self.run or self.trials or self.result or self.profile or self.verdict)
+
+    @property
+    def job(self) -> dict[str, Any]:
+        """The job's facts."""
+        return dict(self.run.get("job") or {})
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        """The machine's facts."""
+        return dict(self.run.get("machine") or {})
+
+    @property
+    def plan(self) -> dict[str, dict[str, Any]]:
+        """The kept plan; empty where nothing was kept, or not yet."""
+        return dict(self.result.get("plan") or {})
+
+    @cached_property
+    def measured(self) -> list[Row]:
+        """The measured trials, fastest first."""
+        rows = [self._row(trial, trial.ratio) for trial in self.trials if trial.ratio]
+        return sorted(rows, key=lambda row: row.ratio.estimate, reverse=True)
+
+    def _row(self, trial: Trial, ratio: Ratio) -> Row:
+        kept = trial is self.final
+        told = self.result.get("break_even_steps") if kept else None
+        name = words.plan_name(trial.techniques, trial.role)
+        return Row(name, trial, ratio, told if told is not None else _break_even(trial), kept)
+
+    @cached_property
+    def final(self) -> Trial | None:
+        """The trial of the kept plan: its confirmation where there is one."""
+        same = [t for t in self.trials if t.ratio and t.techniques == self.plan and self.plan]
+        confirmed = [t for t in same if t.role == "confirmation"]
+        found = confirmed or same
+        return found[-1] if found else None
+
+    @property
+    def best(self) -> Row | None:
+        """The fastest candidate that is faster beyond noise: what an interrupted run had in hand."""
+        rows = (r for r in self.measured if r.trial.role in ("candidate", "confirmation") and r.ratio.low > 1)
+        return next(rows, None)
+
+    @property
+    def speedup(self) -> Ratio | None:
+        """The kept plan's ratio against strict fp32."""
+        return _ratio(self.result.get("speedup"))
+
+    @property
+    def not_measured(self) -> list[tuple[str, Trial, int]]:
+        """Refused and failed trials: name, trial, and how often the same was said."""
+        counted: dict[tuple[str, str, str, str], tuple[str, Trial, int]] = {}
+        for trial in self.trials:
+            if trial.status != "measured":
+                name = words.plan_name(trial.techniques, trial.role)
+                key = (name, trial.role, trial.status, trial.reason)
+                counted[key] = (name, trial, counted[key][2] + 1 if key in counted else 1)
+        return list(counted.values())
+
+    @property
+    def baselines(self) -> list[Bar]:
+        """The three baselines and the kept plan, in samples a second."""
+        if not self.tuned:
+            return []
+        speeds, notes = self.result.get("baselines") or {}, self.result.get("baseline_notes") or {}
+        bars = []
+        for key in _BASELINES:
+            trial = self._baseline(key)
+            fallback = trial.samples_per_second if trial and key not in speeds else None
+            value = words.real(speeds.get(key)) or fallback
+            note = str(notes.get(key) or (trial.reason if trial else "") or ("" if value else "not measured"))
+            bars.append(Bar(words.plan_name({}, f"baseline_{key}"), value, note))
+        if self.plan:
+            known = self.final.samples_per_second if self.final else None
+            start = bars[0].value
+            product = start * self.speedup.estimate if start and self.speedup else None
+            bars.append(Bar("The plan", known or product, kept=True))
+        return bars
+
+    def _baseline(self, key: str) -> Trial | None:
+        found = [trial for trial in self.trials if trial.role == f"baseline_{key}"]
+        return found[-1] if found else None
+
+    @property
+    def over_default(self) -> float | None:
+        """The plan's speed over PyTorch's defaults: what a person who sets nothing gains."""
+        bars = self.baselines
+        usual, plan = (bars[1].value, bars[-1].value) if len(bars) == 4 else (None, None)
+        return plan / usual if usual and plan else None
+
+    @property
+    def waterfall(self) -> list[Gain]:
+        """The cumulative gains, technique by technique."""
+        gains: list[Gain] = []
+        for step in self.result.get("waterfall") or []:
+            ratio = _ratio(step.get("ratio"))
+            if ratio:
+                gains.append(Gain(str(step.get("step")), gains[-1].ratio.estimate if gains else 0.0, ratio))
+        return gains
+
+    @property
+    def predictions(self) -> list[Prediction]:
+        """Predicted bounds beside the measured ratio, for every candidate that has both."""
+        rows = (row for row in self.measured if row.trial.role == "candidate")
+        return [Prediction(r.name, *r.trial.predicted, r.ratio) for r in rows if r.trial.predicted]
+
+    @property
+    def memory(self) -> list[Bar]:
+        """Peak memory before and after, beside the budget and the device."""
+        reference = self._baseline("strict_fp32")
+        before = (reference.peak_bytes if reference else None) or self.profile.get("peak_bytes")
+        device = (self.machine.get("devices") or [{}])[0]
+        bars = [
+            Bar("Parameters", words.real(self.profile.get("parameter_bytes"))),
+            Bar("Peak, strict fp32", words.real(before)),
+            Bar("Peak, the plan", words.real(self.final.peak_bytes) if self.final else None, kept=True),
+            Bar("Budget", words.real(self.run.get("memory_bytes"))),
+            Bar("Device", words.real(device.get("memory_bytes"))),
+        ]
+        return [bar for bar in bars if bar.value] if any(bar.value for bar in bars[:4]) else []
+
+    @property
+    def checks(self) -> list[dict[str, Any]]:
+        """The verification's checks, as they were written."""
+        return [check for check in self.verdict.get("checks") or [] if isinstance(check, dict)]
+
+    @property
+    def setting(self) -> list[tuple[str, str]]:
+        """The job's and the machine's facts, in their units."""
+        machine, run = self.machine, self.run
+        cores = words.number(machine.get("num_cores"))
+        told: list[tuple[str, Any]] = [(name.replace("_", " "), value) for name, value in self.job.items()]
+        told = [(n.removeprefix("num "), f"{v:,}" if isinstance(v, int) else v) for n, v in told]
+        for device in machine.get("devices") or []:
+            features = ", ".join(map(str, device.get("features") or []))
+            told.append(
+                (str(device.get("kind")), f"{device.get('name')}, {words.size(device.get('memory_bytes'))}")
+            )
+            told += [("features", features)] if features else []
+        told += [("cores", cores)] if machine else []
+        told += [(name, value) for name, value in (machine.get("versions") or {}).items()]
+        for group in ("limits", "ceilings"):
+            facts = (machine.get(group) or {}).items()
+            told += [(n.removesuffix("_bytes").replace("_", " "), words.fact(n, v)) for n, v in facts]
+        told += [("missing", reason) for reason in machine.get("missing") or []]
+        told += [("machine", machine.get("fingerprint")), ("vivace", run.get("version"))]
+        told += [("allowed promise", run.get("allow")), ("budget", words.duration(run.get("budget_seconds")))]
+        return [(name, str(value)) for name, value in told if value not in (None, "", words.UNKNOWN)]
+
+    @property
+    def sentence(self) -> tuple[str, str]:
+        """The honest answer in one sentence, cut after its figure: "2.31×" and " (2.24–2.38) faster ..."."""
+        speedup, promise = self.speedup, str(self.result.get("promise") or "").upper()
+        if not self.tuned:
+            return "", self.trained
+        if not self.result:
+            return "", self._unfinished()
+        if not self.plan or speedup is None:
+            broken = self.verdict.get("kept") is False
+            cause = "faster kept its promise" if broken else "was faster beyond noise"
+            return "", f"Nothing {cause}: train as you do"
+        if speedup.low <= 1:
+            rest = f"Not faster beyond noise, {words.ratio(speedup)} of strict fp32's speed"
+            return "", f"{rest}; {self._promise(promise)}"
+        bounds = words.interval(speedup.low, speedup.high)
+        return words.times(speedup.estimate), f" ({bounds}) faster than strict fp32; {self._promise(promise)}"
+
+    @property
+    def headline(self) -> str:
+        """The honest answer as plain text."""
+        return "".join(self.sentence)
+
+    def _promise(self, promise: str) -> str:
+        kept = self.verdict.get("kept")
+        if kept is None:
+            return f"promise {promise} not verified".replace("  ", " ")
+        if not kept:
+            return f"promise {promise} broken: not the same model"
+        return f"{_SAME.get(promise.lower(), 'same model')}: promise {promise} kept"
+
+    def _unfinished(self) -> str:
+        best = self.best
+        if best is None:
+            return "Interrupted before anything faster was found: train as you do"
+        found = f"best so far {words.ratio(best.ratio)} by {best.name}"
+        return f"Interrupted; {found}, neither confirmed nor verified"
+
+    @property
+    def trained(self) -> str:
+        """What a training run ended with."""
+        last = self.metrics[-1] if self.metrics else {}
+        taken = words.real(self.training.get("steps")) or words.real(last.get("step"))
+        epochs, metric = self.training.get("epochs"), self.training.get("metric", last.get("metric"))
+        parts = [
+            f"Trained {int(taken or 0):,} steps" + (f" in {words.number(epochs)} epochs" if epochs else "")
+        ]
+        parts += [f"metric {words.number(metric)}"] if words.real(metric) is not None else []
+        loss = words.real(self.training.get("loss", last.get("loss")))
+        return "; ".join(parts + ([f"loss {words.number(loss)}"] if loss is not None else []))
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """The few figures that stand under the sentence."""
+        told = [
+            ("over PyTorch's defaults", words.times(self.over_default)),
+            (
+                "pays for itself after",
+                words.steps(self.result.get("break_even_steps")) if self.plan else words.UNKNOWN,
+            ),
+            ("peak memory", words.size(self.final.peak_bytes) if self.final else words.UNKNOWN),
+            ("trials, " + words.duration(self.result.get("seconds")), str(len(self.trials) or words.UNKNOWN)),
+        ]
+        trained = [
+            ("training took", words.duration(self.training.get("seconds"))),
+            ("samples a second", words.number(self.training.get("samples_per_second"))),
+            ("resumed from step", words.number(self.training.get("resumed_from_step") or None)),
+        ]
+        facts = (told if self.tuned else []) + trained
+        return [
+            (name.removesuffix(f", {words.UNKNOWN}"), value)
+            for name, value in facts
+            if value != words.UNKNOWN
+        ]
+
+
+def load(folder: Path) -> Content:
+    """Read a run's folder. Raises FolderError where it is missing, unreadable, or holds no run."""
+    if not folder.is_dir():
+        raise FolderError(f"there is no folder '{folder}'; give the --out folder of a tune or train run")
+    try:
+        records = Ledger(folder / "ledger.jsonl").read()
+        metrics = Ledger(folder / "metrics.jsonl").read()
+        training = _document(folder / "run.json")
+    except OSError as error:
+        raise FolderError(f"the run in '{folder}' cannot be read: {error.strerror}") from None
+    if not records and not metrics and not training:
+        raise FolderError(f"'{folder}' holds no run: neither ledger.jsonl nor metrics.jsonl has a record")
+    trials, unread = _trials(records)
+    last = {kind: _last(records, kind) for kind in ("run", "profile", "result", "verdict")}
+    final = last["result"].get("verdict")
+    if isinstance(final, dict) and final.get("kept") is not None:
+        agree = last["verdict"].get("kept") == final["kept"]
+        last["verdict"] = {**(last["verdict"] if agree else {}), **final}
+    by_step = {step: line for line in metrics if (step := words.real(line.get("step"))) is not None}
+    return Content(
+        folder=folder,
+        trials=tuple(trials),
+        metrics=tuple(by_step[step] for step in sorted(by_step)),
+        training=training,
+        unread=unread,
+        **last,
+    )
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_bytes()) if path.exists() else {}
+    except ValueError:  # torn: the metrics beside it still say what happened
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _last(records: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    found = [record for record in records if record.get("record") == kind]
+    return found[-1] if found else {}
+
+
+def _trials(records: list[dict[str, Any]]) -> tuple[list[Trial], int]:
+    """The trials, and the number of those that this version cannot read."""
+    trials, unread = [], 0
+    for record in records:
+        if record.get("record") == "trial":
+            try:
+                trials.append(Trial.from_dict({k: v for k, v in record.items() if k in _TRIAL_FIELDS}))
+            except (TypeError, ValueError, AssertionError):
+                unread += 1
+    return trials, unread
+
+
+def _ratio(document: Any) -> Ratio | None:
+    if not isinstance(document, dict):
+        return None
+    values = [words.real(document.get(key)) for key in ("estimate", "low", "high")]
+    estimate, low, high = values
+    return Ratio(estimate, low, high) if None not in values else None  # type: ignore[arg-type]
+
+
+def _break_even(trial: Trial) -> float | None:
+    """Steps until the warm-up is gained back; infinite for a slower trial, None where noise hides it."""
+    if trial.warmup_seconds is None or trial.ratio is None or trial.role.startswith("baseline"):
+        return None
+    if trial.ratio.low <= 1 <= trial.ratio.high:
+        return None
+    saved = statistics.median(reference - candidate for reference, candidate in trial.pairs)
+    return trial.warmup_seconds / saved if saved > 0 else math.inf

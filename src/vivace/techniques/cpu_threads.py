@@ -1,0 +1,68 @@
+"""Run operators on another number of CPU threads than PyTorch chose."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from vivace.errors import Refused
+from vivace.ledger import Observation, Profile
+from vivace.machine import Machine
+from vivace.technique import Build, Card, Numerics, Stage, Technique
+
+
+@dataclasses.dataclass(frozen=True)
+class CpuThreads(Technique):
+    """Threads inside of an operator: more share the work, fewer wait less for each other.
+
+    The sums of a reduction are cut at other places, hence rounding.
+    """
+
+    card: ClassVar[Card] = Card(
+        stage=Stage.PROCESS,
+        numerics=Numerics.ROUNDING,
+        summary="another number of CPU threads inside of operators",
+        source="https://docs.pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html",
+        unit_roundoff=2.0**-24,
+        devices=("cpu",),
+    )
+
+    num_threads: Annotated[int, Field(ge=1)] = 1
+
+    def apply(self, build: Build) -> None:
+        """Set the number; refuse the present one, and more than there are cores to use."""
+        import torch
+
+        before, cores = torch.get_num_threads(), build.machine.num_cores
+        build.require(self.num_threads != before, f"PyTorch already runs on num_threads = {before}")
+        build.require(
+            self.num_threads <= cores, f"num_threads = {self.num_threads}, but only {cores} cores can be used"
+        )
+        torch.set_num_threads(self.num_threads)
+        build.on_close(lambda: torch.set_num_threads(before))
+        build.notes["threads"] = (before, torch.get_num_threads())
+
+    def confirm(self, seen: Observation, reference: Observation) -> str:
+        """The numbers of threads before and during the step."""
+        before, during = seen.notes["threads"]
+        if during == before:
+            raise Refused(f"it changed nothing: PyTorch stays at num_threads = {before}")
+        return f"{during} threads instead of {before}"
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
+        """All usable cores, half of them, and so on down to one, less the present number."""
+        now = profile.features.get("num_threads")
+        counts, cores = [], machine.num_cores
+        while cores:
+            counts.append(cores)
+            cores //= 2
+        return [cls(num_threads=count) for count in counts if count != now]
+
+    @classmethod
+    def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
+        """At worst the step is as slow as on one thread, at best as fast as the cores together."""
+        now = profile.features.get("num_threads", machine.num_cores)
+        return (1 / now, max(machine.num_cores / now, 1.5))

@@ -1,0 +1,100 @@
+"""Load batches in another number of worker processes than the DataLoader was given."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from vivace.errors import Refused
+from vivace.ledger import Observation, Profile
+from vivace.machine import Machine
+from vivace.technique import Build, Card, Numerics, Seam, Stage, Technique
+
+
+@dataclasses.dataclass(frozen=True)
+class LoaderWorkers(Technique):
+    """The same samples in the same order, from other processes; 0 workers load in the training process.
+
+    Random augmentation draws other numbers in other workers, as it does from seed to seed; where reading a
+    sample draws any, the promise on this job is raised to rounding. `persistent` workers see the dataset as it
+    was when they started.
+    """
+
+    card: ClassVar[Card] = Card(
+        stage=Stage.DATA,
+        numerics=Numerics.EXACT,
+        summary="batches loaded by a measured number of worker processes",
+        source="https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",
+    )
+
+    num_workers: Annotated[int, Field(ge=0)] = 2
+    prefetch_factor: Annotated[int, Field(ge=1)] = 2
+    persistent: bool = True
+
+    def apply(self, build: Build) -> None:
+        """Rebuild every DataLoader that the session reads, once; refuse more workers than cores."""
+        cores = build.machine.num_cores
+        build.require(
+            self.num_workers <= cores, f"num_workers = {self.num_workers}, but only {cores} cores can be used"
+        )
+        rebuilt: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+        def batches(following: Callable[[Any], Iterable[Any]], loader: Any) -> Iterable[Any]:
+            from vivace.surgery import draws_random_numbers, with_workers
+
+            if loader not in rebuilt:
+                for condition, reason in self._conditions(loader):
+                    build.require(condition, f"loader_workers: {reason}")
+                if draws_random_numbers(loader.dataset):
+                    build.declare(Numerics.ROUNDING, "other workers draw other random numbers for samples")
+                rebuilt[loader] = with_workers(
+                    loader, self.num_workers, self.prefetch_factor, self.persistent
+                )
+                build.notes["loader_workers"] = (loader.num_workers, self.num_workers)
+            return following(rebuilt[loader])
+
+        build.wrap(Seam.BATCHES, batches)
+        build.on_close(rebuilt.clear)  # the last reference: the workers end with their loader
+
+    def _conditions(self, loader: Any) -> Iterator[tuple[object, str]]:
+        from torch.utils.data import DataLoader, IterableDataset
+
+        kind = type(loader)
+        yield isinstance(loader, DataLoader), f"the data is a {kind.__name__}, not a torch DataLoader"
+        yield kind.__iter__ is DataLoader.__iter__, f"your {kind.__name__} iterates in its own way"
+        yield not isinstance(loader.dataset, IterableDataset), "an iterable dataset is cut by its workers"
+        present = (loader.num_workers, loader.prefetch_factor, loader.persistent_workers)
+        wanted = (self.num_workers, self.prefetch_factor, self.persistent)
+        equal = wanted == present or self.num_workers == loader.num_workers == 0
+        yield not equal, f"your DataLoader already has num_workers = {loader.num_workers} and these settings"
+        yield self.num_workers or not loader.worker_init_fn, "your worker_init_fn acts in workers only"
+        stale = self.num_workers and self.persistent and hasattr(loader.dataset, "set_epoch")
+        yield not stale, "persistent workers would never see your dataset's set_epoch: set persistent = false"
+
+    def confirm(self, seen: Observation, reference: Observation) -> str:
+        """The numbers of workers; refused where no DataLoader was read through the session."""
+        if "loader_workers" not in seen.notes:
+            raise Refused("it changed nothing: no batch was read through the session")
+        before, during = seen.notes["loader_workers"]
+        return f"{during} workers instead of {before}"
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
+        """Powers of two up to the usable cores, many first where the step waits for data, and none at all."""
+        loader = profile.features.get("loader", {})
+        if not loader.get("is_dataloader"):
+            return []
+        now, cores = loader["num_workers"], machine.num_cores
+        counts = [2**n for n in range(min(cores, 16).bit_length()) if 2**n != now]
+        waits = profile.shares.get("data", 0.0) > 0.05
+        ordered = [*reversed(counts), 0] if waits else [0, *counts]
+        return [cls(num_workers=count) for count in ordered if count != now]
+
+    @classmethod
+    def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
+        """The waiting for data can vanish; where workers take the cores of the step, it slows down."""
+        return (0.7, 1 / max(0.05, 1 - profile.shares.get("data", 0.0)))

@@ -1,0 +1,167 @@
+"""The bench: turns plans into trials, each paired with the reference and isolated in a process of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from vivace.engine.launch import Source
+from vivace.errors import AnswerIsNo, ChildFailed, Refused
+from vivace.ledger import Ledger, Profile, Ratio, Trial
+from vivace.machine import Machine
+from vivace.measure.paired import Contestant, compare
+from vivace.plan import Plan
+from vivace.technique import Numerics
+
+OnEvent = Callable[[str, dict[str, Any]], None]
+
+
+class Bench:
+    """Holds the reference open and measures plans against it. Every trial goes to the ledger at once."""
+
+    def __init__(
+        self,
+        source: Source,
+        machine: Machine,
+        ledger: Ledger,
+        on_event: OnEvent,
+        *,
+        allow: Numerics,
+        memory: int | None,
+    ) -> None:
+        self.source, self.machine, self.ledger, self.on_event = source, machine, ledger, on_event
+        self.allow, self.memory = allow, memory
+        self.trials: list[Trial] = []
+        self.log = ledger.path.with_name("children.log")
+        self.reference = Contestant(source, machine, log=self.log)
+        self.observed: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
+        self.known: dict[str, Trial] = {}
+
+    def check(self) -> Profile:
+        """Run the job as it is once and profile it. Raises JobError in the person's nouns."""
+        self.facts = self.reference.ask("check")
+        return Profile(**self.reference.ask("profile"))
+
+    def open_reference(self) -> None:
+        """Open strict fp32, warm it up and observe one step."""
+        self.reference.open(Plan())
+        self.observed = self.reference.ask("observe")
+
+    def recall(self) -> None:
+        """Take over what the ledger knows of this job on this machine."""
+        for trial in self.ledger.trials():
+            if trial.machine == self.machine.fingerprint and trial.job == self.facts["signature"]:
+                self.known[trial.plan_id] = trial
+
+    def refuse(self, plan: Plan, reason: str, **fields: Any) -> Trial:
+        """Record that a plan is not worth a process, and why."""
+        return self._record(self._trial(plan, "refused", reason=reason, **fields))
+
+    def measure(
+        self,
+        plan: Plan,
+        *,
+        seconds: float,
+        predicted: tuple[float, float] | None = None,
+        best: float = 0.0,
+        role: str = "candidate",
+        strict: bool = True,
+        seed: int = 0,
+        reference: Contestant | None = None,
+    ) -> Trial:
+        """Measure one plan; whatever happens to it becomes a trial. `best` is the ratio it has to beat."""
+        begin = time.monotonic()
+        self.on_event("trial_begin", {"plan": str(plan), "role": role})
+        fields: dict[str, Any] = {"role": role, "predicted": predicted}
+        contestant = Contestant(self.source, self.machine, log=self.log, timeout=max(20.0, seconds))
+        try:
+            contestant.open(plan, strict=strict, seed=seed, warm_seconds=min(1.0, 0.05 * seconds))
+            promised = Numerics[contestant.promise.upper()]
+            if promised > self.allow:
+                raise Refused(f"on this job it promises {promised.name}, and {self.allow.name} is allowed")
+            confirmed = contestant.ask("confirm", reference=self.observed)
+            self._refuse_over_budget(confirmed["peak_bytes"])
+            against = reference or self.reference
+            left = max(2.0, seconds - (time.monotonic() - begin))
+            comparison = compare(against, contestant, seconds=left, hopeless=lambda r: r.high < 0.97 * best)
+        except Refused as refused:
+            return self._record(
+                self._trial(plan, "refused", reason=str(refused), seconds=_since(begin), **fields)
+            )
+        except ChildFailed as failed:
+            return self._record(
+                self._trial(plan, "failed", reason=str(failed), seconds=_since(begin), **fields)
+            )
+        finally:
+            contestant.close()
+        size = self.facts["batch_size"]
+        candidate_seconds = sorted(pair[1] for pair in comparison.pairs)[len(comparison.pairs) // 2]
+        return self._record(
+            self._trial(
+                plan,
+                "measured",
+                ratio=comparison.ratio,
+                pairs=tuple((a * size, b * size) for a, b in comparison.pairs),
+                samples_per_second=1 / candidate_seconds,
+                peak_bytes=confirmed["peak_bytes"],
+                warmup_seconds=contestant.warmup_seconds,
+                promise=contestant.promise,
+                evidence=confirmed["evidence"],
+                seconds=_since(begin),
+                **fields,
+            )
+        )
+
+    def confirm(self, plan: Plan, *, seconds: float) -> Trial:
+        """Measure a plan afresh: new processes on both sides, another seed, and so batches in another order."""
+        reference = Contestant(self.source, self.machine, log=self.log)
+        try:
+            reference.open(Plan(), seed=1)
+            return self.measure(plan, seconds=seconds, role="confirmation", seed=1, reference=reference)
+        finally:
+            reference.close()
+
+    def close(self) -> None:
+        """End the reference's process."""
+        self.reference.close()
+
+    def _refuse_over_budget(self, peak_bytes: int) -> None:
+        if self.memory is not None and peak_bytes > self.memory:
+            raise Refused(
+                f"it needs {peak_bytes / 2**30:.2f} GiB, and the budget is {self.memory / 2**30:.2f} GiB"
+            )
+
+    def _trial(self, plan: Plan, status: Any, **fields: Any) -> Trial:
+        fields.setdefault("promise", plan.promise.name.lower())
+        return Trial(
+            techniques=plan.to_dict(),
+            plan_id=plan.id,
+            machine=self.machine.fingerprint,
+            job=self.facts["signature"],
+            status=status,
+            **fields,
+        )
+
+    def _record(self, trial: Trial) -> Trial:
+        self.trials.append(trial)
+        self.ledger.append("trial", trial.to_dict())
+        self.on_event("trial_end", {"trial": trial})
+        return trial
+
+
+def one() -> Ratio:
+    """The reference against itself."""
+    return Ratio(1.0, 1.0, 1.0)
+
+
+def nothing_fits(memory: int, smallest: int) -> AnswerIsNo:
+    """The answer where no plan keeps the memory budget."""
+    return AnswerIsNo(
+        f"no plan fits into {memory / 2**30:.2f} GiB; the smallest that was measured needs {smallest / 2**30:.2f} GiB"
+    )
+
+
+def _since(begin: float) -> float:
+    return time.monotonic() - begin

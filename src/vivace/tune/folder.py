@@ -1,0 +1,30 @@
+"""The output folder of a tune run."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from vivace.errors import FolderError
+
+OWN = {"ledger.jsonl", "plan.toml", "report.html", "children.log", "plan.toml.tmp"}
+
+
+def claim_folder(folder: Path) -> Path:
+    """Make the folder, or take over that of an earlier tune run. Raises FolderError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder):
+            pass
+        found = {entry.name for entry in os.scandir(folder)}
+    except (FileExistsError, NotADirectoryError):
+        raise FolderError(f"the output '{folder}' is a file; name a folder") from None
+    except OSError as error:
+        raise FolderError(f"the output folder '{folder}' cannot be written: {error.strerror}") from None
+    strangers = found - OWN
+    if strangers:
+        raise FolderError(
+            f"the output folder '{folder}' is not empty (it holds {sorted(strangers)[0]}): choose a new name with --out"
+        )
+    return folder

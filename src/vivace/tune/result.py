@@ -1,0 +1,56 @@
+"""What a tune run returns and writes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from vivace.ledger import Ratio, Trial
+from vivace.plan import Plan
+from vivace.verify import Verdict
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """The plan, how much faster than strict fp32 it is, and whether it trains the same model.
+
+    `baselines` are samples a second; None where the device has no such mode. `waterfall` is the cumulative
+    ratio as each technique of the plan was added. `break_even_steps` counts the steps after which warm-up has
+    paid for itself.
+    """
+
+    plan: Plan
+    plan_path: str
+    speedup: Ratio
+    baselines: dict[str, float | None]
+    baseline_notes: dict[str, str]
+    verdict: Verdict | None
+    break_even_steps: int | None
+    waterfall: list[dict[str, Any]]
+    trials: list[Trial]
+    report_path: str
+    seconds: float
+    interrupted: bool = False
+
+    @property
+    def promise(self) -> str:
+        """The largest change of numbers that the plan admits: exact, rounding or semantics."""
+        return self.verdict.promise if self.verdict is not None else self.plan.promise.name.lower()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that ``vivace tune --json`` prints."""
+        return {
+            "plan": self.plan.to_dict(),
+            "plan_path": self.plan_path,
+            "speedup": dataclasses.asdict(self.speedup),
+            "baselines": self.baselines,
+            "baseline_notes": self.baseline_notes,
+            "promise": self.promise,
+            "verdict": self.verdict.to_dict() if self.verdict is not None else None,
+            "break_even_steps": self.break_even_steps,
+            "waterfall": self.waterfall,
+            "trials": [trial.to_dict() for trial in self.trials],
+            "report_path": self.report_path,
+            "seconds": self.seconds,
+            "interrupted": self.interrupted,
+        }

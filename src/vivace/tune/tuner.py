@@ -1,0 +1,244 @@
+"""The public function: check the job, search, verify, confirm, report."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import vivace
+from vivace.engine.launch import Source
+from vivace.errors import ChildFailed, InputError, Refused
+from vivace.inspect import inspect
+from vivace.inspect.gather import require_torch
+from vivace.job import Job
+from vivace.ledger import Ledger, Ratio
+from vivace.machine import Machine
+from vivace.plan import Plan
+from vivace.registry import find
+from vivace.report import report
+from vivace.technique import Numerics
+from vivace.tune.bench import Bench, OnEvent, nothing_fits, one
+from vivace.tune.folder import claim_folder
+from vivace.tune.result import Result
+from vivace.tune.search import Search
+from vivace.verify.verdict import Verdict, Verifier
+
+BUDGETS = {"fast": 120.0, "balanced": 600.0, "max": 3600.0}
+UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+
+
+def tune(
+    job: Job | str,
+    *,
+    budget: str | float = "balanced",
+    memory: str | int | None = None,
+    allow: str = "rounding",
+    out: str | Path = "runs/tune",
+    on_event: OnEvent | None = None,
+    command: str | None = None,
+) -> Result:
+    """Find the fastest plan for `job` on this machine that keeps its promise; the empty plan where nothing
+    wins.
+
+    Args:
+        job: a Job, or a reference such as ``train.py:job``.
+        budget: ``fast`` (2 minutes), ``balanced`` (10), ``max`` (60), or seconds; kept within 10 %.
+        memory: the largest peak a plan may need, such as ``"20GiB"`` or bytes.
+        allow: the largest change of numbers: ``exact``, ``rounding`` or ``semantics``.
+        out: folder for plan, ledger and report. An earlier run there on the same job and machine is built
+            upon.
+
+    Ctrl-C ends the search and keeps the best so far (`Result.interrupted`). Raises JobError where the job
+    itself is at fault, FolderError where `out` cannot be used, AnswerIsNo where nothing fits into `memory`.
+    """
+    require_torch()
+    begin = time.monotonic()
+    seconds, limit, allowed = parse_budget(budget), parse_memory(memory), parse_allow(allow)
+    folder = claim_folder(Path(out))
+    machine, ledger = inspect(), Ledger(folder / "ledger.jsonl")
+    bench = Bench(Source(job), machine, ledger, on_event or _silent, allow=allowed, memory=limit)
+    try:
+        bench.on_event("phase", {"name": "checking the job"})
+        profile = bench.check()
+        document = _run_document(bench, machine, seconds, allowed, limit, command)
+        bench.recall()
+        ledger.append("run", document)
+        ledger.append("profile", dataclasses.asdict(profile))
+        return _Tuning(bench, machine, folder, begin, seconds).run(profile)
+    finally:
+        bench.close()
+
+
+class _Tuning:
+    """One run of `tune`, after the job has been checked."""
+
+    def __init__(self, bench: Bench, machine: Machine, folder: Path, begin: float, seconds: float) -> None:
+        self.bench, self.machine, self.folder = bench, machine, folder
+        self.begin, self.seconds = begin, seconds
+        self.interrupted = False
+        self.verdict: Verdict | None = None
+        self.baselines: dict[str, float | None] = {}
+        self.notes: dict[str, str] = {}
+
+    def run(self, profile: Any) -> Result:
+        bench = self.bench
+        search = None
+        plan, speedup = Plan(), one()
+        try:
+            bench.on_event("phase", {"name": "measuring the baselines"})
+            bench.open_reference()
+            step = bench.reference.step_seconds
+            self._baselines(profile.device)
+            reserve = min(0.45 * self.seconds, self._verify_seconds(step) + 12 + 14 * step)
+            search = Search(bench, profile, self.machine, deadline=self.begin + self.seconds - reserve)
+            bench.on_event("phase", {"name": "searching"})
+            search.run()
+            plan, speedup = self._settle(search)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            if search is not None:
+                plan, speedup = search.best, search.best_ratio
+        return self._finish(plan, speedup, search)
+
+    def _baselines(self, device: str) -> None:
+        bench = self.bench
+        default = bench.measure(Plan(), seconds=0.05 * self.seconds, role="baseline_default", strict=False)
+        reference = sorted(pair[0] for pair in default.pairs)
+        size = bench.facts["batch_size"]
+        step = reference[len(reference) // 2] if reference else bench.reference.step_seconds
+        self.baselines = {"strict_fp32": size / step, "default": default.samples_per_second, "tf32": None}
+        if device != "cuda":
+            self.notes["tf32"] = "this device has no TF32"
+            return
+        trial = bench.measure(Plan([find("tf32")()]), seconds=0.05 * self.seconds, role="baseline_tf32")
+        self.baselines["tf32"] = trial.samples_per_second
+        if trial.reason:
+            self.notes["tf32"] = trial.reason
+
+    def _verify_seconds(self, step: float) -> float:
+        return min(0.3 * self.seconds, 6 + 300 * step)
+
+    def _settle(self, search: Search) -> tuple[Plan, Ratio]:
+        """The fastest plan that keeps its promise and is faster again in fresh processes, else the reference."""
+        bench = self.bench
+        smallest = [t.peak_bytes for t in bench.trials if t.peak_bytes is not None]
+        ranking = search.ranking()
+        if bench.memory is not None and not ranking:
+            reference_peak = bench.observed["peak_bytes"]
+            if reference_peak > bench.memory:
+                raise nothing_fits(bench.memory, min([reference_peak, *smallest]))
+        if not ranking:
+            return Plan(), one()
+        bench.on_event("phase", {"name": "verifying"})
+        with Verifier(bench.source, self.machine, log=bench.log) as verifier:
+            for plan in ranking[:3]:
+                verdict = self._judge(verifier, plan)
+                bench.ledger.append("verdict", {"plan": plan.to_dict(), **verdict.to_dict()})
+                bench.on_event("verdict", {"plan": str(plan), "verdict": verdict})
+                if verdict.kept:
+                    break
+            else:
+                return Plan(), one()
+        bench.on_event("phase", {"name": "confirming"})
+        trial = bench.confirm(plan, seconds=max(6.0, self.begin + self.seconds - time.monotonic()))
+        if trial.ratio is None or trial.ratio.low <= 1.0:
+            return Plan(), one()
+        self.verdict = verdict
+        return plan, trial.ratio
+
+    def _judge(self, verifier: Verifier, plan: Plan) -> Verdict:
+        left = self.begin + self.seconds - time.monotonic() - 10
+        try:
+            return verifier.judge(
+                plan, seconds=max(3.0, min(left, self._verify_seconds(self.bench.reference.step_seconds)))
+            )
+        except (ChildFailed, Refused) as error:
+            return Verdict(
+                False, plan.promise.name.lower(), 0.0, 0.0, 0, 0, f"it could not be verified: {error}"
+            )
+
+    def _finish(self, plan: Plan, speedup: Ratio, search: Search | None) -> Result:
+        bench = self.bench
+        path = self.folder / "plan.toml"
+        plan.save(path)
+        chosen = [t for t in bench.trials if t.plan_id == plan.id and t.ratio is not None]
+        result = Result(
+            plan=plan,
+            plan_path=str(path),
+            speedup=speedup,
+            baselines=self.baselines,
+            baseline_notes=self.notes,
+            verdict=self.verdict,
+            break_even_steps=_break_even(chosen[-1]) if len(plan) and chosen else None,
+            waterfall=[e for e in (search.waterfall if search else []) if len(plan)],
+            trials=bench.trials,
+            report_path=str(self.folder / "report.html"),
+            seconds=time.monotonic() - self.begin,
+            interrupted=self.interrupted,
+        )
+        document = {key: value for key, value in result.to_dict().items() if key != "trials"}
+        bench.ledger.append("result", document)
+        report(self.folder)
+        return result
+
+
+def parse_budget(budget: str | float) -> float:
+    """Seconds of a budget word or number. Raises InputError."""
+    if isinstance(budget, str) and budget in BUDGETS:
+        return BUDGETS[budget]
+    try:
+        seconds = float(budget)
+    except ValueError:
+        seconds = 0.0
+    if not 5 <= seconds < float("inf"):
+        raise InputError(f"the budget is {budget!r}; it must be fast, balanced, max, or seconds from 5 on")
+    return seconds
+
+
+def parse_memory(memory: str | int | None) -> int | None:
+    """Bytes of a size such as ``20GiB``. Raises InputError."""
+    if memory is None or isinstance(memory, int):
+        return memory
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-z]*)\s*", memory.lower())
+    if not match or match[2] not in UNITS or float(match[1]) <= 0:
+        raise InputError(f"the memory budget is '{memory}'; write a size such as 20GiB or 800MiB")
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+def parse_allow(allow: str) -> Numerics:
+    """The promise of a word. Raises InputError."""
+    if allow.upper() not in Numerics.__members__:
+        raise InputError(f"allow is '{allow}'; it must be exact, rounding or semantics")
+    return Numerics[allow.upper()]
+
+
+def _run_document(
+    bench: Bench, machine: Machine, seconds: float, allow: Numerics, memory: int | None, command: str | None
+) -> dict[str, Any]:
+    return {
+        "command": command or f"vivace.tune(job, budget={seconds:.0f}, allow='{allow.name.lower()}')",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "version": vivace.__version__,
+        "machine": machine.to_dict(),
+        "job": {"name": bench.source.name, **bench.facts},
+        "budget_seconds": seconds,
+        "allow": allow.name.lower(),
+        "memory_bytes": memory,
+    }
+
+
+def _break_even(trial: Any) -> int | None:
+    """Steps after which the candidate's longer warm-up has paid for itself."""
+    reference = sorted(pair[0] for pair in trial.pairs)[len(trial.pairs) // 2]
+    candidate = sorted(pair[1] for pair in trial.pairs)[len(trial.pairs) // 2]
+    if candidate >= reference:
+        return None
+    return int((trial.warmup_seconds or 0.0) / (reference - candidate)) + 1
+
+
+def _silent(kind: str, payload: dict[str, Any]) -> None:
+    """The default where nobody listens."""

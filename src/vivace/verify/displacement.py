@@ -1,0 +1,124 @@
+"""What a few steps did to a model, and how far that is from what the reference's steps did."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import torch
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclasses.dataclass
+class State:
+    """Parameters and buffers by name, as copies on the device."""
+
+    parameters: Tensors
+    buffers: Tensors
+
+    @classmethod
+    def mean(cls, states: Sequence[State]) -> State:
+        """The mean of several states, tensor by tensor; what is not a floating-point number is the first's."""
+        return cls(_mean([s.parameters for s in states]), _mean([s.buffers for s in states]))
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a lockstep run left behind: its losses, its state, the plain model's outputs in evaluation mode, the
+    random stream's state, and whether the run drew from it.
+    """
+
+    losses: list[float]
+    after: State
+    outputs: torch.Tensor
+    random_state: torch.Tensor
+    drew: bool
+
+
+def mean_outcome(outcomes: Sequence[Outcome]) -> Outcome:
+    """The mean of runs under several random streams."""
+    losses = [sum(values) / len(values) for values in zip(*(o.losses for o in outcomes), strict=True)]
+    outputs = torch.stack([o.outputs for o in outcomes]).mean(0)
+    first = outcomes[0]
+    return Outcome(losses, State.mean([o.after for o in outcomes]), outputs, first.random_state, first.drew)
+
+
+def _mean(items: Sequence[Tensors]) -> Tensors:
+    return {
+        name: torch.stack([item[name] for item in items]).mean(0) if tensor.is_floating_point() else tensor
+        for name, tensor in items[0].items()
+    }
+
+
+def distances(
+    outcome: Outcome, reference: Outcome, before: State, decay: dict[str, float], steps: int
+) -> dict[str, float]:
+    """Named distances of `outcome` from `reference`, both started from `before`. Zero means the same.
+
+    Over all parameters and for each: `scale` (projection of the displacement on the reference's, minus 1),
+    `residual` (what is left, relative to the reference's displacement). In all: `decay` (difference along the
+    weights, as a fraction of the weight decay where there is one), `loss`, `buffers` (their update) and
+    `evaluation` (outputs). `decay` maps a parameter's name to learning rate x weight decay.
+    """
+    found: dict[str, float] = {}
+    sums = torch.zeros(4, dtype=torch.float64)
+    along, weights, due = 0.0, 0.0, 0.0
+    size = sum(p.numel() for p in before.parameters.values())
+    typical = _norm(reference.after.parameters, before.parameters) / math.sqrt(size)
+    for name, start in before.parameters.items():
+        mine = (outcome.after.parameters[name] - start).double().flatten()
+        theirs = (reference.after.parameters[name] - start).double().flatten()
+        dot, square, whole = float(mine @ theirs), float(theirs @ theirs), float(mine @ mine)
+        sums += torch.tensor([dot, square, whole, 0.0], dtype=torch.float64)
+        flat = start.double().flatten()
+        along += float((mine - theirs) @ flat)
+        weights += float(flat @ flat)
+        due += decay.get(name, 0.0) * float(flat @ flat) * steps
+        floor = (1e-4 * typical) ** 2 * start.numel()
+        found[f"scale of {name}"], found[f"residual of {name}"] = _scale_residual(
+            dot, square + floor, whole, floor
+        )
+    found["scale"], found["residual"] = _scale_residual(*sums[:3].tolist(), 0.0)
+    norm = math.sqrt(float(sums[1]) * weights) or 1.0
+    found["decay"] = along / (due or norm)
+    found["loss"] = max(
+        abs(a - b) / (abs(b) + 1e-12) for a, b in zip(outcome.losses, reference.losses, strict=True)
+    )
+    for name, start in before.buffers.items():
+        mine, theirs = outcome.after.buffers[name], reference.after.buffers[name]
+        if not start.is_floating_point():
+            found[f"buffer {name}"] = float(not torch.equal(mine, theirs))
+            continue
+        moved = float((theirs - start).norm()) + 1e-6 * float(start.norm())
+        found[f"buffer {name}"] = (
+            float((mine - theirs).norm()) / moved if moved else float((mine - theirs).norm())
+        )
+    spread = float(reference.outputs.std()) if reference.outputs.numel() > 1 else 0.0
+    difference = float((outcome.outputs - reference.outputs).square().mean().sqrt())
+    found["evaluation"] = difference / (spread or float(reference.outputs.abs().mean()) or 1.0)
+    return {name: value if math.isfinite(value) else math.inf for name, value in found.items()}
+
+
+def identical(outcome: Outcome, reference: Outcome) -> list[str]:
+    """The names of everything that is not bit-identical."""
+    different = ["loss"] if outcome.losses != reference.losses else []
+    for kind in ("parameters", "buffers"):
+        mine, theirs = getattr(outcome.after, kind), getattr(reference.after, kind)
+        different += [name for name in theirs if not torch.equal(mine[name], theirs[name])]
+    if not torch.equal(outcome.outputs, reference.outputs):
+        different.append("evaluation")
+    return different
+
+
+def _scale_residual(dot: float, square: float, whole: float, floor: float) -> tuple[float, float]:
+    if square == 0.0:
+        return (0.0, 0.0) if whole == 0.0 else (math.inf, math.inf)
+    scale = (dot + floor) / square - 1.0
+    rest = whole - 2.0 * (1.0 + scale) * dot + (1.0 + scale) ** 2 * (square - floor)
+    return scale, math.sqrt(max(0.0, rest) / square)
+
+
+def _norm(after: Tensors, before: Tensors) -> float:
+    return math.sqrt(sum(float((after[name] - before[name]).double().square().sum()) for name in before))

@@ -1,0 +1,87 @@
+"""From distances and envelopes to a verdict: pure functions, no model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+LIMIT = 4.0  # envelopes, for figures over the whole model
+LAYER_LIMIT = 12.0  # envelopes, for each of many layers
+SMALLEST = {
+    "loss": 2.0**-22,
+    "decay": 1e-3,
+}  # floors of an envelope, where they are not 2 % of the unit roundoff
+
+
+def root_mean_square(values: Sequence[float]) -> float:
+    """The root of the mean of the squares."""
+    return math.sqrt(sum(value * value for value in values) / len(values))
+
+
+def check(kind: str, position: int, value: float, envelope: float, roundoff: float) -> dict[str, Any]:
+    """One figure of the verdict: `value` in units of its envelope, against the limit of its kind."""
+    limit = LAYER_LIMIT if " of " in kind or kind.startswith("buffer ") else LIMIT
+    score = abs(value) / max(envelope, SMALLEST.get(kind, 0.02 * roundoff)) if value else 0.0
+    name = f"{kind}, from step {position}"
+    kept = score <= limit
+    return {"name": name, "value": value, "envelope": envelope, "score": score, "limit": limit, "kept": kept}
+
+
+def band(reference: Sequence[float], courses: Sequence[Sequence[float]], scale: float) -> list[float]:
+    """Half the width of one envelope around the reference's loss curve, smoothed over 5 steps."""
+    squares = [sum((c[i] - r) ** 2 for c in courses) / len(courses) for i, r in enumerate(reference)]
+    smooth = []
+    for i, r in enumerate(reference):
+        window = squares[max(0, i - 2) : i + 3]
+        smooth.append(max(scale * math.sqrt(sum(window) / len(window)), 2.0**-22 * abs(r), 1e-12))
+    return smooth
+
+
+def curve_check(
+    curve: Sequence[float], reference: Sequence[float], widths: Sequence[float]
+) -> dict[str, Any]:
+    """The mean distance of two loss curves, in envelopes."""
+    score = sum(abs(a - b) / w for a, b, w in zip(curve, reference, widths, strict=True)) / len(curve)
+    score = score if math.isfinite(score) else math.inf
+    kept = score <= LIMIT
+    return {
+        "name": "loss curve",
+        "value": score,
+        "envelope": 1.0,
+        "score": score,
+        "limit": LIMIT,
+        "kept": kept,
+    }
+
+
+def summary(checks: list[dict[str, Any]], note: str = "") -> dict[str, Any]:
+    """The verdict's fields over all checks; of the layers only the worst and the broken ones are listed."""
+    broken = [c for c in checks if not c["kept"]]
+    worst = sorted(checks, key=lambda c: c["score"] / c["limit"], reverse=True)[:5]
+    shown = [c for c in checks if " of " not in c["name"] and not c["name"].startswith("buffer ")]
+    shown += [c for c in [*worst, *broken[:50]] if c not in shown]
+    loss = [c["score"] for c in checks if c["name"].startswith("loss")]
+    rest = [c["score"] * LIMIT / c["limit"] for c in checks if not c["name"].startswith("loss")]
+    return {
+        "kept": not broken,
+        "reason": "; ".join(filter(None, (_sentence(worst[0]) if broken else "", note))),
+        "loss_envelopes": max(loss),
+        "displacement_envelopes": max(rest),
+        "checks": shown,
+        "num_checks": len(checks),
+    }
+
+
+def outright(kept: bool, reason: str, name: str) -> dict[str, Any]:
+    """A verdict that needs no envelope."""
+    score = 0.0 if kept else math.inf
+    only = {"name": name, "value": score, "envelope": 0.0, "score": score, "limit": 0.0, "kept": kept}
+    fields = {"loss_envelopes": score, "displacement_envelopes": score, "checks": [only], "num_checks": 1}
+    return {"kept": kept, "reason": reason, **fields}
+
+
+def _sentence(worst: dict[str, Any]) -> str:
+    return (
+        f"{worst['name']}, is {worst['score']:.3g} envelopes off, and rounding explains {worst['limit']:.0f}"
+    )

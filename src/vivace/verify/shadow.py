@@ -1,0 +1,53 @@
+"""Shadow runs: the job in fp32 with rounding noise of a chosen size at every matrix product and convolution.
+
+They show how far apart two runs of *the same* model drift when only rounding differs: the envelope of the
+ruler.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vivace.surgery import map_tensors
+
+MARKS = ("mm", "convolution", "attention", "rnn", "lstm", "gru", "linear")
+# A bias's gradient is the sum of its product's output gradient, which lower precision rounds as well.
+BACKWARD_MARKS = (*MARKS, "sum.dim_IntList")
+
+
+class Rounding(TorchDispatchMode):
+    """Round the inputs and outputs of matrix products and convolutions, forward and backward, to
+    `unit_roundoff`.
+
+    Each tensor is rounded at a random scale, so that other seeds round otherwise: multiply by s in [1, 2),
+    round to fewer bits by Veltkamp's splitting (Dekker 1971), divide by s. Relative error: at most about
+    `unit_roundoff`.
+    """
+
+    def __init__(self, unit_roundoff: float, seed: int) -> None:
+        super().__init__()
+        self.factor = unit_roundoff * 2.0**24 + 1.0
+        self.random = random.Random(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one operator, with rounding around it where it multiplies matrices."""
+        kwargs = kwargs or {}
+        backward = torch._C._current_graph_task_id() != -1
+        marks = BACKWARD_MARKS if backward else MARKS
+        if not any(mark in func.__name__ for mark in marks) or func.is_view:
+            return func(*args, **kwargs)
+        if not func._schema.is_mutable:
+            args, kwargs = map_tensors(tuple(args), self._round), map_tensors(kwargs, self._round)
+        return map_tensors(func(*args, **kwargs), self._round)
+
+    def _round(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype != torch.float32 or tensor.layout != torch.strided or tensor.numel() == 0:
+            return tensor
+        scale = 1.0 + self.random.random()
+        scaled = tensor * scale
+        split = scaled * self.factor
+        return split.sub_(split - scaled).div_(scale)

@@ -1,0 +1,106 @@
+"""Copying a session's weights, buffers and optimizer states out and back, and asking the plain model for outputs."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from vivace.engine.session import Session
+from vivace.job import Job
+from vivace.surgery import map_tensors
+from vivace.verify.displacement import State
+
+IMPLEMENTATION_FLAGS = ("fused", "foreach", "capturable", "differentiable")
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """A point along the reference's run: state, optimizers, index of the next batch, and weight decay by name."""
+
+    state: State
+    optimizers: list[dict[str, Any]]
+    position: int
+    decay: dict[str, float]
+
+
+def clone(batch: Any) -> Any:
+    """A copy of a batch's tensors, so that a step that edits its batch in place cannot change the next run."""
+    return map_tensors(batch, torch.Tensor.clone)
+
+
+def state_of(session: Session) -> State:
+    """Copies of all parameters and buffers, by name."""
+    parameters, buffers = {}, {}
+    for index, model in enumerate(session.build.models):
+        parameters.update({f"{index}.{n}": p.detach().clone() for n, p in model.named_parameters()})
+        buffers.update({f"{index}.{n}": b.detach().clone() for n, b in model.named_buffers()})
+    return State(parameters, buffers)
+
+
+def load_state(session: Session, state: State) -> None:
+    """Copy parameters and buffers back in place."""
+    with torch.no_grad():
+        for index, model in enumerate(session.build.models):
+            for name, parameter in model.named_parameters():
+                parameter.copy_(state.parameters[f"{index}.{name}"])
+            for name, buffer in model.named_buffers():
+                buffer.copy_(state.buffers[f"{index}.{name}"])
+
+
+def restore(session: Session, snapshot: Snapshot) -> None:
+    """Put a session back to a snapshot; a technique's choice of optimizer implementation stays."""
+    load_state(session, snapshot.state)
+    for optimizer, saved in zip(session.optimizers, snapshot.optimizers, strict=True):
+        state = copy.deepcopy(saved)
+        for group, mine in zip(state["param_groups"], optimizer.param_groups, strict=True):
+            group.update({flag: mine[flag] for flag in IMPLEMENTATION_FLAGS if flag in mine})
+        optimizer.load_state_dict(state)
+        optimizer.zero_grad(set_to_none=True)
+
+
+def decay_of(session: Session) -> dict[str, float]:
+    """Learning rate times weight decay of every parameter, by name."""
+    names = {id(p): f"{i}.{n}" for i, m in enumerate(session.build.models) for n, p in m.named_parameters()}
+    groups = [group for optimizer in session.optimizers for group in optimizer.param_groups]
+    return {
+        names[id(p)]: float(group["lr"]) * float(group.get("weight_decay", 0.0))
+        for group in groups
+        for p in group["params"]
+        if id(p) in names
+    }
+
+
+def evaluate(session: Session, job: Job, state: State, batch: Any) -> torch.Tensor:
+    """The plain model's outputs on one placed batch in evaluation mode, with the weights and buffers of `state`.
+
+    All floating-point outputs, flattened into one vector; a single zero for a job with its own step.
+    """
+    load_state(session, state)
+    if job.loss is None:
+        return torch.zeros(1)
+    outputs: list[torch.Tensor] = []
+    (model,) = session.build.models
+    hook = model.register_forward_hook(_keep(outputs))
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        torch.manual_seed(2)
+        with torch.no_grad():
+            job.loss(model, clone(batch))
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        hook.remove()
+    return torch.cat(outputs) if outputs else torch.zeros(1)
+
+
+def _keep(outputs: list[torch.Tensor]) -> Callable[..., None]:
+    def keep(tensor: torch.Tensor) -> None:
+        if tensor.is_floating_point():
+            outputs.append(tensor.detach().float().flatten())
+
+    return lambda module, arguments, output: map_tensors(output, keep) and None

@@ -1,0 +1,106 @@
+"""The parent's side of verification: the public function and its answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+from vivace.engine.launch import Child, Source
+from vivace.errors import InputError
+from vivace.inspect import inspect
+from vivace.inspect.gather import require_torch
+from vivace.job import Job
+from vivace.machine import Machine
+from vivace.plan import Plan
+from vivace.technique import Numerics
+
+RULER = "vivace.verify.ruler:Ruler"
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """Was the plan's promise kept?
+
+    `loss_envelopes` and `displacement_envelopes` are the largest distances from the reference, of losses and
+    of everything else, in units of what rounding alone causes; `checks` holds every figure; `curves` the loss
+    curves.
+    """
+
+    kept: bool
+    promise: str
+    loss_envelopes: float
+    displacement_envelopes: float
+    steps: int
+    seeds: int
+    reason: str
+    seconds: float = 0.0
+    checks: tuple[dict[str, Any], ...] = ()
+    num_checks: int = 0
+    curves: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that ``vivace verify --json`` prints."""
+        return dataclasses.asdict(self)
+
+
+class Verifier:
+    """Verifies plans of one job in a child process that keeps the reference's run and its shadows."""
+
+    def __init__(
+        self, source: Source, machine: Machine, *, log: Path | None = None, timeout: float = 3600
+    ) -> None:
+        self._child = Child(RULER, source, {"machine": machine.to_dict()}, log=log)
+        self._timeout = timeout
+        self._prepared = False
+
+    def judge(self, plan: Plan, *, seconds: float | None = None) -> Verdict:
+        """Verify one plan, within about `seconds` (as much as the ruler can use where it is None)."""
+        begin = time.monotonic()
+        if not self._prepared:
+            self._child.ask("prepare", self._timeout, seconds=seconds)
+            self._prepared = True
+        document = self._child.ask("judge", self._timeout, plan=plan.to_dict())
+        document["checks"] = tuple(document["checks"])
+        return Verdict(**document, seconds=time.monotonic() - begin)
+
+    def close(self) -> None:
+        """End the child process."""
+        self._child.close()
+
+    def __enter__(self) -> Verifier:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def verify(
+    job: Job | str,
+    plan: Plan | str | Path,
+    *,
+    metric: bool = False,
+    seeds: int = 5,
+    margin: float | None = None,
+) -> Verdict:
+    """Compare the plan with strict fp32: bit by bit (EXACT), against the envelope of rounding (ROUNDING), or
+    by metric.
+
+    A plan that promises SEMANTICS, or `metric`, trains reference and plan to the end with `seeds` seeds each
+    and tests their equivalence within `margin` (default: half a percent of the reference's metric).
+
+    Raises JobError, PlanError or Refused where the job or the plan cannot run, ChildFailed where it crashes.
+    """
+    require_torch()
+    loaded = plan if isinstance(plan, Plan) else Plan.load(plan)
+    if seeds < 2:
+        raise InputError(f"an equivalence test needs at least 2 seeds, not {seeds}")
+    source, machine = Source(job), inspect()
+    with Verifier(source, machine) as verifier:
+        verdict = verifier.judge(loaded)
+    if metric or verdict.promise == Numerics.SEMANTICS.name.lower():
+        from vivace.verify.equivalence import judge_by_metric
+
+        return judge_by_metric(source, machine, loaded, verdict, seeds=seeds, margin=margin)
+    return verdict

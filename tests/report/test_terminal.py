@@ -1,0 +1,62 @@
+"""The terminal says what the page says, in 80 columns, and reads nothing as markup."""
+
+# ruff: noqa: RUF001 - the figures stand here as a reader sees them
+
+import io
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from vivace.errors import FolderError
+from vivace.report import terminal
+
+
+def shown(folder, width=80):
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    terminal(folder, console)
+    return console.file.getvalue()
+
+
+def test_everything_fits_80_columns(ledger, tune_folder):
+    text = shown(tune_folder(ledger))
+    assert max(cell_len(line) for line in text.splitlines()) <= 80
+    assert "…" not in text
+    for figure in (
+        "2.31× (2.24–2.38) faster than strict fp32; same model: promise ROUNDING kept.",
+        "the model has no layer norm",
+        "7 of 9 inside",
+        "1.91×",
+        "2,735",
+        "1.71× (1.66–1.76)   13.9 GiB",
+        "update residual",
+        "24.6 GiB",
+        "NVIDIA H100",
+        "vivace tune examples/imagenet.py:job",
+    ):
+        assert figure in text, figure
+
+
+def test_names_are_neither_markup_nor_control_codes(ledger, tune_folder):
+    attack = "[bold red]Net[/] \x1b[2J"
+    ledger[0]["job"]["model"] = ledger[0]["command"] = ledger[-1]["verdict"]["reason"] = attack
+    ledger[-1]["promise"] = attack
+    text = shown(tune_folder(ledger))
+    assert text.count("[bold red]Net[/]") == 3
+    assert "\x1b" not in text
+
+
+def test_without_a_verdict_it_says_so(ledger, tune_folder):
+    text = shown(tune_folder([d for d in ledger if d["record"] not in ("verdict", "result")]))
+    assert "Not verified: the run holds no verdict." in text
+
+
+def test_a_train_run(train_folder):
+    text = shown(train_folder)
+    assert "Trained 900 steps in 3 epochs; metric 0.975; loss 0.0712." in text
+    assert "4 min 12 s" in text
+
+
+def test_a_missing_folder_is_refused(tmp_path):
+    with pytest.raises(FolderError):
+        shown(tmp_path / "nothing")

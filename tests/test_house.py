@@ -1,0 +1,185 @@
+"""The house rules that can be asserted: budgets, lazy imports, exports, torch-free parts, words, cards."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vivace
+from vivace import registry
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "vivace"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+FILE_LINES = 400
+FUNCTION_LINES = 60
+TECHNIQUE_LINES = 120
+NAMED_LINES = {"technique.py": 250, "engine/session.py": 150}
+
+EXPORTS = {
+    "Build",
+    "Card",
+    "Job",
+    "Machine",
+    "Numerics",
+    "Plan",
+    "Refused",
+    "Seam",
+    "Session",
+    "Stage",
+    "Technique",
+    "VivaceError",
+    "__version__",
+    "attach",
+    "inspect",
+    "register",
+    "report",
+    "train",
+    "tune",
+    "verify",
+}
+VERBS = ("inspect", "report", "train", "tune", "verify")
+TORCH_FREE = ("errors", "inspect", "ledger", "machine", "plan", "registry", "report", "technique")
+
+# Cut in two, so that this file does not hold what it forbids.
+MACHINE_PATHS = ("/wo" + "rk/", "/roo" + "t/", "/opt/py" + "pi")
+REGISTRIES = (
+    "py" + "pi.org",
+    "python" + "hosted.org",
+    "anaconda" + ".org",
+    "download.py" + "torch.org",
+    "npm" + "js.org",
+)
+FORBIDDEN = re.compile(
+    "|".join(
+        [rf"(?<![\w.-]){re.escape(path)}" for path in MACHINE_PATHS] + [re.escape(r) for r in REGISTRIES]
+    )
+)
+
+WITHOUT_TORCH = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "torchvision", "triton"):
+            raise ImportError(f"{name} is blocked")
+
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+def run_python(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def allowed_lines(name: str) -> int:
+    if name.startswith("techniques/"):
+        return TECHNIQUE_LINES
+    return NAMED_LINES.get(name, FILE_LINES)
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_files_stay_within_their_budget(path: Path) -> None:
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= allowed_lines(relative(path))
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_functions_stay_within_their_budget(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    long = {f.name: f.end_lineno - f.lineno + 1 for f in functions if f.end_lineno is not None}
+    assert {name: lines for name, lines in long.items() if lines > FUNCTION_LINES} == {}
+
+
+def test_budgets_name_files_that_exist() -> None:
+    assert [name for name in NAMED_LINES if not (SOURCE / name).is_file()] == []
+
+
+def test_importing_the_package_loads_nothing_else() -> None:
+    run_python(
+        "import sys, vivace\n"
+        "heavy = [m for m in sys.modules if m.partition('.')[0] in ('torch', 'numpy', 'pydantic', 'rich')]\n"
+        "assert not heavy, heavy\n"
+        "parts = [m for m in sys.modules if m.startswith('vivace.')]\n"
+        "assert not parts, parts\n"
+    )
+
+
+def test_exports_are_the_written_list() -> None:
+    assert set(vivace.__all__) == EXPORTS
+    assert len(vivace.__all__) == len(EXPORTS)
+
+
+@pytest.mark.parametrize("name", sorted(EXPORTS))
+def test_every_export_resolves(name: str) -> None:
+    assert getattr(vivace, name) is not None
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_every_verb_is_callable_and_documented(name: str) -> None:
+    verb = getattr(vivace, name)
+    assert callable(verb)
+    assert verb.__doc__
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'accelerate'"):
+        _ = vivace.accelerate
+
+
+@pytest.mark.parametrize("module", TORCH_FREE)
+def test_torch_free_parts_import_without_torch(module: str) -> None:
+    run_python(f"{WITHOUT_TORCH}\nimport vivace.{module}\n")
+
+
+def test_a_plan_of_every_technique_reads_without_torch() -> None:
+    run_python(
+        f"{WITHOUT_TORCH}\n"
+        "from vivace import registry\n"
+        "from vivace.plan import Plan\n"
+        "assert registry.own_names()\n"
+        "for cls in registry.everything():\n"
+        "    plan = Plan([cls()])\n"
+        "    assert Plan.loads(plan.dumps()) == plan, cls.name\n"
+    )
+
+
+@pytest.mark.parametrize("name", registry.own_names())
+def test_every_technique_has_a_card_and_a_test(name: str) -> None:
+    card = registry.find(name).card
+    assert card.summary.strip()
+    assert "\n" not in card.summary
+    assert card.source.strip()
+    assert set(card.measured_on) <= set(card.devices)
+    assert (ROOT / "tests" / "techniques" / f"test_{name}.py").is_file()
+
+
+def test_no_tracked_file_names_a_machine_or_a_registry() -> None:
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    found = []
+    for name in filter(None, listed.stdout.split("\0")):
+        path = ROOT / name
+        if not path.is_file():
+            continue
+        text = path.read_bytes().decode("utf-8", errors="ignore")
+        found += [
+            f"{name}, line {number}: {line.strip()}"
+            for number, line in enumerate(text.splitlines(), 1)
+            if FORBIDDEN.search(line)
+        ]
+    assert found == []
