@@ -42,6 +42,11 @@ def tensors(batch: Any) -> Iterator[torch.Tensor]:
     return iter(found)
 
 
+def cast(batch: Any, before: torch.dtype, after: torch.dtype) -> Any:
+    """A copy of `batch` in which tensors of dtype `before` have dtype `after`."""
+    return map_tensors(batch, lambda tensor: tensor.to(after) if tensor.dtype == before else tensor)
+
+
 def batch_size(batch: Any) -> int:
     """Samples in a batch: the length of its first tensor that has a dimension, else 1."""
     return next((int(t.shape[0]) for t in tensors(batch) if t.dim()), 1)

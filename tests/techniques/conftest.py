@@ -68,7 +68,7 @@ def _text_loss(model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 class Tiny:
-    """A model with its loss and batches, opened under a plan as often as wanted, each time from the same weights."""
+    """A model with its loss and batches, opened under plans, each time from the same weights."""
 
     def __init__(self, kind: str) -> None:
         torch.manual_seed(0)

@@ -64,3 +64,8 @@ def test_settings_are_validated():
 def test_an_own_step_is_refused():
     with pytest.raises(vivace.Refused, match="own step"):
         vivace.attach(vivace.Plan.from_dict(PLAN), step=print, models=[torch.nn.Linear(1, 1)])
+
+
+def test_an_lstm_on_a_cpu_is_refused(tiny):
+    with pytest.raises(vivace.Refused, match="LSTM in float16"):
+        tiny("lstm").open(PLAN)

@@ -73,16 +73,15 @@ class Bf16Autocast(Technique):
 
 
 def _wrap_models(build: Build, context: torch.autocast) -> None:
-    from vivace.surgery import map_tensors, patched
+    import torch
 
-    def full(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.float() if tensor.is_floating_point() else tensor
+    from vivace.surgery import cast, patched
 
     def wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*arguments: Any, **keywords: Any) -> Any:
             with context:
                 outputs = original(*arguments, **keywords)
-            return map_tensors(outputs, full)
+            return cast(outputs, torch.bfloat16, torch.float32)
 
         return forward
 

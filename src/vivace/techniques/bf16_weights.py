@@ -12,7 +12,6 @@ from vivace.machine import Machine
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
 
@@ -20,9 +19,9 @@ if TYPE_CHECKING:
 class Bf16Weights(Technique):
     """Each forward pass runs on bfloat16 copies of the weights; the person's fp32 parameters are the masters.
 
-    Unlike autocast, activations between the matrix products stay in bfloat16 too. The model's floating inputs
-    are cast to bfloat16 and its outputs back to fp32; the loss, its targets, and BatchNorm's weights and
-    statistics stay in fp32. Weights *kept* in bfloat16 train another model, so they are not offered.
+    Unlike autocast, activations between the products stay in bfloat16 too. The model's floating inputs are
+    cast to bfloat16, its outputs back to fp32; the loss, its targets and BatchNorm's tensors stay in fp32.
+    Weights *kept* in bfloat16 train another model, so they are not offered.
     """
 
     card: ClassVar[Card] = Card(
@@ -50,11 +49,16 @@ class Bf16Weights(Technique):
             build.require(
                 not recurrent, "cuDNN wants a recurrent layer's weights in one block: use bf16_autocast"
             )
-        forwards = [_forward(model) for model in build.models]
+        halves = [_Half(model) for model in build.models]
 
         def run(following: Callable[[Any], Any], batch: Any) -> Any:
-            with patched(build.models, "forward", forwards):
-                return following(batch)
+            for half in halves:
+                half.refresh()
+            with patched(build.models, "forward", [half.forward for half in halves]):
+                result = following(batch)
+            changed = [name for half in halves for name, copy in half.constants.items() if copy._version]
+            build.require(not changed, f"training changes the buffers {changed} in place: use bf16_autocast")
+            return result
 
         build.wrap(Seam.STEP if build.own_step else Seam.FORWARD, run)
 
@@ -73,43 +77,44 @@ class Bf16Weights(Technique):
         device = machine.device
         if device.kind == "cpu" and not {"avx512_bf16", "amx_bf16", "bf16"} & set(device.features):
             return (1 / (1 + 4 * products), 1.0)
-        faster = 8 if "amx_bf16" in device.features else 4
-        rest = 1 - products
+        faster, rest = (8 if "amx_bf16" in device.features else 4), 1 - products
         return (1 / (1 + 0.5 * products + 0.2 * rest), 1 / (products / faster + rest / 2))
 
 
-def _forward(model: nn.Module) -> Callable[..., Any]:
-    """The model's forward on bfloat16 copies of its weights and constants; tied weights share one copy."""
-    import torch
-    from torch import nn
+class _Half:
+    """A model's forward on bfloat16 copies of its weights and constants; tied weights share one copy."""
 
-    from vivace.surgery import Shell, map_tensors, modules_of, patched
+    def __init__(self, model: nn.Module) -> None:
+        import torch
+        from torch import nn
 
-    original = model.forward
-    recurrent = modules_of(model, nn.RNNBase)
-    norms = modules_of(model, nn.modules.batchnorm._NormBase)
-    kept = {id(t) for norm in norms for t in (*norm.parameters(), *norm.buffers())}
+        from vivace.surgery import Shell, modules_of
 
-    def half(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.bfloat16() if tensor.dtype == torch.float32 else tensor
+        norms = modules_of(model, nn.modules.batchnorm._NormBase)
+        kept = {id(t) for norm in norms for t in (*norm.parameters(), *norm.buffers())}
+        self.model, self.original = model, model.forward
+        self.recurrent: list[Any] = modules_of(model, nn.RNNBase)
+        self.shell = Shell(model, self.call)
+        named = [n for n, t in model.named_parameters() if t.dtype == torch.float32 and id(t) not in kept]
+        self.weights = {f"model.{name}": model.get_parameter(name) for name in named}
+        self.names = [n for n, t in model.named_buffers() if t.dtype == torch.float32 and id(t) not in kept]
 
-    def full(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+    def refresh(self) -> None:
+        self.constants = {f"model.{name}": self.model.get_buffer(name).bfloat16() for name in self.names}
 
-    def call(inputs: Any) -> Any:
-        weights = [[getattr(m, name) for name in m._flat_weights_names] for m in recurrent]  # type: ignore[union-attr]
-        with patched(recurrent, "_flat_weights", weights):
-            return original(*inputs[0], **inputs[1])
+    def call(self, inputs: Any) -> Any:
+        from vivace.surgery import patched
 
-    shell = Shell(model, call)
+        flat = [[getattr(module, name) for name in module._flat_weights_names] for module in self.recurrent]
+        with patched(self.recurrent, "_flat_weights", flat):
+            return self.original(*inputs[0], **inputs[1])
 
-    def forward(*arguments: Any, **keywords: Any) -> Any:
-        tensors = [*shell.named_parameters(), *shell.named_buffers()]
-        copies = {name: half(t) for name, t in tensors if t.dtype == torch.float32 and id(t) not in kept}
-        outputs = torch.func.functional_call(shell, copies, (map_tensors((arguments, keywords), half),))
-        changed = [name for name, copy in copies.items() if copy._version]
-        if changed:
-            raise Refused(f"the model changes '{changed[0]}' in place while it trains: try bf16_autocast")
-        return map_tensors(outputs, full)
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        import torch
 
-    return forward
+        from vivace.surgery import cast
+
+        copies = {name: weight.bfloat16() for name, weight in self.weights.items()} | self.constants
+        inputs = cast((arguments, keywords), torch.float32, torch.bfloat16)
+        outputs = torch.func.functional_call(self.shell, copies, (inputs,))
+        return cast(outputs, torch.bfloat16, torch.float32)

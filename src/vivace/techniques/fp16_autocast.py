@@ -41,11 +41,12 @@ class Fp16Autocast(Technique):
         """Autocast the forward seam; scale, unscale and skip around the seams that follow."""
         import torch
 
-        optimizer = build.optimizer
+        from vivace.surgery import modules_of
+
         device = build.device.type
-        scaler = torch.amp.GradScaler(
-            device, init_scale=self.initial_scale, growth_interval=self.growth_interval
-        )
+        recurrent = device == "cpu" and modules_of(build.model, torch.nn.LSTM)
+        build.require(not recurrent, "a CPU cannot train an LSTM in float16: use bf16_autocast")
+        scaler = torch.amp.GradScaler(device, self.initial_scale, growth_interval=self.growth_interval)
         build.notes["skipped_steps"] = 0
 
         def forward(following: Callable[[Any], torch.Tensor], batch: Any) -> torch.Tensor:
@@ -55,7 +56,7 @@ class Fp16Autocast(Technique):
         def backward(following: Callable[[torch.Tensor], None], loss: torch.Tensor) -> None:
             following(scaler.scale(loss))  # type: ignore[arg-type]
 
-        proxy = _Proxy(optimizer)
+        proxy = _Proxy(build.optimizer)
 
         def finish(following: Callable[[], None]) -> None:
             following()

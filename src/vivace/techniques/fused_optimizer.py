@@ -35,8 +35,8 @@ class FusedOptimizer(Technique):
         """Set the keys in every parameter group; a saved `state_dict` keeps the person's."""
         from vivace.surgery import switch_optimizer
 
+        build.require(not build.own_step, "your own step function holds its optimizers itself")
         optimizer = build.optimizer
-        build.require(optimizer is not None, "your own step function holds its optimizers itself")
         assert optimizer is not None
         name = type(optimizer).__name__
         build.require(self.kind in optimizer.defaults, f"{name} has no {self.kind} implementation")
