@@ -164,7 +164,7 @@ class _Order(Sampler[list[Any]]):
         sampler, size = self.sampler, self.num_samples
         if size is None or (self.batches is not None and type(self.batches) is not BatchSampler):
             return None
-        if type(sampler) is SequentialSampler:
+        if type(sampler) is SequentialSampler and len(sampler) == size:
             return range(size)
         if type(sampler) is not RandomSampler or sampler.replacement or sampler.num_samples != size:
             return None
