@@ -1,4 +1,4 @@
-"""Child processes that cost no import: a fork server has torch and Vivace loaded already, and has run nothing."""
+"""Child processes that cost no import: a fork server has torch and Vivace loaded and has run nothing."""
 
 import dataclasses
 import hashlib
@@ -68,7 +68,7 @@ def launch(fork_server, tmp_path):
 
 @pytest.fixture
 def train_in_child(launch):
-    """``(out, **scene) -> (exit code, answer or None)``: the whole of one training, to its end or its death."""
+    """``(out, **scene) -> (exit code, answer or None)``: one training, to its end or its death."""
 
     def run(out, job="job", *, resume=False, every=2, arguments=None, **scene):
         found = {"out": str(out), "resume": resume, "checkpoint_every_steps": every, **(arguments or {})}

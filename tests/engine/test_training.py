@@ -7,7 +7,7 @@ import torch
 
 import vivace
 from vivace.engine.training import train
-from vivace.errors import Diverged, FolderError, InputError, JobError, PlanError
+from vivace.errors import Diverged, FolderError, InputError, JobError
 
 EPOCH, STEPS = 5, 15
 
@@ -32,6 +32,12 @@ class TestKills:
         assert train_in_child(out, "workers", resume=True)[0] == 0
         assert digest(out / "model.pt") == reference
 
+    def test_workers_of_the_plan_change_nothing(self, train_in_child, tmp_path, reference, digest):
+        out, plan = tmp_path / "run", "format = 1\n[techniques.loader_workers]\n"
+        assert train_in_child(out, plan=plan, kill_in_step=EPOCH + 3)[0] == -signal.SIGKILL
+        assert train_in_child(out, resume=True)[0] == 0
+        assert digest(out / "model.pt") == reference
+
     def test_three_kills_in_one_epoch(self, train_in_child, tmp_path, reference, digest):
         out = tmp_path / "run"
         for step in (2, 2, 3):
@@ -40,7 +46,9 @@ class TestKills:
         assert (code, answer["resumed_from_step"]) == (0, 4)
         assert digest(out / "model.pt") == reference
 
-    @pytest.mark.parametrize(("fault", "written"), [("slow_write", "model.pt"), ("before_rename", "MANIFEST.json")])
+    @pytest.mark.parametrize(
+        ("fault", "written"), [("slow_write", "model.pt"), ("before_rename", "MANIFEST.json")]
+    )
     def test_a_kill_while_saving_costs_only_that_checkpoint(
         self, launch, train_in_child, tmp_path, reference, digest, until, fault, written
     ):
@@ -58,7 +66,9 @@ class TestKills:
 
 
 class TestStops:
-    def test_sigterm_saves_and_can_be_resumed(self, launch, train_in_child, tmp_path, reference, digest, until):
+    def test_sigterm_saves_and_can_be_resumed(
+        self, launch, train_in_child, tmp_path, reference, digest, until
+    ):
         out = tmp_path / "run"
         child = launch("slow", {"out": str(out)})
         until(lambda: (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").read_text())

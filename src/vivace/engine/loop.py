@@ -237,7 +237,7 @@ class Loop:
         kept = f"step {self.saved.step} is the last good checkpoint" if self.saved.step else "none was saved"
         return Diverged(
             f"{what} at step {self.position.step} (epoch {self.position.epoch + 1}): training stopped; "
-            f"{kept}; try a smaller learning rate, clipping in on_gradients, or a plan without 16-bit techniques"
+            f"{kept}; try a smaller learning rate, clipping in on_gradients, or a plan without 16-bit numbers"
         )
 
     def _end_epoch(self) -> None:
