@@ -33,7 +33,7 @@ def loss(model, batch):
 
 
 def slow_loss(model, batch):
-    time.sleep(0.03)
+    time.sleep(0.02)
     return loss(model, batch)
 
 
@@ -59,5 +59,6 @@ def make(num_workers=0, loss=loss, model=build_model, **changes):
 job = make()
 workers = make(num_workers=2)
 slow = make(loss=slow_loss)
+long = make(loss=slow_loss, epochs=12)
 wider = make(model=lambda: torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 3)))
 longer = make(data=lambda: DataLoader(Noisy(), batch_size=10, shuffle=True))
