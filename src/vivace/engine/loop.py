@@ -96,7 +96,6 @@ class Loop:
         with self.stop:
             while self.position.epoch < self.job.epochs and not self._reached() and self._train_epoch():
                 self._end_epoch()
-            self._look()
             self._require_health()
             if self.position != self.saved:
                 self._save()
@@ -111,6 +110,7 @@ class Loop:
         """Train on the rest of the epoch; False where something stopped it before its end."""
         position = self.position
         batches = self._batches()
+        ended = True
         for batch in batches:
             self.last_loss = self._step(batch)
             self.samples += batch_size(batch)
@@ -122,10 +122,12 @@ class Loop:
             if self.stopped_by:
                 return False
             if self._reached():
-                return next(batches, None) is None
+                ended = next(batches, None) is None
+                break
         if position.batch == 0:
             raise JobError(f"the Job's data() gave no batch in epoch {position.epoch + 1}")
-        return True
+        self._take_stock()
+        return ended and not self.stopped_by
 
     def _batches(self) -> Iterator[Any]:
         """The rest of the epoch's batches, drawn without touching the training's random streams."""
@@ -186,7 +188,12 @@ class Loop:
         step, every = self.position.step, self.options.checkpoint_every_steps
         asked = self.ranks.world_size == 1 and self.stop.signal_name
         due = every is not None and step % every == 0
-        if step < self.look_at_step and not due and not asked:
+        if step >= self.look_at_step or due or asked:
+            self._take_stock(due)
+
+    def _take_stock(self, due: bool = False) -> None:
+        """Look at the loss, then agree on whether to stop and whether to save."""
+        if self.looked_at_step == self.position.step:
             return
         self._look()
         late = time.monotonic() - self.saved_at >= self.options.checkpoint_every_seconds
@@ -200,8 +207,6 @@ class Loop:
         """Wait for the device and read the loss; log it; decide on which step all ranks look again."""
         position = self.position
         steps = position.step - self.looked_at_step
-        if steps == 0:
-            return
         loss = self.ranks.mean(float(self.last_loss))
         seconds = max(time.monotonic() - self.looked_at, 1e-9)
         samples = (self.samples - self.seen_samples) * self.ranks.world_size
@@ -237,12 +242,11 @@ class Loop:
         kept = f"step {self.saved.step} is the last good checkpoint" if self.saved.step else "none was saved"
         return Diverged(
             f"{what} at step {self.position.step} (epoch {self.position.epoch + 1}): training stopped; "
-            f"{kept}; try a smaller learning rate, clipping in on_gradients, or a plan without 16-bit techniques"
+            f"{kept}; try a smaller learning rate, clipping in on_gradients, or a plan without 16-bit numbers"
         )
 
     def _end_epoch(self) -> None:
         position = self.position
-        self._look()
         record: dict[str, Any] = {"step": position.step, "epoch": position.epoch + 1, "loss": position.loss}
         if self.job.metric is not None:
             self._evaluate()

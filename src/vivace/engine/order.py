@@ -93,6 +93,7 @@ class SeededDataset(Dataset[Any]):
         self.collate = collate
         self.single = single
         self.rank, self.world_size = rank, world_size
+        self._streams = Streams(0)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -106,7 +107,7 @@ class SeededDataset(Dataset[Any]):
         if get_worker_info() is not None:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process to answer
         seed, *indices = ticket
-        with Streams(seed):
+        with self._streams.restart(seed):
             if self.single:
                 return _share_of(self.collate(self.dataset[indices[0]]), self.rank, self.world_size)
             many = getattr(self.dataset, "__getitems__", None)
@@ -164,7 +165,7 @@ class _Order(Sampler[list[Any]]):
         sampler, size = self.sampler, self.num_samples
         if size is None or (self.batches is not None and type(self.batches) is not BatchSampler):
             return None
-        if type(sampler) is SequentialSampler:
+        if type(sampler) is SequentialSampler and len(sampler) == size:
             return range(size)
         if type(sampler) is not RandomSampler or sampler.replacement or sampler.num_samples != size:
             return None
@@ -210,7 +211,7 @@ class _WorkerStart:
     def __call__(self, worker: int) -> None:
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, SeededDataset):
-            info.__dict__["dataset"] = info.dataset.dataset  # WorkerInfo forbids plain assignment
+            object.__setattr__(info, "dataset", info.dataset.dataset)  # WorkerInfo forbids plain assignment
         self.person(worker)
 
 
@@ -232,8 +233,8 @@ def _share(indices: list[Any], rank: int, world_size: int) -> list[Any]:
     """The contiguous share of one rank. Raises JobError where the batch cannot be cut into equal shares."""
     if len(indices) % world_size:
         raise JobError(
-            f"a batch of {len(indices)} samples cannot be shared by {world_size} ranks: choose a batch size that "
-            f"is a multiple of {world_size} and drop_last=True"
+            f"a batch of {len(indices)} samples cannot be shared by {world_size} ranks: choose a batch size "
+            f"that is a multiple of {world_size} and drop_last=True"
         )
     size = len(indices) // world_size
     return indices[rank * size : (rank + 1) * size]

@@ -85,8 +85,8 @@ def joined(plan: Plan) -> Iterator[Ranks]:
         return
     if "ddp" not in plan.names:
         raise PlanError(
-            f"{world_size} ranks were started, but the plan ({plan}) would train {world_size} separate models: "
-            "add [techniques.ddp] to the plan, or start one process"
+            f"{world_size} ranks were started, but the plan ({plan}) would train {world_size} separate "
+            "models: add [techniques.ddp] to the plan, or start one process"
         )
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # no rank outlives torchrun
     if torch.cuda.is_available():

@@ -43,8 +43,8 @@ def compare(then: dict[str, Any], now: dict[str, Any], folder: Path) -> str:
         )
     if then["job"] != now["job"]:
         raise JobError(
-            f"the run in '{folder}' trains another job (changed: {_difference(then['job'], now['job'])}): resume "
-            "with the job it was started with, or choose a new name"
+            f"the run in '{folder}' trains another job (changed: {_difference(then['job'], now['job'])}): "
+            "resume with the job it was started with, or choose a new name"
         )
     if then["seed"] != now["seed"]:
         raise InputError(

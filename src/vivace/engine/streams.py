@@ -10,6 +10,8 @@ from typing import Any, Self
 import numpy
 import torch
 
+_States = tuple[Any, ...]
+
 
 def derive(*parts: object) -> int:
     """A seed of 63 bits that depends on all of `parts` and on nothing else."""
@@ -65,19 +67,19 @@ class Streams:
     def __init__(self, seed: int, device: torch.device | None = None) -> None:
         self.seed = seed
         self.device = device if device is not None and device.type == "cuda" else None
-        self._own: dict[str, Any] | None = None
-        self._outer: dict[str, Any] = {}
+        self._numpy = numpy.random.MT19937(0)  # put in place whole: copying its state takes 0.1 ms
+        self._own: _States | None = None
+        self._outer: tuple[_States, Any] = ((), None)
 
     def __enter__(self) -> Self:
-        self._outer = capture(self.device)
+        self._outer = self._states(), numpy.random.mtrand.get_bit_generator()
+        numpy.random.mtrand.set_bit_generator(self._numpy)
         if self._own is not None:
-            restore(self._own, self.device)
+            self._put(self._own)
             return self
         random.seed(self.seed)
         numpy.random.seed(self.seed % 2**32)
-        torch.default_generator.manual_seed(
-            self.seed
-        )  # torch.manual_seed would also reset every GPU's stream
+        torch.default_generator.manual_seed(self.seed)  # torch.manual_seed would also reset every GPU
         if self.device is not None:
             with torch.cuda.device(self.device):
                 torch.cuda.manual_seed(self.seed)
@@ -86,5 +88,24 @@ class Streams:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._own = capture(self.device)
-        restore(self._outer, self.device)
+        self._own = self._states()
+        states, numpy_before = self._outer
+        self._put(states)
+        numpy.random.mtrand.set_bit_generator(numpy_before)
+
+    def restart(self, seed: int) -> Self:
+        """Let the next entry begin at `seed`; cheaper than new streams."""
+        self.seed, self._own = seed, None
+        return self
+
+    def _states(self) -> _States:
+        cuda = torch.cuda.get_rng_state(self.device) if self.device is not None else None
+        return random.getstate(), torch.get_rng_state(), cuda
+
+    def _put(self, states: _States) -> None:
+        python, cpu, cuda = states
+        random.setstate(python)
+        torch.set_rng_state(cpu)
+        if cuda is not None:
+            assert self.device is not None
+            torch.cuda.set_rng_state(cuda, self.device)
