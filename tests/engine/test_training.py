@@ -1,6 +1,9 @@
 import json
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -297,6 +300,31 @@ class TestRanks:
         assert [child.wait() for child in children] == [2, 2]
         assert children[0].answer == children[1].answer
         assert "thesis.tex" in children[0].answer["error"]["message"]
+
+    @pytest.mark.slow
+    @pytest.mark.skipif("ddp" not in vivace.registry.names(), reason="there is no technique ddp")
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+    def test_when_torchrun_goes_its_ranks_save_and_go(self, tmp_path, until, number):
+        out, rank = tmp_path / "run", Path(__file__).parent / "scenes" / "rank.py"
+        command = [
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            str(rank),
+            str(out),
+        ]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        pipe = subprocess.DEVNULL
+        agent = subprocess.Popen([sys.executable, *command], env=environment, stdout=pipe, stderr=pipe)
+        until(lambda: (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").read_text(), 120)
+        agent.send_signal(number)
+        agent.wait(30)
+        until((out / "run.json").exists)
+        assert json.loads((out / "run.json").read_text())["interrupted_by"] == "SIGTERM"
+        assert len(checkpoints(out)) == 1
+        until(lambda: not (out / "lock").read_text())
 
 
 def free_port():

@@ -1,7 +1,7 @@
 """Runs `vivace.train` in a child process; the global SCENE says how, and what befalls it.
 
-Keys: job, arguments (of train), plan, answer (a file for the result), environment, kill_in_step (SIGKILL to itself
-inside the loss of the n-th step of this process), file_bytes (RLIMIT_FSIZE), threads.
+Keys: job, arguments (of train), plan, answer (a file for the result), environment, kill_in_step (SIGKILL to
+itself inside the loss of the n-th step of this process), file_bytes (RLIMIT_FSIZE), threads.
 """
 
 import dataclasses
