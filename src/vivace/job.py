@@ -106,7 +106,7 @@ def _recipe(name: str) -> str:
     if name.endswith(".py"):
         raise JobError(f"'{name}' names no Job in the file: write {name}:name")
     raise JobError(
-        f"there is no recipe '{name}'{nearest(name, known)} (known: {', '.join(known)}; or write file.py:name)"
+        f"there is no recipe '{name}'{nearest(name, known)} ({', '.join(known)}; or write file.py:name)"
     )
 
 

@@ -100,6 +100,11 @@ class Technique:
     card: ClassVar[Card]
     name: ClassVar[str]
 
+    def __init_subclass__(cls) -> None:
+        package, _, file = cls.__module__.rpartition(".")
+        if package == "vivace.techniques":
+            cls.name = file
+
     def apply(self, build: Build) -> None:
         """Edit `build`, or raise `Refused` through `build.require`. Raises nothing else on purpose."""
         raise NotImplementedError

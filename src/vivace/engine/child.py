@@ -1,30 +1,33 @@
-"""The child's side of `vivace.engine.launch`: ``python -m vivace.engine.child PAYLOAD READ WRITE PARENT``."""
+"""The child's side of `vivace.engine.launch`: loads the job, then answers commands."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import json
 import os
 import pickle
-import signal
 import sys
 import traceback
 from typing import Any
 
+from vivace import job as jobs
+from vivace import registry
+from vivace.engine.launch import describe
 
-def main(payload: str, read: int, write: int, parent: int) -> None:
-    """Load the job, then answer commands until the parent closes its end."""
-    _die_with(parent)
+
+def serve(payload: str, read: int, write: int) -> None:
+    """Load the job of `payload`, then answer commands until the parent closes its end."""
     commands, answers = os.fdopen(read, "r"), os.fdopen(write, "w")
-    handler = None
+    handler, problem = None, None
     try:
         with open(payload, "rb") as file:
             head = pickle.load(file)  # written by our own parent, in a file that only this user can write
         sys.path[:] = head["sys_path"]
+        os.chdir(head["folder"])
+        os.environ.clear()
+        os.environ.update(head["environment"])
         handler = _begin(head)
-        problem = None
     except BaseException as error:
         problem = _describe(error)
     for line in commands:
@@ -43,9 +46,6 @@ def main(payload: str, read: int, write: int, parent: int) -> None:
 
 
 def _begin(head: dict[str, Any]) -> Any:
-    from vivace import job as jobs
-    from vivace import registry
-
     job, classes = pickle.loads(head["body"])
     for cls in classes:
         registry.register(cls)
@@ -56,19 +56,5 @@ def _begin(head: dict[str, Any]) -> Any:
 
 
 def _describe(error: BaseException) -> dict[str, str]:
-    from vivace.engine.launch import describe
-
     traceback.print_exception(error)
     return describe(error)
-
-
-def _die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies (Linux)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))

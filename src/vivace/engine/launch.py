@@ -6,12 +6,15 @@ goes to a log. A child dies with its parent, and does not see the terminal's Ctr
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib.machinery
 import json
 import os
 import select
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -55,7 +58,8 @@ class Source:
         finally:
             for module in by_value:
                 cloudpickle.unregister_pickle_by_value(module)
-        head = {"entry": entry, "arguments": arguments, "sys_path": sys.path, "body": body}
+        head = {"entry": entry, "arguments": arguments, "body": body, "sys_path": sys.path}
+        head |= {"folder": os.getcwd(), "environment": dict(os.environ)}
         return bytes(cloudpickle.dumps(head))
 
 
@@ -86,17 +90,10 @@ class Child:
         source: the job.
         arguments: JSON types.
         log: file to which the child's output is appended.
-        environment: variables set for the child on top of this process's own.
     """
 
     def __init__(
-        self,
-        entry: str,
-        source: Source,
-        arguments: dict[str, Any] | None = None,
-        *,
-        log: Path | None = None,
-        environment: dict[str, str] | None = None,
+        self, entry: str, source: Source, arguments: dict[str, Any] | None = None, *, log: Path | None = None
     ) -> None:
         payload = source.pickled(entry, arguments or {})
         with tempfile.NamedTemporaryFile(prefix="vivace-", suffix=".job", delete=False) as file:
@@ -104,30 +101,14 @@ class Child:
         self._payload = Path(file.name)
         to_child, self._write = os.pipe()
         self._read, from_child = os.pipe()
+        self._status, report = os.pipe()
         self._buffer = b""
-        self.log = log
-        output = log.open("ab") if log is not None else subprocess.DEVNULL
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "vivace.engine.child",
-                file.name,
-                str(to_child),
-                str(from_child),
-                str(os.getpid()),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            pass_fds=(to_child, from_child),
-            start_new_session=True,
-            env={**os.environ, **(environment or {})},
-        )
-        os.close(to_child)
-        os.close(from_child)
-        if log is not None:
-            output.close()  # type: ignore[union-attr]
+        with open(log or os.devnull, "ab") as output:
+            _zygote().fork(file.name, [to_child, from_child, output.fileno(), report])
+        for descriptor in (to_child, from_child, report):
+            os.close(descriptor)
+        self._pid = self._number()
+        self._ended: int | None = None
 
     def ask(self, command: str, timeout: float, **arguments: Any) -> Any:
         """Send one command and wait for its answer. Errors of the child are raised here under their own
@@ -155,10 +136,11 @@ class Child:
         for end in (self._write, self._read):
             with contextlib.suppress(OSError):
                 os.close(end)
-        try:
-            self._process.wait(timeout=3)
-        except subprocess.TimeoutExpired:
+        if not select.select([self._status], [], [], 3.0)[0]:
             self._kill()
+        self._wait()
+        with contextlib.suppress(OSError):
+            os.close(self._status)
         self._payload.unlink(missing_ok=True)
 
     def __enter__(self) -> Child:
@@ -185,16 +167,72 @@ class Child:
 
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+            os.killpg(self._pid, signal.SIGKILL)
+        self._wait()
+
+    def _wait(self) -> int:
+        if self._ended is None:
+            self._ended = self._number()
+        return self._ended
+
+    def _number(self) -> int:
+        data = os.read(self._status, 4)
+        if len(data) < 4:
+            raise ChildFailed("the process that starts child processes has died")
+        return int(struct.unpack("i", data)[0])
 
     def _obituary(self) -> str:
-        code = self._process.wait()
+        code = os.waitstatus_to_exitcode(self._wait())
         if code >= 0:
             return f"the process ended with exit code {code}"
         name = signal.Signals(-code).name
         hint = " (out of memory?)" if name == "SIGKILL" else ""
         return f"the process died from {name}{hint}"
+
+
+class _Zygote:
+    """The parent's handle of the zygote; one for this process's whole life."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        code = "import sys; sys.path[:] = {}; from vivace.engine.zygote import main; main({}, {})"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code.format(sys.path, theirs.fileno(), os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+        )
+        theirs.close()
+
+    def fork(self, payload: str, descriptors: list[int]) -> None:
+        socket.send_fds(self._socket, [json.dumps({"payload": payload}).encode()], descriptors)
+
+    def preload(self, names: list[str]) -> None:
+        self._socket.sendall(json.dumps({"preload": names}).encode())
+        self._socket.recv(1)
+
+    def close(self) -> None:
+        self._socket.close()
+        self.process.wait()
+
+
+_zygotes: dict[int, _Zygote] = {}
+
+
+def _zygote() -> _Zygote:
+    """This process's zygote, started when first needed; a fork of this process gets one of its own."""
+    found = _zygotes.get(os.getpid())
+    if found is None or found.process.poll() is not None:
+        found = _zygotes[os.getpid()] = _Zygote()
+        atexit.register(found.close)
+    return found
+
+
+def preload(names: list[str]) -> None:
+    """Let later children find these modules imported already."""
+    _zygote().preload(names)
 
 
 def describe(error: BaseException) -> dict[str, str]:

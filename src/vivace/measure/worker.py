@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +20,18 @@ from vivace.plan import Plan
 from vivace.profile.observe import observe
 from vivace.profile.reference import profile_reference
 from vivace.surgery import batch_size, tensors
+
+LIBRARIES = (
+    "sklearn",
+    "skimage",
+    "scipy",
+    "PIL",
+    "torchvision",
+    "timm",
+    "transformers",
+    "torchmetrics",
+    "pandas",
+)
 
 
 class Worker:
@@ -50,6 +63,10 @@ class Worker:
                 "device": session.build.device.type,
                 "steps_per_epoch": _length(loader),
             }
+
+    def libraries(self) -> list[str]:
+        """Well-known slow imports that the job has made; later children find them imported already."""
+        return [name for name in sys.modules if name.partition(".")[0] in LIBRARIES]
 
     def profile(self) -> dict[str, Any]:
         """The reference's `Profile`: what bounds the gain of each technique."""

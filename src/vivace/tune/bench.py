@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from vivace.engine.launch import Source
+from vivace.engine.launch import Source, preload
 from vivace.errors import AnswerIsNo, ChildFailed, Refused
 from vivace.ledger import Ledger, Profile, Ratio, Trial
 from vivace.machine import Machine
@@ -42,7 +42,9 @@ class Bench:
     def check(self) -> Profile:
         """Run the job as it is once and profile it. Raises JobError in the person's nouns."""
         self.facts = self.reference.ask("check")
-        return Profile(**self.reference.ask("profile"))
+        profile = Profile(**self.reference.ask("profile"))
+        preload(self.reference.ask("libraries"))
+        return profile
 
     def open_reference(self) -> None:
         """Open strict fp32, warm it up and observe one step."""
