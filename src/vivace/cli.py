@@ -75,6 +75,13 @@ def screen(as_json: bool, quiet: bool, debug: bool) -> Iterator[Screen]:
         current.document({"error": {"kind": error.kind, "message": str(error)}})
         print(f"vivace: {error}", file=sys.stderr)
         code = error.exit_code
+    except Exception as error:
+        if debug:
+            raise
+        text = f"a fault of Vivace's own, {type(error).__name__}: {error}; --debug shows where"
+        current.document({"error": {"kind": "InternalError", "message": text}})
+        print(f"vivace: {text}", file=sys.stderr)
+        code = 2
     except KeyboardInterrupt:
         print("vivace: interrupted", file=sys.stderr)
         code = 130

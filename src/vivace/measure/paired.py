@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +67,11 @@ def compare(
     *,
     seconds: float,
     tolerance: float = 0.03,
-    hopeless: Callable[[Ratio], bool] = lambda ratio: False,
+    target: float | None = None,
 ) -> Comparison:
-    """Time both in turn until the 95 % interval is tighter than `tolerance`, the case is hopeless, or time is
-    up.
+    """Time both in turn until the 95 % interval is tighter than `tolerance`, or time is up.
+
+    With a `target` it ends as soon as the ratio is known to be above it, or far below.
 
     Each candidate block is paired with the mean of the reference blocks just before and after it, which
     cancels a steady drift of the machine. Raises ChildFailed where the machine is too unsteady to conclude
@@ -89,8 +89,9 @@ def compare(
         if len(pairs) < 4:
             continue
         ratio = speed_ratio(pairs)
-        enough = len(pairs) >= 6 and width(ratio) < tolerance
-        if enough or hopeless(ratio) or len(pairs) >= 60 or (time.monotonic() > deadline):
+        enough = len(pairs) >= 6 and (width(ratio) < tolerance or (target is not None and ratio.low > target))
+        hopeless = target is not None and ratio.high < 0.97 * target
+        if enough or hopeless or len(pairs) >= 60 or time.monotonic() > deadline:
             break
     if width(ratio) > UNSTEADY_WIDTH:
         raise ChildFailed(

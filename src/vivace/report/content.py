@@ -318,6 +318,8 @@ def load(folder: Path) -> Content:
         raise FolderError(f"the run in '{folder}' cannot be read: {error.strerror}") from None
     if not records and not metrics and not training:
         raise FolderError(f"'{folder}' holds no run: neither ledger.jsonl nor metrics.jsonl has a record")
+    runs = [number for number, record in enumerate(records) if record.get("record") == "run"]
+    records = records[runs[-1] :] if runs else records
     trials, unread = _trials(records)
     last = {kind: _last(records, kind) for kind in ("run", "profile", "result", "verdict")}
     final = last["result"].get("verdict")

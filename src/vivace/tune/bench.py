@@ -66,14 +66,18 @@ class Bench:
         plan: Plan,
         *,
         seconds: float,
+        comparing: float | None = None,
         predicted: tuple[float, float] | None = None,
-        best: float = 0.0,
+        target: float | None = None,
         role: str = "candidate",
         strict: bool = True,
         seed: int = 0,
         reference: Contestant | None = None,
     ) -> Trial:
-        """Measure one plan; whatever happens to it becomes a trial. `best` is the ratio it has to beat."""
+        """Measure one plan; whatever happens to it becomes a trial. `target` is the ratio to beat.
+
+        It may take `seconds` in all, of which `comparing` for the timing itself (default: what is left).
+        """
         begin = time.monotonic()
         self.on_event("trial_begin", {"plan": str(plan), "role": role})
         fields: dict[str, Any] = {"role": role, "predicted": predicted}
@@ -86,8 +90,8 @@ class Bench:
             confirmed = contestant.ask("confirm", reference=self.observed)
             self._refuse_over_budget(confirmed["peak_bytes"])
             against = reference or self.reference
-            left = max(2.0, seconds - (time.monotonic() - begin))
-            comparison = compare(against, contestant, seconds=left, hopeless=lambda r: r.high < 0.97 * best)
+            left = max(2.0, min(comparing or seconds, seconds - _since(begin)))
+            comparison = compare(against, contestant, seconds=left, target=target)
         except Refused as refused:
             return self._record(
                 self._trial(plan, "refused", reason=str(refused), seconds=_since(begin), **fields)

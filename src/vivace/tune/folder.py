@@ -25,6 +25,6 @@ def claim_folder(folder: Path) -> Path:
     strangers = found - OWN
     if strangers:
         raise FolderError(
-            f"the output folder '{folder}' is not empty ({sorted(strangers)[0]} is there): name another (--out)"
+            f"the output folder '{folder}' is not empty ({sorted(strangers)[0]}): name another with --out"
         )
     return folder

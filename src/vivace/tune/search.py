@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from vivace import registry
@@ -41,6 +42,7 @@ class Search:
         self.best_ratio: Ratio = one()
         self.waterfall: list[dict[str, Any]] = []
         self.measured: dict[str, Trial] = {}
+        self._warmup_seconds = 0.0
 
     def run(self) -> None:
         """Try each candidate on top of the best plan; after a success, try the others again on it."""
@@ -51,14 +53,23 @@ class Search:
         changed = True
         while changed and self._left() > 0:
             changed = False
-            for candidate in candidates:
+            for candidate in self._in_turn(candidates):
                 if self._left() <= 0:
                     break
                 plan = self.best.adding(candidate.technique)
-                if plan == self.best or plan.id in self.measured or self._hopeless(plan, candidate):
-                    continue
-                changed |= self._try(plan, candidate)
+                if plan != self.best and plan.id not in self.measured and not self._hopeless(plan, candidate):
+                    changed |= self._try(plan, candidate)
         self._prune()
+
+    def _in_turn(self, candidates: list[Candidate]) -> Iterator[Candidate]:
+        """What can be added first, then what would displace a technique of the best plan."""
+        later = []
+        for candidate in candidates:
+            if len(self.best.adding(candidate.technique)) > len(self.best):
+                yield candidate
+            else:
+                later.append(candidate)
+        yield from later
 
     def ranking(self) -> list[Plan]:
         """Measured plans that beat the reference, the fastest first; the search's best leads."""
@@ -69,9 +80,7 @@ class Search:
 
     def _try(self, plan: Plan, candidate: Candidate | None) -> bool:
         predicted = candidate.predicted if candidate is not None else None
-        seconds = min(self._left(), max(8.0, 0.35 * self._left()))
-        trial = self.bench.measure(plan, seconds=seconds, predicted=predicted, best=self.best_ratio.estimate)
-        self.measured[plan.id] = trial
+        trial = self._measure(plan, BETTER * self.best_ratio.estimate, predicted)
         if (
             trial.ratio is None
             or trial.ratio.low <= 1.0
@@ -79,11 +88,29 @@ class Search:
         ):
             return False
         added = [name for name in plan.names if name not in self.best.names]
-        self.best, self.best_ratio = plan, trial.ratio
+        self._keep(plan, trial)
         step = {"step": " + ".join(added) or str(plan), "ratio": dataclasses.asdict(trial.ratio)}
         kept = [entry for entry in self.waterfall if set(entry["step"].split(" + ")) <= set(plan.names)]
         self.waterfall = [*kept, step]
         return True
+
+    def _measure(self, plan: Plan, target: float, predicted: tuple[float, float] | None = None) -> Trial:
+        """One trial: at most half of the time left, of which a tenth of the time left for the comparison."""
+        left = self._left()
+        seconds, comparing = min(left, max(15.0, 0.5 * left)), max(6.0, 0.1 * left)
+        trial = self.bench.measure(
+            plan, seconds=seconds, comparing=comparing, predicted=predicted, target=target
+        )
+        self.measured[plan.id] = trial
+        return trial
+
+    def _keep(self, plan: Plan, trial: Trial) -> None:
+        """Make a trial's plan the best one; verifying and confirming it will warm it up twice more."""
+        assert trial.ratio is not None
+        assert trial.warmup_seconds is not None
+        self.best, self.best_ratio = plan, trial.ratio
+        self.deadline -= 2 * (trial.warmup_seconds - self._warmup_seconds)
+        self._warmup_seconds = trial.warmup_seconds
 
     def _hopeless(self, plan: Plan, candidate: Candidate) -> bool:
         """Was this technique refused for good, or is it much slower than what it would displace?"""
@@ -101,10 +128,9 @@ class Search:
             without = self.best.without(name)
             if self._left() <= 0 or len(self.best) < 2 or without.id in self.measured:
                 continue
-            trial = self.bench.measure(without, seconds=self._left(), best=self.best_ratio.estimate)
-            self.measured[without.id] = trial
+            trial = self._measure(without, self.best_ratio.estimate)
             if trial.ratio is not None and trial.ratio.estimate >= 0.995 * self.best_ratio.estimate:
-                self.best, self.best_ratio = without, trial.ratio
+                self._keep(without, trial)
                 self.waterfall = [entry for entry in self.waterfall if entry["step"] != name]
 
     def _candidates(self) -> list[Candidate]:
@@ -115,17 +141,17 @@ class Search:
             gain = cls.gain(self.profile, self.machine)
             reason = ""
             if device not in cls.card.devices:
-                offered = offered or [cls()]
                 reason = f"it acts on {' and '.join(cls.card.devices)}, and this job runs on {device}"
             elif cls.card.numerics > self.bench.allow:
                 reason = f"it promises {cls.card.numerics.name}, and {self.bench.allow.name} is allowed"
             elif gain[1] < WORTH_TRYING and self.bench.memory is None:
                 reason = f"at most {gain[1]:.2f}x is predicted on this job"
+            elif not offered:
+                reason = "it has no setting that suits this job"
             if reason:
-                for technique in offered[:1]:
-                    self.bench.refuse(Plan([technique]), reason, predicted=gain)
-                continue
-            found += [Candidate(technique, gain) for technique in offered]
+                self.bench.refuse(Plan([*offered, cls()][:1]), reason, predicted=gain)
+            else:
+                found += [Candidate(technique, gain) for technique in offered]
         return sorted(found, key=lambda candidate: candidate.promise, reverse=True)
 
     def _known_best(self, candidates: list[Candidate]) -> Plan | None:

@@ -60,9 +60,10 @@ def tune(
     seconds, limit, allowed = parse_budget(budget), parse_memory(memory), parse_allow(allow)
     folder = claim_folder(Path(out))
     machine, ledger = inspect(), Ledger(folder / "ledger.jsonl")
-    bench = Bench(Source(job), machine, ledger, on_event or _silent, allow=allowed, memory=limit)
+    tell = on_event or _silent
+    tell("phase", {"name": "checking the job"})
+    bench = Bench(Source(job), machine, ledger, tell, allow=allowed, memory=limit)
     try:
-        bench.on_event("phase", {"name": "checking the job"})
         profile = bench.check()
         document = _run_document(bench, machine, seconds, allowed, limit, command)
         bench.recall()

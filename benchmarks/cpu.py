@@ -1,0 +1,87 @@
+"""How fast `vivace tune` makes eight common jobs on this machine, against strict fp32; writes dated records.
+
+    scripts/bench cpu [JOB ...] [--budget SECONDS]
+
+Each job is tuned, verified and confirmed in fresh processes; the figures are the confirmation's. The demanded figure
+stands beside each: the lower end of the 95 % interval must reach it on a 2-core machine with avx512-bf16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import tempfile
+from pathlib import Path
+
+import vivace
+
+HERE = Path(__file__).resolve().parent
+RECORDS = HERE.parent / "records"
+DEMANDED = {
+    "resnet50_128": 1.8,
+    "resnet18_32": 1.9,
+    "unet": 2.2,
+    "small_cnn": 2.0,
+    "gpt": 1.6,
+    "mobilenet_v3_small": 1.5,
+    "lstm": 1.6,
+    "mlp": 1.1,
+}
+
+
+def main() -> None:
+    """Tune the named jobs, or all of them, and record each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("jobs", nargs="*", metavar="JOB", help=", ".join(DEMANDED))
+    parser.add_argument("--budget", default="300", help="fast, balanced, max or seconds, for each job")
+    chosen = parser.parse_args()
+    unknown = sorted(set(chosen.jobs) - set(DEMANDED))
+    if unknown:
+        parser.error(f"there is no job '{unknown[0]}'; there are: {', '.join(DEMANDED)}")
+    for name in chosen.jobs or DEMANDED:
+        record = measure(name, chosen.budget)
+        ratio = record["speedup"]
+        print(
+            f"{name:20} {ratio['estimate']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})  demanded {DEMANDED[name]}  "
+            f"{' + '.join(record['plan']) or 'reference'}",
+            flush=True,
+        )
+
+
+def measure(name: str, budget: str) -> dict:
+    """Tune one job and write its record; returns it."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = vivace.tune(f"{HERE / 'jobs.py'}:{name}", budget=budget, out=Path(folder) / "tune")
+    machine = vivace.inspect()
+    document = result.to_dict()
+    kept = ("plan", "speedup", "baselines", "promise", "break_even_steps", "waterfall", "seconds")
+    trials = ("techniques", "status", "reason", "ratio", "peak_bytes", "warmup_seconds", "predicted", "role")
+    record = {
+        "job": name,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "command": f"scripts/bench cpu {name} --budget {budget}",
+        "demanded": DEMANDED[name],
+        "vivace": vivace.__version__,
+        "machine": {
+            "fingerprint": machine.fingerprint,
+            "device": machine.device.name,
+            "cores": machine.num_cores,
+        },
+        "versions": machine.versions,
+        **{key: document[key] for key in kept},
+        "kept": result.verdict.kept if result.verdict is not None else None,
+        "loss_envelopes": result.verdict.loss_envelopes if result.verdict is not None else None,
+        "displacement_envelopes": result.verdict.displacement_envelopes
+        if result.verdict is not None
+        else None,
+        "trials": [{key: trial[key] for key in trials} for trial in document["trials"]],
+    }
+    path = RECORDS / name / machine.fingerprint / f"{record['date']}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return record
+
+
+if __name__ == "__main__":
+    main()
