@@ -2,8 +2,8 @@
 
     scripts/bench cpu [JOB ...] [--budget SECONDS]
 
-Each job is tuned, verified and confirmed in fresh processes; the figures are the confirmation's. The demanded figure
-stands beside each: the lower end of the 95 % interval must reach it on a 2-core machine with avx512-bf16.
+Each job is tuned, verified and confirmed in fresh processes; the figures are the confirmation's. Beside each
+stands the figure that the lower end of its 95 % interval must reach on 2 cores with avx512-bf16.
 """
 
 from __future__ import annotations
@@ -41,11 +41,10 @@ def main() -> None:
         parser.error(f"there is no job '{unknown[0]}'; there are: {', '.join(DEMANDED)}")
     for name in chosen.jobs or DEMANDED:
         record = measure(name, chosen.budget)
-        ratio = record["speedup"]
+        estimate, low, high = record["speedup"].values()
+        plan = " + ".join(record["plan"]) or "reference"
         print(
-            f"{name:20} {ratio['estimate']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})  demanded {DEMANDED[name]}  "
-            f"{' + '.join(record['plan']) or 'reference'}",
-            flush=True,
+            f"{name:20} {estimate:.2f} ({low:.2f}-{high:.2f})  demanded {DEMANDED[name]}  {plan}", flush=True
         )
 
 

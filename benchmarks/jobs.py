@@ -1,4 +1,4 @@
-"""Eight training jobs of common kinds, real in shape and small enough for two CPU cores: what the README's figures time."""
+"""Eight training jobs of common kinds, real in shape and small enough for two CPU cores."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import sysconfig
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
-import torch.nn.functional as F
 import torchvision
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import vivace
@@ -22,7 +22,7 @@ NUM_CLASSES = 10
 NUM_CHARACTERS = 128  # the text is cut down to ASCII: one token is one character
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# -----------------------------------------------------------------------------------------------------------
 # Data: seeded, the same in every process
 
 
@@ -59,7 +59,9 @@ def digits(*, train: bool) -> TensorDataset:
     held_out = torch.arange(len(labels)) % 5 == 0
     chosen = ~held_out if train else held_out
     small = torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8)[chosen] / 16.0
-    return TensorDataset(F.interpolate(small, size=(28, 28), mode="bilinear"), torch.tensor(labels)[chosen])
+    return TensorDataset(
+        functional.interpolate(small, size=(28, 28), mode="bilinear"), torch.tensor(labels)[chosen]
+    )
 
 
 def features(num_rows: int, num_features: int) -> TensorDataset:
@@ -83,26 +85,26 @@ def text(num_sequences: int, length: int) -> TensorDataset:
     return TensorDataset(tokens[:-1].view(-1, length), tokens[1:].view(-1, length))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# -----------------------------------------------------------------------------------------------------------
 # Losses and metrics
 
 
 def classification_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Return the mean cross entropy of one class per sample."""
     inputs, labels = batch
-    return F.cross_entropy(model(inputs), labels)
+    return functional.cross_entropy(model(inputs), labels)
 
 
 def segmentation_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Return the mean binary cross entropy over all pixels."""
     inputs, masks = batch
-    return F.binary_cross_entropy_with_logits(model(inputs), masks)
+    return functional.binary_cross_entropy_with_logits(model(inputs), masks)
 
 
 def next_token_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Return the mean cross entropy of the next character."""
     tokens, targets = batch
-    return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+    return functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
 
 
 @torch.no_grad()
@@ -117,7 +119,7 @@ def clip_gradients(model: nn.Module) -> None:
     nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# -----------------------------------------------------------------------------------------------------------
 # Models of our own; the others are torchvision's
 
 
@@ -151,7 +153,7 @@ class UNet(nn.Module):
         """Map (batch, 3, height, width) to (batch, 1, height, width)."""
         skips = [self.stem(pixels)]
         for block in self.down:
-            skips.append(block(F.max_pool2d(skips[-1], 2)))
+            skips.append(block(functional.max_pool2d(skips[-1], 2)))
         hidden = skips.pop()
         for grow, block in zip(self.up, self.merge, strict=True):
             hidden = block(torch.cat([skips.pop(), grow(hidden)], dim=1))
@@ -174,7 +176,7 @@ class TransformerBlock(nn.Module):
         """Map (batch, length, width) to the same shape."""
         projected = self.query_key_value(self.attention_norm(hidden))
         query, key, value = projected.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         hidden = hidden + self.attention_output(attended.transpose(1, 2).flatten(2))
         return hidden + self.mlp(self.mlp_norm(hidden))
 
@@ -233,7 +235,7 @@ def build_mlp() -> nn.Module:
     )
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# -----------------------------------------------------------------------------------------------------------
 # Optimizers
 
 
@@ -254,7 +256,7 @@ def adamw(learning_rate: float) -> Callable[[nn.Module], torch.optim.Optimizer]:
     return lambda model: torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# -----------------------------------------------------------------------------------------------------------
 # Jobs
 
 resnet50_128 = vivace.Job(

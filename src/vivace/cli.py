@@ -148,15 +148,13 @@ def train(
     with screen(as_json, quiet, debug) as shown:
         from vivace.engine.training import train as run
         from vivace.inspect.gather import require_torch
-        from vivace.plan import Plan
         from vivace.progress import TrainProgress
 
         require_torch()
-        loaded = Plan.load(plan) if plan is not None else None
         with TrainProgress(quiet) as progress:
             result = run(
                 job,
-                loaded,
+                plan,
                 out=out,
                 resume=resume,
                 restart=restart,

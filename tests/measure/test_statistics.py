@@ -41,7 +41,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_says(count):
 
 
 def test_cuts_agree_with_the_published_table():
-    # Hollander, Wolfe & Chicken, table of the signed-rank statistic: two-sided 5 %: T = 0, 2, 3, 5, 8 for n = 6..10.
+    # Table of the signed-rank statistic, two-sided 5 %: T = 0, 2, 3, 5, 8 for n = 6 to 10.
     assert [_signed_rank_cut(n) for n in (6, 7, 8, 9, 10)] == [0, 2, 3, 5, 8]
 
 

@@ -25,8 +25,9 @@ from typing import Any
 import cloudpickle
 
 from vivace import errors, registry
-from vivace.errors import ChildFailed, JobError, VivaceError
-from vivace.job import Job
+from vivace.errors import ChildFailed, JobError, PlanError, VivaceError
+from vivace.job import Job, load
+from vivace.plan import Plan
 
 OUT_OF_MEMORY = (
     "CUDA error: out of memory",
@@ -42,6 +43,11 @@ class Source:
         self.reference = job if isinstance(job, str) else None
         self.name = self.reference or "job"
         self.payload: Job | str = job
+
+    def load(self) -> None:
+        """Load the job in this process too, so that the techniques that its file registers are known here."""
+        if self.reference is not None:
+            load(self.reference)
 
     def pickled(self, entry: str, arguments: dict[str, Any]) -> bytes:
         """What a child needs to begin: search path, registered techniques, the job, and its entry point."""
@@ -79,6 +85,22 @@ def _modules_out_of_reach(job: Any, classes: list[type]) -> list[Any]:
         if not any(Path(folder or ".", at).resolve() == Path(file) for folder in sys.path):
             found[module.__name__] = module
     return list(found.values())
+
+
+def plan_of(plan: Plan | str | os.PathLike[str], job: Job | str) -> Plan:
+    """A plan, loaded where it is a file; the job's file is loaded first where the plan names its techniques.
+
+    Raises PlanError as `Plan.load` does.
+    """
+    if isinstance(plan, Plan):
+        return plan
+    try:
+        return Plan.load(plan)
+    except PlanError:
+        if not isinstance(job, str):
+            raise
+        load(job)
+        return Plan.load(plan)
 
 
 class Child:

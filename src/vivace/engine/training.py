@@ -57,7 +57,7 @@ class Run:
 
 def train(
     job: Job | str,
-    plan: Plan | None = None,
+    plan: Plan | str | os.PathLike[str] | None = None,
     *,
     out: str | os.PathLike[str] = "runs/train",
     resume: bool = False,
@@ -76,8 +76,7 @@ def train(
 
     Args:
         job: a Job, or a reference such as ``train.py:job``.
-        plan: how to train; left out, a resumed run keeps its own plan and a new one trains without
-        techniques.
+        plan: how to train, or its file; left out, a resumed run keeps its plan and a new one has no techniques.
         out: the run folder; new or empty, unless `resume` or `restart`.
         resume: go on from the newest checkpoint that holds; from zero where there is none yet.
         restart: delete the folder's checkpoints and train from zero.
@@ -94,6 +93,8 @@ def train(
     if isinstance(job, str):
         job = load(job)
     own_plan = Path(out) / "plan.toml"
+    if isinstance(plan, (str, os.PathLike)):
+        plan = Plan.load(plan)
     if plan is None:
         plan = Plan.load(own_plan) if resume and own_plan.exists() else Plan()
     with joined(plan) as ranks, ExitStack() as stack:

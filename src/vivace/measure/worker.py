@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from vivace import registry
 from vivace.engine.opening import call, checked_step, first_batches, start
 from vivace.engine.session import Session
 from vivace.job import Job
@@ -62,6 +63,7 @@ class Worker:
                 else "own step",
                 "device": session.build.device.type,
                 "steps_per_epoch": _length(loader),
+                "registered": [cls.name for cls in registry.registered()],
             }
 
     def libraries(self) -> list[str]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from vivace import registry
 from vivace.engine.launch import Source, preload
 from vivace.errors import AnswerIsNo, ChildFailed, Refused
 from vivace.ledger import Ledger, Profile, Ratio, Trial
@@ -44,6 +45,8 @@ class Bench:
         self.facts = self.reference.ask("check")
         profile = Profile(**self.reference.ask("profile"))
         preload(self.reference.ask("libraries"))
+        if set(self.facts.pop("registered")) - set(registry.names()):
+            self.source.load()
         return profile
 
     def open_reference(self) -> None:

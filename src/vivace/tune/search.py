@@ -79,7 +79,8 @@ class Search:
         return [self.best, *(plan for plan in plans if plan != self.best)] if len(self.best) else plans
 
     def _try(self, plan: Plan, candidate: Candidate | None) -> bool:
-        predicted = candidate.predicted if candidate is not None else None
+        now = self.best_ratio.estimate
+        predicted = (candidate.predicted[0] * now, candidate.predicted[1] * now) if candidate else None
         trial = self._measure(plan, BETTER * self.best_ratio.estimate, predicted)
         if (
             trial.ratio is None

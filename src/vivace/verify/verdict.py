@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vivace.engine.launch import Child, Source
+from vivace.engine.launch import Child, Source, plan_of
 from vivace.errors import InputError
 from vivace.inspect import inspect
 from vivace.inspect.gather import require_torch
@@ -94,7 +94,7 @@ def verify(
     Raises JobError, PlanError or Refused where the job or the plan cannot run, ChildFailed where it crashes.
     """
     require_torch()
-    loaded = plan if isinstance(plan, Plan) else Plan.load(plan)
+    loaded = plan_of(plan, job)
     if seeds < 2:
         raise InputError(f"an equivalence test needs at least 2 seeds, not {seeds}")
     source, machine = Source(job), inspect()

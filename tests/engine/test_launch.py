@@ -1,0 +1,136 @@
+"""Child processes: isolation of crashes, hangs, output and standard input; errors by their own class."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import vivace
+from vivace.engine.launch import Child, Source
+from vivace.errors import ChildFailed, JobError, Refused
+
+HERE = "tests_launch_entry:Handler"
+SCALE = 3
+
+
+ENTRY = """
+import os, sys, time, threading, torch
+from vivace.errors import Refused
+
+class Handler:
+    def __init__(self, job, **arguments):
+        self.job, self.arguments = job, arguments
+    def echo(self, **arguments): return [self.arguments, arguments]
+    def lose(self, value): return float(self.job.loss(None, torch.tensor(float(value))))
+    def refuse(self): raise Refused("it never acts")
+    def abort(self): os.abort()
+    def leave(self): os._exit(3)
+    def sleep(self, seconds): time.sleep(seconds)
+    def exhaust(self): raise RuntimeError("DefaultCPUAllocator: can't allocate memory: 7 bytes")
+    def speak(self):
+        print("to standard output")
+        print("to standard error", file=sys.stderr)
+        return sys.stdin.read()
+    def where(self): return [os.getpid(), os.getsid(0), torch.get_num_threads()]
+"""
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    (tmp_path / "tests_launch_entry.py").write_text(ENTRY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    scale = SCALE
+    job = vivace.Job(
+        model=lambda: torch.nn.Linear(1, 1),
+        data=list,
+        loss=lambda model, batch: batch * scale,
+        optimizer=lambda model: None,
+    )
+    return Source(job)
+
+
+def test_a_job_of_closures_travels_and_commands_answer(source):
+    with Child(HERE, source, {"a": 1}) as child:
+        assert child.ask("echo", 60, b=[2, None]) == [{"a": 1}, {"b": [2, None]}]
+        assert child.ask("lose", 60, value=2) == 6.0
+
+
+def test_an_error_comes_back_under_its_own_class_and_the_child_lives_on(source):
+    with Child(HERE, source) as child:
+        with pytest.raises(Refused, match="it never acts"):
+            child.ask("refuse", 60)
+        with pytest.raises(ChildFailed, match="out of memory"):
+            child.ask("exhaust", 60)
+        assert child.ask("lose", 60, value=1) == 3.0
+
+
+def test_a_crash_is_named(source):
+    with Child(HERE, source) as child, pytest.raises(ChildFailed, match="died from SIGABRT"):
+        child.ask("abort", 60)
+    with Child(HERE, source) as child, pytest.raises(ChildFailed, match="exit code 3"):
+        child.ask("leave", 60)
+
+
+def test_a_hang_is_stopped(source):
+    begin = time.monotonic()
+    with Child(HERE, source) as child:
+        child.ask("echo", 60)
+        with pytest.raises(ChildFailed, match="no answer to 'sleep' within 1 s"):
+            child.ask("sleep", 1.0, seconds=60)
+    assert time.monotonic() - begin < 30
+
+
+def test_what_a_child_prints_goes_to_the_log_and_its_input_is_empty(source, tmp_path, capfd):
+    log = tmp_path / "children.log"
+    with Child(HERE, source, log=log) as child:
+        assert child.ask("speak", 60) == ""
+    text = log.read_text()
+    assert "to standard output" in text
+    assert "to standard error" in text
+    assert capfd.readouterr().out == ""
+
+
+def test_a_child_has_a_terminal_session_of_its_own_and_dies_with_its_parent(source):
+    with Child(HERE, source) as child:
+        pid, session, _ = child.ask("where", 60)
+        assert session == pid != os.getsid(0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
+def test_no_child_outlives_a_killed_parent(tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import os, sys, torch, vivace, time\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from vivace.engine.launch import Child, Source\n"
+        "job = vivace.Job(model=lambda: None, data=list, loss=max, optimizer=str)\n"
+        f"child = Child({HERE!r}, Source(job))\n"
+        "print(child.ask('where', 60)[0], flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    (tmp_path / "tests_launch_entry.py").write_text(ENTRY)
+    import subprocess
+
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_job_that_cannot_travel_is_refused_with_the_way_out():
+    import threading
+
+    lock = threading.Lock()
+    job = vivace.Job(model=lambda: lock, data=list, loss=max, optimizer=str)
+    with pytest.raises(JobError, match=r"cannot be sent to a child process .*file\.py:name"):
+        Child(HERE, Source(job))

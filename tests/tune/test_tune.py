@@ -1,0 +1,163 @@
+"""Tuning from end to end on a job whose best plan is known; and everything that candidates can do wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import vivace
+from vivace.errors import AnswerIsNo, FolderError, InputError
+from vivace.ledger import Ledger
+from vivace.plan import Plan
+from vivace.tune.tuner import parse_budget, parse_memory
+
+STAGE = f"{Path(__file__).parents[1] / 'scenes' / 'stage.py'}:job"
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tuned") / "run"
+    events = []
+    result = vivace.tune(STAGE, budget=60, out=folder, on_event=lambda kind, payload: events.append(kind))
+    return result, folder, events
+
+
+@pytest.mark.slow
+def test_the_planted_speed_up_is_found_verified_and_confirmed(tuned):
+    result, folder, events = tuned
+    assert "planted_quick" in result.plan.names
+    assert result.speedup.low > 2.0
+    assert result.verdict is not None
+    assert result.verdict.kept
+    assert Plan.load(folder / "plan.toml") == result.plan
+    assert {"phase", "trial_begin", "trial_end", "verdict"} <= set(events)
+
+
+@pytest.mark.slow
+def test_a_fast_plan_that_trains_another_model_does_not_win(tuned):
+    result, folder, _ = tuned
+    measured = [t for t in result.trials if "planted_wrong" in t.techniques and t.status == "measured"]
+    assert measured, "the wrong technique was fast, and must have been measured"
+    assert "planted_wrong" not in result.plan.names
+    broken = [v for v in Ledger(folder / "ledger.jsonl").read("verdict") if not v["kept"]]
+    assert broken
+    assert "planted_wrong" in broken[0]["plan"]
+
+
+@pytest.mark.slow
+def test_every_technique_has_a_trial_with_a_reason_or_a_ratio(tuned):
+    result, _, _ = tuned
+    tried = {name for trial in result.trials for name in trial.techniques}
+    assert {"planted_crash", "planted_refusal", "planted_semantics", "tf32", "channels_last", "ddp"} <= tried
+    reasons = {next(iter(t.techniques), ""): t for t in result.trials if t.status != "measured"}
+    assert "SIGABRT" in next(t.reason for t in result.trials if "planted_crash" in t.techniques)
+    assert "it never acts" in next(t.reason for t in result.trials if "planted_refusal" in t.techniques)
+    assert "promises SEMANTICS" in reasons["planted_semantics"].reason
+    assert all(t.reason for t in result.trials if t.status != "measured")
+
+
+@pytest.mark.slow
+def test_the_document_holds_the_contract_and_the_report_is_written(tuned):
+    result, folder, _ = tuned
+    document = json.loads(json.dumps(result.to_dict()))
+    keys = "plan plan_path speedup baselines promise verdict break_even_steps trials report_path seconds"
+    assert set(keys.split()) <= set(document)
+    assert set(document["baselines"]) == {"strict_fp32", "default", "tf32"}
+    trial_keys = {"techniques", "status", "reason", "ratio", "peak_bytes", "warmup_seconds"}
+    assert all(trial_keys <= set(trial) for trial in document["trials"])
+    assert "planted_quick" in (folder / "report.html").read_text()
+    assert result.seconds < 60 * 1.25
+
+
+@pytest.mark.slow
+def test_a_second_run_builds_upon_the_first(tuned):
+    _, folder, _ = tuned
+    again = vivace.tune(STAGE, budget=30, out=folder)
+    first = next(t for t in again.trials if t.role == "candidate" and t.status != "refused")
+    assert "planted_quick" in first.techniques or "planted_wrong" in first.techniques
+    assert "planted_quick" in again.plan.names
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_the_best_so_far(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "vivace",
+        "tune",
+        STAGE,
+        "--budget",
+        "120",
+        "--out",
+        str(tmp_path / "run"),
+        "--json",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        ledger, deadline = Ledger(tmp_path / "run" / "ledger.jsonl"), time.monotonic() + 90
+        while time.monotonic() < deadline:
+            if any(t.ratio and "planted_quick" in t.techniques for t in ledger.trials()):
+                break
+            time.sleep(0.2)
+        os.kill(process.pid, signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    document = json.loads(output)
+    assert document["interrupted"]
+    assert Plan.load(tmp_path / "run" / "plan.toml").to_dict() == document["plan"]
+    assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+def test_a_memory_budget_that_nothing_fits_is_answered_with_no(tmp_path):
+    with pytest.raises(AnswerIsNo, match=r"no plan fits into 0\.00 GiB; the smallest"):
+        vivace.tune(STAGE, budget=20, memory="1KiB", out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"budget": "quick"}, "the budget is 'quick'; it must be fast, balanced, max"),
+        ({"budget": 1}, "the budget is 1"),
+        ({"budget": float("nan")}, "the budget is nan"),
+        ({"memory": "lots"}, "the memory budget is 'lots'"),
+        ({"memory": "-3GiB"}, "the memory budget is '-3GiB'"),
+        ({"allow": "anything"}, "allow is 'anything'; it must be exact, rounding or semantics"),
+    ],
+)
+def test_bad_arguments(arguments, message, tmp_path):
+    with pytest.raises(InputError) as caught:
+        vivace.tune(STAGE, **arguments, out=tmp_path / "run")
+    assert message in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_words_and_sizes():
+    assert [parse_budget(b) for b in ("fast", "balanced", "max", "90", 30)] == [
+        120.0,
+        600.0,
+        3600.0,
+        90.0,
+        30.0,
+    ]
+    assert [parse_memory(m) for m in ("20GiB", "1.5 gib", "800MiB", "2GB", 7, None)] == [
+        20 * 2**30,
+        int(1.5 * 2**30),
+        800 * 2**20,
+        2 * 10**9,
+        7,
+        None,
+    ]
+
+
+def test_folders_that_cannot_be_used(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(FolderError, match=r"is not empty \(thesis\.txt\): name another with --out"):
+        vivace.tune(STAGE, out=tmp_path)
+    with pytest.raises(FolderError, match="is a file; name a folder"):
+        vivace.tune(STAGE, out=tmp_path / "thesis.txt")
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
