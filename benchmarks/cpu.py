@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import re
 import tempfile
 from pathlib import Path
 
@@ -74,12 +75,17 @@ def measure(name: str, budget: str) -> dict:
         "displacement_envelopes": result.verdict.displacement_envelopes
         if result.verdict is not None
         else None,
-        "trials": [{key: trial[key] for key in trials} for trial in document["trials"]],
+        "trials": [_without_folders({key: trial[key] for key in trials}) for trial in document["trials"]],
     }
     path = RECORDS / name / machine.fingerprint / f"{record['date']}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return record
+
+
+def _without_folders(trial: dict) -> dict:
+    """The trial with the files in its reason cut down to their names: a record says nothing of folders."""
+    return {**trial, "reason": re.sub(r"(?<![\w./:-])/(?:[\w.+-]+/)+", "", trial["reason"])}
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ class Source:
         if self.reference is not None:
             load(self.reference)
 
-    def pickled(self, entry: str, arguments: dict[str, Any]) -> bytes:
+    def pickled(self, entry: str, arguments: dict[str, Any], environment: dict[str, str]) -> bytes:
         """What a child needs to begin: search path, registered techniques, the job, and its entry point."""
         classes = registry.registered() if self.reference is None else []
         by_value = [] if self.reference is not None else _modules_out_of_reach(self.payload, classes)
@@ -65,7 +65,7 @@ class Source:
             for module in by_value:
                 cloudpickle.unregister_pickle_by_value(module)
         head = {"entry": entry, "arguments": arguments, "body": body, "sys_path": sys.path}
-        head |= {"folder": os.getcwd(), "environment": dict(os.environ)}
+        head |= {"folder": os.getcwd(), "environment": {**os.environ, **environment}}
         return bytes(cloudpickle.dumps(head))
 
 
@@ -112,12 +112,19 @@ class Child:
         source: the job.
         arguments: JSON types.
         log: file to which the child's output is appended.
+        environment: variables set for the child on top of this process's own.
     """
 
     def __init__(
-        self, entry: str, source: Source, arguments: dict[str, Any] | None = None, *, log: Path | None = None
+        self,
+        entry: str,
+        source: Source,
+        arguments: dict[str, Any] | None = None,
+        *,
+        log: Path | None = None,
+        environment: dict[str, str] | None = None,
     ) -> None:
-        payload = source.pickled(entry, arguments or {})
+        payload = source.pickled(entry, arguments or {}, environment or {})
         with tempfile.NamedTemporaryFile(prefix="vivace-", suffix=".job", delete=False) as file:
             file.write(payload)
         self._payload = Path(file.name)
@@ -152,6 +159,16 @@ class Child:
         if isinstance(known, type) and issubclass(known, VivaceError):
             raise known(text)
         raise ChildFailed(text)
+
+    @property
+    def pid(self) -> int:
+        """The child's process id, which is also that of its group."""
+        return self._pid
+
+    @property
+    def alive(self) -> bool:
+        """Has the child not ended yet, as far as this process knows?"""
+        return self._ended is None
 
     def close(self) -> None:
         """End the child, by force if it does not leave by itself."""

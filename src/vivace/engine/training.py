@@ -76,7 +76,7 @@ def train(
 
     Args:
         job: a Job, or a reference such as ``train.py:job``.
-        plan: how to train, or its file; left out, a resumed run keeps its plan and a new one has no techniques.
+        plan: how to train, or its file; left out, a resumed run keeps its plan, a new one has none.
         out: the run folder; new or empty, unless `resume` or `restart`.
         resume: go on from the newest checkpoint that holds; from zero where there is none yet.
         restart: delete the folder's checkpoints and train from zero.

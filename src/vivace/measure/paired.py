@@ -11,6 +11,7 @@ from vivace.engine.launch import Child, Source
 from vivace.errors import ChildFailed
 from vivace.ledger import Ratio
 from vivace.machine import Machine
+from vivace.measure.quiet import ForeignLoad
 from vivace.measure.statistics import speed_ratio, width
 from vivace.plan import Plan
 
@@ -23,9 +24,16 @@ class Contestant:
     """A child process that holds a job open under a plan, ready to run timed blocks."""
 
     def __init__(
-        self, source: Source, machine: Machine, *, log: Path | None = None, timeout: float = 600
+        self,
+        source: Source,
+        machine: Machine,
+        *,
+        log: Path | None = None,
+        timeout: float = 600,
+        environment: dict[str, str] | None = None,
     ) -> None:
-        self.child = Child(WORKER, source, {"machine": machine.to_dict()}, log=log)
+        arguments = {"machine": machine.to_dict()}
+        self.child = Child(WORKER, source, arguments, log=log, environment=environment)
         self.timeout = timeout
         self.step_seconds = 0.0
         self.warmup_seconds = 0.0
@@ -74,28 +82,33 @@ def compare(
     With a `target` it ends as soon as the ratio is known to be above it, or far below.
 
     Each candidate block is paired with the mean of the reference blocks just before and after it, which
-    cancels a steady drift of the machine. Raises ChildFailed where the machine is too unsteady to conclude
+    cancels a steady drift of the machine. Pairs during which other processes were busy count only where there are not
+    enough others. Raises ChildFailed where the machine is too unsteady to conclude
     anything.
     """
     deadline = time.monotonic() + seconds
     steps = [max(1, round(BLOCK_SECONDS / max(c.step_seconds, 1e-6))) for c in (reference, candidate)]
+    others = ForeignLoad([reference.child.pid, candidate.child.pid])
+    quiet: list[tuple[float, float]] = []
+    disturbed: list[tuple[float, float]] = []
     before = reference.block(steps[0])
-    pairs: list[tuple[float, float]] = []
     while True:
         middle = candidate.block(steps[1])
         after = reference.block(steps[0])
-        pairs.append(((before + after) / 2, middle))
+        (disturbed if others.disturb() else quiet).append(((before + after) / 2, middle))
         before = after
+        late = time.monotonic() > deadline
+        pairs = quiet if len(quiet) >= 4 or not late else quiet + disturbed
         if len(pairs) < 4:
             continue
         ratio = speed_ratio(pairs)
         enough = len(pairs) >= 6 and (width(ratio) < tolerance or (target is not None and ratio.low > target))
         hopeless = target is not None and ratio.high < 0.97 * target
-        if enough or hopeless or len(pairs) >= 60 or time.monotonic() > deadline:
+        if enough or hopeless or len(pairs) >= 60 or late:
             break
     if width(ratio) > UNSTEADY_WIDTH:
         raise ChildFailed(
-            f"the machine was too unsteady to conclude: ratio {ratio.low:.2f} to {ratio.high:.2f} after "
-            f"{len(pairs)} pairs of blocks"
+            f"the machine was too unsteady to conclude: ratio {ratio.low:.2f} to {ratio.high:.2f} after {len(pairs)} "
+            f"pairs of blocks{others.sentence()}"
         )
     return Comparison(ratio, tuple(pairs))

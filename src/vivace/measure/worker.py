@@ -112,7 +112,10 @@ class Worker:
         return dataclasses.asdict(observe(self.session, [next(self._stream) for _ in range(2)]))
 
     def confirm(self, reference: dict[str, Any]) -> dict[str, Any]:
-        """Let every technique of the plan prove that it acted. Raises Refused with the technique's name."""
+        """Let every technique of the plan prove that it acted. Raises Refused with the technique's name.
+
+        ``effect`` is a digest of what the step did: equal for settings that make no difference.
+        """
         assert self.session is not None
         seen = Observation(**self.observe())
         evidence = {}
@@ -121,7 +124,16 @@ class Worker:
                 evidence[technique.name] = technique.confirm(seen, Observation(**reference))
             except Exception as error:
                 raise type(error)(f"{technique.name}: {error}") from error
-        return {"evidence": evidence, "peak_bytes": seen.peak_bytes}
+        facts = (
+            seen.operators,
+            seen.kernels,
+            seen.dtypes,
+            seen.compiled_graphs,
+            seen.graph_breaks,
+            seen.notes,
+        )
+        effect = hashlib.sha256(repr((facts, torch.get_num_threads())).encode()).hexdigest()
+        return {"evidence": evidence, "peak_bytes": seen.peak_bytes, "effect": effect}
 
     def _steps(self, count: int) -> int:
         assert self.session is not None

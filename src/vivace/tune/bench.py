@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
 
 from vivace import registry
 from vivace.engine.launch import Source, preload
-from vivace.errors import AnswerIsNo, ChildFailed, Refused
+from vivace.errors import AnswerIsNo, ChildFailed, JobError, Refused
 from vivace.ledger import Ledger, Profile, Ratio, Trial
 from vivace.machine import Machine
 from vivace.measure.paired import Contestant, compare
@@ -35,15 +36,21 @@ class Bench:
         self.allow, self.memory = allow, memory
         self.trials: list[Trial] = []
         self.log = ledger.path.with_name("children.log")
-        self.reference = Contestant(source, machine, log=self.log)
+        self._caches: list[tempfile.TemporaryDirectory[str]] = []
+        self._renew_cache()
+        self.reference = self._contestant()
         self.observed: dict[str, Any] = {}
         self.facts: dict[str, Any] = {}
         self.known: dict[str, Trial] = {}
+        self.effects: dict[tuple[tuple[str, ...], str], Plan] = {}
 
     def check(self) -> Profile:
         """Run the job as it is once and profile it. Raises JobError in the person's nouns."""
-        self.facts = self.reference.ask("check")
-        profile = Profile(**self.reference.ask("profile"))
+        try:
+            self.facts = self.reference.ask("check")
+            profile = Profile(**self.reference.ask("profile"))
+        except ChildFailed as failed:
+            raise JobError(f"the job cannot run as it is, before any technique: {failed}") from None
         preload(self.reference.ask("libraries"))
         if set(self.facts.pop("registered")) - set(registry.names()):
             self.source.load()
@@ -84,7 +91,7 @@ class Bench:
         begin = time.monotonic()
         self.on_event("trial_begin", {"plan": str(plan), "role": role})
         fields: dict[str, Any] = {"role": role, "predicted": predicted}
-        contestant = Contestant(self.source, self.machine, log=self.log, timeout=max(20.0, seconds))
+        contestant = self._contestant(max(20.0, seconds))
         try:
             contestant.open(plan, strict=strict, seed=seed, warm_seconds=min(1.0, 0.05 * seconds))
             promised = Numerics[contestant.promise.upper()]
@@ -92,6 +99,8 @@ class Bench:
                 raise Refused(f"on this job it promises {promised.name}, and {self.allow.name} is allowed")
             confirmed = contestant.ask("confirm", reference=self.observed)
             self._refuse_over_budget(confirmed["peak_bytes"])
+            if role == "candidate":
+                self._refuse_duplicate(plan, confirmed["effect"])
             against = reference or self.reference
             left = max(2.0, min(comparing or seconds, seconds - _since(begin)))
             comparison = compare(against, contestant, seconds=left, target=target)
@@ -100,6 +109,10 @@ class Bench:
                 self._trial(plan, "refused", reason=str(refused), seconds=_since(begin), **fields)
             )
         except ChildFailed as failed:
+            if not contestant.child.alive:
+                self._renew_cache()
+            if not self.reference.child.alive:
+                self._revive()
             return self._record(
                 self._trial(plan, "failed", reason=str(failed), seconds=_since(begin), **fields)
             )
@@ -125,7 +138,7 @@ class Bench:
 
     def confirm(self, plan: Plan, *, seconds: float) -> Trial:
         """Measure a plan afresh: new processes on both sides, and batches in another order."""
-        reference = Contestant(self.source, self.machine, log=self.log)
+        reference = self._contestant()
         try:
             reference.open(Plan(), seed=1)
             return self.measure(plan, seconds=seconds, role="confirmation", seed=1, reference=reference)
@@ -133,14 +146,41 @@ class Bench:
             reference.close()
 
     def close(self) -> None:
-        """End the reference's process."""
+        """End the reference's process and remove what was compiled."""
         self.reference.close()
+        for cache in self._caches:
+            cache.cleanup()
+
+    def _contestant(self, timeout: float = 600) -> Contestant:
+        return Contestant(
+            self.source, self.machine, log=self.log, timeout=timeout, environment=self.environment
+        )
+
+    def _renew_cache(self) -> None:
+        """Let later children compile into a new folder: a child that was killed may leave torn files behind."""
+        self._caches.append(
+            tempfile.TemporaryDirectory(prefix="vivace-compiled-", ignore_cleanup_errors=True)
+        )
+        self.environment = {"TORCHINDUCTOR_CACHE_DIR": self._caches[-1].name}
 
     def _refuse_over_budget(self, peak_bytes: int) -> None:
         if self.memory is not None and peak_bytes > self.memory:
             raise Refused(
                 f"it needs {peak_bytes / 2**30:.2f} GiB, and the budget is {self.memory / 2**30:.2f} GiB"
             )
+
+    def _refuse_duplicate(self, plan: Plan, effect: str) -> None:
+        """Settings of the same techniques that make the step do the very same are measured once."""
+        earlier = self.effects.setdefault((plan.names, effect), plan)
+        if earlier != plan:
+            changes = ", ".join(line.removeprefix("~ ") for line in plan.diff(earlier))
+            raise Refused(f"it does the same as a plan measured already ({changes})")
+
+    def _revive(self) -> None:
+        """Start the reference again where its process has died."""
+        self.reference.close()
+        self.reference = self._contestant()
+        self.open_reference()
 
     def _trial(self, plan: Plan, status: Any, **fields: Any) -> Trial:
         fields.setdefault("promise", plan.promise.name.lower())

@@ -135,7 +135,7 @@ class _Tuning:
         if not ranking:
             return Plan(), one()
         bench.on_event("phase", {"name": "verifying"})
-        with Verifier(bench.source, self.machine, log=bench.log) as verifier:
+        with Verifier(bench.source, self.machine, log=bench.log, environment=bench.environment) as verifier:
             for plan in ranking[:3]:
                 verdict = self._judge(verifier, plan)
                 bench.ledger.append("verdict", {"plan": plan.to_dict(), **verdict.to_dict()})

@@ -101,6 +101,22 @@ def distances(
     return {name: value if math.isfinite(value) else math.inf for name, value in found.items()}
 
 
+def resolution(reference: Outcome, before: State) -> dict[str, float]:
+    """The smallest `scale` and `residual` that fp32 weights can show: one unit in the last place of each weight.
+
+    A layer that moves little beside its size moves in few such units, and a shadow may land on the very same ones.
+    """
+    found, unit = {}, 2.0**-23
+    weights = way = 0.0
+    for name, start in before.parameters.items():
+        size = float(start.double().square().sum())
+        moved = float((reference.after.parameters[name] - start).double().square().sum())
+        found[name] = unit * math.sqrt(size / moved) if moved else math.inf
+        weights, way = weights + size, way + moved
+    whole = {kind: unit * math.sqrt(weights / way) if way else 0.0 for kind in ("scale", "residual")}
+    return whole | {f"{kind} of {name}": value for kind in whole for name, value in found.items()}
+
+
 def identical(outcome: Outcome, reference: Outcome) -> list[str]:
     """The names of everything that is not bit-identical."""
     different = ["loss"] if outcome.losses != reference.losses else []

@@ -17,7 +17,7 @@ from vivace.job import Job
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.technique import UNIT_ROUNDOFF, Numerics, Stage
-from vivace.verify.displacement import Outcome, State, distances, identical, mean_outcome
+from vivace.verify.displacement import Outcome, State, distances, identical, mean_outcome, resolution
 from vivace.verify.judgement import LIMIT, band, check, curve_check, outright, root_mean_square, summary
 from vivace.verify.shadow import Rounding
 from vivace.verify.states import Snapshot, clone, decay_of, evaluate, restore, state_of
@@ -178,9 +178,9 @@ class Ruler:
                 outcome = self._lockstep(session, snapshot, stream=stream, noise=noise)
                 runs.append(self._distances(outcome, snapshot, references[index]))
             scale = 1.0 if same_streams else math.sqrt(2 / (effort.seeds + 1))
-            envelopes.append(
-                {name: scale * root_mean_square([run[name] for run in runs]) for name in runs[0]}
-            )
+            smallest = resolution(references[index], snapshot.state)
+            spread = {name: scale * root_mean_square([run[name] for run in runs]) for name in runs[0]}
+            envelopes.append({name: max(value, smallest.get(name, 0.0)) for name, value in spread.items()})
         courses, ends = [], []
         for seed in range(effort.course_seeds):
             noise = Rounding(roundoff, seed=9000 + seed)

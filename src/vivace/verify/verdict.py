@@ -50,9 +50,16 @@ class Verifier:
     """Verifies plans of one job in a child process that keeps the reference's run and its shadows."""
 
     def __init__(
-        self, source: Source, machine: Machine, *, log: Path | None = None, timeout: float = 3600
+        self,
+        source: Source,
+        machine: Machine,
+        *,
+        log: Path | None = None,
+        timeout: float = 3600,
+        environment: dict[str, str] | None = None,
     ) -> None:
-        self._child = Child(RULER, source, {"machine": machine.to_dict()}, log=log)
+        arguments = {"machine": machine.to_dict()}
+        self._child = Child(RULER, source, arguments, log=log, environment=environment)
         self._timeout = timeout
         self._prepared = False
 

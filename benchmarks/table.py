@@ -1,0 +1,214 @@
+"""Write the tables of measured figures from the records: records/README.md, and the part of both READMEs
+between the markers.
+
+    scripts/bench table [--check]
+
+With --check nothing is written; the exit code is 1 where a file would change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import re
+import runpy
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+JOBS = tuple(runpy.run_path(str(ROOT / "benchmarks" / "cpu.py"))["DEMANDED"])
+LIMIT = 6  # envelopes: vivace.verify.judgement.LIMIT, which tests/test_records.py compares
+MARKERS = re.compile(r"(<!-- figures -->\n).*?(<!-- /figures -->)", re.DOTALL)
+WORDS = {
+    "README.md": {
+        "machine": "Measured on {device}, {cores} cores, torch {torch}:",
+        "columns": ("job", "date", "strict fp32, samples/s", "the plan, 95 % interval", "same model", "plan"),
+        "identical": "bit-identical",
+        "kept": "yes: {worst:.1f} of {limit}",
+        "broken": "no: {worst:.1f} of {limit}",
+        "reference": "the job as it is",
+        "nothing": "no plan kept",
+        "unsteady": "no plan kept: the machine was unsteady",
+        "missing": "No steady measurement yet: {jobs}.",
+    },
+    "README.zh-CN.md": {
+        "machine": "测量环境：{device}，{cores} 核，torch {torch}：",
+        "columns": (
+            "任务",
+            "日期",
+            "严格 fp32（样本/秒）",
+            "采用方案后（95% 区间）",
+            "是否同一模型",
+            "方案",
+        ),
+        "identical": "逐位相同",
+        "kept": "是：{worst:.1f} / {limit}",
+        "broken": "否：{worst:.1f} / {limit}",
+        "reference": "原样训练",
+        "nothing": "未采用任何方案",
+        "unsteady": "未采用任何方案：机器负载不稳",
+        "missing": "尚无稳定的测量结果：{jobs}。",
+    },
+}
+HEAD = """# Records
+
+Written by `scripts/bench table` from the files beside it; edit none of them. A record is one run of
+`vivace tune` on one job: `records/<job>/<machine>/<date>.json`, with every trial, its interval, every refusal
+and its reason. The figure is the confirmation's: fresh processes, against strict fp32, with its 95 %
+interval; *no plan kept* means that none was faster beyond noise, kept its promise and was confirmed.
+*Demanded* is what the lower end had to reach. *Same model* is the largest distance from the reference in
+envelopes of rounding, of which {limit} are allowed; [how Vivace verifies](../docs/how-it-verifies.md) says
+what an envelope is.
+"""
+
+
+def main() -> None:
+    """Write the three files, or say which would change."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 where a file would change"
+    )
+    check = parser.parse_args().check
+    stale = [path for path, text in wanted(read(ROOT / "records")).items() if _present(path) != text]
+    for path in stale:
+        print(f"{path.relative_to(ROOT)} {'is out of date: run scripts/bench table' if check else 'written'}")
+    if check:
+        raise SystemExit(1 if stale else 0)
+    for path, text in wanted(read(ROOT / "records")).items():
+        path.write_text(text, encoding="utf-8")
+
+
+def read(folder: Path) -> list[dict]:
+    """All records, by machine and job, the newest first."""
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*/*/*.json")]
+    records.sort(key=lambda record: record["date"], reverse=True)
+    return sorted(records, key=lambda record: (record["machine"]["fingerprint"], record["job"]))
+
+
+def wanted(records: list[dict]) -> dict[Path, str]:
+    """The files and what they should hold."""
+    files = {ROOT / "records" / "README.md": overview(records)}
+    for name in WORDS:
+        path = ROOT / name
+        text, found = MARKERS.subn(rf"\g<1>{table(records, name)}\g<2>", _present(path))
+        if found != 1:
+            raise SystemExit(f"{name} needs the lines <!-- figures --> and <!-- /figures -->, once")
+        files[path] = text
+    return files
+
+
+def table(records: list[dict], file: str) -> str:
+    """The newest record of each job and machine, in the words of a README."""
+    words = WORDS[file]
+    newest = [next(group) for _, group in itertools.groupby(records, key=_job_and_machine)]
+    parts = []
+    for _, group in itertools.groupby(newest, key=lambda record: record["machine"]["fingerprint"]):
+        rows = list(group)
+        parts.append(words["machine"].format(**rows[0]["machine"], torch=_versions(rows, "torch")))
+        parts.append(
+            _grid(
+                words["columns"],
+                (
+                    (
+                        f"`{row['job']}`",
+                        row["date"],
+                        f"{row['baselines']['strict_fp32']:,.0f}",
+                        figure(row, words),
+                        verdict(row, words),
+                        plan(row) or words["reference"],
+                    )
+                    for row in rows
+                ),
+            )
+        )
+    known = {record["job"] for record in records}
+    missing = [f"`{job}`" for job in JOBS if job not in known]
+    parts += [words["missing"].format(jobs=", ".join(missing))] if missing else []
+    return "\n" + "\n\n".join(parts) + "\n\n"
+
+
+def overview(records: list[dict]) -> str:
+    """records/README.md: every record, under its machine."""
+    parts = [HEAD.format(limit=LIMIT)]
+    columns = ("job", "date", "strict fp32", "defaults", "the plan", "demanded", "same model", "plan")
+    for fingerprint, group in itertools.groupby(records, key=lambda record: record["machine"]["fingerprint"]):
+        rows = list(group)
+        machine = rows[0]["machine"]
+        parts.append(f"## {machine['device']}, {machine['cores']} cores (`{fingerprint}`)\n")
+        parts.append("Speeds in samples a second; *defaults*: PyTorch as it comes.\n")
+        parts.append(_grid(columns, map(_row, rows)))
+        parts.append("\n| job | date | command | vivace | versions |\n|---|---|---|---|---|")
+        for row in rows:
+            versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
+            cells = (f"`{row['job']}`", row["date"], f"`{row['command']}`", row["vivace"], versions)
+            parts.append(_line(cells))
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _row(record: dict) -> tuple[str, ...]:
+    words, baselines = WORDS["README.md"], record["baselines"]
+    met = record["speedup"]["low"] >= record["demanded"]
+    return (
+        f"[`{record['job']}`]({record['job']}/{record['machine']['fingerprint']}/{record['date']}.json)",
+        record["date"],
+        f"{baselines['strict_fp32']:,.0f}",
+        f"{baselines['default']:,.0f}" if baselines["default"] else "not measured",
+        figure(record, words),
+        f"{record['demanded']}, {'reached' if met else '**missed**'}",
+        verdict(record, words),
+        plan(record) or words["reference"],
+    )
+
+
+def figure(record: dict, words: dict) -> str:
+    """``2.82x (2.78-2.87)``, or that nothing was kept."""
+    if not record["plan"]:
+        unsteady = any("too unsteady" in trial["reason"] for trial in record["trials"])
+        return words["unsteady" if unsteady else "nothing"]
+    ratio = record["speedup"]
+    return f"{ratio['estimate']:.2f}x ({ratio['low']:.2f}-{ratio['high']:.2f})"
+
+
+def verdict(record: dict, words: dict) -> str:
+    """Was the promise kept, and how far from the reference is the worst figure?"""
+    if not record["plan"] or record["kept"] is None:
+        return words["reference"]
+    worst = max(record["loss_envelopes"], record["displacement_envelopes"])
+    if record["kept"] and record["promise"] == "exact":
+        return words["identical"]
+    return words["kept" if record["kept"] else "broken"].format(worst=worst, limit=LIMIT)
+
+
+def plan(record: dict) -> str:
+    """``bf16_weights + compile (regional=True)``; empty for the reference."""
+    names = []
+    for name, settings in record["plan"].items():
+        chosen = ", ".join(f"{key}={value}" for key, value in settings.items())
+        names.append(f"{name} ({chosen})" if chosen else name)
+    return " + ".join(names)
+
+
+def _job_and_machine(record: dict) -> tuple[str, str]:
+    return record["machine"]["fingerprint"], record["job"]
+
+
+def _versions(records: list[dict], package: str) -> str:
+    return ", ".join(sorted({record["versions"][package] for record in records}))
+
+
+def _grid(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    return "\n".join([_line(columns), "|" + "---|" * len(columns), *map(_line, rows)])
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _present(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+if __name__ == "__main__":
+    main()

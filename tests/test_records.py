@@ -1,0 +1,103 @@
+"""The generated tables follow the records, no figure in a README stands without one, and no path leaks."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from vivace import registry
+from vivace.verify.judgement import LIMIT
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDS = sorted((ROOT / "records").glob("*/*/*.json"))
+READMES = ("README.md", "README.zh-CN.md")
+FIGURE = re.compile(r"(\d+\.\d+)\s?(?:[x\u00d7]|倍)")
+ABSOLUTE_PATH = re.compile(r"(?<![\w./:-])/[\w.+-]+/[\w.+/-]+")
+
+
+def load_table():
+    spec = importlib.util.spec_from_file_location("benchmarks_table", ROOT / "benchmarks" / "table.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+table = load_table()
+
+
+def texts(thing):
+    if isinstance(thing, dict):
+        thing = [*thing, *thing.values()]
+    if isinstance(thing, list):
+        return [text for item in thing for text in texts(item)]
+    return [thing] if isinstance(thing, str) else []
+
+
+def ratios(record):
+    """Every ratio that a record measured: the result's, the waterfall's and the trials'."""
+    found = [record["speedup"], *(step["ratio"] for step in record["waterfall"])]
+    found += [trial["ratio"] for trial in record["trials"] if trial["ratio"]]
+    return [value for ratio in found for value in ratio.values()]
+
+
+def unfounded(text, values):
+    """The figures outside the generated table that round to none of `values`."""
+    prose = table.MARKERS.sub("", text)
+    figures = FIGURE.findall(prose)
+    return [f for f in figures if f not in {f"{v:.{len(f.partition('.')[2])}f}" for v in values}]
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return [value for path in RECORDS for value in ratios(json.loads(path.read_text(encoding="utf-8")))]
+
+
+def test_the_generated_files_are_up_to_date():
+    files = table.wanted(table.read(ROOT / "records"))
+    stale = [path.name for path, text in files.items() if table._present(path) != text]
+    assert stale == [], "run scripts/bench table"
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_every_figure_in_a_readme_stands_in_a_record(name, measured):
+    assert unfounded((ROOT / name).read_text(encoding="utf-8"), measured) == []
+
+
+def test_a_figure_without_a_record_is_found():
+    generated = "<!-- figures -->\n9.99x\n<!-- /figures -->"
+    assert unfounded(f"2.82x, 7.5 倍, 1.9x {generated}", [2.824, 1.8501]) == ["7.5"]
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: "/".join(path.parts[-3:]))
+def test_a_record_lies_where_it_says_and_holds_no_path(path):
+    record = json.loads(path.read_text(encoding="utf-8"))
+    place = (record["job"], record["machine"]["fingerprint"], f"{record['date']}.json")
+    assert path.parts[-3:] == place
+    assert [text for text in texts(record) if ABSOLUTE_PATH.search(text)] == []
+
+
+def test_the_tables_and_the_ruler_have_one_limit():
+    assert table.LIMIT == LIMIT
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_techniques_that_ran_nowhere_are_named(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    nowhere = [n for n in registry.own_names() if not registry.find(n).card.measured_on]
+    assert [n for n in nowhere if f"`{n}`" not in text] == []
+
+
+def test_a_reference_and_an_exact_plan_have_words():
+    words = table.WORDS["README.md"]
+    record = {"plan": {}, "kept": None, "promise": "exact"}
+    assert table.verdict(record, words) == "the job as it is"
+    record = {"plan": {"host_allocator": {}}, "kept": True, "promise": "exact"}
+    record |= {"loss_envelopes": 0.0, "displacement_envelopes": 0.0}
+    assert table.verdict(record, words) == "bit-identical"
+    assert table.figure({"plan": {}, "trials": []}, words) == "no plan kept"
+    record |= {"kept": False, "promise": "rounding", "loss_envelopes": 7.25}
+    assert table.verdict(record, words) == "no: 7.2 of 6"
+    record = {"plan": {"compile": {"regional": True}, "tf32": {}}}
+    assert table.plan(record) == "compile (regional=True) + tf32"
