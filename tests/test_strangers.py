@@ -27,7 +27,7 @@ TUNED = (
     "slow_loader",
     "gan",
 )
-BUDGET_SECONDS = 12
+BUDGET_SECONDS = 15
 STEPS = 2
 
 # What a technique cannot know before the model runs is the model's own exception, not a refusal.
@@ -85,6 +85,24 @@ def test_training_resumes_bit_for_bit(name, tmp_path, one_thread):
     one, other = (torch.load(tmp_path / run / "model.pt", weights_only=True) for run in ("whole", "parts"))
     assert saved_keys(one) == state_keys(load(reference(name)).model())
     assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "plan", "kept"),
+    [
+        ("lstm_language", {"loader_workers": {"num_workers": 1}}, True),
+        ("gan", {"loader_workers": {"num_workers": 1}}, True),
+        ("dict_batches", {"fused_optimizer": {}}, True),
+        ("slow_loader", {"channels_last": {}}, True),
+        ("frozen_part", {"bf16_weights": {}}, True),
+        ("generator_batches", {"bf16_autocast": {}}, True),
+        ("own_buffers", {"micro_batches": {"num": 2}}, False),
+    ],
+)
+def test_verify(name, plan, kept):
+    verdict = vivace.verify(reference(name), Plan.from_dict(plan))
+    assert verdict.kept == kept, verdict.reason
 
 
 def act(name, plan):

@@ -2,8 +2,8 @@
 
 import torch
 import torch.nn.functional as F
-import torchvision
 from torch.utils.data import DataLoader, Dataset
+from torchvision.models.resnet import BasicBlock, ResNet
 from torchvision.transforms import v2
 
 from vivace import Job
@@ -35,8 +35,8 @@ def accuracy(model, batches):
 
 
 job = Job(
-    model=lambda: torchvision.models.resnet18(weights=None, num_classes=10),
-    data=lambda: DataLoader(Patches(64, train=True), batch_size=4, shuffle=True, drop_last=True),
+    model=lambda: ResNet(BasicBlock, [1, 1, 1, 1], num_classes=10),
+    data=lambda: DataLoader(Patches(64, train=True), batch_size=8, shuffle=True, drop_last=True),
     loss=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1], label_smoothing=0.1),
     optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4),
     scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
