@@ -114,7 +114,7 @@ def test_ctrl_c_keeps_the_best_so_far(tmp_path):
 
 @pytest.mark.slow
 def test_a_memory_budget_that_nothing_fits_is_answered_with_no(tmp_path):
-    with pytest.raises(AnswerIsNo, match=r"no plan fits into 0\.00 GiB; the smallest"):
+    with pytest.raises(AnswerIsNo, match=r"no plan fits into 0\.00 GiB and keeps its promise; the smallest"):
         vivace.tune(STAGE, budget=20, memory="1KiB", out=tmp_path / "run")
 
 

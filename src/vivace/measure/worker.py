@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import sys
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import torch
 
 from vivace import registry
 from vivace.engine.opening import call, checked_step, first_batches, start
+from vivace.engine.order import ordered
 from vivace.engine.session import Session
 from vivace.job import Job
 from vivace.ledger import Observation
@@ -81,10 +83,10 @@ class Worker:
         """Open the job under a plan. Raises Refused where a technique declines."""
         begin = time.perf_counter()
         self.session = start(self.job, Plan.from_dict(plan), self.machine, seed=seed, strict=strict)
-        self._stream = self._endless(call(self.job, "data"))
-        return {"seconds": time.perf_counter() - begin, "promise": self.session.promise.name.lower()}
+        self._stream = self._endless(call(self.job, "data"), seed)
+        return {"seconds": time.perf_counter() - begin}
 
-    def warm(self, seconds: float = 1.0) -> dict[str, float]:
+    def warm(self, seconds: float = 1.0) -> dict[str, Any]:
         """Step until compiled, cached and steady: at least 3 steps and `seconds` after the first."""
         begin = time.perf_counter()
         self._steps(1)
@@ -98,7 +100,8 @@ class Worker:
                 break
         steady = sorted(times)[len(times) // 2]
         extra = first + sum(times) - (len(times) + 1) * steady
-        return {"step_seconds": steady, "warmup_seconds": max(0.0, extra)}
+        promise = self.session.promise.name.lower() if self.session is not None else ""
+        return {"step_seconds": steady, "warmup_seconds": max(0.0, extra), "promise": promise}
 
     def block(self, steps: int) -> dict[str, float]:
         """Time `steps` steps, loading included; `seconds` a step of the nominal batch."""
@@ -146,9 +149,11 @@ class Worker:
             torch.cuda.synchronize()
         return samples
 
-    def _endless(self, loader: Any) -> Iterator[Any]:
+    def _endless(self, loader: Any, seed: int) -> Iterator[Any]:
+        """Epoch after epoch, in the order in which `train` feeds them."""
         assert self.session is not None
-        while True:
+        for epoch in itertools.count():
+            loader = ordered(loader, seed=seed, epoch=epoch)
             yield from self.session.batches(loader)
 
     def _signature(self, session: Session, batch: Any) -> str:

@@ -31,6 +31,7 @@ class Bf16Weights(Technique):
         source="https://arxiv.org/abs/1905.12322",
         slot="precision",
         unit_roundoff=UNIT_ROUNDOFF["bfloat16"],
+        measured_on=("cpu",),
     )
 
     def apply(self, build: Build) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from vivace import registry
 from vivace.engine.launch import Source, preload
-from vivace.errors import AnswerIsNo, ChildFailed, JobError, Refused
+from vivace.errors import ChildFailed, JobError, Refused
 from vivace.ledger import Ledger, Profile, Ratio, Trial
 from vivace.machine import Machine
 from vivace.measure.paired import Contestant, compare
@@ -98,7 +98,6 @@ class Bench:
             if promised > self.allow:
                 raise Refused(f"on this job it promises {promised.name}, and {self.allow.name} is allowed")
             confirmed = contestant.ask("confirm", reference=self.observed)
-            self._refuse_over_budget(confirmed["peak_bytes"])
             if role == "candidate":
                 self._refuse_duplicate(plan, confirmed["effect"])
             against = reference or self.reference
@@ -157,17 +156,15 @@ class Bench:
         )
 
     def _renew_cache(self) -> None:
-        """Let later children compile into a new folder: a child that was killed may leave torn files behind."""
+        """Let later children compile into a new folder: a killed child may leave torn files behind."""
         self._caches.append(
             tempfile.TemporaryDirectory(prefix="vivace-compiled-", ignore_cleanup_errors=True)
         )
         self.environment = {"TORCHINDUCTOR_CACHE_DIR": self._caches[-1].name}
 
-    def _refuse_over_budget(self, peak_bytes: int) -> None:
-        if self.memory is not None and peak_bytes > self.memory:
-            raise Refused(
-                f"it needs {peak_bytes / 2**30:.2f} GiB, and the budget is {self.memory / 2**30:.2f} GiB"
-            )
+    def fits(self, peak_bytes: int | None) -> bool:
+        """Is a peak within the memory budget, if there is one?"""
+        return self.memory is None or (peak_bytes is not None and peak_bytes <= self.memory)
 
     def _refuse_duplicate(self, plan: Plan, effect: str) -> None:
         """Settings of the same techniques that make the step do the very same are measured once."""
@@ -203,13 +200,6 @@ class Bench:
 def one() -> Ratio:
     """The reference against itself."""
     return Ratio(1.0, 1.0, 1.0)
-
-
-def nothing_fits(memory: int, smallest: int) -> AnswerIsNo:
-    """The answer where no plan keeps the memory budget."""
-    return AnswerIsNo(
-        f"no plan fits into {memory / 2**30:.2f} GiB; the smallest measured needs {smallest / 2**30:.2f} GiB"
-    )
 
 
 def _since(begin: float) -> float:
