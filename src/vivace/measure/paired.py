@@ -97,7 +97,8 @@ def compare(
         (disturbed if others.disturb() else quiet).append(((before + after) / 2, middle))
         before = after
         late = time.monotonic() > deadline
-        pairs = quiet if len(quiet) >= 4 or not late else quiet + disturbed
+        loud = len(quiet) < 4 and (late or len(disturbed) >= 8)
+        pairs = quiet + disturbed if loud else quiet
         if len(pairs) < 4:
             continue
         ratio = speed_ratio(pairs)
