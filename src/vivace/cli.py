@@ -47,6 +47,11 @@ class Screen:
             self._output.write(json.dumps(content, ensure_ascii=False, default=str) + "\n")
             self._output.flush()
 
+    def fail(self, kind: str, message: str) -> None:
+        """The error's document, where documents are asked for, and its sentence."""
+        self.document({"error": {"kind": kind, "message": message}})
+        print(f"vivace: {message}", file=sys.stderr, flush=True)
+
     def show(self, draw: Callable[[Any], None]) -> None:
         """Let `draw` print tables on a console, unless quiet."""
         if not self.quiet:
@@ -72,19 +77,19 @@ def screen(as_json: bool, quiet: bool, debug: bool) -> Iterator[Screen]:
     except VivaceError as error:
         if debug:
             raise
-        current.document({"error": {"kind": error.kind, "message": str(error)}})
-        print(f"vivace: {error}", file=sys.stderr)
+        current.fail(error.kind, str(error))
         code = error.exit_code
-    except Exception as error:
+    except KeyboardInterrupt:
+        current.fail("KeyboardInterrupt", "interrupted")
+        code = 130
+    except BaseException as error:  # SystemExit too: a job that calls exit() must not end with its code
         if debug:
             raise
-        text = f"a fault of Vivace's own, {type(error).__name__}: {error}; --debug shows where"
-        current.document({"error": {"kind": "InternalError", "message": text}})
-        print(f"vivace: {text}", file=sys.stderr)
+        current.fail(
+            "InternalError",
+            f"a fault of Vivace's own, {type(error).__name__}: {error}; --debug shows where",
+        )
         code = 2
-    except KeyboardInterrupt:
-        print("vivace: interrupted", file=sys.stderr)
-        code = 130
     if code:
         raise typer.Exit(code)
 
@@ -146,11 +151,12 @@ def train(
 ) -> None:
     """Train under a plan, without losing work."""
     with screen(as_json, quiet, debug) as shown:
-        from vivace.engine.training import train as run
         from vivace.inspect.gather import require_torch
+
+        require_torch()  # before anything imports it
+        from vivace.engine.training import train as run
         from vivace.progress import TrainProgress
 
-        require_torch()
         with TrainProgress(quiet) as progress:
             result = run(
                 job,
@@ -248,8 +254,22 @@ def _draw_cards(cards: list[dict[str, Any]], console: Any) -> None:
 
 
 def main() -> None:
-    """The entry point; bad options end with exit code 2 like every other bad input."""
-    app()
+    """The entry point; bad options end with one sentence and exit code 2 like every other bad input."""
+    try:
+        code = app(standalone_mode=False)
+    except Exception as error:  # the usage errors of click, whichever package brings it
+        explain = getattr(error, "format_message", None)
+        if explain is None:
+            raise
+        if len(sys.argv) < 2:  # no command: the error is the help text
+            print(explain(), file=sys.stderr)
+        else:
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context is not None else "vivace"
+            message = " ".join(explain().split()).rstrip(".")
+            Screen("--json" in sys.argv, False, False).fail("UsageError", f"{message}; see {command} --help")
+        code = 2
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,17 @@ class FolderError(InputError):
 
 
 class Refused(VivaceError):
-    """A technique declines to act; the message is the reason, without the technique's name."""
+    """A technique declines to act; the message is the reason; `by` puts the name before it."""
+
+    technique = ""
+
+    def by(self, technique: str) -> Refused:
+        """This refusal, its message opened with the technique's name unless one is there already."""
+        if self.technique:
+            return self
+        named = Refused(f"{technique}: {self}")
+        named.technique = technique
+        return named
 
 
 class CheckpointError(VivaceError):

@@ -186,14 +186,14 @@ class Build:
     def wrap(self, seam: Seam, function: Callable[..., Any]) -> None:
         """Call ``function(next, *arguments)`` in place of the seam; `next` is what it would have been."""
         self._may_touch(seam)
-        self._wrappers.setdefault(seam, []).append(function)
+        self._wrappers.setdefault(seam, []).append(partial(_called_by, self._current, function))
 
     def replace(self, seam: Seam, function: Callable[..., Any]) -> None:
         """Make `function` the innermost body of the seam. Only one technique of a plan can."""
         self._may_touch(seam)
         other = self._replaced_by.get(seam)
         self.require(other is None, f"'{other}' already replaces the seam '{seam}'")
-        self._replacements[seam] = function
+        self._replacements[seam] = partial(_called_by, self._current, function)
         self._replaced_by[seam] = self._current
 
     def declare(self, numerics: Numerics, reason: str) -> None:
@@ -241,3 +241,10 @@ class Build:
             not self.own_step or seam in OWN_STEP_SEAMS,
             "your own step function cannot be cut into forward, backward and update",
         )
+
+
+def _called_by(technique: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except Refused as refused:
+        raise refused.by(technique) from None

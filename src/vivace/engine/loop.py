@@ -153,7 +153,7 @@ class Loop:
                 return
             except VivaceError:
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise JobError(
                     f"the data failed at batch {position.batch} of epoch {position.epoch + 1}: {blame(error)}"
                 ) from error
@@ -164,8 +164,10 @@ class Loop:
             loss = self.session.step(batch)
         except VivaceError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise JobError(f"step {self.position.step + 1} of the training failed: {blame(error)}") from error
+        if loss is None:
+            raise JobError("the Job's step returned None; it must return its loss")
         return loss.detach() if isinstance(loss, torch.Tensor) else loss
 
     def _step_scheduler(self) -> None:
@@ -239,9 +241,10 @@ class Loop:
             raise self._diverged("the loss or a weight is not finite")
 
     def _diverged(self, what: str) -> Diverged:
+        epoch = min(self.position.epoch + 1, self.job.epochs)
         kept = f"step {self.saved.step} is the last good checkpoint" if self.saved.step else "none was saved"
         return Diverged(
-            f"{what} at step {self.position.step} (epoch {self.position.epoch + 1}): training stopped; "
+            f"{what} at step {self.position.step} (epoch {epoch}): training stopped; "
             f"{kept}; try a smaller learning rate, clipping in on_gradients, or a plan without 16-bit numbers"
         )
 

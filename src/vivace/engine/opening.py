@@ -104,7 +104,7 @@ def call(job: Job, field: str, *arguments: Any) -> Any:
     """Call one of the Job's functions; whatever it raises becomes a JobError with the person's own line."""
     try:
         return getattr(job, field)(*arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise JobError(f"the Job's {field} failed: {blame(error)}") from error
 
 
@@ -148,7 +148,7 @@ def first_batches(loader: Any, count: int) -> list[Any]:
             batches.append(batch)
             if len(batches) == count:
                 break
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise JobError(f"the Job's data failed while loading: {blame(error)}") from error
     if not batches:
         raise JobError(
@@ -161,16 +161,13 @@ def checked_step(session: Session, batch: Any) -> float:
     """One step of the job as it is, whose loss must be one finite number. Raises JobError otherwise."""
     try:
         loss = session.step(batch)
-    except Exception as error:
-        scalar = "grad can be implicitly created only for scalar outputs" in str(error)
-        if not scalar:
-            raise JobError(f"the Job's first step failed: {blame(error)}") from error
-        raise JobError(
-            "the Job's loss is not a scalar: it must return one number, the mean over the batch"
-        ) from error
-    value = torch.as_tensor(float("nan") if loss is None else loss)
+    except JobError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise JobError(f"the Job's first step failed: {blame(error)}") from error
     if loss is None:
         raise JobError("the Job's step returned None; it must return its loss")
+    value = torch.as_tensor(loss)
     if value.numel() != 1:
         shape = tuple(value.shape)
         raise JobError(

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import torch
 
-from vivace.errors import Refused
+from vivace.errors import JobError, Refused
 from vivace.plan import Plan
 from vivace.surgery import map_tensors
 from vivace.technique import Build, Numerics, Seam
@@ -64,7 +64,7 @@ class Session:
                     build.begin(technique)
                     technique.apply(build)
                 except Refused as refused:
-                    raise Refused(f"{technique.name}: {refused}") from None
+                    raise refused.by(technique.name) from None
             build.compose(defaults, seams := _Seams())
             self.__dict__.update({k: v for k, v in vars(seams).items() if k not in ("batches", "step")})
             self._batches, self._step = seams.batches, seams.step
@@ -98,7 +98,13 @@ class Session:
         self.close()
 
     def _default_forward(self, batch: Any) -> torch.Tensor:
-        loss: torch.Tensor = self._loss(self.model, batch)
+        loss = self._loss(self.model, batch)
+        if not isinstance(loss, torch.Tensor):
+            raise JobError(f"the loss is {type(loss).__name__}; it must be a tensor, the mean over the batch")
+        if loss.numel() != 1:
+            raise JobError(
+                f"the loss has the shape {tuple(loss.shape)}; it must be one number, the mean over the batch"
+            )
         return loss
 
     def _default_gradients(self, batch: Any) -> torch.Tensor:

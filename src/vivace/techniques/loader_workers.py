@@ -49,7 +49,7 @@ class LoaderWorkers(Technique):
 
             if loader not in rebuilt:
                 for condition, reason in self._conditions(loader):
-                    build.require(condition, f"loader_workers: {reason}")
+                    build.require(condition, reason)
                 if draws_random_numbers(loader.dataset):
                     build.declare(Numerics.ROUNDING, "other workers draw other random numbers for samples")
                 rebuilt[loader] = with_workers(

@@ -1,0 +1,20 @@
+"""Runs the command line in a forked child; the global SCENE holds arguments, folder and environment."""
+
+import multiprocessing
+import os
+import sys
+
+scene = globals()["SCENE"]
+os.environ.update(scene["environment"])
+os.chdir(scene["folder"])
+multiprocessing.set_start_method("fork", force=True)  # what the fork server set is for itself
+for number, name in ((1, "output"), (2, "errors")):
+    os.dup2(os.open(scene[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+sys.argv = ["vivace", *scene["arguments"]]
+
+import torch  # noqa: E402
+
+from vivace.cli import main  # noqa: E402
+
+torch.set_num_threads(1)
+main()

@@ -1,0 +1,326 @@
+"""The command line: one sentence for every bad input, one document on standard output, and exit codes."""
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import resource
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCENES = Path(__file__).parent / "scenes"
+JOBS = SCENES / "jobs_with_faults.py"
+COMMANDS = ("inspect", "tune", "train", "demo", "verify", "report", "techniques")
+
+NO_TORCH = """
+import importlib.metadata as metadata
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ImportError("torch is blocked")
+
+sys.meta_path.insert(0, Blocker())
+found = metadata.version
+metadata.version = lambda name: {version!r} if name == "torch" else found(name)
+"""
+
+
+@dataclasses.dataclass
+class Done:
+    code: int
+    output: str
+    errors: str
+
+    @property
+    def document(self):
+        return json.loads(self.output)
+
+    @property
+    def sentence(self):
+        """The one line on standard error that begins with the program's name."""
+        assert "Traceback" not in self.errors, self.errors
+        found = [line.rpartition("vivace: ")[2] for line in self.errors.splitlines() if "vivace: " in line]
+        assert len(found) == 1, self.errors
+        return found[0]
+
+
+def run(*arguments, folder=None, environment=None):
+    """A real process, for what needs no torch."""
+    command = [sys.executable, "-m", "vivace", *arguments]
+    environment = {**os.environ, **(environment or {})}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture(scope="module")
+def fork_server():
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["vivace.engine.training", "vivace.tune", "vivace.cli", "torch._dynamo"])
+    return context
+
+
+@pytest.fixture
+def vivace(fork_server, tmp_path):
+    """``(arguments...) -> Done``, in a child that has torch already; JOBS stands for the file of faulty jobs."""
+
+    def call(*arguments, **environment):
+        scene = {
+            "arguments": [argument.replace("JOBS", str(JOBS)) for argument in arguments],
+            "folder": str(tmp_path),
+            "environment": environment,
+            "output": str(tmp_path / "standard-output"),
+            "errors": str(tmp_path / "standard-error"),
+        }
+        options = {"init_globals": {"SCENE": scene}, "run_name": "scene"}
+        child = fork_server.Process(target=runpy.run_path, args=(str(SCENES / "command.py"),), kwargs=options)
+        child.start()
+        child.join(100)
+        assert child.exitcode is not None, "the command hangs"
+        return Done(child.exitcode, Path(scene["output"]).read_text(), Path(scene["errors"]).read_text())
+
+    return call
+
+
+@pytest.fixture
+def plans(tmp_path):
+    """Plan files with one fault each, beside an empty plan."""
+    texts = {
+        "empty": "format = 1\n",
+        "version": "format = 9\n",
+        "unknown": "format = 1\n\n[techniques.bf16_autocost]\n",
+        "setting": "format = 1\n\n[techniques.micro_batches]\nnum = 1\n",
+        "torn": "format = 1\n[techniques.micro",
+    }
+    for name, text in texts.items():
+        (tmp_path / f"{name}.toml").write_text(text)
+
+
+def test_help_is_quick_and_imports_no_torch():
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = run("--help")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.code == 0
+    assert all(command in done.output for command in COMMANDS)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime <= 0.5
+    code = "import sys; from vivace.cli import app; assert 'torch' not in sys.modules; assert 'numpy' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bogus"], "No such command 'bogus'"),
+        (["tune"], "Missing argument 'JOB'"),
+        (["verify", "digits"], "Missing option '--plan'"),
+        (["tune", "digits", "--bogus"], "No such option: --bogus"),
+        (["train", "digits", "--seed", "x"], "Invalid value for '--seed'"),
+        (["report", "nowhere"], "there is no folder 'nowhere'"),
+    ],
+)
+def test_usage_is_one_sentence_and_one_document(arguments, message, tmp_path):
+    done = run(*arguments, "--json", folder=tmp_path)
+    assert done.code == 2
+    assert message in done.sentence
+    assert done.errors.count("\n") == 1
+    assert done.document["error"]["message"] == done.sentence
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_command_shows_the_help():
+    done = run()
+    assert done.code == 2
+    assert "Commands:" in done.errors
+    assert done.output == ""
+
+
+@pytest.mark.parametrize("command", ["train", "tune"])
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        ("2.5.1+cu121", "torch 2.5.1+cu121 is too old; Vivace needs torch >= 2.11"),
+        (None, "torch is not installed"),
+    ],
+)
+def test_an_old_torch_is_named_before_it_is_imported(command, version, message, tmp_path):
+    text = NO_TORCH.format(version=version)
+    if version is None:
+        text += (
+            "\ndef gone(name):\n    raise metadata.PackageNotFoundError(name)\n\nmetadata.version = gone\n"
+        )
+    (tmp_path / "sitecustomize.py").write_text(text)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = run(command, "digits", "--json", folder=tmp_path, environment={"PYTHONPATH": path})
+    assert done.code == 2
+    assert message in done.sentence
+    assert done.document["error"]["kind"] == "InputError"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_inspect_prints_the_contract():
+    done = run("inspect", "--json")
+    assert done.code == 0
+    assert {"devices", "versions", "limits", "ceilings"} <= set(done.document)
+    assert done.document["devices"][0]["name"]
+    assert "python" in done.document["versions"]
+    quiet = run("inspect", "--quiet")
+    assert (quiet.code, quiet.output, quiet.errors) == (0, "", "")
+
+
+def test_techniques_lists_the_cards():
+    done = run("techniques", "--json", "--quiet")
+    assert done.code == 0
+    assert done.errors == ""
+    cards = {card["name"]: card for card in done.document["techniques"]}
+    assert {"bf16_autocast", "channels_last", "compile"} <= set(cards)
+    assert cards["host_allocator"]["promise"] == "exact"
+    table = run("techniques")
+    assert table.output == ""
+    assert all(name in table.errors for name in cards)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("train nowhere.py:job", "there is no file 'nowhere.py'"),
+        ("train JOBS:gud", "has no name 'gud'; did you mean 'good'?"),
+        ("train JOBS", "names no Job in the file: write"),
+        ("train JOBS:text", "'text' in '{JOBS}' is a str; it must be a vivace.Job or return one"),
+        ("train syntax.py:job", "syntax.py, line 2: '(' was never closed: x = (1 +"),
+        ("train leaving.py:job", "leaving.py, line 1: raise SystemExit(0)"),
+        ("train digitz", "there is no recipe 'digitz'; did you mean 'digits'?"),
+        ("train JOBS:good --plan version.toml", "version.toml has format 9; this Vivace reads format 1"),
+        (
+            "train JOBS:good --plan unknown.toml",
+            "unknown technique 'bf16_autocost'; did you mean 'bf16_autocast'?",
+        ),
+        ("train JOBS:good --plan setting.toml", "setting.toml, line 4: 'micro_batches' cannot have num = 1"),
+        ("train JOBS:good --plan torn.toml", "torn.toml is not valid TOML"),
+        ("train JOBS:good --plan missing.toml", "there is no plan file 'missing.toml'"),
+        ("train JOBS:good --max-steps 0", "max_steps must be more than 0, not 0"),
+        ("verify JOBS:good --plan version.toml", "version.toml has format 9"),
+        ("tune JOBS:good --budget quick", "the budget is 'quick'; it must be fast, balanced, max"),
+        ("tune JOBS:good --memory lots", "the memory budget is 'lots'; write a size such as 20GiB"),
+        ("tune JOBS:good --allow all", "allow is 'all'; it must be exact, rounding or semantics"),
+        ("tune digitz", "did you mean 'digits'?"),
+        ("tune nowhere.py:job", "there is no file 'nowhere.py'"),
+        ("tune JOBS:nan --budget 20", "the Job's loss is nan at step 0"),
+        ("tune JOBS:vector_loss --budget 20", "the loss has the shape (8,); it must be one number"),
+        ("tune JOBS:empty --budget 20", "the Job's data() gave no batch: the loader is empty"),
+        ("tune JOBS:quits --budget 20", "the Job's model failed: SystemExit: 0"),
+        (
+            "train JOBS:vector_loss",
+            "the loss has the shape (8,); it must be one number, the mean over the batch",
+        ),
+        ("train JOBS:no_loss", "the loss is NoneType; it must be a tensor"),
+        ("train JOBS:float_loss", "the loss is float; it must be a tensor"),
+        ("train JOBS:silent_step", "the Job's step returned None; it must return its loss"),
+        ("train JOBS:empty", "the Job's data() gave no batch"),
+        ("train JOBS:raising", "step 1 of the training failed: ZeroDivisionError"),
+        ("train JOBS:quits", "the Job's model failed: SystemExit: 0"),
+        ("train JOBS:quits_in_loss", "step 1 of the training failed: SystemExit: 0"),
+        ("train JOBS:asks", "standard input is closed while Vivace runs a job; the job must not read it"),
+        ("train JOBS:asked", "standard input is closed while Vivace runs a job; the job must not read it"),
+        ("train JOBS:no_module", "the Job's model() returned a str; it must return an nn.Module"),
+        ("train JOBS:no_optimizer", "optimizer(model) returned NoneType, not a torch.optim.Optimizer"),
+        ("train JOBS:lost_samples", "the data failed at batch 0 of epoch 1: KeyError"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, message, vivace, plans, tmp_path):
+    (tmp_path / "syntax.py").write_text("import torch\nx = (1 +\n")
+    (tmp_path / "leaving.py").write_text("raise SystemExit(0)\n")
+    done = vivace(*arguments.split(), "--json")
+    assert message.replace("{JOBS}", str(JOBS)) in done.sentence
+    assert done.code == 2
+    assert done.document["error"]["message"] == done.sentence
+    assert done.document["error"]["kind"] != "InternalError"
+
+
+@pytest.mark.parametrize("command", ["train", "tune"])
+def test_folders_of_other_people_are_left_alone(command, vivace, tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "text.txt").write_text("mine")
+    done = vivace(command, "JOBS:good", "--out", "thesis", "--json")
+    assert done.code == 2
+    assert "text.txt" in done.sentence
+    assert done.document["error"]["kind"] == "FolderError"
+    assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["text.txt"]
+    below = vivace(command, "JOBS:good", "--out", "thesis/text.txt/run", "--json")
+    assert below.code == 2
+    assert "text.txt/run" in below.sentence
+    assert (tmp_path / "thesis" / "text.txt").read_text() == "mine"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission(vivace, tmp_path):
+    (tmp_path / "locked").mkdir(mode=0o500)
+    done = vivace("train", "JOBS:good", "--out", "locked/run", "--json")
+    assert done.code == 2
+    assert "locked/run" in done.sentence
+
+
+def test_training_prints_one_document_however_much_the_job_prints(vivace, tmp_path):
+    done = vivace("train", "JOBS:noisy", "--out", "run", "--json")
+    assert done.code == 0
+    assert done.output.count("\n") == 1
+    keys = "run_path steps epochs metric loss seconds samples_per_second resumed_from_step"
+    assert set(keys.split()) <= set(done.document)
+    assert done.document["steps"] == 4
+    for place in ("at import", "in data", "in loss", "by a child process"):
+        assert f"printed {place}" in done.errors
+    model = (tmp_path / "run" / "model.pt").read_bytes()
+
+    again = vivace("train", "JOBS:noisy", "--out", "run", "--json")
+    assert again.code == 2
+    assert "--resume" in again.sentence
+    assert (tmp_path / "run" / "model.pt").read_bytes() == model
+
+    resumed = vivace("train", "JOBS:noisy", "--out", "run", "--resume", "--json")
+    assert resumed.code == 0
+    assert resumed.document["resumed_from_step"] == 4
+
+
+def test_quiet_says_nothing(vivace):
+    done = vivace("train", "JOBS:good", "--out", "run", "--quiet")
+    assert (done.code, done.output, done.errors) == (0, "", "printed at import\n")
+
+
+def test_divergence_is_the_answer_no(vivace, tmp_path):
+    done = vivace("train", "JOBS:nan", "--out", "run", "--json")
+    assert done.code == 1
+    assert "not finite at step 4 (epoch 1)" in done.sentence or "nan at step" in done.sentence
+    assert done.document["error"]["kind"] == "Diverged"
+    assert not (tmp_path / "run" / "model.pt").exists()
+
+
+def test_an_interrupted_training_keeps_its_work_and_ends_with_130(tmp_path):
+    (tmp_path / "long.py").write_text(
+        "from vivace.job import load\n"
+        "import dataclasses, time\n"
+        "def slow(model, batch):\n"
+        "    time.sleep(0.05)\n"
+        f"    return load({str(JOBS) + ':good'!r}).loss(model, batch)\n"
+        f"job = dataclasses.replace(load({str(JOBS) + ':good'!r}), loss=slow, epochs=1000)\n"
+    )
+    command = [sys.executable, "-m", "vivace", "train", "long.py:job", "--out", "run", "--json"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        log, deadline = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 60
+        while time.monotonic() < deadline and not (log.exists() and log.read_text().count("\n") > 2):
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    document = json.loads(output)
+    assert document["interrupted"]
+    assert document["steps"] > 0
+    assert "Traceback" not in errors
+    assert any((tmp_path / "run" / "checkpoints").iterdir())
