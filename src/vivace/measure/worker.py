@@ -65,6 +65,8 @@ class Worker:
                 else "own step",
                 "device": session.build.device.type,
                 "steps_per_epoch": _length(loader),
+                "epochs": self.job.epochs,
+                "has_metric": self.job.metric is not None,
                 "registered": [cls.name for cls in registry.registered()],
             }
 

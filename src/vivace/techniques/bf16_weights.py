@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Bf16Weights(Technique):
     """Each forward pass runs on bfloat16 copies of the weights; the person's fp32 parameters are the masters.
 
-    Unlike autocast, activations between the products stay in bfloat16 too; outputs return to fp32; the loss, its
-    targets and BatchNorm's tensors stay in fp32. Weights *kept* in bfloat16 train another model: not offered.
+    Unlike autocast, activations between the products stay in bfloat16 too. Outputs return to fp32; the loss
+    and BatchNorm's tensors stay in fp32. Weights *kept* in bfloat16 train another model: not offered.
     """
 
     card: ClassVar[Card] = Card(

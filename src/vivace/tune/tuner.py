@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import math
 import re
 import time
 from pathlib import Path
@@ -25,8 +26,10 @@ from vivace.tune.bench import Bench, OnEvent, one
 from vivace.tune.folder import claim_folder
 from vivace.tune.result import Result
 from vivace.tune.search import Search
+from vivace.verify.equivalence import judge_by_metric
 from vivace.verify.verdict import Verdict, Verifier
 
+SEMANTICS_SEEDS = 3
 BUDGETS = {"fast": 120.0, "balanced": 600.0, "max": 3600.0}
 UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
@@ -185,6 +188,18 @@ class _Tuning:
         reason = (
             "it promises SEMANTICS, which only the metric can judge: vivace verify JOB --plan PLAN --metric"
         )
+        return dataclasses.replace(verdict, kept=False, reason=reason)
+
+    def _judge_semantics(self, plan: Plan, verdict: Verdict) -> Verdict:
+        """By the metric over a few seeds, where the job has one and the budget lets it train to the end."""
+        facts, step = self.bench.facts, self.bench.reference.step_seconds
+        needed = 2 * SEMANTICS_SEEDS * facts["epochs"] * (facts["steps_per_epoch"] or math.inf) * step
+        if facts["has_metric"] and needed < self._left():
+            return judge_by_metric(self.bench.source, plan, verdict, seeds=SEMANTICS_SEEDS, margin=None)
+        lacks = (
+            f"the budget is too short for it ({needed:.0f} s)" if facts["has_metric"] else "the Job has none"
+        )
+        reason = f"it promises SEMANTICS, which only the metric can judge, and {lacks}"
         return dataclasses.replace(verdict, kept=False, reason=reason)
 
     def _left(self) -> float:
