@@ -162,13 +162,15 @@ def test_an_exception_in_the_loop_restores_everything():
     model, flags = network(), process_flags()
     optimizer = optimizer_of(model)
     plan = Plan.from_dict({"bf16_autocast": {}, "cpu_threads": {"num_threads": 2}, "fused_optimizer": {}})
-    with (
-        pytest.raises(ZeroDivisionError),
-        vivace.attach(plan, model=model, optimizer=optimizer, loss=loss) as session,
-    ):
-        session.step(loader()[0])
-        assert process_flags() != flags
-        _ = 1 / 0
+
+    def stumble():
+        with vivace.attach(plan, model=model, optimizer=optimizer, loss=loss) as session:
+            session.step(loader()[0])
+            assert process_flags() != flags
+            _ = 1 / 0
+
+    with pytest.raises(ZeroDivisionError):
+        stumble()
     assert process_flags() == flags
     assert not optimizer.param_groups[0].get("fused")
     by_hand(model, optimizer, loader())

@@ -69,7 +69,7 @@ def fork_server():
 
 @pytest.fixture
 def vivace(fork_server, tmp_path):
-    """``(arguments...) -> Done``, in a child that has torch already; JOBS stands for the file of faulty jobs."""
+    """``(arguments...) -> Done``, in a child that has torch already; JOBS is the file of faulty jobs."""
 
     def call(*arguments, **environment):
         scene = {
@@ -110,7 +110,7 @@ def test_help_is_quick_and_imports_no_torch():
     assert done.code == 0
     assert all(command in done.output for command in COMMANDS)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime <= 0.5
-    code = "import sys; from vivace.cli import app; assert 'torch' not in sys.modules; assert 'numpy' not in sys.modules"
+    code = "import sys, vivace.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -209,12 +209,8 @@ def test_techniques_lists_the_cards():
         ("tune JOBS:good --budget quick", "the budget is 'quick'; it must be fast, balanced, max"),
         ("tune JOBS:good --memory lots", "the memory budget is 'lots'; write a size such as 20GiB"),
         ("tune JOBS:good --allow all", "allow is 'all'; it must be exact, rounding or semantics"),
-        ("tune digitz", "did you mean 'digits'?"),
-        ("tune nowhere.py:job", "there is no file 'nowhere.py'"),
         ("tune JOBS:nan --budget 20", "the Job's loss is nan at step 0"),
-        ("tune JOBS:vector_loss --budget 20", "the loss has the shape (8,); it must be one number"),
         ("tune JOBS:empty --budget 20", "the Job's data() gave no batch: the loader is empty"),
-        ("tune JOBS:quits --budget 20", "the Job's model failed: SystemExit: 0"),
         (
             "train JOBS:vector_loss",
             "the loss has the shape (8,); it must be one number, the mean over the batch",

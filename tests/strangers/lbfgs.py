@@ -17,7 +17,7 @@ def step(model, optimizer, batch):
         loss.backward()
         return loss
 
-    return optimizer.step(closure)
+    return optimizer.step(closure).item()
 
 
 job = vivace.Job(

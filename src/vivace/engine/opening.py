@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
+from vivace.engine.order import ordered
 from vivace.engine.session import Session
 from vivace.errors import InputError, JobError
 from vivace.inspect import inspect
@@ -112,10 +117,17 @@ def parts_of(built: Any, kind: type[Part]) -> list[Part]:
     """The modules or optimizers in what a Job's function returned: one, or a collection of several."""
     if isinstance(built, kind):
         return [built]
-    items = (
-        built.values() if isinstance(built, Mapping) else built if isinstance(built, (list, tuple)) else []
-    )
-    return [item for item in items if isinstance(item, kind)]
+    return [part for _, item in items_of(built) for part in parts_of(item, kind)]
+
+
+def items_of(built: Any) -> list[tuple[Any, Any]]:
+    """Keys and items of a mapping, list, tuple, dataclass or SimpleNamespace; none of anything else."""
+    if isinstance(built, Mapping):
+        return list(built.items())
+    if isinstance(built, (list, tuple)):
+        return list(enumerate(built))
+    fields = dataclasses.is_dataclass(built) and not isinstance(built, type)
+    return list(vars(built).items()) if fields or isinstance(built, SimpleNamespace) else []
 
 
 def training_device() -> torch.device:
@@ -155,6 +167,23 @@ def first_batches(loader: Any, count: int) -> list[Any]:
             "the Job's data() gave no batch: the loader is empty (drop_last with too few samples?)"
         )
     return batches
+
+
+def endless_batches(session: Session, job: Job, loader: Any, seed: int = 0) -> Iterator[Any]:
+    """Batches of one epoch of the job's `loader` after another, in the order in which `train` feeds them.
+
+    A generator, which lives for one pass, is made anew. Raises JobError where a pass is empty.
+    """
+    for epoch in itertools.count():
+        drawn, fed = 0, ordered(loader, seed=seed, epoch=epoch)
+        for drawn, batch in enumerate(session.batches(fed), 1):  # noqa: B007
+            yield batch
+        if not drawn:
+            raise JobError("the Job's data() gave no batch when it was read again")
+        if isinstance(loader, Iterator):
+            loader = call(job, "data")
+        elif isinstance(fed, DataLoader):
+            loader = fed
 
 
 def checked_step(session: Session, batch: Any) -> float:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
+from vivace.engine.opening import items_of
 from vivace.engine.session import Session
 from vivace.errors import CheckpointError, InputError, JobError, PlanError
 from vivace.plan import Plan
@@ -55,10 +55,10 @@ def compare(then: dict[str, Any], now: dict[str, Any], folder: Path) -> str:
 
 
 def state_of(thing: Any) -> Any:
-    """The `state_dict` of a thing, or those in a mapping, list or tuple by key or index; else None."""
+    """The `state_dict` of a thing, or those of its items (see `items_of`) by key or index; else None."""
     if hasattr(thing, "state_dict"):
         return thing.state_dict()
-    return {str(key): state_of(item) for key, item in _items(thing)} or None
+    return {str(key): state_of(item) for key, item in items_of(thing)} or None
 
 
 def load_into(thing: Any, state: Any, what: str) -> None:
@@ -67,7 +67,7 @@ def load_into(thing: Any, state: Any, what: str) -> None:
         if hasattr(thing, "load_state_dict"):
             thing.load_state_dict(state)
             return
-        for key, item in _items(thing):
+        for key, item in items_of(thing):
             load_into(item, state[str(key)], what)
     except CheckpointError:
         raise
@@ -76,12 +76,6 @@ def load_into(thing: Any, state: Any, what: str) -> None:
         raise CheckpointError(
             f"the checkpoint does not fit {what}: {type(error).__name__}: {reason}"
         ) from error
-
-
-def _items(thing: Any) -> list[tuple[Any, Any]]:
-    if isinstance(thing, Mapping):
-        return list(thing.items())
-    return list(enumerate(thing)) if isinstance(thing, (list, tuple)) else []
 
 
 def _signature(session: Session, loader: Any) -> list[str]:

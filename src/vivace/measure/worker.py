@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import sys
 import time
 from collections.abc import Iterator
@@ -13,8 +12,7 @@ from typing import Any
 import torch
 
 from vivace import registry
-from vivace.engine.opening import call, checked_step, first_batches, start
-from vivace.engine.order import ordered
+from vivace.engine.opening import call, checked_step, endless_batches, first_batches, start
 from vivace.engine.session import Session
 from vivace.job import Job
 from vivace.ledger import Observation
@@ -60,9 +58,7 @@ class Worker:
                 "batch_size": size,
                 "model": type(model).__name__,
                 "num_parameters": sum(p.numel() for p in parameters),
-                "optimizer": type(session.optimizer).__name__
-                if session.optimizer is not None
-                else "own step",
+                "optimizer": " and ".join(type(o).__name__ for o in session.optimizers) or "own step",
                 "device": session.build.device.type,
                 "steps_per_epoch": _length(loader),
                 "epochs": self.job.epochs,
@@ -85,7 +81,7 @@ class Worker:
         """Open the job under a plan. Raises Refused where a technique declines."""
         begin = time.perf_counter()
         self.session = start(self.job, Plan.from_dict(plan), self.machine, seed=seed, strict=strict)
-        self._stream = self._endless(call(self.job, "data"), seed)
+        self._stream = endless_batches(self.session, self.job, call(self.job, "data"), seed)
         return {"seconds": time.perf_counter() - begin}
 
     def warm(self, seconds: float = 1.0) -> dict[str, Any]:
@@ -151,21 +147,16 @@ class Worker:
             torch.cuda.synchronize()
         return samples
 
-    def _endless(self, loader: Any, seed: int) -> Iterator[Any]:
-        """Epoch after epoch, in the order in which `train` feeds them."""
-        assert self.session is not None
-        for epoch in itertools.count():
-            loader = ordered(loader, seed=seed, epoch=epoch)
-            yield from self.session.batches(loader)
-
     def _signature(self, session: Session, batch: Any) -> str:
         shapes = [
             (n, tuple(p.shape), str(p.dtype)) for m in session.build.models for n, p in m.named_parameters()
         ]
         inputs = [(tuple(t.shape), str(t.dtype)) for t in tensors(batch)]
-        optimizer = session.optimizer
-        defaults = sorted(f"{k}={v}" for k, v in optimizer.defaults.items()) if optimizer is not None else []
-        text = repr((shapes, inputs, type(optimizer).__name__, defaults))
+        optimizers = [
+            (type(optimizer).__name__, sorted(f"{k}={v}" for k, v in optimizer.defaults.items()))
+            for optimizer in session.optimizers
+        ]
+        text = repr((shapes, inputs, optimizers))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

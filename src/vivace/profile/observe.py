@@ -6,7 +6,7 @@ import re
 import resource
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -98,17 +98,6 @@ def live_bytes(session: Session, batch: Any) -> int:
     return sum(storages.values())
 
 
-def optimizers_in(found: Any) -> Iterator[torch.optim.Optimizer]:
-    """The optimizers in what `Job.optimizer` returned: one, or a list, tuple or mapping of several."""
-    if isinstance(found, torch.optim.Optimizer):
-        yield found
-    elif isinstance(found, Mapping):
-        yield from optimizers_in(list(found.values()))
-    elif isinstance(found, (list, tuple)):
-        for item in found:
-            yield from optimizers_in(item)
-
-
 def is_operator(name: str) -> bool:
     """Is a profiler event a call of an operator (``aten::mm``), not a range or a backward node?"""
     return "::" in name and "autograd" not in name
@@ -124,7 +113,7 @@ def operator_class(name: str) -> str:
 def _held_tensors(session: Session, batch: Any) -> Iterable[torch.Tensor]:
     for model in session.build.models:
         yield from _of_module(model)
-    for optimizer in optimizers_in(session.build.optimizer):
+    for optimizer in session.optimizers:
         yield from tensors([dict(state) for state in optimizer.state.values()])
     for stateful in session.build.kept.values():
         yield from tensors(stateful.state_dict())

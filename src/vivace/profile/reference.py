@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,10 +13,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from vivace.engine.opening import call, endless_batches
 from vivace.engine.session import Session
 from vivace.job import Job
 from vivace.ledger import Profile
-from vivace.profile.observe import is_operator, observe, operator_class, optimizers_in, profile_step
+from vivace.profile.observe import is_operator, observe, operator_class, profile_step
 from vivace.surgery import batch_size, has_batch_norm, modules_of
 
 TIMED_STEPS = 5
@@ -29,8 +30,8 @@ def profile_reference(session: Session, job: Job, batches: list[Any]) -> Profile
     The parts are timed on the job's own loader, fetch and step in turn, so that workers overlap.
     """
     seen = observe(session, batches)
-    loader = job.data()
-    parts = _time_parts(session, loader)
+    loader = call(job, "data")
+    parts = _time_parts(session, endless_batches(session, job, loader))
     step_seconds = sum(parts.values())
     parameters = [p for model in session.build.models for p in model.parameters()]
     return Profile(
@@ -46,12 +47,11 @@ def profile_reference(session: Session, job: Job, batches: list[Any]) -> Profile
     )
 
 
-def _time_parts(session: Session, loader: Iterable[Any]) -> dict[str, float]:
+def _time_parts(session: Session, source: Iterator[Any]) -> dict[str, float]:
     """Median seconds of each part over a few steps; the first fetch and step only warm up."""
     spent: dict[str, float] = defaultdict(float)
     steps: list[dict[str, float]] = []
     with _timed_seams(session, spent):
-        source = _endless(session, loader)
         for _ in range(TIMED_STEPS + 1):
             spent.clear()
             start = _now(session)
@@ -87,12 +87,6 @@ def _timed_seams(session: Session, spent: dict[str, float]) -> Iterator[None]:
             setattr(session, name, function)
 
 
-def _endless(session: Session, loader: Iterable[Any]) -> Iterator[Any]:
-    """Batches of one pass after another, so that a short loader suffices."""
-    while True:
-        yield from session.batches(loader)
-
-
 def _now(session: Session) -> float:
     if session.build.device.type == "cuda":
         torch.cuda.synchronize(session.build.device)
@@ -121,7 +115,7 @@ def _features(
         "dropout": (nn.modules.dropout._DropoutNd,),
     }
     found = {name: any(modules_of(model, *classes) for model in models) for name, classes in kinds.items()}
-    optimizers = [type(optimizer).__name__ for optimizer in optimizers_in(session.build.optimizer)]
+    optimizers = [type(optimizer).__name__ for optimizer in session.optimizers]
     return {
         **found,
         "batch_norm": any(has_batch_norm(model) for model in models),

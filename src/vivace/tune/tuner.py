@@ -182,13 +182,12 @@ class _Tuning:
             verdict = verifier.judge(plan, seconds=seconds)
         except (ChildFailed, Refused) as error:
             reason = f"it could not be verified: {error}"
-            return Verdict(False, plan.promise.name.lower(), 0.0, 0.0, 0, 0, reason)
-        if verdict.promise != Numerics.SEMANTICS.name.lower():
-            return verdict
-        reason = (
-            "it promises SEMANTICS, which only the metric can judge: vivace verify JOB --plan PLAN --metric"
-        )
-        return dataclasses.replace(verdict, kept=False, reason=reason)
+            verdict = Verdict(False, plan.promise.name.lower(), 0.0, 0.0, 0, 0, reason)
+        if verdict.promise == Numerics.SEMANTICS.name.lower():
+            verdict = self._judge_semantics(plan, verdict)
+        self.bench.ledger.append("verdict", {"plan": plan.to_dict(), **verdict.to_dict()})
+        self.bench.on_event("verdict", {"plan": str(plan), "verdict": verdict})
+        return verdict
 
     def _judge_semantics(self, plan: Plan, verdict: Verdict) -> Verdict:
         """By the metric over a few seeds, where the job has one and the budget lets it train to the end."""
