@@ -55,6 +55,12 @@ class Search:
         if known is not None:
             self._try(known, None)
         self._select()
+        tried = {name for trial in self.bench.trials for name in trial.techniques}
+        for candidate in self._offered:
+            if candidate.technique.name not in tried:
+                tried.add(candidate.technique.name)
+                reason = "the budget ended before it could be tried"
+                self.bench.refuse(Plan([candidate.technique]), reason, predicted=candidate.predicted)
 
     def ban(self, names: set[str], seconds: float) -> None:
         """Leave techniques out from now on, and search again without them for `seconds`."""
