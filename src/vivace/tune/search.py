@@ -12,7 +12,7 @@ from vivace import registry
 from vivace.ledger import Profile, Ratio, Trial
 from vivace.machine import Machine
 from vivace.plan import Plan
-from vivace.technique import Numerics, Technique
+from vivace.technique import Numerics, Stage, Technique
 from vivace.tune.bench import Bench, one
 
 WORTH_TRYING = 1.005
@@ -54,6 +54,7 @@ class Search:
         known = self._known_best(self._offered)
         if known is not None:
             self._try(known, None)
+        self._try_together()
         self._select()
         tried = {name for trial in self.bench.trials for name in trial.techniques}
         for candidate in self._offered:
@@ -61,6 +62,24 @@ class Search:
                 tried.add(candidate.technique.name)
                 reason = "the budget ended before it could be tried"
                 self.bench.refuse(Plan([candidate.technique]), reason, predicted=candidate.predicted)
+
+    def _try_together(self) -> None:
+        """All that is likely to help and quick to start, at once: some techniques only pay in company.
+
+        On a CPU, for example, bfloat16 convolutions are slower than fp32 ones unless their layout is
+        channels-last.
+        """
+        likely = [c.technique for c in self._offered if c.promise >= 1.0]
+        plan = Plan()
+        for technique in likely:
+            quick = technique.card.stage != Stage.COMPILE and technique.slot != "capture"
+            if quick and len(plan.adding(technique)) > len(plan):
+                plan = plan.adding(technique)
+        while len(plan) > 1 and self._left() > 0 and plan.id not in self.measured:
+            self._try(plan, None)
+            trial = self.measured[plan.id]
+            refusing = trial.reason.partition(":")[0] if trial.status == "refused" else ""
+            plan = plan.without(refusing)
 
     def ban(self, names: set[str], seconds: float) -> None:
         """Leave techniques out from now on, and search again without them for `seconds`."""
