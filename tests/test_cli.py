@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import multiprocessing
 import os
 import resource
@@ -286,6 +287,16 @@ def test_training_prints_one_document_however_much_the_job_prints(vivace, tmp_pa
 def test_quiet_says_nothing(vivace):
     done = vivace("train", "JOBS:good", "--out", "run", "--quiet")
     assert (done.code, done.output, done.errors) == (0, "", "printed at import\n")
+
+
+def test_documents_hold_no_number_that_json_lacks():
+    from vivace.cli import _finite
+
+    content = {
+        "checks": [{"score": float("inf"), "value": float("nan"), "seeds": 8}],
+        "pair": (1.5, -math.inf),
+    }
+    assert _finite(content) == {"checks": [{"score": None, "value": None, "seeds": 8}], "pair": [1.5, None]}
 
 
 def test_divergence_is_the_answer_no(vivace, tmp_path):

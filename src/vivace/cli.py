@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -44,7 +45,7 @@ class Screen:
     def document(self, content: dict[str, Any]) -> None:
         """Print the command's JSON document, if it was asked for."""
         if self.as_json:
-            self._output.write(json.dumps(content, ensure_ascii=False, default=str) + "\n")
+            self._output.write(json.dumps(_finite(content), ensure_ascii=False, default=str) + "\n")
             self._output.flush()
 
     def fail(self, kind: str, message: str) -> None:
@@ -63,6 +64,15 @@ class Screen:
         """One line on standard error, unless quiet."""
         if not self.quiet:
             print(text, file=sys.stderr, flush=True)
+
+
+def _finite(content: Any) -> Any:
+    """`content` with None for every number that JSON has no word for."""
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 @contextmanager

@@ -72,6 +72,11 @@ def has_batch_norm(model: nn.Module) -> bool:
     return bool(modules_of(model, nn.modules.batchnorm._BatchNorm))
 
 
+def has_float32(models: Sequence[nn.Module]) -> bool:
+    """Is any weight float32? Autocast and casts of weights leave float64 and 16-bit ones alone."""
+    return any(p.dtype == torch.float32 for model in models for p in model.parameters())
+
+
 def with_workers(
     loader: DataLoader[Any], num_workers: int, prefetch_factor: int, persistent: bool
 ) -> DataLoader[Any]:

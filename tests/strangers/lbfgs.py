@@ -23,6 +23,8 @@ def step(model, optimizer, batch):
 job = vivace.Job(
     model=lambda: nn.Sequential(nn.Linear(1, 24), nn.Tanh(), nn.Linear(24, 1)),
     data=lambda: [(x, torch.sin(3 * x))] * 5,
-    optimizer=lambda model: torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=5),
+    optimizer=lambda model: torch.optim.LBFGS(
+        model.parameters(), lr=0.5, max_iter=5, line_search_fn="strong_wolfe"
+    ),
     step=step,
 )

@@ -37,6 +37,9 @@ class Bf16Autocast(Technique):
         """Run the forward seam, or each model of an own step, under autocast."""
         import torch
 
+        from vivace.surgery import has_float32
+
+        build.require(has_float32(build.models), "no weight is float32")
         if build.device.type == "cuda":
             build.require(
                 torch.cuda.get_device_capability(build.device) >= (8, 0),

@@ -38,17 +38,16 @@ class Bf16Weights(Technique):
         import torch
         from torch import nn
 
-        from vivace.surgery import modules_of, patched
+        from vivace.surgery import has_float32, modules_of, patched
 
+        build.require(has_float32(build.models), "no weight is float32")
         if build.device.type == "cuda":
             build.require(
                 torch.cuda.get_device_capability(build.device) >= (8, 0),
                 "this GPU has no bfloat16 units (they came with compute capability 8.0): try fp16_autocast",
             )
             recurrent = any(modules_of(model, nn.RNNBase) for model in build.models)
-            build.require(
-                not recurrent, "cuDNN wants a recurrent layer's weights in one block: use bf16_autocast"
-            )
+            build.require(not recurrent, "cuDNN wants recurrent weights in one block: use bf16_autocast")
         halves = [_Half(model) for model in build.models]
 
         def run(following: Callable[[Any], Any], batch: Any) -> Any:

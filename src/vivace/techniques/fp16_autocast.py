@@ -42,8 +42,9 @@ class Fp16Autocast(Technique):
         """Autocast the forward seam; scale, unscale and skip around the seams that follow."""
         import torch
 
-        from vivace.surgery import modules_of
+        from vivace.surgery import has_float32, modules_of
 
+        build.require(has_float32(build.models), "no weight is float32")
         device = build.device.type
         recurrent = device == "cpu" and modules_of(build.model, torch.nn.LSTM)
         build.require(not recurrent, "a CPU cannot train an LSTM in float16: use bf16_autocast")
