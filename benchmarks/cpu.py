@@ -3,7 +3,7 @@
     scripts/bench cpu [JOB ...] [--budget SECONDS]
 
 Each job is tuned, verified and confirmed in fresh processes; the figures are the confirmation's. Beside each
-stands the figure that the lower end of its 95 % interval must reach on 2 cores with avx512-bf16.
+stands the figure that the lower end of its 95 % interval must reach on 2 cores with avx512-bf16 (AMX helps).
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def measure(name: str, budget: str) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         result = vivace.tune(f"{HERE / 'jobs.py'}:{name}", budget=budget, out=Path(folder) / "tune")
     machine = vivace.inspect()
-    document = result.to_dict()
-    kept = ("plan", "speedup", "baselines", "promise", "break_even_steps", "waterfall", "seconds")
+    document, verdict = result.to_dict(), result.verdict
+    kept = ("reason", "plan", "speedup", "baselines", "promise", "break_even_steps", "waterfall", "seconds")
     trials = ("techniques", "status", "reason", "ratio", "peak_bytes", "warmup_seconds", "predicted", "role")
     record = {
         "job": name,
@@ -66,15 +66,12 @@ def measure(name: str, budget: str) -> dict:
         "machine": {
             "fingerprint": machine.fingerprint,
             "device": machine.device.name,
+            "features": machine.device.features,
             "cores": machine.num_cores,
         },
         "versions": machine.versions,
         **{key: document[key] for key in kept},
-        "kept": result.verdict.kept if result.verdict is not None else None,
-        "loss_envelopes": result.verdict.loss_envelopes if result.verdict is not None else None,
-        "displacement_envelopes": result.verdict.displacement_envelopes
-        if result.verdict is not None
-        else None,
+        **{key: getattr(verdict, key, None) for key in ("kept", "loss_envelopes", "displacement_envelopes")},
         "trials": [_without_folders({key: trial[key] for key in trials}) for trial in document["trials"]],
     }
     path = RECORDS / name / machine.fingerprint / f"{record['date']}.json"

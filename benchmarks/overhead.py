@@ -2,8 +2,8 @@
 
     scripts/bench overhead
 
-The model does next to nothing, so that nothing hides the difference. Blocks alternate; the figure is the median
-difference with its 95 % interval, in the process and in the order in which a person's loop runs. Demanded: at most 20.
+The model does next to nothing, so that nothing hides the difference. Blocks alternate; the figure is the
+median difference with its 95 % interval, in one process. Demanded: at most 20.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def epilogue(result: Result, job: str, console: Any) -> None:
             f"{ratio.estimate:.2f}x as fast as strict fp32 ({ratio.low:.2f}-{ratio.high:.2f}): {result.plan}"
         )
     else:
-        text = "Nothing was faster beyond noise: the plan is the reference."
+        text = f"The plan is the reference: {result.reason or 'the search was interrupted'}."
     console.print(text, style="bold", markup=False, soft_wrap=True)
     if result.verdict is not None:
         console.print(headline(result.verdict), markup=False, soft_wrap=True)

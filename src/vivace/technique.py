@@ -87,7 +87,7 @@ class Card:
     slot: str | None = None
     unit_roundoff: float = 0.0
     devices: tuple[str, ...] = ("cpu", "cuda")
-    measured_on: tuple[str, ...] = ("cpu",)
+    measured_on: tuple[str, ...] = ()
 
 
 class Technique:

@@ -57,7 +57,7 @@ def test_the_job_is_described(contestants):
 
 
 BAD = {
-    "not_a_scalar": ("loss=lambda m, b: m(b[0])", "not a scalar"),
+    "not_a_scalar": ("loss=lambda m, b: m(b[0])", "loss has the shape (4, 2); it must be one number"),
     "nan": ("loss=lambda m, b: m(b[0]).sum() * float('nan')", "loss is nan at step 0"),
     "empty": ("data=lambda: []", "gave no batch"),
     "raises": ("loss=lambda m, b: m(b[7]).sum()", "first step failed: IndexError"),

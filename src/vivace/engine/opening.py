@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
 import random
@@ -14,7 +15,9 @@ from typing import Any, TypeVar
 import numpy
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
+from vivace.engine.order import ordered
 from vivace.engine.session import Session
 from vivace.errors import InputError, JobError
 from vivace.inspect import inspect
@@ -166,17 +169,21 @@ def first_batches(loader: Any, count: int) -> list[Any]:
     return batches
 
 
-def endless_batches(session: Session, job: Job, loader: Any) -> Iterator[Any]:
-    """Batches of one pass over the job's `loader` after another; a generator, which lives for one pass, is
-    made anew. Raises JobError where a pass is empty."""
-    while True:
-        drawn = 0
-        for drawn, batch in enumerate(session.batches(loader), 1):  # noqa: B007
+def endless_batches(session: Session, job: Job, loader: Any, seed: int = 0) -> Iterator[Any]:
+    """Batches of one epoch of the job's `loader` after another, in the order in which `train` feeds them.
+
+    A generator, which lives for one pass, is made anew. Raises JobError where a pass is empty.
+    """
+    for epoch in itertools.count():
+        drawn, fed = 0, ordered(loader, seed=seed, epoch=epoch)
+        for drawn, batch in enumerate(session.batches(fed), 1):  # noqa: B007
             yield batch
         if not drawn:
             raise JobError("the Job's data() gave no batch when it was read again")
         if isinstance(loader, Iterator):
             loader = call(job, "data")
+        elif isinstance(fed, DataLoader):
+            loader = fed
 
 
 def checked_step(session: Session, batch: Any) -> float:

@@ -90,9 +90,12 @@ def _gpus(missing: list[str]) -> list[Device]:
         missing.append(f"no NVIDIA GPU: {error}")
         return []
     devices = []
+    visible = {word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")} - {""}
     try:
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            if visible and not visible & {str(index), pynvml.nvmlDeviceGetUUID(handle)}:
+                continue
             name = pynvml.nvmlDeviceGetName(handle)
             major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
             memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)

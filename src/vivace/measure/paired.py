@@ -42,10 +42,10 @@ class Contestant:
     def open(self, plan: Plan, *, strict: bool = True, seed: int = 0, warm_seconds: float = 1.0) -> None:
         """Open the plan and warm it up. Raises Refused, JobError or ChildFailed."""
         deadline = time.monotonic() + self.timeout
-        opened = self.child.ask("open", self.timeout, plan=plan.to_dict(), strict=strict, seed=seed)
-        self.promise = opened["promise"]
+        self.child.ask("open", self.timeout, plan=plan.to_dict(), strict=strict, seed=seed)
         warmed = self.child.ask("warm", max(1.0, deadline - time.monotonic()), seconds=warm_seconds)
         self.step_seconds, self.warmup_seconds = warmed["step_seconds"], warmed["warmup_seconds"]
+        self.promise = warmed["promise"]
 
     def block(self, steps: int) -> float:
         """Seconds a sample over one block of `steps` steps."""
@@ -82,9 +82,8 @@ def compare(
     With a `target` it ends as soon as the ratio is known to be above it, or far below.
 
     Each candidate block is paired with the mean of the reference blocks just before and after it, which
-    cancels a steady drift of the machine. Pairs during which other processes were busy count only where there are not
-    enough others. Raises ChildFailed where the machine is too unsteady to conclude
-    anything.
+    cancels a steady drift of the machine. Pairs during which other processes were busy count only where
+    there are not enough others. Raises ChildFailed where the machine is too unsteady to conclude anything.
     """
     deadline = time.monotonic() + seconds
     steps = [max(1, round(BLOCK_SECONDS / max(c.step_seconds, 1e-6))) for c in (reference, candidate)]
@@ -98,7 +97,8 @@ def compare(
         (disturbed if others.disturb() else quiet).append(((before + after) / 2, middle))
         before = after
         late = time.monotonic() > deadline
-        pairs = quiet if len(quiet) >= 4 or not late else quiet + disturbed
+        loud = len(quiet) < 4 and (late or len(disturbed) >= 8)
+        pairs = quiet + disturbed if loud else quiet
         if len(pairs) < 4:
             continue
         ratio = speed_ratio(pairs)
@@ -108,7 +108,7 @@ def compare(
             break
     if width(ratio) > UNSTEADY_WIDTH:
         raise ChildFailed(
-            f"the machine was too unsteady to conclude: ratio {ratio.low:.2f} to {ratio.high:.2f} after {len(pairs)} "
-            f"pairs of blocks{others.sentence()}"
+            f"the machine was too unsteady to conclude: ratio {ratio.low:.2f} to {ratio.high:.2f} after "
+            f"{len(pairs)} pairs of blocks{others.sentence()}"
         )
     return Comparison(ratio, tuple(pairs))

@@ -17,8 +17,8 @@ TOLERATED_SHARE = 0.08  # of our cores
 class ForeignLoad:
     """Compares the busy time of our cores with the time that our own processes used.
 
-    Says nothing (never disturbed) where the system does not tell, or where a container's quota is below the cores
-    that it may run on, because others are then expected on them.
+    Never disturbed where the system does not tell, or where a container's quota is below the cores that it
+    may run on, because others are then expected on them.
     """
 
     def __init__(self, own: Sequence[int]) -> None:

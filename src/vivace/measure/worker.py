@@ -61,6 +61,8 @@ class Worker:
                 "optimizer": " and ".join(type(o).__name__ for o in session.optimizers) or "own step",
                 "device": session.build.device.type,
                 "steps_per_epoch": _length(loader),
+                "epochs": self.job.epochs,
+                "has_metric": self.job.metric is not None,
                 "registered": [cls.name for cls in registry.registered()],
             }
 
@@ -79,10 +81,10 @@ class Worker:
         """Open the job under a plan. Raises Refused where a technique declines."""
         begin = time.perf_counter()
         self.session = start(self.job, Plan.from_dict(plan), self.machine, seed=seed, strict=strict)
-        self._stream = endless_batches(self.session, self.job, call(self.job, "data"))
-        return {"seconds": time.perf_counter() - begin, "promise": self.session.promise.name.lower()}
+        self._stream = endless_batches(self.session, self.job, call(self.job, "data"), seed)
+        return {"seconds": time.perf_counter() - begin}
 
-    def warm(self, seconds: float = 1.0) -> dict[str, float]:
+    def warm(self, seconds: float = 1.0) -> dict[str, Any]:
         """Step until compiled, cached and steady: at least 3 steps and `seconds` after the first."""
         begin = time.perf_counter()
         self._steps(1)
@@ -96,7 +98,8 @@ class Worker:
                 break
         steady = sorted(times)[len(times) // 2]
         extra = first + sum(times) - (len(times) + 1) * steady
-        return {"step_seconds": steady, "warmup_seconds": max(0.0, extra)}
+        promise = self.session.promise.name.lower() if self.session is not None else ""
+        return {"step_seconds": steady, "warmup_seconds": max(0.0, extra), "promise": promise}
 
     def block(self, steps: int) -> dict[str, float]:
         """Time `steps` steps, loading included; `seconds` a step of the nominal batch."""

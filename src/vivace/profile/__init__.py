@@ -1,1 +1,1 @@
-"""."""
+"""What a step does, and where its time goes."""

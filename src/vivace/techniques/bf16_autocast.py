@@ -30,6 +30,7 @@ class Bf16Autocast(Technique):
         source="https://docs.pytorch.org/docs/stable/amp.html",
         slot="precision",
         unit_roundoff=UNIT_ROUNDOFF["bfloat16"],
+        measured_on=("cpu",),
     )
 
     def apply(self, build: Build) -> None:

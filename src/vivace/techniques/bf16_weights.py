@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 class Bf16Weights(Technique):
     """Each forward pass runs on bfloat16 copies of the weights; the person's fp32 parameters are the masters.
 
-    Unlike autocast, activations between the products stay in bfloat16 too. The model's floating inputs are
-    cast to bfloat16, its outputs back to fp32; the loss, its targets and BatchNorm's tensors stay in fp32.
-    Weights *kept* in bfloat16 train another model, so they are not offered.
+    Unlike autocast, activations between the products stay in bfloat16 too. Outputs return to fp32; the loss
+    and BatchNorm's tensors stay in fp32. Weights *kept* in bfloat16 train another model: not offered.
     """
 
     card: ClassVar[Card] = Card(
@@ -31,6 +30,7 @@ class Bf16Weights(Technique):
         source="https://arxiv.org/abs/1905.12322",
         slot="precision",
         unit_roundoff=UNIT_ROUNDOFF["bfloat16"],
+        measured_on=("cpu",),
     )
 
     def apply(self, build: Build) -> None:

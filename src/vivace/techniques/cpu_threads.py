@@ -27,6 +27,7 @@ class CpuThreads(Technique):
         source="https://docs.pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html",
         unit_roundoff=2.0**-24,
         devices=("cpu",),
+        measured_on=("cpu",),
     )
 
     num_threads: Annotated[int, Field(ge=1)] = 1

@@ -34,6 +34,7 @@ class DDP(Technique):
         summary="one process per GPU, gradients averaged while the backward pass runs",
         source="https://arxiv.org/abs/2006.15704",
         unit_roundoff=UNIT_ROUNDOFF["float32"],
+        measured_on=("cpu",),
     )
 
     bucket_mib: Annotated[int, Field(ge=1)] = 25

@@ -32,6 +32,7 @@ class Fp16Autocast(Technique):
         source="https://docs.pytorch.org/docs/stable/notes/amp_examples.html",
         slot="precision",
         unit_roundoff=UNIT_ROUNDOFF["float16"],
+        measured_on=("cpu",),
     )
 
     initial_scale: Annotated[float, Field(gt=0)] = 65536.0

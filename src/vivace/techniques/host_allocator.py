@@ -36,6 +36,7 @@ class HostAllocator(Technique):
         summary="freed memory stays in the process instead of being faulted in again every step",
         source="https://man7.org/linux/man-pages/man3/mallopt.3.html",
         devices=("cpu",),
+        measured_on=("cpu",),
     )
 
     def apply(self, build: Build) -> None:

@@ -29,6 +29,7 @@ class LoaderWorkers(Technique):
         numerics=Numerics.EXACT,
         summary="batches loaded by a measured number of worker processes",
         source="https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",
+        measured_on=("cpu",),
     )
 
     num_workers: Annotated[int, Field(ge=0)] = 2

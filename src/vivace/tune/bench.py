@@ -9,10 +9,10 @@ from typing import Any
 
 from vivace import registry
 from vivace.engine.launch import Source, preload
-from vivace.errors import AnswerIsNo, ChildFailed, JobError, Refused
+from vivace.errors import ChildFailed, JobError, Refused
 from vivace.ledger import Ledger, Profile, Ratio, Trial
 from vivace.machine import Machine
-from vivace.measure.paired import Contestant, compare
+from vivace.measure.paired import Comparison, Contestant, compare
 from vivace.plan import Plan
 from vivace.technique import Numerics
 
@@ -69,7 +69,7 @@ class Bench:
 
     def refuse(self, plan: Plan, reason: str, **fields: Any) -> Trial:
         """Record that a plan is not worth a process, and why."""
-        return self._record(self._trial(plan, "refused", reason=reason, **fields))
+        return self._record(self._trial(plan, status="refused", reason=reason, **fields))
 
     def measure(
         self,
@@ -90,51 +90,52 @@ class Bench:
         """
         begin = time.monotonic()
         self.on_event("trial_begin", {"plan": str(plan), "role": role})
-        fields: dict[str, Any] = {"role": role, "predicted": predicted}
         contestant = self._contestant(max(20.0, seconds))
+        outcome: dict[str, Any]
         try:
             contestant.open(plan, strict=strict, seed=seed, warm_seconds=min(1.0, 0.05 * seconds))
-            promised = Numerics[contestant.promise.upper()]
-            if promised > self.allow:
-                raise Refused(f"on this job it promises {promised.name}, and {self.allow.name} is allowed")
-            confirmed = contestant.ask("confirm", reference=self.observed)
-            self._refuse_over_budget(confirmed["peak_bytes"])
-            if role == "candidate":
-                self._refuse_duplicate(plan, confirmed["effect"])
-            against = reference or self.reference
+            confirmed = self._admit(contestant, plan, role)
             left = max(2.0, min(comparing or seconds, seconds - _since(begin)))
-            comparison = compare(against, contestant, seconds=left, target=target)
+            comparison = compare(reference or self.reference, contestant, seconds=left, target=target)
+            outcome = self._measured(contestant, comparison, confirmed)
         except Refused as refused:
-            return self._record(
-                self._trial(plan, "refused", reason=str(refused), seconds=_since(begin), **fields)
-            )
+            outcome = {"status": "refused", "reason": str(refused)}
         except ChildFailed as failed:
+            outcome = {"status": "failed", "reason": str(failed)}
             if not contestant.child.alive:
                 self._renew_cache()
             if not self.reference.child.alive:
                 self._revive()
-            return self._record(
-                self._trial(plan, "failed", reason=str(failed), seconds=_since(begin), **fields)
-            )
         finally:
             contestant.close()
-        size = self.facts["batch_size"]
-        candidate_seconds = sorted(pair[1] for pair in comparison.pairs)[len(comparison.pairs) // 2]
         return self._record(
-            self._trial(
-                plan,
-                "measured",
-                ratio=comparison.ratio,
-                pairs=tuple((a * size, b * size) for a, b in comparison.pairs),
-                samples_per_second=1 / candidate_seconds,
-                peak_bytes=confirmed["peak_bytes"],
-                warmup_seconds=contestant.warmup_seconds,
-                promise=contestant.promise,
-                evidence=confirmed["evidence"],
-                seconds=_since(begin),
-                **fields,
-            )
+            self._trial(plan, role=role, predicted=predicted, seconds=_since(begin), **outcome)
         )
+
+    def _admit(self, contestant: Contestant, plan: Plan, role: str) -> dict[str, Any]:
+        """Let an opened plan prove that it acts, as allowed and unlike any other. Raises Refused."""
+        if Numerics[contestant.promise.upper()] > self.allow:
+            promised = contestant.promise.upper()
+            raise Refused(f"on this job it promises {promised}, and {self.allow.name} is allowed")
+        confirmed: dict[str, Any] = contestant.ask("confirm", reference=self.observed)
+        if role == "candidate":
+            self._refuse_duplicate(plan, confirmed["effect"])
+        return confirmed
+
+    def _measured(
+        self, contestant: Contestant, comparison: Comparison, confirmed: dict[str, Any]
+    ) -> dict[str, Any]:
+        size, pairs = self.facts["batch_size"], comparison.pairs
+        return {
+            "status": "measured",
+            "ratio": comparison.ratio,
+            "pairs": tuple((a * size, b * size) for a, b in pairs),
+            "samples_per_second": 1 / sorted(pair[1] for pair in pairs)[len(pairs) // 2],
+            "peak_bytes": confirmed["peak_bytes"],
+            "warmup_seconds": contestant.warmup_seconds,
+            "promise": contestant.promise,
+            "evidence": confirmed["evidence"],
+        }
 
     def confirm(self, plan: Plan, *, seconds: float) -> Trial:
         """Measure a plan afresh: new processes on both sides, and batches in another order."""
@@ -157,17 +158,15 @@ class Bench:
         )
 
     def _renew_cache(self) -> None:
-        """Let later children compile into a new folder: a child that was killed may leave torn files behind."""
+        """Let later children compile into a new folder: a killed child may leave torn files behind."""
         self._caches.append(
             tempfile.TemporaryDirectory(prefix="vivace-compiled-", ignore_cleanup_errors=True)
         )
         self.environment = {"TORCHINDUCTOR_CACHE_DIR": self._caches[-1].name}
 
-    def _refuse_over_budget(self, peak_bytes: int) -> None:
-        if self.memory is not None and peak_bytes > self.memory:
-            raise Refused(
-                f"it needs {peak_bytes / 2**30:.2f} GiB, and the budget is {self.memory / 2**30:.2f} GiB"
-            )
+    def fits(self, peak_bytes: int | None) -> bool:
+        """Is a peak within the memory budget, if there is one?"""
+        return self.memory is None or (peak_bytes is not None and peak_bytes <= self.memory)
 
     def _refuse_duplicate(self, plan: Plan, effect: str) -> None:
         """Settings of the same techniques that make the step do the very same are measured once."""
@@ -182,14 +181,13 @@ class Bench:
         self.reference = self._contestant()
         self.open_reference()
 
-    def _trial(self, plan: Plan, status: Any, **fields: Any) -> Trial:
+    def _trial(self, plan: Plan, **fields: Any) -> Trial:
         fields.setdefault("promise", plan.promise.name.lower())
         return Trial(
             techniques=plan.to_dict(),
             plan_id=plan.id,
             machine=self.machine.fingerprint,
             job=self.facts["signature"],
-            status=status,
             **fields,
         )
 
@@ -203,13 +201,6 @@ class Bench:
 def one() -> Ratio:
     """The reference against itself."""
     return Ratio(1.0, 1.0, 1.0)
-
-
-def nothing_fits(memory: int, smallest: int) -> AnswerIsNo:
-    """The answer where no plan keeps the memory budget."""
-    return AnswerIsNo(
-        f"no plan fits into {memory / 2**30:.2f} GiB; the smallest measured needs {smallest / 2**30:.2f} GiB"
-    )
 
 
 def _since(begin: float) -> float:

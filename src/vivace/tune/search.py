@@ -12,7 +12,7 @@ from vivace import registry
 from vivace.ledger import Profile, Ratio, Trial
 from vivace.machine import Machine
 from vivace.plan import Plan
-from vivace.technique import Numerics, Technique
+from vivace.technique import Numerics, Stage, Technique
 from vivace.tune.bench import Bench, one
 
 WORTH_TRYING = 1.005
@@ -40,16 +40,60 @@ class Search:
         self.deadline = deadline
         self.best = Plan()
         self.best_ratio: Ratio = one()
+        self.best_peak: int = bench.observed["peak_bytes"]
+        self.reference_fits = bench.fits(self.best_peak)
         self.waterfall: list[dict[str, Any]] = []
         self.measured: dict[str, Trial] = {}
+        self.banned: set[str] = set()
         self._warmup_seconds = 0.0
+        self._offered: list[Candidate] = []
 
     def run(self) -> None:
         """Try each candidate on top of the best plan; after a success, try the others again on it."""
-        candidates = self._candidates()
-        known = self._known_best(candidates)
+        self._offered = self._candidates()
+        known = self._known_best(self._offered)
         if known is not None:
             self._try(known, None)
+        self._try_together()
+        self._select()
+        tried = {name for trial in self.bench.trials for name in trial.techniques}
+        for candidate in self._offered:
+            if candidate.technique.name not in tried:
+                tried.add(candidate.technique.name)
+                reason = "the budget ended before it could be tried"
+                self.bench.refuse(Plan([candidate.technique]), reason, predicted=candidate.predicted)
+
+    def _try_together(self) -> None:
+        """All that is likely to help and quick to start, at once: some techniques only pay in company.
+
+        On a CPU, for example, bfloat16 convolutions are slower than fp32 ones unless their layout is
+        channels-last.
+        """
+        likely = [c.technique for c in self._offered if c.promise >= 1.0]
+        plan = Plan()
+        for technique in likely:
+            quick = technique.card.stage != Stage.COMPILE and technique.slot != "capture"
+            if quick and len(plan.adding(technique)) > len(plan):
+                plan = plan.adding(technique)
+        while len(plan) > 1 and self._left() > 0 and plan.id not in self.measured:
+            self._try(plan, None)
+            trial = self.measured[plan.id]
+            refusing = trial.reason.partition(":")[0] if trial.status == "refused" else ""
+            plan = plan.without(refusing)
+
+    def ban(self, names: set[str], seconds: float) -> None:
+        """Leave techniques out from now on, and search again without them for `seconds`."""
+        self.banned |= names
+        self.best, self.best_ratio, self.best_peak = Plan(), one(), self.bench.observed["peak_bytes"]
+        self.waterfall, self._warmup_seconds = [], 0.0
+        for plan in self.ranking()[:1]:
+            self._keep(plan, self.measured[plan.id])
+            self.waterfall = [{"step": str(plan), "ratio": dataclasses.asdict(self.best_ratio)}]
+        self.deadline = time.monotonic() + seconds
+        self._select()
+
+    def _select(self) -> None:
+        candidates = [c for c in self._offered if c.technique.name not in self.banned]
         changed = True
         while changed and self._left() > 0:
             changed = False
@@ -72,21 +116,20 @@ class Search:
         yield from later
 
     def ranking(self) -> list[Plan]:
-        """Measured plans that beat the reference, the fastest first; the search's best leads."""
-        faster = [t for t in self.measured.values() if t.ratio is not None and t.ratio.low > 1.0]
-        ordered = sorted(faster, key=lambda t: t.ratio.estimate if t.ratio else 0.0, reverse=True)
+        """Plans that fit and beat the reference, fastest first; any that fit where the reference does not."""
+        trials = [t for t in self.measured.values() if t.ratio is not None and self.bench.fits(t.peak_bytes)]
+        trials = [t for t in trials if not self.banned & set(t.techniques)]
+        chosen = [t for t in trials if t.ratio.low > 1.0 or not self.reference_fits]  # type: ignore[union-attr]
+        ordered = sorted(chosen, key=lambda t: t.ratio.estimate, reverse=True)  # type: ignore[union-attr]
         plans = [Plan.from_dict(trial.techniques) for trial in ordered]
-        return [self.best, *(plan for plan in plans if plan != self.best)] if len(self.best) else plans
+        return sorted(plans, key=lambda plan: plan != self.best)
 
     def _try(self, plan: Plan, candidate: Candidate | None) -> bool:
         now = self.best_ratio.estimate
         predicted = (candidate.predicted[0] * now, candidate.predicted[1] * now) if candidate else None
-        trial = self._measure(plan, BETTER * self.best_ratio.estimate, predicted)
-        if (
-            trial.ratio is None
-            or trial.ratio.low <= 1.0
-            or trial.ratio.estimate < BETTER * self.best_ratio.estimate
-        ):
+        target = BETTER * now if self.bench.fits(self.best_peak) else None
+        trial = self.measure(plan, target, predicted)
+        if trial.ratio is None or not self._better(trial):
             return False
         added = [name for name in plan.names if name not in self.best.names]
         self._keep(plan, trial)
@@ -95,7 +138,20 @@ class Search:
         self.waterfall = [*kept, step]
         return True
 
-    def _measure(self, plan: Plan, target: float, predicted: tuple[float, float] | None = None) -> Trial:
+    def _better(self, trial: Trial) -> bool:
+        """Within the memory budget the faster plan wins; outside of it the smaller one."""
+        assert trial.ratio is not None
+        assert trial.peak_bytes is not None
+        if not self.bench.fits(trial.peak_bytes):
+            return not self.bench.fits(self.best_peak) and trial.peak_bytes < 0.98 * self.best_peak
+        if not self.bench.fits(self.best_peak):
+            return True
+        beats = trial.ratio.low > 1.0 or not self.reference_fits
+        return beats and trial.ratio.estimate >= BETTER * self.best_ratio.estimate
+
+    def measure(
+        self, plan: Plan, target: float | None = None, predicted: tuple[float, float] | None = None
+    ) -> Trial:
         """One trial: at most half of the time left, of which a tenth of the time left for the comparison."""
         left = self._left()
         seconds, comparing = min(left, max(15.0, 0.5 * left)), max(6.0, 0.1 * left)
@@ -109,7 +165,7 @@ class Search:
         """Make a trial's plan the best one; verifying and confirming it will warm it up twice more."""
         assert trial.ratio is not None
         assert trial.warmup_seconds is not None
-        self.best, self.best_ratio = plan, trial.ratio
+        self.best, self.best_ratio, self.best_peak = plan, trial.ratio, trial.peak_bytes or 0
         self.deadline -= 2 * (trial.warmup_seconds - self._warmup_seconds)
         self._warmup_seconds = trial.warmup_seconds
 
@@ -129,8 +185,9 @@ class Search:
             without = self.best.without(name)
             if self._left() <= 0 or len(self.best) < 2 or without.id in self.measured:
                 continue
-            trial = self._measure(without, self.best_ratio.estimate)
-            if trial.ratio is not None and trial.ratio.estimate >= 0.995 * self.best_ratio.estimate:
+            trial = self.measure(without, self.best_ratio.estimate)
+            no_slower = trial.ratio is not None and trial.ratio.estimate >= 0.995 * self.best_ratio.estimate
+            if no_slower and self.bench.fits(trial.peak_bytes):
                 self._keep(without, trial)
                 self.waterfall = [entry for entry in self.waterfall if entry["step"] != name]
 
@@ -156,7 +213,7 @@ class Search:
         return sorted(found, key=lambda candidate: candidate.promise, reverse=True)
 
     def _known_best(self, candidates: list[Candidate]) -> Plan | None:
-        """The best plan that an earlier run on this job and machine confirmed: tried first."""
+        """The fastest plan that an earlier run measured on this job and machine: tried first."""
         allowed = {candidate.technique.name for candidate in candidates}
         earlier = [
             t

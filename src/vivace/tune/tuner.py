@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import math
 import re
 import time
 from pathlib import Path
@@ -11,22 +12,24 @@ from typing import Any
 
 import vivace
 from vivace.engine.launch import Source
-from vivace.errors import ChildFailed, InputError, Refused
+from vivace.errors import AnswerIsNo, ChildFailed, InputError, Refused
 from vivace.inspect import inspect
 from vivace.inspect.gather import require_torch
 from vivace.job import Job
-from vivace.ledger import Ledger, Ratio
+from vivace.ledger import Ledger, Ratio, Trial
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.registry import find
 from vivace.report import report
 from vivace.technique import Numerics
-from vivace.tune.bench import Bench, OnEvent, nothing_fits, one
+from vivace.tune.bench import Bench, OnEvent, one
 from vivace.tune.folder import claim_folder
 from vivace.tune.result import Result
 from vivace.tune.search import Search
+from vivace.verify.equivalence import judge_by_metric
 from vivace.verify.verdict import Verdict, Verifier
 
+SEMANTICS_SEEDS = 3
 BUDGETS = {"fast": 120.0, "balanced": 600.0, "max": 3600.0}
 UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
@@ -81,6 +84,7 @@ class _Tuning:
         self.bench, self.machine, self.folder = bench, machine, folder
         self.begin, self.seconds = begin, seconds
         self.interrupted = False
+        self.reason = ""
         self.verdict: Verdict | None = None
         self.baselines: dict[str, float | None] = {}
         self.notes: dict[str, str] = {}
@@ -126,41 +130,79 @@ class _Tuning:
     def _settle(self, search: Search) -> tuple[Plan, Ratio]:
         """The fastest plan that keeps its promise and wins in fresh processes too, else the reference."""
         bench = self.bench
-        smallest = [t.peak_bytes for t in bench.trials if t.peak_bytes is not None]
-        ranking = search.ranking()
-        if bench.memory is not None and not ranking:
-            reference_peak = bench.observed["peak_bytes"]
-            if reference_peak > bench.memory:
-                raise nothing_fits(bench.memory, min([reference_peak, *smallest]))
-        if not ranking:
-            return Plan(), one()
+        if not search.ranking():
+            return self._reference(search, "no technique was faster beyond noise")
         bench.on_event("phase", {"name": "verifying"})
         with Verifier(bench.source, self.machine, log=bench.log, environment=bench.environment) as verifier:
-            for plan in ranking[:3]:
-                verdict = self._judge(verifier, plan)
-                bench.ledger.append("verdict", {"plan": plan.to_dict(), **verdict.to_dict()})
-                bench.on_event("verdict", {"plan": str(plan), "verdict": verdict})
-                if verdict.kept:
-                    break
-            else:
-                return Plan(), one()
+            found, reason = self._first_kept(verifier, search)
+        if found is None:
+            return self._reference(search, reason)
+        plan, verdict = found
         bench.on_event("phase", {"name": "confirming"})
-        trial = bench.confirm(plan, seconds=max(6.0, self.begin + self.seconds - time.monotonic()))
-        if trial.ratio is None or trial.ratio.low <= 1.0:
-            return Plan(), one()
+        trial = bench.confirm(plan, seconds=max(6.0, self._left()))
+        if trial.ratio is None or (trial.ratio.low <= 1.0 and search.reference_fits):
+            return self._reference(
+                search, f"{plan} was not faster again in fresh processes {trial.reason}".strip()
+            )
         self.verdict = verdict
         return plan, trial.ratio
 
+    def _first_kept(self, verifier: Verifier, search: Search) -> tuple[tuple[Plan, Verdict] | None, str]:
+        """The fastest plan that keeps its promise; where one does not, its guilty techniques are banned."""
+        reason, judged = "", list[Plan]()
+        while True:
+            ranking = [plan for plan in search.ranking() if plan not in judged]
+            if not ranking or (judged and self._left() <= 0):
+                return None, reason
+            plan = ranking[0]
+            verdict = self._judge(verifier, plan)
+            if verdict.kept:
+                return (plan, verdict), ""
+            reason = reason or f"{plan} was faster, and not the same model: {verdict.reason}"
+            judged.append(plan)
+            alone = [Plan([technique]) for technique in plan.techniques] if len(plan) > 1 else []
+            guilty = {name for one in alone if not self._judge(verifier, one).kept for name in one.names}
+            search.ban(guilty or set(plan.names[:1] if len(plan) == 1 else ()), self._left() / 2)
+
+    def _reference(self, search: Search, reason: str) -> tuple[Plan, Ratio]:
+        if not search.reference_fits:
+            assert self.bench.memory is not None
+            peaks = [t.peak_bytes for t in self.bench.trials if t.peak_bytes is not None]
+            raise AnswerIsNo(
+                f"no plan fits into {self.bench.memory / 2**30:.2f} GiB and keeps its promise; "
+                f"the smallest peak measured is {min(peaks) / 2**30:.2f} GiB"
+            )
+        self.reason = reason
+        return Plan(), one()
+
     def _judge(self, verifier: Verifier, plan: Plan) -> Verdict:
-        left = self.begin + self.seconds - time.monotonic() - 10
+        step = self.bench.reference.step_seconds
+        seconds = max(3.0, min(self._left() - 10, self._verify_seconds(step)))
         try:
-            return verifier.judge(
-                plan, seconds=max(3.0, min(left, self._verify_seconds(self.bench.reference.step_seconds)))
-            )
+            verdict = verifier.judge(plan, seconds=seconds)
         except (ChildFailed, Refused) as error:
-            return Verdict(
-                False, plan.promise.name.lower(), 0.0, 0.0, 0, 0, f"it could not be verified: {error}"
-            )
+            reason = f"it could not be verified: {error}"
+            verdict = Verdict(False, plan.promise.name.lower(), 0.0, 0.0, 0, 0, reason)
+        if verdict.promise == Numerics.SEMANTICS.name.lower():
+            verdict = self._judge_semantics(plan, verdict)
+        self.bench.ledger.append("verdict", {"plan": plan.to_dict(), **verdict.to_dict()})
+        self.bench.on_event("verdict", {"plan": str(plan), "verdict": verdict})
+        return verdict
+
+    def _judge_semantics(self, plan: Plan, verdict: Verdict) -> Verdict:
+        """By the metric over a few seeds, where the job has one and the budget lets it train to the end."""
+        facts, step = self.bench.facts, self.bench.reference.step_seconds
+        needed = 2 * SEMANTICS_SEEDS * facts["epochs"] * (facts["steps_per_epoch"] or math.inf) * step
+        if facts["has_metric"] and needed < self._left():
+            return judge_by_metric(self.bench.source, plan, verdict, seeds=SEMANTICS_SEEDS, margin=None)
+        lacks = (
+            f"the budget is too short for it ({needed:.0f} s)" if facts["has_metric"] else "the Job has none"
+        )
+        reason = f"it promises SEMANTICS, which only the metric can judge, and {lacks}"
+        return dataclasses.replace(verdict, kept=False, reason=reason)
+
+    def _left(self) -> float:
+        return self.begin + self.seconds - time.monotonic()
 
     def _finish(self, plan: Plan, speedup: Ratio, search: Search | None) -> Result:
         bench = self.bench
@@ -174,12 +216,13 @@ class _Tuning:
             baselines=self.baselines,
             baseline_notes=self.notes,
             verdict=self.verdict,
-            break_even_steps=_break_even(chosen[-1]) if len(plan) and chosen else None,
+            break_even_steps=_break_even(chosen) if len(plan) and chosen else None,
             waterfall=[e for e in (search.waterfall if search else []) if len(plan)],
             trials=bench.trials,
             report_path=str(self.folder / "report.html"),
             seconds=time.monotonic() - self.begin,
             interrupted=self.interrupted,
+            reason=self.reason,
         )
         document = {key: value for key, value in result.to_dict().items() if key != "trials"}
         bench.ledger.append("result", document)
@@ -232,13 +275,14 @@ def _run_document(
     }
 
 
-def _break_even(trial: Any) -> int | None:
-    """Steps after which the candidate's longer warm-up has paid for itself."""
-    reference = sorted(pair[0] for pair in trial.pairs)[len(trial.pairs) // 2]
-    candidate = sorted(pair[1] for pair in trial.pairs)[len(trial.pairs) // 2]
+def _break_even(trials: list[Trial]) -> int | None:
+    """Steps after which the longest warm-up of a plan's trials has paid for itself; None where never."""
+    pairs = trials[-1].pairs
+    reference = sorted(pair[0] for pair in pairs)[len(pairs) // 2]
+    candidate = sorted(pair[1] for pair in pairs)[len(pairs) // 2]
     if candidate >= reference:
         return None
-    return int((trial.warmup_seconds or 0.0) / (reference - candidate)) + 1
+    return int(max(trial.warmup_seconds or 0.0 for trial in trials) / (reference - candidate)) + 1
 
 
 def _silent(kind: str, payload: dict[str, Any]) -> None:

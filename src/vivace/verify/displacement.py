@@ -102,9 +102,9 @@ def distances(
 
 
 def resolution(reference: Outcome, before: State) -> dict[str, float]:
-    """The smallest `scale` and `residual` that fp32 weights can show: one unit in the last place of each weight.
+    """The smallest `scale` and `residual` that fp32 weights can show: a unit in the last place of each.
 
-    A layer that moves little beside its size moves in few such units, and a shadow may land on the very same ones.
+    A layer that moves little beside its size moves in few such units, and a shadow may land on the same ones.
     """
     found, unit = {}, 2.0**-23
     weights = way = 0.0

@@ -16,7 +16,6 @@ from vivace.engine.launch import Child, Source
 from vivace.engine.training import train
 from vivace.errors import JobError
 from vivace.job import Job
-from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.verify.verdict import Verdict
 
@@ -44,7 +43,7 @@ class Trainer:
 
 
 def judge_by_metric(
-    source: Source, machine: Machine, plan: Plan, verdict: Verdict, *, seeds: int, margin: float | None
+    source: Source, plan: Plan, verdict: Verdict, *, seeds: int, margin: float | None
 ) -> Verdict:
     """Two one-sided tests (TOST, Schuirmann 1987) on the differences of the metric, paired by seed.
 

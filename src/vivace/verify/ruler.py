@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import math
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -12,10 +13,12 @@ from typing import Any
 import torch
 
 from vivace.engine.opening import call, checked_step, first_batches, seed_everything, start
+from vivace.engine.order import ordered
 from vivace.engine.session import Session
 from vivace.job import Job
 from vivace.machine import Machine
 from vivace.plan import Plan
+from vivace.surgery import tensors
 from vivace.technique import UNIT_ROUNDOFF, Numerics, Stage
 from vivace.verify.displacement import Outcome, State, distances, identical, mean_outcome, resolution
 from vivace.verify.judgement import LIMIT, band, check, curve_check, outright, root_mean_square, summary
@@ -102,6 +105,7 @@ class Ruler:
         loaded = Plan.from_dict(plan)
         compiled = any(technique.card.stage == Stage.COMPILE for technique in loaded.techniques)
         with _equal_random_streams(compiled), start(self.job, loaded, self.machine) as session:
+            fed_alike = self._fed_alike(session)
             promise, roundoff = session.promise, max(session.build.unit_roundoff, UNIT_ROUNDOFF["float32"])
             outcomes = [self._lockstep(session, s, stream=i) for i, s in enumerate(self.snapshots)]
             curve, end = self._course(session)
@@ -126,10 +130,26 @@ class Ruler:
             different += ["loss curve"] if curve != self.curve else []
             reason = f"promised to be bit-identical, and {different[0]} is not" if different else ""
             return {**document, **outright(not different, reason, "bit-identical")}
+        if not fed_alike:
+            return {**document, **outright(False, "it feeds other batches, or in another order", "batches")}
         if silent:
             reason = "the plan draws no random numbers where the job draws some: dropout or noise is off"
             return {**document, **outright(False, reason, "random numbers drawn")}
         return {**document, **self._compare(outcomes, curve, end, roundoff, same_streams)}
+
+    def _fed_alike(self, session: Session) -> bool:
+        """Do the plan's data techniques give the batches that the job's own loader gives?"""
+        if not any(technique.card.stage == Stage.DATA for technique in session.plan.techniques):
+            return True
+        mine, theirs = (
+            [
+                tensor.cpu()
+                for batch in itertools.islice(feed(ordered(call(self.job, "data"), seed=0, epoch=0)), 3)
+                for tensor in tensors(batch)
+            ]
+            for feed in (session.batches, iter)
+        )
+        return len(mine) == len(theirs) and all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
     def _compare(
         self, outcomes: list[Outcome], curve: list[float], end: State, roundoff: float, same_streams: bool

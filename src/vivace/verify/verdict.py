@@ -110,5 +110,5 @@ def verify(
     if metric or verdict.promise == Numerics.SEMANTICS.name.lower():
         from vivace.verify.equivalence import judge_by_metric
 
-        return judge_by_metric(source, machine, loaded, verdict, seeds=seeds, margin=margin)
+        return judge_by_metric(source, loaded, verdict, seeds=seeds, margin=margin)
     return verdict
