@@ -22,3 +22,7 @@ def test_a_figure_that_is_not_finite_is_the_worst(value):
     assert not document["kept"]
     assert document["displacement_envelopes"] == math.inf
     assert document["reason"].startswith("scale, from step 10, is inf envelopes off")
+
+
+def test_a_layer_that_does_not_move_has_no_scale_to_judge():
+    assert check("scale of 0.frozen.weight", 0, 0.5, math.inf, 0.0)["kept"]

@@ -23,7 +23,7 @@ def check(kind: str, position: int, value: float, envelope: float, roundoff: flo
     """One figure of the verdict: `value` in units of its envelope, against the limit of its kind."""
     limit = LAYER_LIMIT if " of " in kind or kind.startswith("buffer ") else LIMIT
     score = abs(value) / max(envelope, SMALLEST.get(kind, 0.02 * roundoff)) if value else 0.0
-    score = score if math.isfinite(score) and math.isfinite(envelope) else math.inf
+    score = math.inf if math.isnan(score) else score
     name = f"{kind}, from step {position}"
     kept = score <= limit
     return {"name": name, "value": value, "envelope": envelope, "score": score, "limit": limit, "kept": kept}
@@ -83,7 +83,7 @@ def outright(kept: bool, reason: str, name: str) -> dict[str, Any]:
 
 
 def _sentence(worst: dict[str, Any]) -> str:
-    if not math.isfinite(worst["envelope"]):
+    if not (math.isfinite(worst["value"]) or math.isfinite(worst["envelope"])):
         return f"{worst['name']}, cannot be judged: rounding alone makes this job diverge"
     return (
         f"{worst['name']}, is {worst['score']:.3g} envelopes off, and rounding explains {worst['limit']:.0f}"
