@@ -153,3 +153,15 @@ def test_an_own_step_is_verified_too():
     ruler = Ruler(jobs.gan(), MACHINE)
     ruler.prepare()
     assert ruler.judge({"bf16_autocast": {}})["kept"]
+
+
+def test_other_batches_are_caught_though_everything_else_is_exact(rulers):
+    def repeat_the_first(build):
+        build.wrap(Seam.BATCHES, lambda following, loader: [next(iter(following(loader)))] * 3)
+
+    technique = claim(repeat_the_first, Numerics.EXACT, 0.0)
+    type(technique).card = dataclasses.replace(technique.card, stage=Stage.DATA)
+    verdict = rulers("mlp").judge(Plan([technique]).to_dict())
+    assert not verdict["kept"]
+    assert "other batches" in verdict["reason"]
+    assert rulers("mlp").judge({"loader_workers": {"num_workers": 1}})["kept"]

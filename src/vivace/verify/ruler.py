@@ -123,6 +123,8 @@ class Ruler:
             "seeds": self.effort.seeds,
             "curves": {"steps": list(range(len(curve))), "reference": self.curve, "plan": curve},
         }
+        if not fed_alike:
+            return {**document, **outright(False, "it feeds other batches, or in another order", "batches")}
         if promise == Numerics.EXACT:
             different = [
                 name for o, r in zip(outcomes, self.references, strict=True) for name in identical(o, r)
@@ -130,8 +132,6 @@ class Ruler:
             different += ["loss curve"] if curve != self.curve else []
             reason = f"promised to be bit-identical, and {different[0]} is not" if different else ""
             return {**document, **outright(not different, reason, "bit-identical")}
-        if not fed_alike:
-            return {**document, **outright(False, "it feeds other batches, or in another order", "batches")}
         if silent:
             reason = "the plan draws no random numbers where the job draws some: dropout or noise is off"
             return {**document, **outright(False, reason, "random numbers drawn")}
