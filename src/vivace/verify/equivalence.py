@@ -13,7 +13,6 @@ from typing import Any
 import numpy
 
 from vivace.engine.launch import Child, Source
-from vivace.engine.training import train
 from vivace.errors import JobError
 from vivace.job import Job
 from vivace.plan import Plan
@@ -35,6 +34,8 @@ class Trainer:
 
     def train(self, plan: dict[str, Any], seed: int) -> float:
         """The metric after all epochs under one seed. Raises JobError where it is not a finite number."""
+        from vivace.engine.training import train  # imports torch, which the parent does without
+
         with tempfile.TemporaryDirectory(prefix="vivace-") as folder:
             run = train(self.job, Plan.from_dict(plan), out=Path(folder, "run"), seed=seed)
         if run.metric is None or not math.isfinite(run.metric):
