@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-LIMIT = 6.0  # envelopes, for figures over the whole model
-LAYER_LIMIT = 12.0  # envelopes, for each of many layers
+LIMIT = 8.0  # envelopes, for figures over the whole model
+LAYER_LIMIT = 20.0  # envelopes, for each of many layers
 SMALLEST = {
     "loss": 2.0**-22,
     "decay": 1e-3,
