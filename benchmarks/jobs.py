@@ -228,6 +228,14 @@ def build_small_cnn() -> nn.Module:
     )
 
 
+def build_resnet18_for_small_images() -> nn.Module:
+    """Return ResNet-18 with the stem usual for 32 x 32 pixels: a 3 x 3 convolution and no pooling."""
+    model = torchvision.models.resnet18(num_classes=NUM_CLASSES)
+    model.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+    model.maxpool = nn.Identity()
+    return model
+
+
 def build_mlp() -> nn.Module:
     """Return three linear layers with ReLU between them."""
     return nn.Sequential(
@@ -269,8 +277,8 @@ resnet50_128 = vivace.Job(
 )
 
 resnet18_32 = vivace.Job(
-    model=lambda: torchvision.models.resnet18(num_classes=NUM_CLASSES),
-    data=lambda: loader(images(2048, size=32), batch_size=64),
+    model=build_resnet18_for_small_images,
+    data=lambda: loader(images(1024, size=32), batch_size=32),
     loss=classification_loss,
     optimizer=sgd(0.05),
     epochs=10,
