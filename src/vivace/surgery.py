@@ -180,6 +180,19 @@ def switch_optimizer(optimizer: torch.optim.Optimizer, settings: Mapping[str, An
     return undo
 
 
+def align_state(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Give every optimizer state of a parameter's shape the parameter's memory order.
+
+    Fused optimizers walk through memory and not through indices: another order silently mixes up elements.
+    """
+    for optimizer in optimizers:
+        for parameter, state in optimizer.state.items():
+            for name, value in state.items():
+                like = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+                if like and value.stride() != parameter.stride():
+                    state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
 class Shell(nn.Module):
     """A module whose forward is the job's forward seam, so that module wrappers can act on the model and its
     loss.

@@ -165,6 +165,7 @@ class Build:
         )
         self.close_callbacks: list[Callable[[], None]] = []
         self.kept: dict[str, Any] = {}
+        self.optimizers: list[torch.optim.Optimizer] = []  # all that the person's code holds, own step or not
         self._wrappers: dict[Seam, list[Callable[..., Any]]] = {}
         self._replacements: dict[Seam, Callable[..., Any]] = {}
         self._current = ""

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from vivace import registry
-from vivace.engine.opening import start
+from vivace.engine.opening import attach, start
 from vivace.errors import Refused
 from vivace.inspect import inspect
 from vivace.plan import Plan
@@ -30,3 +30,37 @@ def test_weights_and_batches_are_reordered_and_weights_are_set_back():
 def test_refuses_a_model_without_images():
     with pytest.raises(Refused, match="channels_last: the model has no 2-D convolution"):
         start(TINY_JOBS["lstm"](), Plan([ChannelsLast()]), inspect())
+
+
+def test_fused_optimizer_states_follow_the_memory_order_of_the_weights():
+    """A fused optimizer walks through memory: its states must lie as the weights do, afterwards too."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(6, 4, 3, 8, 8, generator=generator)
+    batches = list(zip(inputs, torch.randn(6, 4, 8, generator=generator), strict=True))
+
+    def loss(model, batch):
+        return torch.nn.functional.mse_loss(model(batch[0]).mean((2, 3)), batch[1])
+
+    def make():
+        torch.manual_seed(0)
+        model = torch.nn.Conv2d(3, 8, 3)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
+
+    def by_hand(model, optimizer, batch):
+        loss(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    hand, hand_optimizer = make()
+    for batch in batches:
+        by_hand(hand, hand_optimizer, batch)
+    model, optimizer = make()
+    for batch in batches[:2]:
+        by_hand(model, optimizer, batch)
+    plan = Plan([ChannelsLast()])
+    with attach(plan, model=model, optimizer=optimizer, loss=loss) as session:
+        for batch in batches[2:4]:
+            session.step(batch)
+    for batch in batches[4:]:
+        by_hand(model, optimizer, batch)
+    torch.testing.assert_close(model.weight, hand.weight, rtol=1e-5, atol=1e-6)

@@ -42,7 +42,7 @@ class Session:
         self.model = build.models[0] if len(build.models) == 1 else None
         self.optimizer = build.optimizer
         self.built: Any = self.model  # what the Job's model() returned, where a Job was opened
-        self.optimizers = list(optimizers)
+        self.optimizers = build.optimizers = list(optimizers)
         self._loss = loss
         self._on_gradients = on_gradients
         self._batches: Callable[[Iterable[Any]], Iterable[Any]] = iter

@@ -31,16 +31,18 @@ class ChannelsLast(Technique):
         """Reorder the weights in place and every 4-D floating-point tensor of a batch when it is placed."""
         import torch
 
-        from vivace.surgery import map_tensors, modules_of
+        from vivace.surgery import align_state, map_tensors, modules_of
 
         convolutions = [
             m for model in build.models for m in modules_of(model, torch.nn.Conv2d, torch.nn.ConvTranspose2d)
         ]
         build.require(convolutions, "the model has no 2-D convolution")
+        build.on_close(lambda: align_state(build.optimizers))
         for module in convolutions:
             weight: torch.Tensor = module.weight  # type: ignore[assignment]
             weight.data = weight.data.contiguous(memory_format=torch.channels_last)
             build.on_close(lambda w=weight: setattr(w, "data", w.data.contiguous()))  # type: ignore[misc]
+        align_state(build.optimizers)
 
         def reorder(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.dim() == 4 and tensor.is_floating_point():

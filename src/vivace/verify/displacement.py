@@ -102,9 +102,12 @@ def distances(
 
 
 def resolution(reference: Outcome, before: State) -> dict[str, float]:
-    """The smallest `scale` and `residual` that fp32 weights can show: a unit in the last place of each.
+    """The smallest `scale` and `residual` worth judging: a unit in the last place of each fp32 weight.
 
     A layer that moves little beside its size moves in few such units, and a shadow may land on the same ones.
+    A layer's residual also has room for a few elements going the other way, as Adam's first steps do where a
+    gradient is all
+    rounding: a rare event that few shadows show.
     """
     found, unit = {}, 2.0**-23
     weights = way = 0.0
@@ -114,7 +117,9 @@ def resolution(reference: Outcome, before: State) -> dict[str, float]:
         found[name] = unit * math.sqrt(size / moved) if moved else math.inf
         weights, way = weights + size, way + moved
     whole = {kind: unit * math.sqrt(weights / way) if way else 0.0 for kind in ("scale", "residual")}
-    return whole | {f"{kind} of {name}": value for kind in whole for name, value in found.items()}
+    flips = {name: max(found[name], 0.2 / math.sqrt(t.numel())) for name, t in before.parameters.items()}
+    layers = {f"scale of {name}": value for name, value in found.items()}
+    return whole | layers | {f"residual of {name}": value for name, value in flips.items()}
 
 
 def identical(outcome: Outcome, reference: Outcome) -> list[str]:

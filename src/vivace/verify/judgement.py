@@ -21,8 +21,11 @@ def root_mean_square(values: Sequence[float]) -> float:
 
 def check(kind: str, position: int, value: float, envelope: float, roundoff: float) -> dict[str, Any]:
     """One figure of the verdict: `value` in units of its envelope, against the limit of its kind."""
-    limit = LAYER_LIMIT if " of " in kind or kind.startswith("buffer ") else LIMIT
-    score = abs(value) / max(envelope, SMALLEST.get(kind, 0.02 * roundoff)) if value else 0.0
+    layer = " of " in kind or kind.startswith("buffer ")
+    limit, share = (
+        (LAYER_LIMIT, 0.25) if layer else (LIMIT, 0.02)
+    )  # of a layer the gradient itself may be rounded
+    score = abs(value) / max(envelope, SMALLEST.get(kind, share * roundoff)) if value else 0.0
     score = math.inf if math.isnan(score) else score
     name = f"{kind}, from step {position}"
     kept = score <= limit

@@ -11,7 +11,7 @@ import torch
 
 from vivace.engine.session import Session
 from vivace.job import Job
-from vivace.surgery import map_tensors
+from vivace.surgery import align_state, map_tensors
 from vivace.verify.displacement import State
 
 IMPLEMENTATION_FLAGS = ("fused", "foreach", "capturable", "differentiable")
@@ -60,6 +60,7 @@ def restore(session: Session, snapshot: Snapshot) -> None:
             group.update({flag: mine[flag] for flag in IMPLEMENTATION_FLAGS if flag in mine})
         optimizer.load_state_dict(state)
         optimizer.zero_grad(set_to_none=True)
+    align_state(session.optimizers)
 
 
 def decay_of(session: Session) -> dict[str, float]:
