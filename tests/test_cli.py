@@ -191,7 +191,7 @@ def test_techniques_lists_the_cards():
     ("arguments", "message"),
     [
         ("train nowhere.py:job", "there is no file 'nowhere.py'"),
-        ("train JOBS:gud", "has no name 'gud'; did you mean 'good'?"),
+        ("train JOBS:goo", "has no name 'goo'; did you mean 'good'?"),
         ("train JOBS", "names no Job in the file: write"),
         ("train JOBS:text", "'text' in '{JOBS}' is a str; it must be a vivace.Job or return one"),
         ("train syntax.py:job", "syntax.py, line 2: '(' was never closed: x = (1 +"),

@@ -98,6 +98,6 @@ def test_a_reference_and_an_exact_plan_have_words():
     assert table.verdict(record, words) == "bit-identical"
     assert table.figure({"plan": {}, "trials": []}, words) == "no plan kept"
     record |= {"kept": False, "promise": "rounding", "loss_envelopes": 7.25}
-    assert table.verdict(record, words) == "no: 7.2 of 6"
+    assert table.verdict(record, words) == "no: 7.2 of 8"
     record = {"plan": {"compile": {"regional": True}, "tf32": {}}}
     assert table.plan(record) == "compile (regional=True) + tf32"

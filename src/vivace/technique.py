@@ -137,9 +137,8 @@ class Technique:
 class Build:
     """The workbench on which a session is built: the objects, the seams, and what must be undone on close.
 
-    `model`, `optimizer` and `loss` are None where the person brings an own step function (`own_step`);
-    `models` then holds the modules that it trains, and only the seams `batches`, `place` and `step` may be
-    touched.
+    Where the person brings an own step function (`own_step`), `models` holds the modules that it trains, and
+    only the seams `batches`, `place` and `step` may be touched.
     """
 
     def __init__(
@@ -165,7 +164,7 @@ class Build:
         )
         self.close_callbacks: list[Callable[[], None]] = []
         self.kept: dict[str, Any] = {}
-        self.optimizers: list[torch.optim.Optimizer] = []  # all that the person's code holds, own step or not
+        self.optimizers: list[torch.optim.Optimizer] = []  # of an own step too
         self._wrappers: dict[Seam, list[Callable[..., Any]]] = {}
         self._replacements: dict[Seam, Callable[..., Any]] = {}
         self._current = ""

@@ -56,8 +56,8 @@ def test_every_technique_has_a_trial_with_a_reason_or_a_ratio(tuned):
     assert {"planted_crash", "planted_refusal", "planted_semantics", "tf32", "channels_last", "ddp"} <= tried
     reasons = {next(iter(t.techniques), ""): t for t in result.trials if t.status != "measured"}
     assert "SIGABRT" in next(t.reason for t in result.trials if "planted_crash" in t.techniques)
-    refusal = next(t.reason for t in result.trials if "planted_refusal" in t.techniques)
-    assert "it never acts" in refusal or "budget ended" in refusal
+    refusals = [t.reason for t in result.trials if "planted_refusal" in t.techniques]
+    assert any("it never acts" in reason or "budget ended" in reason for reason in refusals)
     assert "promises SEMANTICS" in reasons["planted_semantics"].reason
     assert all(t.reason for t in result.trials if t.status != "measured")
 

@@ -42,6 +42,7 @@ class Bench:
         self.observed: dict[str, Any] = {}
         self.facts: dict[str, Any] = {}
         self.known: dict[str, Trial] = {}
+        self.only_here: set[str] = set()  # techniques that this process knows, and the job's processes do not
         self.effects: dict[tuple[tuple[str, ...], str], Plan] = {}
 
     def check(self) -> Profile:
@@ -52,8 +53,10 @@ class Bench:
         except ChildFailed as failed:
             raise JobError(f"the job cannot run as it is, before any technique: {failed}") from None
         preload(self.reference.ask("libraries"))
-        if set(self.facts.pop("registered")) - set(registry.names()):
+        in_children = set(self.facts.pop("registered"))
+        if in_children - set(registry.names()):
             self.source.load()
+        self.only_here = {cls.name for cls in registry.registered()} - in_children
         return profile
 
     def open_reference(self) -> None:

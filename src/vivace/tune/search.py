@@ -56,7 +56,8 @@ class Search:
             self._try(known, None)
         self._try_together()
         self._select()
-        tried = {name for trial in self.bench.trials for name in trial.techniques}
+        conclusive = [t for t in self.bench.trials if t.status != "failed" or len(t.techniques) == 1]
+        tried = {name for trial in conclusive for name in trial.techniques}
         for candidate in self._offered:
             if candidate.technique.name not in tried:
                 tried.add(candidate.technique.name)
@@ -194,6 +195,8 @@ class Search:
     def _candidates(self) -> list[Candidate]:
         found = []
         for cls in registry.everything():
+            if cls.name in self.bench.only_here:
+                continue
             device = self.profile.device
             offered = cls.candidates(self.profile, self.machine)
             gain = cls.gain(self.profile, self.machine)
