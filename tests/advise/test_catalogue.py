@@ -1,4 +1,4 @@
-"""The catalogue: its numbers agree with each other, names find their device, and wrong files are refused in words."""
+"""The catalogue: its numbers agree, names find their device, and wrong files are refused in words."""
 
 from __future__ import annotations
 

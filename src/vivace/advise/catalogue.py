@@ -1,16 +1,14 @@
-"""The catalogue of devices (`gpus.toml`) and of their prices (`prices.toml`). Imports no torch, needs no network.
+"""The catalogue of devices, read from `gpus.toml`. Imports no torch and needs no network.
 
-Both files are data with a source at every number; `disagreements` compares the numbers with each other.
+Every number in the file names its source; `disagreements` compares the numbers with each other.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import difflib
 import functools
 import re
-import statistics
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,15 +16,12 @@ from typing import Any
 
 from vivace.errors import InputError, nearest
 
-FOLDER = Path(__file__).resolve().parent
-GPUS_FILE = FOLDER / "gpus.toml"
-PRICES_FILE = FOLDER / "prices.toml"
+GPUS_FILE = Path(__file__).resolve().with_name("gpus.toml")
 FORMAT = 1
 
 DTYPES = ("fp64", "fp64_matrix", "fp32", "fp32_matrix", "tf32", "fp16", "bf16", "fp8", "int8")
 AT_MATRIX_CLOCK = ("tf32", "fp16", "bf16", "fp8", "int8")
 FORMS = ("consumer", "laptop", "workstation", "pcie", "sxm", "oam", "soc")
-STALE_DAYS = 90
 RATE_TOLERANCE = 0.03
 BANDWIDTH_TOLERANCE = 0.03
 
@@ -70,7 +65,7 @@ class Gpu:
         family: devices of one family do the same work in one unit and clock cycle.
         form: one of `FORMS`; ``consumer`` is a desktop card for games.
         release: year and month, ``2020-05``.
-        num_units: streaming multiprocessors (NVIDIA), compute units (AMD), Xe cores (Intel), GPU cores (Apple).
+        num_units: streaming multiprocessors (NVIDIA), compute units (AMD), Xe cores (Intel) or GPU cores (Apple).
         base_clock: guaranteed clock in Hz.
         boost_clock: highest clock in Hz behind the vector rates.
         matrix_clock: clock in Hz behind the matrix rates; the boost clock for most.
@@ -144,9 +139,8 @@ def load_catalogue(path: str | Path | None = None) -> dict[str, Gpu]:
     """The devices by name, in the file's order.
 
     Args:
-        path: a person's own file in the format of `gpus.toml`. Its devices replace or complete those shipped: a known
-            name needs only the fields that differ, a new one all that the format requires, and its families and sources
-            are added.
+        path: a person's own file in the format of `gpus.toml`. A device of a known name needs only the fields that
+            differ, a new one all that the format requires; families and sources are added.
 
     Raises `InputError` naming file, device and field where the file cannot be used.
     """
@@ -176,8 +170,8 @@ def find_gpu(name: str, catalogue: Mapping[str, Gpu] | None = None) -> Gpu:
 def disagreements(gpu: Gpu) -> list[str]:
     """What contradicts itself in an entry, one sentence each; empty for a sound one.
 
-    A quoted rate must be units x clock x width, the bandwidth must be bus x data rate, and nothing measured may exceed
-    the peak or stay below a third of it. Fields that the file declares `disputed`, with the reason, are left out.
+    A quoted rate must be units x clock x width, the bandwidth must be bus x data rate, and nothing measured may
+    exceed the peak or stay below a third of it. Fields that the file declares `disputed` are left out.
     """
     found = []
     for dtype, rate in gpu.rates.items():
@@ -296,7 +290,7 @@ def _gpu(entry: dict[str, Any], families: dict[str, Any], sources: dict[str, str
 
 
 def _with_derived_rates(gpu: Gpu) -> Gpu:
-    """The device with the rates that its family has and its documents do not quote, in the order of `DTYPES`."""
+    """The device with the rates that its family has and no document quotes, in the order of `DTYPES`."""
     unknown = set(gpu.rates) - set(DTYPES)
     if unknown:
         raise InputError(f"{gpu.name} has a rate for {min(unknown)!r}; known are {', '.join(DTYPES)}")
@@ -327,7 +321,7 @@ def _key(name: str) -> str:
 
 
 def _names(gpus: Iterable[Gpu]) -> dict[str, str]:
-    """Every name by which a device is known, in `_key`'s spelling, to its name; with the memory size as well."""
+    """Every name by which a device is known, in `_key`'s spelling, to its name; also with its memory size."""
     plain: dict[str, str] = {}
     sized: dict[str, str] = {}
     for gpu in gpus:
