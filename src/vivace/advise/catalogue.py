@@ -51,6 +51,11 @@ OPTIONAL: dict[str, Any] = {
     "disputed": {},
     "note": "",
 }
+CLOCKS = ("base_mhz", "boost_mhz", "matrix_mhz")
+NUMBERS = (
+    *("units", *CLOCKS, "memory_gib", "bandwidth_gbs", "bus_bits", "pin_gbps", "cache_mib"),
+    *("link_gbs", "pcie", "pcie_lanes", "power_w"),
+)
 NOT_SOURCED = ("name", "family", "form", "aliases", "note", "source", "sources", "disputed", "pcie_lanes")
 
 
@@ -65,7 +70,7 @@ class Gpu:
         family: devices of one family do the same work in one unit and clock cycle.
         form: one of `FORMS`; ``consumer`` is a desktop card for games.
         release: year and month, ``2020-05``.
-        num_units: streaming multiprocessors (NVIDIA), compute units (AMD), Xe cores (Intel) or GPU cores (Apple).
+        num_units: multiprocessors (NVIDIA), compute units (AMD), Xe cores (Intel) or GPU cores (Apple).
         base_clock: guaranteed clock in Hz.
         boost_clock: highest clock in Hz behind the vector rates.
         matrix_clock: clock in Hz behind the matrix rates; the boost clock for most.
@@ -139,8 +144,8 @@ def load_catalogue(path: str | Path | None = None) -> dict[str, Gpu]:
     """The devices by name, in the file's order.
 
     Args:
-        path: a person's own file in the format of `gpus.toml`. A device of a known name needs only the fields that
-            differ, a new one all that the format requires; families and sources are added.
+        path: a person's own file in the format of `gpus.toml`. A device of a known name needs only the fields
+            that differ, a new one all that the format requires; families and sources are added.
 
     Raises `InputError` naming file, device and field where the file cannot be used.
     """
@@ -170,8 +175,8 @@ def find_gpu(name: str, catalogue: Mapping[str, Gpu] | None = None) -> Gpu:
 def disagreements(gpu: Gpu) -> list[str]:
     """What contradicts itself in an entry, one sentence each; empty for a sound one.
 
-    A quoted rate must be units x clock x width, the bandwidth must be bus x data rate, and nothing measured may
-    exceed the peak or stay below a third of it. Fields that the file declares `disputed` are left out.
+    A quoted rate must be units x clock x width, the bandwidth must be bus x data rate, and nothing measured
+    may exceed the peak or stay below a third of it. Fields that the file declares `disputed` are left out.
     """
     found = []
     for dtype, rate in gpu.rates.items():
@@ -198,11 +203,11 @@ def disagreements(gpu: Gpu) -> list[str]:
 @functools.cache
 def _catalogue(path: Path | None) -> Mapping[str, Gpu]:
     """The shipped devices with those of `path` over them."""
-    document = _read(GPUS_FILE)
+    document = read_document(GPUS_FILE)
     entries = {entry["name"]: entry for entry in document["gpus"]}
     families, sources = dict(document["families"]), dict(document["sources"])
     if path is not None:
-        own = _read(path)
+        own = read_document(path)
         families |= own.get("families", {})
         sources |= own.get("sources", {})
         for number, entry in enumerate(own.get("gpus", []), 1):
@@ -215,8 +220,8 @@ def _catalogue(path: Path | None) -> Mapping[str, Gpu]:
     return gpus
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The parsed file, its format checked."""
+def read_document(path: Path) -> dict[str, Any]:
+    """The parsed file, its format checked; `InputError` where it cannot be read."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -228,8 +233,8 @@ def _read(path: Path) -> dict[str, Any]:
     return document
 
 
-def _gpu(entry: dict[str, Any], families: dict[str, Any], sources: dict[str, str], path: Path) -> Gpu:
-    """One table of the file as a `Gpu`."""
+def _check(entry: dict[str, Any], families: dict[str, Any], path: Path) -> None:
+    """Refuse a table whose fields are unknown, absent or not what they should be."""
     name = entry["name"]
     for key in entry:
         if key not in REQUIRED and key not in OPTIONAL:
@@ -245,12 +250,21 @@ def _gpu(entry: dict[str, Any], families: dict[str, Any], sources: dict[str, str
         )
     if entry["form"] not in FORMS:
         raise InputError(f"{path}: {name} has the form {entry['form']!r}; known are {', '.join(FORMS)}")
+    numbers = {key: entry[key] for key in NUMBERS if key in entry} | entry.get("rates", {})
+    for key, value in numbers.items():
+        if type(value) not in (int, float) or not 0 < value < 1e6:
+            raise InputError(f"{path}: {name} has {key} = {value!r}; a number above 0 would be right")
+    if not re.fullmatch(r"\d{4}-\d\d", str(entry["release"])):
+        raise InputError(f"{path}: {name} has release = {entry['release']!r}; write a month, as in '2020-05'")
+
+
+def _gpu(entry: dict[str, Any], families: dict[str, Any], sources: dict[str, str], path: Path) -> Gpu:
+    """One table of the file as a `Gpu`."""
+    _check(entry, families, path)
+    name = entry["name"]
     family = families[entry["family"]]
     field = {**OPTIONAL, **entry}
-    scaled = {
-        key: None if field[key] is None else field[key] * 1e6
-        for key in ("base_mhz", "boost_mhz", "matrix_mhz")
-    }
+    scaled = {key: None if field[key] is None else field[key] * 1e6 for key in CLOCKS}
     gpu = Gpu(
         name=name,
         vendor=family["vendor"],
