@@ -33,7 +33,7 @@ def test_every_shipped_offer_is_of_a_known_device_dated_and_sourced() -> None:
 
 
 def test_low_typical_and_high_are_those_of_the_offers() -> None:
-    found = load_prices().hourly("NVIDIA H100 80GB HBM3")
+    found = load_prices().hourly("H100-SXM5-80GB")
     assert found is not None
     asked = [offer.usd for offer in found.offers]
     assert (found.low, found.high) == (min(asked), max(asked))
@@ -44,17 +44,17 @@ def test_low_typical_and_high_are_those_of_the_offers() -> None:
 def test_what_nobody_offers_has_no_price() -> None:
     prices = load_prices()
     assert prices.hourly("MI355X") is None
-    assert prices.purchase("B200") is None
+    assert prices.purchase("B200-SXM-180GB") is None
 
 
 def test_old_prices_are_named_with_their_date() -> None:
     prices = load_prices()
-    assert prices.warnings(["H100", "MI355X"], SNAPSHOT) == []
-    (warning,) = prices.warnings(["L40S", "H100"], SNAPSHOT)
+    assert prices.warnings(["H100-SXM5-80GB", "MI355X"], SNAPSHOT) == []
+    (warning,) = prices.warnings(["L40S", "H100-SXM5-80GB"], SNAPSHOT)
     assert "L40S" in warning
     assert "2025-06-01, 538 days ago" in warning
     later = SNAPSHOT + datetime.timedelta(days=STALE_DAYS + 1)
-    assert len(prices.warnings(["H100", "A100"], later)) == 2
+    assert len(prices.warnings(["H100-SXM5-80GB", "A100-SXM4-80GB"], later)) == 2
 
 
 def test_an_old_offer_does_not_count_beside_a_new_one() -> None:
@@ -69,7 +69,8 @@ def test_an_own_file_replaces_the_offers_for_its_devices(tmp_path: Path) -> None
     found = prices.hourly("RTX 4090")
     assert found is not None
     assert [offer.provider for offer in found.offers] == ["me"]
-    assert prices.hourly("H100") == load_prices().hourly("H100")
+    assert prices.hourly("H100-SXM5-80GB") == load_prices().hourly("H100-SXM5-80GB")
+    assert prices.hourly("B200-SXM-180GB") != load_prices().hourly("B200-SXM-180GB")
     assert prices.purchase("RTX 4090") == load_prices().purchase("RTX 4090")
 
 

@@ -149,7 +149,7 @@ def load_catalogue(path: str | Path | None = None) -> dict[str, Gpu]:
 
     Raises `InputError` naming file, device and field where the file cannot be used.
     """
-    return dict(_catalogue(Path(path) if path is not None else None))
+    return dict(_catalogue(Path(path) if path is not None else None)[0])
 
 
 def find_gpu(name: str, catalogue: Mapping[str, Gpu] | None = None) -> Gpu:
@@ -157,8 +157,7 @@ def find_gpu(name: str, catalogue: Mapping[str, Gpu] | None = None) -> Gpu:
 
     Raises `InputError` with the nearest names where there is none.
     """
-    known = _catalogue(None) if catalogue is None else catalogue
-    names = _names(known.values())
+    known, names = _catalogue(None) if catalogue is None else (catalogue, _names(catalogue.values()))
     found = names.get(_key(name))
     if found is not None:
         return known[found]
@@ -201,8 +200,8 @@ def disagreements(gpu: Gpu) -> list[str]:
 
 
 @functools.cache
-def _catalogue(path: Path | None) -> Mapping[str, Gpu]:
-    """The shipped devices with those of `path` over them."""
+def _catalogue(path: Path | None) -> tuple[Mapping[str, Gpu], dict[str, str]]:
+    """The shipped devices with those of `path` over them, and `_names` of them."""
     document = read_document(GPUS_FILE)
     entries = {entry["name"]: entry for entry in document["gpus"]}
     families, sources = dict(document["families"]), dict(document["sources"])
@@ -216,8 +215,7 @@ def _catalogue(path: Path | None) -> Mapping[str, Gpu]:
             entries[entry["name"]] = {**entries.get(entry["name"], {}), **entry}
     where = path or GPUS_FILE
     gpus = {name: _gpu(entry, families, sources, where) for name, entry in entries.items()}
-    _names(gpus.values())
-    return gpus
+    return gpus, _names(gpus.values())
 
 
 def read_document(path: Path) -> dict[str, Any]:

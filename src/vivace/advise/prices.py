@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vivace.advise.catalogue import find_gpu, read_document
+from vivace.advise.catalogue import Gpu, find_gpu, read_document
 from vivace.errors import InputError
 
 PRICES_FILE = Path(__file__).resolve().with_name("prices.toml")
@@ -54,11 +54,11 @@ class Prices:
     buy: tuple[Price, ...]
 
     def hourly(self, gpu: str) -> PriceRange | None:
-        """US dollars an hour for one device on demand, or `None` where no offer is known."""
+        """US dollars an hour for one device of that name on demand, or `None` where no offer is known."""
         return _range(self.rent, gpu)
 
     def purchase(self, gpu: str) -> PriceRange | None:
-        """US dollars for one device, or `None` where no offer is known."""
+        """US dollars for one device of that name, or `None` where no offer is known."""
         return _range(self.buy, gpu)
 
     def warnings(self, gpus: Iterable[str], today: datetime.date | None = None) -> list[str]:
@@ -73,19 +73,20 @@ class Prices:
         ]
 
 
-def load_prices(path: str | Path | None = None) -> Prices:
+def load_prices(path: str | Path | None = None, catalogue: Mapping[str, Gpu] | None = None) -> Prices:
     """The shipped prices, or those with a person's own over them.
 
     Args:
         path: a file in the format of `prices.toml`. For every device that it names, its offers replace the
             shipped ones of the same kind.
+        catalogue: the devices that may be named, where they are not the shipped ones.
 
     Raises `InputError` naming file, provider and value where the file cannot be used.
     """
-    shipped = _load(PRICES_FILE)
+    shipped = _load(PRICES_FILE, catalogue)
     if path is None:
         return shipped
-    own = _load(Path(path))
+    own = _load(Path(path), catalogue)
     return Prices(*(_replaced(getattr(shipped, kind), getattr(own, kind)) for kind in KINDS))
 
 
@@ -95,8 +96,7 @@ def _replaced(shipped: tuple[Price, ...], own: tuple[Price, ...]) -> tuple[Price
 
 
 def _range(offers: tuple[Price, ...], gpu: str) -> PriceRange | None:
-    name = find_gpu(gpu).name
-    known = [offer for offer in offers if offer.gpu == name]
+    known = [offer for offer in offers if offer.gpu == gpu]
     if not known:
         return None
     newest = max(offer.date for offer in known)
@@ -105,15 +105,18 @@ def _range(offers: tuple[Price, ...], gpu: str) -> PriceRange | None:
     return PriceRange(found[0].usd, statistics.median(offer.usd for offer in found), found[-1].usd, found)
 
 
-def _load(path: Path) -> Prices:
+def _load(path: Path, catalogue: Mapping[str, Gpu] | None) -> Prices:
     document = read_document(path)
     unknown = set(document) - {"format", *KINDS}
     if unknown:
         raise InputError(f"{path} has an unknown table {min(unknown)!r}; known are {', '.join(KINDS)}")
-    return Prices(*(tuple(_offers(document.get(kind, []), field, path)) for kind, field in KINDS.items()))
+    tables = {field: document.get(kind, []) for kind, field in KINDS.items()}
+    return Prices(*(tuple(_offers(tables[field], field, path, catalogue)) for field in tables))
 
 
-def _offers(tables: list[dict[str, Any]], field: str, path: Path) -> Iterable[Price]:
+def _offers(
+    tables: list[dict[str, Any]], field: str, path: Path, catalogue: Mapping[str, Gpu] | None
+) -> Iterable[Price]:
     for table in tables:
         wrong = {"provider", "date", "source", field} ^ set(table)
         if wrong:
@@ -135,4 +138,4 @@ def _offers(tables: list[dict[str, Any]], field: str, path: Path) -> Iterable[Pr
                 raise InputError(
                     f"{path}: {provider} asks {usd!r} for {name}; a price is a number of dollars above 0"
                 )
-            yield Price(find_gpu(name).name, provider, float(usd), date, table["source"])
+            yield Price(find_gpu(name, catalogue).name, provider, float(usd), date, table["source"])
