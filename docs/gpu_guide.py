@@ -183,7 +183,7 @@ def memory_table() -> str:
 
 
 def scaling_table() -> str:
-    """How BERT base scaled over one machine's cards, beside the least time that the gradients need on the link."""
+    """How BERT base scaled over one machine's cards, beside the least time that its gradients need."""
     rows = []
     for one in measured("BERT base"):
         many = [
@@ -227,10 +227,10 @@ def catalogue_page() -> str:
     """Every device of the catalogue, by vendor."""
     parts = [
         "# The catalogue of GPUs\n",
-        "Every number names its document in `src/vivace/advise/gpus.toml`; a test checks them against each other",
-        "and against other lists. Rates are dense, in TFLOP/s. *Italic*: computed from units, clock and width,",
-        "because no document quotes it. A dash: the device has no unit for it, or nobody says. What one module",
-        "shows to PyTorch as two devices stands here as one of the two.\n",
+        "Every number names its document in `src/vivace/advise/gpus.toml`; a test checks them against each",
+        "other and against other lists. Rates are dense, in TFLOP/s. *Italic*: computed from units, clock",
+        "and width, because no document quotes it. A dash: the device has no unit for it, or nobody says.",
+        "What one module shows to PyTorch as two devices stands here as one of the two.\n",
     ]
     heads = ["device", "released", "fp32", "TF32", "fp16", "bf16", "fp8", "GiB", "GB/s", "link", "W"]
     gpus = load_catalogue().values()

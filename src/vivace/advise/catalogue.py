@@ -21,7 +21,7 @@ FORMAT = 1
 
 DTYPES = ("fp64", "fp64_matrix", "fp32", "fp32_matrix", "tf32", "fp16", "bf16", "fp8", "int8")
 AT_MATRIX_CLOCK = ("tf32", "fp16", "bf16", "fp8", "int8")
-FORMS = ("consumer", "laptop", "workstation", "pcie", "sxm", "oam", "soc")
+FORMS = ("consumer", "laptop", "workstation", "pcie", "sxm", "oam", "soc", "host")
 RATE_TOLERANCE = 0.03
 BANDWIDTH_TOLERANCE = 0.03
 
