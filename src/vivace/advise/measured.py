@@ -1,4 +1,4 @@
-"""The machine at hand as an entry of the catalogue: quoted numbers where they are known, measured ones beside them."""
+"""The machine at hand as an entry of the catalogue: what is quoted of it, and what was measured."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ SOURCE = "Measured on this machine by vivace inspect"
 def this_machine(machine: Machine, catalogue: Mapping[str, Gpu] | None = None) -> Gpu:
     """The machine's training device: the catalogue's entry with what was measured, or measurements alone.
 
-    A device that the catalogue does not know (a processor, a new card) has its measured rates and bandwidth in
-    place of quoted ones. Raises `InputError` where it is not known and was not measured either.
+    A device that the catalogue does not know (a processor, a new card) has its measured rates and bandwidth
+    in place of quoted ones. Raises `InputError` where it is not known and was not measured either.
     """
     device, ceilings = machine.device, machine.ceilings
-    rates = {dtype: ceilings[f"matmul_{dtype}"] for dtype in DTYPES if f"matmul_{dtype}" in ceilings}
+    keys = {dtype: f"matmul_{dtype}" for dtype in DTYPES}
+    rates = {dtype: ceilings[key] for dtype, key in keys.items() if key in ceilings}
     measured = rates | ({"bandwidth": ceilings["copy_device"]} if "copy_device" in ceilings else {})
     try:
         gpu = find_gpu(device.name, catalogue)
