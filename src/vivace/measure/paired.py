@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +114,18 @@ def compare(
             f"{len(pairs)} pairs of blocks{others.sentence()}"
         )
     return Comparison(ratio, tuple(pairs))
+
+
+def across(comparisons: Sequence[Comparison]) -> Ratio:
+    """One ratio over several pairs of processes, with an interval that holds their spread.
+
+    From three on: Student's t over the pairs' estimates, and never narrower than the blocks alone say. With
+    fewer: the hull of their intervals.
+    """
+    ratios = [comparison.ratio for comparison in comparisons]
+    if len(ratios) < 3:
+        middle = math.exp(sum(math.log(ratio.estimate) for ratio in ratios) / len(ratios))
+        return Ratio(middle, min(ratio.low for ratio in ratios), max(ratio.high for ratio in ratios))
+    blocks = speed_ratio([pair for comparison in comparisons for pair in comparison.pairs])
+    spread = speed_ratio([(ratio.estimate, 1.0) for ratio in ratios])
+    return Ratio(spread.estimate, min(blocks.low, spread.low), max(blocks.high, spread.high))

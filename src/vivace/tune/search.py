@@ -163,11 +163,11 @@ class Search:
         return trial
 
     def _keep(self, plan: Plan, trial: Trial) -> None:
-        """Make a trial's plan the best one; verifying and confirming it will warm it up twice more."""
+        """Make a trial's plan the best one; verifying and confirming it will warm it up three times and more."""
         assert trial.ratio is not None
         assert trial.warmup_seconds is not None
         self.best, self.best_ratio, self.best_peak = plan, trial.ratio, trial.peak_bytes or 0
-        self.deadline -= 2 * (trial.warmup_seconds - self._warmup_seconds)
+        self.deadline -= 3 * (trial.warmup_seconds - self._warmup_seconds)
         self._warmup_seconds = trial.warmup_seconds
 
     def _hopeless(self, plan: Plan, candidate: Candidate) -> bool:

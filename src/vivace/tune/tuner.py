@@ -98,7 +98,7 @@ class _Tuning:
             bench.open_reference()
             step = bench.reference.step_seconds
             self._baselines(profile.device)
-            reserve = min(0.45 * self.seconds, self._verify_seconds(step) + 12 + 14 * step)
+            reserve = min(0.45 * self.seconds, self._verify_seconds(step) + 21 + 50 * step)
             search = Search(bench, profile, self.machine, deadline=self.begin + self.seconds - reserve)
             bench.on_event("phase", {"name": "searching"})
             search.run()
