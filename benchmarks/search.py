@@ -3,10 +3,10 @@
     scripts/bench search [JOB ...]
 
 For each small job every set of techniques that fits together, with every setting offered, is measured once
-against strict fp32; the fastest few are measured again, and the fastest of them that keeps its promise is the
-best. Then `vivace tune` searches with the budgets `fast` and `balanced`, and its plans are timed in
-alternation with the best. Demanded: balanced >= 97 % of the best speed in <= 25 % of the time, fast >= 92 % in
-<= 8 %. A run that was interrupted goes on where it stopped.
+against strict fp32; the fastest few are measured again, and the fastest of them that keeps its promise is
+the best. Then `vivace tune` searches with the budgets `fast` and `balanced`, and its plans are timed in
+alternation with the best. Demanded: balanced >= 97 % of the best speed in <= 25 % of the time, fast >= 92 %
+in <= 8 %. A run that was interrupted goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def opened(name: str, machine: Machine) -> Iterator[Bench]:
 
 
 def everything(profile: Profile, machine: Machine, allow: Numerics = Numerics.ROUNDING) -> Iterator[Plan]:
-    """Every set of techniques that fits together, with every setting that its card offers; small ones first."""
+    """Every set of techniques that fits together, with every setting offered; small ones first."""
     axes: list[list[Technique | None]] = []
     for cls in registry.everything():
         if profile.device in cls.card.devices and cls.card.numerics <= allow:
