@@ -158,7 +158,7 @@ class Search:
         return trial
 
     def _keep(self, plan: Plan, trial: Trial) -> None:
-        """Make a trial's plan the best one; verifying and confirming it will warm it up three times and more."""
+        """Make a trial's plan the best one; to verify and confirm it means three warm-ups more."""
         assert trial.ratio is not None
         assert trial.warmup_seconds is not None
         self.best, self.best_ratio, self.best_peak = plan, trial.ratio, trial.peak_bytes or 0
