@@ -36,6 +36,9 @@ def test_the_planted_speed_up_is_found_verified_and_confirmed(tuned):
     assert result.verdict.kept
     assert Plan.load(folder / "plan.toml") == result.plan
     assert {"phase", "trial_begin", "trial_end", "verdict"} <= set(events)
+    assert " + ".join(step["step"] for step in result.waterfall) == " + ".join(result.plan.names)
+    confirmed = [trial for trial in result.trials if trial.role == "confirmation"]
+    assert confirmed[-1].rounds >= 2, "one pair of processes says nothing of the spread between them"
 
 
 @pytest.mark.slow

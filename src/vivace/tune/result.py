@@ -15,8 +15,8 @@ class Result:
     """The plan, how much faster than strict fp32 it is, and whether it trains the same model.
 
     `baselines` are samples a second; None where the device has no such mode. `waterfall` is the cumulative
-    ratio as each technique of the plan was added. `reason` says why the plan is the reference, where it is.
-    `break_even_steps` counts the steps after which warm-up has paid for itself.
+    ratio as each technique of the plan is added, in the order of their stages. `reason` says why the plan is
+    the reference, where it is. `break_even_steps` counts the steps after which warm-up has paid for itself.
     """
 
     plan: Plan

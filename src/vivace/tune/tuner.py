@@ -217,7 +217,7 @@ class _Tuning:
             baseline_notes=self.notes,
             verdict=self.verdict,
             break_even_steps=_break_even(chosen) if len(plan) and chosen else None,
-            waterfall=[e for e in (search.waterfall if search else []) if len(plan)],
+            waterfall=search.waterfall(plan) if search else [],
             trials=bench.trials,
             report_path=str(self.folder / "report.html"),
             seconds=time.monotonic() - self.begin,
