@@ -69,6 +69,14 @@ NAMES = {
 }
 PACKAGES = ("pytorch-autotune==2.0.0", "lightning-fabric==2.6.6", "accelerate==1.15.0")
 HEATS = 3
+CONDITIONS = (
+    "pytorch-autotune is given the job's loss and optimizer; by itself it would train with AdamW(lr=0.001).",
+    "It cannot clip gradients: where the job does, the loop runs that its README offers beside result.step.",
+    "Its result is restored from its own cache in a fresh process; Vivace's plan is opened in one, too.",
+    "It, Fabric, Accelerate and torch.compile stand on PyTorch's defaults, Vivace and the reference on "
+    "strict fp32. The ruler holds all of them against strict fp32.",
+    "Whoever is not on turn is stopped with all its processes, so that no loader prefetches for free.",
+)
 NOTES = {
     "cpu": "On a CPU this table flatters Vivace: pytorch-autotune is made for CUDA. Here it needs "
     "device='cpu', never tries bf16 or a fused optimizer, and its TF32 does nothing. The CUDA table counts.",
@@ -140,6 +148,7 @@ def opened(machine: Machine) -> dict[str, Any]:
             "cores": machine.num_cores,
         },
         "versions": versions,
+        "conditions": CONDITIONS,
         "note": NOTES[machine.device.kind],
         "vivace_against_peer": None,
         "jobs": {},
@@ -163,7 +172,11 @@ def compared(reference: str, machine: Machine, seconds: float) -> dict[str, Any]
             machine.device.kind == "cpu"
         ):  # importing them may touch a GPU, which no process may before it forks
             preload([module for module in (PEER, *FABRICS, "accelerate") if importable(module)])
-        source = Source(load(reference))
+        job = load(reference)
+        source = Source(job)
+        rows["peer"]["step"] = (
+            "result.step" if job.on_gradients is None else "own loop with result.autocast()"
+        )
         heats = []
         for seed in range(1, HEATS + 1):
             say(f"heat {seed} of {HEATS}: {', '.join(field)}")
@@ -294,8 +307,15 @@ def table(record: dict[str, Any]) -> str:
     for name, entry in record["jobs"].items():
         cells = [name, interval(entry["vivace_against_peer"])]
         lines.append(f"| {' | '.join([*cells, *map(cell, entry['contestants'].values())])} |")
+    behind = [name for name, entry in record["jobs"].items() if behind_beyond_noise(entry)]
+    lines += [f"\nVivace is slower beyond noise on: {', '.join(behind)}"] if behind else []
     lines.append(f"\nGeometric mean, Vivace / peer: {interval(record['vivace_against_peer'])}")
     return "\n".join([*lines, *filter(None, [record["note"]])])
+
+
+def behind_beyond_noise(entry: dict[str, Any]) -> bool:
+    """Is Vivace's result known to be slower than the peer's?"""
+    return bool(entry["vivace_against_peer"]) and entry["vivace_against_peer"]["high"] < 1
 
 
 def cell(row: dict[str, Any]) -> str:
