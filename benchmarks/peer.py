@@ -72,6 +72,7 @@ HEATS = 3
 CONDITIONS = (
     "pytorch-autotune is given the job's loss and optimizer; by itself it would train with AdamW(lr=0.001).",
     "It cannot clip gradients: where the job does, the loop runs that its README offers beside result.step.",
+    "Where one of its trials overruns, its search is interrupted at 1.5 times the budget and keeps its best.",
     "Its result is restored from its own cache in a fresh process; Vivace's plan is opened in one, too.",
     "It, Fabric, Accelerate and torch.compile stand on PyTorch's defaults, Vivace and the reference on "
     "strict fp32. The ruler holds all of them against strict fp32.",

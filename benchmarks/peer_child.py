@@ -6,12 +6,13 @@ and gradient clipping, so that `vivace.measure` times it and `vivace.verify` jud
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
-import importlib.metadata
 import importlib.util
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import vivace
@@ -19,6 +20,7 @@ from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, 
 
 Step = Callable[[Any], Any]  # (placed batch) -> detached loss
 PEER = "pytorch_autotune"
+OVERRUN = 1.5  # times the budget, after which the peer's search is interrupted
 FABRICS = ("lightning_fabric", "lightning.fabric")
 
 
@@ -163,7 +165,11 @@ class PeerSearch:
         self.job = job
 
     def run(self, seconds: float) -> dict[str, Any]:
-        """Search for `seconds`; the result goes to the peer's cache. Returns its own report."""
+        """Search for `seconds`; the result goes to the peer's cache. Returns its own report.
+
+        One trial may take longer than the whole budget; it is then interrupted as by Ctrl-C, upon which the
+        peer keeps the best so far.
+        """
         from vivace.engine.opening import call, seed_everything, training_device
 
         seed_everything(0)
@@ -171,17 +177,35 @@ class PeerSearch:
         word = own_word(call(self.job, "optimizer", model))
         given: Any = {"optimizer": lambda _: call(self.job, "optimizer", model)}
         begin = time.perf_counter()
-        result = autotuned(
-            self.job, model, device=training_device(), budget=seconds, cache="refresh", **(word or given)
-        )
+        with interrupted_after(OVERRUN * seconds):
+            result = autotuned(
+                self.job, model, device=training_device(), budget=seconds, cache="refresh", **(word or given)
+            )
         report = result.report.to_dict()
         return {
             "configuration": result.config.to_dict(),
             "optimizer": f"by name: {word}" if word else "the job's own, as a function",
             "baseline_milliseconds": report["baseline_ms"],
             "trials": report["trials"],
+            "interrupted": report["interrupted"],
             "tuner_seconds": time.perf_counter() - begin,
         }
+
+
+@contextlib.contextmanager
+def interrupted_after(seconds: float) -> Iterator[None]:
+    """Raise KeyboardInterrupt in the block if it takes longer."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def autotuned(job: vivace.Job, model: Any, optimizer: Any, device: Any, **options: Any) -> Any:

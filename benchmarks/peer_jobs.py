@@ -151,7 +151,7 @@ resnet18 = vivace.Job(
 
 resnet50 = vivace.Job(
     model=lambda: torchvision.models.resnet50(num_classes=NUM_CLASSES),
-    data=lambda: loader(images(512, size=sized(64, 224)), batch_size=sized(16, 128)),
+    data=lambda: loader(images(512, size=sized(64, 224)), batch_size=sized(16, 64)),
     loss=classification_loss,
     optimizer=sgd(0.005),
     epochs=10,
@@ -192,7 +192,7 @@ gpt = vivace.Job(
 
 bert = vivace.Job(
     model=lambda: Encoder(sized(128, 512), sized(256, 768), num_layers=sized(6, 12), num_heads=sized(4, 12)),
-    data=lambda: loader(masked_text(1024, length=sized(128, 512)), batch_size=sized(8, 32)),
+    data=lambda: loader(masked_text(1024, length=sized(128, 512)), batch_size=sized(8, 16)),
     loss=masked_token_loss,
     optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=5e-4),
     epochs=5,

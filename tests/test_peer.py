@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,14 @@ def test_an_optimizer_that_the_peer_has_a_word_for_goes_by_that_word(child):
     assert child.own_word(torch.optim.SGD(parameters(), lr=0.1, momentum=0.9))["optimizer"] == "sgd"
     assert child.own_word(torch.optim.SGD(parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)) is None
     assert child.own_word(torch.optim.AdamW(parameters(), lr=0.1, betas=(0.9, 0.95))) is None
+
+
+def test_a_search_that_overruns_is_interrupted_and_one_that_does_not_is_left_alone(child):
+    with pytest.raises(KeyboardInterrupt), child.interrupted_after(0.01):
+        time.sleep(5)
+    with child.interrupted_after(0.01):
+        pass
+    time.sleep(0.03)
 
 
 def trained(job, plan):
