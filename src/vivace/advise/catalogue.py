@@ -1,16 +1,14 @@
-"""The catalogue of devices (`gpus.toml`) and of their prices (`prices.toml`). Imports no torch, needs no network.
+"""The catalogue of devices, read from `gpus.toml`. Imports no torch and needs no network.
 
-Both files are data with a source at every number; `disagreements` compares the numbers with each other.
+Every number in the file names its source; `disagreements` compares the numbers with each other.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import difflib
 import functools
 import re
-import statistics
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,15 +16,12 @@ from typing import Any
 
 from vivace.errors import InputError, nearest
 
-FOLDER = Path(__file__).resolve().parent
-GPUS_FILE = FOLDER / "gpus.toml"
-PRICES_FILE = FOLDER / "prices.toml"
+GPUS_FILE = Path(__file__).resolve().with_name("gpus.toml")
 FORMAT = 1
 
 DTYPES = ("fp64", "fp64_matrix", "fp32", "fp32_matrix", "tf32", "fp16", "bf16", "fp8", "int8")
 AT_MATRIX_CLOCK = ("tf32", "fp16", "bf16", "fp8", "int8")
-FORMS = ("consumer", "laptop", "workstation", "pcie", "sxm", "oam", "soc")
-STALE_DAYS = 90
+FORMS = ("consumer", "laptop", "workstation", "pcie", "sxm", "oam", "soc", "host")
 RATE_TOLERANCE = 0.03
 BANDWIDTH_TOLERANCE = 0.03
 
@@ -56,6 +51,11 @@ OPTIONAL: dict[str, Any] = {
     "disputed": {},
     "note": "",
 }
+CLOCKS = ("base_mhz", "boost_mhz", "matrix_mhz")
+NUMBERS = (
+    *("units", *CLOCKS, "memory_gib", "bandwidth_gbs", "bus_bits", "pin_gbps", "cache_mib"),
+    *("link_gbs", "pcie", "pcie_lanes", "power_w"),
+)
 NOT_SOURCED = ("name", "family", "form", "aliases", "note", "source", "sources", "disputed", "pcie_lanes")
 
 
@@ -70,7 +70,7 @@ class Gpu:
         family: devices of one family do the same work in one unit and clock cycle.
         form: one of `FORMS`; ``consumer`` is a desktop card for games.
         release: year and month, ``2020-05``.
-        num_units: streaming multiprocessors (NVIDIA), compute units (AMD), Xe cores (Intel), GPU cores (Apple).
+        num_units: multiprocessors (NVIDIA), compute units (AMD), Xe cores (Intel) or GPU cores (Apple).
         base_clock: guaranteed clock in Hz.
         boost_clock: highest clock in Hz behind the vector rates.
         matrix_clock: clock in Hz behind the matrix rates; the boost clock for most.
@@ -144,13 +144,12 @@ def load_catalogue(path: str | Path | None = None) -> dict[str, Gpu]:
     """The devices by name, in the file's order.
 
     Args:
-        path: a person's own file in the format of `gpus.toml`. Its devices replace or complete those shipped: a known
-            name needs only the fields that differ, a new one all that the format requires, and its families and sources
-            are added.
+        path: a person's own file in the format of `gpus.toml`. A device of a known name needs only the fields
+            that differ, a new one all that the format requires; families and sources are added.
 
     Raises `InputError` naming file, device and field where the file cannot be used.
     """
-    return dict(_catalogue(Path(path) if path is not None else None))
+    return dict(_catalogue(Path(path) if path is not None else None)[0])
 
 
 def find_gpu(name: str, catalogue: Mapping[str, Gpu] | None = None) -> Gpu:
@@ -158,8 +157,7 @@ def find_gpu(name: str, catalogue: Mapping[str, Gpu] | None = None) -> Gpu:
 
     Raises `InputError` with the nearest names where there is none.
     """
-    known = _catalogue(None) if catalogue is None else catalogue
-    names = _names(known.values())
+    known, names = _catalogue(None) if catalogue is None else (catalogue, _names(catalogue.values()))
     found = names.get(_key(name))
     if found is not None:
         return known[found]
@@ -176,8 +174,8 @@ def find_gpu(name: str, catalogue: Mapping[str, Gpu] | None = None) -> Gpu:
 def disagreements(gpu: Gpu) -> list[str]:
     """What contradicts itself in an entry, one sentence each; empty for a sound one.
 
-    A quoted rate must be units x clock x width, the bandwidth must be bus x data rate, and nothing measured may exceed
-    the peak or stay below a third of it. Fields that the file declares `disputed`, with the reason, are left out.
+    A quoted rate must be units x clock x width, the bandwidth must be bus x data rate, and nothing measured
+    may exceed the peak or stay below a third of it. Fields that the file declares `disputed` are left out.
     """
     found = []
     for dtype, rate in gpu.rates.items():
@@ -202,13 +200,13 @@ def disagreements(gpu: Gpu) -> list[str]:
 
 
 @functools.cache
-def _catalogue(path: Path | None) -> Mapping[str, Gpu]:
-    """The shipped devices with those of `path` over them."""
-    document = _read(GPUS_FILE)
+def _catalogue(path: Path | None) -> tuple[Mapping[str, Gpu], dict[str, str]]:
+    """The shipped devices with those of `path` over them, and `_names` of them."""
+    document = read_document(GPUS_FILE)
     entries = {entry["name"]: entry for entry in document["gpus"]}
     families, sources = dict(document["families"]), dict(document["sources"])
     if path is not None:
-        own = _read(path)
+        own = read_document(path)
         families |= own.get("families", {})
         sources |= own.get("sources", {})
         for number, entry in enumerate(own.get("gpus", []), 1):
@@ -217,12 +215,11 @@ def _catalogue(path: Path | None) -> Mapping[str, Gpu]:
             entries[entry["name"]] = {**entries.get(entry["name"], {}), **entry}
     where = path or GPUS_FILE
     gpus = {name: _gpu(entry, families, sources, where) for name, entry in entries.items()}
-    _names(gpus.values())
-    return gpus
+    return gpus, _names(gpus.values())
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The parsed file, its format checked."""
+def read_document(path: Path) -> dict[str, Any]:
+    """The parsed file, its format checked; `InputError` where it cannot be read."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -234,8 +231,8 @@ def _read(path: Path) -> dict[str, Any]:
     return document
 
 
-def _gpu(entry: dict[str, Any], families: dict[str, Any], sources: dict[str, str], path: Path) -> Gpu:
-    """One table of the file as a `Gpu`."""
+def _check(entry: dict[str, Any], families: dict[str, Any], path: Path) -> None:
+    """Refuse a table whose fields are unknown, absent or not what they should be."""
     name = entry["name"]
     for key in entry:
         if key not in REQUIRED and key not in OPTIONAL:
@@ -251,12 +248,21 @@ def _gpu(entry: dict[str, Any], families: dict[str, Any], sources: dict[str, str
         )
     if entry["form"] not in FORMS:
         raise InputError(f"{path}: {name} has the form {entry['form']!r}; known are {', '.join(FORMS)}")
+    numbers = {key: entry[key] for key in NUMBERS if key in entry} | entry.get("rates", {})
+    for key, value in numbers.items():
+        if type(value) not in (int, float) or not 0 < value < 1e6:
+            raise InputError(f"{path}: {name} has {key} = {value!r}; a number above 0 would be right")
+    if not re.fullmatch(r"\d{4}-\d\d", str(entry["release"])):
+        raise InputError(f"{path}: {name} has release = {entry['release']!r}; write a month, as in '2020-05'")
+
+
+def _gpu(entry: dict[str, Any], families: dict[str, Any], sources: dict[str, str], path: Path) -> Gpu:
+    """One table of the file as a `Gpu`."""
+    _check(entry, families, path)
+    name = entry["name"]
     family = families[entry["family"]]
     field = {**OPTIONAL, **entry}
-    scaled = {
-        key: None if field[key] is None else field[key] * 1e6
-        for key in ("base_mhz", "boost_mhz", "matrix_mhz")
-    }
+    scaled = {key: None if field[key] is None else field[key] * 1e6 for key in CLOCKS}
     gpu = Gpu(
         name=name,
         vendor=family["vendor"],
@@ -296,7 +302,7 @@ def _gpu(entry: dict[str, Any], families: dict[str, Any], sources: dict[str, str
 
 
 def _with_derived_rates(gpu: Gpu) -> Gpu:
-    """The device with the rates that its family has and its documents do not quote, in the order of `DTYPES`."""
+    """The device with the rates that its family has and no document quotes, in the order of `DTYPES`."""
     unknown = set(gpu.rates) - set(DTYPES)
     if unknown:
         raise InputError(f"{gpu.name} has a rate for {min(unknown)!r}; known are {', '.join(DTYPES)}")
@@ -327,7 +333,7 @@ def _key(name: str) -> str:
 
 
 def _names(gpus: Iterable[Gpu]) -> dict[str, str]:
-    """Every name by which a device is known, in `_key`'s spelling, to its name; with the memory size as well."""
+    """Every name by which a device is known, in `_key`'s spelling, to its name; also with its memory size."""
     plain: dict[str, str] = {}
     sized: dict[str, str] = {}
     for gpu in gpus:
