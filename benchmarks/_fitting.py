@@ -1,4 +1,5 @@
-"""Fits the predictor's parameters to published rows, and measures its errors on rows that the fit has not seen."""
+"""Fits the predictor's parameters to published rows, and measures its errors on rows that the fit has not
+seen."""
 
 from __future__ import annotations
 
@@ -12,26 +13,35 @@ import torch
 from _published import Row
 
 from vivace.advise.formula import PARAMETERS, architecture, make_columns, predict_parts, step_parts
-from vivace.advise.interval import CIRCUMSTANCES, circumstances
+from vivace.advise.interval import CIRCUMSTANCES, UNSEEN_WIDENING, circumstances, kinds_of
 
 STEPS, LEARNING_RATE, PRIOR, ROUNDING = 250, 0.08, 3e-4, 0.03
 MOST_OF_A_KIND = 500  # rows of one card, harness and layout in the fit of a fold
 FAMILY_FOLDS, CARD_FOLDS = 6, 4
+NEVER_NARROWER = ("new_card", "new_architecture", "new_model")
 
 
 def fit(rows: Sequence[Row], steps: int = STEPS) -> dict[str, np.ndarray]:
-    """Parameters that fit the rows: least absolute log errors, held near their physical start where rows are few."""
-    columns = {name: torch.as_tensor(value) for name, value in make_columns([row.case for row in rows]).items()}
+    """Parameters that fit the rows: least absolute log errors, held near their physical start where rows are
+    few."""
+    columns = {
+        name: torch.as_tensor(value) for name, value in make_columns([row.case for row in rows]).items()
+    }
     columns = {name: v.float() if v.is_floating_point() else v for name, v in columns.items()}
     target = torch.tensor([math.log(row.seconds) for row in rows])
     sizes = Counter((row.gpu.name, row.setting.harness, row.setting.num_gpus > 1) for row in rows)
-    weight = torch.tensor([sizes[row.gpu.name, row.setting.harness, row.setting.num_gpus > 1] ** -0.5 for row in rows])
+    weight = torch.tensor(
+        [sizes[row.gpu.name, row.setting.harness, row.setting.num_gpus > 1] ** -0.5 for row in rows]
+    )
     start = {
-        name: torch.full([len(labels) for labels in shape], math.log(value)) for name, (shape, value, _) in PARAMETERS.items()
+        name: torch.full([len(labels) for labels in shape], math.log(value))
+        for name, (shape, value, _) in PARAMETERS.items()
     }
     logs = {name: value.clone().requires_grad_() for name, value in start.items()}
     optimizer = torch.optim.Adam(list(logs.values()), lr=LEARNING_RATE)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.15)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.15
+    )
     for _ in range(steps):
         parts = step_parts({name: value.exp() for name, value in logs.items()}, columns, torch, _sum_by)
         error = parts["seconds"].log() - target
@@ -63,7 +73,8 @@ def _measured(rows: Sequence[Row]) -> np.ndarray:
 
 
 def simple_errors(train: Sequence[Row], test: Sequence[Row]) -> dict[str, np.ndarray]:
-    """Errors of the predictors that people use: roofline, bandwidth only, TFLOPS only, each scaled to the rows seen."""
+    """Errors of the predictors that people use: roofline, bandwidth only, TFLOPS only, each scaled to the
+    rows seen."""
     found = {}
     for name in ("roofline", "bandwidth only", "TFLOPS only"):
         seen, asked = (_simple(name, rows) for rows in (train, test))
@@ -75,8 +86,12 @@ def _simple(name: str, rows: Sequence[Row]) -> np.ndarray:
     columns = make_columns([row.case for row in rows])
     of, number = columns["case"], len(rows)
     flops = np.bincount(of, columns["flops"], number) * columns["batch"] / columns["rate"]
-    moved = np.bincount(of, columns["bytes"], number) * columns["batch"] * columns["width"] / columns["bandwidth"]
-    return np.log({"roofline": np.maximum(flops, moved), "bandwidth only": moved, "TFLOPS only": flops}[name] + 1e-9)
+    moved = (
+        np.bincount(of, columns["bytes"], number) * columns["batch"] * columns["width"] / columns["bandwidth"]
+    )
+    return np.log(
+        {"roofline": np.maximum(flops, moved), "bandwidth only": moved, "TFLOPS only": flops}[name] + 1e-9
+    )
 
 
 def folds(names: Iterable[str], number: int) -> dict[str, int]:
@@ -101,12 +116,15 @@ def thin(rows: Sequence[Row]) -> list[Row]:
 
 
 def held_out(rows: Sequence[Row]) -> dict[str, tuple[np.ndarray, dict[str, np.ndarray]]]:
-    """Errors on rows whose model family, whose card, or both were left out; and those of the simple predictors."""
+    """Errors on rows whose model family, whose card, or both were left out; and those of the simple
+    predictors."""
     families = folds([row.family for row in rows], FAMILY_FOLDS)
     cards = {name: number for number, name in enumerate(sorted({row.gpu.name for row in rows}))}
     card_groups = folds([row.gpu.name for row in rows], CARD_FOLDS)
     splits = {
-        "known card, new model": [(lambda r, f=f: families[r.family] == f, None) for f in range(FAMILY_FOLDS)],
+        "known card, new model": [
+            (lambda r, f=f: families[r.family] == f, None) for f in range(FAMILY_FOLDS)
+        ],
         "new card, known model": [(None, lambda r, c=c: cards[r.gpu.name] == c) for c in cards.values()],
         "both new": [
             (lambda r, f=f: families[r.family] % 3 == f, lambda r, c=c: card_groups[r.gpu.name] == c)
@@ -119,7 +137,9 @@ def held_out(rows: Sequence[Row]) -> dict[str, tuple[np.ndarray, dict[str, np.nd
         begin = time.perf_counter()
         error, simple = np.full(len(rows), np.nan), {}
         for by_model, by_card in parts:
-            chosen = [(by_model is None or by_model(row)) and (by_card is None or by_card(row)) for row in rows]
+            chosen = [
+                (by_model is None or by_model(row)) and (by_card is None or by_card(row)) for row in rows
+            ]
             train = thin([r for r in rows if not (by_model and by_model(r)) and not (by_card and by_card(r))])
             test = [row for row, wanted in zip(rows, chosen, strict=True) if wanted]
             if not test:
@@ -137,18 +157,20 @@ def evidence(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
     return {
         "cards": dict(sorted(Counter(row.gpu.name for row in rows).items())),
         "architectures": dict(sorted(Counter(architecture(row.gpu) for row in rows).items())),
+        "kinds": dict(sorted(Counter(kind for row in rows for kind in kinds_of(row.demand)).items())),
         "families": dict(sorted(Counter(row.family for row in rows).items())),
     }
 
 
-def situations(theta: dict[str, np.ndarray], rows: Sequence[Row], seen: dict[str, dict[str, int]], **known: bool) -> np.ndarray:
+def situations(
+    theta: dict[str, np.ndarray], rows: Sequence[Row], seen: dict[str, dict[str, int]], **known: bool
+) -> np.ndarray:
     """One row a case, one column a circumstance."""
     parts = predict_parts(theta, [row.case for row in rows])
     share = parts["host"] / parts["device"]
     found = [
         circumstances(
-            row.gpu, row.setting, float(share[n]), seen, guessed_batch=row.guessed_batch, stand_in=row.stand_in,
-            language_model=row.key.startswith(("own:bert", "own:gpt", "own:opt", "own:trans")), **known,
+            row.demand, row.gpu, row.setting, float(share[n]), seen, guessed_batch=row.guessed_batch, **known
         )
         for n, row in enumerate(rows)
     ]  # fmt: skip
@@ -168,11 +190,16 @@ def calibrate(situation: np.ndarray, error: np.ndarray) -> dict[str, object]:
         loss.backward()
         optimizer.step()
     widening = np.exp(np.clip(slopes.detach().numpy(), -0.7, 1.5))
+    for name in NEVER_NARROWER:
+        widening[CIRCUMSTANCES.index(name)] = max(widening[CIRCUMSTANCES.index(name)], 1.0)
+    widening[CIRCUMSTANCES.index("unseen_kind")] = UNSEEN_WIDENING
     spread = math.exp(base.item()) * np.exp(situation @ np.log(widening))
     return {
         "quantile": round(float(np.quantile(np.abs(error) / spread, 0.8)), 3),
         "base": round(math.exp(base.item()), 4),
-        "widening": {name: round(float(value), 3) for name, value in zip(CIRCUMSTANCES, widening, strict=True)},
+        "widening": {
+            name: round(float(value), 3) for name, value in zip(CIRCUMSTANCES, widening, strict=True)
+        },
     }
 
 

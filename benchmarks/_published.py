@@ -16,12 +16,18 @@ from vivace.errors import InputError
 
 # PyTorch releases by date; the middle of 2022 where a row names none.
 RELEASES = {
-    "1.4": 2020.0, "1.5": 2020.3, "1.6": 2020.6, "1.7": 2020.8, "1.8": 2021.2, "1.9": 2021.5, "1.10": 2021.8,
-    "1.11": 2022.2, "1.12": 2022.5, "1.13": 2022.8, "2.0": 2023.2, "2.1": 2023.8, "2.2": 2024.1, "2.3": 2024.3,
-    "2.4": 2024.6, "2.5": 2024.8,
+    "1.4": 2020.0, "1.5": 2020.3, "1.6": 2020.6, "1.7": 2020.8, "1.8": 2021.2, "1.9": 2021.5,
+    "1.10": 2021.8, "1.11": 2022.2, "1.12": 2022.5, "1.13": 2022.8, "2.0": 2023.2, "2.1": 2023.8,
+    "2.2": 2024.1, "2.3": 2024.3, "2.4": 2024.6, "2.5": 2024.8,
 }  # fmt: skip
-ROUNDS = {"0.7": 2020.5, "1.0": 2021.4, "1.1": 2021.9, "2.0": 2022.4, "2.1": 2022.8, "3.0": 2023.4, "3.1": 2023.8,
-          "4.0": 2024.4, "4.1": 2024.8}  # fmt: skip
+ROUNDS = {
+    "0.7": 2020.5, "1.0": 2021.4, "1.1": 2021.9, "2.0": 2022.4, "2.1": 2022.8, "3.0": 2023.4, "3.1": 2023.8,
+    "4.0": 2024.4, "4.1": 2024.8,
+}  # fmt: skip
+HARNESS_MARKS = (
+    ("timm", "timm"), ("no-optimizer", "loop"), ("ngc", "ngc"), ("mlperf", "mlperf"),
+    ("dle", "examples"), ("fwd+bwd", "loop"),
+)  # fmt: skip
 # The sources' names for models that a library knows under another, or that `_zoo.OWN` rebuilds.
 NAMES = (
     (r"^bert_base_squad$|^electra.*384", "own:bert_base_squad"),
@@ -49,15 +55,17 @@ NAMES = (
 )
 LENGTHS = {"own:transformerxlbase": 192, "own:transformerxllarge": 384}
 PRECISIONS = (
-    (r"^fp64|double", "fp64"), (r"^tf32", "tf32"), (r"^amp.*bf16|^mixed.*bf16", "amp_bf16"), (r"^amp|mixed", "amp_fp16"),
-    (r"^bf16", "bf16"), (r"^(fp16|half)", "fp16"), (r"^(fp32|float|single)", "fp32"),
+    (r"^fp64|double", "fp64"), (r"^tf32", "tf32"), (r"^(amp|mixed).*bf16", "amp_bf16"),
+    (r"^amp|mixed", "amp_fp16"), (r"^bf16", "bf16"), (r"^(fp16|half)", "fp16"),
+    (r"^(fp32|float|single)", "fp32"),
 )  # fmt: skip
 VARIANTS = {"V100": "V100-SXM2-16GB", "A100": "A100-SXM4-40GB", "H100": "H100-SXM5-80GB", "Gaudi": "Gaudi"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One usable row: its demand, card, setting and measured seconds a step, with what a split needs to know."""
+    """One usable row: its demand, card, setting and measured seconds a step, with what a split
+    needs to know."""
 
     model: str
     key: str
@@ -66,7 +74,6 @@ class Row:
     setting: Setting
     seconds: float
     guessed_batch: bool
-    stand_in: bool
 
     @property
     def case(self) -> tuple[Demand, Gpu, Setting]:
@@ -93,7 +100,9 @@ def read(path: Path, demand_of: Callable[[str], Demand | None]) -> tuple[list[Ro
     with path.open(encoding="utf-8", newline="") as file:
         for raw in csv.DictReader(file):
             try:
-                rows.append(_row({key: (value or "").strip() for key, value in raw.items() if key}, demand_of))
+                rows.append(
+                    _row({key: (value or "").strip() for key, value in raw.items() if key}, demand_of)
+                )
             except (LookupError, ValueError) as error:
                 reason = str(error.args[0] if error.args else error)
                 left_out[reason] = left_out.get(reason, 0) + 1
@@ -118,7 +127,7 @@ def _row(raw: dict[str, str], demand_of: Callable[[str], Demand | None]) -> Row:
     if batch is None:
         batch, guessed = likely_batch(demand, gpu, precision), True
     seconds = _seconds(raw["unit"], value, batch, num_gpus, LENGTHS.get(key, 1))
-    return Row(raw["model"], key, demand, gpu, _setting(task, precision, batch, num_gpus), seconds, guessed, False)
+    return Row(raw["model"], key, demand, gpu, _setting(task, precision, batch, num_gpus), seconds, guessed)
 
 
 def _gpu(name: str) -> Gpu:
@@ -150,7 +159,8 @@ def _precision(text: str, gpu: Gpu) -> str:
 
 
 def _batch(text: str, precision: str, num_gpus: int) -> float | None:
-    """The batch of one device: of ``128 (TF) / 256 (AMP)`` and ``64 , 32`` the half precision's comes as its own."""
+    """The batch of one device: of ``128 (TF) / 256 (AMP)`` and ``64 , 32`` the half precision's comes as its
+    own."""
     if "global" in text:
         whole = _number(text)
         return whole / num_gpus if whole else None
@@ -190,10 +200,7 @@ def _setting(task: str, precision: str, batch: float, num_gpus: int) -> Setting:
     round_ = re.search(r"mlperf-v(\d\.\d)", lower)
     year = RELEASES.get(version.group(1), 2024.8) if version else 2022.5
     year = ROUNDS.get(round_.group(1), 2024.4) if round_ else year
-    harness = next(
-        (name for mark, name in (("timm", "timm"), ("no-optimizer", "loop"), ("ngc", "ngc"), ("mlperf", "mlperf"),
-                                 ("dle", "examples"), ("fwd+bwd", "loop")) if mark in lower), "other",
-    )  # fmt: skip
+    harness = next((name for mark, name in HARNESS_MARKS if mark in lower), "other")
     if "no-optimizer" in lower:
         year = 2020.8
     framework = next((name for name in ("tensorflow", "mxnet") if name in lower), "pytorch")

@@ -1,10 +1,12 @@
 """Models of the published throughput table, rebuilt on the meta device so that their work can be counted.
 
-torchvision's and timm's models come by name; the others are rebuilt here to the shapes that their sources state.
+torchvision's and timm's models come by name; the others are rebuilt here to the shapes that their sources
+state.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import warnings
 from collections.abc import Callable
@@ -94,8 +96,12 @@ class SSD(nn.Module):
                 nn.Conv2d(a, m, 1, bias=False), nn.BatchNorm2d(m), nn.ReLU(True),
                 nn.Conv2d(m, b, 3, s, p, bias=False), nn.BatchNorm2d(b), nn.ReLU(True),
             )
-            for a, b, m, s, p in zip(
-                channels, channels[1:], [256, 256, 128, 128, 128], [2, 2, 2, 1, 1], [1, 1, 1, 0, 0], strict=False
+            for (a, b), m, s, p in zip(
+                itertools.pairwise(channels),
+                (256, 256, 128, 128, 128),
+                (2, 2, 2, 1, 1),
+                (1, 1, 1, 0, 0),
+                strict=True,
             )
         )  # fmt: skip
         self.heads = nn.ModuleList(
@@ -134,7 +140,7 @@ class UNet(nn.Module):
             pair(a, b, 1 if n == 0 else 2)
             for n, (a, b) in enumerate(zip([inputs, *channels], channels, strict=False))
         )
-        self.up = nn.ModuleList(transposed(b, a, 2, 2) for a, b in zip(channels, channels[1:], strict=False))
+        self.up = nn.ModuleList(transposed(b, a, 2, 2) for a, b in itertools.pairwise(channels))
         self.join = nn.ModuleList(pair(2 * a, a) for a in channels[:-1])
         self.head = conv(channels[0], outputs, 1)
 
@@ -222,8 +228,8 @@ OWN: dict[str, Callable[[int], tuple[nn.Module, Step]]] = {
 
 
 def build(name: str, pixels: int, batch: int) -> tuple[nn.Module, Step]:
-    """The model of a key such as ``timm:resnet50``, ``torchvision:vgg16`` or ``own:bert_base_squad`` on the meta
-    device, and its forward pass to a loss. Raises KeyError where the library does not know it."""
+    """The model of a key such as ``timm:resnet50``, ``torchvision:vgg16`` or ``own:bert_base_squad`` on the
+    meta device, and its forward pass to a loss. Raises KeyError where the library does not know it."""
     library, _, short = name.partition(":")
     warnings.simplefilter("ignore")
     with torch.device("meta"):

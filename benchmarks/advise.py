@@ -1,18 +1,20 @@
 """How well `vivace advise` predicts: published training throughput against the predictor.
 
-    scripts/bench advise --data FILE.csv            score a table with the shipped coefficients; nothing is fitted
-    scripts/bench advise --data FILE.csv --fit      fit the coefficients, measure errors on held-out rows, write both
-    scripts/bench advise --data FILE.csv --count    count the work of the table's models that are not counted yet
+    scripts/bench advise --data FILE.csv            score a table with the shipped coefficients; nothing is
+    fitted scripts/bench advise --data FILE.csv --fit      fit the coefficients, measure errors on held-out
+    rows, write both scripts/bench advise --data FILE.csv --count    count the work of the table's models that
+    are not counted yet
 
-FILE has the columns model, task, gpu, n_gpus, precision, batch_per_gpu, unit, value, source. The last line of a score
-is one JSON document: {"n", "median_abs_error", "interval_coverage", "by_gpu": {card: {"n", "median_abs_error"}}}.
+FILE has the columns model, task, gpu, n_gpus, precision, batch_per_gpu, unit, value, source. The last line of
+a score
+is one JSON document: {"n", "median_abs_error", "interval_coverage", "by_gpu": {card: {"n",
+"median_abs_error"}}}.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import difflib
 import json
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _published import Row, family, read
+from _published import Row, read
 
 from vivace.advise.demand import Bin, Demand, load_models, save_models
 from vivace.advise.formula import COEFFICIENTS_FILE, PARAMETERS, load_coefficients
@@ -37,7 +39,9 @@ def main() -> None:
     """Score, fit or count."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA, help="table of published throughput")
-    parser.add_argument("--fit", action="store_true", help="write coefficients.toml and records/advise/<date>.json")
+    parser.add_argument(
+        "--fit", action="store_true", help="write coefficients.toml and records/advise/<date>.json"
+    )
     parser.add_argument("--count", action="store_true", help="write models.csv")
     parser.add_argument("--date", default=datetime.date.today().isoformat(), help="date of the record")
     given = parser.parse_args()
@@ -62,13 +66,15 @@ class Counted:
         self.missing: set[str] = set()
 
     def __call__(self, key: str) -> Demand | None:
+        """The demand of a key; what cannot be counted is said once."""
         if key in self.models or key in self.missing:
             return self.models.get(key)
         try:
             self.models[key] = count(key)
         except Exception as error:
             self.missing.add(key)
-            print(f"{key} cannot be counted: {str(error).splitlines()[0][:90] if str(error) else type(error).__name__}")
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            print(f"{key} cannot be counted: {reason[:90]}")
         return self.models.get(key)
 
 
@@ -135,7 +141,12 @@ def table(error: np.ndarray, inside: np.ndarray, rows: Sequence[Row]) -> None:
         ("harness", lambda row: row.setting.harness),
         ("precision", lambda row: row.setting.precision),
         ("layout", lambda row: "nhwc" if row.setting.channels_last else "nchw"),
-        ("cards", lambda row: "1" if row.setting.num_gpus == 1 else "2 to 8" if row.setting.num_gpus <= 8 else "more"),
+        (
+            "cards",
+            lambda row: (
+                "1" if row.setting.num_gpus == 1 else "2 to 8" if row.setting.num_gpus <= 8 else "more"
+            ),
+        ),
         ("card", lambda row: row.gpu.name),
     )
     print(f"{'':42s}     n  median error  80th pct  in 80 % interval")
@@ -147,7 +158,8 @@ def table(error: np.ndarray, inside: np.ndarray, rows: Sequence[Row]) -> None:
 
 
 def fit(rows: Sequence[Row], left_out: dict[str, int], date: str) -> None:
-    """Fit on all rows; errors from fits that left families, cards or both out; write coefficients and record."""
+    """Fit on all rows; errors from fits that left families, cards or both out; write coefficients
+    and record."""
     import _fitting as fitting
 
     theta = fitting.fit(rows, steps=2 * fitting.STEPS)
@@ -185,11 +197,26 @@ def fit(rows: Sequence[Row], left_out: dict[str, int], date: str) -> None:
                 if (chosen & mask).any()
             },
         }
-    document = {"date": date, "rows": len(rows), "left_out": left_out, "in_sample": median(own), "splits": splits}
+    document = {
+        "date": date,
+        "rows": len(rows),
+        "left_out": left_out,
+        "in_sample": median(own),
+        "splits": splits,
+    }
     folder = ROOT / "records" / "advise"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{date}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    write(theta, interval, seen, date)
+    errors = {
+        name: {
+            "n": split["n"],
+            "median_abs_error": split["median_abs_error"],
+            "interval_coverage": split["interval_coverage"],
+            **{other.replace(" ", "_").lower(): value for other, value in split["simple"].items()},
+        }
+        for name, split in splits.items()
+    }
+    write(theta, {"interval": interval, "errors": errors, "evidence": seen}, date)
     for name, split in splits.items():
         print(name, {k: v for k, v in split.items() if k != "by_gpu"})
         print("   ", {k: v["median_abs_error"] for k, v in split["by_gpu"].items()})
@@ -201,7 +228,7 @@ def median(error: np.ndarray) -> float:
     return round(float(np.median(np.abs(np.exp(-error) - 1))), 4)
 
 
-def write(theta: dict[str, np.ndarray], interval: dict[str, Any], seen: dict[str, Any], date: str) -> None:
+def write(theta: dict[str, np.ndarray], rest: dict[str, Any], date: str) -> None:
     """coefficients.toml, with labels."""
     import tomlkit
 
@@ -214,9 +241,10 @@ def write(theta: dict[str, np.ndarray], interval: dict[str, Any], seen: dict[str
             parameters[name] = dict(zip(labels[0], map(float, value), strict=True))
         else:
             parameters[name] = {
-                key: dict(zip(labels[1], map(float, line), strict=True)) for key, line in zip(labels[0], value, strict=True)
+                key: dict(zip(labels[1], map(float, line), strict=True))
+                for key, line in zip(labels[0], value, strict=True)
             }
-    document = {"format": 1, "date": date, "parameters": parameters, "interval": interval, "evidence": seen}
+    document = {"format": 1, "date": date, "parameters": parameters, **rest}
     head = "# Fitted by scripts/bench advise --fit; vivace.advise.formula says what each parameter is.\n\n"
     COEFFICIENTS_FILE.write_text(head + tomlkit.dumps(document), encoding="utf-8")
 

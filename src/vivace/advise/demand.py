@@ -15,8 +15,8 @@ from typing import Any
 from vivace.errors import InputError
 
 MODELS_FILE = Path(__file__).resolve().parent / "models.csv"
-MATRIX_KINDS = ("conv", "grouped", "matmul", "batched", "attention", "recurrent")
-KINDS = (*MATRIX_KINDS, "batch_norm", "layer_norm", "softmax", "elementwise", "memory", "other")
+MATRIX_KINDS = ("conv", "grouped", "depthwise", "matmul", "batched", "attention", "recurrent")
+KINDS = (*MATRIX_KINDS, "batch_norm", "layer_norm", "softmax", "elementwise", "copy", "memory", "other")
 # The classes of a profile's operators as kinds; where a profile holds finer bins, those are taken.
 KIND_OF_CLASS = {"convolution": "conv", "norm": "layer_norm"}
 COLUMNS = ("model", "parameters", "tensors", "saved_bytes", "bins")
@@ -66,6 +66,10 @@ class Demand:
     def count(self) -> int:
         """Kernels of one step."""
         return sum(b.count for b in self.bins)
+
+    def count_of(self, kind: str) -> int:
+        """Kernels of a kind."""
+        return sum(b.count for b in self.bins if b.kind == kind)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

@@ -1,16 +1,18 @@
-"""The formula behind every predicted time: operators against a roofline, a floor of launches, a cost of talking.
+"""The formula behind every predicted time: operators against a roofline, a floor of launches, a cost of
+talking.
 
 It is written once for numpy, which predicts, and for any library with the same functions and gradients, which
-`benchmarks/advise.py --fit` uses. All parameters are positive numbers with a meaning, held in `coefficients.toml`:
+`benchmarks/advise.py --fit` uses. All parameters are positive numbers with a meaning, held in
+`coefficients.toml`:
 
     a kernel     ((operations / (rate x efficiency))^q + (bytes / (bandwidth x efficiency))^q)^(1/q) + latency
     one device   the kernels' sum, weights cast and updated
     one step     (device^h + host^h)^(1/h), where the host issues kernels one after another
     several      + the part of the gradients' all-reduce that the backward pass does not hide
 
-Rates and bandwidths are the catalogue's. Efficiencies belong to a precision and a kind of kernel; an architecture
-has one factor for its matrix rate and one for its bandwidth, so that a card of a known architecture is as good as
-measured, and one of an unknown architecture is taken for an average one.
+Rates and bandwidths are the catalogue's. Efficiencies belong to a precision and a kind of kernel; an
+architecture has one factor for its matrix rate and one for its bandwidth, so that a card of a known
+architecture is as good as measured, and one of an unknown architecture is taken for an average one.
 """
 
 from __future__ import annotations
@@ -69,10 +71,11 @@ PARAMETERS: dict[str, tuple[Labels, float, float]] = {
     "framework": ((FRAMEWORKS,), 1.0, 2.0),
     "harness": ((HARNESSES,), 1.0, 2.0),
     "link_efficiency": ((LINKS,), 0.5, 0.3),
-    "hidden": ((), 0.5, 0.5),
+    "exposed": ((), 0.5, 0.5),
     "straggling": ((), 0.02, 0.3),
     "replicate_host": ((), 0.5, 0.3),
     "replicate_bytes": ((), 8.0, 0.3),
+    "replicate_growth": ((), 0.7, 1.0),
 }
 
 
@@ -108,7 +111,8 @@ class Setting:
 
 
 def matrix_rate(gpu: Gpu, setting: Setting) -> tuple[float, str]:
-    """The rate of matrix kernels in FLOP/s and the mode it belongs to; a card without matrix units falls to fp32."""
+    """The rate of matrix kernels in FLOP/s and the mode it belongs to; a card without matrix units falls to
+    fp32."""
     rates = gpu.rates
     if setting.mode == "double":
         return max(rates.get("fp64", 0.0), rates.get("fp64_matrix", 0.0), 1e9), "double"
@@ -213,7 +217,7 @@ def step_parts(
     )
     efficiency = efficiency * t["channels_last"][place] ** c["channels_last"][of]
     efficiency = efficiency * library.exp(t["power"] * c["power"])[of]
-    rate = library.where(kind == MATRIX_KINDS.index("grouped"), c["vector_rate"][of], c["rate"][of])
+    rate = library.where(kind == MATRIX_KINDS.index("depthwise"), c["vector_rate"][of], c["rate"][of])
     tiny = 1e-12
     compute = library.where(matrix, c["flops"] * c["batch"][of] / (rate * efficiency), 0.0) + tiny
     wide = (kind == KINDS.index("layer_norm")) | (kind == KINDS.index("softmax"))
@@ -234,12 +238,12 @@ def step_parts(
         sum_by(c["count"], of, cases) * t["host_seconds"][c["harness"]] * t["host_autocast"] ** c["autocast"]
     )
     host = host + c["updates"] * c["tensors"] * t["tensor_seconds"] + t["step_seconds"]
-    host = host * (1 + t["replicate_host"] * c["replicas"])
+    host = host * (1 + t["replicate_host"] * (c["replicas"] + 1e-6) ** t["replicate_growth"])
     h = t["host_exponent"]
     single = (device**h + host**h) ** (1 / h)
     talk = c["link_seconds"] / t["link_efficiency"][c["link"]]
     shown = (
-        talk * (1 - t["hidden"]) * (c["replicas"] == 0)
+        talk * t["exposed"] * (c["replicas"] == 0)
         + c["bus_seconds"] * t["replicate_bytes"] / 8 * c["replicas"]
     )
     together = single * (1 + t["straggling"] * library.log(c["processes"])) + shown
