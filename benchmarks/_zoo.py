@@ -258,6 +258,9 @@ def _image_model(library: str, name: str, pixels: int) -> nn.Module:
     if not timm.models.is_model(name) and not timm.list_models(name):
         raise KeyError(name)
     model = timm.create_model(name)
+    for module in model.modules():
+        if isinstance(module, (nn.SiLU, nn.Hardswish)):
+            module.inplace = False  # as then; in place, autograd copies its input
     try:
         with torch.no_grad():
             model.eval()(torch.zeros(2, 3, pixels, pixels))

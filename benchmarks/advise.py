@@ -191,11 +191,8 @@ def fit(rows: Sequence[Row], left_out: dict[str, int], date: str) -> None:
                 float(np.mean(fitting.covered(other, here[mask & ~half], error[mask & ~half]))), 3
             ),
             "simple": {other: median(values[mask]) for other, values in simple.items()},
-            "by_gpu": {
-                card: {"n": int((chosen & mask).sum()), "median_abs_error": median(error[chosen & mask])}
-                for card, chosen in groups(rows, lambda row: row.gpu.name)
-                if (chosen & mask).any()
-            },
+            "by_gpu": medians(error, rows, lambda row: row.gpu.name),
+            "by_family": medians(error, rows, lambda row: f"{row.setting.harness} {row.family}"),
         }
     document = {
         "date": date,
@@ -218,9 +215,24 @@ def fit(rows: Sequence[Row], left_out: dict[str, int], date: str) -> None:
     }
     write(theta, {"interval": interval, "errors": errors, "evidence": seen}, date)
     for name, split in splits.items():
-        print(name, {k: v for k, v in split.items() if k != "by_gpu"})
-        print("   ", {k: v["median_abs_error"] for k, v in split["by_gpu"].items()})
+        print(name, {key: value for key, value in split.items() if not key.startswith("by_")})
     print("in sample", median(own))
+
+
+def medians(
+    error: np.ndarray, rows: Sequence[Row], name_of: Callable[[Row], str]
+) -> dict[str, dict[str, float]]:
+    """Number, median error and median ratio of predicted to measured time by what a row is."""
+    known = ~np.isnan(error)
+    return {
+        name: {
+            "n": int((chosen & known).sum()),
+            "median_abs_error": median(error[chosen & known]),
+            "median_ratio": round(float(np.exp(np.median(error[chosen & known]))), 3),
+        }
+        for name, chosen in groups(rows, name_of)
+        if (chosen & known).any()
+    }
 
 
 def median(error: np.ndarray) -> float:

@@ -48,6 +48,7 @@ PCIE_BYTES = {1: 3e9, 2: 6e9, 3: 12e9, 4: 24e9, 5: 48e9, 6: 96e9}
 NETWORK_BYTES = 25e9  # a 200 Gb/s adapter a GPU
 # Watts per unit and GHz above which power does not hold the clock back.
 FREE_WATTS = 2.4
+RATE_UNIT, BANDWIDTH_UNIT = 3e13, 7e11  # where diminishing returns neither add nor take
 
 Labels = tuple[tuple[str, ...], ...]
 # Name: labels of its dimensions, start of the fit, and how strongly the fit holds it there (per squared log).
@@ -57,6 +58,8 @@ PARAMETERS: dict[str, tuple[Labels, float, float]] = {
     "channels_last": ((MATRIX_KINDS,), 1.0, 1.0),
     "architecture_matrix": ((MODES, ARCHITECTURES), 1.0, 3.0),
     "architecture_memory": ((ARCHITECTURES,), 1.0, 3.0),
+    "rate_power": ((), 1.0, 3.0),
+    "bandwidth_power": ((), 1.0, 3.0),
     "exponent": ((), 1.2, 0.5),
     "latency_seconds": ((), 3e-6, 0.5),
     "host_seconds": ((HARNESSES,), 1.2e-5, 0.5),
@@ -94,7 +97,8 @@ class Setting:
         num_gpus: devices that train together.
         channels_last: memory order of images.
         updates: does the step update the weights?
-        framework, harness: what ran it; a person's own job counts as ``pytorch`` and the plain loop of ``timm``.
+        framework, harness: what ran it; a person's own job counts as ``pytorch`` and the plain loop of
+            ``timm``.
         year: date of the software; newer than the evidence counts as the newest evidence.
         data_parallel: replicas in one process (`nn.DataParallel`) instead of one process a device.
     """
@@ -223,20 +227,18 @@ def step_parts(
     efficiency = efficiency * t["channels_last"][place] ** c["channels_last"][of]
     efficiency = efficiency * library.exp(t["power"] * c["power"])[of]
     rate = library.where(kind == MATRIX_KINDS.index("depthwise"), c["vector_rate"][of], c["rate"][of])
+    rate = rate * (rate / RATE_UNIT) ** (t["rate_power"] - 1)
     tiny = 1e-9
     compute = library.where(matrix, c["flops"] * c["batch"][of] / (rate * efficiency), 0.0) + tiny
     wide = (kind == KINDS.index("layer_norm")) | (kind == KINDS.index("softmax"))
     width = library.where(wide & (c["autocast"][of] > 0), 1.0, c["width"][of])
     moved = (c["bytes"] * c["batch"][of] + c["constant_bytes"]) * width
-    bandwidth = (c["bandwidth"] * t["architecture_memory"][c["architecture"]])[of]
+    speed = c["bandwidth"] * (c["bandwidth"] / BANDWIDTH_UNIT) ** (t["bandwidth_power"] - 1)
+    bandwidth = (speed * t["architecture_memory"][c["architecture"]])[of]
     memory = moved / (bandwidth * t["memory_efficiency"][c["layout"][of], kind]) + tiny
     busy = _joined(compute, memory, t["exponent"], library)
     latency = sum_by(c["count"], of, cases) * t["latency_seconds"] / c["clock"]
-    weights = (
-        c["parameters"]
-        * (t["update_bytes"] * c["updates"] + t["cast_bytes"] * c["autocast"])
-        / c["bandwidth"]
-    )
+    weights = c["parameters"] * (t["update_bytes"] * c["updates"] + t["cast_bytes"] * c["autocast"]) / speed
     device = sum_by(busy, of, cases) + latency + weights
     host = (
         sum_by(c["count"], of, cases) * t["host_seconds"][c["harness"]] * t["host_autocast"] ** c["autocast"]

@@ -71,7 +71,8 @@ def circumstances(
         "other_framework": setting.framework != "pytorch",
         "other_harness": setting.harness in ("examples", "mlperf", "other"),
         "host_bound": host_share > 0.5,
-        "language_model": demand.count_of("layer_norm") > 0 and demand.count_of("conv") == 0,
+        "language_model": demand.count_of("layer_norm") > 0
+        and demand.count_of("conv") + demand.count_of("pointwise") == 0,
         "unseen_kind": bool(unseen_kinds(demand, evidence)),
     }
     return found | {name for name, holds in tests.items() if holds}

@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vivace.profile.work import Kernel
 
-MATRIX_KINDS = ("conv", "grouped", "irregular", "depthwise", "matmul", "batched", "attention", "recurrent")
+MATRIX_KINDS = (
+    "conv",
+    "pointwise",
+    "grouped",
+    "irregular",
+    "depthwise",
+    "matmul",
+    "batched",
+    "attention",
+    "recurrent",
+)
 KINDS = (*MATRIX_KINDS, "batch_norm", "layer_norm", "softmax", "elementwise", "copy", "memory", "other")
 # Channels in a group for which libraries have their own kernels; others are irregular.
 REGULAR_WIDTHS = (2, 4, 8, 16, 32)
@@ -73,7 +83,7 @@ def kind_of(kernel: Kernel) -> str:
     name, operator = kernel.name, kernel.operator
     if operator == "convolution":
         if kernel.groups == 1:
-            return "conv"
+            return "conv" if kernel.window > 1 else "pointwise"
         if kernel.width == 1:
             return "depthwise"
         return "grouped" if kernel.width in REGULAR_WIDTHS else "irregular"
