@@ -120,7 +120,7 @@ def inspect(as_json: AsJson = False, quiet: Quiet = False, debug: Debug = False)
 def tune(
     job: JobName,
     budget: Annotated[str, typer.Option(help="fast, balanced, max, or seconds")] = "balanced",
-    memory: Annotated[str | None, typer.Option(help="largest peak memory, such as 20GiB")] = None,
+    memory: Annotated[str | None, typer.Option(help="largest peak memory, such as 20GiB, or auto")] = None,
     allow: Annotated[str, typer.Option(help="exact, rounding or semantics")] = "rounding",
     out: Annotated[Path, typer.Option(help="folder for plan, ledger and report")] = Path("runs/tune"),
     as_json: AsJson = False,

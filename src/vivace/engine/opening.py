@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from vivace.engine.order import ordered
 from vivace.engine.session import Session
-from vivace.errors import InputError, JobError, ran_out_of_memory
+from vivace.errors import InputError, JobError, VivaceError, ran_out_of_memory
 from vivace.inspect import inspect
 from vivace.job import Job, blame
 from vivace.machine import Machine
@@ -223,7 +223,7 @@ def checked_step(session: Session, batch: Any) -> float:
     """One step of the job as it is, whose loss must be one finite number. Raises JobError otherwise."""
     try:
         loss = session.step(batch)
-    except JobError:
+    except VivaceError:
         raise
     except (Exception, SystemExit) as error:
         if ran_out_of_memory(error):

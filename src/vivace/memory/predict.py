@@ -1,4 +1,4 @@
-"""The peak of a job under a plan, from fake tensors: nothing is computed, and the device need not be there."""
+"""The peak of a job under a plan, from fake tensors: nothing is computed, and no device is needed."""
 
 from __future__ import annotations
 

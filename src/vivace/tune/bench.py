@@ -9,13 +9,14 @@ from typing import Any
 
 from vivace import registry
 from vivace.engine.launch import Source, preload
-from vivace.errors import ChildFailed, JobError, Refused
+from vivace.errors import AnswerIsNo, ChildFailed, JobError, Refused
 from vivace.ledger import Ledger, Profile, Ratio, Trial
 from vivace.machine import Machine
 from vivace.measure.paired import Comparison, Contestant, across, compare
 from vivace.measure.statistics import width
 from vivace.plan import Plan
 from vivace.technique import Numerics
+from vivace.tune.budget import is_out_of_memory, smaller_plans
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 MOST_ROUNDS, SETTLED_WIDTH = 5, 0.04
@@ -40,6 +41,9 @@ class Bench:
         self.log = ledger.path.with_name("children.log")
         self._caches: list[tempfile.TemporaryDirectory[str]] = []
         self._renew_cache()
+        self.base = (
+            Plan()
+        )  # the reference: what is slower and smaller only where the job does not fit as it is
         self.reference = self._contestant()
         self.observed: dict[str, Any] = {}
         self.facts: dict[str, Any] = {}
@@ -48,12 +52,22 @@ class Bench:
         self.effects: dict[tuple[tuple[str, ...], str], Plan] = {}
 
     def check(self) -> Profile:
-        """Run the job as it is once and profile it. Raises JobError in the person's nouns."""
-        try:
-            self.facts = self.reference.ask("check")
-            profile = Profile(**self.reference.ask("profile"))
-        except ChildFailed as failed:
-            raise JobError(f"the job cannot run as it is, before any technique: {failed}") from None
+        """Run the job as it is once and profile it. Raises JobError in the person's nouns.
+
+        Where its memory does not suffice, `base` becomes the first smaller plan under which it runs.
+        """
+        profile = self._check(Plan())
+        for plan in smaller_plans(self.allow):
+            if profile is not None:
+                break
+            self.reference.close()
+            self.reference = self._contestant()
+            profile = self._check(plan)
+        if profile is None:
+            raise AnswerIsNo(
+                "the job does not fit into the device's memory, not even recomputed or one sample at a time: "
+                "give it a smaller model, or a device with more memory"
+            )
         preload(self.reference.ask("libraries"))
         in_children = set(self.facts.pop("registered"))
         if in_children - set(registry.names()):
@@ -61,9 +75,21 @@ class Bench:
         self.only_here = {cls.name for cls in registry.registered()} - in_children
         return profile
 
+    def _check(self, plan: Plan) -> Profile | None:
+        """Check and profile the job under a plan; None where it does not fit or the plan cannot act."""
+        try:
+            self.facts = self.reference.ask("check", plan=plan.to_dict())
+            profile = Profile(**self.reference.ask("profile", plan=plan.to_dict()))
+        except (ChildFailed, Refused) as failed:
+            if isinstance(failed, Refused) or is_out_of_memory(failed):
+                return None
+            raise JobError(f"the job cannot run as it is, before any technique: {failed}") from None
+        self.base = plan
+        return profile
+
     def open_reference(self) -> None:
         """Open strict fp32, warm it up and observe one step."""
-        self.reference.open(Plan())
+        self.reference.open(self.base)
         self.observed = self.reference.ask("observe")
 
     def recall(self) -> None:
@@ -93,7 +119,7 @@ class Bench:
         """
         begin = time.monotonic()
         self.on_event("trial_begin", {"plan": str(plan), "role": role})
-        contestant = self._contestant(max(20.0, seconds))
+        contestant = self._contestant(max(20.0, seconds), limited=True)
         outcome: dict[str, Any]
         try:
             contestant.open(plan, strict=strict, warm_seconds=min(1.0, 0.05 * seconds))
@@ -146,7 +172,7 @@ class Bench:
         seed = len(earlier) + 1
         reference, contestant = self._contestant(), self._contestant()
         try:
-            reference.open(Plan(), seed=seed)
+            reference.open(self.base, seed=seed)
             contestant.open(plan, seed=seed)
             confirmed = self._admit(contestant, plan, "confirmation")
             comparison = compare(reference, contestant, seconds=seconds)
@@ -188,9 +214,11 @@ class Bench:
         for cache in self._caches:
             cache.cleanup()
 
-    def _contestant(self, timeout: float = 600) -> Contestant:
+    def _contestant(self, timeout: float = 600, limited: bool = False) -> Contestant:
+        """A new process; where `limited`, a GPU gives it no more than the memory budget."""
+        limit = {"VIVACE_MEMORY_BYTES": str(self.memory)} if limited and self.memory else {}
         return Contestant(
-            self.source, self.machine, log=self.log, timeout=timeout, environment=self.environment
+            self.source, self.machine, log=self.log, timeout=timeout, environment=self.environment | limit
         )
 
     def _renew_cache(self) -> None:

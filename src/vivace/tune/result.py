@@ -16,6 +16,7 @@ class Result:
 
     `baselines` are samples a second; None where the device has no such mode. `waterfall` is the cumulative
     ratio as each technique of the plan was added. `reason` says why the plan is the reference, where it is.
+    `reference` is the empty plan, unless the job does not fit into the device's memory under that.
     `break_even_steps` counts the steps after which warm-up has paid for itself.
     """
 
@@ -32,6 +33,7 @@ class Result:
     seconds: float
     interrupted: bool = False
     reason: str = ""
+    reference: Plan = dataclasses.field(default_factory=Plan)
 
     @property
     def promise(self) -> str:
@@ -55,4 +57,5 @@ class Result:
             "seconds": self.seconds,
             "interrupted": self.interrupted,
             "reason": self.reason,
+            "reference": self.reference.to_dict(),
         }

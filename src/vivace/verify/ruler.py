@@ -78,17 +78,23 @@ class Ruler:
         self.snapshots: list[Snapshot] = []
         self.grounds: dict[tuple[float, bool], Ground] = {}
 
-    def prepare(self, seconds: float | None = None) -> dict[str, Any]:
-        """Run the reference once, with snapshots at start, middle and late; `seconds` bound the effort."""
+    def prepare(
+        self, seconds: float | None = None, reference: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Run the reference once, with snapshots at start, middle and late; `seconds` bound the effort.
+
+        `reference` is a plan for a job that does not fit into memory without one.
+        """
+        plan = Plan.from_dict(reference or {})
         begin = time.perf_counter()
         seed_everything(0)
         self.batches = first_batches(call(self.job, "data"), self.effort.course)
-        with start(self.job, Plan(), self.machine) as trial:
+        with start(self.job, plan, self.machine) as trial:
             checked_step(trial, clone(self.batches[0]))
             before = time.perf_counter()
             self._step(trial, 0)
             self.effort = effort = Effort.within(seconds, time.perf_counter() - before)
-        self.session = start(self.job, Plan(), self.machine)
+        self.session = start(self.job, plan, self.machine)
         self.evaluation_batch = self.session.place(self.batches[-1])
         last = max(0, effort.course - effort.lockstep)
         marks = {round(i * last / max(1, effort.snapshots - 1)) for i in range(effort.snapshots)}
