@@ -74,7 +74,7 @@ def claim(build: Build, patterns: Sequence[str], technique: str, around: Around)
 
 def running_batch(build: Build) -> Any:
     """The batch of the forward pass or own step that runs now; it stays alive whatever a block keeps."""
-    return _CALLS[build].batch
+    return _CALLS[build].batch if build in _CALLS else None
 
 
 class _Calls:
@@ -99,7 +99,7 @@ class _Calls:
             owner = self.owners.setdefault(block.name, technique)
             build.require(owner == technique, f"'{owner}' already decides on the block '{block.name}'")
             self.modules += block.modules
-            self.forwards += _forwards(block, around)
+            self.forwards += forwards(block, around)
         return chosen
 
     def _run(self, following: Callable[[Any], Any], batch: Any) -> Any:
@@ -114,7 +114,7 @@ class _Calls:
 _CALLS: weakref.WeakKeyDictionary[Build, _Calls] = weakref.WeakKeyDictionary()
 
 
-def _forwards(block: Block, around: Around) -> list[Callable[..., Any]]:
+def forwards(block: Block, around: Around) -> list[Callable[..., Any]]:
     """What the modules do instead: the first runs the whole block, the others hand on what they are given."""
     own = [module.forward for module in block.modules]
 

@@ -30,6 +30,7 @@ from vivace.plan import Plan
 from vivace.profile.observe import observe
 from vivace.profile.reference import profile_reference
 from vivace.surgery import batch_size, tensors
+from vivace.technique import Numerics
 
 LOOKING_SECONDS = 3.0
 ALIKE = 6  # as many batches of one size, and the others are taken to have it too
@@ -95,6 +96,15 @@ class Worker:
             return dataclasses.asdict(
                 profile_reference(session, self.job, first_batches(call(self.job, "data"), 4))
             )
+
+    def choose(self, memory: int, allow: str, base: dict[str, Any]) -> dict[str, Any]:
+        """The cheapest decisions for the model's blocks within `memory` bytes; see `vivace.memory.choosing`.
+
+        Raises Refused and AnswerIsNo as that does.
+        """
+        from vivace.memory.choosing import choose
+
+        return choose(self.job, self.machine, memory, Numerics[allow], Plan.from_dict(base)).to_dict()
 
     def open(self, plan: dict[str, Any], strict: bool = True, seed: int = 0) -> dict[str, Any]:
         """Open the job under a plan. Raises Refused where a technique declines."""

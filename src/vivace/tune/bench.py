@@ -9,7 +9,7 @@ from typing import Any
 
 from vivace import registry
 from vivace.engine.launch import Source, preload
-from vivace.errors import AnswerIsNo, ChildFailed, JobError, Refused
+from vivace.errors import AnswerIsNo, ChildFailed, JobError, Refused, VivaceError
 from vivace.ledger import Ledger, Profile, Ratio, Trial
 from vivace.machine import Machine
 from vivace.measure.paired import Comparison, Contestant, across, compare
@@ -91,6 +91,24 @@ class Bench:
         """Open strict fp32, warm it up and observe one step."""
         self.reference.open(self.base)
         self.observed = self.reference.ask("observe")
+
+    def choose_blocks(self) -> Plan | None:
+        """The cheapest plan that decides block by block within the memory budget; None where there is none.
+
+        Its curve of memory against time goes to the ledger.
+        """
+        assert self.memory is not None
+        contestant = self._contestant()
+        try:
+            arguments = {"memory": self.memory, "allow": self.allow.name, "base": self.base.to_dict()}
+            chosen = contestant.ask("choose", **arguments)
+        except VivaceError as error:
+            self.ledger.append("memory", {"budget_bytes": self.memory, "reason": str(error)})
+            return None
+        finally:
+            contestant.close()
+        self.ledger.append("memory", {"budget_bytes": self.memory, **chosen})
+        return Plan.from_dict(chosen["plan"])
 
     def recall(self) -> None:
         """Take over what the ledger knows of this job on this machine."""

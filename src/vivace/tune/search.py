@@ -54,6 +54,10 @@ class Search:
         known = self._known_best(self._offered)
         if known is not None:
             self._try(known, None)
+        if self.bench.memory is not None and not self.reference_fits and self._left() > 0:
+            chosen = self.bench.choose_blocks()
+            if chosen is not None and chosen != self.best:
+                self._try(chosen, None)
         self._try_together()
         self._select()
         conclusive = [t for t in self.bench.trials if t.status != "failed" or len(t.techniques) == 1]
