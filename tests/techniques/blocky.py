@@ -30,25 +30,26 @@ class Square(torch.autograd.Function):
 
 
 class Block(nn.Module):
-    def __init__(self, width=8):
+    def __init__(self, width=8, spectral=True):
         super().__init__()
+        mix = nn.Conv2d(width, width, 1)
         self.body = nn.Sequential(
             nn.Conv2d(width, width, 3, padding=1),
             nn.BatchNorm2d(width),
             nn.ReLU(inplace=True),
             nn.Dropout(0.3),
         )
-        self.mix = nn.utils.parametrizations.spectral_norm(nn.Conv2d(width, width, 1))
+        self.mix = nn.utils.parametrizations.spectral_norm(mix) if spectral else mix
 
     def forward(self, x, *, scale=1.0):
         return x + scale * Square.apply(torch.tanh(self.mix(self.body(x))))
 
 
 class Net(nn.Module):
-    def __init__(self, num_blocks=4):
+    def __init__(self, num_blocks=4, spectral=True):
         super().__init__()
         self.stem = nn.Conv2d(3, 8, 3)
-        self.blocks = nn.ModuleList(Block() for _ in range(num_blocks))
+        self.blocks = nn.ModuleList(Block(spectral=spectral) for _ in range(num_blocks))
         self.shared = nn.Linear(8, 8)
         self.head = nn.Linear(8, 5)
 
@@ -62,6 +63,7 @@ class Net(nn.Module):
 
 torch.manual_seed(0)
 ORIGINAL = Net()
+PLAIN = Net(spectral=False)  # bf16_weights refuses buffers that the forward pass writes
 BATCHES = [(torch.randn(8, 3, 12, 12), torch.randint(5, (8,))) for _ in range(3)]
 
 

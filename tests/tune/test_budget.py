@@ -56,7 +56,7 @@ def test_the_largest_batch_is_found_where_batches_differ():
 @pytest.mark.slow
 def test_a_job_that_does_not_fit_starts_from_a_smaller_plan(tmp_path, monkeypatch):
     monkeypatch.setenv("MOST", "2")
-    result = vivace.tune(f"{SCENE}:job", budget=20, out=tmp_path / "tune")
+    result = vivace.tune(f"{SCENE}:job", budget=6, out=tmp_path / "tune")
     assert result.reference.to_dict() == {"micro_batches": {"num": 4}}
     assert set(result.reference.names) <= set(result.plan.names)
     assert result.to_dict()["reference"] == {"micro_batches": {"num": 4}}

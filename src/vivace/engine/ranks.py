@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
 import os
 import signal
 import time
@@ -49,6 +51,9 @@ class Ranks:
     def regroup(self) -> None:
         """Leave the process group, which breaks exchanges that wait for this rank, and meet in a new one."""
         if self._store is not None:
+            with contextlib.suppress(RuntimeError):  # backends that cannot are left by closing them
+                dist.distributed_c10d._get_default_group().abort()
+            gc.collect()  # a wrapper in a cycle of references would keep the connections open
             dist.destroy_process_group()
             self._generation += 1
             self._join()

@@ -88,8 +88,8 @@ def choose(
             break
         room -= peak - budget_bytes
     raise AnswerIsNo(
-        f"no decisions for the blocks bring the peak to {budget_bytes / 2**20:.1f} MiB; the smallest measured "
-        f"is {min(measured) / 2**20:.1f} MiB"
+        f"no decisions for the blocks bring the peak to {budget_bytes / 2**20:.1f} MiB; the smallest "
+        f"measured is {min(measured) / 2**20:.1f} MiB"
     )
 
 
@@ -123,7 +123,10 @@ def measure(session: Session, batch: Any, allow: Numerics) -> dict[str, list[Opt
     with patched(modules, "forward", instead):
         session.step(batch)
     known: dict[str, list[Option]] = {}
-    return {name: known.setdefault(one.kind, one.options(session, allow)) for name, one in calls.items()}
+    for one in calls.values():
+        if one.kind not in known:
+            known[one.kind] = one.options(session, allow)
+    return {name: known[one.kind] for name, one in calls.items()}
 
 
 class _Call:
@@ -169,7 +172,8 @@ class _Call:
             else:
                 result = around(self.block, self.own, arguments, keywords)
             ends = [t for t in tensors(result) if t.requires_grad]
-            torch.autograd.backward(ends, [torch.ones_like(t) for t in ends])
+            if ends:
+                torch.autograd.backward(ends, [torch.ones_like(t) for t in ends])
             times.append(_now(device) - begin)
             restore(streams, device)
             for buffer, before in buffers:

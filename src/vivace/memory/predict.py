@@ -68,7 +68,7 @@ def predict(
         with session:
             placed = map_tensors(batch, lambda t: fake.from_tensor(t).to(device))
             for tensor in tensors(placed):
-                watch.note(tensor, "batch")
+                watch.made_in[watch.note(tensor)] = "batch"
             parts: dict[int, str] = {}
             with _phases(session, watch, parts):
                 for _ in range(STEPS):
@@ -89,7 +89,7 @@ def _open(job: Job, plan: Plan, device: torch.device, machine: Machine, watch: W
         model.to(device)
         model.train()
         for tensor in (*model.parameters(), *model.buffers()):
-            watch.note(tensor, "parameters")
+            watch.made_in[watch.note(tensor)] = "parameters"
     optimizer = call(job, "optimizer", built)
     build = Build(models=models, optimizer=optimizer, machine=machine, device=device, own_step=False)
     return Session(

@@ -45,12 +45,12 @@ class Watch(TorchDispatchMode):
                 self.note(leaf)
         return result
 
-    def note(self, tensor: torch.Tensor, phase: str | None = None) -> int:
+    def note(self, tensor: torch.Tensor) -> int:
         """The key of a tensor's storage; the storage is noted if it is new."""
         storage = tensor.untyped_storage()
         address = storage._cdata
         if address not in self._keys:
-            end = self._move(storage.nbytes(), phase or self.phase)
+            end = self._move(storage.nbytes(), self.phase)
             self._keys[address] = len(self.sizes) - 1
             weakref.finalize(storage, self._end, address, end)
         return self._keys[address]
