@@ -7,6 +7,7 @@ over other samples than the plan promises, activations are recomputed instead, w
 from __future__ import annotations
 
 import gc
+import traceback
 from typing import Any
 
 import torch
@@ -46,6 +47,9 @@ class Survival:
             return self.session.step(batch)
         except Exception as error:
             own = ran_out_of_memory(error)
+            traceback.clear_frames(
+                error.__traceback__
+            )  # they hold the step's tensors, whoever keeps the error
             if not own and not self.ranks.heard():
                 raise
             if own and not self._updating:
@@ -53,7 +57,6 @@ class Survival:
             reason = (
                 f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if own else "another rank did"
             )
-        # Here the traceback is gone, and with it the frames that held the step's tensors.
         self._free()
         raise self._smaller(batch, reason)
 

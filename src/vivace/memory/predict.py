@@ -85,8 +85,8 @@ def _open(job: Job, plan: Plan, device: torch.device, machine: Machine, watch: W
     with torch.device(device):
         built = call(job, "model")
     models = parts_of(built, nn.Module)
+    _move(models, device)
     for model in models:
-        model.to(device)
         model.train()
         for tensor in (*model.parameters(), *model.buffers()):
             watch.made_in[watch.note(tensor)] = "parameters"
@@ -95,6 +95,21 @@ def _open(job: Job, plan: Plan, device: torch.device, machine: Machine, watch: W
     return Session(
         plan, build, loss=job.loss, step=None, on_gradients=job.on_gradients, optimizers=[optimizer]
     )
+
+
+def _move(models: list[nn.Module], device: torch.device) -> None:
+    """Put what was built elsewhere on `device`; tied tensors stay tied. `Module.to` swaps what is watched."""
+    moved: dict[int, Any] = {}
+    for module in (inner for model in models for inner in model.modules()):
+        for named in (module._parameters, module._buffers):
+            for name, tensor in named.items():
+                if tensor is None or tensor.device.type == device.type:
+                    continue
+                if id(tensor) not in moved:
+                    there = tensor.detach().to(device)
+                    parameter = isinstance(tensor, nn.Parameter)
+                    moved[id(tensor)] = nn.Parameter(there, tensor.requires_grad) if parameter else there
+                named[name] = moved[id(tensor)]
 
 
 def _step(session: Session, batch: Any) -> None:

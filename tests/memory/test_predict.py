@@ -1,0 +1,78 @@
+import pytest
+import torch
+from torch import nn
+
+import vivace
+from vivace.engine.opening import first_batches, start
+from vivace.memory.predict import PARTS, predict
+from vivace.plan import Plan
+from vivace.profile.observe import observe
+from vivace.testing import jobs
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+MIB = 2**20
+
+
+def wide():
+    """Activations of a MiB each, so that nothing small matters."""
+    return vivace.Job(
+        model=lambda: nn.Sequential(
+            nn.Linear(64, 256),
+            *(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(6)),
+            nn.Linear(256, 8),
+        ),
+        data=lambda: [(torch.ones(1024, 64), torch.zeros(1024, dtype=torch.long))] * 2,
+        loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.1),
+        on_gradients=lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
+    )
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {},
+        {"checkpoint": {}},
+        {"micro_batches": {"num": 4}},
+        {"bf16_autocast": {}},
+        {"optimizer_in_backward": {}},
+    ],
+)
+def test_the_prediction_is_near_the_measurement(plan):
+    job = wide()
+    if "optimizer_in_backward" in plan:
+        job = vivace.Job(**{**vars(job), "on_gradients": None})
+    batches = first_batches(job.data(), 2)
+    with start(job, Plan.from_dict(plan), vivace.inspect()) as session:
+        measured = observe(session, batches).peak_bytes
+    found = predict(job, Plan.from_dict(plan), batch=batches[0])
+    assert found.peak_bytes == pytest.approx(measured, rel=0.08)
+    assert sum(found.parts.values()) == found.peak_bytes
+    assert tuple(found.parts) == PARTS
+    weights = sum(p.numel() * 4 for p in job.model().parameters())
+    assert found.parts["parameters"] == weights
+    assert found.parts["optimizer"] == pytest.approx(2 * weights, rel=0.01)
+    assert found.parts["batch"] == 1024 * 64 * 4 + 1024 * 8
+
+
+def test_nothing_of_the_prediction_stays_and_no_gpu_is_needed():
+    before = torch.get_rng_state()
+    there = predict(wide(), device="cuda")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert there.reserved.reserved >= there.reserved.allocated >= there.reserved.requested >= there.peak_bytes
+    assert there.reserved.reserved % (2 * MIB) == 0
+    here = predict(wide())
+    assert there.parts["activations"] == pytest.approx(here.parts["activations"], rel=0.1)
+
+
+def test_what_looks_at_numbers_is_refused():
+    job = wide()
+
+    def loss(model, batch):
+        value = job.loss(model, batch)
+        return value * 2 if value > 0 else value
+
+    with pytest.raises(vivace.Refused, match="looks at numbers, which a prediction does not have"):
+        predict(vivace.Job(**{**vars(job), "loss": loss}))
+    with pytest.raises(vivace.Refused, match="own step cannot be predicted"):
+        predict(jobs.gan())
