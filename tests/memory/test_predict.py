@@ -76,3 +76,5 @@ def test_what_looks_at_numbers_is_refused():
         predict(vivace.Job(**{**vars(job), "loss": loss}))
     with pytest.raises(vivace.Refused, match="own step cannot be predicted"):
         predict(jobs.gan())
+    with pytest.raises(vivace.Refused, match="a recurrent layer keeps what its library chooses"):
+        predict(jobs.lstm())

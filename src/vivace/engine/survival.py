@@ -47,11 +47,9 @@ class Survival:
             return self.session.step(batch)
         except Exception as error:
             own = ran_out_of_memory(error)
-            traceback.clear_frames(
-                error.__traceback__
-            )  # they hold the step's tensors, whoever keeps the error
             if not own and not self.ranks.heard():
                 raise
+            traceback.clear_frames(error.__traceback__)  # they hold tensors, whoever keeps the error
             if own and not self._updating:
                 self.ranks.cry()
             reason = (

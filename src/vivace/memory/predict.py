@@ -21,7 +21,7 @@ from vivace.machine import Machine
 from vivace.memory.caching import Reserved, simulate
 from vivace.memory.watching import Watch
 from vivace.plan import Plan
-from vivace.surgery import map_tensors, tensors
+from vivace.surgery import map_tensors, modules_of, tensors
 from vivace.technique import Build
 
 PARTS = ("parameters", "gradients", "optimizer", "batch", "activations", "temporary")
@@ -60,7 +60,8 @@ def predict(
             where it is left out.
         device: ``cpu`` or ``cuda``.
 
-    Raises Refused where the plan declines, or the job looks at numbers while it runs.
+    Raises Refused where the plan declines, where the job looks at numbers while it runs or has an own step,
+    and for recurrent layers.
     """
     batch = batch if batch is not None else first_batches(call(job, "data"), 1)[0]
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, Watch() as watch:
@@ -85,6 +86,8 @@ def _open(job: Job, plan: Plan, device: torch.device, machine: Machine, watch: W
     with torch.device(device):
         built = call(job, "model")
     models = parts_of(built, nn.Module)
+    if any(modules_of(model, nn.RNNBase) for model in models):
+        raise Refused("a recurrent layer keeps what its library chooses to, which cannot be predicted")
     _move(models, device)
     for model in models:
         model.train()

@@ -92,13 +92,14 @@ class Bench:
         self.reference.open(self.base)
         self.observed = self.reference.ask("observe")
 
-    def choose_blocks(self) -> Plan | None:
-        """The cheapest plan that decides block by block within the memory budget; None where there is none.
+    def choose_blocks(self, seconds: float) -> Plan | None:
+        """The cheapest plan that decides block by block within the memory budget; None where there is none,
+        or finding it takes more than `seconds`.
 
         Its curve of memory against time goes to the ledger.
         """
         assert self.memory is not None
-        contestant = self._contestant()
+        contestant = self._contestant(seconds)
         try:
             arguments = {"memory": self.memory, "allow": self.allow.name, "base": self.base.to_dict()}
             chosen = contestant.ask("choose", **arguments)

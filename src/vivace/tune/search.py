@@ -55,7 +55,7 @@ class Search:
         if known is not None:
             self._try(known, None)
         if self.bench.memory is not None and not self.reference_fits and self._left() > 0:
-            chosen = self.bench.choose_blocks()
+            chosen = self.bench.choose_blocks(max(20.0, 0.5 * self._left()))
             if chosen is not None and chosen != self.best:
                 self._try(chosen, None)
         self._try_together()
