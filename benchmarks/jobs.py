@@ -214,6 +214,15 @@ class CharacterLSTM(nn.Module):
         return self.head(hidden)
 
 
+def build_group_norm_cnn() -> nn.Module:
+    """Return a small residual-free network with group normalisation (Wu & He, 2018, arXiv:1803.08494)."""
+    layers: list[nn.Module] = []
+    for num_inputs, num_outputs in itertools.pairwise((1, 16, 32, 64)):
+        convolution = nn.Conv2d(num_inputs, num_outputs, 3, padding=1, bias=False)
+        layers += [convolution, nn.GroupNorm(4, num_outputs), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 3 * 3, NUM_CLASSES))
+
+
 def build_small_cnn() -> nn.Module:
     """Return the usual MNIST network: two stages of convolutions and a small classifier."""
     return nn.Sequential(
@@ -248,7 +257,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm = nn.BatchNorm1d(width)
+        self.norm = nn.LayerNorm(width)
         self.first = nn.Linear(width, width)
         self.second = nn.Linear(width, width)
 
@@ -359,7 +368,7 @@ mlp = vivace.Job(
 # Small jobs, on which every set of techniques can be measured (benchmarks/search.py)
 
 search_cnn = vivace.Job(
-    model=build_small_cnn,
+    model=build_group_norm_cnn,
     data=lambda: list(loader(digits(train=True), batch_size=32)),
     loss=classification_loss,
     optimizer=sgd(0.05),

@@ -49,9 +49,9 @@ class Contestant:
         self.step_seconds, self.warmup_seconds = warmed["step_seconds"], warmed["warmup_seconds"]
         self.promise = warmed["promise"]
 
-    def block(self, steps: int) -> float:
-        """Seconds a sample over one block of `steps` steps."""
-        done = self.child.ask("block", self.timeout, steps=steps)
+    def block(self, steps: int, *, cached: bool = False) -> float:
+        """Seconds a sample over one block of `steps` steps; `cached`: all on one batch, not the loader's."""
+        done = self.child.ask("block", self.timeout, steps=steps, cached=cached)
         return float(done["seconds"] / done["samples"])
 
     def ask(self, command: str, **arguments: Any) -> Any:
@@ -114,6 +114,21 @@ def compare(
             f"{len(pairs)} pairs of blocks{others.sentence()}"
         )
     return Comparison(ratio, tuple(pairs))
+
+
+def without_loader(contestant: Contestant, *, seconds: float) -> Ratio:
+    """How many times faster the same job is on one cached batch: what a perfect input pipeline could bring.
+
+    Blocks with and without the loader alternate. Before each timed block with the loader an untimed one uses
+    up what its workers have prefetched meanwhile.
+    """
+    deadline = time.monotonic() + seconds
+    steps = max(1, round(BLOCK_SECONDS / max(contestant.step_seconds, 1e-6)))
+    pairs: list[tuple[float, float]] = []
+    while len(pairs) < 4 or (time.monotonic() < deadline and len(pairs) < 30):
+        contestant.block(steps)
+        pairs.append((contestant.block(steps), contestant.block(steps, cached=True)))
+    return speed_ratio(pairs)
 
 
 def across(comparisons: Sequence[Comparison]) -> Ratio:

@@ -12,7 +12,7 @@ from vivace.engine.launch import Source, preload
 from vivace.errors import AnswerIsNo, ChildFailed, JobError, Refused, VivaceError
 from vivace.ledger import Ledger, Profile, Ratio, Trial
 from vivace.machine import Machine
-from vivace.measure.paired import Comparison, Contestant, across, compare
+from vivace.measure.paired import Comparison, Contestant, across, compare, without_loader
 from vivace.measure.statistics import width
 from vivace.plan import Plan
 from vivace.technique import Numerics
@@ -49,6 +49,7 @@ class Bench:
         self.facts: dict[str, Any] = {}
         self.known: dict[str, Trial] = {}
         self.only_here: set[str] = set()  # techniques that this process knows, and the job's processes do not
+        self.input_pipeline: dict[str, Ratio] = {}  # what a perfect one would bring: to reference and plan
         self.effects: dict[tuple[tuple[str, ...], str], Plan] = {}
 
     def check(self) -> Profile:
@@ -195,6 +196,8 @@ class Bench:
             contestant.open(plan, seed=seed)
             confirmed = self._admit(contestant, plan, "confirmation")
             comparison = compare(reference, contestant, seconds=seconds)
+            if len(earlier) == 2:  # the least that an interval across processes needs
+                self.input_pipeline["plan"] = without_loader(contestant, seconds=seconds / 2)
             return comparison, self._measured(contestant, [*earlier, comparison], confirmed)
         finally:
             contestant.close()

@@ -17,6 +17,7 @@ from vivace.inspect.gather import require_torch
 from vivace.job import Job
 from vivace.ledger import Ledger, Ratio, Trial
 from vivace.machine import Machine
+from vivace.measure.paired import without_loader
 from vivace.plan import Plan
 from vivace.registry import find
 from vivace.report import report
@@ -112,6 +113,7 @@ class _Tuning:
 
     def _baselines(self, device: str) -> None:
         bench = self.bench
+        bench.input_pipeline["reference"] = without_loader(bench.reference, seconds=0.03 * self.seconds)
         default = bench.measure(
             bench.base, seconds=0.05 * self.seconds, role="baseline_default", strict=False
         )
@@ -222,7 +224,8 @@ class _Tuning:
             baseline_notes=self.notes,
             verdict=self.verdict,
             break_even_steps=_break_even(chosen) if len(plan) and chosen else None,
-            waterfall=[e for e in (search.waterfall if search else []) if len(plan)],
+            input_pipeline=bench.input_pipeline,
+            waterfall=search.waterfall(plan) if search else [],
             trials=bench.trials,
             report_path=str(self.folder / "report.html"),
             seconds=time.monotonic() - self.begin,
