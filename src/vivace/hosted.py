@@ -26,7 +26,9 @@ class HostedState:
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device, part_bytes: int) -> None:
         self.optimizer, self.device, self.part_bytes = optimizer, device, part_bytes
-        self.side: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.side: Any = None
+        if device.type == "cuda":
+            self.side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.hosted: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
         self.removes: list[Callable[[], None]] = [
             optimizer.register_state_dict_pre_hook(lambda _: self.wait()).remove,

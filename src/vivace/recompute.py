@@ -107,7 +107,8 @@ class _Frame:
         self.places.append((weakref.ref(place), tensor.shape, tensor.dtype))
         storage = tensor.untyped_storage()
         if storage._cdata not in self.storages:
-            self.storages[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+            alive = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+            self.storages[storage._cdata] = alive, storage.nbytes()
         return place
 
     def unpack(self, place: _Place) -> torch.Tensor:
@@ -236,5 +237,5 @@ def _autocast(kind: str) -> dict[str, Any]:
 
 
 def _python_streams() -> tuple[Any, ...]:
-    _, words, *position = numpy.random.get_state()
-    return random.getstate(), words.tobytes(), position
+    state: Any = numpy.random.get_state()
+    return random.getstate(), state[1].tobytes(), state[2:]

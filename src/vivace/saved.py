@@ -44,7 +44,7 @@ class Store:
         self.build, self.technique = build, technique
         self.spared: dict[str, int] = {}
         self.latest: weakref.ref[Visit] | None = None
-        self._known: dict[Any, tuple[StorageWeakRef, weakref.ref[Stored]]] = {}
+        self._known: dict[Any, tuple[Any, weakref.ref[Stored]]] = {}
 
     def suits(self, tensor: torch.Tensor) -> bool:
         """Can a tensor of this kind be stored?"""
@@ -91,7 +91,8 @@ class Store:
             found = Stored(content, storage.nbytes(), visit)
             visit.stored.append(weakref.ref(found))
             visit.spared += storage.nbytes() - size
-            self._known[key] = (StorageWeakRef(storage), weakref.ref(found))
+            alive = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+            self._known[key] = alive, weakref.ref(found)
         return found
 
 
@@ -123,7 +124,8 @@ class Visit:
         stored, (size, stride, offset) = packed
         if stored.flat is None:
             stored.flat = self.store.get(stored)
-        return stored.flat.as_strided(size, stride, offset)
+        restored: torch.Tensor = stored.flat.as_strided(size, stride, offset)
+        return restored
 
 
 class Bfloat16Store(Store):
@@ -170,7 +172,9 @@ class HostStore(Store):
         super().__init__(build, technique)
         self.smallest_bytes = smallest_bytes
         self.device = build.device
-        self.side: Any = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self.side: Any = None
+        if self.device.type == "cuda":
+            self.side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def suits(self, tensor: torch.Tensor) -> bool:
         """Is it on the device, and worth a copy?"""

@@ -61,7 +61,7 @@ class Ranks:
     def _join(self) -> None:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-            store=dist.PrefixStore(f"vivace/{self._generation}", self._store),
+            store=dist.PrefixStore(f"vivace/{self._generation}", self._store),  # type: ignore[attr-defined]
             rank=self.rank,
             world_size=self.world_size,
         )
@@ -135,7 +135,7 @@ def joined(plan: Plan) -> Iterator[Ranks]:
     if dist.is_initialized():
         yield Ranks(dist.get_rank(), dist.get_world_size())
         return
-    store, rank, world_size = next(dist.rendezvous("env://"))
+    store, rank, world_size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
     try:
         yield Ranks(rank, world_size, store)
     finally:

@@ -140,7 +140,7 @@ class Survival:
             return OutOfMemory(f"{where} with one sample at a time: {_would_fit(plan)}")
         num = min(2 * pieces, samples)
         text = f"{where}: from here on each batch of {samples} runs in {num} pieces (micro_batches)"
-        return Smaller(plan.adding(find("micro_batches")(num=num)), text)
+        return Smaller(plan.adding(find("micro_batches")(num=num)), text)  # type: ignore[call-arg]
 
 
 def _would_fit(plan: Plan) -> str:

@@ -58,16 +58,20 @@ def predict(
     Args:
         batch: one batch of the job, on the CPU; the largest is the one that matters. The first of its data
             where it is left out.
-        device: ``cpu`` or ``cuda``.
+        device: ``cpu`` or ``cuda``. Where there is no GPU, a step on ``cuda`` is followed on the CPU's
+            operators, with the optimizer in the multi-tensor form that it takes on a GPU.
 
     Raises Refused where the plan declines, where the job looks at numbers while it runs or has an own step,
     and for recurrent layers.
     """
     batch = batch if batch is not None else first_batches(call(job, "data"), 1)[0]
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake, Watch() as watch:
-        session = _open(job, plan or Plan(), torch.device(device), machine or inspect(), watch)
+    there = torch.device(device if torch.cuda.is_available() else "cpu")
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake, Watch(device == "cpu") as watch:
+        session = _open(job, plan or Plan(), there, machine or inspect(), watch)
+        if device != there.type:
+            _use_foreach(session)
         with session:
-            placed = map_tensors(batch, lambda t: fake.from_tensor(t).to(device))
+            placed = map_tensors(batch, lambda t: fake.from_tensor(t).to(there))
             for tensor in tensors(placed):
                 watch.made_in[watch.note(tensor)] = "batch"
             parts: dict[int, str] = {}
@@ -98,6 +102,12 @@ def _open(job: Job, plan: Plan, device: torch.device, machine: Machine, watch: W
     return Session(
         plan, build, loss=job.loss, step=None, on_gradients=job.on_gradients, optimizers=[optimizer]
     )
+
+
+def _use_foreach(session: Session) -> None:
+    for group in (group for optimizer in session.optimizers for group in optimizer.param_groups):
+        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+            group["foreach"] = True
 
 
 def _move(models: list[nn.Module], device: torch.device) -> None:

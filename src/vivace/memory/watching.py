@@ -13,14 +13,16 @@ from torch.utils._pytree import tree_leaves
 from vivace.memory.workspace import workspace_bytes
 
 
-class Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes each storage that an operator makes, and its end. Entered after the fake mode.
 
-    `moves` holds ``(key, bytes)`` and ``(key, -bytes)`` in order; `phase` is noted with each storage.
+    `moves` holds ``(key, bytes)`` and ``(key, -bytes)`` in order; `phase` is noted with each storage. With
+    `workspaces`, what operators of a CPU hold while they run counts too.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, workspaces: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.workspaces = workspaces
         self.moves: list[tuple[int, int]] = []
         self.phase = "build"
         self.made_in: dict[int, str] = {}
@@ -37,7 +39,7 @@ class Watch(TorchDispatchMode):
         """Run the operator, then note the new storages among its results."""
         keywords = keywords or {}
         result = function(*arguments, **keywords)
-        extra = workspace_bytes(function, arguments, result)
+        extra = workspace_bytes(function, arguments, result) if self.workspaces else 0
         if extra:
             self._move(extra, "workspace")()
         for leaf in tree_leaves(result):

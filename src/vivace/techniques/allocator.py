@@ -63,7 +63,7 @@ class Allocator(Technique):
             loss = following(batch)
             steps[0] += 1
             if steps[0] == COUNTED_STEP:
-                segments = torch.cuda.memory_snapshot()
+                segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
                 build.notes["segments"] = len(segments)
                 build.notes["growing_segments"] = sum(bool(s.get("is_expandable")) for s in segments)
             return loss

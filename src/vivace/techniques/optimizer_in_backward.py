@@ -71,7 +71,8 @@ class OptimizerInBackward(Technique):
                 accumulating.pop()
 
         for parameter in parameters:
-            build.on_close(parameter.register_post_accumulate_grad_hook(update).remove)
+            hook = parameter.register_post_accumulate_grad_hook(update)  # type: ignore[no-untyped-call]
+            build.on_close(hook.remove)
         build.wrap(Seam.ACCUMULATING, keep)
         build.replace(Seam.UPDATE, lambda: None)
 
