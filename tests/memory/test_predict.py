@@ -4,6 +4,7 @@ from torch import nn
 
 import vivace
 from vivace.engine.opening import first_batches, start
+from vivace.memory.fits import fits
 from vivace.memory.predict import PARTS, predict
 from vivace.plan import Plan
 from vivace.profile.observe import observe
@@ -78,3 +79,10 @@ def test_what_looks_at_numbers_is_refused():
         predict(jobs.gan())
     with pytest.raises(vivace.Refused, match="a recurrent layer keeps what its library chooses"):
         predict(jobs.lstm())
+
+
+def test_cards_are_judged_by_what_would_be_reserved():
+    reserved = predict(wide(), device="cuda").reserved.reserved
+    small, large = fits(wide(), {"small": 600 * MIB + reserved, "large": 2**31})
+    assert (small.card, small.fits, large.fits) == ("small", False, True)
+    assert small.needed_bytes == large.needed_bytes == 600 * MIB + reserved
