@@ -98,7 +98,9 @@ class _Frame:
             reason = foreign_hook(block)
             _require(not reason, f"{reason}, which would run twice")
             self.python = _python_streams()
-        for index, name in self._buffers() if self.changing is None else self.changing:
+        still = self._buffers() - self.changing if self.changing is not None else set()
+        self.still = [(b, b._version) for b in (self.held[i][1][name] for i, name in still)]
+        for index, name in self._buffers() - still:
             buffers = self.held[index][1]
             buffers[name] = buffers[name].clone()
 
@@ -127,8 +129,8 @@ class _Frame:
                 _python_streams() == self.python, f"'{name}' draws random numbers from Python or NumPy itself"
             )
             self.changing = self.owner.changing[name] = self._changed()
-        unchanged = all(tensor._version == version for tensor, version in self.inputs)
-        _require(unchanged, f"'{name}' changes its input in place")
+        _require(_same(self.inputs), f"'{name}' changes its input in place")
+        _require(_same(self.still), f"'{name}' writes a buffer that it did not write in its first pass")
         fixed = [t for parameters, _ in self.held for t in parameters.values() if t is not None]
         fixed += [self.held[i][1][key] for i, key in self._buffers() if (i, key) not in self.changing]
         self.fixed = [(tensor, tensor._version) for tensor in fixed]
@@ -139,11 +141,10 @@ class _Frame:
         self.storages.clear()
 
     def _run_again(self) -> None:
-        for tensor, version in (*self.fixed, *self.inputs):
-            _require(
-                tensor._version == version,
-                f"a weight or an input of '{self.block.name}' is changed in place before its backward pass",
-            )
+        _require(
+            _same(self.fixed) and _same(self.inputs),
+            f"a weight or an input of '{self.block.name}' is changed in place before its backward pass",
+        )
         self.owner.passes += 1
         made = 0
 
@@ -166,6 +167,8 @@ class _Frame:
             saved_tensors_hooks(fill, lambda tensor: tensor),
         ):
             self.call(*self.arguments, **self.keywords)
+        if not _same(self.fixed):
+            raise self._differs()
 
     @contextlib.contextmanager
     def _as_it_was(self) -> Iterator[None]:
@@ -225,6 +228,10 @@ class _Frame:
 def _require(condition: object, reason: str) -> None:
     if not condition:
         raise Refused(reason).by(TECHNIQUE)
+
+
+def _same(tensors: list[tuple[torch.Tensor, int]]) -> bool:
+    return all(tensor._version == version for tensor, version in tensors)
 
 
 def _autocast(kind: str) -> dict[str, Any]:
