@@ -40,61 +40,117 @@ def amd(**more) -> Facts:
 
 
 CASES = {
-    "torch for the CPU": (
-        with_driver(torch=CPU_ONLY), "torch 2.15.0 for the CPU alone", "torch for CUDA 13"),
+    "torch for the CPU": (with_driver(torch=CPU_ONLY), "torch 2.15.0 for the CPU alone", "torch for CUDA 13"),
     "torch for ROCm": (with_driver(torch=ROCM), "torch 2.15.0 for ROCm 7.0", "torch for CUDA 13"),
     "driver too old": (
-        with_driver(cuda=(12, 2)), "serves CUDA up to 12.2, and torch 2.15.0 for CUDA 13.2",
-        "driver to 580.65 or newer, or install a build of torch for CUDA 12"),
+        with_driver(cuda=(12, 2)),
+        "serves CUDA up to 12.2, and torch 2.15.0 for CUDA 13.2",
+        "driver to 580.65 or newer, or install a build of torch for CUDA 12",
+    ),
     "card too old": (
-        with_driver(gpu(capability="sm_61", name="GTX 1080")), "no code for GTX 1080 (sm_61)", "CUDA 12.6"),
+        with_driver(gpu(capability="sm_61", name="GTX 1080")),
+        "no code for GTX 1080 (sm_61)",
+        "CUDA 12.6",
+    ),
     "card too new": (
-        with_driver(gpu(capability="sm_120", name="RTX 5090"), torch=CUDA_12), "no code for RTX 5090", "newer CUDA"),
+        with_driver(gpu(capability="sm_120", name="RTX 5090"), torch=CUDA_12),
+        "no code for RTX 5090",
+        "newer CUDA",
+    ),
     "module and library differ": (
-        broken("Driver/library version mismatch", bus=BUS, nvidia_module="575.1"), "575.1 and its libraries differ",
-        "restart the machine"),
+        broken("Driver/library version mismatch", bus=BUS, nvidia_module="575.1"),
+        "575.1 and its libraries differ",
+        "restart the machine",
+    ),
     "container without the card": (
-        broken("NVML Shared Library Not Found", bus=BUS, nvidia_module="580.1"), "container was not given it",
-        "--gpus all"),
-    "no driver": (broken("NVML Shared Library Not Found", bus=BUS), "its driver is not loaded", "modprobe nvidia"),
+        broken("NVML Shared Library Not Found", bus=BUS, nvidia_module="580.1"),
+        "container was not given it",
+        "--gpus all",
+    ),
+    "no driver": (
+        broken("NVML Shared Library Not Found", bus=BUS),
+        "its driver is not loaded",
+        "modprobe nvidia",
+    ),
     "no permission": (
-        broken("Insufficient Permissions", bus=BUS, nvidia_module="580.1", nodes=frozenset({"nvidiactl"}),
-               closed_nodes=frozenset({"nvidiactl"})), "may not open /dev/nvidiactl", "group"),
+        broken(
+            "Insufficient Permissions",
+            bus=BUS,
+            nvidia_module="580.1",
+            nodes=frozenset({"nvidiactl"}),
+            closed_nodes=frozenset({"nvidiactl"}),
+        ),
+        "may not open /dev/nvidiactl",
+        "group",
+    ),
     "driver does not answer": (
         broken("Unknown Error", bus=BUS, nvidia_module="580.1", nodes=frozenset({"nvidiactl"})),
-        "580.1 does not answer: Unknown Error", "nvidia-smi"),
+        "580.1 does not answer: Unknown Error",
+        "nvidia-smi",
+    ),
     "WSL without a driver": (
-        broken("NVML Shared Library Not Found", nodes=frozenset({"dxg"})), "Windows offers a GPU", "wsl --shutdown"),
-    "all hidden": (
-        with_driver(hiding={"CUDA_VISIBLE_DEVICES": ""}), "hides all 1 GPUs", "unset it"),
+        broken("NVML Shared Library Not Found", nodes=frozenset({"dxg"})),
+        "Windows offers a GPU",
+        "wsl --shutdown",
+    ),
+    "all hidden": (with_driver(hiding={"CUDA_VISIBLE_DEVICES": ""}), "hides all 1 GPUs", "unset it"),
     "one that is not here": (
-        with_driver(hiding={"CUDA_VISIBLE_DEVICES": "0,3"}), "CUDA shows 1", "from 0 to 0"),
+        with_driver(hiding={"CUDA_VISIBLE_DEVICES": "0,3"}),
+        "CUDA shows 1",
+        "from 0 to 0",
+    ),
     "MIG without an instance": (
-        with_driver(gpu(features=("mig",), empty_mig=True)), "it has no instance", "nvidia-smi mig -i 0 -cgi"),
+        with_driver(gpu(features=("mig",), empty_mig=True)),
+        "it has no instance",
+        "nvidia-smi mig -i 0 -cgi",
+    ),
     "several MIG instances": (
-        with_driver(gpu(features=("mig",)), gpu(features=("mig",))), "one MIG instance", "CUDA_VISIBLE_DEVICES=MIG-"),
-    "half the lanes": (
-        with_driver(gpu(pcie_lanes=8, pcie_lanes_most=16)), "8 of its 16 PCIe lanes", "slot"),
+        with_driver(gpu(features=("mig",)), gpu(features=("mig",))),
+        "one MIG instance",
+        "CUDA_VISIBLE_DEVICES=MIG-",
+    ),
+    "half the lanes": (with_driver(gpu(pcie_lanes=8, pcie_lanes_most=16)), "8 of its 16 PCIe lanes", "slot"),
     "power limit": (
-        with_driver(gpu(power_limit_watts=350.0, power_default_watts=700.0)), "350 of its 700 W", "-pl 700"),
+        with_driver(gpu(power_limit_watts=350.0, power_default_watts=700.0)),
+        "350 of its 700 W",
+        "-pl 700",
+    ),
     "compute mode": (with_driver(gpu(compute_mode="exclusive process")), "exclusive process", "-c 0"),
     "two kinds of cards": (
-        with_driver(gpu(), gpu(1, "NVIDIA L4", "sm_89")), "GPUs of 2 kinds", "CUDA_DEVICE_ORDER=PCI_BUS_ID"),
-    "AMD with CUDA torch": (amd(torch=CUDA_13), "an AMD GPU is here, and torch 2.15.0 for CUDA 13.2", "for ROCm"),
+        with_driver(gpu(), gpu(1, "NVIDIA L4", "sm_89")),
+        "GPUs of 2 kinds",
+        "CUDA_DEVICE_ORDER=PCI_BUS_ID",
+    ),
+    "AMD with CUDA torch": (
+        amd(torch=CUDA_13),
+        "an AMD GPU is here, and torch 2.15.0 for CUDA 13.2",
+        "for ROCm",
+    ),
     "AMD not listed": (amd(amd_gpus=()), "does not list it", "amdgpu"),
     "AMD container": (amd(nodes=frozenset()), "was not given it", "--device /dev/kfd"),
     "AMD permission": (amd(closed_nodes=frozenset({"kfd"})), "may not open /dev/kfd", "render,video"),
     "AMD hidden": (amd(hiding={"HIP_VISIBLE_DEVICES": "-1"}), "hides all AMD GPUs", "unset"),
     "Intel with CUDA torch": (
-        Facts(CUDA_13, bus=(("intel", "0000:03:00.0"),)), "an Intel GPU is here, and torch 2.15.0", "for XPU"),
+        Facts(CUDA_13, bus=(("intel", "0000:03:00.0"),)),
+        "an Intel GPU is here, and torch 2.15.0",
+        "for XPU",
+    ),
     "Intel permission": (
         Facts(XPU, bus=(("intel", "0000:03:00.0"),), closed_nodes=frozenset({"dri/renderD128"})),
-        "may not open /dev/dri", "render"),
+        "may not open /dev/dri",
+        "render",
+    ),
     "Intel without a loader": (
-        Facts(XPU, bus=(("intel", "0000:03:00.0"),)), "without Level Zero's loader", "level-zero"),
+        Facts(XPU, bus=(("intel", "0000:03:00.0"),)),
+        "without Level Zero's loader",
+        "level-zero",
+    ),
     "torchvision for another toolkit": (
-        Facts(CPU_ONLY, packages={"torchvision": "0.30.0+cu132"}), "different toolkits", "same index"),
-}  # fmt: skip
+        Facts(CPU_ONLY, packages={"torchvision": "0.30.0+cu132"}),
+        "different toolkits",
+        "same index",
+    ),
+}
 
 
 @pytest.mark.parametrize(("facts", "problem", "step"), CASES.values(), ids=CASES)
@@ -118,14 +174,16 @@ def test_a_mismatch_is_named_with_its_next_step(facts, problem, step):
         with_driver(torch=CUDA_12),
         with_driver(cuda=None),
         with_driver(gpu(features=("mig",)), hiding={"CUDA_VISIBLE_DEVICES": "GPU-0"}),
-        with_driver(gpu(power_limit_watts=700.0, power_default_watts=700.0, pcie_lanes=16, pcie_lanes_most=16)),
+        with_driver(
+            gpu(power_limit_watts=700.0, power_default_watts=700.0, pcie_lanes=16, pcie_lanes_most=16)
+        ),
         with_driver(torch=None),
         amd(),
         Facts(XPU, bus=(("intel", "0000:03:00.0"),), libraries=frozenset({"libze_loader"})),
         Facts(CUDA_13, packages={"torchvision": "0.30.0+cu132"}),
         Facts(CUDA_13, packages={"torchvision": "0.30.0"}),
     ],
-)  # fmt: skip
+)
 def test_a_machine_in_order_has_no_finding(facts):
     assert diagnose(facts, {"shared_memory_bytes": 2**33, "open_files": 65536}) == ()
 

@@ -37,7 +37,7 @@ def test_flags_and_threads_are_set_back():
 
 def test_the_best_size_is_kept_and_a_slow_operator_is_not_repeated(monkeypatch):
     bench = gauges._Bench(torch.device("cpu"))
-    speeds = {1: 10.0, 2: 40.0, 4: 30.0}
+    speeds = {1: 1e3, 2: 4e3, 4: 3e3}
     seconds = {size: size / speed for size, speed in speeds.items()}
     calls = []
 
@@ -49,7 +49,7 @@ def test_the_best_size_is_kept_and_a_slow_operator_is_not_repeated(monkeypatch):
         return run
 
     monkeypatch.setattr(bench, "_seconds_of", lambda run, count: run() or count * seconds[run.size])
-    assert bench._largest(make, float, 1, 4)() == pytest.approx(40.0)
+    assert bench._largest(make, float, 1, 4)() == pytest.approx(4e3)
     seconds[1] = 60.0
     calls.clear()
     bench._largest(make, float, 1, 4)
@@ -65,12 +65,12 @@ def test_bytes_are_counted_both_ways(monkeypatch):
 
 def test_the_disk_gauge_leaves_no_file_and_refuses_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(host_gauges, "FILE_BYTES", 2**24)
-    read = host_gauges.disk_read()
-    assert read() > 0
-    assert os.listdir(tmp_path) == []
+    with ExitStack() as cleanup:
+        assert host_gauges.disk_read(cleanup)() > 0
+        assert os.listdir(tmp_path) == []
     monkeypatch.setattr(host_gauges, "FILE_BYTES", 2**60)
     with pytest.raises(Unmeasured, match="almost full"):
-        host_gauges.disk_read()
+        host_gauges.disk_read(ExitStack())
 
 
 def test_a_folder_that_cannot_be_written_is_a_reason(monkeypatch):
@@ -79,7 +79,7 @@ def test_a_folder_that_cannot_be_written_is_a_reason(monkeypatch):
 
     monkeypatch.setattr(host_gauges.tempfile, "TemporaryFile", deny)
     with pytest.raises(Unmeasured, match="cannot be written: Permission denied"):
-        host_gauges.disk_read()
+        host_gauges.disk_read(ExitStack())
 
 
 def test_jpegs_have_a_photographs_size_and_need_pillow(monkeypatch):

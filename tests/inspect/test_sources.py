@@ -13,13 +13,6 @@ from vivace.inspect.figures import Processor, cpu_figures, gpu_figures, this_pro
 from vivace.machine import Backend, Device, Machine
 
 
-def write(root, **files):
-    for name, text in files.items():
-        path = root / name.replace("__", "/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
 def put(root, files):
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -99,9 +92,9 @@ def test_gpus_are_read_from_the_system(tmp_path):
         "sys/class/kfd/kfd/topology/nodes/0/properties": "simd_count 0\n",
         "sys/class/kfd/kfd/topology/nodes/1/properties": "simd_count 440\ngfx_target_version 90010\n"
                                                          "drm_render_minor 129\n",
-        "sys/class/kfd/kfd/topology/nodes/1/mem_banks/0/properties": "heap_type 1\nsize_in_bytes 68702699520\n",
+        "sys/class/kfd/kfd/topology/nodes/1/mem_banks/0/properties": "size_in_bytes 68702699520\n",
         "sys/class/drm/renderD129/device/product_name": "AMD Instinct MI250X\n",
-        "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release\n",
+        "proc/driver/nvidia/version": "NVRM version: NVIDIA Kernel Module for x86_64  580.95.05  Release\n",
         "opt/rocm/.info/version": "7.0.1\n",
         "etc/OpenCL/vendors/pocl.icd": "/usr/lib/libpocl.so.2\n",
         "usr/lib64/libOpenCL.so.1": "",
@@ -319,10 +312,11 @@ def test_a_processors_peak_is_told_only_where_its_units_and_clock_are_known():
 
 
 def test_threads_of_one_core_count_once(tmp_path):
+    folder = "sys/devices/system/cpu"
     put(tmp_path, {
         "proc/cpuinfo": "vendor_id\t: AuthenticAMD\ncpu family\t: 25\n",
         "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq": "3700000\n",
-        **{f"sys/devices/system/cpu/cpu{n}/topology/core_cpus_list": f"{n % 2},{n % 2 + 2}\n" for n in range(4)},
+        **{f"{folder}/cpu{n}/topology/core_cpus_list": f"{n % 2},{n % 2 + 2}\n" for n in range(4)},
     })  # fmt: skip
     found = this_processor(Device("cpu", "x", 1, ("avx2",)), 4, tmp_path)
     assert found == Processor("AuthenticAMD", 25, ("avx2",), 2, 3.7e9)

@@ -90,7 +90,14 @@ def gather_facts(root: Path = Path("/")) -> Facts:
     """Read them all; each that fails is as if it were not there."""
     nodes = [
         name
-        for pattern in ("nvidiactl", "nvidia0", "nvidia-uvm", "kfd", "dxg", "dri/renderD*")
+        for pattern in (
+            "nvidiactl",
+            "nvidia0",
+            "nvidia-uvm",
+            "kfd",
+            "dxg",
+            "dri/renderD*",
+        )  # codespell:ignore
         for name in sorted(glob.glob(str(root / "dev" / pattern)))
     ]
     return Facts(
@@ -150,7 +157,7 @@ def amd_gpus(root: Path = Path("/")) -> tuple[Device, ...]:
             continue  # a processor
         version = facts.get("gfx_target_version", 0)
         target = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
-        card = root / f"sys/class/drm/renderD{facts.get('drm_render_minor', 0)}/device"
+        card = root / f"sys/class/drm/renderD{facts.get('drm_render_minor', 0)}/device"  # codespell:ignore
         memory = _numbers(read(node / "mem_banks/0/properties")).get("size_in_bytes", 0)
         name = read(card / "product_name").strip() or f"AMD GPU ({target})"
         found.append(Device("cuda", name, memory, (target,)))  # torch calls ROCm's devices cuda
@@ -192,7 +199,7 @@ def vulkan_drivers(root: Path = Path("/")) -> tuple[str, ...]:
 
 
 def _module_version(text: str) -> str:
-    found = re.search(r"Kernel Module\D*(\d+\.[\d.]+)", text)
+    found = re.search(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", text)
     return found[1] if found else ""
 
 

@@ -40,7 +40,7 @@ def open_device(name: str, absent: dict[str, str]) -> Iterator[list[Gauge]]:
         stack.enter_context(_setting(backends.cudnn, "benchmark", True))
         stack.enter_context(_threads())
         stack.callback(torch.cuda.empty_cache)
-        yield [*_gauges(bench, absent), *host_gauges.GAUGES, _exchange(device, stack)]
+        yield [*_gauges(bench, absent), *host_gauges.gauges(stack), _exchange(device, stack)]
 
 
 def _gauges(bench: _Bench, absent: dict[str, str]) -> Iterator[Gauge]:

@@ -54,7 +54,7 @@ def ask(nvml: Any = None) -> Nvidia:
         return Nvidia(error=str(error) or type(error).__name__)
     try:
         driver = nvml.nvmlSystemGetDriverVersion()
-        version = _try(nvml.nvmlSystemGetCudaDriverVersion_v2)
+        version = _try(nvml, "nvmlSystemGetCudaDriverVersion_v2")
         cuda = (version // 1000, version % 1000 // 10) if version else None
         handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
         gpus = tuple(gpu for index, handle in enumerate(handles) for gpu in _gpus(nvml, handle, index))
@@ -90,13 +90,13 @@ def _gpus(nvml: Any, handle: Any, index: int) -> Iterator[Gpu]:
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     capability = f"sm_{major}{minor}"
     state = _state(nvml, handle)
-    mode = _try(nvml.nvmlDeviceGetMigMode, handle)
+    mode = _try(nvml, "nvmlDeviceGetMigMode", handle)
     if not mode or not mode[0]:
         yield Gpu(_device(nvml, handle, (capability,), state), _text(nvml.nvmlDeviceGetUUID, handle), index)
         return
     instances = (
-        _try(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)
-        for number in range(_try(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0)
+        _try(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, number)
+        for number in range(_try(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
     )
     found = [instance for instance in instances if instance is not None]
     for instance in found:
@@ -108,7 +108,7 @@ def _gpus(nvml: Any, handle: Any, index: int) -> Iterator[Gpu]:
 
 
 def _device(nvml: Any, handle: Any, features: tuple[str, ...], state: dict[str, Any]) -> Device:
-    memory = _try(nvml.nvmlDeviceGetMemoryInfo, handle)  # none where CPU and GPU share their memory
+    memory = _try(nvml, "nvmlDeviceGetMemoryInfo", handle)  # none where CPU and GPU share their memory
     name = _text(nvml.nvmlDeviceGetName, handle)
     return Device("cuda", name, int(memory.total) if memory else 0, features, state=state)
 
@@ -116,16 +116,15 @@ def _device(nvml: Any, handle: Any, features: tuple[str, ...], state: dict[str, 
 def _state(nvml: Any, handle: Any) -> dict[str, Any]:
     """What may change while the machine runs: bus width, power limit, compute mode."""
     watts = [
-        _try(get, handle)
-        for get in (nvml.nvmlDeviceGetPowerManagementLimit, nvml.nvmlDeviceGetPowerManagementDefaultLimit)
+        _try(nvml, f"nvmlDeviceGetPowerManagement{which}", handle) for which in ("Limit", "DefaultLimit")
     ]
     read = {
-        "pcie_lanes": _try(nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
-        "pcie_lanes_most": _try(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
-        "pcie_generation": _try(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+        "pcie_lanes": _try(nvml, "nvmlDeviceGetCurrPcieLinkWidth", handle),
+        "pcie_lanes_most": _try(nvml, "nvmlDeviceGetMaxPcieLinkWidth", handle),
+        "pcie_generation": _try(nvml, "nvmlDeviceGetMaxPcieLinkGeneration", handle),
         "power_limit_watts": watts[0] and watts[0] / 1000,
         "power_default_watts": watts[1] and watts[1] / 1000,
-        "compute_mode": COMPUTE_MODES.get(_try(nvml.nvmlDeviceGetComputeMode, handle) or 0),
+        "compute_mode": COMPUTE_MODES.get(_try(nvml, "nvmlDeviceGetComputeMode", handle) or 0),
     }
     return {name: value for name, value in read.items() if value}
 
@@ -134,7 +133,7 @@ def _links(nvml: Any, handles: list[Any]) -> Iterator[Link]:
     """How every pair of GPUs is connected: by NVLink where that is, else by what of PCIe they share."""
     if len(handles) < 2:
         return
-    buses = [_bus(_try(nvml.nvmlDeviceGetPciInfo, handle)) for handle in handles]
+    buses = [_bus(_try(nvml, "nvmlDeviceGetPciInfo", handle)) for handle in handles]
     ends = [_ends(nvml, handle) for handle in handles]
     for (first, here), (second, there) in itertools.combinations(enumerate(handles), 2):
         direct = sum(bus == buses[second] and bool(bus) for bus, _ in ends[first])
@@ -142,7 +141,7 @@ def _links(nvml: Any, handles: list[Any]) -> Iterator[Link]:
         if direct or switched:
             yield Link(first, second, f"NVLink x{direct}" if direct else f"NVSwitch x{switched}")
         else:
-            level = _try(nvml.nvmlDeviceGetTopologyCommonAncestor, here, there)
+            level = _try(nvml, "nvmlDeviceGetTopologyCommonAncestor", here, there)
             yield Link(first, second, ANCESTORS.get(level, "unknown") if level is not None else "unknown")
 
 
@@ -150,9 +149,9 @@ def _ends(nvml: Any, handle: Any) -> list[tuple[str, bool]]:
     """For each active NVLink of a GPU, the other end's bus address and whether it is a switch."""
     found = []
     for number in range(MOST_LINKS):
-        if _try(nvml.nvmlDeviceGetNvLinkState, handle, number):
-            kind = _try(nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, number)
-            remote = _try(nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, number)
+        if _try(nvml, "nvmlDeviceGetNvLinkState", handle, number):
+            kind = _try(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, number)
+            remote = _try(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, number)
             found.append((_bus(remote), kind == SWITCH))
     return found
 
@@ -167,9 +166,9 @@ def _text(function: Callable[..., Any], *arguments: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _try(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What NVML answers; `None` where this card or driver does not support the question."""
+def _try(nvml: Any, question: str, *arguments: Any) -> Any:
+    """What NVML answers; `None` where this card, driver or library does not support the question."""
     try:
-        return function(*arguments)
+        return getattr(nvml, question)(*arguments)
     except Exception:
         return None
