@@ -73,6 +73,8 @@ def test_no_shared_memory_and_no_working_folder_are_no_fault(tmp_path, monkeypat
 
 
 def test_a_bare_system_has_no_facts(tmp_path, monkeypatch):
+    monkeypatch.setattr(facts.importlib.util, "find_spec", lambda name: None)  # no pyopencl with its driver
+    monkeypatch.setattr(facts, "_packages", lambda *names: {})
     monkeypatch.setattr(facts, "ask", lambda: nvidia.Nvidia(error="NVML Shared Library Not Found"))
     found = facts.gather_facts(tmp_path)
     assert (found.bus, found.amd_gpus, found.nodes, found.libraries) == ((), (), frozenset(), frozenset())

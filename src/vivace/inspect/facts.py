@@ -97,7 +97,7 @@ def gather_facts(root: Path = Path("/")) -> Facts:
             "kfd",
             "dxg",
             "dri/renderD*",
-        )  # codespell:ignore
+        )
         for name in sorted(glob.glob(str(root / "dev" / pattern)))
     ]
     return Facts(
@@ -157,7 +157,7 @@ def amd_gpus(root: Path = Path("/")) -> tuple[Device, ...]:
             continue  # a processor
         version = facts.get("gfx_target_version", 0)
         target = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
-        card = root / f"sys/class/drm/renderD{facts.get('drm_render_minor', 0)}/device"  # codespell:ignore
+        card = root / f"sys/class/drm/renderD{facts.get('drm_render_minor', 0)}/device"
         memory = _numbers(read(node / "mem_banks/0/properties")).get("size_in_bytes", 0)
         name = read(card / "product_name").strip() or f"AMD GPU ({target})"
         found.append(Device("cuda", name, memory, (target,)))  # torch calls ROCm's devices cuda
