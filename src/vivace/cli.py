@@ -149,10 +149,8 @@ def inspect(
 
 def _catalogued(machine: Machine, kind: str) -> Any:
     """The catalogue's entry of the first device of a kind; `None` where it has none."""
-    try:
-        from vivace.advise.catalogue import find_gpu  # type: ignore[import-not-found]
-    except ImportError:
-        return None
+    from vivace.advise.catalogue import find_gpu
+
     device = next(device for device in machine.devices if device.kind == kind)
     try:
         return find_gpu(device.name)
