@@ -114,12 +114,19 @@ def inspect(
     measure: Annotated[
         bool, typer.Option("--measure", help="measure the ceilings afresh, in about 50 seconds")
     ] = False,
+    fits: Annotated[
+        str | None,
+        typer.Option("--fits", metavar="JOB", help="which cards a job fits on, without running it"),
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """This machine: devices, what serves them, limits, what is missing, and what it can reach."""
     with screen(as_json, quiet, debug) as out:
+        if fits is not None:
+            _show_fits(fits, out)
+            return
         from vivace.inspect import inspect as gather
         from vivace.inspect import measuring
         from vivace.inspect.backends import look_closer
@@ -145,6 +152,19 @@ def inspect(
         if any(survey.interrupted for survey in surveys.values()):
             out.say("interrupted: what was measured until then is kept")
             out.exit_code = 130
+
+
+def _show_fits(reference: str, out: Screen) -> None:
+    from vivace.advise.catalogue import load_catalogue
+    from vivace.inspect.gather import require_torch
+
+    require_torch()  # before anything imports it
+    from vivace.job import load
+    from vivace.memory.fits import draw, fits
+
+    found = fits(load(reference), {name: gpu.memory_bytes for name, gpu in load_catalogue().items()})
+    out.document({"fits": [fit.to_dict() for fit in found]})
+    out.show(partial(draw, found))
 
 
 def _catalogued(machine: Machine, kind: str) -> Any:

@@ -1,8 +1,13 @@
+import json
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 import vivace
+from vivace.advise.catalogue import load_catalogue
 from vivace.engine.opening import first_batches, start
 from vivace.memory.fits import fits
 from vivace.memory.predict import PARTS, predict
@@ -86,3 +91,13 @@ def test_cards_are_judged_by_what_would_be_reserved():
     small, large = fits(wide(), {"small": 600 * MIB + reserved, "large": 2**31})
     assert (small.card, small.fits, large.fits) == ("small", False, True)
     assert small.needed_bytes == large.needed_bytes == 600 * MIB + reserved
+
+
+def test_the_command_answers_for_every_card_of_the_catalogue(tmp_path):
+    (tmp_path / "job.py").write_text("from vivace.testing.jobs import mlp\n")
+    command = [sys.executable, "-m", "vivace", "inspect", "--fits", f"{tmp_path / 'job.py'}:mlp"]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)["fits"]
+    assert [fit["card"] for fit in found] == list(load_catalogue())
+    assert all(fit["fits"] for fit in found)
+    assert "a training step needs about 0.5" in done.stderr or "0.6" in done.stderr

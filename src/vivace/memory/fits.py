@@ -28,6 +28,24 @@ class Fit:
         """Is there room?"""
         return self.needed_bytes <= self.usable_bytes
 
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types."""
+        return {**dataclasses.asdict(self), "fits": self.fits}
+
+
+def draw(found: list[Fit], console: Any) -> None:
+    """A table of the cards, in the order given, under the sentence that says what is needed."""
+    from rich.table import Table
+
+    table = Table(box=None)
+    for column in ("card", "usable GiB", "fits"):
+        table.add_column(column, justify="right" if "GiB" in column else "left")
+    for fit in found:
+        table.add_row(fit.card, f"{fit.usable_bytes / 2**30:.1f}", "yes" if fit.fits else "no")
+    needed = max((fit.needed_bytes for fit in found), default=0) / 2**30
+    console.print(f"a training step needs about {needed:.2f} GiB, predicted without running it")
+    console.print(table)
+
 
 def fits(job: Job, cards: Mapping[str, int], plan: Plan | None = None, batch: Any = None) -> list[Fit]:
     """For each card, by name and nominal bytes, whether a training step of `job` under `plan` fits on it.
