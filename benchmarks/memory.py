@@ -102,6 +102,8 @@ def write(rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
     """The dated record of this machine."""
     machine = vivace.inspect()
     record = {
+        "benchmark": "memory",
+        "job": "memory",
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "command": "python benchmarks/memory.py",
         "demanded": {"median_percent": MEDIAN_PERCENT, "worst_percent": WORST_PERCENT},
