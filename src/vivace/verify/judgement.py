@@ -19,13 +19,25 @@ def root_mean_square(values: Sequence[float]) -> float:
     return math.sqrt(sum(value * value for value in values) / len(values))
 
 
-def check(kind: str, position: int, value: float, envelope: float, roundoff: float) -> dict[str, Any]:
-    """One figure of the verdict: `value` in units of its envelope, against the limit of its kind."""
+def check(
+    kind: str,
+    position: int,
+    value: float,
+    envelope: float,
+    roundoff: float,
+    *,
+    floor: float | None = None,
+    limit: float | None = None,
+) -> dict[str, Any]:
+    """One figure of the verdict: `value` in units of its envelope, against the limit of its kind.
+
+    `floor` and `limit` stand in place of the kind's own smallest envelope and limit.
+    """
     layer = " of " in kind or kind.startswith("buffer ")
-    limit, share = (
-        (LAYER_LIMIT, 0.25) if layer else (LIMIT, 0.02)
-    )  # of a layer the gradient itself may be rounded
-    score = abs(value) / max(envelope, SMALLEST.get(kind, share * roundoff)) if value else 0.0
+    share = 0.25 if layer else 0.02  # of a layer the gradient itself may be rounded
+    floor = SMALLEST.get(kind, share * roundoff) if floor is None else floor
+    limit = (LAYER_LIMIT if layer else LIMIT) if limit is None else limit
+    score = abs(value) / max(envelope, floor) if value else 0.0
     score = math.inf if math.isnan(score) else score
     name = f"{kind}, from step {position}"
     kept = score <= limit
