@@ -1,8 +1,8 @@
 """Planted defects: techniques that claim to change nothing but rounding, and train another model.
 
 Each is a fault that people have made. One that cannot act on a job (no dropout there) refuses. `PLANTED` are
-the demanded ones, `FURTHER` milder, rarer or later forms (more in `further_defects`); all claim the unit roundoff of bfloat16, under which
-a defect hides best.
+the demanded ones, `FURTHER` milder, rarer or later forms (more in `further_defects`); all claim the unit
+roundoff of bfloat16, under which a defect hides best.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from vivace.surgery import batch_size, map_tensors, split
 
 PLANTED: list[str] = []
 FURTHER: list[str] = []
+REGISTERED: dict[str, type[Technique]] = {}
 SCALE = 65536.0
 
 
@@ -36,7 +37,7 @@ def plant(names: list[str], stage: Stage = Stage.CAPTURE, **settings: Any) -> Ca
         card = Card(stage, Numerics.ROUNDING, name.replace("_", " "), "planted", unit_roundoff=2.0**-8)
         apply = functools.partialmethod(_apply, functools.partial(function, **settings))
         body = {"card": card, "name": name, "apply": apply, "confirm": _confirm, "__annotations__": {}}
-        vivace.register(dataclasses.dataclass(frozen=True)(type(name, (Technique,), body)))
+        REGISTERED[name] = vivace.register(dataclasses.dataclass(frozen=True)(type(name, (Technique,), body)))
         names.append(name)
         return function
 
@@ -84,7 +85,12 @@ def parameters(build: Build) -> list[Any]:
 
 def after(build: Build, seam: Seam, action: Callable[[], Any]) -> None:
     """Do something after FINISH or UPDATE."""
-    build.wrap(seam, lambda following: (following(), action()) and None)
+
+    def acted(following: Callable[[], None]) -> None:
+        following()
+        action()
+
+    build.wrap(seam, acted)
 
 
 def with_settings(build: Build, changes: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
@@ -192,7 +198,7 @@ def last_micro_batch_skipped(build: Build) -> None:
 @plant(FURTHER)
 def pieces_weighted_alike(build: Build) -> None:
     """Pieces of unlike size count the same."""
-    pieces(build, 3, lambda sizes: [1 / len(sizes)] * len(sizes))
+    pieces(build, 5, lambda sizes: [1 / len(sizes)] * len(sizes))
 
 
 @plant(PLANTED)

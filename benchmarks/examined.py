@@ -1,8 +1,8 @@
 """Six small jobs with what goes wrong in practice, each in three seeds: what the ruler is examined on.
 
-Between them they have BatchNorm, dropout, stochastic depth, clipping, weight decay, schedulers by the step and
-by the epoch, momentum, tied weights, padding, label smoothing, and a last batch with fewer samples. Importing
-this file registers the planted defects too, so that child processes know them.
+Between them they have BatchNorm, dropout, stochastic depth, clipping, weight decay, schedulers by the step
+and by the epoch, momentum, tied weights, padding, label smoothing, and a last batch with fewer samples.
+Importing this file registers the planted defects too, so that child processes know them.
 """
 
 from __future__ import annotations

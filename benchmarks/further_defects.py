@@ -315,8 +315,8 @@ def dropout_unscaled(build: Build) -> None:
     """What is kept is not scaled up."""
     found = modules(build, nn.Dropout)
     for module in found:
-        module.forward = lambda x, m=module: functional.dropout(x, m.p, m.training) * (
-            1 - m.p if m.training else 1.0
+        module.forward = lambda x, m=module: (
+            functional.dropout(x, m.p, m.training) * (1 - m.p if m.training else 1.0)
         )
         build.on_close(lambda m=module: vars(m).pop("forward"))
 
@@ -324,6 +324,8 @@ def dropout_unscaled(build: Build) -> None:
 @plant(FURTHER)
 def dropout_on_in_evaluation(build: Build) -> None:
     """A replaced module drops in evaluation too."""
+    fused = any(isinstance(m, nn.TransformerEncoderLayer) for m in build.model.modules())
+    build.require(not fused, "torch's own layer takes a fused path in evaluation, which drops nothing")
     for module in modules(build, nn.Dropout):
         module.forward = lambda x, m=module: functional.dropout(x, m.p, True)
         build.on_close(lambda m=module: vars(m).pop("forward"))

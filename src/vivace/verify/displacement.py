@@ -28,7 +28,7 @@ class State:
 class Outcome:
     """What a lockstep run left behind: its losses, its state, the plain model's outputs in evaluation mode,
     the random stream's state, whether the run drew from it, and of the first step the gradients and the
-    stream after each evaluation of the loss.
+    stream after each evaluation of the loss. `spread` is the standard deviation of a mean's runs.
     """
 
     losses: list[float]
@@ -38,6 +38,7 @@ class Outcome:
     drew: bool
     gradients: Tensors = dataclasses.field(default_factory=dict)
     streams: list[int] = dataclasses.field(default_factory=list)
+    spread: float = 0.0
 
 
 def mean_outcome(outcomes: Sequence[Outcome]) -> Outcome:
@@ -47,7 +48,14 @@ def mean_outcome(outcomes: Sequence[Outcome]) -> Outcome:
     first = outcomes[0]
     gradients = _mean([o.gradients for o in outcomes])
     after = State.mean([o.after for o in outcomes])
-    return Outcome(losses, after, outputs, first.random_state, first.drew, gradients)
+    spread = math.sqrt(sum(_square(o.after, after) for o in outcomes) / len(outcomes))
+    return Outcome(losses, after, outputs, first.random_state, first.drew, gradients, spread=spread)
+
+
+def _square(mine: State, theirs: State) -> float:
+    """The squared distance of all parameters."""
+    pairs = ((mine.parameters[name], value) for name, value in theirs.parameters.items())
+    return sum(float((a - b).double().square().sum()) for a, b in pairs)
 
 
 def _mean(items: Sequence[Tensors]) -> Tensors:
@@ -144,8 +152,7 @@ def resolution(reference: Outcome, before: State) -> dict[str, float]:
 
     A layer that moves little beside its size moves in few such units, and a shadow may land on the same ones.
     A layer's residual also has room for a few elements going the other way, as Adam's first steps do where a
-    gradient is all
-    rounding: a rare event that few shadows show.
+    gradient is all rounding: a rare event that few shadows show. Its scale has room for two.
     """
     found, unit = {}, 2.0**-23
     weights = way = 0.0
@@ -156,7 +163,7 @@ def resolution(reference: Outcome, before: State) -> dict[str, float]:
         weights, way = weights + size, way + moved
     whole = {kind: unit * math.sqrt(weights / way) if way else 0.0 for kind in ("scale", "residual")}
     flips = {name: max(found[name], 0.2 / math.sqrt(t.numel())) for name, t in before.parameters.items()}
-    layers = {f"scale of {name}": value for name, value in found.items()}
+    layers = {f"scale of {name}": max(found[name], 0.2 / t.numel()) for name, t in before.parameters.items()}
     return whole | layers | {f"residual of {name}": value for name, value in flips.items()}
 
 

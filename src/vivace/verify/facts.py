@@ -21,7 +21,7 @@ SAME_NUMBER = 1e-6  # relative; a learning rate on the device is kept in fp32
 
 
 def facts_of_session(session: Session) -> Facts:
-    """Names, shapes and ``requires_grad`` of parameters, names of buffers, and how each parameter is updated."""
+    """Names, shapes and ``requires_grad`` of parameters, names of buffers, and how each is updated."""
     facts: Facts = {}
     names: dict[int, str] = {}
     for index, model in enumerate(session.build.models):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 LIMIT = 8.0  # envelopes, for figures over the whole model
+SPREAD_LIMIT = math.log(3.0)  # a standard deviation of a few runs
 LAYER_LIMIT = 20.0  # envelopes, for each of many layers
 SMALLEST = {
     "loss": 2.0**-22,
@@ -71,6 +72,19 @@ def curve_check(
     }
 
 
+def spread_check(position: int, mine: float, theirs: float) -> dict[str, Any]:
+    """How much a plan's steps vary with the random stream, beside how much the reference's do."""
+    score = abs(math.log(mine / theirs)) if mine and theirs else (math.inf if mine != theirs else 0.0)
+    return {
+        "name": f"spread over random streams, from step {position}",
+        "value": mine,
+        "envelope": theirs,
+        "score": score,
+        "limit": SPREAD_LIMIT,
+        "kept": score <= SPREAD_LIMIT,
+    }
+
+
 def summary(checks: list[dict[str, Any]], note: str = "") -> dict[str, Any]:
     """The verdict's fields over all checks; of the layers only the worst and the broken ones are listed."""
     broken = [c for c in checks if not c["kept"]]
@@ -100,6 +114,8 @@ def outright(kept: bool, reason: str, name: str) -> dict[str, Any]:
 def _sentence(worst: dict[str, Any]) -> str:
     if not (math.isfinite(worst["value"]) or math.isfinite(worst["envelope"])):
         return f"{worst['name']}, cannot be judged: rounding alone makes this job diverge"
+    if worst["name"].startswith("spread"):
+        return f"{worst['name']}, is {worst['value']:.3g}, and {worst['envelope']:.3g} in the job"
     return (
         f"{worst['name']}, is {worst['score']:.3g} envelopes off, and rounding explains {worst['limit']:.0f}"
     )

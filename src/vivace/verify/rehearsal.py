@@ -1,9 +1,9 @@
 """The rehearsal: many cheap steps in which the ruler dictates the loss, and with it every gradient.
 
-Where no matrix product rounds, a plan that keeps its promise follows the reference almost bit for bit, whatever
-precision it computes in. So what happens around the model (which data come, how gradients are added up, scaled
-and clipped, the update, the learning rate's schedule) is compared far more finely than in lockstep, and over
-many more steps, for the price of the update.
+Where no matrix product rounds, a plan that keeps its promise follows the reference almost bit for bit,
+whatever precision it computes in. So what happens around the model (which data come, how gradients are added
+up, scaled and clipped, the update, the schedule) is compared far more finely than in lockstep, and over many
+more steps, for the price of the update.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,7 +28,8 @@ from vivace.verify.tap import Tap, same_data
 
 EARLY = 3  # steps after which the weights are looked at for the first time: Adam's averages are young there
 SCHEDULE_EVERY = 3  # steps to an epoch of the schedule
-SMALLEST_SLOPE, LARGEST_SLOPE = 1e-10, 10.0  # of the typical gradient; the small ones meet an optimizer's epsilon
+SMALLEST_SLOPE = 1e-10  # of the typical gradient: where it meets an optimizer's epsilon
+LARGEST_SLOPE = 10.0
 UNIT = 2.0**-23
 
 
@@ -45,21 +45,27 @@ class Rehearsal:
 
 
 class DictatedLoss:
-    """Linear in the parameters, and a mean over the samples: ``mean_i s(sample i) * (1 + <p, slopes>)``.
+    """Linear in the parameters, a mean over the samples: ``mean_i s(sample i) * (1 + phase * <p, slopes>)``.
 
-    Its gradient is the slopes times the mean of `s`, which lies between 0.5 and 1.5 and depends on every number
-    of the batch; its value is the mean of `s`.
+    Its gradient is the slopes times the phase times the mean of `s`, which lies between 0.5 and 1.5 and
+    depends on every number of the batch; its value is the mean of `s`. The phase changes from step to step,
+    so that an optimizer's memory matters; it is a tensor, which a captured step reads anew.
     """
 
-    def __init__(self, slopes: Tensors) -> None:
+    def __init__(self, slopes: Tensors, device: torch.device) -> None:
         self.slopes = slopes
+        self.phase = torch.ones((), device=device)
+
+    def begin(self, step: int) -> None:
+        """Set the phase of a step: between -0.3 and 1.7, in no rhythm."""
+        self.phase.fill_(0.7 + math.sin(2.4 * step * step))
 
     def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """The scalar loss of a batch."""
         named = [(p, self.slopes[f"0.{n}"]) for n, p in model.named_parameters() if f"0.{n}" in self.slopes]
         total: Any = sum((p * slope).sum() for p, slope in named)
         factor = _of_samples(batch, next(model.parameters()).device).mean()
-        loss: torch.Tensor = factor * (1.0 + (total - total.detach()))
+        loss: torch.Tensor = factor * (1.0 + self.phase * (total - total.detach()))
         return loss
 
 
@@ -85,15 +91,15 @@ def rehearse(
     job: Job,
     start: Snapshot,
     batches: list[Any],
-    dictate: Callable[[nn.Module, Any], torch.Tensor],
+    dictate: DictatedLoss,
     *,
     steps: int,
     roundoff: float,
 ) -> Rehearsal:
     """Train `steps` steps from `start` under a dictated loss, the schedule stepped as `train` would.
 
-    A schedule by the epoch is stepped every few steps; half-way the learning rate is halved, which a plan must
-    follow as it follows a scheduler.
+    A schedule by the epoch is stepped every few steps; half-way the learning rate is halved, which a plan
+    must follow as it follows a scheduler.
     """
     restore(session, start)
     torch.manual_seed(1)
@@ -104,6 +110,7 @@ def rehearse(
         for step in range(steps):
             batch = batches[step % len(batches)]
             tap.pieces = []
+            dictate.begin(step)
             found.losses.append(float(torch.as_tensor(session.step(clone(batch))).detach()))
             if tap.pieces and not found.fault and not same_data(tap.pieces, batch, roundoff):
                 found.fault = f"other data than the loader's reached the loss in step {step}"

@@ -34,7 +34,16 @@ from vivace.verify.displacement import (
 from vivace.verify.effort import MOST_REHEARSED, Effort
 from vivace.verify.facts import difference, facts_of_session
 from vivace.verify.feeding import fed_alike
-from vivace.verify.judgement import LIMIT, band, check, curve_check, outright, root_mean_square, summary
+from vivace.verify.judgement import (
+    LIMIT,
+    band,
+    check,
+    curve_check,
+    outright,
+    root_mean_square,
+    spread_check,
+    summary,
+)
 from vivace.verify.rehearsal import (
     DictatedLoss,
     Rehearsal,
@@ -53,6 +62,7 @@ from vivace.verify.tap import Tap, random_state
 FINEST_ROUNDOFF = 2.0**-16
 FEEDING_SECONDS, FEEDING_SHARE = 3.0, 0.03  # at most, of the seconds given
 MOST_BATCH_BYTES = 2**28
+STREAMS, OTHER_STREAMS = 20, 50  # first seeds of the means over streams, of the reference and of a plan
 
 
 @dataclasses.dataclass
@@ -69,7 +79,7 @@ class Ground:
 
 @dataclasses.dataclass
 class Ran:
-    """What a plan's session did. `fault` is a plain one, which ends it; `last` are the weights before closing."""
+    """What a plan's session did. `fault` is a plain one, which ends it; `last`: before closing."""
 
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
     curve: list[float] = dataclasses.field(default_factory=list)
@@ -139,9 +149,11 @@ class Ruler:
             self.feeding_seconds = min(FEEDING_SECONDS, FEEDING_SHARE * seconds)
         deadline, num_bytes = time.perf_counter() + self.feeding_seconds, 0
 
+        loader = call(self.job, "data")
+
         def limited() -> Iterator[Any]:
             nonlocal num_bytes
-            for number, batch in enumerate(call(self.job, "data"), 1):
+            for number, batch in enumerate(loader, 1):
                 yield batch
                 num_bytes += sum(t.numel() * t.element_size() for t in tensors(batch))
                 enough = num_bytes > MOST_BATCH_BYTES or time.perf_counter() > deadline
@@ -170,7 +182,7 @@ class Ruler:
             self.job,
             self.snapshots[0],
             self.batches,
-            DictatedLoss(self.slopes),
+            DictatedLoss(self.slopes, session.build.device),
             steps=steps,
             roundoff=session.build.unit_roundoff,
         )
@@ -219,8 +231,8 @@ class Ruler:
         ran.same_streams = all(_same_streams(o, r) for o, r in pairs)
         ran.silent = any(r.drew and not o.drew for o, r in pairs)
         if not (ran.same_streams or ran.silent or session.promise == Numerics.EXACT):
-            ran.outcomes = [self._mean_lockstep(session, s, 50) for s in self.snapshots]
-            ran.curve, ran.end = self._mean_course(session, 50)
+            ran.outcomes = [self._mean_lockstep(session, s, OTHER_STREAMS) for s in self.snapshots]
+            ran.curve, ran.end = self._mean_course(session, OTHER_STREAMS)
         ran.evaluated = evaluate(session, self.job, ran.end, self.evaluation_batch)
         ran.last = state_of(session)
         return ran
@@ -249,6 +261,9 @@ class Ruler:
             values = self._distances(outcome, snapshot, ground.references[index])
             envelopes = ground.envelopes[index]
             checks += [check(k, snapshot.position, v, envelopes[k], roundoff) for k, v in values.items()]
+            if not same_streams:
+                spread = ground.references[index].spread
+                checks.append(spread_check(snapshot.position, outcome.spread, spread))
         checks.append(curve_check(curve, ground.curve, ground.widths))
         apart = self._apart(ran.end, ground.end)
         checks.append(check("displacement of the course", 0, apart, ground.end_envelope, roundoff))
@@ -282,8 +297,8 @@ class Ruler:
         if same_streams:
             references, curve, end = self.references, self.curve, self.end
         else:
-            references = [self._mean_lockstep(session, s, 20) for s in self.snapshots]
-            curve, end = self._mean_course(session, 20)
+            references = [self._mean_lockstep(session, s, STREAMS) for s in self.snapshots]
+            curve, end = self._mean_course(session, STREAMS)
         envelopes = []
         for index, snapshot in enumerate(self.snapshots):
             runs = []

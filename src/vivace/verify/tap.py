@@ -1,4 +1,4 @@
-"""A tap between a session and the job's own functions: it sees what reaches them, and can dictate the loss."""
+"""A tap between a session and the job's own functions: sees what reaches them, and can dictate the loss."""
 
 from __future__ import annotations
 
