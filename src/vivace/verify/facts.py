@@ -40,7 +40,8 @@ def facts_of_session(session: Session) -> Facts:
 
 def settings_of(group: dict[str, Any]) -> Facts:
     """The numbers of an optimizer's parameter group."""
-    return {key: _plain(value) for key, value in group.items() if key not in NOT_SETTINGS}
+    plain = {key: _plain(value) for key, value in group.items() if key not in NOT_SETTINGS}
+    return {key: value for key, value in plain.items() if _is_plain(value)}
 
 
 def facts_of_modules(models: Iterable[nn.Module]) -> Facts:
@@ -75,7 +76,7 @@ def difference(mine: Facts, theirs: Facts, *, only_shared: bool = False) -> str:
 
 
 def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, torch.Tensor) else value
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
 def _is_plain(value: Any) -> bool:

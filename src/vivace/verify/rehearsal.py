@@ -30,7 +30,6 @@ EARLY = 3  # steps after which the weights are looked at for the first time: Ada
 SCHEDULE_EVERY = 3  # steps to an epoch of the schedule
 SMALLEST_SLOPE = 1e-10  # of the typical gradient: where it meets an optimizer's epsilon
 LARGEST_SLOPE = 10.0
-UNIT = 2.0**-23
 
 
 @dataclasses.dataclass
@@ -75,7 +74,7 @@ def slopes_like(gradients: Tensors, parameters: Tensors) -> Tensors:
     decades = math.log10(LARGEST_SLOPE / SMALLEST_SLOPE)
     slopes = {}
     for name, parameter in parameters.items():
-        if name not in gradients:
+        if name not in gradients or not parameter.is_floating_point():
             continue
         typical = float(gradients[name].double().square().mean().sqrt()) or 1e-3
         exponents = torch.rand(parameter.shape, generator=numbers, dtype=torch.float64) * decades
@@ -167,7 +166,7 @@ def checks_of(
         for name in slopes:
             start, ours, other = before[name].double(), getattr(mine, when)[name], getattr(theirs, when)[name]
             a, b = (ours.double() - start).flatten(), (other.double() - start).flatten()
-            size = UNIT**2 * float(torch.maximum(start.square(), other.double().square()).sum())
+            size = torch.finfo(other.dtype).eps ** 2 * float(torch.maximum(start.square(), other.double().square()).sum())
             parts = [float(a @ b), float(b @ b), float(a @ a), size]
             sums = [x + y for x, y in zip(sums, parts, strict=True)]
             for kind, value, envelope in _figures(*parts):
