@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +49,9 @@ class Contestant:
         self.step_seconds, self.warmup_seconds = warmed["step_seconds"], warmed["warmup_seconds"]
         self.promise = warmed["promise"]
 
-    def block(self, steps: int) -> float:
-        """Seconds a sample over one block of `steps` steps."""
-        done = self.child.ask("block", self.timeout, steps=steps)
+    def block(self, steps: int, *, cached: bool = False) -> float:
+        """Seconds a sample over one block of `steps` steps; `cached`: all on one batch, not the loader's."""
+        done = self.child.ask("block", self.timeout, steps=steps, cached=cached)
         return float(done["seconds"] / done["samples"])
 
     def ask(self, command: str, **arguments: Any) -> Any:
@@ -112,3 +114,33 @@ def compare(
             f"{len(pairs)} pairs of blocks{others.sentence()}"
         )
     return Comparison(ratio, tuple(pairs))
+
+
+def without_loader(contestant: Contestant, *, seconds: float) -> Ratio:
+    """How many times faster the same job is on one cached batch: what a perfect input pipeline could bring.
+
+    Blocks with and without the loader alternate. Before each timed block with the loader an untimed one uses
+    up what its workers have prefetched meanwhile.
+    """
+    deadline = time.monotonic() + seconds
+    steps = max(1, round(BLOCK_SECONDS / max(contestant.step_seconds, 1e-6)))
+    pairs: list[tuple[float, float]] = []
+    while len(pairs) < 4 or (time.monotonic() < deadline and len(pairs) < 30):
+        contestant.block(steps)
+        pairs.append((contestant.block(steps), contestant.block(steps, cached=True)))
+    return speed_ratio(pairs)
+
+
+def across(comparisons: Sequence[Comparison]) -> Ratio:
+    """One ratio over several pairs of processes, with an interval that holds their spread.
+
+    From three on: Student's t over the pairs' estimates, and never narrower than the blocks alone say. With
+    fewer: the hull of their intervals.
+    """
+    ratios = [comparison.ratio for comparison in comparisons]
+    if len(ratios) < 3:
+        middle = math.exp(sum(math.log(ratio.estimate) for ratio in ratios) / len(ratios))
+        return Ratio(middle, min(ratio.low for ratio in ratios), max(ratio.high for ratio in ratios))
+    blocks = speed_ratio([pair for comparison in comparisons for pair in comparison.pairs])
+    spread = speed_ratio([(ratio.estimate, 1.0) for ratio in ratios])
+    return Ratio(spread.estimate, min(blocks.low, spread.low), max(blocks.high, spread.high))

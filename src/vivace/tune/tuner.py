@@ -18,6 +18,7 @@ from vivace.inspect.gather import require_torch
 from vivace.job import Job
 from vivace.ledger import Ledger, Ratio, Trial
 from vivace.machine import Machine
+from vivace.measure.paired import without_loader
 from vivace.plan import Plan
 from vivace.registry import find
 from vivace.report import report
@@ -98,7 +99,7 @@ class _Tuning:
             bench.open_reference()
             step = bench.reference.step_seconds
             self._baselines(profile.device)
-            reserve = min(0.45 * self.seconds, self._verify_seconds(step) + 12 + 14 * step)
+            reserve = min(0.45 * self.seconds, self._verify_seconds(step) + 21 + 50 * step)
             search = Search(bench, profile, self.machine, deadline=self.begin + self.seconds - reserve)
             bench.on_event("phase", {"name": "searching"})
             search.run()
@@ -111,6 +112,7 @@ class _Tuning:
 
     def _baselines(self, device: str) -> None:
         bench = self.bench
+        bench.input_pipeline["reference"] = without_loader(bench.reference, seconds=0.03 * self.seconds)
         default = bench.measure(Plan(), seconds=0.05 * self.seconds, role="baseline_default", strict=False)
         reference = sorted(pair[0] for pair in default.pairs)
         size = bench.facts["batch_size"]
@@ -217,7 +219,8 @@ class _Tuning:
             baseline_notes=self.notes,
             verdict=self.verdict,
             break_even_steps=_break_even(chosen) if len(plan) and chosen else None,
-            waterfall=[e for e in (search.waterfall if search else []) if len(plan)],
+            input_pipeline=bench.input_pipeline,
+            waterfall=search.waterfall(plan) if search else [],
             trials=bench.trials,
             report_path=str(self.folder / "report.html"),
             seconds=time.monotonic() - self.begin,
