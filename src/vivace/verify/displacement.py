@@ -143,7 +143,8 @@ def _gradient_distances(mine: Tensors, theirs: Tensors) -> dict[str, float]:
         floor = 1e-8 * typical * gradient.numel()
         scale, residual = scale_and_residual(dot, square + floor, whole, floor)
         found[f"gradient scale of {name}"], found[f"gradient residual of {name}"] = scale, residual
-    found["gradient scale"], found["gradient residual"] = scale_and_residual(*sums, 0.0)
+    dot, square, whole = sums
+    found["gradient scale"], found["gradient residual"] = scale_and_residual(dot, square, whole, 0.0)
     return found
 
 

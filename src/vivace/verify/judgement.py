@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 LIMIT = 8.0  # envelopes, for figures over the whole model
-SPREAD_LIMIT = math.log(3.0)  # a standard deviation of a few runs
+SPREAD_LIMIT = math.log(8.0)  # of 5 runs; by chance in fewer than one of a thousand pairs
 LAYER_LIMIT = 20.0  # envelopes, for each of many layers
 SMALLEST = {
     "loss": 2.0**-22,

@@ -166,7 +166,9 @@ def checks_of(
         for name in slopes:
             start, ours, other = before[name].double(), getattr(mine, when)[name], getattr(theirs, when)[name]
             a, b = (ours.double() - start).flatten(), (other.double() - start).flatten()
-            size = torch.finfo(other.dtype).eps ** 2 * float(torch.maximum(start.square(), other.double().square()).sum())
+            size = torch.finfo(other.dtype).eps ** 2 * float(
+                torch.maximum(start.square(), other.double().square()).sum()
+            )
             parts = [float(a @ b), float(b @ b), float(a @ a), size]
             sums = [x + y for x, y in zip(sums, parts, strict=True)]
             for kind, value, envelope in _figures(*parts):
@@ -210,7 +212,11 @@ class _Schedule:
     def __init__(self, job: Job, session: Session) -> None:
         self.every = SCHEDULE_EVERY if job.scheduler_every == "epoch" else 1
         self.left = job.epochs if job.scheduler_every == "epoch" else None
-        built = call(job, "scheduler", session.optimizer) if job.scheduler and session.optimizer else []
+        built: Any = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if job.scheduler is not None and session.optimizer is not None:
+                built = call(job, "scheduler", session.optimizer)
         self.schedulers = list(built) if isinstance(built, (list, tuple)) else [built]
 
     def step(self, number: int) -> None:

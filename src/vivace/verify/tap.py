@@ -90,7 +90,7 @@ def capturing() -> bool:
 def random_state() -> torch.Tensor:
     """The states of torch's random streams, of the CPU and of the GPU in use."""
     states = [torch.get_rng_state()]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available():
         states.append(torch.cuda.get_rng_state())
     return torch.cat(states)
 
