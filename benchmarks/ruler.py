@@ -3,8 +3,8 @@
     scripts/bench ruler [--small] [--only TEXT] [--minutes N] [--fresh]
 
 Every planted defect is judged on every job where it can act: alone, with the least effort that `tune` ever
-spends, and the demanded ones together with bfloat16 autocast (real rounding to hide behind). Correct plans give the rate of
-false alarms, short runs of `tune` the share of the search that verifying takes. What is done is kept in
+spends, and the demanded ones together with bfloat16 autocast (real rounding to hide behind). Correct plans
+give the rate of false alarms, short runs of `tune` the share of the search that verifying takes. What is done is kept in
 runs/ruler.jsonl, and the same command goes on from there; `--fresh` begins anew. The record is
 records/ruler/<machine>/<date>.json. Demanded: at least 95 % caught, at most 2 % false alarms.
 """

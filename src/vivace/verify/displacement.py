@@ -153,7 +153,8 @@ def resolution(reference: Outcome, before: State) -> dict[str, float]:
 
     A layer that moves little beside its size moves in few such units, and a shadow may land on the same ones.
     A layer's residual also has room for a few elements going the other way, as Adam's first steps do where a
-    gradient is all rounding: a rare event that few shadows show. Its scale has room for two.
+    gradient is all rounding: a rare event that few shadows show. Its scale has room for two. Its gradient has
+    room for a ReLU that flips for one sample: two fifths of one element.
     """
     found, unit = {}, 2.0**-23
     weights = way = 0.0
@@ -165,7 +166,11 @@ def resolution(reference: Outcome, before: State) -> dict[str, float]:
     whole = {kind: unit * math.sqrt(weights / way) if way else 0.0 for kind in ("scale", "residual")}
     flips = {name: max(found[name], 0.2 / math.sqrt(t.numel())) for name, t in before.parameters.items()}
     layers = {f"scale of {name}": max(found[name], 0.2 / t.numel()) for name, t in before.parameters.items()}
-    return whole | layers | {f"residual of {name}": value for name, value in flips.items()}
+    layers |= {f"residual of {name}": value for name, value in flips.items()}
+    for name, tensor in before.parameters.items():
+        layers[f"gradient scale of {name}"] = 0.02 / tensor.numel()
+        layers[f"gradient residual of {name}"] = 0.02 / math.sqrt(tensor.numel())
+    return whole | layers
 
 
 def identical(outcome: Outcome, reference: Outcome) -> list[str]:
