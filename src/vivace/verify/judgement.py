@@ -35,7 +35,8 @@ def check(
     `floor` and `limit` stand in place of the kind's own smallest envelope and limit.
     """
     layer = " of " in kind or kind.startswith("buffer ")
-    share = 0.25 if layer else 0.02  # of a layer the gradient itself may be rounded
+    # Gradients themselves may be rounded, and a layer's update with them.
+    share = 0.25 if layer or kind.startswith("gradient ") else 0.02
     floor = SMALLEST.get(kind, share * roundoff) if floor is None else floor
     limit = (LAYER_LIMIT if layer else LIMIT) if limit is None else limit
     score = abs(value) / max(envelope, floor) if value else 0.0
