@@ -154,7 +154,7 @@ def resolution(reference: Outcome, before: State) -> dict[str, float]:
     A layer that moves little beside its size moves in few such units, and a shadow may land on the same ones.
     A layer's residual also has room for a few elements going the other way, as Adam's first steps do where a
     gradient is all rounding: a rare event that few shadows show. Its scale has room for two. Its gradient has
-    room for a ReLU that flips for one sample: two fifths of one element.
+    room for a ReLU that flips for one sample: two fifths of one row, which is an output's.
     """
     found, unit = {}, 2.0**-23
     weights = way = 0.0
@@ -168,8 +168,9 @@ def resolution(reference: Outcome, before: State) -> dict[str, float]:
     layers = {f"scale of {name}": max(found[name], 0.2 / t.numel()) for name, t in before.parameters.items()}
     layers |= {f"residual of {name}": value for name, value in flips.items()}
     for name, tensor in before.parameters.items():
-        layers[f"gradient scale of {name}"] = 0.02 / tensor.numel()
-        layers[f"gradient residual of {name}"] = 0.02 / math.sqrt(tensor.numel())
+        rows = max(1, len(tensor) if tensor.dim() else 1)
+        layers[f"gradient scale of {name}"] = 0.02 / rows
+        layers[f"gradient residual of {name}"] = 0.02 / math.sqrt(rows)
     return whole | layers
 
 
