@@ -260,6 +260,50 @@ def verify(
 
 
 @app.command()
+def advise(
+    job: Annotated[str | None, typer.Argument(metavar="JOB", help="JOB, a saved profile, or a model")] = None,
+    epochs: Annotated[float | None, typer.Option(help="length of the training")] = None,
+    steps: Annotated[float | None, typer.Option(help="length in steps of the job's batch")] = None,
+    target: Annotated[str | None, typer.Option(help="length in samples, such as 90M")] = None,
+    budget_usd: Annotated[float | None, typer.Option(help="most dollars")] = None,
+    deadline: Annotated[str | None, typer.Option(help="most time, such as 12h or 3d")] = None,
+    gpus: Annotated[str | None, typer.Option(help="cards by name, separated by commas")] = None,
+    most: Annotated[int, typer.Option(help="most GPUs that train together")] = 64,
+    precision: Annotated[str, typer.Option(help="auto (as profiled), fp32, tf32 or amp")] = "auto",
+    channels_last: Annotated[
+        bool, typer.Option("--channels-last", help="images in that memory order")
+    ] = False,
+    prices: Annotated[Path | None, typer.Option(help="your own prices, over the shipped ones")] = None,
+    catalogue: Annotated[Path | None, typer.Option(help="your own cards, over the shipped ones")] = None,
+    on: Annotated[str | None, typer.Option(metavar="CARD", help="what could this card train?")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for the page")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Time, cost and fit of a job on cards that are not here. Exit code 1 if none meets budget and
+    deadline."""
+    with screen(as_json, quiet, debug) as shown:
+        from vivace.advise import answer
+
+        options = {
+            "epochs": epochs,
+            "steps": steps,
+            "target": target,
+            "budget_usd": budget_usd,
+            "deadline": deadline,
+            "gpus": None if gpus is None else gpus.split(","),
+            "most": most,
+            "precision": precision,
+            "channels_last": channels_last,
+            "prices": prices,
+            "catalogue": catalogue,
+            "out": out,
+        }
+        shown.exit_code = answer(job, on, options, shown)
+
+
+@app.command()
 def report(folder: Path, as_json: AsJson = False, quiet: Quiet = False, debug: Debug = False) -> None:
     """Show a run, and write it as one HTML page."""
     with screen(as_json, quiet, debug) as out:
