@@ -129,12 +129,18 @@ def count_work(function: Callable[[], Any]) -> Work:
     Raises whatever the function raises. On meta or fake tensors recurrent layers, scaled dot product
     attention and dropout count as the one kernel that a GPU runs; on real tensors as the kernels that ran.
     """
+    with counting() as counter, counter.saving():
+        function()
+    return counter.work()
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[_Counter]:
+    """Count what runs inside; ``work()`` of the result says what it was."""
     counter = _Counter()
     fused = _FusedOnMeta(counter)
-    with counter.phases(), counter.saving(), fused.attention(), fused, counter:
-        function()
-    kernels = tuple(counter.kernels)
-    return Work(_totals(kernels), kernels, counter.saved_bytes)
+    with counter.phases(), fused.attention(), fused, counter:
+        yield counter
 
 
 def work_class(name: str) -> str:
@@ -151,6 +157,11 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._updating = 0
         self._values: dict[int, int] = {}
         self._next_value = 0
+
+    def work(self) -> Work:
+        """What was counted until now."""
+        kernels = tuple(self.kernels)
+        return Work(_totals(kernels), kernels, self.saved_bytes)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -1,0 +1,146 @@
+"""How mixed precision is used: autocast regions, scaled losses, when gradients are clipped, skipped steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from vivace.profile.record.hooks import LoopHooks, Patches
+from vivace.profile.record.waits import calling_site
+
+
+class PrecisionWatch:
+    """Notes what is done with autocast, GradScaler and clipping, by the person's line."""
+
+    def __init__(self, hooks: LoopHooks) -> None:
+        self.hooks = hooks
+        self.counts: Counter[str] = Counter()
+        self.sites: dict[str, str] = {}
+        self.dtypes: Counter[str] = Counter()
+        self.not_finite: str | None = None
+        self.scales: list[float] = []
+        self._unscaled: set[int] = set()
+        self._scaled = False
+        self._stepped: set[int] = set()
+
+    def install(self, patches: Patches) -> None:
+        """Patch autocast, GradScaler and the clipping functions."""
+        patches.replace(torch.autocast, "__enter__", self._enter_autocast)
+        for name in ("scale", "unscale_", "step", "update"):
+            patches.replace(torch.amp.GradScaler, name, getattr(self, f"_{name.strip('_')}"))
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            patches.replace(torch.nn.utils, name, self._clip)
+        patches.replace(torch.optim.lr_scheduler.LRScheduler, "step", self._schedule)
+        patches.hold(register_optimizer_step_pre_hook(self._before_update))
+
+    def begin(self) -> None:
+        """The timed window begins: forget the warm-up, where a scaler finds its scale."""
+        self.counts.clear()
+        self.scales.clear()
+
+    def result(self, steps: int) -> dict[str, Any]:
+        """Counts over the timed window, the lines that did it, and the gradients' state."""
+        return {
+            **self.counts,
+            "steps": steps,
+            "sites": self.sites,
+            "autocast_dtypes": dict(self.dtypes),
+            "not_finite": self.not_finite,
+            "scales": self.scales[-200:],
+        }
+
+    def _note(self, what: str) -> None:
+        self.counts[what] += 1
+        if what not in self.sites:
+            self.sites[what] = calling_site()
+
+    def _enter_autocast(self, original: Any) -> Any:
+        def enter(context: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(context)
+            if context._enabled:
+                self._note("autocast")
+                self.dtypes[str(context.fast_dtype).removeprefix("torch.")] += 1
+            return original(context)
+
+        return enter
+
+    def _scale(self, original: Any) -> Any:
+        def scale(scaler: Any, outputs: Any) -> Any:
+            if scaler.is_enabled():
+                self._scaled = True
+                self._note("scale")
+            return original(scaler, outputs)
+
+        return scale
+
+    def _unscale(self, original: Any) -> Any:
+        def unscale(scaler: Any, optimizer: Any) -> Any:
+            if self.hooks.clock.inside is None:  # GradScaler.step calls it itself where nobody did
+                self._note("unscale")
+            self._unscaled.add(id(optimizer))
+            return original(scaler, optimizer)
+
+        return unscale
+
+    def _step(self, original: Any) -> Any:
+        def step(scaler: Any, optimizer: Any, *arguments: Any, **keywords: Any) -> Any:
+            if not scaler.is_enabled():
+                return original(scaler, optimizer, *arguments, **keywords)
+            self._stepped.discard(id(optimizer))
+            self.hooks.clock.push("update")
+            try:
+                result = original(scaler, optimizer, *arguments, **keywords)
+            finally:
+                self.hooks.clock.pop()
+            self.counts["scaler_steps"] += 1
+            if id(optimizer) not in self._stepped:
+                self.counts["skipped"] += 1
+                self._find_overflow(optimizer)
+                self.hooks.clock.updated(id(optimizer))
+            return result
+
+        return step
+
+    def _update(self, original: Any) -> Any:
+        def update(scaler: Any, *arguments: Any, **keywords: Any) -> Any:
+            result = original(scaler, *arguments, **keywords)
+            self._scaled = False
+            self._unscaled.clear()
+            self.counts["scaler_updates"] += 1
+            if scaler.is_enabled() and len(self.scales) < 2000:
+                self.scales.append(float(scaler._scale) if scaler._scale is not None else 1.0)
+            return result
+
+        return update
+
+    def _clip(self, original: Any) -> Any:
+        def clip(*arguments: Any, **keywords: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                self._note("clip")
+                if self._scaled and not self._unscaled:
+                    self._note("clip_scaled")
+            return original(*arguments, **keywords)
+
+        return clip
+
+    def _schedule(self, original: Any) -> Any:
+        def step(scheduler: Any, *arguments: Any, **keywords: Any) -> Any:
+            self.counts["scheduled"] += 1
+            return original(scheduler, *arguments, **keywords)
+
+        return step
+
+    def _before_update(self, optimizer: Any, *_: Any) -> None:
+        self._stepped.add(id(optimizer))
+
+    def _find_overflow(self, optimizer: Any) -> None:
+        """The first parameter, from the loss backwards, whose gradient is not finite."""
+        if self.not_finite is not None:
+            return
+        found = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        bad = [tuple(p.shape) for p in found if not bool(torch.isfinite(p.grad).all())]
+        self.not_finite = f"{len(bad)} of {len(found)} gradients, last of shape {bad[-1]}" if bad else "none"
