@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import os
 import platform
@@ -14,6 +15,7 @@ from typing import Any
 import psutil
 
 from vivace.errors import InputError
+from vivace.inspect.store import cached_ceilings
 from vivace.machine import Device, Machine
 
 PACKAGES = ("torch", "torchvision", "triton", "numpy")
@@ -35,12 +37,13 @@ OLDEST_TORCH = (2, 11)
 def inspect() -> Machine:
     """Gather the Machine that this process runs on; takes milliseconds and touches no GPU memory.
 
+    `Machine.ceilings` are the ones that `vivace inspect --measure` stored, for the training device.
     What cannot be read is named in `Machine.missing` with its reason; nothing here raises.
     """
     missing: list[str] = []
     gpus = _gpus(missing)
     cores = usable_cores()
-    cpu = Device("cpu", _cpu_name(), _memory_limit(), _cpu_features())
+    cpu = Device("cpu", _cpu_name(), memory_limit(), _cpu_features())
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -49,13 +52,14 @@ def inspect() -> Machine:
         missing.append("torch is not installed: training needs it; reports and advice do not")
     if shutil.which("gcc") is None and shutil.which("g++") is None and shutil.which("clang") is None:
         missing.append("no C++ compiler (g++ or clang): torch.compile cannot build CPU kernels")
-    return Machine(
+    machine = Machine(
         devices=(*gpus, cpu),
         num_cores=cores,
         versions=versions,
         limits=_limits(cores),
         missing=tuple(missing),
     )
+    return dataclasses.replace(machine, ceilings=cached_ceilings(machine.fingerprint, machine.device.kind))
 
 
 def require_torch() -> None:
@@ -118,7 +122,7 @@ def _limits(cores: int) -> dict[str, Any]:
     return {
         "cores_seen": os.cpu_count() or 1,
         "cores_usable": cores,
-        "memory_bytes": _memory_limit(),
+        "memory_bytes": memory_limit(),
         "shared_memory_bytes": shared,
         "open_files": soft,
         "disk_free_bytes": shutil.disk_usage(os.getcwd()).free,
@@ -126,7 +130,8 @@ def _limits(cores: int) -> dict[str, Any]:
     }
 
 
-def _memory_limit() -> int:
+def memory_limit() -> int:
+    """Bytes of memory that this process may use: the smaller of the machine's and its container's."""
     total = int(psutil.virtual_memory().total)
     for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         text = _read(file).strip()
