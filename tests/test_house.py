@@ -39,13 +39,14 @@ EXPORTS = {
     "__version__",
     "attach",
     "inspect",
+    "profile",
     "register",
     "report",
     "train",
     "tune",
     "verify",
 }
-VERBS = ("inspect", "report", "train", "tune", "verify")
+VERBS = ("inspect", "profile", "report", "train", "tune", "verify")
 TORCH_FREE = ("errors", "inspect", "ledger", "machine", "plan", "registry", "report", "technique")
 
 # Cut in two, so that this file does not hold what it forbids.

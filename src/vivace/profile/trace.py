@@ -60,7 +60,9 @@ def read_trace(path: Path) -> dict[str, Any]:
         "busy_seconds": _busy(kernels, operators, begin),
         "slowest": _slowest(spent),
         "modules": _by_module(spent, owner, phases),
-        "phases": [[e.name.removeprefix("vivace:"), e.start - begin, e.end - begin] for e in _top(phases)],
+        "phases": [[e.name.removeprefix("vivace:"), (e.start - begin) / 1e6, (e.end - begin) / 1e6]
+            for e in _top(phases)
+       ],
         "communication_seconds": _exposed(operators, kernels),
         **_memory(events, (begin, end), operators, owner, phases),
     }

@@ -70,80 +70,121 @@ def watch_settings(patches: Patches, document: dict[str, Any]) -> None:
     patches.replace(nn.Module, "compile", noting("compile"))
     patches.replace(nn.Module, "to", noting("channels_last", channels_last))
     patches.replace(torch, "set_num_threads", noting("threads"))
+    patches.replace(nn.DataParallel, "__init__", noting("data_parallel"))
 
 
 def run(recorder: Any, document: dict[str, Any]) -> None:
     """The experiments that what was seen calls for; results stand under ``experiments``.
 
-    Each is a list of speed ratios of neighbouring blocks: how many times faster without the setting.
+    Each holds speed ratios of neighbouring blocks: how many times faster without the setting.
     """
     done: dict[str, Any] = document.setdefault("experiments", {})
     catcher: CallCatcher | None = getattr(recorder, "catcher", None)
     if catcher is None or not catcher.calls:
         return
     name = max(catcher.calls, key=lambda n: sum(p.numel() for p in catcher.roots[n].parameters()))
-    enabled, dtype = catcher.autocast[name]
-    wanted: dict[str, Callable[[Any], Any]] = {}
-    device = next((p.device.type for p in catcher.roots[name].parameters()), "cpu")
-    if enabled:
-        wanted["autocast"] = lambda m: torch.autocast(device, enabled=False)
-    threads, cores = torch.get_num_threads(), document["flags"]["cores"]
-    if device == "cpu" and threads != cores:
-        wanted["threads"] = lambda m: _threads(cores)
-    if torch.is_anomaly_enabled():
-        wanted["anomaly"] = lambda m: torch.autograd.set_detect_anomaly(False)
-    if torch.are_deterministic_algorithms_enabled():
-        wanted["deterministic"] = lambda m: _nondeterministic()
-    if not wanted:
+    module, call, autocast = catcher.roots[name], catcher.calls[name], catcher.autocast[name]
+    device = next((p.device.type for p in module.parameters()), "cpu")
+    contexts = _contexts(device, autocast[0], document)
+    changes = _changes(module, document)
+    if not contexts and not changes:
         return
     with _same_random_streams():
-        shadow = _Shadow(catcher.roots[name], *catcher.calls[name], (device, enabled, dtype))
-        for setting, context in wanted.items():
-            done[setting] = shadow.compare(context)
+        shadow = _Shadow(module, call, (device, *autocast))
+        for setting, context in contexts.items():
+            done[setting] = compare(shadow.runner(), shadow.runner(context))
+        for setting, change in changes.items():
+            other = _Shadow(module, call, (device, *autocast))
+            change(other)
+            done[setting] = compare(shadow.runner(), other.runner())
+
+
+def _contexts(device: str, autocast: bool, document: dict[str, Any]) -> dict[str, Callable[[], Any]]:
+    """Settings that a context turns off, for those that are on."""
+    found: dict[str, Callable[[], Any]] = {}
+    threads, cores = torch.get_num_threads(), document["flags"]["cores"]
+    if autocast:
+        found["autocast"] = lambda: torch.autocast(device, enabled=False)
+    if device == "cpu" and threads != cores:
+        found["threads"] = lambda: _threads(cores)
+    if torch.is_anomaly_enabled():
+        found["anomaly"] = lambda: torch.autograd.set_detect_anomaly(False)
+    if torch.are_deterministic_algorithms_enabled():
+        found["deterministic"] = _nondeterministic
+    backends: Any = torch.backends
+    if device == "cpu" and not backends.mkldnn.enabled:
+        found["onednn"] = lambda: backends.mkldnn.flags(enabled=True)
+    return found
+
+
+def _changes(module: nn.Module, document: dict[str, Any]) -> dict[str, Callable[[Any], None]]:
+    """Settings of the model itself, with how to undo them in a copy."""
+    found: dict[str, Callable[[Any], None]] = {}
+    if any(p.dtype == torch.float64 for p in module.parameters()):
+        found["double"] = lambda shadow: shadow.convert(lambda t: t.float() if t.is_floating_point() else t)
+    if "channels_last" in document.get("asked", {}):
+        found["channels_last"] = lambda shadow: shadow.convert(torch.Tensor.contiguous)
+    return found
+
+
+def compare(as_it_is: Callable[[], None], without: Callable[[], None]) -> dict[str, Any]:
+    """Alternate blocks of both; seconds a run as it is, and how many times faster the other was."""
+    for _ in range(2):
+        seconds = max(_block(as_it_is, 1), 1e-5)
+        _block(without, 1)
+    runs = max(1, round(BLOCK_SECONDS / seconds))
+    deadline = time.perf_counter() + BUDGET_SECONDS
+    before: list[float] = []
+    after: list[float] = []
+    while len(before) < PAIRS and (time.perf_counter() < deadline or len(before) < 3):
+        before.append(_block(as_it_is, runs))
+        after.append(_block(without, runs))
+    return {"ratios": [a / b for a, b in zip(before, after, strict=True)], "seconds": min(before)}
+
+
+def _block(function: Callable[[], None], runs: int) -> float:
+    """Mean seconds of one run."""
+    _wait()
+    begin = time.perf_counter()
+    for _ in range(runs):
+        function()
+    _wait()
+    return (time.perf_counter() - begin) / runs
+
+
+def _wait() -> None:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 class _Shadow:
     """A copy of a module with the arguments of one call, ready to run forward and backward."""
 
     def __init__(
-        self, module: nn.Module, arguments: Any, keywords: Any, autocast: tuple[str, bool, torch.dtype]
+        self, module: nn.Module, call: tuple[Any, Any], autocast: tuple[str, bool, torch.dtype]
     ) -> None:
         self.module = copy.deepcopy(module)
-        self.arguments, self.keywords = _detached(arguments), _detached(keywords)
+        self.arguments, self.keywords = (_mapped(part, torch.Tensor.detach) for part in call)
         self.autocast = autocast
-        self.device = autocast[0]
 
-    def compare(self, context: Callable[[Any], Any]) -> dict[str, Any]:
-        """Alternate blocks as it is and in `context`; seconds a run of both, and their ratios."""
-        seconds = max(self._block(1, contextlib.nullcontext), 1e-5)
-        seconds = max(self._block(1, contextlib.nullcontext), 1e-5)
-        self._block(1, lambda: context(self.module))
-        runs = max(1, round(BLOCK_SECONDS / seconds))
-        deadline = time.perf_counter() + BUDGET_SECONDS
-        before: list[float] = []
-        after: list[float] = []
-        while len(before) < PAIRS and (time.perf_counter() < deadline or len(before) < 3):
-            before.append(self._block(runs, contextlib.nullcontext))
-            after.append(self._block(runs, lambda: context(self.module)))
-        return {"ratios": [a / b for a, b in zip(before, after, strict=True)], "seconds": min(before)}
+    def convert(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Apply a function to every weight, buffer and argument."""
+        self.module._apply(function)
+        self.arguments, self.keywords = _mapped(self.arguments, function), _mapped(self.keywords, function)
 
-    def _block(self, runs: int, context: Callable[[], Any]) -> float:
-        self._wait()
-        begin = time.perf_counter()
-        for _ in range(runs):
+    def runner(self, context: Callable[[], Any] = contextlib.nullcontext) -> Callable[[], None]:
+        """Forward and backward once, inside a context."""
+
+        def step() -> None:
             device, enabled, dtype = self.autocast
             with torch.autocast(device, dtype=dtype, enabled=enabled), context():
                 result = self.module(*self.arguments, **self.keywords)
-                loss = sum(t.float().mean() for t in _differentiable(result))
-            if isinstance(loss, torch.Tensor):
-                loss.backward()  # type: ignore[no-untyped-call]
+                losses = [t.float().mean() for t in _differentiable(result)]
+            if losses:
+                torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
             self.module.zero_grad(set_to_none=True)
-        self._wait()
-        return (time.perf_counter() - begin) / runs
 
-    def _wait(self) -> None:
-        if self.device == "cuda":
-            torch.cuda.synchronize()
+        return step
 
 
 @contextlib.contextmanager
@@ -183,13 +224,13 @@ def _same_random_streams() -> Iterator[None]:
             numpy.random.set_state(numpy_random)
 
 
-def _detached(tree: Any) -> Any:
+def _mapped(tree: Any, function: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(tree, torch.Tensor):
-        return tree.detach()
+        return function(tree)
     if isinstance(tree, dict):
-        return {key: _detached(value) for key, value in tree.items()}
+        return {key: _mapped(value, function) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
-        return type(tree)(_detached(item) for item in tree)
+        return type(tree)(_mapped(item, function) for item in tree)
     return tree
 
 

@@ -81,6 +81,8 @@ def live_graph_tensors() -> tuple[int, list[str]]:
         while frame is not None:
             for scope in (frame.f_locals, frame.f_globals):
                 for name, value in list(scope.items()):
+                    if _has_history(value) and _chain(value) > 50:
+                        lists[f"{name} ({frame.f_code.co_filename})"] = _chain(value)
                     if isinstance(value, (list, dict)) and not name.startswith("_") and len(value) < 10**6:
                         items = value.values() if isinstance(value, dict) else value
                         held = sum(_has_history(item) for item in items)

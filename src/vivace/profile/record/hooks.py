@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -68,6 +69,10 @@ class LoopHooks:
         self.loader: Any = None  # the one that feeds training
         self.annotate = False
         self.batch: Any = None
+        self.fetch_cpu_seconds = 0.0
+        self.synchronize = False  # let the clock see the device's time, not the host's
+        self.examine_losses = False
+        self.losses_not_finite = 0
         self._patches = Patches()
         self._fetching = 0
         self._ranges: list[Any] = []
@@ -96,14 +101,18 @@ class LoopHooks:
     def fetching(self) -> Iterator[None]:
         """A batch is fetched inside; the outermost of nested fetches counts."""
         self._fetching += 1
+        begin = 0.0
         if self._fetching == 1:
+            self._wait()
             self.clock.fetch(training=torch.is_grad_enabled())
             self._push("data")
+            begin = time.thread_time()
         try:
             yield
         finally:
             self._fetching -= 1
             if not self._fetching:
+                self.fetch_cpu_seconds += time.thread_time() - begin
                 self._pop()
 
     @contextlib.contextmanager
@@ -120,7 +129,12 @@ class LoopHooks:
         self.batch = batch
         self.clock.fetched(num_samples(batch))
 
+    def _wait(self) -> None:
+        if self.synchronize:
+            torch.cuda.synchronize()
+
     def _push(self, name: str) -> None:
+        self._wait()
         self.clock.push(name)
         if self.annotate:
             self._ranges.append(torch.autograd.profiler.record_function(f"vivace:{name}").__enter__())
@@ -128,6 +142,7 @@ class LoopHooks:
     def _pop(self) -> None:
         if self._ranges:
             self._ranges.pop().__exit__(None, None, None)
+        self._wait()
         self.clock.pop()
 
     def _next(self, original: Any) -> Any:
@@ -156,6 +171,10 @@ class LoopHooks:
 
     def _timed(self, name: str, original: Any) -> Any:
         def call(*arguments: Any, **keywords: Any) -> Any:
+            if name == "backward" and self.examine_losses and arguments:
+                losses = arguments[0] if isinstance(arguments[0], (list, tuple)) else arguments[:1]
+                finite = all(bool(torch.isfinite(t.detach()).all()) for t in losses)
+                self.losses_not_finite += not finite
             self._push(name)
             try:
                 return original(*arguments, **keywords)

@@ -11,6 +11,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from vivace.profile.record.hooks import LoopHooks, Patches
 from vivace.profile.record.waits import calling_site
 
+SMALLEST_NORMAL = 2.0**-14  # of float16
+
 
 class PrecisionWatch:
     """Notes what is done with autocast, GradScaler and clipping, by the person's line."""
@@ -22,6 +24,9 @@ class PrecisionWatch:
         self.dtypes: Counter[str] = Counter()
         self.not_finite: str | None = None
         self.scales: list[float] = []
+        self.examine = False
+        self._tiny: list[float] = []
+        self._norm: tuple[Any, float, float] | None = None
         self._unscaled: set[int] = set()
         self._scaled = False
         self._stepped: set[int] = set()
@@ -29,7 +34,7 @@ class PrecisionWatch:
     def install(self, patches: Patches) -> None:
         """Patch autocast, GradScaler and the clipping functions."""
         patches.replace(torch.autocast, "__enter__", self._enter_autocast)
-        for name in ("scale", "unscale_", "step", "update"):
+        for name in ("scale", "unscale_", "step", "update", "get_scale"):
             patches.replace(torch.amp.GradScaler, name, getattr(self, f"_{name.strip('_')}"))
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             patches.replace(torch.nn.utils, name, self._clip)
@@ -91,6 +96,7 @@ class PrecisionWatch:
             if not scaler.is_enabled():
                 return original(scaler, optimizer, *arguments, **keywords)
             self._stepped.discard(id(optimizer))
+            self._notice_division()
             self.hooks.clock.push("update")
             try:
                 result = original(scaler, optimizer, *arguments, **keywords)
@@ -104,6 +110,36 @@ class PrecisionWatch:
             return result
 
         return step
+
+    def _get_scale(self, original: Any) -> Any:
+        def get_scale(scaler: Any) -> Any:
+            scale = original(scaler)
+            if self._scaled and scale > 1 and not self._unscaled and self.hooks.clock.step.backwards:
+                parameter = self._largest_gradient()
+                if parameter is not None:
+                    self._norm = (parameter, float(parameter.grad.norm()), scale)
+            return scale
+
+        return get_scale
+
+    def _largest_gradient(self) -> Any:
+        groups = (g["params"] for o in self.hooks.optimizers.values() for g in o.param_groups)
+        found = [p for group in groups for p in group if p.grad is not None]
+        return max(found, key=lambda p: p.grad.numel(), default=None)
+
+    def _notice_division(self) -> None:
+        """Were gradients divided by the scale between asking for it and `GradScaler.step`?"""
+        if self._norm is None:
+            return
+        parameter, before, scale = self._norm
+        self._norm = None
+        after = float(parameter.grad.norm()) if parameter.grad is not None else before
+        if before > 0 and 0.9 < after * scale / before < 1.1:
+            self.counts["unscaled_by_hand"] += 1
+
+    def tiny_share(self) -> float | None:
+        """Mean share of the gradients that are not zero and below float16's normal numbers."""
+        return sum(self._tiny) / len(self._tiny) if self._tiny else None
 
     def _update(self, original: Any) -> Any:
         def update(scaler: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -136,6 +172,10 @@ class PrecisionWatch:
 
     def _before_update(self, optimizer: Any, *_: Any) -> None:
         self._stepped.add(id(optimizer))
+        if self.examine:
+            grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+            tiny = sum(int(((g != 0) & (g.abs() < SMALLEST_NORMAL)).sum()) for g in grads)
+            self._tiny.append(tiny / max(1, sum(int((g != 0).sum()) for g in grads)))
 
     def _find_overflow(self, optimizer: Any) -> None:
         """The first parameter, from the loss backwards, whose gradient is not finite."""

@@ -33,7 +33,7 @@ RECORD, TRACE = "record.json", "trace.json"
 WARM_STEPS, MOST_WARM_STEPS = 3, 20
 FEWEST_STEPS, MOST_STEPS = 10, 400
 TIMED_SECONDS, SLOW_SECONDS = 4.0, 30.0
-WATCHED_STEPS, TRACED_STEPS = 4, 3
+WATCHED_STEPS, SYNCHRONIZED_STEPS, TRACED_STEPS = 5, 4, 3
 LONG_STEP_SECONDS = 4.0
 
 
@@ -56,6 +56,7 @@ class Recorder:
         self.patches = Patches()
         self.steps: list[Step] = []
         self.resident: list[int] = []
+        self.synchronized: list[Step] = []
         self.document: dict[str, Any] = {"format": 1, "state": "warm"}
         self._state, self._in_state = "warm", 0
         self._entered = time.perf_counter()
@@ -84,6 +85,8 @@ class Recorder:
         self.hooks.restore()
         self.patches.restore()
         self.fetches.stop()
+        if not self.steps and (self.folder / RECORD).exists():
+            return  # a launcher or a loader worker, beside the process that trains
         part = self.folder / (RECORD + ".part")
         part.write_text(json.dumps(self.document, default=str), encoding="utf-8")
         part.replace(self.folder / RECORD)
@@ -99,6 +102,10 @@ class Recorder:
             if self._state == "timed":
                 self.steps.append(step)
                 self.resident.append(facts.resident_bytes())
+            elif self._state == "watched":
+                self.waits.new_step()
+            elif self._state == "synchronized":
+                self.synchronized.append(step)
             if self._is_over(step):
                 self._next_state()
         except Exception as error:
@@ -121,13 +128,16 @@ class Recorder:
         if self._state == "traced":
             self._mark_step()
             return self._in_state >= TRACED_STEPS or step.wall_seconds > LONG_STEP_SECONDS
-        return self._in_state >= {"watched": WATCHED_STEPS, "counted": 1}[self._state]
+        lengths = {"watched": WATCHED_STEPS, "synchronized": SYNCHRONIZED_STEPS, "counted": 1}
+        return self._in_state >= lengths[self._state]
 
     def _next_state(self) -> None:
         leave, self._leave = self._leave, lambda: None
         leave()
-        order = ["warm", "timed", "watched", "traced", "counted", "finished"]
+        order = ["warm", "timed", "watched", "synchronized", "traced", "counted", "finished"]
         self._state = order[order.index(self._state) + 1]
+        if self._state == "synchronized" and not torch.cuda.is_available():
+            self._state = "traced"
         self._in_state, self._entered = 0, time.perf_counter()
         self.document["state"] = self._state
         enter = getattr(self, f"_enter_{self._state}", None)
@@ -137,6 +147,7 @@ class Recorder:
     def _enter_timed(self) -> None:
         self._dynamo = facts.dynamo()
         self._live = facts.live_graph_tensors()
+        self.hooks.fetch_cpu_seconds = 0.0
         self.precision.begin()
 
     def _enter_watched(self) -> None:
@@ -144,8 +155,27 @@ class Recorder:
         steps = max(1, len(self.steps))
         self.document["live"] = {"before": self._live[0], "after": now[0], "steps": steps, "held": now[1]}
         self.document["dynamo"] = facts.dynamo_difference(self._dynamo, facts.dynamo())
+        self.document["data_cpu_seconds"] = self.hooks.fetch_cpu_seconds / steps
+        self.document["precision"] = self.precision.result(steps)
+        self.hooks.examine_losses = self.precision.examine = True
         self.waits.install()
-        self._leave = self.waits.restore
+        self._leave = self._leave_watched
+
+    def _leave_watched(self) -> None:
+        self.waits.restore()
+        self.hooks.examine_losses = self.precision.examine = False
+        self.document["watched_steps"] = self.waits.num_steps
+        self.document["precision"]["loss_not_finite"] = self.hooks.losses_not_finite
+        self.document["precision"]["tiny_gradients"] = self.precision.tiny_share()
+
+    def _enter_synchronized(self) -> None:
+        self.hooks.synchronize = True
+        self._leave = self._leave_synchronized
+
+    def _leave_synchronized(self) -> None:
+        self.hooks.synchronize = False
+        steps = self.synchronized[1:]
+        self.document["device_seconds"] = {p: statistics.fmean(s.seconds[p] for s in steps) for p in PHASES}
 
     def _enter_traced(self) -> None:
         activities = [torch.profiler.ProfilerActivity.CPU]
@@ -219,7 +249,7 @@ class Recorder:
             document["interrupted"] = [{"wall": s.wall_seconds, **s.seconds} for s in broken]
         document["resident"] = self.resident
         document["waits"] = self.waits.result()
-        document["precision"] = self.precision.result(len(self.steps))
+        document.setdefault("precision", self.precision.result(len(self.steps)))
         document["fetch"] = self.fetches.result()
         document.update(facts.describe(self.hooks))
         document["command"] = sys.argv

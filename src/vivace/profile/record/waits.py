@@ -11,6 +11,7 @@ import torch
 from vivace.profile.record.hooks import Patches
 
 QUESTIONS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__")
+LOOP_SECONDS = 0.002  # asked again within this time: a loop
 _OWN = ("vivace/profile", "vivace/engine", "/torch/", "<frozen", "contextlib.py", "functools.py")
 
 
@@ -20,7 +21,7 @@ class WaitWatch:
     def __init__(self) -> None:
         self.sites: dict[str, dict[str, float]] = {}
         self._patches = Patches()
-        self._steps_began = 0.0
+        self.num_steps = 0
         self._inside = False
 
     def install(self) -> None:
@@ -29,12 +30,16 @@ class WaitWatch:
             self._patches.replace(torch.Tensor, name, self._timed)
         if torch.cuda.is_available():
             self._patches.replace(torch.cuda, "synchronize", self._timed)
-        self.installed = time.perf_counter()
+
+    def new_step(self) -> None:
+        """What is asked now is not in a loop with what was asked before."""
+        self.num_steps += 1
+        for row in self.sites.values():
+            row["last"] = 0.0
 
     def restore(self) -> None:
         """Stop."""
         self._patches.restore()
-        self.seconds = time.perf_counter() - self.installed
 
     def result(self) -> list[dict[str, Any]]:
         """Sites by their seconds, the costliest first; sums over all watched steps."""
@@ -64,7 +69,7 @@ class WaitWatch:
         row["seconds"] += end - begin
         # Asked again soon: the loop around it is part of what the questions cost.
         gap = begin - row["last"]
-        row["span"] += end - (row["last"] if gap < 0.002 else begin)
+        row["span"] += end - (row["last"] if gap < LOOP_SECONDS else begin)
         row["last"] = end
 
 
