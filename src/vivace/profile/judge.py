@@ -1,4 +1,4 @@
-"""From a record and its trace to the document: shares, roofline, memory, verdicts, and what `advise` reads."""
+"""From a record and its trace to the document: shares, roofline, memory, verdicts, what `advise` reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def judge(
 ) -> dict[str, Any]:
     """The whole document of a profile, without the paths."""
     facts = read_trace(trace) if trace.is_file() else {}
-    seen = Seen(record, facts, machine, target)
+    seen = Seen(record, facts, machine, target if epochs is not None else None)
     rows = roofline.roofline(
         record.get("work") or {},
         seen.operator_seconds,
@@ -68,15 +68,16 @@ def _cpu_name(machine: Machine) -> str:
 
 def _healthy(seen: Seen, rows: list[roofline.Roof], share: float | None) -> Verdict:
     if share is None:
-        limit = "how far it is from the limit is not known, as no ceilings were measured"
+        limit = "no ceilings were measured, so that the distance to the limit is not known"
     elif share > 1:
         limit = "it is at its limit: its data stay in the processor's caches"
     else:
         limit = f"it runs at {share:.0%} of the limit of its operators on this machine"
     largest = next((row for row in rows if row.seconds), None)
-    most = f", and spends most of its time in {largest.operator}" if largest else ""
-    advice = f"vivace tune {seen.target} measures what goes faster"
-    return Verdict("healthy", f"nothing is wrong: {limit}{most}", 1.0, 1.0, advice)
+    most = f"; most of its time goes to {largest.operator}" if largest else ""
+    return Verdict(
+        "healthy", f"nothing is wrong: {limit}{most}", 1.0, 1.0, f"{seen.tune} measures what goes faster"
+    )
 
 
 def _bound_by(rows: list[roofline.Roof], share: float | None) -> str | None:
@@ -109,14 +110,16 @@ def _missing(
 def _modules(record: dict[str, Any], facts: dict[str, Any]) -> list[dict[str, Any]]:
     """Modules with seconds forward and backward, and the bytes that they keep for the backward pass."""
     kept = dict(record.get("activations") or [])
-    rows = {row["name"]: {**row, "activation_bytes": kept.get(row["name"], 0)} for row in facts.get("modules", [])}
+    rows = {
+        row["name"]: {**row, "activation_bytes": kept.get(row["name"], 0)} for row in facts.get("modules", [])
+    }
     for name, size in kept.items():
         rows.setdefault(name, {"name": name, "forward": 0.0, "backward": 0.0, "activation_bytes": size})
     return list(rows.values())
 
 
 def _memory(record: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
-    """Bytes of one step by kind; the rest of the peak, workspaces and gradients of activations, is temporary."""
+    """Bytes of one step by kind; what is left of the peak (workspaces, passing gradients) is temporary."""
     held, rise = record.get("held_bytes", 0), facts.get("rise_bytes", 0)
     cuda = record.get("cuda") or {}
     known = {
@@ -148,7 +151,7 @@ def _work(seen: Seen, rows: list[roofline.Roof], epochs: int | None) -> dict[str
     sizes = {n.partition(":")[0]: int(n.partition(":")[2]) for n in record.get("item_bytes") or {}}
     matrix = {kind: size for kind, size in sizes.items() if kind in MATRIX}
     size = min(matrix.values(), default=4)
-    autocast = list((seen.precision.get("autocast_dtypes") or {"float16": 1}))
+    autocast = list(seen.precision.get("autocast_dtypes") or {"float16": 1})
     precision = autocast[0] if size == 2 and seen.precision.get("autocast") else DTYPE_NAMES[size]
     length = seen.loader.get("batches")
     work = record.get("work") or {}

@@ -1,4 +1,4 @@
-"""The pictures of a profile, drawn with matplotlib. Colours are stand-ins that the page replaces by its own."""
+"""The pictures of a profile, drawn with matplotlib, in stand-in colours that the page replaces."""
 
 from __future__ import annotations
 
@@ -94,7 +94,9 @@ def roofline(document: dict[str, Any]) -> Figure | None:
     """Operations a second over operations a byte, under the measured roof."""
     ceilings = document["machine"]["ceilings"]
     bandwidth = ceilings.get("copy_device")
-    precision = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(document["work"]["precision"], "fp32")
+    precision = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(
+        document["work"]["precision"], "fp32"
+    )
     rates = {key: ceilings[key] for key in ("matmul_fp32", f"matmul_{precision}") if key in ceilings}
     rows = [r for r in document["roofline"] if r["flops"] and r["bytes"] and r["seconds"]]
     if not bandwidth or not rates or not rows:
@@ -114,8 +116,12 @@ def roofline(document: dict[str, Any]) -> Figure | None:
         speed = row["flops"] / row["seconds"]
         size = 40 + 260 * row["seconds"] / longest
         axes.scatter([intensity], [speed], s=size, color=COLOURS["accent"], alpha=0.85, linewidth=0)
-        axes.annotate(row["operator"], (intensity, speed), xytext=(10, -4), textcoords="offset points", fontsize=9)
-    axes.set(xscale="log", yscale="log", xlim=(low, high), xlabel="operations a byte", ylabel="operations a second")
+        axes.annotate(
+            row["operator"], (intensity, speed), xytext=(10, -4), textcoords="offset points", fontsize=9
+        )
+    axes.set(
+        xscale="log", yscale="log", xlim=(low, high), xlabel="operations a byte", ylabel="operations a second"
+    )
     axes.set_ylim(top=top * 2.4)
     axes.grid(True, linewidth=0.6)
     axes.minorticks_off()
@@ -141,7 +147,14 @@ def memory(document: dict[str, Any]) -> Figure | None:
     later = moment > 0.6 * document["traced_seconds"] * 1e3
     axes.plot([moment], [height], "o", color=COLOURS["accent"])
     side, shift = ("right", (-8, 4)) if later else ("left", (8, 4))
-    axes.annotate(f"{height:.3g} {unit}, {what}", (moment, height), xytext=shift, textcoords="offset points", ha=side, fontsize=9)
+    axes.annotate(
+        f"{height:.3g} {unit}, {what}",
+        (moment, height),
+        xytext=shift,
+        textcoords="offset points",
+        ha=side,
+        fontsize=9,
+    )
     axes.set(xlim=(0, document["traced_seconds"] * 1e3), ylim=(0, height * 1.18), xlabel="ms", ylabel=unit)
     axes.grid(True, axis="y", linewidth=0.6)
     return figure

@@ -1,4 +1,4 @@
-"""The roofline of one step: the least time that its operations and bytes need at measured ceilings. Torch-free."""
+"""The roofline of a step: the least time for its operations and bytes at measured ceilings. Torch-free."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import dataclasses
 from typing import Any
 
 # Ceilings of one operator class, the first that was measured counts; the rest of a class is bounded by bytes.
-_RATES = {"convolution": ("convolution_{dtype}_nchw", "convolution_{dtype}_nhwc"), "default": ("matmul_{dtype}",)}
+_RATES = {
+    "convolution": ("convolution_{dtype}_nchw", "convolution_{dtype}_nhwc"),
+    "default": ("matmul_{dtype}",),
+}
 _DTYPES = {8: "fp64", 4: "fp32", 2: "bf16", 1: "int8"}
 
 
@@ -57,7 +60,9 @@ def roofline(
         by = max(known, key=lambda name: known[name], default="not measured")
         taken = seconds.get(operator, 0.0)
         whole = len(known) == len(bounds)
-        rows.append(Roof(operator, flops, moved, int(count), taken, known[by] if known and whole else None, by))
+        rows.append(
+            Roof(operator, flops, moved, int(count), taken, known[by] if known and whole else None, by)
+        )
     return sorted(rows, key=lambda row: -row.seconds)
 
 

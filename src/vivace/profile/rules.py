@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter
+from itertools import pairwise
 
 from vivace.profile import rules_precision
 from vivace.profile.seen import Seen, Verdict
@@ -17,7 +18,9 @@ CLEAR_GAIN = 1.05
 GROWTH = 0.03
 
 DECODERS = r"PIL|cv2|imageio|torchvision/io|jpeg|decode|soundfile|torchaudio|librosa|zlib|gzip|lzma|bz2|json"
-AUGMENTERS = r"transforms|albumentations|kornia|augment|random|imgaug|numpy|noise|rotate|blur|filter|scipy|skimage"
+AUGMENTERS = (
+    r"transforms|albumentations|kornia|augment|random|imgaug|numpy|noise|rotate|blur|filter|scipy|skimage"
+)
 READERS = r"\bopen|read|load|sleep|seek|mmap|h5py|lmdb|sqlite|socket|ssl|http|requests|wait|fetch_|download"
 
 
@@ -66,11 +69,13 @@ def data_wait(seen: Seen) -> Verdict | None:
     each = fetch["worker_seconds"] / batches if batches else None
     if each is not None and each / workers < 0.5 * step:
         evidence = (
-            f"{share:.0%} of the step waits for {workers} loader workers, although each batch takes them only "
+            f"{share:.0%} of the step waits for {workers} loader workers, although a batch takes them only "
             f"{each * 1e3:.3g} ms: handing batches over costs more than making them ({seen.cores} cores)"
         )
         low = max(1.0, step / (rest + each) * 0.9)
-        return Verdict("workers", evidence, low, best * 1.1, "vivace tune tries num_workers=0 and others")
+        return Verdict(
+            "workers", evidence, low, best * 1.1, f"num_workers=0, or fewer; {seen.tune} measures both"
+        )
     if each is not None and workers < seen.cores and each / seen.cores < rest:
         needed = min(seen.cores, -(-each // rest))
         evidence = (
@@ -85,7 +90,7 @@ def data_wait(seen: Seen) -> Verdict | None:
 
 
 def _with_workers(seen: Seen, wait: float, rest: float) -> float:
-    """The step's seconds where workers fetch, if their processor time has to share the cores with training."""
+    """The step's seconds where workers fetch, if they have to share the cores with training."""
     busy = (seen.record.get("data_cpu_seconds") or 0.0) / max(wait, 1e-9)
     threads = min(int(seen.flags.get("threads") or 1), seen.cores) if seen.device == "cpu" else 1
     return max(rest, (min(busy, 1.0) * wait + rest * threads) / seen.cores)
@@ -132,7 +137,7 @@ def _next_input(seen: Seen, kind: str) -> str:
         "augmenting": "augment a whole batch at once",
         "collating samples into batches": "index the whole tensor by a batch of indices",
     }.get(kind, "make the dataset cheaper")
-    return f"{advice}; vivace tune {seen.target} measures workers and prefetching"
+    return f"{advice}; {seen.tune} measures workers and prefetching"
 
 
 def threads(seen: Seen) -> Verdict | None:
@@ -145,9 +150,11 @@ def threads(seen: Seen) -> Verdict | None:
     by = f", set in {seen.short(where)}" if where else ""
     environment = seen.flags.get("environment") or {}
     by = by or "".join(f", set by {key}={value}" for key, value in environment.items())
-    evidence = f"torch uses {used} threads on {seen.cores} cores{by}; with {seen.cores} a copy of the step ran "
+    evidence = (
+        f"torch uses {used} threads on {seen.cores} cores{by}; with {seen.cores} a copy of the step ran "
+    )
     evidence += f"{found[1]:.2f} times as fast"
-    advice = f"torch.set_num_threads({seen.cores}); vivace tune measures cpu_threads"
+    advice = f"torch.set_num_threads({seen.cores}), or leave it to torch"
     return Verdict("workers", evidence, found[0] * 0.95, found[2] * 1.05, advice)
 
 
@@ -197,8 +204,8 @@ def idle(seen: Seen) -> Verdict | None:
     if share < LARGE_IDLE:
         return None
     evidence = (
-        f"{share:.0%} of the step ({share * seen.step_seconds * 1e3:.3g} ms) is the loop's own code between an "
-        "update and the next batch: logging, saving, Python"
+        f"{share:.0%} of the step ({share * seen.step_seconds * 1e3:.3g} ms) is the loop's own code between "
+        "an update and the next batch: logging, saving, Python"
     )
     best = 1 / (1 - share)
     return Verdict("idle", evidence, 1 + 0.7 * (best - 1), best * 1.1, "do it once in many steps")
@@ -215,8 +222,8 @@ def recompiles(seen: Seen) -> Verdict | None:
         row = (reasons or found["compilations"])[-1]
         why = " ".join(str(row["reason"] or "a new graph").split())[:160]
         evidence = (
-            f"torch.compile compiled {found['new_graphs']} times in {seen.record['steps']} steps after warm-up "
-            f"({seconds:.3g} s of {window:.3g} s), last {seen.short(row['place'].split(' ')[0])}: {why}"
+            f"torch.compile compiled {found['new_graphs']} times in {seen.record['steps']} steps after warm-up"
+            f" ({seconds:.3g} s of {window:.3g} s), last {seen.short(row['place'].split(' ')[0])}: {why}"
         )
         best = 1 / (1 - share)
         advice = "pad to a few shapes, or torch.compile(..., dynamic=True)"
@@ -251,7 +258,9 @@ def memory(seen: Seen) -> Verdict | None:
         return Verdict("memory", evidence, 1.0, 1.1, "look for lists or caches that the loop appends to")
     cuda = seen.record.get("cuda") or {}
     if cuda.get("retries"):
-        evidence = f"the allocator ran out of memory and started anew {cuda['retries']} times: it is fragmented"
+        evidence = (
+            f"the allocator ran out of memory and started anew {cuda['retries']} times: it is fragmented"
+        )
         advice = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
         return Verdict("memory", evidence, 1.0, 1.3, advice)
     return None
@@ -263,7 +272,7 @@ def _growth(resident: list[int]) -> float:
     if length < 2:
         return 0.0
     quarters = [statistics.median(resident[i * length : (i + 1) * length]) for i in range(4)]
-    if any(b <= a for a, b in zip(quarters, quarters[1:], strict=False)):
+    if any(b <= a for a, b in pairwise(quarters)):
         return 0.0
     return (quarters[-1] - quarters[0]) / (3 * length)
 

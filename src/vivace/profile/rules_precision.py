@@ -10,11 +10,17 @@ CLEAR_GAIN = 1.05
 
 
 def overflow(seen: Seen) -> Verdict | None:
-    """Steps are skipped because gradients overflow, gradients underflow in float16, or the loss is not finite."""
+    """Steps skipped because gradients overflow, gradients too small for float16, or a loss not finite."""
     precision = seen.precision
     if precision.get("loss_not_finite"):
         evidence = f"the loss was not a finite number in {precision['loss_not_finite']} of the watched steps"
-        return Verdict("overflow", evidence, 1.0, 1.0, f"vivace verify {seen.target} finds the first layer")
+        return Verdict(
+            "overflow",
+            evidence,
+            1.0,
+            1.0,
+            "torch.autograd.set_detect_anomaly(True) names the first operation, once",
+        )
     steps, skipped = precision.get("scaler_steps", 0), precision.get("skipped", 0)
     if steps and skipped / steps >= MANY_SKIPPED:
         share = skipped / steps
@@ -22,7 +28,9 @@ def overflow(seen: Seen) -> Verdict | None:
         if precision.get("not_finite"):
             evidence += f" ({precision['not_finite']})"
         high = 1 / max(0.05, 1 - share)
-        return Verdict("overflow", evidence, 1.0, high, "bfloat16 needs no scaling; or a smaller learning rate")
+        return Verdict(
+            "overflow", evidence, 1.0, high, "bfloat16 needs no scaling; or a smaller learning rate"
+        )
     half = "float16" in (precision.get("autocast_dtypes") or {})
     tiny = precision.get("tiny_gradients") or 0.0
     if half and not precision.get("scale") and tiny >= MANY_TINY:
@@ -77,7 +85,8 @@ def amp_misuse(seen: Seen) -> Verdict | None:
         )
     if "float16" in dtypes and not precision.get("scale"):
         return found(
-            "float16 autocast without a GradScaler: small gradients are lost", "torch.amp.GradScaler, or bfloat16"
+            "float16 autocast without a GradScaler: small gradients are lost",
+            "torch.amp.GradScaler, or bfloat16",
         )
     if precision.get("scale") and not dtypes and "float16" not in (seen.record.get("parameter_dtypes") or []):
         return found("the loss is scaled, but nothing computes in float16", "leave the GradScaler out")
@@ -99,7 +108,7 @@ def no_gain(seen: Seen) -> Verdict | None:
         return None
     low, middle, high = found
     evidence = f"a copy of the step ran {middle:.2f} times as fast without autocast: {_why_no_gain(seen)}"
-    return Verdict("precision_no_gain", evidence, low * 0.97, high * 1.03, "leave autocast out; vivace tune decides")
+    return Verdict("precision_no_gain", evidence, low * 0.97, high * 1.03, "leave autocast out")
 
 
 def no_effect(seen: Seen) -> Verdict | None:
@@ -110,7 +119,7 @@ def no_effect(seen: Seen) -> Verdict | None:
         ("onednn", "oneDNN is turned off", "torch.backends.mkldnn.enabled = True"),
         ("double", "the weights are float64", "float32 weights, unless the job needs 16 digits"),
         ("deterministic", "deterministic algorithms are demanded", "leave them off, or pay knowingly"),
-        ("channels_last", "the model is in channels-last", "leave channels-last out; vivace tune decides"),
+        ("channels_last", "the model is in channels-last", "leave channels-last out"),
         ("optimizer", "the optimizer updates one tensor after another", "leave foreach=False out"),
     ):
         found = seen.experiment(name)
@@ -119,7 +128,9 @@ def no_effect(seen: Seen) -> Verdict | None:
             return Verdict("no_effect", evidence, found[0] * 0.93, found[2] * 1.07, advice)
     if "compile" in asked and not (seen.record.get("dynamo") or {}).get("graphs"):
         where = seen.short(asked["compile"])
-        evidence = f"torch.compile is called in {where}, but nothing was compiled: its result is not what runs"
+        evidence = (
+            f"torch.compile is called in {where}, but nothing was compiled: its result is not what runs"
+        )
         return Verdict("no_effect", evidence, 0.9, 1.5, "model = torch.compile(model), and call that")
     convolves = (seen.record.get("work") or {}).get("convolution")
     if "channels_last" in asked and seen.record.get("work") and not convolves:

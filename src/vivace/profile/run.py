@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -25,7 +26,7 @@ JOB_TIMEOUT = 600.0
 
 @dataclasses.dataclass(frozen=True)
 class Profiled:
-    """What a profile found: `document` is what ``--json`` prints; `exit_code` is the script's own, 0 for a job."""
+    """What a profile found: `document` is what ``--json`` prints, `exit_code` the script's own."""
 
     document: dict[str, Any]
     page_path: Path
@@ -200,8 +201,6 @@ def _with_ceilings(machine: Machine, device: str) -> Machine:
     if "copy_device" not in ceilings or "matmul_fp32" not in ceilings:
         found = survey(device, seconds=CEILING_SECONDS)
         ceilings = found.values
-        try:
+        with contextlib.suppress(OSError):  # a home that cannot be written: measured again next time
             save(machine.fingerprint, device, found)
-        except OSError:  # a home that cannot be written: measured again next time
-            pass
     return dataclasses.replace(machine, ceilings=ceilings)

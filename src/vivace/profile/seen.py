@@ -19,7 +19,12 @@ class Seen:
     record: dict[str, Any]
     trace: dict[str, Any]
     machine: Machine
-    target: str = "JOB"
+    job: str | None = None
+
+    @property
+    def tune(self) -> str:
+        """The command that measures what helps; a script is written as a Job first."""
+        return f"vivace tune {self.job}" if self.job else "vivace tune, once the script is written as a Job,"
 
     @property
     def step_seconds(self) -> float:

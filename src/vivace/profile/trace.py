@@ -1,4 +1,4 @@
-"""A Chrome trace of a few steps read back: time by operator class and module, the timeline, memory over time."""
+"""A Chrome trace read back: time by operator class and module, the timeline, memory over time."""
 
 from __future__ import annotations
 
@@ -60,9 +60,10 @@ def read_trace(path: Path) -> dict[str, Any]:
         "busy_seconds": _busy(kernels, operators, begin),
         "slowest": _slowest(spent),
         "modules": _by_module(spent, owner, phases),
-        "phases": [[e.name.removeprefix("vivace:"), (e.start - begin) / 1e6, (e.end - begin) / 1e6]
+        "phases": [
+            [e.name.removeprefix("vivace:"), (e.start - begin) / 1e6, (e.end - begin) / 1e6]
             for e in _top(phases)
-       ],
+        ],
         "communication_seconds": _exposed(operators, kernels),
         **_memory(events, (begin, end), operators, owner, phases),
     }

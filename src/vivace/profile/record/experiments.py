@@ -1,4 +1,4 @@
-"""Decisive experiments beside the training: a copy of the model runs the last batch with and without a setting.
+"""Decisive experiments: a copy of the model runs the last batch with and without a setting.
 
 The person's model, optimizer and random streams are not touched; a copy costs the memory of one more step.
 """

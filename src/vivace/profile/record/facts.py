@@ -1,4 +1,4 @@
-"""Facts of a running loop that are read, not timed: loader, optimizer, flags, memory, compiled graphs, ranks."""
+"""Facts of a running loop that are read, not timed: loader, optimizer, flags, memory, graphs, ranks."""
 
 from __future__ import annotations
 
@@ -181,7 +181,9 @@ def _flags() -> dict[str, Any]:
         "cudnn_deterministic": backends.cudnn.deterministic,
         "anomaly": torch.is_anomaly_enabled(),
         "compiled": "torch._dynamo" in sys.modules,
-        "environment": {key: os.environ[key] for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if key in os.environ},
+        "environment": {
+            key: os.environ[key] for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if key in os.environ
+        },
     }
 
 

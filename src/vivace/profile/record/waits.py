@@ -1,4 +1,4 @@
-"""Who asks a tensor for its value: each such question makes the host wait for the device, and runs in Python."""
+"""Who asks tensors for their values: each question makes the host wait for the device."""
 
 from __future__ import annotations
 
