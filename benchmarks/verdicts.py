@@ -111,7 +111,7 @@ def profile(name: str, seconds: float, *arguments: str) -> dict:
     """The document of one run; a script that cannot be profiled says so in its verdict."""
     launcher = [sys.executable]
     if name.startswith("ranks"):
-        launcher += ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nothing:
         try:
             return vivace.profile(

@@ -30,19 +30,20 @@ class Driver:
         with start(self.job, Plan.from_dict(plan), self.machine, strict=strict) as session:
             loader = call(self.job, "data")
             recorder.install()
+            recorder.fetches.start()
             _name_seams(session, recorder.hooks)
             source = endless_batches(session, self.job, loader)
-            first = _next(source, recorder.hooks)
+            first = following(source, recorder.hooks)
             checked_step(session, first)
             deadline = time.monotonic() + LONGEST_SECONDS
             while not recorder.done and time.monotonic() < deadline:
-                session.step(_next(source, recorder.hooks))
+                session.step(following(source, recorder.hooks))
             recorder.finish()
             promise = session.promise.name.lower()
         return {"promise": promise, "epochs": self.job.epochs}
 
 
-def _next(source: Iterator[Any], hooks: LoopHooks) -> Any:
+def following(source: Iterator[Any], hooks: LoopHooks) -> Any:
     """The next batch, whatever kind of loader it comes from."""
     with hooks.fetching():
         batch = next(source)

@@ -222,7 +222,7 @@ def recompiles(seen: Seen) -> Verdict | None:
         row = (reasons or found["compilations"])[-1]
         why = " ".join(str(row["reason"] or "a new graph").split())[:160]
         evidence = (
-            f"torch.compile compiled {found['new_graphs']} times in {seen.record['steps']} steps after warm-up"
+            f"torch.compile made {found['new_graphs']} graphs in {seen.record['steps']} steps after warm-up"
             f" ({seconds:.3g} s of {window:.3g} s), last {seen.short(row['place'].split(' ')[0])}: {why}"
         )
         best = 1 / (1 - share)

@@ -22,7 +22,7 @@ from vivace.profile.record.hooks import Patches
 
 EVERY_SECONDS = 0.004
 WRITE_SECONDS = 0.5
-_LIBRARIES = ("/torch/utils/data/", "vivace/profile/", "<frozen", "/threading.py")
+_FETCHING = {("fetch", "fetch.py"), ("following", "drive.py")}  # a DataLoader's fetcher, or our own loop
 
 
 class FetchSampler:
@@ -114,7 +114,7 @@ class _Worker:
         while True:
             time.sleep(EVERY_SECONDS)
             site = _site(self.fetcher)
-            if site and "get (" not in site:
+            if site:
                 self.seen[site] += 1
 
 
@@ -125,7 +125,7 @@ def _site(thread: int) -> str:
     fetching = False
     while frame is not None:
         code = frame.f_code
-        if code.co_name == "fetch" and "fetch.py" in code.co_filename:
+        if (code.co_name, os.path.basename(code.co_filename)) in _FETCHING:
             fetching = True
             break
         names.append(f"{code.co_filename}:{frame.f_lineno} {code.co_name}")

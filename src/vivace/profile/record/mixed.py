@@ -23,7 +23,6 @@ class PrecisionWatch:
         self.sites: dict[str, str] = {}
         self.dtypes: Counter[str] = Counter()
         self.not_finite: str | None = None
-        self.scales: list[float] = []
         self.examine = False
         self._tiny: list[float] = []
         self._norm: tuple[Any, float, float] | None = None
@@ -44,7 +43,6 @@ class PrecisionWatch:
     def begin(self) -> None:
         """The timed window begins: forget the warm-up, where a scaler finds its scale."""
         self.counts.clear()
-        self.scales.clear()
 
     def result(self, steps: int) -> dict[str, Any]:
         """Counts over the timed window, the lines that did it, and the gradients' state."""
@@ -54,7 +52,6 @@ class PrecisionWatch:
             "sites": self.sites,
             "autocast_dtypes": dict(self.dtypes),
             "not_finite": self.not_finite,
-            "scales": self.scales[-200:],
         }
 
     def _note(self, what: str) -> None:
@@ -147,8 +144,6 @@ class PrecisionWatch:
             self._scaled = False
             self._unscaled.clear()
             self.counts["scaler_updates"] += 1
-            if scaler.is_enabled() and len(self.scales) < 2000:
-                self.scales.append(float(scaler._scale) if scaler._scale is not None else 1.0)
             return result
 
         return update

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from vivace.profile.record.hooks import Patches
 
 QUESTIONS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__")
+_OF_TORCH = os.sep + "torch" + os.sep
 LOOP_SECONDS = 0.002  # asked again within this time: a loop
 _OWN = ("vivace/profile", "vivace/engine", "/torch/", "<frozen", "contextlib.py", "functools.py")
 
@@ -48,7 +50,8 @@ class WaitWatch:
 
     def _timed(self, original: Any) -> Any:
         def ask(*arguments: Any, **keywords: Any) -> Any:
-            if self._inside:  # float(tensor) asks item() in turn
+            # float(tensor) asks item() in turn; torch's own optimizers ask for their step counts
+            if self._inside or _OF_TORCH in sys._getframe(1).f_code.co_filename:
                 return original(*arguments, **keywords)
             self._inside = True
             begin = time.perf_counter()
