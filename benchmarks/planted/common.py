@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 MENDED = "--mended" in sys.argv
 SECONDS = float(os.environ.get("PLANTED_SECONDS", "12"))  # long enough for every window of the profile
+STEPS = int(os.environ.get("PLANTED_STEPS", "0"))  # in place of the time
 
 torch.manual_seed(0)
 
@@ -73,9 +74,14 @@ def fast(data, batch=32):
 def train(model, loader, optimizer=None, loss=functional.cross_entropy, after=None, step=None):
     """The tutorial loop, for a few seconds; `after(loss, output, labels)` runs in each step."""
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    end = time.monotonic() + SECONDS
-    while time.monotonic() < end:
+    end, steps = time.monotonic() + SECONDS, 0
+
+    def over():
+        return steps >= STEPS if STEPS else time.monotonic() > end
+
+    while not over():
         for inputs, labels in loader:
+            steps += 1
             if step is not None:
                 step(model, optimizer, inputs, labels)
             else:
@@ -86,5 +92,5 @@ def train(model, loader, optimizer=None, loss=functional.cross_entropy, after=No
                 optimizer.step()
                 if after is not None:
                     after(value, output, labels)
-            if time.monotonic() > end:
+            if over():
                 break
