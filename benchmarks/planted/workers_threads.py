@@ -1,4 +1,4 @@
-"""torch is told to use many more threads than there are cores."""
+"""torch is told to use one thread; on one core, many."""
 
 import os
 
@@ -6,5 +6,6 @@ import torch
 from common import MENDED, fast, images, small_cnn, train
 
 cores = len(os.sched_getaffinity(0))
-torch.set_num_threads(cores if MENDED else 4 * cores)
-train(small_cnn(16), fast(images()))
+wrong = 1 if cores > 1 else 64
+torch.set_num_threads(cores if MENDED else wrong)
+train(small_cnn(64), fast(images()))

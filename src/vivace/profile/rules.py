@@ -46,6 +46,9 @@ def judge_all(seen: Seen) -> list[Verdict]:
     """Verdicts of every rule, those on correctness first, then by what they would bring."""
     found = [verdict for rule in rules() if (verdict := rule(seen)) is not None]  # type: ignore[operator]
     wrong = ("overflow", "amp_misuse", "memory")
+    causes = {verdict.cause for verdict in found}
+    if "sync" in causes:  # which is what the loop's own code does
+        found = [verdict for verdict in found if verdict.cause != "idle"]
     return sorted(found, key=lambda v: (v.cause not in wrong, -(v.low + v.high)))
 
 

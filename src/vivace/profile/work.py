@@ -135,11 +135,15 @@ def count_work(function: Callable[[], Any]) -> Work:
 
 
 @contextlib.contextmanager
-def counting() -> Iterator[_Counter]:
-    """Count what runs inside; ``work()`` of the result says what it was."""
-    counter = _Counter()
+def counting(updating: Callable[[], bool] | None = None) -> Iterator[_Counter]:
+    """Count what runs inside; ``work()`` of the result says what it was.
+
+    `updating` says whether an optimizer is at work; left out, hooks of its own find out.
+    """
+    counter = _Counter(updating)
     fused = _FusedOnMeta(counter)
-    with counter.phases(), fused.attention(), fused, counter:
+    phases = contextlib.nullcontext() if updating else counter.phases()
+    with phases, fused.attention(), fused, counter:
         yield counter
 
 
@@ -150,9 +154,10 @@ def work_class(name: str) -> str:
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self) -> None:
+    def __init__(self, updating: Callable[[], bool] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kernels: list[Kernel] = []
+        self._is_updating = updating or (lambda: bool(self._updating))
         self.saved_bytes = 0
         self._updating = 0
         self._values: dict[int, int] = {}
@@ -207,7 +212,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def phase(self) -> str:
         """Where the step is: the optimizer's update, autograd's backward, or forward."""
-        if self._updating:
+        if self._is_updating():
             return "update"
         return "backward" if torch._C._current_graph_task_id() != -1 else "forward"
 

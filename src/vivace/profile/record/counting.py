@@ -34,7 +34,7 @@ class CountedStep:
         self.modules.install()
         pre_hook = register_optimizer_step_pre_hook(self._before_update)
         self._stack.callback(pre_hook.remove)
-        self._counter = self._stack.enter_context(counting())
+        self._counter = self._stack.enter_context(counting(lambda: self.hooks.clock.inside == "update"))
         if not self.modules.silent:
             saving = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
             self._stack.enter_context(saving)

@@ -46,9 +46,12 @@ class Patches:
         else:
             self._undo.append(functools.partial(delattr, owner, name))
 
-    def hold(self, handle: Any) -> None:
-        """Remove torch's hook `handle` too."""
-        self._undo.append(handle.remove)
+    def hook(self, hooks: dict[int, Any], handle: Any) -> None:
+        """Silence torch's hook `handle` too, which stands in `hooks`.
+
+        It is not removed, as torch may be going through the hooks at that moment: it becomes one that does nothing.
+        """
+        self._undo.append(functools.partial(hooks.__setitem__, handle.id, lambda *_: None))
 
     def restore(self) -> None:
         """Put everything back, last change first."""
@@ -84,8 +87,10 @@ class LoopHooks:
         patches.replace(DataLoader, "__iter__", self._iter)
         patches.replace(torch.autograd, "backward", lambda original: self._timed("backward", original))
         patches.replace(torch.optim.Optimizer, "zero_grad", self._zeroing)
-        patches.hold(optimizers.register_optimizer_step_pre_hook(self._before_update))
-        patches.hold(optimizers.register_optimizer_step_post_hook(self._after_update))
+        before = optimizers.register_optimizer_step_pre_hook(self._before_update)
+        patches.hook(optimizers._global_optimizer_pre_hooks, before)
+        after = optimizers.register_optimizer_step_post_hook(self._after_update)
+        patches.hook(optimizers._global_optimizer_post_hooks, after)
         if torch.cuda.is_available():
             for name in ("to", "cuda"):
                 patches.replace(torch.Tensor, name, self._placing)

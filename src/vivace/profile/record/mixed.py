@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim import optimizer as optimizers
 
 from vivace.profile.record.hooks import LoopHooks, Patches
 from vivace.profile.record.waits import calling_site
@@ -38,7 +38,8 @@ class PrecisionWatch:
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             patches.replace(torch.nn.utils, name, self._clip)
         patches.replace(torch.optim.lr_scheduler.LRScheduler, "step", self._schedule)
-        patches.hold(register_optimizer_step_pre_hook(self._before_update))
+        handle = optimizers.register_optimizer_step_pre_hook(self._before_update)
+        patches.hook(optimizers._global_optimizer_pre_hooks, handle)
 
     def begin(self) -> None:
         """The timed window begins: forget the warm-up, where a scaler finds its scale."""

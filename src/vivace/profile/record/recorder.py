@@ -30,7 +30,7 @@ from vivace.profile.record.modules import ModuleRanges
 from vivace.profile.record.waits import WaitWatch
 
 RECORD, TRACE = "record.json", "trace.json"
-WARM_STEPS, MOST_WARM_STEPS = 3, 20
+WARM_STEPS, MOST_WARM_STEPS = 3, 8
 FEWEST_STEPS, MOST_STEPS = 10, 400
 TIMED_SECONDS, SLOW_SECONDS = 4.0, 30.0
 WATCHED_STEPS, SYNCHRONIZED_STEPS, TRACED_STEPS = 5, 4, 3

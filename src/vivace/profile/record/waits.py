@@ -12,7 +12,7 @@ import torch
 from vivace.profile.record.hooks import Patches
 
 QUESTIONS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__")
-_OF_TORCH = os.sep + "torch" + os.sep
+_NOT_THEIRS = tuple(os.path.join(os.path.dirname(path), "") for path in (torch.__file__, __file__))
 LOOP_SECONDS = 0.002  # asked again within this time: a loop
 _OWN = ("vivace/profile", "vivace/engine", "/torch/", "<frozen", "contextlib.py", "functools.py")
 
@@ -51,7 +51,7 @@ class WaitWatch:
     def _timed(self, original: Any) -> Any:
         def ask(*arguments: Any, **keywords: Any) -> Any:
             # float(tensor) asks item() in turn; torch's own optimizers ask for their step counts
-            if self._inside or _OF_TORCH in sys._getframe(1).f_code.co_filename:
+            if self._inside or sys._getframe(1).f_code.co_filename.startswith(_NOT_THEIRS):
                 return original(*arguments, **keywords)
             self._inside = True
             begin = time.perf_counter()
