@@ -49,7 +49,7 @@ class Patches:
     def hook(self, hooks: dict[int, Any], handle: Any) -> None:
         """Silence torch's hook `handle` too, which stands in `hooks`.
 
-        It is not removed, as torch may be going through the hooks at that moment: it becomes one that does nothing.
+        It is not removed, as torch may be going through the hooks: it becomes one that does nothing.
         """
         self._undo.append(functools.partial(hooks.__setitem__, handle.id, lambda *_: None))
 
