@@ -98,6 +98,7 @@ def test_a_healthy_loop_is_healthy_and_described(recorded, batches):
     assert {"Sequential.0", "Sequential.2", "Sequential.4"} <= set(names)
     middle = next(row for row in document["modules"] if row["name"] == "Sequential.2")
     assert middle["backward"] > 0 < middle["forward"]
+    assert "bf16_autocast" in [row["technique"] for row in document["prospects"]]
     assert record["samples"] == 32
     assert document["work"]["steps_per_epoch"] == 16
 

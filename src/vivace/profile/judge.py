@@ -7,6 +7,7 @@ from typing import Any
 
 from vivace.machine import Machine
 from vivace.profile import roofline, rules
+from vivace.profile.prospects import prospects
 from vivace.profile.seen import MATRIX, Seen, Verdict
 from vivace.profile.trace import read_trace
 
@@ -28,6 +29,8 @@ def judge(
     )
     bound = roofline.bound_of(rows) if record.get("work") else None
     share = bound / seen.step_seconds if bound is not None else None
+    launch_seconds = sum(row.count for row in rows) * machine.ceilings.get("launch_seconds", 0.0)
+    launching = launch_seconds / bound if bound else 0.0
     verdicts = rules.judge_all(seen) or [_healthy(seen, rows, share)]
     return {
         "format": FORMAT,
@@ -38,7 +41,10 @@ def judge(
         "steps": record["clean_steps"],
         "bound_seconds": bound,
         "share_of_limit": share,
-        "bound_by": _bound_by(rows, share),
+        "bound_by": _bound_by(rows, share, launching),
+        "launch_share": launching * (share or 0.0) if bound else None,
+        "prospects": prospects(seen),
+        "tune": seen.tune.rstrip(","),
         "missing": _missing(record, facts, machine, bound),
         "verdicts": [verdict.to_dict() for verdict in verdicts],
         "roofline": [roofline.to_dict(row) for row in rows],
@@ -80,10 +86,14 @@ def _healthy(seen: Seen, rows: list[roofline.Roof], share: float | None) -> Verd
     )
 
 
-def _bound_by(rows: list[roofline.Roof], share: float | None) -> str | None:
-    """What most of the least time goes to: ``compute`` or ``memory``."""
+def _bound_by(rows: list[roofline.Roof], share: float | None, launching: float) -> str | None:
+    """What most of the least time goes to: ``compute`` or ``memory``; ``launch`` where handing the operators
+    to the device takes longer than the device needs for them.
+    """
     if share is None:
         return None
+    if launching > 1:
+        return "launch"
     sums: dict[str, float] = {}
     for row in rows:
         sums[row.bound_by] = sums.get(row.bound_by, 0.0) + (row.bound_seconds or 0.0)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
@@ -91,6 +92,23 @@ def live_graph_tensors() -> tuple[int, list[str]]:
             frame = frame.f_back
     chain = max((_chain(t) for t in alive[:50]), default=0)
     return len(alive) + chain, sorted(lists, key=lambda name: -lists[name])[:3]
+
+
+def features(roots: Any) -> dict[str, bool]:
+    """Which kinds of layers the outermost modules hold."""
+    modules = [part for root in roots for part in root.modules()]
+    kinds: dict[str, tuple[type[nn.Module], ...]] = {
+        "convolution_2d": (nn.Conv2d, nn.ConvTranspose2d),
+        "recurrent": (nn.RNNBase, nn.RNNCellBase),
+        "dropout": (nn.modules.dropout._DropoutNd,),
+        "batch_norm": (nn.modules.batchnorm._BatchNorm,),
+    }
+    return {name: any(isinstance(m, classes) for m in modules) for name, classes in kinds.items()}
+
+
+def page_faults() -> int:
+    """Minor page faults of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def num_graphs() -> int:

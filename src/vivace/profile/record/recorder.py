@@ -148,6 +148,7 @@ class Recorder:
         self._dynamo = facts.dynamo()
         self._live = facts.live_graph_tensors()
         self.hooks.fetch_cpu_seconds = 0.0
+        self._faults = facts.page_faults()
         self.precision.begin()
 
     def _enter_watched(self) -> None:
@@ -155,6 +156,7 @@ class Recorder:
         steps = max(1, len(self.steps))
         self.document["live"] = {"before": self._live[0], "after": now[0], "steps": steps, "held": now[1]}
         self.document["dynamo"] = facts.dynamo_difference(self._dynamo, facts.dynamo())
+        self.document["page_faults"] = (facts.page_faults() - self._faults) / steps
         self.document["data_cpu_seconds"] = self.hooks.fetch_cpu_seconds / steps
         self.document["precision"] = self.precision.result(steps)
         self.hooks.examine_losses = self.precision.examine = True
@@ -200,6 +202,7 @@ class Recorder:
 
     def _leave_traced(self) -> None:
         self._modules.restore()
+        self.document["features"] = facts.features(self._modules.roots.values())
         self.hooks.annotate = False
         self._range.__exit__(None, None, None)
         self._profiler.stop()
