@@ -70,8 +70,6 @@ def amp_misuse(seen: Seen) -> Verdict | None:
             "the loss is scaled, but the optimizer steps without the scaler: its gradients are too large",
             "scaler.step(optimizer) in place of optimizer.step()",
         )
-    if precision.get("backward_in_autocast"):
-        pass
     skipped = precision.get("skipped", 0)
     if skipped and precision.get("scheduled", 0) >= steps:
         return found(
@@ -83,7 +81,7 @@ def amp_misuse(seen: Seen) -> Verdict | None:
             f"losses are scaled, but autocast computes in {', '.join(dtypes)}, which needs no scaling",
             "leave the GradScaler out",
         )
-    if "float16" in dtypes and not precision.get("scale"):
+    if "float16" in dtypes and not precision.get("scale") and overflow(seen) is None:
         return found(
             "float16 autocast without a GradScaler: small gradients are lost",
             "torch.amp.GradScaler, or bfloat16",
