@@ -1,6 +1,6 @@
 """What a profile costs a script: wall and processor seconds of the same training, with and without.
 
-    scripts/bench profile [--steps 2000] [--pairs 3]
+    scripts/bench profile_cost [--steps 2000] [--pairs 3]
 
 The script trains a fixed number of steps of a small network; runs alternate. Demanded: at most 3 %.
 """
