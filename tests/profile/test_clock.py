@@ -61,7 +61,7 @@ def test_code_before_placing_is_forward_where_a_backward_pass_follows(scene):
     assert scene.seconds() == {"place": 2, "forward": 5, "backward": 8, "update": 16}
 
 
-def test_a_closure_inside_of_the_update_is_charged_for_itself(scene):
+def test_a_closure_inside_of_the_update_has_a_forward_of_its_own(scene):
     scene.fetch(1)
     with scene.clock.phase("update"):
         scene.spend(2)
@@ -69,7 +69,7 @@ def test_a_closure_inside_of_the_update_is_charged_for_itself(scene):
         scene.spend(8)
     scene.clock.updated(1)
     scene.fetch()
-    assert scene.seconds() == {"data": 1, "backward": 4, "update": 10}
+    assert scene.seconds() == {"data": 1, "forward": 2, "backward": 4, "update": 8}
 
 
 def test_several_batches_an_update_are_one_step(scene):

@@ -27,8 +27,8 @@ class Step:
 
 
 class Clock:
-    """Phases nest: an optimizer whose step runs a closure, as LBFGS and Lightning do, is charged for its own
-    time only.
+    """Phases nest: an optimizer whose step runs a closure, as LBFGS and Lightning do, is charged for what comes
+    after the closure's backward pass only.
 
     A step ends where the next batch is fetched after an update; in a loop without a DataLoader, after the
     update of the optimizer that stepped first. Code between the phases is `forward` before a backward pass,
@@ -58,7 +58,8 @@ class Clock:
         if not self._stack:
             self._settle(name if decides else "place")
         else:
-            self._charge(self._stack[-1])
+            closure = self._stack[-1] == "update" and name == "backward"
+            self._charge("forward" if closure else self._stack[-1])
         self._stack.append(name)
 
     def pop(self) -> None:
