@@ -1,4 +1,4 @@
-"""Eight training jobs of common kinds, real in shape and small enough for two CPU cores."""
+"""Training jobs of common kinds, real in shape and small enough for two CPU cores."""
 
 from __future__ import annotations
 
@@ -214,6 +214,15 @@ class CharacterLSTM(nn.Module):
         return self.head(hidden)
 
 
+def build_group_norm_cnn() -> nn.Module:
+    """Return a small residual-free network with group normalisation (Wu & He, 2018, arXiv:1803.08494)."""
+    layers: list[nn.Module] = []
+    for num_inputs, num_outputs in itertools.pairwise((1, 16, 32, 64)):
+        convolution = nn.Conv2d(num_inputs, num_outputs, 3, padding=1, bias=False)
+        layers += [convolution, nn.GroupNorm(4, num_outputs), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 3 * 3, NUM_CLASSES))
+
+
 def build_small_cnn() -> nn.Module:
     """Return the usual MNIST network: two stages of convolutions and a small classifier."""
     return nn.Sequential(
@@ -241,6 +250,26 @@ def build_mlp() -> nn.Module:
     return nn.Sequential(
         nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, NUM_CLASSES)
     )
+
+
+class ResidualBlock(nn.Module):
+    """One pre-activation residual block for table rows."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.first = nn.Linear(width, width)
+        self.second = nn.Linear(width, width)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map (batch, width) to the same shape."""
+        return hidden + self.second(functional.relu(self.first(self.norm(hidden))))
+
+
+def build_table_network() -> nn.Module:
+    """Return a residual network for table rows (Gorishniy et al., 2021, arXiv:2106.11959)."""
+    blocks = [ResidualBlock(128) for _ in range(4)]
+    return nn.Sequential(nn.Linear(64, 128), *blocks, nn.Linear(128, NUM_CLASSES))
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -331,6 +360,33 @@ lstm = vivace.Job(
 mlp = vivace.Job(
     model=build_mlp,
     data=lambda: loader(features(8192, num_features=784), batch_size=256),
+    loss=classification_loss,
+    optimizer=adam(1e-3),
+    epochs=10,
+)
+
+# Small jobs, on which every set of techniques can be measured (benchmarks/search.py)
+
+search_cnn = vivace.Job(
+    model=build_group_norm_cnn,
+    data=lambda: list(loader(digits(train=True), batch_size=32)),
+    loss=classification_loss,
+    optimizer=sgd(0.05),
+    epochs=10,
+)
+
+search_gpt = vivace.Job(
+    model=lambda: GPT(length=64, width=128, num_layers=3),
+    data=lambda: list(loader(text(512, length=64), batch_size=8)),
+    loss=next_token_loss,
+    optimizer=adamw(1e-3),
+    on_gradients=clip_gradients,
+    epochs=5,
+)
+
+search_table = vivace.Job(
+    model=build_table_network,
+    data=lambda: list(loader(features(8192, num_features=64), batch_size=1024)),
     loss=classification_loss,
     optimizer=adam(1e-3),
     epochs=10,

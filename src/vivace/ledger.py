@@ -66,7 +66,8 @@ class Trial:
     constructed.
 
     `pairs` are (reference seconds, candidate seconds) a step, of neighbouring blocks. `reason` says why a
-    refused or failed trial has none. `predicted` are the bounds of the gain that the cards named beforehand.
+    refused or failed trial has none. `predicted` are the bounds of the gain that the cards named beforehand;
+    `rounds` counts the pairs of processes behind the ratio.
     """
 
     techniques: dict[str, dict[str, Any]]
@@ -85,6 +86,7 @@ class Trial:
     promise: str = "exact"
     evidence: dict[str, str] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
+    rounds: int = 1
 
     def __post_init__(self) -> None:
         if self.status == "measured" and (self.ratio is None or not self.pairs):

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vivace.measure.paired import Comparison, across
 from vivace.measure.statistics import _signed_rank_cut, speed_ratio, width
 
 TIMES = st.floats(0.01, 100.0)
@@ -48,3 +49,30 @@ def test_cuts_agree_with_the_published_table():
 def test_one_wild_pair_does_not_move_the_estimate():
     pairs = [(2.0, 1.0)] * 9 + [(2.0, 30.0)]
     assert speed_ratio(pairs).estimate == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("count", [3, 4, 5])
+def test_an_interval_across_processes_holds_their_spread(count):
+    source = random.Random(count)
+    held = narrow = 0
+    for _ in range(300):
+        rounds = [_round(source, 1.7 * source.lognormvariate(0, 0.04)) for _ in range(count)]
+        ratio = across(rounds)
+        held += ratio.low <= 1.7 <= ratio.high
+        blocks = speed_ratio([pair for comparison in rounds for pair in comparison.pairs])
+        narrow += blocks.low <= 1.7 <= blocks.high
+    assert held / 300 >= 0.92
+    assert narrow < held  # what the blocks alone say is too sure
+
+
+def test_fewer_than_three_processes_give_the_hull():
+    source = random.Random(0)
+    slow, fast = _round(source, 1.1), _round(source, 1.5)
+    assert across([slow]).low == pytest.approx(slow.ratio.low)
+    both = across([slow, fast])
+    assert (both.low, both.high) == (slow.ratio.low, fast.ratio.high)
+
+
+def _round(source, truth):
+    pairs = tuple((truth * source.lognormvariate(0, 0.01), 1.0) for _ in range(8))
+    return Comparison(speed_ratio(pairs), pairs)

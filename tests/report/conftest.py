@@ -160,6 +160,7 @@ def result(**changes):
         "promise": "rounding",
         "verdict": {key: value for key, value in verdict().items() if key not in ("curves", "checks")},
         "break_even_steps": 514,
+        "input_pipeline": {"plan": {"estimate": 1.07, "low": 1.05, "high": 1.09}},
         "waterfall": [
             {"step": n, "ratio": {"estimate": r, "low": r - 0.07 * (r > 1), "high": r + 0.07 * (r > 1)}}
             for n, r in gains

@@ -11,9 +11,13 @@ from pathlib import Path
 import pytest
 
 import vivace
+from vivace.engine.launch import Source
 from vivace.errors import AnswerIsNo, FolderError, InputError
 from vivace.ledger import Ledger
 from vivace.plan import Plan
+from vivace.registry import find
+from vivace.technique import Numerics
+from vivace.tune.bench import Bench
 from vivace.tune.tuner import parse_budget, parse_memory
 
 STAGE = f"{Path(__file__).parents[1] / 'scenes' / 'stage.py'}:job"
@@ -36,6 +40,26 @@ def test_the_planted_speed_up_is_found_verified_and_confirmed(tuned):
     assert result.verdict.kept
     assert Plan.load(folder / "plan.toml") == result.plan
     assert {"phase", "trial_begin", "trial_end", "verdict"} <= set(events)
+    assert " + ".join(step["step"] for step in result.waterfall) == " + ".join(result.plan.names)
+    confirmed = [trial for trial in result.trials if trial.role == "confirmation"]
+    assert confirmed[-1].ratio == result.speedup
+
+
+@pytest.mark.slow
+def test_a_confirmation_takes_several_pairs_of_processes(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    bench = Bench(Source(STAGE), vivace.inspect(), ledger, _deaf, allow=Numerics.ROUNDING, memory=None)
+    try:
+        bench.check()
+        bench.open_reference()
+        trial = bench.confirm(Plan([find("fused_optimizer")(kind="foreach")]), seconds=20)
+        refused = bench.confirm(Plan([find("tf32")()]), seconds=20)
+    finally:
+        bench.close()
+    assert trial.rounds >= 3 or trial.seconds > 10
+    assert trial.ratio.low <= trial.ratio.estimate <= trial.ratio.high
+    assert len(trial.pairs) >= 4 * trial.rounds
+    assert (refused.status, refused.rounds) == ("refused", 1)
 
 
 @pytest.mark.slow
@@ -162,3 +186,7 @@ def test_folders_that_cannot_be_used(tmp_path):
     with pytest.raises(FolderError, match="is a file; name a folder"):
         vivace.tune(STAGE, out=tmp_path / "thesis.txt")
     assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def _deaf(kind, payload):
+    """Listen to nothing."""

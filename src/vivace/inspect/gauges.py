@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from vivace.inspect import host_gauges
+from vivace.inspect.all_reduce import all_reduce
 from vivace.inspect.ceilings import Gauge, Reading
-from vivace.inspect.gather import usable_cores
+from vivace.inspect.limits import usable_cores
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
@@ -39,7 +40,7 @@ def open_device(name: str, absent: dict[str, str]) -> Iterator[list[Gauge]]:
         stack.enter_context(_setting(backends.cudnn, "benchmark", True))
         stack.enter_context(_threads())
         stack.callback(torch.cuda.empty_cache)
-        yield [*_gauges(bench, absent), *host_gauges.GAUGES]
+        yield [*_gauges(bench, absent), *host_gauges.gauges(stack), _exchange(device, stack)]
 
 
 def _gauges(bench: _Bench, absent: dict[str, str]) -> Iterator[Gauge]:
@@ -62,6 +63,12 @@ def _gauges(bench: _Bench, absent: dict[str, str]) -> Iterator[Gauge]:
         else:
             yield Gauge(key, partial(bench.copy_host, key))
     yield Gauge("launch_seconds", bench.launch)
+
+
+def _exchange(device: torch.device, stack: ExitStack) -> Gauge:
+    """Between all visible GPUs; on the CPU between two processes, where there are two cores."""
+    num_ranks = torch.cuda.device_count() if device.type == "cuda" else min(2, usable_cores())
+    return Gauge("all_reduce", partial(all_reduce, device.type, num_ranks, stack))
 
 
 class _Bench:

@@ -10,12 +10,13 @@ import os
 import shutil
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy
 
 from vivace.inspect.ceilings import Gauge, Reading, Unmeasured
-from vivace.inspect.gather import memory_limit
+from vivace.inspect.limits import memory_limit
 
 MIB = 2**20
 FILE_BYTES, BLOCK_BYTES = 256 * MIB, 8 * MIB
@@ -23,12 +24,12 @@ READING_SECONDS = 0.3
 IMAGE_SHAPE = (375, 500, 3)
 
 
-def disk_read() -> Reading:
+def disk_read(cleanup: contextlib.ExitStack) -> Reading:
     """Read a nameless file of random bytes in the working folder, in blocks, past the page cache."""
     if shutil.disk_usage(os.getcwd()).free < 4 * FILE_BYTES:
         raise Unmeasured("the working folder's disk is almost full")
     try:
-        file = tempfile.TemporaryFile(dir=os.getcwd(), prefix=".vivace-")  # noqa: SIM115  the reading keeps it
+        file = cleanup.enter_context(tempfile.TemporaryFile(dir=os.getcwd()))  # noqa: SIM115
         _fill(file.fileno())
     except OSError as error:
         raise Unmeasured(f"the working folder cannot be written: {error.strerror}") from None
@@ -55,7 +56,7 @@ def jpeg_decode_per_core() -> Reading:
 
     def decode() -> float:
         begin, done, seconds = time.perf_counter(), 0, 0.0
-        while seconds < READING_SECONDS / 3:
+        while seconds < READING_SECONDS:
             Image.open(io.BytesIO(encoded)).convert("RGB")
             done += 1
             seconds = time.perf_counter() - begin
@@ -64,7 +65,12 @@ def jpeg_decode_per_core() -> Reading:
     return decode
 
 
-GAUGES = (Gauge("disk_read", disk_read), Gauge("jpeg_decode_per_core", jpeg_decode_per_core))
+def gauges(cleanup: contextlib.ExitStack) -> list[Gauge]:
+    """The host's gauges; `cleanup` closes their file."""
+    return [
+        Gauge("disk_read", partial(disk_read, cleanup)),
+        Gauge("jpeg_decode_per_core", jpeg_decode_per_core),
+    ]
 
 
 def beyond_the_caches() -> int:

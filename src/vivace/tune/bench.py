@@ -12,11 +12,13 @@ from vivace.engine.launch import Source, preload
 from vivace.errors import ChildFailed, JobError, Refused
 from vivace.ledger import Ledger, Profile, Ratio, Trial
 from vivace.machine import Machine
-from vivace.measure.paired import Comparison, Contestant, compare
+from vivace.measure.paired import Comparison, Contestant, across, compare, without_loader
+from vivace.measure.statistics import width
 from vivace.plan import Plan
 from vivace.technique import Numerics
 
 OnEvent = Callable[[str, dict[str, Any]], None]
+MOST_ROUNDS, SETTLED_WIDTH = 5, 0.04
 
 
 class Bench:
@@ -43,6 +45,10 @@ class Bench:
         self.facts: dict[str, Any] = {}
         self.known: dict[str, Trial] = {}
         self.only_here: set[str] = set()  # techniques that this process knows, and the job's processes do not
+        self.input_pipeline: dict[str, Ratio] = {}  # what a perfect one would bring: to reference and plan
+        self.evidence: dict[
+            str, dict[str, str]
+        ] = {}  # by the plan's id: how its techniques proved that they act
         self.effects: dict[tuple[tuple[str, ...], str], Plan] = {}
 
     def check(self) -> Profile:
@@ -84,8 +90,6 @@ class Bench:
         target: float | None = None,
         role: str = "candidate",
         strict: bool = True,
-        seed: int = 0,
-        reference: Contestant | None = None,
     ) -> Trial:
         """Measure one plan; whatever happens to it becomes a trial. `target` is the ratio to beat.
 
@@ -96,11 +100,11 @@ class Bench:
         contestant = self._contestant(max(20.0, seconds))
         outcome: dict[str, Any]
         try:
-            contestant.open(plan, strict=strict, seed=seed, warm_seconds=min(1.0, 0.05 * seconds))
+            contestant.open(plan, strict=strict, warm_seconds=min(1.0, 0.05 * seconds))
             confirmed = self._admit(contestant, plan, role)
             left = max(2.0, min(comparing or seconds, seconds - _since(begin)))
-            comparison = compare(reference or self.reference, contestant, seconds=left, target=target)
-            outcome = self._measured(contestant, comparison, confirmed)
+            comparison = compare(self.reference, contestant, seconds=left, target=target)
+            outcome = self._measured(contestant, [comparison], confirmed)
         except Refused as refused:
             outcome = {"status": "refused", "reason": str(refused)}
         except ChildFailed as failed:
@@ -115,23 +119,70 @@ class Bench:
             self._trial(plan, role=role, predicted=predicted, seconds=_since(begin), **outcome)
         )
 
+    def confirm(self, plan: Plan, *, seconds: float) -> Trial:
+        """Measure a plan afresh: several pairs of new processes, each on batches in another order.
+
+        Two processes of the same job differ by a few percent in speed, by where their memory lies, so the
+        interval rests on the spread between the pairs as well. As many pairs as `seconds` allow, up to five.
+        That the techniques act was proven in the search.
+        """
+        begin = time.monotonic()
+        self.on_event("trial_begin", {"plan": str(plan), "role": "confirmation"})
+        rounds: list[Comparison] = []
+        outcome: dict[str, Any]
+        try:
+            while True:
+                started = time.monotonic()
+                comparison, outcome = self._confirm_once(plan, rounds, seconds=max(4.0, seconds / 5))
+                rounds.append(comparison)
+                settled = len(rounds) >= 3 and width(across(rounds)) < SETTLED_WIDTH
+                late = seconds - _since(begin) < _since(started)
+                if settled or late or len(rounds) == MOST_ROUNDS:
+                    break
+        except (Refused, ChildFailed) as error:
+            status = "refused" if isinstance(error, Refused) else "failed"
+            outcome = {"status": status, "reason": str(error)}
+        return self._record(self._trial(plan, role="confirmation", seconds=_since(begin), **outcome))
+
+    def _confirm_once(
+        self, plan: Plan, earlier: list[Comparison], *, seconds: float
+    ) -> tuple[Comparison, dict[str, Any]]:
+        """One pair of new processes; the outcome of it and all `earlier` ones together."""
+        seed = len(earlier) + 1
+        reference, contestant = self._contestant(), self._contestant()
+        try:
+            reference.open(Plan(), seed=seed)
+            contestant.open(plan, seed=seed)
+            comparison = compare(reference, contestant, seconds=seconds)
+            if len(earlier) == 2:  # the least that an interval across processes needs
+                self.input_pipeline["plan"] = without_loader(contestant, seconds=seconds / 2)
+            seen = contestant.ask("observe")
+            found = {"peak_bytes": seen["peak_bytes"], "evidence": self.evidence.get(plan.id, {})}
+            return comparison, self._measured(contestant, [*earlier, comparison], found)
+        finally:
+            contestant.close()
+            reference.close()
+
     def _admit(self, contestant: Contestant, plan: Plan, role: str) -> dict[str, Any]:
         """Let an opened plan prove that it acts, as allowed and unlike any other. Raises Refused."""
         if Numerics[contestant.promise.upper()] > self.allow:
             promised = contestant.promise.upper()
             raise Refused(f"on this job it promises {promised}, and {self.allow.name} is allowed")
         confirmed: dict[str, Any] = contestant.ask("confirm", reference=self.observed)
+        self.evidence[plan.id] = confirmed["evidence"]
         if role == "candidate":
             self._refuse_duplicate(plan, confirmed["effect"])
         return confirmed
 
     def _measured(
-        self, contestant: Contestant, comparison: Comparison, confirmed: dict[str, Any]
+        self, contestant: Contestant, comparisons: list[Comparison], confirmed: dict[str, Any]
     ) -> dict[str, Any]:
-        size, pairs = self.facts["batch_size"], comparison.pairs
+        size = self.facts["batch_size"]
+        pairs = [pair for comparison in comparisons for pair in comparison.pairs]
         return {
             "status": "measured",
-            "ratio": comparison.ratio,
+            "ratio": across(comparisons),
+            "rounds": len(comparisons),
             "pairs": tuple((a * size, b * size) for a, b in pairs),
             "samples_per_second": 1 / sorted(pair[1] for pair in pairs)[len(pairs) // 2],
             "peak_bytes": confirmed["peak_bytes"],
@@ -139,15 +190,6 @@ class Bench:
             "promise": contestant.promise,
             "evidence": confirmed["evidence"],
         }
-
-    def confirm(self, plan: Plan, *, seconds: float) -> Trial:
-        """Measure a plan afresh: new processes on both sides, and batches in another order."""
-        reference = self._contestant()
-        try:
-            reference.open(Plan(), seed=1)
-            return self.measure(plan, seconds=seconds, role="confirmation", seed=1, reference=reference)
-        finally:
-            reference.close()
 
     def close(self) -> None:
         """End the reference's process and remove what was compiled."""

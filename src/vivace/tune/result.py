@@ -15,8 +15,10 @@ class Result:
     """The plan, how much faster than strict fp32 it is, and whether it trains the same model.
 
     `baselines` are samples a second; None where the device has no such mode. `waterfall` is the cumulative
-    ratio as each technique of the plan was added. `reason` says why the plan is the reference, where it is.
-    `break_even_steps` counts the steps after which warm-up has paid for itself.
+    ratio as each technique of the plan is added, in the order of their stages. `reason` says why the plan is
+    the reference, where it is. `input_pipeline` is the ratio that one cached batch instead of the loader
+    would bring to the ``reference`` and to the ``plan``. `break_even_steps` counts the steps after which
+    warm-up has paid for itself.
     """
 
     plan: Plan
@@ -26,6 +28,7 @@ class Result:
     baseline_notes: dict[str, str]
     verdict: Verdict | None
     break_even_steps: int | None
+    input_pipeline: dict[str, Ratio]
     waterfall: list[dict[str, Any]]
     trials: list[Trial]
     report_path: str
@@ -49,6 +52,7 @@ class Result:
             "promise": self.promise,
             "verdict": self.verdict.to_dict() if self.verdict is not None else None,
             "break_even_steps": self.break_even_steps,
+            "input_pipeline": {key: dataclasses.asdict(ratio) for key, ratio in self.input_pipeline.items()},
             "waterfall": self.waterfall,
             "trials": [trial.to_dict() for trial in self.trials],
             "report_path": self.report_path,

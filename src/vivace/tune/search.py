@@ -42,10 +42,10 @@ class Search:
         self.best_ratio: Ratio = one()
         self.best_peak: int = bench.observed["peak_bytes"]
         self.reference_fits = bench.fits(self.best_peak)
-        self.waterfall: list[dict[str, Any]] = []
         self.measured: dict[str, Trial] = {}
         self.banned: set[str] = set()
         self._warmup_seconds = 0.0
+        self._too_slow: dict[Technique, float] = {}  # seconds after which it had not started yet
         self._offered: list[Candidate] = []
 
     def run(self) -> None:
@@ -56,6 +56,7 @@ class Search:
             self._try(known, None)
         self._try_together()
         self._select()
+        self._explain()
         conclusive = [t for t in self.bench.trials if t.status != "failed" or len(t.techniques) == 1]
         tried = {name for trial in conclusive for name in trial.techniques}
         for candidate in self._offered:
@@ -86,10 +87,9 @@ class Search:
         """Leave techniques out from now on, and search again without them for `seconds`."""
         self.banned |= names
         self.best, self.best_ratio, self.best_peak = Plan(), one(), self.bench.observed["peak_bytes"]
-        self.waterfall, self._warmup_seconds = [], 0.0
+        self._warmup_seconds = 0.0
         for plan in self.ranking()[:1]:
             self._keep(plan, self.measured[plan.id])
-            self.waterfall = [{"step": str(plan), "ratio": dataclasses.asdict(self.best_ratio)}]
         self.deadline = time.monotonic() + seconds
         self._select()
 
@@ -107,14 +107,16 @@ class Search:
         self._prune()
 
     def _in_turn(self, candidates: list[Candidate]) -> Iterator[Candidate]:
-        """What can be added first, then what would displace a technique of the best plan."""
-        later = []
+        """First what can be added, then what displaces a technique of the best plan, then what compiles."""
+        later, last = [], []
         for candidate in candidates:
-            if len(self.best.adding(candidate.technique)) > len(self.best):
+            if candidate.technique.card.stage == Stage.COMPILE:
+                last.append(candidate)
+            elif len(self.best.adding(candidate.technique)) > len(self.best):
                 yield candidate
             else:
                 later.append(candidate)
-        yield from later
+        yield from [*later, *last]
 
     def ranking(self) -> list[Plan]:
         """Plans that fit and beat the reference, fastest first; any that fit where the reference does not."""
@@ -132,11 +134,7 @@ class Search:
         trial = self.measure(plan, target, predicted)
         if trial.ratio is None or not self._better(trial):
             return False
-        added = [name for name in plan.names if name not in self.best.names]
         self._keep(plan, trial)
-        step = {"step": " + ".join(added) or str(plan), "ratio": dataclasses.asdict(trial.ratio)}
-        kept = [entry for entry in self.waterfall if set(entry["step"].split(" + ")) <= set(plan.names)]
-        self.waterfall = [*kept, step]
         return True
 
     def _better(self, trial: Trial) -> bool:
@@ -153,25 +151,35 @@ class Search:
     def measure(
         self, plan: Plan, target: float | None = None, predicted: tuple[float, float] | None = None
     ) -> Trial:
-        """One trial: at most half of the time left, of which a tenth of the time left for the comparison."""
+        """One trial: at most half of the time left, of which a tenth of the time left for the comparison.
+
+        What compiles comes last and may take all of it.
+        """
         left = self._left()
-        seconds, comparing = min(left, max(15.0, 0.5 * left)), max(6.0, 0.1 * left)
+        slow = any(technique.card.stage == Stage.COMPILE for technique in plan.techniques)
+        seconds, comparing = left if slow else min(left, max(15.0, 0.5 * left)), max(6.0, 0.1 * left)
         trial = self.bench.measure(
             plan, seconds=seconds, comparing=comparing, predicted=predicted, target=target
         )
         self.measured[plan.id] = trial
+        if trial.status == "failed" and "no answer" in trial.reason:
+            self._too_slow.update({technique: seconds for technique in plan.techniques if slow})
         return trial
 
     def _keep(self, plan: Plan, trial: Trial) -> None:
-        """Make a trial's plan the best one; verifying and confirming it will warm it up twice more."""
+        """Make a trial's plan the best one; to verify and confirm it means three warm-ups more."""
         assert trial.ratio is not None
         assert trial.warmup_seconds is not None
         self.best, self.best_ratio, self.best_peak = plan, trial.ratio, trial.peak_bytes or 0
-        self.deadline -= 2 * (trial.warmup_seconds - self._warmup_seconds)
+        self.deadline -= 3 * (trial.warmup_seconds - self._warmup_seconds)
         self._warmup_seconds = trial.warmup_seconds
 
     def _hopeless(self, plan: Plan, candidate: Candidate) -> bool:
-        """Was this technique refused for good, or is it much slower than what it would displace?"""
+        """Was it refused for good, is it much slower than what it would displace, or slower to start than
+        the time left allows?
+        """
+        if self._too_slow.get(candidate.technique, 0.0) > 0.7 * self._left():
+            return True
         alone = self.measured.get(Plan([candidate.technique]).id)
         if alone is None:
             return False
@@ -190,7 +198,26 @@ class Search:
             no_slower = trial.ratio is not None and trial.ratio.estimate >= 0.995 * self.best_ratio.estimate
             if no_slower and self.bench.fits(trial.peak_bytes):
                 self._keep(without, trial)
-                self.waterfall = [entry for entry in self.waterfall if entry["step"] != name]
+
+    def _explain(self) -> None:
+        """Measure what each technique adds to the ones before it, while there is time."""
+        for plan in _prefixes(self.best):
+            if self._left() > 0 and plan.id not in self.measured:
+                self.measure(plan)
+
+    def waterfall(self, plan: Plan) -> list[dict[str, Any]]:
+        """The ratio as one technique of `plan` after the other is added, in the order of their stages.
+
+        Techniques between two measured plans share a step.
+        """
+        steps, waiting = [], list[str]()
+        for prefix, name in zip(_prefixes(plan), plan.names, strict=True):
+            waiting.append(name)
+            trial = self.measured.get(prefix.id)
+            if trial is not None and trial.ratio is not None:
+                steps.append({"step": " + ".join(waiting), "ratio": dataclasses.asdict(trial.ratio)})
+                waiting = []
+        return steps
 
     def _candidates(self) -> list[Candidate]:
         found = []
@@ -232,3 +259,8 @@ class Search:
 
     def _left(self) -> float:
         return self.deadline - time.monotonic()
+
+
+def _prefixes(plan: Plan) -> list[Plan]:
+    """The first technique alone, the first two, and so on up to the whole plan."""
+    return [Plan(plan.techniques[: count + 1]) for count in range(len(plan))]

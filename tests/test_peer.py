@@ -1,0 +1,191 @@
+"""The comparison with other libraries: its arithmetic, its steps, and a dry run without any of them."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from vivace import registry
+from vivace.engine.opening import call, first_batches, start
+from vivace.engine.session import Session
+from vivace.errors import Refused
+from vivace.inspect import inspect
+from vivace.plan import Plan
+from vivace.testing.jobs import mlp
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+PEER = """
+import contextlib, types, torch
+
+class Result:
+    scaler, config = None, types.SimpleNamespace(fused_opt=False, precision="fp32_default")
+    autocast = staticmethod(contextlib.nullcontext)
+
+    def __init__(self, model, optimizer, loss):
+        self.model, self.optimizer, self.loss = model, optimizer, loss
+
+    def step(self, inputs, targets):
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.loss(self.model(inputs), targets)
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+def autotune(model, batch, loss_fn, optimizer, device, verbose, budget, cache):
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    return Result(model, optimizer(model.parameters()), loss_fn)
+"""
+
+
+@pytest.fixture(scope="module")
+def peer():
+    sys.path.insert(0, str(BENCHMARKS))
+    known = set(registry._registered)
+    import peer
+
+    yield peer
+    sys.path.remove(str(BENCHMARKS))
+    for name in set(registry._registered) - known:
+        del registry._registered[name]
+    for name in ("peer", "peer_child", "peer_timing"):
+        del sys.modules[name]
+
+
+@pytest.fixture
+def child(peer):
+    return sys.modules["peer_child"]
+
+
+@pytest.fixture
+def timing(peer):
+    return sys.modules["peer_timing"]
+
+
+def ratio(estimate, low, high):
+    return {"estimate": estimate, "low": low, "high": high}
+
+
+def test_the_geometric_mean_of_ratios_narrows_as_independent_ones_do(peer):
+    assert peer.geometric_mean([None]) is None
+    mean = peer.geometric_mean([ratio(2.0, 1.0, 4.0), None, ratio(8.0, 8.0, 8.0)])
+    assert mean == pytest.approx(ratio(4.0, 4.0 / 2**0.5, 4.0 * 2**0.5))
+    four = peer.geometric_mean([ratio(1.0, 0.5, 2.0)] * 4)
+    assert four == pytest.approx(ratio(1.0, 0.5**0.5, 2.0**0.5))
+
+
+def test_ratios_pair_the_turns_of_each_set_of_processes(timing):
+    def turns(slowness):
+        return [{"strict_fp32": slowness * d, "peer": slowness * d / 2} for d in (1.0, 1.1, 0.9, 1.0, 1.2)]
+
+    warm = {"strict_fp32": 0.0, "peer": 3.0}
+    heats = [timing.Heat(turns(s), 0, warm, {"vivace": ("failed", "it died")}) for s in (1.0, 5.0, 2.0)]
+    rows = timing.ratios(heats, "strict_fp32")
+    assert rows["peer"]["ratio"] == pytest.approx(ratio(2.0, 2.0, 2.0))
+    assert rows["peer"]["warmup_seconds"] == 3.0
+    assert rows["vivace"] == {"status": "failed", "reason": "it died"}
+
+
+def test_a_record_names_no_folder_and_holds_no_infinity(peer):
+    before = {"reason": "no file /tmp/some/where.cpp", "scores": [1.0, float("inf")], "kept": (True,)}
+    after = {"reason": "no file where.cpp", "scores": [1.0, None], "kept": [True]}
+    assert peer.clean(before) == after
+
+
+def test_an_optimizer_that_the_peer_has_a_word_for_goes_by_that_word(child):
+    parameters = nn.Linear(2, 2).parameters
+    word = child.own_word(torch.optim.Adam(parameters(), lr=0.002))
+    assert word == {"optimizer": "adam", "lr": 0.002}
+    assert child.own_word(torch.optim.SGD(parameters(), lr=0.1, momentum=0.9))["optimizer"] == "sgd"
+    assert child.own_word(torch.optim.SGD(parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)) is None
+    assert child.own_word(torch.optim.AdamW(parameters(), lr=0.1, betas=(0.9, 0.95))) is None
+
+
+def test_a_search_that_overruns_is_interrupted_and_one_that_does_not_is_left_alone(child):
+    with pytest.raises(KeyboardInterrupt), child.interrupted_after(0.01):
+        time.sleep(5)
+    with child.interrupted_after(0.01):
+        pass
+    time.sleep(0.03)
+
+
+def trained(job, plan):
+    """The parameters after a few steps; whatever happens, the session is closed."""
+    session = start(job, plan, inspect())
+    try:
+        torch.manual_seed(1)
+        for batch in first_batches(call(job, "data"), 4):
+            session.step(batch)
+        return [p.detach().clone() for p in session.build.models[0].parameters()]
+    finally:
+        Session.close(session)
+
+
+@pytest.mark.parametrize("clipped", [False, True], ids=["own step", "clipped"])
+def test_the_step_of_the_peer_trains_the_job_as_it_is(child, clipped, monkeypatch, tmp_path, one_thread):
+    def clip(model):
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+
+    job = dataclasses.replace(mlp(), on_gradients=clip if clipped else None)
+    (tmp_path / "pytorch_autotune.py").write_text(PEER, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pytorch_autotune", raising=False)
+    monkeypatch.setattr("vivace.job.load", lambda reference: job)
+    flags = torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.benchmark
+    plain, theirs = trained(job, Plan()), trained(job, Plan([child.PeerResult(job="job")]))
+    monkeypatch.delitem(sys.modules, "pytorch_autotune")
+    assert all(torch.equal(a, b) for a, b in zip(plain, theirs, strict=True))
+    assert (torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.benchmark) == flags
+
+
+def test_a_library_that_is_missing_is_refused_by_name(child, monkeypatch):
+    monkeypatch.setattr(child, "importable", lambda module: False)
+    for kind in (child.PeerResult, child.FabricBf16, child.AccelerateBf16):
+        with pytest.raises(Refused, match=f"{kind.label} is not installed"):
+            start(mlp(), Plan([kind(job="job")]), inspect())
+
+
+def test_where_no_environment_can_be_made_it_goes_on_and_says_so(peer, monkeypatch, capsys):
+    def offline(*_):
+        raise subprocess.CalledProcessError(1, "install")
+
+    monkeypatch.setattr(peer, "make_environment", offline)
+    monkeypatch.setattr(peer.os, "execv", lambda *_: pytest.fail("there is nothing to enter"))
+    peer.enter_environment()
+    assert "without pytorch-autotune" in capsys.readouterr().err
+
+
+def test_every_job_has_a_name_and_every_name_a_job(peer):
+    jobs = (BENCHMARKS / "peer_jobs.py").read_text(encoding="utf-8")
+    assert [name for name in peer.JOBS if f"\n{name} = vivace.Job(" not in jobs] == []
+    assert jobs.count(" = vivace.Job(") == len(peer.JOBS)
+
+
+def test_a_dry_run_without_the_peers(peer, monkeypatch, tmp_path):
+    everybody = peer.contestants
+
+    def without_compile(*arguments):
+        return {name: entry for name, entry in everybody(*arguments).items() if name != "compile"}
+
+    found = {"plan": {"fused_optimizer": {}}, "tuner_reason": "", "tuner_seconds": 0.0, "trials": []}
+    monkeypatch.setattr(peer, "tuned", lambda *_: found)
+    monkeypatch.setattr(peer, "contestants", without_compile)
+    monkeypatch.setattr(peer, "importable", lambda module: False)
+    monkeypatch.setattr(peer, "HEATS", 1)
+    machine = inspect()
+    record = peer.opened(machine)
+    record["jobs"]["mlp"] = entry = peer.compared("vivace.testing.jobs:mlp", machine, 6.0)
+    rows = entry["contestants"]
+    assert rows["vivace"]["ratio"]["low"] > 0
+    assert rows["vivace"]["verdict"]["kept"] is True
+    assert entry["vivace_against_peer"] is None
+    for name in ("peer", "fabric", "accelerate"):
+        assert rows[name]["status"] == "not installed"
+        assert f"{rows[name]['reason']}" in peer.table(record)
+    assert str(tmp_path.parent) not in json.dumps(peer.clean(record), allow_nan=False)
