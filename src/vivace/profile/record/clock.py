@@ -27,8 +27,8 @@ class Step:
 
 
 class Clock:
-    """Phases nest: an optimizer whose step runs a closure, as LBFGS and Lightning do, is charged for what comes
-    after the closure's backward pass only.
+    """Phases nest: an optimizer whose step runs a closure, as LBFGS and Lightning do, is charged for what
+    comes after the closure's backward pass.
 
     A step ends where the next batch is fetched after an update; in a loop without a DataLoader, after the
     update of the optimizer that stepped first. Code between the phases is `forward` before a backward pass,
