@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vivace.errors import AnswerIsNo, VivaceError
+from vivace.errors import AnswerIsNo, InputError, VivaceError
 
 if TYPE_CHECKING:
     from vivace.machine import Machine
@@ -46,6 +46,11 @@ class Screen:
         sys.stdout.flush()
         self._output = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)  # what a job prints goes to standard error
+
+    @property
+    def script_output(self) -> int | None:
+        """Where a person's script writes: the real standard output, unless the document goes there."""
+        return None if self.as_json else self._output.fileno()
 
     def document(self, content: dict[str, Any]) -> None:
         """Print the command's JSON document, if it was asked for."""
@@ -156,6 +161,41 @@ def _catalogued(machine: Machine, kind: str) -> Any:
         return find_gpu(device.name)
     except VivaceError:
         return None
+
+
+@app.command()
+def profile(
+    words: Annotated[list[str], typer.Argument(metavar="JOB | -- COMMAND", help="-- python train.py")],
+    plan: Annotated[Path | None, typer.Option(help="profile the job under this plan")] = None,
+    out: Annotated[Path, typer.Option(help="folder for page, trace and record")] = Path("runs/profile"),
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Where a step's time and memory go, how far it is from the limit, and what is wrong.
+
+    After -- stands any script, unmodified: vivace profile -- python train.py --epochs 3
+    """
+    with screen(as_json, quiet, debug) as shown:
+        from vivace.inspect.gather import require_torch
+
+        require_torch()  # before anything imports it
+        from vivace.profile import profile as run
+        from vivace.profile.table import draw
+
+        a_script = "--" in sys.argv or len(words) > 1
+        if a_script and plan is not None:
+            raise InputError(f"--plan {plan} needs a JOB: the plan of a script is the script")
+        result = run(
+            None if a_script else words[0],
+            plan,
+            command=words if a_script else (),
+            out=out,
+            script_output=shown.script_output,
+        )
+        shown.document(result.to_dict())
+        shown.show(lambda console: draw(result, console))
+        shown.exit_code = result.exit_code
 
 
 @app.command()
