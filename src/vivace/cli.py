@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vivace.errors import AnswerIsNo, VivaceError
+from vivace.errors import AnswerIsNo, InputError, VivaceError
 
 if TYPE_CHECKING:
     from vivace.machine import Machine
@@ -46,6 +46,11 @@ class Screen:
         sys.stdout.flush()
         self._output = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)  # what a job prints goes to standard error
+
+    @property
+    def script_output(self) -> int | None:
+        """Where a person's script writes: the real standard output, unless the document goes there."""
+        return None if self.as_json else self._output.fileno()
 
     def document(self, content: dict[str, Any]) -> None:
         """Print the command's JSON document, if it was asked for."""
@@ -179,6 +184,41 @@ def _catalogued(machine: Machine, kind: str) -> Any:
 
 
 @app.command()
+def profile(
+    words: Annotated[list[str], typer.Argument(metavar="JOB | -- COMMAND", help="-- python train.py")],
+    plan: Annotated[Path | None, typer.Option(help="profile the job under this plan")] = None,
+    out: Annotated[Path, typer.Option(help="folder for page, trace and record")] = Path("runs/profile"),
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Where a step's time and memory go, how far it is from the limit, and what is wrong.
+
+    After -- stands any script, unmodified: vivace profile -- python train.py --epochs 3
+    """
+    with screen(as_json, quiet, debug) as shown:
+        from vivace.inspect.gather import require_torch
+
+        require_torch()  # before anything imports it
+        from vivace.profile import profile as run
+        from vivace.profile.table import draw
+
+        a_script = "--" in sys.argv or len(words) > 1
+        if a_script and plan is not None:
+            raise InputError(f"--plan {plan} needs a JOB: the plan of a script is the script")
+        result = run(
+            None if a_script else words[0],
+            plan,
+            command=words if a_script else (),
+            out=out,
+            script_output=shown.script_output,
+        )
+        shown.document(result.to_dict())
+        shown.show(lambda console: draw(result, console))
+        shown.exit_code = result.exit_code
+
+
+@app.command()
 def tune(
     job: JobName,
     budget: Annotated[str, typer.Option(help="fast, balanced, max, or seconds")] = "balanced",
@@ -277,6 +317,50 @@ def verify(
         out.document(verdict.to_dict())
         out.show(lambda console: draw(verdict, console))
         out.exit_code = 0 if verdict.kept else AnswerIsNo.exit_code
+
+
+@app.command()
+def advise(
+    job: Annotated[str | None, typer.Argument(metavar="JOB", help="JOB, a saved profile, or a model")] = None,
+    epochs: Annotated[float | None, typer.Option(help="length of the training")] = None,
+    steps: Annotated[float | None, typer.Option(help="length in steps of the job's batch")] = None,
+    target: Annotated[str | None, typer.Option(help="length in samples, such as 90M")] = None,
+    budget_usd: Annotated[float | None, typer.Option(help="most dollars")] = None,
+    deadline: Annotated[str | None, typer.Option(help="most time, such as 12h or 3d")] = None,
+    gpus: Annotated[str | None, typer.Option(help="cards by name, separated by commas")] = None,
+    most: Annotated[int, typer.Option(help="most GPUs that train together")] = 64,
+    precision: Annotated[str, typer.Option(help="auto (as profiled), fp32, tf32 or amp")] = "auto",
+    channels_last: Annotated[
+        bool, typer.Option("--channels-last", help="images in that memory order")
+    ] = False,
+    prices: Annotated[Path | None, typer.Option(help="your own prices, over the shipped ones")] = None,
+    catalogue: Annotated[Path | None, typer.Option(help="your own cards, over the shipped ones")] = None,
+    on: Annotated[str | None, typer.Option(metavar="CARD", help="what could this card train?")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for the page")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Time, cost and fit of a job on cards that are not here. Exit code 1 if none meets budget and
+    deadline."""
+    with screen(as_json, quiet, debug) as shown:
+        from vivace.advise import answer
+
+        options = {
+            "epochs": epochs,
+            "steps": steps,
+            "target": target,
+            "budget_usd": budget_usd,
+            "deadline": deadline,
+            "gpus": None if gpus is None else gpus.split(","),
+            "most": most,
+            "precision": precision,
+            "channels_last": channels_last,
+            "prices": prices,
+            "catalogue": catalogue,
+            "out": out,
+        }
+        shown.exit_code = answer(job, on, options, shown)
 
 
 @app.command()
