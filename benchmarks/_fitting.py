@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from _published import Row
 
-from vivace.advise.formula import PARAMETERS, architecture, make_columns, predict_parts, step_parts
+from vivace.advise.formula import PARAMETERS, STARTS, architecture, make_columns, predict_parts, step_parts
 from vivace.advise.interval import CIRCUMSTANCES, UNSEEN_WIDENING, circumstances, kinds_of
 
-STEPS, LEARNING_RATE, PRIOR, ROUNDING = 250, 0.08, 3e-4, 0.03
+STEPS, LEARNING_RATE, PRIOR, ROUNDING = 300, 0.08, 3e-4, 0.03
 MOST_OF_A_KIND = 500  # rows of one card, harness and layout in the fit of a fold
-FAMILY_FOLDS, CARD_FOLDS = 6, 4
+FAMILY_FOLDS, CARD_FOLDS = 10, 4
 NEVER_NARROWER = ("new_card", "new_architecture", "new_model")
 
 
@@ -33,10 +33,7 @@ def fit(rows: Sequence[Row], steps: int = STEPS) -> dict[str, np.ndarray]:
     weight = torch.tensor(
         [sizes[row.gpu.name, row.setting.harness, row.setting.num_gpus > 1] ** -0.5 for row in rows]
     )
-    start = {
-        name: torch.full([len(labels) for labels in shape], math.log(value))
-        for name, (shape, value, _) in PARAMETERS.items()
-    }
+    start = {name: _start(name) for name in PARAMETERS}
     logs = {name: value.clone().requires_grad_() for name, value in start.items()}
     optimizer = torch.optim.Adam(list(logs.values()), lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -52,6 +49,14 @@ def fit(rows: Sequence[Row], steps: int = STEPS) -> dict[str, np.ndarray]:
         optimizer.step()
         schedule.step()
     return {name: value.detach().exp().double().numpy() for name, value in logs.items()}
+
+
+def _start(name: str) -> torch.Tensor:
+    labels, value, _ = PARAMETERS[name]
+    start = torch.full([len(names) for names in labels], math.log(value))
+    for kind, other in STARTS.get(name, {}).items():
+        start[..., labels[-1].index(kind)] = math.log(other)
+    return start
 
 
 def _sum_by(values: torch.Tensor, numbers: torch.Tensor, count: int) -> torch.Tensor:

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vivace.profile.work import Kernel
 
-MATRIX_KINDS = ("conv", "grouped", "depthwise", "matmul", "batched", "attention", "recurrent")
+MATRIX_KINDS = ("conv", "grouped", "irregular", "depthwise", "matmul", "batched", "attention", "recurrent")
 KINDS = (*MATRIX_KINDS, "batch_norm", "layer_norm", "softmax", "elementwise", "copy", "memory", "other")
-# Operations per byte (fp32) below which a grouped convolution treats its channels one by one.
-DEPTHWISE = 13.0
+# Channels in a group for which libraries have their own kernels; others are irregular.
+REGULAR_WIDTHS = (2, 4, 8, 16, 32)
 COPIES = re.compile("copy|clone|contiguous")
+STREAMS = re.compile("(^|_)(cat|stack|zeros|ones|full|fill|zero)(_|$)")
 SIZE_OCTAVES, INTENSITY_OCTAVES, WEIGHTS_PER_SAMPLE = 6, 2, 64
 
 # Kind, number of kernels, operations per sample, bytes per sample in fp32, bytes that do not grow with the
@@ -73,11 +74,13 @@ def kind_of(kernel: Kernel) -> str:
     if operator == "convolution":
         if kernel.groups == 1:
             return "conv"
-        return "depthwise" if kernel.flops < DEPTHWISE * kernel.bytes else "grouped"
+        if kernel.width == 1:
+            return "depthwise"
+        return "grouped" if kernel.width in REGULAR_WIDTHS else "irregular"
     if operator == "matmul":
         return "batched" if "bmm" in name else "matmul"
     if operator == "norm":
         return "batch_norm" if "batch_norm" in name else "layer_norm"
     if operator == "memory":
-        return "copy" if COPIES.search(name) else "memory"
+        return "copy" if COPIES.search(name) else "elementwise" if STREAMS.search(name) else "memory"
     return "softmax" if "softmax" in name else operator

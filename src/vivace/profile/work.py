@@ -63,7 +63,10 @@ class Access:
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """One operator on the device: class, name, phase (forward, backward, update), accesses."""
+    """One operator on the device: class, name, phase (forward, backward, update), operations, accesses.
+
+    `passes` over the inputs; `groups` of a convolution and `width`, the channels that one of them reads.
+    """
 
     operator: str
     name: str
@@ -73,6 +76,7 @@ class Kernel:
     writes: tuple[Access, ...]
     passes: int = 1
     groups: int = 1
+    width: int = 0
 
     @property
     def bytes(self) -> int:
@@ -187,12 +191,17 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             inputs = [*outputs[:1], *inputs[1:]]
         formula = flop_registry.get(func._overloadpacket)
         kind = work_class(name)
-        if formula is not None:
+        if name == "convolution_backward":
+            flops = _convolution_backward(args)
+        elif formula is not None:
             flops = int(formula(*args, **kwargs, out_val=result))
         else:
             flops = _own_formula(kind, name, inputs, outputs)
-        groups = _groups(name, args) if kind == "convolution" else 1
-        self.add(kind, name, flops, inputs, outputs, 2 if _PASSES.search(name) else 1, groups)
+        self.add(kind, name, flops, inputs, outputs, 2 if _PASSES.search(name) else 1)
+        if kind == "convolution":
+            weight = args[2 if name == "convolution_backward" else 1]
+            shape = {"groups": _groups(args), "width": int(weight.shape[1])}
+            self.kernels[-1] = dataclasses.replace(self.kernels[-1], **shape)
 
     def add(
         self,
@@ -202,12 +211,11 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inputs: Iterable[torch.Tensor],
         outputs: Iterable[torch.Tensor],
         passes: int = 1,
-        groups: int = 1,
     ) -> None:
         """Note one kernel; reads take their values' numbers before the writes make new ones."""
         reads = tuple(self._access(tensor, written=False) for tensor in inputs)
         writes = tuple(self._access(tensor, written=True) for tensor in outputs)
-        self.kernels.append(Kernel(kind, name, self.phase, flops, reads, writes, passes, groups))
+        self.kernels.append(Kernel(kind, name, self.phase, flops, reads, writes, passes))
 
     @property
     def phase(self) -> str:
@@ -366,7 +374,14 @@ def _is_view(func: Any) -> bool:
     return any(a.alias_info is not None for a in arguments)
 
 
-def _groups(name: str, args: Any) -> int:
+def _convolution_backward(args: Any) -> int:
+    """Each gradient as many operations as forward; torch's formula takes groups for one in the weight's."""
+    output, inputs, weight = args[:3]
+    transposed, mask = args[7], args[10]
+    return int(2 * (inputs if transposed else output).numel() * weight[0].numel() * sum(mask[:2]))
+
+
+def _groups(args: Any) -> int:
     """The last whole number among a convolution's arguments."""
     return next((int(a) for a in reversed(args) if isinstance(a, int) and not isinstance(a, bool)), 1)
 
