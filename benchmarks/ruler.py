@@ -4,8 +4,8 @@
 
 Every planted defect is judged on every job where it can act: alone, with the least effort that `tune` ever
 spends, and the demanded ones together with bfloat16 autocast (real rounding to hide behind). Correct plans
-give the rate of false alarms, short runs of `tune` the share of the search that verifying takes. What is done is kept in
-runs/ruler.jsonl, and the same command goes on from there; `--fresh` begins anew. The record is
+give the rate of false alarms, short runs of `tune` the share of the search that verifying takes. What is
+done is kept in runs/ruler.jsonl, and the same command goes on from there; `--fresh` begins anew. The record:
 records/ruler/<machine>/<date>.json. Demanded: at least 95 % caught, at most 2 % false alarms.
 """
 
