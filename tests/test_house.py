@@ -40,13 +40,14 @@ EXPORTS = {
     "advise",
     "attach",
     "inspect",
+    "profile",
     "register",
     "report",
     "train",
     "tune",
     "verify",
 }
-VERBS = ("advise", "inspect", "report", "train", "tune", "verify")
+VERBS = ("advise", "inspect", "profile", "report", "train", "tune", "verify")
 TORCH_FREE = ("advise", "errors", "inspect", "ledger", "machine", "plan", "registry", "report", "technique")
 
 # Cut in two, so that this file does not hold what it forbids.

@@ -136,12 +136,22 @@ def count_work(function: Callable[[], Any]) -> Work:
     Raises whatever the function raises. On meta or fake tensors recurrent layers, scaled dot product
     attention and dropout count as the one kernel that a GPU runs; on real tensors as the kernels that ran.
     """
-    counter = _Counter()
-    fused = _FusedOnMeta(counter)
-    with counter.phases(), counter.saving(), fused.attention(), fused, counter:
+    with counting() as counter, counter.saving():
         function()
-    kernels = tuple(counter.kernels)
-    return Work(_totals(kernels), kernels, counter.saved_bytes)
+    return counter.work()
+
+
+@contextlib.contextmanager
+def counting(updating: Callable[[], bool] | None = None) -> Iterator[_Counter]:
+    """Count what runs inside; ``work()`` of the result says what it was.
+
+    `updating` says whether an optimizer is at work; left out, hooks of its own find out.
+    """
+    counter = _Counter(updating)
+    fused = _FusedOnMeta(counter)
+    phases = contextlib.nullcontext() if updating else counter.phases()
+    with phases, fused.attention(), fused, counter:
+        yield counter
 
 
 def work_class(name: str) -> str:
@@ -151,13 +161,19 @@ def work_class(name: str) -> str:
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self) -> None:
+    def __init__(self, updating: Callable[[], bool] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kernels: list[Kernel] = []
+        self._is_updating = updating or (lambda: bool(self._updating))
         self.saved_bytes = 0
         self._updating = 0
         self._values: dict[int, int] = {}
         self._next_value = 0
+
+    def work(self) -> Work:
+        """What was counted until now."""
+        kernels = tuple(self.kernels)
+        return Work(_totals(kernels), kernels, self.saved_bytes)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -205,7 +221,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def phase(self) -> str:
         """Where the step is: the optimizer's update, autograd's backward, or forward."""
-        if self._updating:
+        if self._is_updating():
             return "update"
         return "backward" if torch._C._current_graph_task_id() != -1 else "forward"
 
