@@ -153,7 +153,7 @@ def _block(function: Callable[[], None], runs: int) -> float:
 
 
 def _wait() -> None:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
 
 
@@ -169,7 +169,7 @@ class _Shadow:
 
     def convert(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Apply a function to every weight, buffer and argument."""
-        self.module._apply(function)
+        self.module._apply(function)  # type: ignore[no-untyped-call]
         self.arguments, self.keywords = _mapped(self.arguments, function), _mapped(self.keywords, function)
 
     def runner(self, context: Callable[[], Any] = contextlib.nullcontext) -> Callable[[], None]:

@@ -65,7 +65,7 @@ def held_bytes(hooks: Any) -> int:
 
 def resident_bytes() -> int:
     """Resident memory of this process; on a GPU, the bytes that torch's allocator gave out."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return int(torch.cuda.memory_allocated())
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
@@ -89,7 +89,7 @@ def live_graph_tensors() -> tuple[int, list[str]]:
                         held = sum(_has_history(item) for item in items)
                         if held > 1:
                             lists[f"{name} ({frame.f_code.co_filename})"] = held
-            frame = frame.f_back
+            frame = frame.f_back  # type: ignore[assignment]
     chain = max((_chain(t) for t in alive[:50]), default=0)
     return len(alive) + chain, sorted(lists, key=lambda name: -lists[name])[:3]
 

@@ -142,7 +142,8 @@ class LoopHooks:
         self._wait()
         self.clock.push(name)
         if self.annotate:
-            self._ranges.append(torch.autograd.profiler.record_function(f"vivace:{name}").__enter__())
+            self._ranges.append(torch.autograd.profiler.record_function(f"vivace:{name}"))
+            self._ranges[-1].__enter__()
 
     def _pop(self) -> None:
         if self._ranges:

@@ -52,7 +52,8 @@ class ModuleRanges:
         name = self._name(module)
         self.stack.append(name)
         if self.annotate:
-            self._ranges.append(torch.autograd.profiler.record_function(f"module:{name}").__enter__())
+            self._ranges.append(torch.autograd.profiler.record_function(f"module:{name}"))
+            self._ranges[-1].__enter__()
 
     def _leave(self, module: nn.Module, arguments: Any, result: Any) -> None:
         if self.stack:

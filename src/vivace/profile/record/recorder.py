@@ -198,7 +198,8 @@ class Recorder:
     def _mark_step(self) -> None:
         if self._range is not None:
             self._range.__exit__(None, None, None)
-        self._range = torch.autograd.profiler.record_function("vivace:step").__enter__()
+        self._range = torch.autograd.profiler.record_function("vivace:step")
+        self._range.__enter__()
 
     def _leave_traced(self) -> None:
         self._modules.restore()

@@ -45,7 +45,7 @@ class WaitWatch:
 
     def result(self) -> list[dict[str, Any]]:
         """Sites by their seconds, the costliest first; sums over all watched steps."""
-        rows = [{"site": site, **values} for site, values in self.sites.items()]
+        rows: list[dict[str, Any]] = [{"site": site, **values} for site, values in self.sites.items()]
         return sorted(rows, key=lambda row: -row["span"])[:20]
 
     def _timed(self, original: Any) -> Any:
