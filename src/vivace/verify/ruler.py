@@ -113,17 +113,23 @@ class Ruler:
         self.slopes: Tensors = {}
         self.rehearsal: Rehearsal | None = None
 
-    def prepare(self, seconds: float | None = None) -> dict[str, Any]:
-        """Run the reference once, with snapshots at start, middle and late; `seconds` bound the effort."""
+    def prepare(
+        self, seconds: float | None = None, reference: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Run the reference once, with snapshots at start, middle and late; `seconds` bound the effort.
+
+        `reference` is a plan for a job that does not fit into memory without one.
+        """
+        plan = Plan.from_dict(reference or {})
         begin = time.perf_counter()
         seed_everything(0)
         self.batches = self._load(seconds)
-        with start(self.job, Plan(), self.machine) as trial:
+        with start(self.job, plan, self.machine) as trial:
             checked_step(trial, clone(self.batches[0]))
             before = time.perf_counter()
             self._step(trial, 0)
             self.effort = effort = Effort.within(seconds, time.perf_counter() - before)
-        self.session = start(self.tap.job, Plan(), self.machine)
+        self.session = start(self.tap.job, plan, self.machine)
         self.taps[self.session] = self.tap
         self.facts = facts_of_session(self.session)
         self.evaluation_batch = self.session.place(self.batches[-1])
