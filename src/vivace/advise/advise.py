@@ -165,7 +165,7 @@ def _compared(
         tuple(choose.scaling(predictor, known[name], most) for name in chosen),
         tuple(entry for entry in bought if entry),
         choose.make_offers(predictor, [here_gpu], length, costs, 1)[0] if here_gpu else None,
-        tuple([*notes, *_doubts(predictor, cards)]),
+        (*notes, *_doubts(predictor, cards)),
         tuple(costs.warnings([card.name for card in cards], datetime.date.today())),
         predictor.rest.get("errors", {}),
     )
