@@ -139,15 +139,15 @@ def _by_module(
         if name is not None:
             behind = any(e.start <= event.start < e.end for e in backward)
             rows[name]["backward" if behind else "forward"] += micros / 1e6
-    table = [{"name": name, **row} for name, row in rows.items()]
-    return sorted(table, key=lambda row: -row["forward"] - row["backward"])[:40]
+    longest = sorted(rows.items(), key=lambda item: -sum(item[1].values()))
+    return [{"name": name, **row} for name, row in longest[:40]]
 
 
 def _slowest(spent: list[tuple[Event, float]]) -> list[dict[str, Any]]:
     names = _sum((e.name, t) for e, t in spent)
     counts = Counter(e.name for e, _ in spent)
-    rows = [{"name": name, "seconds": s, "count": counts[name]} for name, s in names.items()]
-    return sorted(rows, key=lambda row: -row["seconds"])[:12]
+    longest = sorted(names.items(), key=lambda item: -item[1])
+    return [{"name": name, "seconds": seconds, "count": counts[name]} for name, seconds in longest[:12]]
 
 
 def _sum(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
