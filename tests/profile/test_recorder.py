@@ -193,7 +193,22 @@ def test_clipping_scaled_gradients_is_misuse(recorded, batches):
     assert "test_recorder.py" in document["verdicts"][0]["evidence"]
 
 
-def test_a_compiled_loop_is_left_alone(recorded, batches):
+@pytest.fixture
+def forgetful_compiler():
+    """Other tests of this process have compiled, and will not."""
+    from torch._dynamo import utils
+
+    def forget():
+        torch._dynamo.reset()
+        utils.counters.clear()
+        utils.clear_compilation_metrics()
+
+    forget()
+    yield
+    forget()
+
+
+def test_a_compiled_loop_is_left_alone(recorded, batches, forgetful_compiler):
     loop = Loop(batches)
     loop.model = torch.compile(loop.model, backend="aot_eager")
     document, record = recorded(loop)
@@ -204,7 +219,7 @@ def test_a_compiled_loop_is_left_alone(recorded, batches):
     assert any("compiled" in reason for reason in document["missing"])
 
 
-def test_a_compiled_model_that_nobody_calls_is_named(recorded, batches):
+def test_a_compiled_model_that_nobody_calls_is_named(recorded, batches, forgetful_compiler):
     loop = Loop(batches)
 
     def epoch():
