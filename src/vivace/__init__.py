@@ -35,8 +35,9 @@ _HOME = {
     "verify": "vivace.verify",
     "train": "vivace.engine.training",
     "report": "vivace.report",
+    "advise": "vivace.advise",
 }
-_VERBS = {"inspect", "profile", "tune", "verify", "report"}
+_VERBS = {"inspect", "profile", "tune", "verify", "report", "advise"}
 
 __all__ = [*_HOME, "__version__"]
 
@@ -53,6 +54,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from vivace.advise import advise as advise
     from vivace.engine.opening import attach as attach
     from vivace.engine.session import Session as Session
     from vivace.engine.training import train as train

@@ -70,7 +70,9 @@ def test_groups_phases_and_saved_bytes():
     model = on_meta(lambda: nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.ReLU()))
     inputs = on_meta(lambda: torch.empty(2, 8, 10, 10))
     work = count_work(step(model, inputs, torch.optim.SGD(model.parameters(), lr=0.1)))
-    assert [k.groups for k in work.kernels if k.operator == "convolution"] == [8, 8]
+    convolutions = [k for k in work.kernels if k.operator == "convolution"]
+    assert [(k.groups, k.width) for k in convolutions] == [(8, 1), (8, 1)]
+    assert [k.flops for k in convolutions] == [2 * 9 * 2 * 8 * 64] * 2  # no gradient of the input
     assert {k.phase for k in work.kernels} == {"forward", "backward", "update"}
     assert work.saved_bytes == 4 * (2 * 8 * 100 + 2 * 8 * 64)
 

@@ -44,7 +44,7 @@ def draw_all(document: dict[str, Any]) -> dict[str, Figure]:
         "axes.axisbelow": True,
     }
     figures = {}
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context(style):  # type: ignore[arg-type]
         for name, draw in (("timeline", timeline), ("roofline", roofline), ("memory", memory)):
             figure = draw(document)
             if figure is not None:

@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from vivace.profile.formulas import convolution_backward, convolution_shape, other_flops
 from vivace.profile.fusion import fused_bytes
 
 # The first pattern that matches an operator's name names its class; what matches none is elementwise.
@@ -63,7 +64,11 @@ class Access:
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """One operator on the device: class, name, phase (forward, backward, update), accesses."""
+    """One operator on the device: class, name, phase (forward, backward, update), operations, accesses.
+
+    `passes` over the inputs; of a convolution its `groups`, the `width` in channels of one, and the `window`:
+    how often it reads a place, at most once for a matrix product in disguise.
+    """
 
     operator: str
     name: str
@@ -73,6 +78,8 @@ class Kernel:
     writes: tuple[Access, ...]
     passes: int = 1
     groups: int = 1
+    width: int = 0
+    window: float = 0.0
 
     @property
     def bytes(self) -> int:
@@ -187,12 +194,15 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             inputs = [*outputs[:1], *inputs[1:]]
         formula = flop_registry.get(func._overloadpacket)
         kind = work_class(name)
-        if formula is not None:
+        if name == "convolution_backward":
+            flops = convolution_backward(args)
+        elif formula is not None:
             flops = int(formula(*args, **kwargs, out_val=result))
         else:
-            flops = _own_formula(kind, name, inputs, outputs)
-        groups = _groups(name, args) if kind == "convolution" else 1
-        self.add(kind, name, flops, inputs, outputs, 2 if _PASSES.search(name) else 1, groups)
+            flops = other_flops(kind, name, inputs, outputs)
+        self.add(kind, name, flops, inputs, outputs, 2 if _PASSES.search(name) else 1)
+        if kind == "convolution":
+            self.kernels[-1] = dataclasses.replace(self.kernels[-1], **convolution_shape(name, args))
 
     def add(
         self,
@@ -202,12 +212,11 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inputs: Iterable[torch.Tensor],
         outputs: Iterable[torch.Tensor],
         passes: int = 1,
-        groups: int = 1,
     ) -> None:
         """Note one kernel; reads take their values' numbers before the writes make new ones."""
         reads = tuple(self._access(tensor, written=False) for tensor in inputs)
         writes = tuple(self._access(tensor, written=True) for tensor in outputs)
-        self.kernels.append(Kernel(kind, name, self.phase, flops, reads, writes, passes, groups))
+        self.kernels.append(Kernel(kind, name, self.phase, flops, reads, writes, passes))
 
     @property
     def phase(self) -> str:
@@ -364,32 +373,6 @@ def _is_view(func: Any) -> bool:
     if any(a.alias_info is not None and a.alias_info.is_write for a in arguments):
         return False
     return any(a.alias_info is not None for a in arguments)
-
-
-def _groups(name: str, args: Any) -> int:
-    """The last whole number among a convolution's arguments."""
-    return next((int(a) for a in reversed(args) if isinstance(a, int) and not isinstance(a, bool)), 1)
-
-
-def _own_formula(kind: str, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> int:
-    """Operations of the kernels that torch has no formula for; zero for everything bounded by its bytes."""
-    backward = "backward" in name
-    if kind == "recurrent" and inputs:
-        sequence = max((t for t in inputs if t.dim() == 3), key=torch.Tensor.numel, default=inputs[0])
-        steps = sequence.shape[:-1].numel()
-        weights = sum(t.numel() for t in inputs if t.dim() == 2)
-        return (4 if backward else 2) * steps * weights
-    if kind == "attention" and len(inputs) >= 3:
-        query, key, value = inputs[1:4] if backward else inputs[:3]
-        if query.dim() < 3 or key.dim() < 3:
-            return 0
-        forward = 2 * query.shape[:-1].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
-        return int(forward * (2.5 if backward else 1))
-    if kind == "matmul" and len(inputs) >= 2:  # matrix times vector, and the CPU's own linear kernels
-        weight = max(inputs, key=torch.Tensor.numel)
-        rows = outputs[0].numel() // weight.shape[0] if weight.dim() == 2 and weight.shape[0] else 1
-        return 2 * weight.numel() * max(rows, 1) * (2 if backward else 1)
-    return 0
 
 
 def _totals(kernels: tuple[Kernel, ...]) -> dict[str, Totals]:

@@ -90,7 +90,7 @@ def live_graph_tensors() -> tuple[int, list[str]]:
                         held = sum(_has_history(item) for item in items)
                         if held > 1:
                             lists[f"{name} ({frame.f_code.co_filename})"] = held
-            frame = frame.f_back
+            frame = frame.f_back  # type: ignore[assignment]
     chain = max((_chain(t) for t in alive[:50]), default=0)
     return len(alive) + chain, sorted(lists, key=lambda name: -lists[name])[:3]
 
