@@ -28,7 +28,7 @@ WIDTH = 8.4  # inches; the page scales it
 
 def draw_all(document: dict[str, Any]) -> dict[str, Figure]:
     """Every picture for which the profile holds data."""
-    style = {
+    style: Any = {
         "svg.fonttype": "none",
         "svg.hashsalt": "vivace",
         "font.family": "sans-serif",

@@ -9,6 +9,7 @@ import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -78,7 +79,7 @@ def live_graph_tensors() -> tuple[int, list[str]]:
     alive = [t for t in gc.get_objects() if _has_history(t)]
     lists: dict[str, int] = {}
     if alive:
-        frame = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             for scope in (frame.f_locals, frame.f_globals):
                 for name, value in list(scope.items()):
@@ -117,10 +118,16 @@ def num_graphs() -> int:
     return int(utils.counters["stats"]["unique_graphs"]) if utils else 0
 
 
+def compiles() -> bool:
+    """Has torch.compile been at work in this process, with or without success?"""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return bool(utils and (num_graphs() or utils.counters["graph_break"] or utils.get_compilation_metrics()))
+
+
 def dynamo() -> dict[str, Any]:
     """Counters of torch.compile; empty where it was not used."""
     utils = sys.modules.get("torch._dynamo.utils")
-    if utils is None or not (num_graphs() or utils.counters["graph_break"]):
+    if utils is None or not compiles():
         return {}
     rows = []
     for metric in utils.get_compilation_metrics():
@@ -143,6 +150,7 @@ def dynamo_difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str
         "breaks": after["breaks"],
         "compilations": after["compilations"][old:],
         "reasons": [row for row in after["compilations"] if row["reason"]],
+        "failed": [row for row in after["compilations"] if row["failed"]],
     }
 
 

@@ -24,7 +24,7 @@ from vivace.profile.record import experiments, facts
 from vivace.profile.record.clock import PHASES, Clock, Step
 from vivace.profile.record.counting import CountedStep
 from vivace.profile.record.fetches import FetchSampler
-from vivace.profile.record.hooks import LoopHooks, Patches
+from vivace.profile.record.hooks import LoopHooks, Patches, named_range
 from vivace.profile.record.mixed import PrecisionWatch
 from vivace.profile.record.modules import ModuleRanges
 from vivace.profile.record.waits import WaitWatch
@@ -70,7 +70,7 @@ class Recorder:
         self.hooks.install()
         self.precision.install(self.patches)
         self.fetches.install(self.patches)
-        experiments.watch_settings(self.patches, self.document)
+        self._compiled = experiments.watch_settings(self.patches, self.document)
         atexit.register(self.finish)
 
     def finish(self) -> None:
@@ -156,11 +156,13 @@ class Recorder:
         steps = max(1, len(self.steps))
         self.document["live"] = {"before": self._live[0], "after": now[0], "steps": steps, "held": now[1]}
         self.document["dynamo"] = facts.dynamo_difference(self._dynamo, facts.dynamo())
+        self.document["compiled_alive"] = any(reference() is not None for reference in self._compiled)
         self.document["page_faults"] = (facts.page_faults() - self._faults) / steps
         self.document["data_cpu_seconds"] = self.hooks.fetch_cpu_seconds / steps
         self.document["precision"] = self.precision.result(steps)
         self.hooks.examine_losses = self.precision.examine = True
-        self.waits.install()
+        if not facts.compiles():  # the questions inside of compiled code would be compiled with our watch
+            self.waits.install()
         self._leave = self._leave_watched
 
     def _leave_watched(self) -> None:
@@ -198,8 +200,7 @@ class Recorder:
     def _mark_step(self) -> None:
         if self._range is not None:
             self._range.__exit__(None, None, None)
-        self._range = torch.autograd.profiler.record_function("vivace:step")
-        self._range.__enter__()
+        self._range = named_range("vivace:step")
 
     def _leave_traced(self) -> None:
         self._modules.restore()
