@@ -32,6 +32,9 @@ from vivace.plan import Plan
 OUT_OF_MEMORY = (
     "CUDA error: out of memory",
     "CUDA out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "DefaultCPUAllocator: can't allocate memory",
 )
 
@@ -242,6 +245,8 @@ class _Zygote:
             stderr=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             start_new_session=True,
+            # A module that asks for GPUs while it is imported must not start CUDA: children could not then.
+            env={**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
         )
         theirs.close()
 
