@@ -22,6 +22,7 @@ from vivace.plan import Plan
 from vivace.profile.observe import observe
 from vivace.technique import Numerics, Stage, Technique
 from vivace.testing.jobs import TINY_JOBS
+from vivace.verify.states import random_state, repeatable
 
 STEPS = 3
 LOOSEST_FP32 = 1e-3
@@ -52,7 +53,7 @@ def follow(job: Job, plan: Plan) -> Course:
     flags = process_flags()
     try:
         with start(_recording(job, norms), plan, inspect()) as session, _same_dropout(plan):
-            random_state = torch.get_rng_state()
+            streams = random_state(session.build.device)
             losses, left = [], []
             for batch in islice(session.batches(job.data()), STEPS):
                 losses.append(float(session.step(batch)))
@@ -66,7 +67,7 @@ def follow(job: Job, plan: Plan) -> Course:
         losses=losses,
         gradient_norms=norms,
         gradients_left=left,
-        random_state=random_state,
+        random_state=streams,
         state={f"{i}.{k}": v for i, model in enumerate(models) for k, v in model.state_dict().items()},
         flags_before=flags,
         flags_after=process_flags(),
@@ -232,8 +233,10 @@ class TechniqueContract:
 
 
 def _hold(plan: Plan, build_job: Callable[[], Job], checks: tuple[Callable[..., None], ...]) -> str:
+    exact = plan.promise == Numerics.EXACT and training_device().type == "cuda"
     try:
-        course = follow(build_job(), plan)
+        with repeatable(exact):
+            course = follow(build_job(), plan)
     except Refused as refused:
         reason = str(refused)
         assert any(reason.removeprefix(f"{name}: ") not in ("", reason) for name in plan.names), (
@@ -241,13 +244,14 @@ def _hold(plan: Plan, build_job: Callable[[], Job], checks: tuple[Callable[..., 
         )
         return reason
     for one in checks:
-        one(course, _reference(build_job))
+        one(course, _reference(build_job, exact))
     return ""
 
 
 @cache
-def _reference(build_job: Callable[[], Job]) -> Course:
-    return follow(build_job(), Plan())
+def _reference(build_job: Callable[[], Job], exact: bool) -> Course:
+    with repeatable(exact):
+        return follow(build_job(), Plan())
 
 
 @cache
