@@ -16,7 +16,7 @@ from vivace.inspect import inspect
 from vivace.job import Job
 from vivace.plan import Plan
 from vivace.profile.observe import observe
-from vivace.testing import TINY_JOBS
+from vivace.testing import TINY_JOBS, check
 from vivace.testing.fake_cuda import Graph, fake_cuda
 from vivace.verify.ruler import Effort, Ruler
 
@@ -189,6 +189,11 @@ def test_the_ruler_judges_replays(stale, monkeypatch):
     verdict = ruler.judge(GRAPH)
     assert verdict["kept"] is not stale, verdict["reason"]
     assert len(count) >= 3 + 6, "lockstep from the later snapshots ran from the graph"
+
+
+def test_the_contract_holds_a_captured_step():
+    assert check(Plan.from_dict({"cuda_graph_step": {}}), "cnn") == ""
+    assert check(Plan.from_dict(GRAPH), "mlp") == ""
 
 
 def test_batches_come_one_ahead_in_order():

@@ -45,7 +45,7 @@ def _inspect(book: Book) -> Case:
 def tune(book: Book) -> None:
     """A whole `vivace tune` of ResNet-50, and of the small MLP if there is time."""
     for name, budget in TUNED.items():
-        seconds = 6.0 if book.dry else budget
+        seconds = 5.0 if book.dry else budget
         if not book.dry or name == "mlp":
             book.case(name, lambda n=name, s=seconds: _tune(book, n, s), seconds=seconds)
 

@@ -27,6 +27,7 @@ class StepGraph:
     def __init__(self, optimizer: torch.optim.Optimizer, notes: dict[str, Any]) -> None:
         self.optimizer, self.notes = optimizer, notes
         self.side: Any = None
+        self.rates: list[torch.Tensor] = []
         self.forget()
 
     def forget(self) -> None:
@@ -107,7 +108,7 @@ class StepGraph:
         """Inside, each group's learning rate is a number on the device, with the group's present value."""
         groups = self.optimizer.param_groups
         own = [group["lr"] for group in groups]
-        if not hasattr(self, "rates"):
+        if len(self.rates) != len(groups):
             device = groups[0]["params"][0].device
             self.rates = [torch.tensor(0.0, device=device) for _ in own]
         for group, rate in zip(groups, self.rates, strict=True):
