@@ -138,6 +138,7 @@ def opened(machine: Machine) -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             versions[name] = "not installed"
     return {
+        "benchmark": "peer",
         "job": "peer",
         "date": today(),
         "command": "scripts/bench peer",

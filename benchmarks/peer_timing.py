@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -45,14 +42,12 @@ def heat(
             running[name] = contestant = Contestant(source, machine, environment=dict(environment))
             try:
                 contestant.open(plan, strict=strict, seed=seed, warm_seconds=0.5)
-                stop(contestant)
             except (Refused, ChildFailed, JobError) as error:
                 _drop(name, running, failures, error)
         warmups = {name: contestant.warmup_seconds for name, contestant in running.items()}
         turns, disturbed = turns_of(running, failures, seconds)
     finally:
         for contestant in running.values():
-            go_on(contestant)
             contestant.close()
     return Heat(turns, disturbed, warmups, failures)
 
@@ -98,26 +93,8 @@ def _drop(
 
 
 def on_turn(contestant: Contestant) -> float:
-    """Seconds a sample of one block. Loader workers stop with their process: nobody prefetches in between."""
-    go_on(contestant)
-    seconds = contestant.block(max(1, round(BLOCK_SECONDS / max(contestant.step_seconds, 1e-6))))
-    stop(contestant)
-    return seconds
-
-
-def stop(contestant: Contestant) -> None:
-    """Stop a contestant's process and its children."""
-    _signal(contestant, signal.SIGSTOP)
-
-
-def go_on(contestant: Contestant) -> None:
-    """Let a stopped contestant continue."""
-    _signal(contestant, signal.SIGCONT)
-
-
-def _signal(contestant: Contestant, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(contestant.child.pid, number)
+    """Seconds a sample of one block."""
+    return contestant.block(max(1, round(BLOCK_SECONDS / max(contestant.step_seconds, 1e-6))))
 
 
 def ratios(heats: Sequence[Heat], base: str) -> dict[str, dict[str, Any]]:

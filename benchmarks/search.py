@@ -34,7 +34,7 @@ from vivace.tune.bench import Bench
 from vivace.verify.verdict import Verifier
 
 HERE = Path(__file__).resolve().parent
-RECORDS = HERE.parent / "records" / "search"
+RECORDS = HERE.parent / "records"
 JOBS = ("search_cnn", "search_gpt", "search_table")
 DEMANDED = {"fast": (0.92, 0.08), "balanced": (0.97, 0.25)}  # share of the best speed, share of the time
 COMPARING_SECONDS, AGAIN_SECONDS, LONGEST_SECONDS = 3.0, 8.0, 120.0
@@ -76,6 +76,7 @@ def measure(name: str, machine: Machine) -> dict:
         tuned = {budget: tune(name, budget, best, bench, machine, trials) for budget in DEMANDED}
     measured = [trial for trial in trials if trial.status == "measured"]
     record = {
+        "benchmark": "search",
         "job": name,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "command": f"scripts/bench search {name}",
@@ -95,7 +96,7 @@ def measure(name: str, machine: Machine) -> dict:
         "tuned": tuned,
         "trials": [_short(trial) for trial in trials],
     }
-    path = RECORDS / machine.fingerprint / f"{record['date']}-{name}.json"
+    path = RECORDS / name / machine.fingerprint / f"{record['date']}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return record

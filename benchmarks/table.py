@@ -1,4 +1,4 @@
-"""Write the tables of measured figures from the records: records/README.md, and the part of both READMEs
+"""Write the tables of measured figures from the records: records/README.md, and the parts of both READMEs
 between the markers.
 
     scripts/bench table [--check]
@@ -17,9 +17,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+EVIDENCE = runpy.run_path(str(ROOT / "benchmarks" / "_evidence.py"))
 JOBS = tuple(runpy.run_path(str(ROOT / "benchmarks" / "cpu.py"))["DEMANDED"])
 LIMIT = 8  # envelopes: vivace.verify.judgement.LIMIT, which tests/test_records.py compares
-MARKERS = re.compile(r"(<!-- figures -->\n).*?(<!-- /figures -->)", re.DOTALL)
+MARKERS = re.compile(r"(<!-- (figures|evidence) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 WORDS = {
     "README.md": {
         "machine": "Measured on {device}, {cores} cores, torch {torch}:",
@@ -59,7 +60,7 @@ and its reason. The figure is the confirmation's: fresh processes, against stric
 interval; *no plan kept* means that none was faster beyond noise, kept its promise and was confirmed.
 *Demanded* is what the lower end had to reach. *Same model* is the largest distance from the reference in
 envelopes of rounding, of which {limit} are allowed; [how Vivace verifies](../docs/how-it-verifies.md) says
-what an envelope is.
+what an envelope is. At the end stands what the other benchmarks asked and found.
 """
 
 
@@ -80,22 +81,37 @@ def main() -> None:
 
 
 def read(folder: Path) -> list[dict]:
-    """All records, by machine and job, the newest first."""
+    """All records, by machine and job, the newest first. One without the benchmark's name is of `cpu`."""
     records = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*/*/*.json")]
+    records = [{"benchmark": "cpu", **record} for record in records]
     records.sort(key=lambda record: record["date"], reverse=True)
     return sorted(records, key=lambda record: (record["machine"]["fingerprint"], record["job"]))
 
 
 def wanted(records: list[dict]) -> dict[Path, str]:
     """The files and what they should hold."""
-    files = {ROOT / "records" / "README.md": overview(records)}
+    tuned = [record for record in records if record["benchmark"] == "cpu"]
+    others = [record for record in records if record["benchmark"] != "cpu"]
+    files = {ROOT / "records" / "README.md": overview(tuned) + evidence(others, "README.md", "")}
     for name in WORDS:
         path = ROOT / name
-        text, found = MARKERS.subn(rf"\g<1>{table(records, name)}\g<2>", _present(path))
-        if found != 1:
-            raise SystemExit(f"{name} needs the lines <!-- figures --> and <!-- /figures -->, once")
+        parts = {"figures": table(tuned, name), "evidence": evidence(others, name, "records/")}
+        text, found = MARKERS.subn(
+            lambda match, parts=parts: match[1] + parts[match[2]] + match[3], _present(path)
+        )
+        if found != len(parts):
+            raise SystemExit(
+                f"{name} needs <!-- figures --> and <!-- evidence --> with their ends, each once"
+            )
         files[path] = text
     return files
+
+
+def evidence(records: list[dict], file: str, prefix: str) -> str:
+    """What the other benchmarks found: the newest record of each job and machine."""
+    newest = [next(group) for _, group in itertools.groupby(records, key=_job_and_machine)]
+    rows = list(EVIDENCE["rows"](newest, file, prefix))
+    return "\n" + _grid(EVIDENCE["WORDS"][file]["columns"], rows) + "\n\n" if rows else "\n"
 
 
 def table(records: list[dict], file: str) -> str:

@@ -1,4 +1,4 @@
-"""Write docs/generated: the techniques' page from their cards, and the reference of the public names."""
+"""Write docs/generated: techniques from their cards, names from docstrings, GPUs from the catalogue."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import re
 import textwrap
 from pathlib import Path
 from typing import Any
+
+import gpu_guide
 
 import vivace
 from vivace import registry
@@ -163,10 +165,11 @@ def docstring(value: Any) -> str:
 
 
 def main() -> None:
-    """Write both pages."""
+    """Write all pages and tables."""
     OUT.mkdir(exist_ok=True)
     (OUT / "techniques.md").write_text(techniques_page(), encoding="utf-8")
     (OUT / "api.md").write_text(api_page(), encoding="utf-8")
+    gpu_guide.main()
 
 
 if __name__ == "__main__":

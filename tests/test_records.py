@@ -36,7 +36,9 @@ def texts(thing):
 
 
 def ratios(record):
-    """Every ratio that a record measured: the result's, the waterfall's and the trials'."""
+    """Every ratio that a record of `cpu` measured: the result's, the waterfall's and the trials'."""
+    if "speedup" not in record:
+        return []
     found = [record["speedup"], *(step["ratio"] for step in record["waterfall"])]
     found += [trial["ratio"] for trial in record["trials"] if trial["ratio"]]
     return [value for ratio in found for value in ratio.values()]

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vivace.errors import AnswerIsNo, VivaceError
+
+if TYPE_CHECKING:
+    from vivace.machine import Machine
 
 HELP = """Makes a PyTorch training job faster, proves that it is still the same model, and trains it.
 
@@ -105,15 +110,52 @@ def screen(as_json: bool, quiet: bool, debug: bool) -> Iterator[Screen]:
 
 
 @app.command()
-def inspect(as_json: AsJson = False, quiet: Quiet = False, debug: Debug = False) -> None:
-    """This machine: devices, versions, limits, and what is missing."""
+def inspect(
+    measure: Annotated[
+        bool, typer.Option("--measure", help="measure the ceilings afresh, in about 50 seconds")
+    ] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """This machine: devices, what serves them, limits, what is missing, and what it can reach."""
     with screen(as_json, quiet, debug) as out:
         from vivace.inspect import inspect as gather
-        from vivace.inspect.table import draw
+        from vivace.inspect import measuring
+        from vivace.inspect.backends import look_closer
+        from vivace.inspect.table import draw, draw_ceilings
 
-        machine = gather()
-        out.document(machine.to_dict())
+        machine = look_closer(gather())
+        surveys = measuring.stored(machine)
+        if measure:
+            from vivace.progress import MeasureProgress
+
+            with MeasureProgress(quiet) as progress:
+                surveys |= measuring.measure(machine, progress=progress)
+            machine = dataclasses.replace(machine, ceilings=gather().ceilings)
+        figures = {
+            kind: measuring.vendor_figures(machine, kind, _catalogued(machine, kind)) for kind in surveys
+        }
+        out.document(measuring.document(machine, surveys, figures))
         out.show(lambda console: draw(machine, console))
+        for kind, survey in surveys.items():
+            out.show(partial(draw_ceilings, kind, survey, figures[kind]))
+        if not surveys:
+            out.say("\nnext: vivace inspect --measure")
+        if any(survey.interrupted for survey in surveys.values()):
+            out.say("interrupted: what was measured until then is kept")
+            out.exit_code = 130
+
+
+def _catalogued(machine: Machine, kind: str) -> Any:
+    """The catalogue's entry of the first device of a kind; `None` where it has none."""
+    from vivace.advise.catalogue import find_gpu
+
+    device = next(device for device in machine.devices if device.kind == kind)
+    try:
+        return find_gpu(device.name)
+    except VivaceError:
+        return None
 
 
 @app.command()

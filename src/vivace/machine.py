@@ -10,12 +10,46 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """One processor that can train: its kind (``cpu`` or ``cuda``), name, memory in bytes, and features."""
+    """One processor: its kind as torch calls it, name, memory in bytes (0: unknown), and features.
+
+    `served` is false where the installed torch cannot train on it; a `Finding` says why. `state` holds what
+    may change while the machine runs, such as a power limit, and is no part of the fingerprint.
+    """
 
     kind: str
     name: str
     memory_bytes: int
     features: tuple[str, ...] = ()
+    served: bool = True
+    state: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Backend:
+    """One way to reach devices (``cuda``, ``opencl``, ...): which it reaches, or why none."""
+
+    name: str
+    devices: tuple[str, ...] = ()
+    version: str = ""
+    torch: bool = False
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """How two GPUs reach each other: their places among the machine's GPUs, and by what."""
+
+    first: int
+    second: int
+    by: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Something that keeps a device from training, or slows it down, and the next step."""
+
+    problem: str
+    next: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +62,9 @@ class Machine:
     limits: dict[str, Any]
     ceilings: dict[str, float] = dataclasses.field(default_factory=dict)
     missing: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    backends: tuple[Backend, ...] = ()
+    links: tuple[Link, ...] = ()
 
     @property
     def device(self) -> Device:
@@ -49,5 +86,12 @@ class Machine:
     def from_dict(cls, document: dict[str, Any]) -> Machine:
         """Rebuild a Machine from `to_dict`'s document."""
         fields = {key: value for key, value in document.items() if key != "fingerprint"}
-        devices = tuple(Device(**{**d, "features": tuple(d["features"])}) for d in fields.pop("devices"))
-        return cls(devices=devices, **{**fields, "missing": tuple(fields.get("missing", ()))})
+        kinds = {"devices": Device, "findings": Finding, "backends": Backend, "links": Link}
+        for name, kind in kinds.items():
+            fields[name] = tuple(kind(**_with_tuples(entry)) for entry in fields.get(name, ()))
+        return cls(**{**fields, "missing": tuple(fields.get("missing", ()))})
+
+
+def _with_tuples(entry: dict[str, Any]) -> dict[str, Any]:
+    """`entry` as a frozen dataclass takes it: JSON knows lists only."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}

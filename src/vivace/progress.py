@@ -92,6 +92,23 @@ class TrainProgress(_Lines):
             self._print(f"{words}: {event['steps']} steps, {event['run_path']}", "bold")
 
 
+class MeasureProgress(_Lines):
+    """Listens to the measurement of ceilings; without a terminal, a line every ten seconds."""
+
+    _told = -10.0
+
+    def __call__(self, share: float, what: str) -> None:
+        """Show what is measured, and the share of the time that is spent."""
+        if self.quiet:
+            return
+        text = f"measuring {what.replace('_', ' ')} ({share:.0%})"
+        self._doing(text)
+        now = time.monotonic() - self._begin
+        if self._status is None and now - self._told >= 10:
+            self._told = now
+            self._print(text, "dim")
+
+
 def _words(event: dict[str, Any]) -> str:
     shown = {
         "epoch": "{:.0f}",

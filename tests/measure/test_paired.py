@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import psutil
 import pytest
 
 import vivace
@@ -85,3 +86,12 @@ def test_a_faulty_job_is_named_in_one_sentence(name, tmp_path):
         contestant.close()
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_whoever_is_not_on_turn_stands_still(contestants):
+    contestant = contestants[0]
+    contestant.open(Plan(), warm_seconds=0.1)
+    contestant.block(1)
+    assert psutil.Process(contestant.child.pid).status() == psutil.STATUS_STOPPED
+    assert contestant.ask("observe")["operators"]
+    assert psutil.Process(contestant.child.pid).status() != psutil.STATUS_STOPPED

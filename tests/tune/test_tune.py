@@ -43,7 +43,6 @@ def test_the_planted_speed_up_is_found_verified_and_confirmed(tuned):
     assert " + ".join(step["step"] for step in result.waterfall) == " + ".join(result.plan.names)
     confirmed = [trial for trial in result.trials if trial.role == "confirmation"]
     assert confirmed[-1].ratio == result.speedup
-    assert "reference" in result.input_pipeline
 
 
 @pytest.mark.slow

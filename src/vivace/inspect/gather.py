@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.metadata
-import os
 import platform
-import resource
 import shutil
 from pathlib import Path
-from typing import Any
-
-import psutil
 
 from vivace.errors import InputError
+from vivace.inspect.backends import backends
+from vivace.inspect.diagnosis import diagnose, torch_trains_on
+from vivace.inspect.facts import Facts, gather_facts
+from vivace.inspect.limits import gather_limits, read
+from vivace.inspect.limits import usable_cores as usable_cores
+from vivace.inspect.nvidia import visible
+from vivace.inspect.store import cached_ceilings
 from vivace.machine import Device, Machine
 
 PACKAGES = ("torch", "torchvision", "triton", "numpy")
@@ -35,27 +38,25 @@ OLDEST_TORCH = (2, 11)
 def inspect() -> Machine:
     """Gather the Machine that this process runs on; takes milliseconds and touches no GPU memory.
 
-    What cannot be read is named in `Machine.missing` with its reason; nothing here raises.
+    `Machine.ceilings` are the ones that `vivace inspect --measure` stored, for the training device.
+    What cannot be read is named in `Machine.missing` with its reason; what keeps a device from training, in
+    `Machine.findings` with the next step. Nothing here raises.
     """
-    missing: list[str] = []
-    gpus = _gpus(missing)
-    cores = usable_cores()
-    cpu = Device("cpu", _cpu_name(), _memory_limit(), _cpu_features())
-    versions = {"python": platform.python_version()}
-    for package in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    if "torch" not in versions:
-        missing.append("torch is not installed: training needs it; reports and advice do not")
-    if shutil.which("gcc") is None and shutil.which("g++") is None and shutil.which("clang") is None:
-        missing.append("no C++ compiler (g++ or clang): torch.compile cannot build CPU kernels")
-    return Machine(
-        devices=(*gpus, cpu),
-        num_cores=cores,
-        versions=versions,
-        limits=_limits(cores),
-        missing=tuple(missing),
+    facts = gather_facts()
+    limits = gather_limits()
+    cpu = Device("cpu", _cpu_name(), limits["memory_bytes"], _cpu_features())
+    devices = (*_gpus(facts), cpu)
+    machine = Machine(
+        devices=tuple(sorted(devices, key=lambda device: not device.served)),
+        num_cores=limits["cores_usable"],
+        versions=_versions(facts),
+        limits=limits,
+        missing=tuple(_missing(facts)),
+        findings=diagnose(facts, limits),
+        backends=backends(facts, devices),
+        links=facts.nvidia.links,
     )
+    return dataclasses.replace(machine, ceilings=cached_ceilings(machine.fingerprint, machine.device.kind))
 
 
 def require_torch() -> None:
@@ -69,89 +70,55 @@ def require_torch() -> None:
         raise InputError(f"torch {found} is too old; Vivace needs torch >= {wanted}")
 
 
-def usable_cores() -> int:
-    """Cores this process may use: the smaller of its affinity and its container's quota, at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _read("/sys/fs/cgroup/cpu.max").split()
-    if len(quota) == 2 and quota[0].isdigit():
-        cores = min(cores, max(1, int(quota[0]) // int(quota[1])))
-    return max(1, cores)
+def _gpus(facts: Facts) -> list[Device]:
+    """The GPUs that a process sees, and whether the installed torch trains on them."""
+    shown = [gpu.device for gpu in visible(facts.nvidia.gpus, facts.hiding.get("CUDA_VISIBLE_DEVICES"))]
+    if any("mig" in device.features for device in shown):
+        shown = shown[:1]  # CUDA shows a process one instance
+    found = [(device, "nvidia") for device in shown]
+    if not any(
+        facts.hiding.get(name) in ("", "-1") for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    ):
+        found += [(device, "amd") for device in facts.amd_gpus]
+    found += [(Device("xpu", "Intel GPU", 0), "intel")] * facts.on_bus("intel")
+    return [
+        dataclasses.replace(device, served=torch_trains_on(facts, device, vendor)) for device, vendor in found
+    ]
 
 
-def _gpus(missing: list[str]) -> list[Device]:
-    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-        missing.append("GPUs are hidden by CUDA_VISIBLE_DEVICES")
-        return []
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception as error:  # NVML raises its own classes, and a broken library raises anything
-        missing.append(f"no NVIDIA GPU: {error}")
-        return []
-    devices = []
-    visible = {word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")} - {""}
-    try:
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            if visible and not visible & {str(index), pynvml.nvmlDeviceGetUUID(handle)}:
-                continue
-            name = pynvml.nvmlDeviceGetName(handle)
-            major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-            memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-            devices.append(Device("cuda", name, memory, (f"sm_{major}{minor}",)))
-        _driver["driver"] = pynvml.nvmlSystemGetDriverVersion()
-    except Exception as error:
-        missing.append(f"the NVIDIA driver does not answer: {error}")
-    finally:
-        with contextlib.suppress(Exception):
-            pynvml.nvmlShutdown()
-    return devices
+def _versions(facts: Facts) -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    if facts.nvidia.driver:
+        versions["driver"] = facts.nvidia.driver
+    if facts.amd_gpus and facts.rocm:
+        versions["rocm"] = facts.rocm
+    return versions
 
 
-_driver: dict[str, str] = {}
-
-
-def _limits(cores: int) -> dict[str, Any]:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    shared = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
-    return {
-        "cores_seen": os.cpu_count() or 1,
-        "cores_usable": cores,
-        "memory_bytes": _memory_limit(),
-        "shared_memory_bytes": shared,
-        "open_files": soft,
-        "disk_free_bytes": shutil.disk_usage(os.getcwd()).free,
-        **_driver,
-    }
-
-
-def _memory_limit() -> int:
-    total = int(psutil.virtual_memory().total)
-    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        text = _read(file).strip()
-        if text.isdigit():
-            total = min(total, int(text))
-    return total
+def _missing(facts: Facts) -> list[str]:
+    missing = []
+    if not facts.nvidia.gpus:
+        missing.append(f"no NVIDIA GPU: {facts.nvidia.error or 'the driver lists none'}")
+    if facts.torch is None:
+        missing.append("torch is not installed: training needs it; reports and advice do not")
+    if shutil.which("gcc") is None and shutil.which("g++") is None and shutil.which("clang") is None:
+        missing.append("no C++ compiler (g++ or clang): torch.compile cannot build CPU kernels")
+    return missing
 
 
 def _cpu_name() -> str:
-    for line in _read("/proc/cpuinfo").splitlines():
+    for line in read(Path("/proc/cpuinfo")).splitlines():
         if line.lower().startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
 
 
 def _cpu_features() -> tuple[str, ...]:
-    for line in _read("/proc/cpuinfo").splitlines():
+    for line in read(Path("/proc/cpuinfo")).splitlines():
         if line.lower().startswith(("flags", "features")):
             words = set(line.partition(":")[2].split())
             return tuple(feature for feature in CPU_FEATURES if feature in words)
     return ()
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

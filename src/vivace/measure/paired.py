@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import os
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,23 +47,35 @@ class Contestant:
     def open(self, plan: Plan, *, strict: bool = True, seed: int = 0, warm_seconds: float = 1.0) -> None:
         """Open the plan and warm it up. Raises Refused, JobError or ChildFailed."""
         deadline = time.monotonic() + self.timeout
+        self._signal(signal.SIGCONT)
         self.child.ask("open", self.timeout, plan=plan.to_dict(), strict=strict, seed=seed)
         warmed = self.child.ask("warm", max(1.0, deadline - time.monotonic()), seconds=warm_seconds)
         self.step_seconds, self.warmup_seconds = warmed["step_seconds"], warmed["warmup_seconds"]
         self.promise = warmed["promise"]
 
     def block(self, steps: int, *, cached: bool = False) -> float:
-        """Seconds a sample over one block of `steps` steps; `cached`: all on one batch, not the loader's."""
-        done = self.child.ask("block", self.timeout, steps=steps, cached=cached)
+        """Seconds a sample over one block of `steps` steps; `cached`: all on one batch, not the loader's.
+
+        Between blocks the process and its loader workers stand still: none prefetches on another's turn.
+        """
+        done = self.ask("block", steps=steps, cached=cached)
+        self._signal(signal.SIGSTOP)
         return float(done["seconds"] / done["samples"])
 
     def ask(self, command: str, **arguments: Any) -> Any:
         """Any other command of the worker."""
+        self._signal(signal.SIGCONT)
         return self.child.ask(command, self.timeout, **arguments)
 
     def close(self) -> None:
         """End the process."""
+        self._signal(signal.SIGCONT)
         self.child.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.child.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.child.pid, number)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +135,7 @@ def without_loader(contestant: Contestant, *, seconds: float) -> Ratio:
     """How many times faster the same job is on one cached batch: what a perfect input pipeline could bring.
 
     Blocks with and without the loader alternate. Before each timed block with the loader an untimed one uses
-    up what its workers have prefetched meanwhile.
+    up what its workers have prefetched during the block without.
     """
     deadline = time.monotonic() + seconds
     steps = max(1, round(BLOCK_SECONDS / max(contestant.step_seconds, 1e-6)))

@@ -46,6 +46,9 @@ class Bench:
         self.known: dict[str, Trial] = {}
         self.only_here: set[str] = set()  # techniques that this process knows, and the job's processes do not
         self.input_pipeline: dict[str, Ratio] = {}  # what a perfect one would bring: to reference and plan
+        self.evidence: dict[
+            str, dict[str, str]
+        ] = {}  # by the plan's id: how its techniques proved that they act
         self.effects: dict[tuple[tuple[str, ...], str], Plan] = {}
 
     def check(self) -> Profile:
@@ -121,6 +124,7 @@ class Bench:
 
         Two processes of the same job differ by a few percent in speed, by where their memory lies, so the
         interval rests on the spread between the pairs as well. As many pairs as `seconds` allow, up to five.
+        That the techniques act was proven in the search.
         """
         begin = time.monotonic()
         self.on_event("trial_begin", {"plan": str(plan), "role": "confirmation"})
@@ -149,11 +153,12 @@ class Bench:
         try:
             reference.open(Plan(), seed=seed)
             contestant.open(plan, seed=seed)
-            confirmed = self._admit(contestant, plan, "confirmation")
             comparison = compare(reference, contestant, seconds=seconds)
             if len(earlier) == 2:  # the least that an interval across processes needs
                 self.input_pipeline["plan"] = without_loader(contestant, seconds=seconds / 2)
-            return comparison, self._measured(contestant, [*earlier, comparison], confirmed)
+            seen = contestant.ask("observe")
+            found = {"peak_bytes": seen["peak_bytes"], "evidence": self.evidence.get(plan.id, {})}
+            return comparison, self._measured(contestant, [*earlier, comparison], found)
         finally:
             contestant.close()
             reference.close()
@@ -164,6 +169,7 @@ class Bench:
             promised = contestant.promise.upper()
             raise Refused(f"on this job it promises {promised}, and {self.allow.name} is allowed")
         confirmed: dict[str, Any] = contestant.ask("confirm", reference=self.observed)
+        self.evidence[plan.id] = confirmed["evidence"]
         if role == "candidate":
             self._refuse_duplicate(plan, confirmed["effect"])
         return confirmed

@@ -45,6 +45,7 @@ class Search:
         self.measured: dict[str, Trial] = {}
         self.banned: set[str] = set()
         self._warmup_seconds = 0.0
+        self._too_slow: dict[Technique, float] = {}  # seconds after which it had not started yet
         self._offered: list[Candidate] = []
 
     def run(self) -> None:
@@ -106,14 +107,16 @@ class Search:
         self._prune()
 
     def _in_turn(self, candidates: list[Candidate]) -> Iterator[Candidate]:
-        """What can be added first, then what would displace a technique of the best plan."""
-        later = []
+        """First what can be added, then what displaces a technique of the best plan, then what compiles."""
+        later, last = [], []
         for candidate in candidates:
-            if len(self.best.adding(candidate.technique)) > len(self.best):
+            if candidate.technique.card.stage == Stage.COMPILE:
+                last.append(candidate)
+            elif len(self.best.adding(candidate.technique)) > len(self.best):
                 yield candidate
             else:
                 later.append(candidate)
-        yield from later
+        yield from [*later, *last]
 
     def ranking(self) -> list[Plan]:
         """Plans that fit and beat the reference, fastest first; any that fit where the reference does not."""
@@ -148,13 +151,19 @@ class Search:
     def measure(
         self, plan: Plan, target: float | None = None, predicted: tuple[float, float] | None = None
     ) -> Trial:
-        """One trial: at most half of the time left, of which a tenth of the time left for the comparison."""
+        """One trial: at most half of the time left, of which a tenth of the time left for the comparison.
+
+        What compiles comes last and may take all of it.
+        """
         left = self._left()
-        seconds, comparing = min(left, max(15.0, 0.5 * left)), max(6.0, 0.1 * left)
+        slow = any(technique.card.stage == Stage.COMPILE for technique in plan.techniques)
+        seconds, comparing = left if slow else min(left, max(15.0, 0.5 * left)), max(6.0, 0.1 * left)
         trial = self.bench.measure(
             plan, seconds=seconds, comparing=comparing, predicted=predicted, target=target
         )
         self.measured[plan.id] = trial
+        if trial.status == "failed" and "no answer" in trial.reason:
+            self._too_slow.update({technique: seconds for technique in plan.techniques if slow})
         return trial
 
     def _keep(self, plan: Plan, trial: Trial) -> None:
@@ -166,7 +175,11 @@ class Search:
         self._warmup_seconds = trial.warmup_seconds
 
     def _hopeless(self, plan: Plan, candidate: Candidate) -> bool:
-        """Was this technique refused for good, or is it much slower than what it would displace?"""
+        """Was it refused for good, is it much slower than what it would displace, or slower to start than
+        the time left allows?
+        """
+        if self._too_slow.get(candidate.technique, 0.0) > 0.7 * self._left():
+            return True
         alone = self.measured.get(Plan([candidate.technique]).id)
         if alone is None:
             return False

@@ -1,0 +1,99 @@
+"""Rows of the evidence tables: what each benchmark other than `cpu` asked, and what its record answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+Row = tuple[str, str]  # what was asked, what was found
+WORDS = {
+    "README.md": {
+        "columns": ("question", "answer", "record", "command"),
+        "caught": "Planted defects that `verify` catches: {title}",
+        "alarms": "Correct plans that `verify` rejects",
+        "share": "What verifying takes of a search",
+        "of": "{count} of {of} ({rate:.1%})",
+        "peer": "As fast as `pytorch-autotune` {version}, geometric mean over {count} jobs",
+        "flatters": " (on CPU, which flatters us: it never tries bfloat16 there)",
+        "broken": "Results that `verify` rejects: Vivace's, `pytorch-autotune`'s",
+        "search": "`{job}`: how near `{budget}` comes to the best of {count} plans, in which share of time",
+    },
+    "README.zh-CN.md": {
+        "columns": ("问题", "结果", "记录", "命令"),
+        "caught": "`verify` 发现了多少人为植入的错误：{title}",
+        "alarms": "`verify` 误判的正确方案",
+        "share": "校验占搜索时间的比例",
+        "of": "{count} / {of}（{rate:.1%}）",
+        "peer": "与 `pytorch-autotune` {version} 的速度之比，{count} 个任务的几何平均",
+        "flatters": "（CPU 上的比较对我们有利：它在 CPU 上从不尝试 bfloat16）",
+        "broken": "未通过 `verify` 的结果：Vivace、`pytorch-autotune`",
+        "search": "`{job}`：`{budget}` 达到 {count} 个方案中最佳速度的比例，以及所用时间的比例",
+    },
+}
+TITLES = {
+    "README.md": {
+        "planted, alone": "the 20 known kinds",
+        "planted, with bf16_autocast": "the same, hidden behind bfloat16",
+        "planted, least effort": "the same, with the least effort that `tune` spends",
+        "further, alone": "further kinds",
+        "further, with bf16_autocast": "further kinds, hidden behind bfloat16",
+        "further, least effort": "further kinds, with the least effort",
+    },
+    "README.zh-CN.md": {
+        "planted, alone": "20 种已知错误",
+        "planted, with bf16_autocast": "同上，混在 bfloat16 舍入中",
+        "planted, least effort": "同上，用 `tune` 的最小校验量",
+        "further, alone": "其他错误",
+        "further, with bf16_autocast": "其他错误，混在 bfloat16 舍入中",
+        "further, least effort": "其他错误，用最小校验量",
+    },
+}
+
+
+def ruler(record: dict, file: str) -> Iterator[Row]:
+    """How many defects are caught, how many correct plans are rejected, and the cost."""
+    words = WORDS[file]
+    for title, found in record["caught"].items():
+        if found["of"]:
+            yield words["caught"].format(title=TITLES[file][title]), words["of"].format(**found)
+    yield words["alarms"], words["of"].format(**record["false_alarms"])
+    if record["verify_share_of_search"]:
+        yield words["share"], f"{record['verify_share_of_search']:.0%}"
+
+
+def peer(record: dict, file: str) -> Iterator[Row]:
+    """The geometric mean of the ratios, and whose results the ruler rejects."""
+    words, jobs = WORDS[file], record["jobs"].values()
+    if record["vivace_against_peer"]:
+        asked = words["peer"].format(version=record["versions"]["pytorch-autotune"], count=len(jobs))
+        flatters = words["flatters"] if record["note"] else ""
+        yield asked, _interval(record["vivace_against_peer"]) + flatters
+    broken = []
+    for name in ("vivace", "peer"):
+        verdicts = [job["contestants"][name].get("verdict") or {} for job in jobs]
+        judged = [verdict["kept"] for verdict in verdicts if verdict.get("kept") is not None]
+        broken.append(f"{judged.count(False)} / {len(judged)}")
+    yield words["broken"], ", ".join(broken)
+
+
+def search(record: dict, file: str) -> Iterator[Row]:
+    """How near the budgets come to the best of all plans."""
+    for budget, found in record["tuned"].items():
+        asked = WORDS[file]["search"].format(job=record["job"], count=record["num_measured"], budget=budget)
+        share = found["share_of_best"]
+        interval = f"{share['estimate']:.1%} ({share['low']:.1%}-{share['high']:.1%})"
+        yield asked, f"{interval}, {found['share_of_time']:.0%}"
+
+
+KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {"ruler": ruler, "peer": peer, "search": search}
+
+
+def rows(records: list[dict], file: str, prefix: str) -> Iterator[tuple[str, ...]]:
+    """Cells of the table in the words of a README, from the newest record of each benchmark and machine."""
+    for record in records:
+        place = f"{prefix}{record['job']}/{record['machine']['fingerprint']}/{record['date']}.json"
+        for asked, found in KINDS[record["benchmark"]](record, file):
+            yield asked, found, f"[{record['date']}]({place})", f"`{record['command']}`"
+
+
+def _interval(ratio: dict) -> str:
+    return f"{ratio['estimate']:.2f}x ({ratio['low']:.2f}-{ratio['high']:.2f})"

@@ -1,0 +1,345 @@
+"""The catalogue of devices, read from `gpus.toml`. Imports no torch and needs no network.
+
+Every number in the file names its source; `disagreements` compares the numbers with each other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from vivace.errors import InputError, nearest
+
+GPUS_FILE = Path(__file__).resolve().with_name("gpus.toml")
+FORMAT = 1
+
+DTYPES = ("fp64", "fp64_matrix", "fp32", "fp32_matrix", "tf32", "fp16", "bf16", "fp8", "int8")
+AT_MATRIX_CLOCK = ("tf32", "fp16", "bf16", "fp8", "int8")
+FORMS = ("consumer", "laptop", "workstation", "pcie", "sxm", "oam", "soc", "host")
+RATE_TOLERANCE = 0.03
+BANDWIDTH_TOLERANCE = 0.03
+
+# Words that vendors and drivers put around a name and that distinguish nothing.
+NOISE = re.compile(
+    r"\b(nvidia|amd|intel|apple|habana|geforce|tesla|instinct|radeon|generation|gpu|graphics|tm|r)\b"
+)
+
+REQUIRED = ("name", "family", "form", "release", "memory_gib", "bandwidth_gbs", "source")
+OPTIONAL: dict[str, Any] = {
+    "units": None,
+    "base_mhz": None,
+    "boost_mhz": None,
+    "matrix_mhz": None,
+    "bus_bits": None,
+    "pin_gbps": None,
+    "cache_mib": None,
+    "link": "",
+    "link_gbs": 0.0,
+    "pcie": None,
+    "pcie_lanes": 16,
+    "power_w": None,
+    "rates": {},
+    "measured": {},
+    "sources": {},
+    "aliases": [],
+    "disputed": {},
+    "note": "",
+}
+CLOCKS = ("base_mhz", "boost_mhz", "matrix_mhz")
+NUMBERS = (
+    *("units", *CLOCKS, "memory_gib", "bandwidth_gbs", "bus_bits", "pin_gbps", "cache_mib"),
+    *("link_gbs", "pcie", "pcie_lanes", "power_w"),
+)
+NOT_SOURCED = ("name", "family", "form", "aliases", "note", "source", "sources", "disputed", "pcie_lanes")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One device that trains, as its documents describe it. `None` where no document gives the number.
+
+    Args:
+        name: the catalogue's name.
+        vendor: ``NVIDIA``, ``AMD``, ``Intel`` or ``Apple``.
+        architecture: the vendor's name of the generation.
+        family: devices of one family do the same work in one unit and clock cycle.
+        form: one of `FORMS`; ``consumer`` is a desktop card for games.
+        release: year and month, ``2020-05``.
+        num_units: multiprocessors (NVIDIA), compute units (AMD), Xe cores (Intel) or GPU cores (Apple).
+        base_clock: guaranteed clock in Hz.
+        boost_clock: highest clock in Hz behind the vector rates.
+        matrix_clock: clock in Hz behind the matrix rates; the boost clock for most.
+        memory_bytes: nominal device memory; the driver keeps one to three per cent of it.
+        bandwidth: of the device memory, in bytes/s.
+        bus_bits: width of the memory bus in bits.
+        pin_rate: data rate of one pin of that bus in bits/s.
+        cache_bytes: the last cache that the whole chip shares.
+        link: what connects devices with each other; empty where that is PCIe.
+        link_bandwidth: over all links of one device, both directions added, in bytes/s; 0 without links.
+        pcie_generation: generation of the host's bus; `None` where host and device are one chip.
+        pcie_lanes: lanes of that bus.
+        power_watts: the board's power limit.
+        rates: dense arithmetic rate by dtype (`DTYPES`) in FLOP/s, a multiply-add counted as two.
+        derived: the dtypes of `rates` that no document quotes: units x clock x width.
+        measured: rates and ``bandwidth`` measured by someone, in the same units, for comparison.
+        apis: compute APIs that drive it, in lower case.
+        compute_capability: the number or name by which compilers know the family.
+        pytorch: which builds of PyTorch serve it.
+        aliases: other names under which `find_gpu` knows it.
+        sources: the document behind each field, by the field's name in the file.
+        disputed: fields on which sources disagree, with the reason.
+        note: what the numbers do not say.
+    """
+
+    name: str
+    vendor: str
+    architecture: str
+    family: str
+    form: str
+    release: str
+    num_units: int | None
+    base_clock: float | None
+    boost_clock: float | None
+    matrix_clock: float | None
+    memory_bytes: int
+    bandwidth: float
+    bus_bits: int | None
+    pin_rate: float | None
+    cache_bytes: int | None
+    link: str
+    link_bandwidth: float
+    pcie_generation: int | None
+    pcie_lanes: int
+    power_watts: float | None
+    rates: dict[str, float]
+    derived: tuple[str, ...]
+    measured: dict[str, float]
+    per_clock: dict[str, int]
+    apis: tuple[str, ...]
+    compute_capability: str
+    pytorch: str
+    aliases: tuple[str, ...]
+    sources: dict[str, str]
+    disputed: dict[str, str]
+    note: str
+
+    def expected_rate(self, dtype: str) -> float | None:
+        """Units x clock x width in FLOP/s, or `None` where one of the three is not known."""
+        clock = self.matrix_clock if dtype in AT_MATRIX_CLOCK else self.boost_clock
+        if self.num_units is None or clock is None or dtype not in self.per_clock:
+            return None
+        return self.num_units * clock * self.per_clock[dtype]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field as plain values, for JSON."""
+        return dataclasses.asdict(self)
+
+
+def load_catalogue(path: str | Path | None = None) -> dict[str, Gpu]:
+    """The devices by name, in the file's order.
+
+    Args:
+        path: a person's own file in the format of `gpus.toml`. A device of a known name needs only the fields
+            that differ, a new one all that the format requires; families and sources are added.
+
+    Raises `InputError` naming file, device and field where the file cannot be used.
+    """
+    return dict(_catalogue(Path(path) if path is not None else None)[0])
+
+
+def find_gpu(name: str, catalogue: Mapping[str, Gpu] | None = None) -> Gpu:
+    """The device of that name or alias; capitals, spaces, dashes and the vendor's name do not matter.
+
+    Raises `InputError` with the nearest names where there is none.
+    """
+    known, names = _catalogue(None) if catalogue is None else (catalogue, _names(catalogue.values()))
+    found = names.get(_key(name))
+    if found is not None:
+        return known[found]
+    close = difflib.get_close_matches(_key(name), list(names), n=8, cutoff=0.5)
+    near = list(dict.fromkeys(names[key] for key in close))[:3]
+    hint = (
+        f"; the nearest are {', '.join(near)}"
+        if near
+        else f"; it holds {len(known)} devices, such as RTX 4090"
+    )
+    raise InputError(f"no device {name!r} in the catalogue{hint}")
+
+
+def disagreements(gpu: Gpu) -> list[str]:
+    """What contradicts itself in an entry, one sentence each; empty for a sound one.
+
+    A quoted rate must be units x clock x width, the bandwidth must be bus x data rate, and nothing measured
+    may exceed the peak or stay below a third of it. Fields that the file declares `disputed` are left out.
+    """
+    found = []
+    for dtype, rate in gpu.rates.items():
+        expected = gpu.expected_rate(dtype)
+        if dtype not in gpu.disputed and expected and abs(rate / expected - 1) > RATE_TOLERANCE:
+            found.append(
+                f"{gpu.name}: {dtype} is quoted as {rate / 1e12:g} TFLOP/s, "
+                f"units x clock x width gives {expected / 1e12:.4g}"
+            )
+    if gpu.bus_bits and gpu.pin_rate and "bandwidth_gbs" not in gpu.disputed:
+        expected = gpu.bus_bits * gpu.pin_rate / 8
+        if abs(gpu.bandwidth / expected - 1) > BANDWIDTH_TOLERANCE:
+            found.append(
+                f"{gpu.name}: bandwidth is quoted as {gpu.bandwidth / 1e9:g} GB/s, "
+                f"bus x data rate gives {expected / 1e9:.4g}"
+            )
+    for field, value in gpu.measured.items():
+        peak = gpu.bandwidth if field == "bandwidth" else gpu.rates.get(field, 0.0)
+        if not peak / 3 <= value <= peak:
+            found.append(f"{gpu.name}: measured {field} of {value:.4g}/s does not fit a peak of {peak:.4g}/s")
+    return found
+
+
+@functools.cache
+def _catalogue(path: Path | None) -> tuple[Mapping[str, Gpu], dict[str, str]]:
+    """The shipped devices with those of `path` over them, and `_names` of them."""
+    document = read_document(GPUS_FILE)
+    entries = {entry["name"]: entry for entry in document["gpus"]}
+    families, sources = dict(document["families"]), dict(document["sources"])
+    if path is not None:
+        own = read_document(path)
+        families |= own.get("families", {})
+        sources |= own.get("sources", {})
+        for number, entry in enumerate(own.get("gpus", []), 1):
+            if "name" not in entry:
+                raise InputError(f"{path}: device {number} has no name")
+            entries[entry["name"]] = {**entries.get(entry["name"], {}), **entry}
+    where = path or GPUS_FILE
+    gpus = {name: _gpu(entry, families, sources, where) for name, entry in entries.items()}
+    return gpus, _names(gpus.values())
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """The parsed file, its format checked; `InputError` where it cannot be read."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not TOML: {error}") from error
+    if document.get("format") != FORMAT:
+        raise InputError(f"{path} has format {document.get('format')!r}; this Vivace reads format = {FORMAT}")
+    return document
+
+
+def _check(entry: dict[str, Any], families: dict[str, Any], path: Path) -> None:
+    """Refuse a table whose fields are unknown, absent or not what they should be."""
+    name = entry["name"]
+    for key in entry:
+        if key not in REQUIRED and key not in OPTIONAL:
+            raise InputError(
+                f"{path}: {name} has an unknown field {key!r}{nearest(key, [*REQUIRED, *OPTIONAL])}"
+            )
+    absent = [key for key in REQUIRED if key not in entry]
+    if absent:
+        raise InputError(f"{path}: {name} lacks {', '.join(absent)}")
+    if entry["family"] not in families:
+        raise InputError(
+            f"{path}: {name} is of an unknown family {entry['family']!r}{nearest(entry['family'], families)}"
+        )
+    if entry["form"] not in FORMS:
+        raise InputError(f"{path}: {name} has the form {entry['form']!r}; known are {', '.join(FORMS)}")
+    numbers = {key: entry[key] for key in NUMBERS if key in entry} | entry.get("rates", {})
+    for key, value in numbers.items():
+        if type(value) not in (int, float) or not 0 < value < 1e6:
+            raise InputError(f"{path}: {name} has {key} = {value!r}; a number above 0 would be right")
+    if not re.fullmatch(r"\d{4}-\d\d", str(entry["release"])):
+        raise InputError(f"{path}: {name} has release = {entry['release']!r}; write a month, as in '2020-05'")
+
+
+def _gpu(entry: dict[str, Any], families: dict[str, Any], sources: dict[str, str], path: Path) -> Gpu:
+    """One table of the file as a `Gpu`."""
+    _check(entry, families, path)
+    name = entry["name"]
+    family = families[entry["family"]]
+    field = {**OPTIONAL, **entry}
+    scaled = {key: None if field[key] is None else field[key] * 1e6 for key in CLOCKS}
+    gpu = Gpu(
+        name=name,
+        vendor=family["vendor"],
+        architecture=family["architecture"],
+        family=field["family"],
+        form=field["form"],
+        release=field["release"],
+        num_units=field["units"],
+        base_clock=scaled["base_mhz"],
+        boost_clock=scaled["boost_mhz"],
+        matrix_clock=scaled["matrix_mhz"] or scaled["boost_mhz"],
+        memory_bytes=round(field["memory_gib"] * 2**30),
+        bandwidth=field["bandwidth_gbs"] * 1e9,
+        bus_bits=field["bus_bits"],
+        pin_rate=None if field["pin_gbps"] is None else field["pin_gbps"] * 1e9,
+        cache_bytes=None if field["cache_mib"] is None else round(field["cache_mib"] * 2**20),
+        link=field["link"],
+        link_bandwidth=field["link_gbs"] * 1e9,
+        pcie_generation=field["pcie"],
+        pcie_lanes=field["pcie_lanes"],
+        power_watts=field["power_w"],
+        rates={dtype: rate * 1e12 for dtype, rate in field["rates"].items()},
+        derived=(),
+        measured={
+            key: value * (1e9 if key == "bandwidth" else 1e12) for key, value in field["measured"].items()
+        },
+        per_clock=family["per_clock"],
+        apis=tuple(family["apis"]),
+        compute_capability=family["compute_capability"],
+        pytorch=family["pytorch"],
+        aliases=tuple(field["aliases"]),
+        sources=_sources(entry, sources, path),
+        disputed=field["disputed"],
+        note="; ".join(filter(None, [field["note"], family.get("note", "")])),
+    )
+    return _with_derived_rates(gpu)
+
+
+def _with_derived_rates(gpu: Gpu) -> Gpu:
+    """The device with the rates that its family has and no document quotes, in the order of `DTYPES`."""
+    unknown = set(gpu.rates) - set(DTYPES)
+    if unknown:
+        raise InputError(f"{gpu.name} has a rate for {min(unknown)!r}; known are {', '.join(DTYPES)}")
+    expected = {dtype: gpu.expected_rate(dtype) for dtype in DTYPES if dtype not in gpu.rates}
+    derived = {dtype: rate for dtype, rate in expected.items() if rate is not None}
+    rates = {
+        dtype: (gpu.rates | derived)[dtype] for dtype in DTYPES if dtype in gpu.rates or dtype in derived
+    }
+    return dataclasses.replace(gpu, rates=rates, derived=tuple(derived))
+
+
+def _sources(entry: dict[str, Any], sources: dict[str, str], path: Path) -> dict[str, str]:
+    """The document behind every field of an entry."""
+    own = entry.get("sources", {})
+    cited = {field: own.get(field, entry["source"]) for field in entry if field not in NOT_SOURCED}
+    for field, key in {**cited, **own}.items():
+        if key not in sources:
+            raise InputError(f"{path}: {entry['name']} cites {key!r} for {field}{nearest(key, sources)}")
+        if field not in entry:
+            raise InputError(f"{path}: {entry['name']} cites a source for {field!r}, which it does not give")
+    return {field: sources[key] for field, key in cited.items()}
+
+
+def _key(name: str) -> str:
+    """What of a name distinguishes: letters and digits, without the vendor's words."""
+    words = re.sub(r"\(r\)|\(tm\)|[®™]", " ", name.lower())
+    return re.sub(r"[^a-z0-9]", "", NOISE.sub(" ", words)) or re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _names(gpus: Iterable[Gpu]) -> dict[str, str]:
+    """Every name by which a device is known, in `_key`'s spelling, to its name; also with its memory size."""
+    plain: dict[str, str] = {}
+    sized: dict[str, str] = {}
+    for gpu in gpus:
+        for name in (gpu.name, *gpu.aliases):
+            other = plain.setdefault(_key(name), gpu.name)
+            if other != gpu.name:
+                raise InputError(f"{name!r} names two devices of the catalogue, {other} and {gpu.name}")
+            sized.setdefault(f"{_key(name)}{gpu.memory_bytes / 2**30:g}gb", gpu.name)
+    return sized | plain

@@ -1,0 +1,103 @@
+"""What this process may use: cores, memory, shared memory, open files and disk. Nothing raises."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """Cores this process may use: the smaller of its affinity and its container's quota, at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = quota_cores(root)
+    return max(1, cores if quota is None else min(cores, int(quota)))
+
+
+def memory_limit(root: Path = Path("/")) -> int:
+    """Bytes of memory that this process may use: the smaller of the machine's and its container's."""
+    found = [int(psutil.virtual_memory().total)]
+    for folder in control_groups(root, "memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            text = read(folder / name).strip()
+            found += [int(text)] if text.isdigit() and int(text) > 0 else []
+    return min(found)
+
+
+def quota_cores(root: Path = Path("/")) -> float | None:
+    """Cores that the control groups grant, the smallest of all levels; `None` without a quota."""
+    found = []
+    for folder in control_groups(root, "cpu"):
+        words = read(folder / "cpu.max").split()  # version 2: quota and period in microseconds
+        if not words:
+            words = [read(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+        if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]) > 0:
+            found.append(int(words[0]) / int(words[1]))
+    return min(found, default=None)
+
+
+def control_groups(root: Path, controller: str) -> list[Path]:
+    """The folders, innermost first, whose limits on `controller` hold for this process; versions 1 and 2.
+
+    A container often shows its own group as the mount's root while naming the path outside: then only the
+    root exists.
+    """
+    folders: list[Path] = []
+    for line in read(root / "proc/self/cgroup").splitlines() or ["0::/"]:
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        names = controllers.split(",")
+        if not controllers:
+            mount = root / "sys/fs/cgroup"
+        elif controller in names:
+            mounts = (root / "sys/fs/cgroup" / name for name in (controllers, controller))
+            mount = next((m for m in mounts if m.is_dir()), root / "sys/fs/cgroup" / controller)
+        else:
+            continue
+        inner = mount / path.strip("/")
+        folders += [folder for folder in (inner, *inner.parents) if folder.is_relative_to(mount)]
+    return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
+
+
+def gather_limits(root: Path = Path("/")) -> dict[str, Any]:
+    """The limits as the Machine keeps them; a figure that cannot be read is left out."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    found: dict[str, Any] = {
+        "cores_seen": os.cpu_count() or 1,
+        "cores_usable": usable_cores(root),
+        "memory_bytes": memory_limit(root),
+        "shared_memory_bytes": _free(root / "dev/shm") or 0,
+        "open_files": soft,
+    }
+    quota = quota_cores(root)
+    if quota is not None:
+        found["cores_quota"] = quota
+    free = _free(Path.cwd()) if _folder_exists() else None
+    if free is not None:
+        found["disk_free_bytes"] = free
+    return found
+
+
+def read(path: Path) -> str:
+    """A small file's text; empty where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _free(folder: Path) -> int | None:
+    try:
+        return shutil.disk_usage(folder).free if folder.is_dir() else None
+    except OSError:
+        return None
+
+
+def _folder_exists() -> bool:
+    try:
+        return bool(os.getcwd())
+    except OSError:  # it was deleted
+        return False

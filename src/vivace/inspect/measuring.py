@@ -1,0 +1,66 @@
+"""What `vivace inspect --measure` does: survey the training device and the CPU, and keep both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vivace.inspect import store
+from vivace.inspect.ceilings import Progress, Survey, survey
+from vivace.inspect.figures import CatalogueEntry, cpu_figures, gpu_figures, this_processor
+from vivace.inspect.table import facts_of
+from vivace.machine import Machine
+
+SECONDS = 45.0
+CPU_SHARE = 0.3  # of the time, where there is another device
+KINDS = ("cuda", "cpu")
+
+
+def measure(
+    machine: Machine, seconds: float = SECONDS, progress: Progress | None = None
+) -> dict[str, Survey]:
+    """Survey each kind of device that torch trains on, and store what was found.
+
+    An interruption ends it. Where the store cannot be written, the reason stands among the absent keys.
+    """
+    kinds = [kind for kind in KINDS if any(d.kind == kind and d.served for d in machine.devices)]
+    found: dict[str, Survey] = {}
+    for kind in kinds:
+        share = 1.0 if len(kinds) == 1 else CPU_SHARE if kind == "cpu" else 1 - CPU_SHARE
+        found[kind] = survey(kind, seconds=seconds * share, progress=progress)
+        try:
+            store.save(machine.fingerprint, kind, found[kind])
+        except OSError as error:
+            found[kind].absent["store"] = f"{store.path_of(machine.fingerprint)}: {error.strerror or error}"
+        if found[kind].interrupted:
+            break
+    return found
+
+
+def stored(machine: Machine) -> dict[str, Survey]:
+    """What earlier measurements found for each kind of device."""
+    found = {
+        kind: store.load(machine.fingerprint, kind) for kind in dict.fromkeys(d.kind for d in machine.devices)
+    }
+    return {kind: survey for kind, survey in found.items() if survey.ceilings}
+
+
+def vendor_figures(machine: Machine, kind: str, entry: CatalogueEntry | None) -> dict[str, float]:
+    """What the vendor promises for the first device of a kind; `entry` is its catalogue's, if it has one."""
+    device = next(device for device in machine.devices if device.kind == kind)
+    if kind == "cpu":
+        return cpu_figures(this_processor(device, machine.num_cores))
+    return gpu_figures(device, entry)
+
+
+def document(
+    machine: Machine, surveys: dict[str, Survey], figures: dict[str, dict[str, float]]
+) -> dict[str, Any]:
+    """The JSON document: the machine's, and for each kind of device what was measured and what was not.
+
+    ``ceilings`` are those of the training device in SI units, as `Machine` keeps them.
+    """
+    return {
+        **machine.to_dict(),
+        "ceiling_facts": {kind: facts_of(survey, figures[kind]) for kind, survey in surveys.items()},
+        "unmeasured": {kind: survey.absent for kind, survey in surveys.items()},
+    }

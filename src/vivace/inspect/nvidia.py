@@ -1,0 +1,174 @@
+"""NVIDIA GPUs as their driver's library (NVML) describes them: devices, MIG, links. Nothing raises."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from vivace.machine import Device, Link
+
+MOST_LINKS = 18
+SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
+COMPUTE_MODES = {1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
+ANCESTORS = {
+    0: "one board",
+    10: "one PCIe switch",
+    20: "several PCIe switches",
+    30: "the PCIe host bridge",
+    40: "the host bridges of one NUMA node",
+    50: "the link between sockets",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """One GPU or MIG instance, its identifier, and whether MIG mode is on without an instance."""
+
+    device: Device
+    uuid: str = ""
+    index: int = 0
+    empty_mig: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Nvidia:
+    """What NVML said: GPUs, their links, the driver's version, the newest CUDA it serves, or the error."""
+
+    gpus: tuple[Gpu, ...] = ()
+    links: tuple[Link, ...] = ()
+    driver: str = ""
+    cuda: tuple[int, int] | None = None
+    error: str = ""
+
+
+def ask(nvml: Any = None) -> Nvidia:
+    """Ask NVML; `nvml` is the module to ask, `pynvml` unless given."""
+    try:
+        nvml = nvml or importlib.import_module("pynvml")
+        nvml.nvmlInit()
+    except Exception as error:  # NVML raises its own classes, and a broken library raises anything
+        return Nvidia(error=str(error) or type(error).__name__)
+    try:
+        driver = nvml.nvmlSystemGetDriverVersion()
+        version = _try(nvml, "nvmlSystemGetCudaDriverVersion_v2")
+        cuda = (version // 1000, version % 1000 // 10) if version else None
+        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+        gpus = tuple(gpu for index, handle in enumerate(handles) for gpu in _gpus(nvml, handle, index))
+        return Nvidia(gpus, tuple(_links(nvml, handles)), driver, cuda)
+    except Exception as error:
+        return Nvidia(error=f"the NVIDIA driver does not answer: {error}")
+    finally:
+        with contextlib.suppress(Exception):
+            nvml.nvmlShutdown()
+
+
+def visible(gpus: tuple[Gpu, ...], choice: str | None) -> tuple[Gpu, ...]:
+    """The GPUs that CUDA shows under `choice`, the value of CUDA_VISIBLE_DEVICES, in its order.
+
+    CUDA stops at the first word that names none. A MIG instance is named by its identifier only; without one,
+    CUDA shows the first instance.
+    """
+    if choice is None:
+        return tuple(gpu for gpu in gpus if not gpu.empty_mig)
+    found: list[Gpu] = []
+    for word in (word.strip() for word in choice.split(",")):
+        by_number = [gpu for gpu in gpus if word == str(gpu.index)]
+        by_name = [gpu for gpu in gpus if len(word) > 4 and gpu.uuid.startswith(word)]
+        chosen = next((gpu for gpu in by_number or by_name if not gpu.empty_mig), None)
+        if chosen is None:
+            break
+        found.append(chosen)
+    return tuple(found)
+
+
+def _gpus(nvml: Any, handle: Any, index: int) -> Iterator[Gpu]:
+    """The GPU, or its MIG instances where that mode is on."""
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    capability = f"sm_{major}{minor}"
+    state = _state(nvml, handle)
+    mode = _try(nvml, "nvmlDeviceGetMigMode", handle)
+    if not mode or not mode[0]:
+        yield Gpu(_device(nvml, handle, (capability,), state), _text(nvml.nvmlDeviceGetUUID, handle), index)
+        return
+    instances = (
+        _try(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, number)
+        for number in range(_try(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
+    )
+    found = [instance for instance in instances if instance is not None]
+    for instance in found:
+        device = _device(nvml, instance, (capability, "mig"), state)
+        yield Gpu(device, _text(nvml.nvmlDeviceGetUUID, instance), index)
+    if not found:
+        device = _device(nvml, handle, (capability, "mig"), state)
+        yield Gpu(device, _text(nvml.nvmlDeviceGetUUID, handle), index, empty_mig=True)
+
+
+def _device(nvml: Any, handle: Any, features: tuple[str, ...], state: dict[str, Any]) -> Device:
+    memory = _try(nvml, "nvmlDeviceGetMemoryInfo", handle)  # none where CPU and GPU share their memory
+    name = _text(nvml.nvmlDeviceGetName, handle)
+    return Device("cuda", name, int(memory.total) if memory else 0, features, state=state)
+
+
+def _state(nvml: Any, handle: Any) -> dict[str, Any]:
+    """What may change while the machine runs: bus width, power limit, compute mode."""
+    watts = [
+        _try(nvml, f"nvmlDeviceGetPowerManagement{which}", handle) for which in ("Limit", "DefaultLimit")
+    ]
+    read = {
+        "pcie_lanes": _try(nvml, "nvmlDeviceGetCurrPcieLinkWidth", handle),
+        "pcie_lanes_most": _try(nvml, "nvmlDeviceGetMaxPcieLinkWidth", handle),
+        "pcie_generation": _try(nvml, "nvmlDeviceGetMaxPcieLinkGeneration", handle),
+        "power_limit_watts": watts[0] and watts[0] / 1000,
+        "power_default_watts": watts[1] and watts[1] / 1000,
+        "compute_mode": COMPUTE_MODES.get(_try(nvml, "nvmlDeviceGetComputeMode", handle) or 0),
+    }
+    return {name: value for name, value in read.items() if value}
+
+
+def _links(nvml: Any, handles: list[Any]) -> Iterator[Link]:
+    """How every pair of GPUs is connected: by NVLink where that is, else by what of PCIe they share."""
+    if len(handles) < 2:
+        return
+    buses = [_bus(_try(nvml, "nvmlDeviceGetPciInfo", handle)) for handle in handles]
+    ends = [_ends(nvml, handle) for handle in handles]
+    for (first, here), (second, there) in itertools.combinations(enumerate(handles), 2):
+        direct = sum(bus == buses[second] and bool(bus) for bus, _ in ends[first])
+        switched = min(sum(to_switch for _, to_switch in ends[one]) for one in (first, second))
+        if direct or switched:
+            yield Link(first, second, f"NVLink x{direct}" if direct else f"NVSwitch x{switched}")
+        else:
+            level = _try(nvml, "nvmlDeviceGetTopologyCommonAncestor", here, there)
+            yield Link(first, second, ANCESTORS.get(level, "unknown") if level is not None else "unknown")
+
+
+def _ends(nvml: Any, handle: Any) -> list[tuple[str, bool]]:
+    """For each active NVLink of a GPU, the other end's bus address and whether it is a switch."""
+    found = []
+    for number in range(MOST_LINKS):
+        if _try(nvml, "nvmlDeviceGetNvLinkState", handle, number):
+            kind = _try(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, number)
+            remote = _try(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, number)
+            found.append((_bus(remote), kind == SWITCH))
+    return found
+
+
+def _bus(info: Any) -> str:
+    address = getattr(info, "busId", "")
+    return address.decode() if isinstance(address, bytes) else str(address)
+
+
+def _text(function: Callable[..., Any], *arguments: Any) -> str:
+    value = function(*arguments)
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _try(nvml: Any, question: str, *arguments: Any) -> Any:
+    """What NVML answers; `None` where this card, driver or library does not support the question."""
+    try:
+        return getattr(nvml, question)(*arguments)
+    except Exception:
+        return None

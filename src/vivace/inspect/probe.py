@@ -1,0 +1,122 @@
+"""Ask the OpenCL or Vulkan loader for its devices; run as a script, since a broken driver may crash it.
+
+Prints one JSON line, ``{"devices": [...], "reason": "..."}``. Uses nothing but Python's own library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+# https://registry.khronos.org/OpenCL: cl.h
+ALL_DEVICES = 0xFFFFFFFF
+DEVICE_NAME, DEVICE_MEMORY, DEVICE_UNITS, PLATFORM_NAME = 0x102B, 0x101F, 0x1002, 0x0902
+# https://registry.khronos.org/vulkan: vulkan_core.h
+VULKAN_KINDS = {0: "other", 1: "integrated GPU", 2: "discrete GPU", 3: "virtual GPU", 4: "CPU"}
+PROPERTIES_BYTES, NAME_OFFSET, NAME_BYTES = 4096, 20, 256
+
+
+class InstanceInfo(ctypes.Structure):
+    """VkInstanceCreateInfo with nothing asked for."""
+
+    _fields_ = (
+        ("kind", ctypes.c_uint32),
+        ("following", ctypes.c_void_p),
+        ("flags", ctypes.c_uint32),
+        ("application", ctypes.c_void_p),
+        ("num_layers", ctypes.c_uint32),
+        ("layers", ctypes.c_void_p),
+        ("num_extensions", ctypes.c_uint32),
+        ("extensions", ctypes.c_void_p),
+    )
+
+
+def opencl() -> tuple[list[str], str]:
+    """Every platform's devices, as ``name (platform, compute units, GiB)``."""
+    library = load("libOpenCL.so.1", "pyopencl", "libOpenCL*")
+    found: list[str] = []
+    for platform in _handles(library.clGetPlatformIDs):
+        name = _opencl_text(library.clGetPlatformInfo, platform, PLATFORM_NAME)
+        for device in _handles(library.clGetDeviceIDs, platform, ctypes.c_uint64(ALL_DEVICES)):
+            what = _opencl_text(library.clGetDeviceInfo, device, DEVICE_NAME)
+            memory = _opencl_number(library.clGetDeviceInfo, device, DEVICE_MEMORY)
+            units = _opencl_number(library.clGetDeviceInfo, device, DEVICE_UNITS)
+            found.append(f"{what} ({name}, {units} compute units, {memory / 2**30:.3g} GiB)")
+    return found, "" if found else "its drivers name no device"
+
+
+def vulkan() -> tuple[list[str], str]:
+    """Every physical device, as ``name (kind)``."""
+    library = load("libvulkan.so.1")
+    instance = ctypes.c_void_p()
+    info = InstanceInfo(kind=1)
+    code = library.vkCreateInstance(ctypes.byref(info), None, ctypes.byref(instance))
+    if code:
+        return [], f"its loader finds no driver that works (VkResult {code})"
+    count = ctypes.c_uint32()
+    library.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), None)
+    devices = (ctypes.c_void_p * count.value)()
+    library.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), devices)
+    found = []
+    for device in devices:
+        memory = ctypes.create_string_buffer(PROPERTIES_BYTES)
+        library.vkGetPhysicalDeviceProperties(ctypes.c_void_p(device), memory)
+        kind = int.from_bytes(memory.raw[16:20], sys.byteorder)
+        name = memory.raw[NAME_OFFSET : NAME_OFFSET + NAME_BYTES].split(b"\0")[0].decode(errors="replace")
+        found.append(f"{name} ({VULKAN_KINDS.get(kind, 'other')})")
+    return found, "" if found else "its drivers name no device"
+
+
+def load(name: str, package: str = "", pattern: str = "") -> Any:
+    """The system's library, or the one that a package brings."""
+    try:
+        return ctypes.CDLL(name)
+    except OSError:
+        spec = importlib.util.find_spec(package) if package else None
+        if spec is None or spec.origin is None:
+            raise
+        folder = Path(spec.origin).parent
+        os.environ.setdefault("PYOPENCL_HOME", str(folder))  # its loader looks for drivers there
+        for driver in folder.glob(".libs/libpocl*"):
+            ctypes.CDLL(str(driver))  # named without a folder in its file, so it is found once it is loaded
+        return ctypes.CDLL(str(next(folder.glob(f".libs/{pattern}"), name)))
+
+
+def _handles(function: Any, *before: Any) -> list[ctypes.c_void_p]:
+    """Call an enumerating function twice, for the count and for the handles; no handles where it fails."""
+    count = ctypes.c_uint32()
+    if function(*before, 0, None, ctypes.byref(count)) or not count.value:
+        return []
+    found = (ctypes.c_void_p * count.value)()
+    function(*before, count.value, found, None)
+    return [ctypes.c_void_p(handle) for handle in found]
+
+
+def _opencl_text(function: Any, handle: ctypes.c_void_p, what: int) -> str:
+    memory = ctypes.create_string_buffer(1024)
+    function(handle, what, ctypes.c_size_t(1024), memory, None)
+    return memory.value.decode(errors="replace").strip()
+
+
+def _opencl_number(function: Any, handle: ctypes.c_void_p, what: int) -> int:
+    number = ctypes.c_uint64()
+    function(handle, what, ctypes.c_size_t(4 if what == DEVICE_UNITS else 8), ctypes.byref(number), None)
+    return number.value
+
+
+def main() -> None:
+    """Ask the loader that the first argument names."""
+    try:
+        devices, reason = {"opencl": opencl, "vulkan": vulkan}[sys.argv[1]]()
+    except (OSError, AttributeError) as error:
+        devices, reason = [], f"its loader cannot be used: {error}"
+    print(json.dumps({"devices": devices, "reason": reason}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
