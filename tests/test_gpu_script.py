@@ -62,9 +62,9 @@ def test_the_dry_run_leaves_every_part_and_goes_on_where_it_stopped(tmp_path):
 
 
 def test_bad_input_is_one_sentence(tmp_path):
-    done = run("speeed", "--dry-run", "--out", tmp_path)
+    done = run("velocity", "--dry-run", "--out", tmp_path)
     assert done.returncode == 2
-    assert "there is no part 'speeed'" in done.stderr
+    assert "there is no part 'velocity'" in done.stderr
     done = run("--dry-run", "--wheels", tmp_path / "none")
     assert done.returncode == 2
     assert "there is no folder" in done.stderr
