@@ -16,6 +16,7 @@ WORDS = {
         "flatters": " (on CPU, which flatters us: it never tries bfloat16 there)",
         "broken": "Results that `verify` rejects: Vivace's, `pytorch-autotune`'s",
         "search": "`{job}`: how near `{budget}` comes to the best of {count} plans, in which share of time",
+        "memory": "Error of a step's predicted peak memory, {pairs} pairs of job and plan: median, largest",
     },
     "README.zh-CN.md": {
         "columns": ("问题", "结果", "记录", "命令"),
@@ -27,6 +28,7 @@ WORDS = {
         "flatters": "（CPU 上的比较对我们有利：它在 CPU 上从不尝试 bfloat16）",
         "broken": "未通过 `verify` 的结果：Vivace、`pytorch-autotune`",
         "search": "`{job}`：`{budget}` 达到 {count} 个方案中最佳速度的比例，以及所用时间的比例",
+        "memory": "一步训练峰值内存的预测误差，{pairs} 组任务与方案：中位数、最大值",
     },
 }
 TITLES = {
@@ -84,7 +86,18 @@ def search(record: dict, file: str) -> Iterator[Row]:
         yield asked, f"{interval}, {found['share_of_time']:.0%}"
 
 
-KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {"ruler": ruler, "peer": peer, "search": search}
+def memory(record: dict, file: str) -> Iterator[Row]:
+    """How far the predicted peaks are from the measured ones."""
+    found = f"{record['median_percent']:.2f} %, {record['worst_percent']:.2f} %"
+    yield WORDS[file]["memory"].format(pairs=record["pairs"]), found
+
+
+KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
+    "ruler": ruler,
+    "peer": peer,
+    "search": search,
+    "memory": memory,
+}
 
 
 def rows(records: list[dict], file: str, prefix: str) -> Iterator[tuple[str, ...]]:

@@ -290,7 +290,7 @@ def test_quiet_says_nothing(vivace):
 
 
 def test_documents_hold_no_number_that_json_lacks():
-    from vivace.cli import _finite
+    from vivace.screen import _finite
 
     content = {
         "checks": [{"score": float("inf"), "value": float("nan"), "seeds": 8}],

@@ -37,16 +37,18 @@ EXPORTS = {
     "Technique",
     "VivaceError",
     "__version__",
+    "advise",
     "attach",
     "inspect",
+    "profile",
     "register",
     "report",
     "train",
     "tune",
     "verify",
 }
-VERBS = ("inspect", "report", "train", "tune", "verify")
-TORCH_FREE = ("errors", "inspect", "ledger", "machine", "plan", "registry", "report", "technique")
+VERBS = ("advise", "inspect", "profile", "report", "train", "tune", "verify")
+TORCH_FREE = ("advise", "errors", "inspect", "ledger", "machine", "plan", "registry", "report", "technique")
 
 # Cut in two, so that this file does not hold what it forbids.
 MACHINE_PATHS = ("/wo" + "rk/", "/roo" + "t/", "/opt/py" + "pi")

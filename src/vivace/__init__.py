@@ -30,12 +30,14 @@ _HOME = {
     "VivaceError": "vivace.errors",
     "Refused": "vivace.errors",
     "inspect": "vivace.inspect",
+    "profile": "vivace.profile",
     "tune": "vivace.tune",
     "verify": "vivace.verify",
     "train": "vivace.engine.training",
     "report": "vivace.report",
+    "advise": "vivace.advise",
 }
-_VERBS = {"inspect", "tune", "verify", "report"}
+_VERBS = {"inspect", "profile", "tune", "verify", "report", "advise"}
 
 __all__ = [*_HOME, "__version__"]
 
@@ -52,6 +54,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from vivace.advise import advise as advise
     from vivace.engine.opening import attach as attach
     from vivace.engine.session import Session as Session
     from vivace.engine.training import train as train
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
     from vivace.job import Job as Job
     from vivace.machine import Machine as Machine
     from vivace.plan import Plan as Plan
+    from vivace.profile import profile as profile
     from vivace.registry import register as register
     from vivace.report import report as report
     from vivace.technique import Build as Build

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
 from vivace.errors import Refused
 from vivace.surgery import map_tensors, tensors
 
+_graphs: WeakSet[StepGraph] = WeakSet()
 WARM_UP_STEPS = 2  # the optimizer's first step makes its state, the second is like all others
 
 
@@ -29,6 +31,7 @@ class StepGraph:
         self.side: Any = None
         self.rates: list[torch.Tensor] = []
         self.forget()
+        _graphs.add(self)
 
     def forget(self) -> None:
         """Drop the graph and its memory; the next steps warm up and capture afresh."""
@@ -125,3 +128,9 @@ class StepGraph:
         return [
             {k: v for k, v in g.items() if k not in ("params", "lr")} for g in self.optimizer.param_groups
         ]
+
+
+def forget_graphs() -> None:
+    """Drop every captured step of this process, because the Python that was captured has changed."""
+    for graph in list(_graphs):
+        graph.forget()

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
-import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vivace.errors import AnswerIsNo, VivaceError
+from vivace.errors import AnswerIsNo, InputError, VivaceError
+from vivace.screen import Screen, screen
 
 if TYPE_CHECKING:
     from vivace.machine import Machine
@@ -37,89 +33,24 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="no progress, no tables")]
 Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks")]
 
 
-class Screen:
-    """Where a command shows things: standard error; the real standard output is kept for the document."""
-
-    def __init__(self, as_json: bool, quiet: bool, debug: bool) -> None:
-        self.as_json, self.quiet, self.debug = as_json, quiet, debug
-        self.exit_code = 0
-        sys.stdout.flush()
-        self._output = os.fdopen(os.dup(1), "w", encoding="utf-8")
-        os.dup2(2, 1)  # what a job prints goes to standard error
-
-    def document(self, content: dict[str, Any]) -> None:
-        """Print the command's JSON document, if it was asked for."""
-        if self.as_json:
-            self._output.write(json.dumps(_finite(content), ensure_ascii=False, default=str) + "\n")
-            self._output.flush()
-
-    def fail(self, kind: str, message: str) -> None:
-        """The error's document, where documents are asked for, and its sentence."""
-        self.document({"error": {"kind": kind, "message": message}})
-        print(f"vivace: {message}", file=sys.stderr, flush=True)
-
-    def show(self, draw: Callable[[Any], None]) -> None:
-        """Let `draw` print tables on a console, unless quiet."""
-        if not self.quiet:
-            from rich.console import Console
-
-            draw(Console(stderr=True, highlight=False))
-
-    def say(self, text: str) -> None:
-        """One line on standard error, unless quiet."""
-        if not self.quiet:
-            print(text, file=sys.stderr, flush=True)
-
-
-def _finite(content: Any) -> Any:
-    """`content` with None for every number that JSON has no word for."""
-    if isinstance(content, dict):
-        return {key: _finite(value) for key, value in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [_finite(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content
-
-
-@contextmanager
-def screen(as_json: bool, quiet: bool, debug: bool) -> Iterator[Screen]:
-    """Run a command's body; every error becomes one sentence and an exit code."""
-    current = Screen(as_json, quiet, debug)
-    try:
-        with open(os.devnull) as nothing:
-            os.dup2(nothing.fileno(), 0)  # a job must not wait for the terminal
-        yield current
-        code = current.exit_code
-    except VivaceError as error:
-        if debug:
-            raise
-        current.fail(error.kind, str(error))
-        code = error.exit_code
-    except KeyboardInterrupt:
-        current.fail("KeyboardInterrupt", "interrupted")
-        code = 130
-    except BaseException as error:  # SystemExit too: a job that calls exit() must not end with its code
-        if debug:
-            raise
-        current.fail(
-            "InternalError",
-            f"a fault of Vivace's own, {type(error).__name__}: {error}; --debug shows where",
-        )
-        code = 2
-    if code:
-        raise typer.Exit(code)
-
-
 @app.command()
 def inspect(
     measure: Annotated[
         bool, typer.Option("--measure", help="measure the ceilings afresh, in about 50 seconds")
     ] = False,
+    fits: Annotated[
+        str | None,
+        typer.Option("--fits", metavar="JOB", help="which cards a job fits on, without running it"),
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """This machine: devices, what serves them, limits, what is missing, and what it can reach."""
     with screen(as_json, quiet, debug) as out:
+        if fits is not None:
+            _show_fits(fits, out)
+            return
         from vivace.inspect import inspect as gather
         from vivace.inspect import measuring
         from vivace.inspect.backends import look_closer
@@ -147,6 +78,19 @@ def inspect(
             out.exit_code = 130
 
 
+def _show_fits(reference: str, out: Screen) -> None:
+    from vivace.advise.catalogue import load_catalogue
+    from vivace.inspect.gather import require_torch
+
+    require_torch()  # before anything imports it
+    from vivace.job import load
+    from vivace.memory.fits import draw, fits
+
+    found = fits(load(reference), {name: gpu.memory_bytes for name, gpu in load_catalogue().items()})
+    out.document({"fits": [fit.to_dict() for fit in found]})
+    out.show(partial(draw, found))
+
+
 def _catalogued(machine: Machine, kind: str) -> Any:
     """The catalogue's entry of the first device of a kind; `None` where it has none."""
     from vivace.advise.catalogue import find_gpu
@@ -159,10 +103,45 @@ def _catalogued(machine: Machine, kind: str) -> Any:
 
 
 @app.command()
+def profile(
+    words: Annotated[list[str], typer.Argument(metavar="JOB | -- COMMAND", help="-- python train.py")],
+    plan: Annotated[Path | None, typer.Option(help="profile the job under this plan")] = None,
+    out: Annotated[Path, typer.Option(help="folder for page, trace and record")] = Path("runs/profile"),
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Where a step's time and memory go, how far it is from the limit, and what is wrong.
+
+    After -- stands any script, unmodified: vivace profile -- python train.py --epochs 3
+    """
+    with screen(as_json, quiet, debug) as shown:
+        from vivace.inspect.gather import require_torch
+
+        require_torch()  # before anything imports it
+        from vivace.profile import profile as run
+        from vivace.profile.table import draw
+
+        a_script = "--" in sys.argv or len(words) > 1
+        if a_script and plan is not None:
+            raise InputError(f"--plan {plan} needs a JOB: the plan of a script is the script")
+        result = run(
+            None if a_script else words[0],
+            plan,
+            command=words if a_script else (),
+            out=out,
+            script_output=shown.script_output,
+        )
+        shown.document(result.to_dict())
+        shown.show(lambda console: draw(result, console))
+        shown.exit_code = result.exit_code
+
+
+@app.command()
 def tune(
     job: JobName,
     budget: Annotated[str, typer.Option(help="fast, balanced, max, or seconds")] = "balanced",
-    memory: Annotated[str | None, typer.Option(help="largest peak memory, such as 20GiB")] = None,
+    memory: Annotated[str | None, typer.Option(help="largest peak memory, such as 20GiB, or auto")] = None,
     allow: Annotated[str, typer.Option(help="exact, rounding or semantics")] = "rounding",
     out: Annotated[Path, typer.Option(help="folder for plan, ledger and report")] = Path("runs/tune"),
     as_json: AsJson = False,
@@ -257,6 +236,50 @@ def verify(
         out.document(verdict.to_dict())
         out.show(lambda console: draw(verdict, console))
         out.exit_code = 0 if verdict.kept else AnswerIsNo.exit_code
+
+
+@app.command()
+def advise(
+    job: Annotated[str | None, typer.Argument(metavar="JOB", help="JOB, a saved profile, or a model")] = None,
+    epochs: Annotated[float | None, typer.Option(help="length of the training")] = None,
+    steps: Annotated[float | None, typer.Option(help="length in steps of the job's batch")] = None,
+    target: Annotated[str | None, typer.Option(help="length in samples, such as 90M")] = None,
+    budget_usd: Annotated[float | None, typer.Option(help="most dollars")] = None,
+    deadline: Annotated[str | None, typer.Option(help="most time, such as 12h or 3d")] = None,
+    gpus: Annotated[str | None, typer.Option(help="cards by name, separated by commas")] = None,
+    most: Annotated[int, typer.Option(help="most GPUs that train together")] = 64,
+    precision: Annotated[str, typer.Option(help="auto (as profiled), fp32, tf32 or amp")] = "auto",
+    channels_last: Annotated[
+        bool, typer.Option("--channels-last", help="images in that memory order")
+    ] = False,
+    prices: Annotated[Path | None, typer.Option(help="your own prices, over the shipped ones")] = None,
+    catalogue: Annotated[Path | None, typer.Option(help="your own cards, over the shipped ones")] = None,
+    on: Annotated[str | None, typer.Option(metavar="CARD", help="what could this card train?")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for the page")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Time, cost and fit of a job on cards that are not here. Exit code 1 if none meets budget and
+    deadline."""
+    with screen(as_json, quiet, debug) as shown:
+        from vivace.advise import answer
+
+        options = {
+            "epochs": epochs,
+            "steps": steps,
+            "target": target,
+            "budget_usd": budget_usd,
+            "deadline": deadline,
+            "gpus": None if gpus is None else gpus.split(","),
+            "most": most,
+            "precision": precision,
+            "channels_last": channels_last,
+            "prices": prices,
+            "catalogue": catalogue,
+            "out": out,
+        }
+        shown.exit_code = answer(job, on, options, shown)
 
 
 @app.command()

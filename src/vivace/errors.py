@@ -8,7 +8,8 @@
     ├── Refused                 a technique declines, with its reason
     ├── CheckpointError         no checkpoint of the run can be trusted
     ├── AnswerIsNo              the question was answered, and the answer is no; exit code 1
-    │   └── Diverged            training left the finite numbers
+    │   ├── Diverged            training left the finite numbers
+    │   └── OutOfMemory         training does not fit, however small its pieces
     └── ChildFailed             a child process crashed, hung or ran out of memory
 
 Each message is one sentence in the person's nouns, with the offending value and what would be right.
@@ -75,8 +76,29 @@ class Diverged(AnswerIsNo):
     """The loss or the weights of a run are no longer finite; the message names the step."""
 
 
+class OutOfMemory(AnswerIsNo):
+    """The training does not fit into the device's memory; the message names what would fit."""
+
+
 class ChildFailed(VivaceError):
     """A child process crashed, hung or ran out of memory; the message says which."""
+
+
+OUT_OF_MEMORY = (
+    "CUDA error: out of memory",
+    "CUDA out of memory",
+    "DefaultCPUAllocator: can't allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+)
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Did an allocation of the device or of the host fail? torch says so by class, or by text alone."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

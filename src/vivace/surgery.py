@@ -203,6 +203,28 @@ def switch_optimizer(optimizer: torch.optim.Optimizer, settings: Mapping[str, An
     return undo
 
 
+def coupled(optimizer: torch.optim.Optimizer) -> str:
+    """Why the parameters of an optimizer cannot be updated one by one; empty where they can."""
+    kind = type(optimizer)
+    if not kind.__module__.startswith("torch.optim") or isinstance(optimizer, torch.optim.LBFGS):
+        return f"{kind.__name__} may look at all parameters at once"
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return f"{kind.__name__} has hooks that wait for a whole step"
+    return ""
+
+
+@contextlib.contextmanager
+def restricted(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Let the optimizer's step see these parameters alone."""
+    groups, chosen = optimizer.param_groups, {id(parameter) for parameter in parameters}
+    fewer = [{**group, "params": [p for p in group["params"] if id(p) in chosen]} for group in groups]
+    optimizer.param_groups = [group for group in fewer if group["params"]]
+    try:
+        yield
+    finally:
+        optimizer.param_groups = groups
+
+
 def align_state(optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Give every optimizer state of a parameter's shape the parameter's memory order.
 

@@ -159,9 +159,8 @@ class Build:
         self.unit_roundoff = 0.0
         self.declared: list[str] = []
         self.notes: dict[str, Any] = {}
-        self.seams: Any = (
-            None  # the composed functions, by seam name; set when all techniques have been applied
-        )
+        self.seams: Any = None  # the composed functions by name, once all techniques have been applied
+        self.on_gradients: Callable[[Any], Any] | None = None  # the person's own
         self.close_callbacks: list[Callable[[], None]] = []
         self.kept: dict[str, Any] = {}
         self.optimizers: list[torch.optim.Optimizer] = []  # of an own step too

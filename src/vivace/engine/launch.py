@@ -25,18 +25,9 @@ from typing import Any
 import cloudpickle
 
 from vivace import errors, registry
-from vivace.errors import ChildFailed, JobError, PlanError, VivaceError
+from vivace.errors import ChildFailed, JobError, PlanError, VivaceError, ran_out_of_memory
 from vivace.job import Job, load
 from vivace.plan import Plan
-
-OUT_OF_MEMORY = (
-    "CUDA error: out of memory",
-    "CUDA out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
-    "DefaultCPUAllocator: can't allocate memory",
-)
 
 
 class Source:
@@ -284,6 +275,6 @@ def describe(error: BaseException) -> dict[str, str]:
     text = f"{type(error).__name__}: {error}".strip()
     if isinstance(error, VivaceError):
         return {"kind": error.kind, "message": str(error)}
-    if type(error).__name__ == "OutOfMemoryError" or any(mark in text for mark in OUT_OF_MEMORY):
+    if ran_out_of_memory(error):
         return {"kind": "ChildFailed", "message": "out of memory: " + text.split("\n")[0]}
     return {"kind": "ChildFailed", "message": text.split("\n")[0][:500]}

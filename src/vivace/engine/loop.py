@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 
 from vivace.engine.checkpoints import Checkpoints, Found, Position
 from vivace.engine.evaluation import Evaluation
-from vivace.engine.opening import call, seed_everything
+from vivace.engine.opening import call, reopened, seed_everything
 from vivace.engine.order import isolated, ordered
 from vivace.engine.progress import OnEvent, Progress
 from vivace.engine.ranks import Ranks
@@ -21,6 +21,7 @@ from vivace.engine.resuming import compare, facts_of, load_into, state_of
 from vivace.engine.session import Session
 from vivace.engine.stopping import StopRequest
 from vivace.engine.streams import Streams, capture, derive, from_plain, restore, to_plain
+from vivace.engine.survival import Smaller, Survival
 from vivace.errors import Diverged, FolderError, JobError, VivaceError
 from vivace.job import Job, blame
 from vivace.surgery import batch_size
@@ -76,6 +77,7 @@ class Loop:
         if notice:
             self.progress.notice(notice)
         self.evaluation = Evaluation(job, session, options.seed)
+        self.survival = Survival(session, ranks)
         self.stop = StopRequest(quiet_seconds=1.0 if ranks.world_size > 1 else 0.0)
         self.stopped_by = ""
         self.last_loss: Any = None
@@ -112,7 +114,12 @@ class Loop:
         batches = self._batches()
         ended = True
         for batch in batches:
-            self.last_loss = self._step(batch)
+            try:
+                self.last_loss = self._step(batch)
+            except Smaller as smaller:
+                batches.close()
+                self._go_on_under(smaller)
+                return self._train_epoch()
             self.samples += batch_size(batch)
             position.step += 1
             position.batch += 1
@@ -129,7 +136,7 @@ class Loop:
         self._take_stock()
         return ended and not self.stopped_by
 
-    def _batches(self) -> Iterator[Any]:
+    def _batches(self) -> Generator[Any, None, None]:
         """The rest of the epoch's batches, drawn without touching the training's random streams."""
         position, seed = self.position, self.options.seed
         if isinstance(self.loader, Iterator):  # a generator lives for one epoch
@@ -161,14 +168,25 @@ class Loop:
 
     def _step(self, batch: Any) -> Any:
         try:
-            loss = self.session.step(batch)
-        except VivaceError:
+            loss = self.survival.step(batch)
+        except (VivaceError, Smaller):
             raise
         except (Exception, SystemExit) as error:
             raise JobError(f"step {self.position.step + 1} of the training failed: {blame(error)}") from error
         if loss is None:
             raise JobError("the Job's step returned None; it must return its loss")
         return loss.detach() if isinstance(loss, torch.Tensor) else loss
+
+    def _go_on_under(self, smaller: Smaller) -> None:
+        """Take the step again under a plan that needs less memory; the run keeps that plan from here on."""
+        session = reopened(self.session, self.job, smaller.plan, self.ranks.regroup)
+        self.session = self.evaluation.session = session
+        self.survival.resume(session)
+        self.checkpoints.facts |= {"plan_id": session.plan.id, "plan": session.plan.dumps()}
+        self.progress.notice(f"step {self.position.step + 1}: {smaller}")
+        if self.ranks.writes:
+            session.plan.save(self.path / "plan.toml")
+        self._save()
 
     def _step_scheduler(self) -> None:
         schedulers = self.scheduler if isinstance(self.scheduler, (list, tuple)) else [self.scheduler]

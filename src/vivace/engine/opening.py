@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from vivace.engine.order import ordered
 from vivace.engine.session import Session
-from vivace.errors import InputError, JobError
+from vivace.errors import InputError, JobError, VivaceError, ran_out_of_memory
 from vivace.inspect import inspect
 from vivace.job import Job, blame
 from vivace.machine import Machine
@@ -104,6 +104,39 @@ def start(job: Job, plan: Plan, machine: Machine, *, seed: int = 0, strict: bool
     )
     session.built = built
     return session
+
+
+def reopened(session: Session, job: Job, plan: Plan, between: Callable[[], None]) -> Session:
+    """The job of `session` under another plan: the same model and optimizer, as they are now.
+
+    `session` is closed, then `between` is called. Techniques of both plans keep their state. Raises Refused
+    where the plan cannot act.
+    """
+    kept = {name: stateful.state_dict() for name, stateful in session.build.kept.items()}
+    session.close()
+    before = session.build
+    between()
+    build = Build(
+        models=before.models,
+        optimizer=before.optimizer,
+        machine=before.machine,
+        device=before.device,
+        own_step=before.own_step,
+    )
+    forbid_tf32(build)
+    again = Session(
+        plan,
+        build,
+        loss=job.loss,
+        step=None,
+        on_gradients=job.on_gradients,
+        optimizers=session.optimizers,
+    )
+    again.built = session.built
+    for name, state in kept.items():
+        if name in build.kept:
+            build.kept[name].load_state_dict(state)
+    return again
 
 
 def call(job: Job, field: str, *arguments: Any) -> Any:
@@ -191,9 +224,11 @@ def checked_step(session: Session, batch: Any) -> float:
     """One step of the job as it is, whose loss must be one finite number. Raises JobError otherwise."""
     try:
         loss = session.step(batch)
-    except JobError:
+    except VivaceError:
         raise
     except (Exception, SystemExit) as error:
+        if ran_out_of_memory(error):
+            raise
         raise JobError(f"the Job's first step failed: {blame(error)}") from error
     if loss is None:
         raise JobError("the Job's step returned None; it must return its loss")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,14 +19,52 @@ from vivace.errors import PlanError, VivaceError
 from vivace.plan import Plan
 
 _PR_SET_PDEATHSIG = 1
+NEWS_SECONDS = 2.0
 
 
 class Ranks:
     """This process's place among `world_size` equals. With one rank, nothing is sent anywhere."""
 
-    def __init__(self, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(self, rank: int = 0, world_size: int = 1, store: Any = None) -> None:
         self.rank = rank
         self.world_size = world_size
+        self._store, self._generation = store, 0
+        if store is not None:
+            self._join()
+
+    def cry(self) -> None:
+        """Tell the other ranks that this one cannot end its step; they hear it when the exchange breaks."""
+        if self._store is not None:
+            self._store.set(f"vivace/cry/{self._generation}", str(self.rank))
+
+    def heard(self) -> bool:
+        """Has a rank cried since all ranks last joined? Waits a little: the news may still be on its way."""
+        if self._store is None:
+            return False
+        deadline = time.monotonic() + NEWS_SECONDS
+        while not self._store.check([f"vivace/cry/{self._generation}"]):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        return True
+
+    def regroup(self) -> None:
+        """Leave the process group, which breaks exchanges that wait for this rank, and meet in a new one."""
+        if self._store is not None:
+            with contextlib.suppress(RuntimeError):  # backends that cannot are left by closing them
+                dist.distributed_c10d._get_default_group().abort()
+            gc.collect()  # a wrapper in a cycle of references would keep the connections open
+            dist.destroy_process_group()
+            self._generation += 1
+            self._join()
+
+    def _join(self) -> None:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+            store=dist.PrefixStore(f"vivace/{self._generation}", self._store),  # type: ignore[attr-defined]
+            rank=self.rank,
+            world_size=self.world_size,
+        )
 
     @property
     def writes(self) -> bool:
@@ -91,11 +132,12 @@ def joined(plan: Plan) -> Iterator[Ranks]:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # no rank outlives torchrun
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    mine = not dist.is_initialized()
-    if mine:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-    try:
+    if dist.is_initialized():
         yield Ranks(dist.get_rank(), dist.get_world_size())
+        return
+    store, rank, world_size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+    try:
+        yield Ranks(rank, world_size, store)
     finally:
-        if mine:
+        if dist.is_initialized():
             dist.destroy_process_group()

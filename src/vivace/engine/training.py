@@ -105,6 +105,7 @@ def train(
             session = stack.enter_context(start(job, plan, inspect(), seed=seed))
         with ranks.together():
             loop = Loop(job, session, ranks, Path(out), options, on_event)
+        stack.callback(lambda: loop.session.close())  # which may be another one by then
         loop.run()
         return _write_results(loop)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -12,8 +13,16 @@ from typing import Any
 import torch
 
 from vivace import registry
-from vivace.engine.opening import call, checked_step, endless_batches, first_batches, start
+from vivace.engine.opening import (
+    call,
+    checked_step,
+    endless_batches,
+    first_batches,
+    start,
+    training_device,
+)
 from vivace.engine.session import Session
+from vivace.engine.streams import Streams, derive
 from vivace.job import Job
 from vivace.ledger import Observation
 from vivace.machine import Machine
@@ -21,6 +30,10 @@ from vivace.plan import Plan
 from vivace.profile.observe import observe
 from vivace.profile.reference import profile_reference
 from vivace.surgery import batch_size, tensors
+from vivace.technique import Numerics
+
+LOOKING_SECONDS = 3.0
+ALIKE = 6  # as many batches of one size, and the others are taken to have it too
 
 LIBRARIES = (
     "sklearn",
@@ -44,12 +57,19 @@ class Worker:
         self.session: Session | None = None
         self._stream: Iterator[Any] = iter(())
         self._cached: Any = None
+        self._largest: list[Any] | None = None
+        limit = os.environ.get("VIVACE_MEMORY_BYTES")
+        if limit and torch.cuda.is_available():
+            total = torch.cuda.get_device_properties(training_device()).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, int(limit) / total), training_device())
 
-    def check(self) -> dict[str, Any]:
-        """Run one step of the job as it is; return what it consists of. Raises JobError."""
+    def check(self, plan: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Run one step of the job as it is, or under the plan without which it does not fit into memory;
+        return what it consists of. Raises JobError.
+        """
         loader = call(self.job, "data")
         batches = first_batches(loader, 4)
-        with start(self.job, Plan(), self.machine, strict=False) as session:
+        with start(self.job, Plan.from_dict(plan or {}), self.machine, strict=False) as session:
             model = session.build.models[0]
             size = batch_size(batches[0])
             checked_step(session, batches[0])
@@ -71,12 +91,21 @@ class Worker:
         """Well-known slow imports that the job has made; later children find them imported already."""
         return [name for name in sys.modules if name.partition(".")[0] in LIBRARIES]
 
-    def profile(self) -> dict[str, Any]:
+    def profile(self, plan: dict[str, Any] | None = None) -> dict[str, Any]:
         """The reference's `Profile`: what bounds the gain of each technique."""
-        with start(self.job, Plan(), self.machine) as session:
+        with start(self.job, Plan.from_dict(plan or {}), self.machine) as session:
             return dataclasses.asdict(
                 profile_reference(session, self.job, first_batches(call(self.job, "data"), 4))
             )
+
+    def choose(self, memory: int, allow: str, base: dict[str, Any]) -> dict[str, Any]:
+        """The cheapest decisions for the model's blocks within `memory` bytes; see `vivace.memory.choosing`.
+
+        Raises Refused and AnswerIsNo as that does.
+        """
+        from vivace.memory.choosing import choose
+
+        return choose(self.job, self.machine, memory, Numerics[allow], Plan.from_dict(base)).to_dict()
 
     def open(self, plan: dict[str, Any], strict: bool = True, seed: int = 0) -> dict[str, Any]:
         """Open the job under a plan. Raises Refused where a technique declines."""
@@ -109,9 +138,13 @@ class Worker:
         return {"seconds": time.perf_counter() - begin, "samples": samples}
 
     def observe(self) -> dict[str, Any]:
-        """What one step of the open session really did."""
+        """What one step of the open session really did; on the largest batch, where batches differ."""
         assert self.session is not None
-        return dataclasses.asdict(observe(self.session, [next(self._stream) for _ in range(2)]))
+        if self._largest is None:
+            with Streams(derive(0, "largest")):
+                self._largest = largest_batch(call(self.job, "data"), LOOKING_SECONDS)
+        batches = [next(self._stream) for _ in range(2)] + self._largest
+        return dataclasses.asdict(observe(self.session, batches))
 
     def confirm(self, reference: dict[str, Any]) -> dict[str, Any]:
         """Let every technique of the plan prove that it acted. Raises Refused with the technique's name.
@@ -160,6 +193,19 @@ class Worker:
         ]
         text = repr((shapes, inputs, optimizers))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def largest_batch(loader: Any, seconds: float) -> list[Any]:
+    """The batch with the most bytes, found within `seconds`; nothing where the first ones are all alike."""
+    end = time.monotonic() + seconds
+    largest, sizes = None, list[int]()
+    for batch in loader:
+        sizes.append(sum(tensor.numel() * tensor.element_size() for tensor in tensors(batch)))
+        if sizes[-1] == max(sizes):
+            largest = batch
+        if time.monotonic() > end or (len(sizes) == ALIKE and len(set(sizes)) == 1):
+            break
+    return [largest] if len(set(sizes)) > 1 else []
 
 
 def _length(loader: Any) -> int | None:

@@ -22,7 +22,8 @@ from vivace.plan import Plan
 from vivace.profile.observe import observe
 from vivace.technique import Numerics, Stage, Technique
 from vivace.testing.jobs import TINY_JOBS
-from vivace.verify.states import random_state, repeatable
+from vivace.verify.states import repeatable
+from vivace.verify.tap import random_state
 
 STEPS = 3
 LOOSEST_FP32 = 1e-3
@@ -54,7 +55,7 @@ def follow(job: Job, plan: Plan) -> Course:
     try:
         watched = job if _captures(plan) else _recording(job, norms)
         with start(watched, plan, inspect()) as session, _same_dropout(plan):
-            streams = random_state(session.build.device)
+            streams = random_state()
             losses, left = [], []
             for batch in islice(session.batches(job.data()), STEPS):
                 losses.append(float(session.step(batch)))

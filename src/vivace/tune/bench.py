@@ -9,13 +9,14 @@ from typing import Any
 
 from vivace import registry
 from vivace.engine.launch import Source, preload
-from vivace.errors import ChildFailed, JobError, Refused
+from vivace.errors import AnswerIsNo, ChildFailed, JobError, Refused, VivaceError
 from vivace.ledger import Ledger, Profile, Ratio, Trial
 from vivace.machine import Machine
 from vivace.measure.paired import Comparison, Contestant, across, compare, without_loader
 from vivace.measure.statistics import width
 from vivace.plan import Plan
 from vivace.technique import Numerics
+from vivace.tune.budget import is_out_of_memory, smaller_plans
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 MOST_ROUNDS, SETTLED_WIDTH = 5, 0.04
@@ -40,6 +41,9 @@ class Bench:
         self.log = ledger.path.with_name("children.log")
         self._caches: list[tempfile.TemporaryDirectory[str]] = []
         self._renew_cache()
+        self.base = (
+            Plan()
+        )  # the reference: what is slower and smaller only where the job does not fit as it is
         self.reference = self._contestant()
         self.observed: dict[str, Any] = {}
         self.facts: dict[str, Any] = {}
@@ -52,12 +56,22 @@ class Bench:
         self.effects: dict[tuple[tuple[str, ...], str], Plan] = {}
 
     def check(self) -> Profile:
-        """Run the job as it is once and profile it. Raises JobError in the person's nouns."""
-        try:
-            self.facts = self.reference.ask("check")
-            profile = Profile(**self.reference.ask("profile"))
-        except ChildFailed as failed:
-            raise JobError(f"the job cannot run as it is, before any technique: {failed}") from None
+        """Run the job as it is once and profile it. Raises JobError in the person's nouns.
+
+        Where its memory does not suffice, `base` becomes the first smaller plan under which it runs.
+        """
+        profile = self._check(Plan())
+        for plan in smaller_plans(self.allow):
+            if profile is not None:
+                break
+            self.reference.close()
+            self.reference = self._contestant()
+            profile = self._check(plan)
+        if profile is None:
+            raise AnswerIsNo(
+                "the job does not fit into the device's memory, not even recomputed or one sample at a time: "
+                "give it a smaller model, or a device with more memory"
+            )
         preload(self.reference.ask("libraries"))
         in_children = set(self.facts.pop("registered"))
         if in_children - set(registry.names()):
@@ -65,10 +79,41 @@ class Bench:
         self.only_here = {cls.name for cls in registry.registered()} - in_children
         return profile
 
+    def _check(self, plan: Plan) -> Profile | None:
+        """Check and profile the job under a plan; None where it does not fit or the plan cannot act."""
+        try:
+            self.facts = self.reference.ask("check", plan=plan.to_dict())
+            profile = Profile(**self.reference.ask("profile", plan=plan.to_dict()))
+        except (ChildFailed, Refused) as failed:
+            if isinstance(failed, Refused) or is_out_of_memory(failed):
+                return None
+            raise JobError(f"the job cannot run as it is, before any technique: {failed}") from None
+        self.base = plan
+        return profile
+
     def open_reference(self) -> None:
         """Open strict fp32, warm it up and observe one step."""
-        self.reference.open(Plan())
+        self.reference.open(self.base)
         self.observed = self.reference.ask("observe")
+
+    def choose_blocks(self, seconds: float) -> Plan | None:
+        """The cheapest plan that decides block by block within the memory budget; None where there is none,
+        or finding it takes more than `seconds`.
+
+        Its curve of memory against time goes to the ledger.
+        """
+        assert self.memory is not None
+        contestant = self._contestant(seconds)
+        try:
+            arguments = {"memory": self.memory, "allow": self.allow.name, "base": self.base.to_dict()}
+            chosen = contestant.ask("choose", **arguments)
+        except VivaceError as error:
+            self.ledger.append("memory", {"budget_bytes": self.memory, "reason": str(error)})
+            return None
+        finally:
+            contestant.close()
+        self.ledger.append("memory", {"budget_bytes": self.memory, **chosen})
+        return Plan.from_dict(chosen["plan"])
 
     def recall(self) -> None:
         """Take over what the ledger knows of this job on this machine."""
@@ -97,7 +142,7 @@ class Bench:
         """
         begin = time.monotonic()
         self.on_event("trial_begin", {"plan": str(plan), "role": role})
-        contestant = self._contestant(max(20.0, seconds))
+        contestant = self._contestant(max(20.0, seconds), limited=True)
         outcome: dict[str, Any]
         try:
             contestant.open(plan, strict=strict, warm_seconds=min(1.0, 0.05 * seconds))
@@ -151,7 +196,7 @@ class Bench:
         seed = len(earlier) + 1
         reference, contestant = self._contestant(), self._contestant()
         try:
-            reference.open(Plan(), seed=seed)
+            reference.open(self.base, seed=seed)
             contestant.open(plan, seed=seed)
             comparison = compare(reference, contestant, seconds=seconds)
             if len(earlier) == 2:  # the least that an interval across processes needs
@@ -197,9 +242,11 @@ class Bench:
         for cache in self._caches:
             cache.cleanup()
 
-    def _contestant(self, timeout: float = 600) -> Contestant:
+    def _contestant(self, timeout: float = 600, limited: bool = False) -> Contestant:
+        """A new process; where `limited`, a GPU gives it no more than the memory budget."""
+        limit = {"VIVACE_MEMORY_BYTES": str(self.memory)} if limited and self.memory else {}
         return Contestant(
-            self.source, self.machine, log=self.log, timeout=timeout, environment=self.environment
+            self.source, self.machine, log=self.log, timeout=timeout, environment=self.environment | limit
         )
 
     def _renew_cache(self) -> None:

@@ -18,7 +18,7 @@ class Result:
     ratio as each technique of the plan is added, in the order of their stages. `reason` says why the plan is
     the reference, where it is. `input_pipeline` is the ratio that one cached batch instead of the loader
     would bring to the ``reference`` and to the ``plan``. `break_even_steps` counts the steps after which
-    warm-up has paid for itself.
+    warm-up has paid for itself. `reference` is the empty plan, unless the job runs out of memory under that.
     """
 
     plan: Plan
@@ -35,6 +35,7 @@ class Result:
     seconds: float
     interrupted: bool = False
     reason: str = ""
+    reference: Plan = dataclasses.field(default_factory=Plan)
 
     @property
     def promise(self) -> str:
@@ -59,4 +60,5 @@ class Result:
             "seconds": self.seconds,
             "interrupted": self.interrupted,
             "reason": self.reason,
+            "reference": self.reference.to_dict(),
         }

@@ -38,7 +38,7 @@ class Search:
     def __init__(self, bench: Bench, profile: Profile, machine: Machine, *, deadline: float) -> None:
         self.bench, self.profile, self.machine = bench, profile, machine
         self.deadline = deadline
-        self.best = Plan()
+        self.best = bench.base
         self.best_ratio: Ratio = one()
         self.best_peak: int = bench.observed["peak_bytes"]
         self.reference_fits = bench.fits(self.best_peak)
@@ -54,6 +54,10 @@ class Search:
         known = self._known_best(self._offered)
         if known is not None:
             self._try(known, None)
+        if self.bench.memory is not None and not self.reference_fits and self._left() > 0:
+            chosen = self.bench.choose_blocks(max(20.0, 0.5 * self._left()))
+            if chosen is not None and chosen != self.best:
+                self._try(chosen, None)
         self._try_together()
         self._select()
         self._explain()
@@ -72,7 +76,7 @@ class Search:
         channels-last.
         """
         likely = [c.technique for c in self._offered if c.promise >= 1.0]
-        plan = Plan()
+        plan = self.bench.base
         for technique in likely:
             quick = technique.card.stage != Stage.COMPILE and technique.slot != "capture"
             if quick and len(plan.adding(technique)) > len(plan):
@@ -86,7 +90,7 @@ class Search:
     def ban(self, names: set[str], seconds: float) -> None:
         """Leave techniques out from now on, and search again without them for `seconds`."""
         self.banned |= names
-        self.best, self.best_ratio, self.best_peak = Plan(), one(), self.bench.observed["peak_bytes"]
+        self.best, self.best_ratio, self.best_peak = self.bench.base, one(), self.bench.observed["peak_bytes"]
         self._warmup_seconds = 0.0
         for plan in self.ranking()[:1]:
             self._keep(plan, self.measured[plan.id])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from vivace.registry import find
 from vivace.report import report
 from vivace.technique import Numerics
 from vivace.tune.bench import Bench, OnEvent, one
+from vivace.tune.budget import parse_memory
 from vivace.tune.folder import claim_folder
 from vivace.tune.result import Result
 from vivace.tune.search import Search
@@ -32,7 +32,6 @@ from vivace.verify.verdict import Verdict, Verifier
 
 SEMANTICS_SEEDS = 3
 BUDGETS = {"fast": 120.0, "balanced": 600.0, "max": 3600.0}
-UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 
 def tune(
@@ -51,7 +50,9 @@ def tune(
     Args:
         job: a Job, or a reference such as ``train.py:job``.
         budget: ``fast`` (2 minutes), ``balanced`` (10), ``max`` (60), or seconds; kept within 10 %.
-        memory: the largest peak a plan may need, such as ``"20GiB"`` or bytes.
+        memory: the largest peak a plan may need, such as ``"20GiB"`` or bytes; ``"auto"``: what is free on
+            the device, less a tenth. Measured on the largest batch. A job that does not fit as it is starts
+            from the fastest of a few smaller plans that does (`Result.reference`).
         allow: the largest change of numbers: ``exact``, ``rounding`` or ``semantics``.
         out: folder for plan, ledger and report. An earlier run there on the same job and machine is built
             upon.
@@ -93,7 +94,7 @@ class _Tuning:
     def run(self, profile: Any) -> Result:
         bench = self.bench
         search = None
-        plan, speedup = Plan(), one()
+        plan, speedup = bench.base, one()
         try:
             bench.on_event("phase", {"name": "measuring the baselines"})
             bench.open_reference()
@@ -114,7 +115,9 @@ class _Tuning:
         bench = self.bench
         if self.seconds >= BUDGETS["balanced"]:
             bench.input_pipeline["reference"] = without_loader(bench.reference, seconds=0.02 * self.seconds)
-        default = bench.measure(Plan(), seconds=0.05 * self.seconds, role="baseline_default", strict=False)
+        default = bench.measure(
+            bench.base, seconds=0.05 * self.seconds, role="baseline_default", strict=False
+        )
         reference = sorted(pair[0] for pair in default.pairs)
         size = bench.facts["batch_size"]
         step = reference[len(reference) // 2] if reference else bench.reference.step_seconds
@@ -140,7 +143,11 @@ class _Tuning:
         while True:
             bench.on_event("phase", {"name": "verifying"})
             with Verifier(
-                bench.source, self.machine, log=bench.log, environment=bench.environment
+                bench.source,
+                self.machine,
+                log=bench.log,
+                environment=bench.environment,
+                reference=bench.base,
             ) as verifier:
                 found, broken = self._first_kept(verifier, search, judged)
             if found is None:
@@ -184,7 +191,7 @@ class _Tuning:
                 f"the smallest peak measured is {min(peaks) / 2**30:.2f} GiB"
             )
         self.reason = reason
-        return Plan(), one()
+        return self.bench.base, one()
 
     def _judge(self, verifier: Verifier, plan: Plan) -> Verdict:
         step = self.bench.reference.step_seconds
@@ -235,6 +242,7 @@ class _Tuning:
             seconds=time.monotonic() - self.begin,
             interrupted=self.interrupted,
             reason=self.reason,
+            reference=bench.base,
         )
         document = {key: value for key, value in result.to_dict().items() if key != "trials"}
         bench.ledger.append("result", document)
@@ -253,16 +261,6 @@ def parse_budget(budget: str | float) -> float:
     if not 5 <= seconds < float("inf"):
         raise InputError(f"the budget is {budget!r}; it must be fast, balanced, max, or seconds from 5 on")
     return seconds
-
-
-def parse_memory(memory: str | int | None) -> int | None:
-    """Bytes of a size such as ``20GiB``. Raises InputError."""
-    if memory is None or isinstance(memory, int):
-        return memory
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-z]*)\s*", memory.lower())
-    if not match or match[2] not in UNITS or float(match[1]) <= 0:
-        raise InputError(f"the memory budget is '{memory}'; write a size such as 20GiB or 800MiB")
-    return int(float(match[1]) * UNITS[match[2]])
 
 
 def parse_allow(allow: str) -> Numerics:

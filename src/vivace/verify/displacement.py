@@ -27,7 +27,8 @@ class State:
 @dataclasses.dataclass
 class Outcome:
     """What a lockstep run left behind: its losses, its state, the plain model's outputs in evaluation mode,
-    the random stream's state, and whether the run drew from it.
+    the random stream's state, whether the run drew from it, and of the first step the gradients and the
+    stream after each evaluation of the loss. `spread` is the standard deviation of a mean's runs.
     """
 
     losses: list[float]
@@ -35,6 +36,9 @@ class Outcome:
     outputs: torch.Tensor
     random_state: torch.Tensor
     drew: bool
+    gradients: Tensors = dataclasses.field(default_factory=dict)
+    streams: list[int] = dataclasses.field(default_factory=list)
+    spread: float = 0.0
 
 
 def mean_outcome(outcomes: Sequence[Outcome]) -> Outcome:
@@ -42,13 +46,23 @@ def mean_outcome(outcomes: Sequence[Outcome]) -> Outcome:
     losses = [sum(values) / len(values) for values in zip(*(o.losses for o in outcomes), strict=True)]
     outputs = torch.stack([o.outputs for o in outcomes]).mean(0)
     first = outcomes[0]
-    return Outcome(losses, State.mean([o.after for o in outcomes]), outputs, first.random_state, first.drew)
+    gradients = _mean([o.gradients for o in outcomes])
+    after = State.mean([o.after for o in outcomes])
+    spread = math.sqrt(sum(_square(o.after, after) for o in outcomes) / len(outcomes))
+    return Outcome(losses, after, outputs, first.random_state, first.drew, gradients, spread=spread)
+
+
+def _square(mine: State, theirs: State) -> float:
+    """The squared distance of all parameters."""
+    pairs = ((mine.parameters[name], value) for name, value in theirs.parameters.items())
+    return sum(float((a - b).double().square().sum()) for a, b in pairs)
 
 
 def _mean(items: Sequence[Tensors]) -> Tensors:
     return {
         name: torch.stack([item[name] for item in items]).mean(0) if tensor.is_floating_point() else tensor
         for name, tensor in items[0].items()
+        if all(name in item for item in items)
     }
 
 
@@ -77,12 +91,13 @@ def distances(
         weights += float(flat @ flat)
         due += decay.get(name, 0.0) * float(flat @ flat) * steps
         floor = (1e-4 * typical) ** 2 * start.numel()
-        scale, residual = _scale_residual(dot, square + floor, whole, floor)
+        scale, residual = scale_and_residual(dot, square + floor, whole, floor)
         found[f"scale of {name}"], found[f"residual of {name}"] = scale, residual
     dot, square, whole = sums
-    found["scale"], found["residual"] = _scale_residual(dot, square, whole, 0.0)
+    found["scale"], found["residual"] = scale_and_residual(dot, square, whole, 0.0)
     norm = math.sqrt(square * weights) or 1.0
     found["decay"] = along / (due or norm)
+    found |= _gradient_distances(outcome.gradients, reference.gradients)
     found["loss"] = max(
         abs(a - b) / (abs(b) + 1e-12) for a, b in zip(outcome.losses, reference.losses, strict=True)
     )
@@ -95,10 +110,42 @@ def distances(
         found[f"buffer {name}"] = (
             float((mine - theirs).norm()) / moved if moved else float((mine - theirs).norm())
         )
-    spread = float(reference.outputs.std()) if reference.outputs.numel() > 1 else 0.0
-    difference = float((outcome.outputs - reference.outputs).square().mean().sqrt())
-    found["evaluation"] = difference / (spread or float(reference.outputs.abs().mean()) or 1.0)
+    found["evaluation"] = output_distance(outcome.outputs, reference.outputs)
     return {name: value if math.isfinite(value) else math.inf for name, value in found.items()}
+
+
+def output_distance(mine: torch.Tensor, theirs: torch.Tensor) -> float:
+    """The root mean square difference of two sets of outputs, relative to the spread of the second."""
+    spread = float(theirs.std()) if theirs.numel() > 1 else 0.0
+    difference = float((mine - theirs).square().mean().sqrt())
+    return difference / (spread or float(theirs.abs().mean()) or 1.0)
+
+
+def different_states(mine: State, theirs: State) -> list[str]:
+    """The names of parameters and buffers that are not bit-identical."""
+    pairs = ((mine.parameters, theirs.parameters), (mine.buffers, theirs.buffers))
+    return [name for ours, others in pairs for name in others if not torch.equal(ours[name], others[name])]
+
+
+def _gradient_distances(mine: Tensors, theirs: Tensors) -> dict[str, float]:
+    """`gradient scale` and `gradient residual`, in all and for each parameter; a missing gradient is zero."""
+    if not (mine and theirs):
+        return {}
+    found: dict[str, float] = {}
+    sums = [0.0, 0.0, 0.0]
+    squares = {name: float(value.double().square().sum()) for name, value in theirs.items()}
+    typical = sum(squares.values()) / sum(value.numel() for value in theirs.values())
+    for name, gradient in theirs.items():
+        other = gradient.double().flatten()
+        own = mine[name].double().flatten() if name in mine else torch.zeros_like(other)
+        dot, square, whole = float(own @ other), squares[name], float(own @ own)
+        sums = [a + b for a, b in zip(sums, (dot, square, whole), strict=True)]
+        floor = 1e-8 * typical * gradient.numel()
+        scale, residual = scale_and_residual(dot, square + floor, whole, floor)
+        found[f"gradient scale of {name}"], found[f"gradient residual of {name}"] = scale, residual
+    dot, square, whole = sums
+    found["gradient scale"], found["gradient residual"] = scale_and_residual(dot, square, whole, 0.0)
+    return found
 
 
 def resolution(reference: Outcome, before: State) -> dict[str, float]:
@@ -106,8 +153,8 @@ def resolution(reference: Outcome, before: State) -> dict[str, float]:
 
     A layer that moves little beside its size moves in few such units, and a shadow may land on the same ones.
     A layer's residual also has room for a few elements going the other way, as Adam's first steps do where a
-    gradient is all
-    rounding: a rare event that few shadows show.
+    gradient is all rounding: a rare event that few shadows show. Its scale has room for two. Its gradient has
+    room for a ReLU that flips for one sample: two fifths of one row, which is an output's.
     """
     found, unit = {}, 2.0**-23
     weights = way = 0.0
@@ -118,22 +165,26 @@ def resolution(reference: Outcome, before: State) -> dict[str, float]:
         weights, way = weights + size, way + moved
     whole = {kind: unit * math.sqrt(weights / way) if way else 0.0 for kind in ("scale", "residual")}
     flips = {name: max(found[name], 0.2 / math.sqrt(t.numel())) for name, t in before.parameters.items()}
-    layers = {f"scale of {name}": value for name, value in found.items()}
-    return whole | layers | {f"residual of {name}": value for name, value in flips.items()}
+    layers = {f"scale of {name}": max(found[name], 0.2 / t.numel()) for name, t in before.parameters.items()}
+    layers |= {f"residual of {name}": value for name, value in flips.items()}
+    for name, tensor in before.parameters.items():
+        rows = max(1, len(tensor) if tensor.dim() else 1)
+        layers[f"gradient scale of {name}"] = 0.02 / rows
+        layers[f"gradient residual of {name}"] = 0.02 / math.sqrt(rows)
+    return whole | layers
 
 
 def identical(outcome: Outcome, reference: Outcome) -> list[str]:
     """The names of everything that is not bit-identical."""
     different = ["loss"] if outcome.losses != reference.losses else []
-    for kind in ("parameters", "buffers"):
-        mine, theirs = getattr(outcome.after, kind), getattr(reference.after, kind)
-        different += [name for name in theirs if not torch.equal(mine[name], theirs[name])]
+    different += different_states(outcome.after, reference.after)
     if not torch.equal(outcome.outputs, reference.outputs):
         different.append("evaluation")
     return different
 
 
-def _scale_residual(dot: float, square: float, whole: float, floor: float) -> tuple[float, float]:
+def scale_and_residual(dot: float, square: float, whole: float, floor: float) -> tuple[float, float]:
+    """Of two vectors by their products: the projection of mine on theirs minus 1, and what is left."""
     if square == 0.0:
         return (0.0, 0.0) if whole == 0.0 else (math.inf, math.inf)
     scale = (dot + floor) / square - 1.0

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 LIMIT = 8.0  # envelopes, for figures over the whole model
+SPREAD_LIMIT = math.log(8.0)  # of 5 runs; by chance in fewer than one of a thousand pairs
 LAYER_LIMIT = 20.0  # envelopes, for each of many layers
 SMALLEST = {
     "loss": 2.0**-22,
@@ -19,13 +20,26 @@ def root_mean_square(values: Sequence[float]) -> float:
     return math.sqrt(sum(value * value for value in values) / len(values))
 
 
-def check(kind: str, position: int, value: float, envelope: float, roundoff: float) -> dict[str, Any]:
-    """One figure of the verdict: `value` in units of its envelope, against the limit of its kind."""
+def check(
+    kind: str,
+    position: int,
+    value: float,
+    envelope: float,
+    roundoff: float,
+    *,
+    floor: float | None = None,
+    limit: float | None = None,
+) -> dict[str, Any]:
+    """One figure of the verdict: `value` in units of its envelope, against the limit of its kind.
+
+    `floor` and `limit` stand in place of the kind's own smallest envelope and limit.
+    """
     layer = " of " in kind or kind.startswith("buffer ")
-    limit, share = (
-        (LAYER_LIMIT, 0.25) if layer else (LIMIT, 0.02)
-    )  # of a layer the gradient itself may be rounded
-    score = abs(value) / max(envelope, SMALLEST.get(kind, share * roundoff)) if value else 0.0
+    # Gradients themselves may be rounded, and a layer's update with them.
+    share = 0.25 if layer or kind.startswith("gradient ") else 0.02
+    floor = SMALLEST.get(kind, share * roundoff) if floor is None else floor
+    limit = (LAYER_LIMIT if layer else LIMIT) if limit is None else limit
+    score = abs(value) / max(envelope, floor) if value else 0.0
     score = math.inf if math.isnan(score) else score
     name = f"{kind}, from step {position}"
     kept = score <= limit
@@ -59,6 +73,19 @@ def curve_check(
     }
 
 
+def spread_check(position: int, mine: float, theirs: float) -> dict[str, Any]:
+    """How much a plan's steps vary with the random stream, beside how much the reference's do."""
+    score = abs(math.log(mine / theirs)) if mine and theirs else (math.inf if mine != theirs else 0.0)
+    return {
+        "name": f"spread over random streams, from step {position}",
+        "value": mine,
+        "envelope": theirs,
+        "score": score,
+        "limit": SPREAD_LIMIT,
+        "kept": score <= SPREAD_LIMIT,
+    }
+
+
 def summary(checks: list[dict[str, Any]], note: str = "") -> dict[str, Any]:
     """The verdict's fields over all checks; of the layers only the worst and the broken ones are listed."""
     broken = [c for c in checks if not c["kept"]]
@@ -88,6 +115,8 @@ def outright(kept: bool, reason: str, name: str) -> dict[str, Any]:
 def _sentence(worst: dict[str, Any]) -> str:
     if not (math.isfinite(worst["value"]) or math.isfinite(worst["envelope"])):
         return f"{worst['name']}, cannot be judged: rounding alone makes this job diverge"
+    if worst["name"].startswith("spread"):
+        return f"{worst['name']}, is {worst['value']:.3g}, and {worst['envelope']:.3g} in the job"
     return (
         f"{worst['name']}, is {worst['score']:.3g} envelopes off, and rounding explains {worst['limit']:.0f}"
     )

@@ -3,78 +3,67 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
-import itertools
 import math
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 from vivace.engine.opening import call, checked_step, first_batches, seed_everything, start
-from vivace.engine.order import ordered
 from vivace.engine.session import Session
 from vivace.job import Job
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.surgery import tensors
 from vivace.technique import Numerics, Stage
-from vivace.verify.displacement import Outcome, State, distances, identical, mean_outcome, resolution
-from vivace.verify.judgement import LIMIT, band, check, curve_check, outright, root_mean_square, summary
-from vivace.verify.shadow import Rounding
-from vivace.verify.states import (
-    Snapshot,
-    clone,
-    decay_of,
-    evaluate,
-    random_state,
-    repeatable,
-    restore,
-    state_of,
+from vivace.verify.displacement import (
+    Outcome,
+    State,
+    Tensors,
+    different_states,
+    distances,
+    identical,
+    mean_outcome,
+    output_distance,
+    resolution,
 )
+from vivace.verify.effort import MOST_REHEARSED, Effort
+from vivace.verify.facts import difference, facts_of_session
+from vivace.verify.feeding import fed_alike
+from vivace.verify.ground import Ground, Ran
+from vivace.verify.judgement import (
+    LIMIT,
+    band,
+    check,
+    curve_check,
+    outright,
+    root_mean_square,
+    spread_check,
+    summary,
+)
+from vivace.verify.rehearsal import (
+    DictatedLoss,
+    Rehearsal,
+    checks_of,
+    fault_of,
+    rehearse,
+    same_rehearsals,
+    slopes_like,
+)
+from vivace.verify.shadow import Rounding
+from vivace.verify.states import Snapshot, clone, decay_of, evaluate, repeatable, restore, state_of
+from vivace.verify.tap import Tap, random_state
 
 # Shadows round no finer than this: at fp32's last bit it is a rare event that a ReLU flips, which few shadows
 # show, and sums in another order differ by many roundings.
 FINEST_ROUNDOFF = 2.0**-16
+FEEDING_SECONDS, FEEDING_SHARE = 3.0, 0.03  # at most, of the seconds given
+MOST_BATCH_BYTES = 2**28
 SETTLING_STEPS = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class Effort:
-    """How much to run: shadow seeds, snapshots, lockstep steps from each, and steps of the whole course."""
-
-    seeds: int = 8
-    snapshots: int = 3
-    lockstep: int = 3
-    course: int = 24
-    course_seeds: int = 4
-
-    def seconds(self, step_seconds: float) -> float:
-        """About how long it takes; a shadow step costs about twice a plain one."""
-        shadows = self.seeds * self.snapshots * self.lockstep + self.course_seeds * self.course
-        plain = 2 * (self.snapshots * self.lockstep + self.course)
-        return step_seconds * (2 * shadows + plain)
-
-    @classmethod
-    def within(cls, seconds: float | None, step_seconds: float) -> Effort:
-        """The largest effort that fits into `seconds`, else the smallest there is."""
-        small = [cls(8, 2, 2, 8, 3), cls(6, 2, 2, 6, 2), cls(5, 2, 1, 4, 2)]
-        efforts = [cls(), cls(course=12, course_seeds=3), *small]
-        fitting = (e for e in efforts if seconds is None or e.seconds(step_seconds) <= seconds)
-        return next(fitting, efforts[-1])
-
-
-@dataclasses.dataclass
-class Ground:
-    """What a plan is held against: the reference's outcomes and course, and an envelope for each distance."""
-
-    references: list[Outcome]
-    envelopes: list[dict[str, float]]
-    curve: list[float]
-    end: State
-    widths: list[float]
-    end_envelope: float
+STREAMS, OTHER_STREAMS = 20, 50  # first seeds of the means over streams, of the reference and of a plan
 
 
 class Ruler:
@@ -88,18 +77,31 @@ class Ruler:
         self.snapshots: list[Snapshot] = []
         self.grounds: dict[tuple[float, bool], Ground] = {}
         self.repeats = False  # are the algorithms now such that give equal bits every time?
+        self.tap = Tap(job)
+        self.taps = WeakKeyDictionary[Session, Tap]()
+        self.feeding_seconds = FEEDING_SECONDS
+        self.slopes: Tensors = {}
+        self.rehearsal: Rehearsal | None = None
 
-    def prepare(self, seconds: float | None = None) -> dict[str, Any]:
-        """Run the reference once, with snapshots at start, middle and late; `seconds` bound the effort."""
+    def prepare(
+        self, seconds: float | None = None, reference: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Run the reference once, with snapshots at start, middle and late; `seconds` bound the effort.
+
+        `reference` is a plan for a job that does not fit into memory without one.
+        """
+        plan = Plan.from_dict(reference or {})
         begin = time.perf_counter()
         seed_everything(0)
-        self.batches = first_batches(call(self.job, "data"), self.effort.course)
-        with start(self.job, Plan(), self.machine) as trial:
+        self.batches = self._load(seconds)
+        with start(self.job, plan, self.machine) as trial:
             checked_step(trial, clone(self.batches[0]))
             before = time.perf_counter()
             self._step(trial, 0)
             self.effort = effort = Effort.within(seconds, time.perf_counter() - before)
-        self.session = start(self.job, Plan(), self.machine)
+        self.session = start(self.tap.job, plan, self.machine)
+        self.taps[self.session] = self.tap
+        self.facts = facts_of_session(self.session)
         self.evaluation_batch = self.session.place(self.batches[-1])
         last = max(0, effort.course - effort.lockstep)
         marks = {round(i * last / max(1, effort.snapshots - 1)) for i in range(effort.snapshots)}
@@ -113,7 +115,53 @@ class Ruler:
             self.curve.append(self._step(self.session, position))
         self.end = state_of(self.session)
         self.references = self._locksteps(self.session)
+        self.modules = self.tap.modules
+        self._prepare_rehearsal(seconds)
         return {"seconds": time.perf_counter() - begin, "batches": len(self.batches)}
+
+    def _load(self, seconds: float | None) -> list[Any]:
+        """Batches enough for the course, and for the rehearsal as many more as time and memory allow."""
+        if seconds is not None:
+            self.feeding_seconds = min(FEEDING_SECONDS, FEEDING_SHARE * seconds)
+        deadline, num_bytes = time.perf_counter() + self.feeding_seconds, 0
+
+        loader = call(self.job, "data")
+
+        def limited() -> Iterator[Any]:
+            nonlocal num_bytes
+            for number, batch in enumerate(loader, 1):
+                yield batch
+                num_bytes += sum(t.numel() * t.element_size() for t in tensors(batch))
+                enough = num_bytes > MOST_BATCH_BYTES or time.perf_counter() > deadline
+                if number >= Effort.course and enough:
+                    return
+
+        return first_batches(limited(), MOST_REHEARSED)
+
+    def _prepare_rehearsal(self, seconds: float | None) -> None:
+        """Rehearse the reference; two steps show how many can be afforded."""
+        reference, first = self.references[0], self.snapshots[0].state
+        if any(getattr(m, "sparse", False) for model in self.session.build.models for m in model.modules()):
+            return  # an optimizer for sparse gradients takes no dense ones
+        self.slopes = slopes_like(reference.gradients, first.parameters)
+        if not self.slopes and self.job.step is None:
+            return  # nothing is trained
+        begin = time.perf_counter()
+        self._rehearse(self.session, self.tap, 2)
+        self.effort = self.effort.rehearsing(seconds, (time.perf_counter() - begin) / 2)
+        self.rehearsal = self._rehearse(self.session, self.tap, self.effort.rehearsal)
+
+    def _rehearse(self, session: Session, tap: Tap, steps: int) -> Rehearsal:
+        return rehearse(
+            session,
+            tap,
+            self.job,
+            self.snapshots[0],
+            self.batches,
+            DictatedLoss(self.slopes, session.build.device),
+            steps=steps,
+            roundoff=session.build.unit_roundoff,
+        )
 
     def judge(self, plan: dict[str, Any]) -> dict[str, Any]:
         """Run a plan in lockstep and along the course; return the verdict's document (see `Verdict`)."""
@@ -122,94 +170,113 @@ class Ruler:
         device = self.session.build.device
         if device.type == "cuda" and loaded.promise == Numerics.EXACT and not self.repeats:
             return self._judge_repeatably(plan)
-        with _equal_random_streams(compiled), start(self.job, loaded, self.machine) as session:
-            fed_alike = self._fed_alike(session)
-            for position in range(SETTLING_STEPS if session.build.kept else 0):
-                self._step(session, position)  # a loss scale halves until it fits, and skips steps meanwhile
-            promise, roundoff = session.promise, max(session.build.unit_roundoff, FINEST_ROUNDOFF)
-            outcomes = self._locksteps(session)
-            curve, end = self._course(session)
-            pairs = list(zip(outcomes, self.references, strict=True))
-            same_streams = all(torch.equal(o.random_state, r.random_state) for o, r in pairs)
-            silent = any(r.drew and not o.drew for o, r in pairs)
-            if not (same_streams or silent or promise == Numerics.EXACT):
-                outcomes = [self._mean_lockstep(session, s, 50) for s in self.snapshots]
-                curve, end = self._mean_course(session, 50)
-        for outcome in outcomes:
-            outcome.outputs = outcome.outputs if len(outcome.outputs) else self._evaluate(outcome.after)
+        tap = Tap(self.job)
+        with _equal_random_streams(compiled), start(tap.job, loaded, self.machine) as session:
+            self.taps[session] = tap
+            ran = self._run(session, tap)
         document: dict[str, Any] = {
-            "promise": promise.name.lower(),
+            "promise": session.promise.name.lower(),
             "steps": self.effort.course + self.effort.lockstep * len(self.snapshots),
             "seeds": self.effort.seeds,
-            "curves": {"steps": list(range(len(curve))), "reference": self.curve, "plan": curve},
+            "curves": {"steps": list(range(len(ran.curve))), "reference": self.curve, "plan": ran.curve},
         }
-        if not fed_alike:
-            return {**document, **outright(False, "it feeds other batches, or in another order", "batches")}
-        note = ""
+        if not ran.fault and different_states(state_of(session), ran.last):
+            ran.fault = "closing the session changes the weights"
+        if ran.fault:
+            return {**document, **outright(False, ran.fault, "facts")}
+        for outcome in ran.outcomes:
+            outcome.outputs = outcome.outputs if len(outcome.outputs) else self._evaluate(outcome.after)
+        return {**document, **self._judge(ran, session)}
+
+    def _run(self, session: Session, tap: Tap) -> Ran:
+        """All that a plan's session has to do while it is open; it ends at the first plain fault."""
+        ran = Ran()
+        if fault := difference(facts_of_session(session), self.facts):
+            return ran.ended(fault)
+        if not fed_alike(session, self.job, self.feeding_seconds):
+            return ran.ended("it feeds other batches, or in another order")
+        for position in range(SETTLING_STEPS if session.build.kept else 0):
+            self._step(session, position)  # a loss scale halves until it fits, and skips steps meanwhile
+        ran.outcomes = [self._lockstep(session, self.snapshots[0], stream=0)]
+        if fault := difference(tap.modules or {}, self.modules or {}, only_shared=True):
+            return ran.ended(fault)
+        # Before the other points: what begins late has begun by then.
+        if self.rehearsal is not None:
+            ran.rehearsal = self._rehearse(session, tap, self.effort.rehearsal)
+            if fault := fault_of(ran.rehearsal, self.rehearsal):
+                return ran.ended(fault)
+        rest = list(enumerate(self.snapshots))[1:]
+        ran.outcomes += [self._lockstep(session, s, stream=i) for i, s in rest]
+        ran.curve, ran.end = self._course(session)
+        pairs = list(zip(ran.outcomes, self.references, strict=True))
+        ran.same_streams = all(_same_streams(o, r) for o, r in pairs)
+        ran.silent = any(r.drew and not o.drew for o, r in pairs)
+        if not (ran.same_streams or ran.silent or session.promise == Numerics.EXACT):
+            ran.outcomes = [self._mean_lockstep(session, s, OTHER_STREAMS) for s in self.snapshots]
+            ran.curve, ran.end = self._mean_course(session, OTHER_STREAMS)
+        ran.evaluated = evaluate(session, self.job, ran.end, self.evaluation_batch)
+        ran.last = state_of(session)
+        return ran
+
+    def _judge(self, ran: Ran, session: Session) -> dict[str, Any]:
+        promise, roundoff = session.promise, max(session.build.unit_roundoff, FINEST_ROUNDOFF)
         if promise == Numerics.EXACT:
-            different = self._different(outcomes, curve)
-            if not (
-                different and self._different(self._locksteps(self.session), *self._course(self.session))
-            ):
+            pairs = zip(ran.outcomes, self.references, strict=True)
+            different = [name for o, r in pairs for name in identical(o, r)]
+            different += ["loss curve"] if ran.curve != self.curve else []
+            different += ["rehearsal"] if not same_rehearsals(ran.rehearsal, self.rehearsal) else []
+            apart = output_distance(ran.evaluated, self._evaluate(ran.end))
+            different += ["evaluation under the plan"] if apart > FINEST_ROUNDOFF else []
+            if not different or self._repeats_itself():
                 reason = f"promised to be bit-identical, and {different[0]} is not" if different else ""
-                return {**document, **outright(not different, reason, "bit-identical")}
+                return outright(not different, reason, "bit-identical")
             note = "the job does not repeat itself bit for bit here, so that only rounding can be judged"
-        if silent:
+            return self._compare(ran, roundoff, note)
+        if ran.silent:
             reason = "the plan draws no random numbers where the job draws some: dropout or noise is off"
-            return {**document, **outright(False, reason, "random numbers drawn")}
-        return {**document, **self._compare(outcomes, curve, end, roundoff, same_streams, note)}
+            return outright(False, reason, "random numbers drawn")
+        return self._compare(ran, roundoff)
 
     def _judge_repeatably(self, plan: dict[str, Any]) -> dict[str, Any]:
         """Judge bits where the algorithms of plan and reference repeat theirs; a GPU's fastest do not."""
-        fast = self.references, self.curve, self.end
+        fast = self.references, self.curve, self.end, self.rehearsal
         self.repeats = True
         try:
             with repeatable(True):
                 self.references = self._locksteps(self.session)
                 self.curve, self.end = self._course(self.session)
+                if self.rehearsal is not None:
+                    self.rehearsal = self._rehearse(self.session, self.tap, self.effort.rehearsal)
                 return self.judge(plan)
         finally:
             self.repeats = False
-            self.references, self.curve, self.end = fast
+            self.references, self.curve, self.end, self.rehearsal = fast
 
-    def _different(self, outcomes: list[Outcome], curve: list[float], _: Any = None) -> list[str]:
-        """What is not bit-identical to the reference."""
-        pairs = zip(outcomes, self.references, strict=True)
-        different = [name for outcome, reference in pairs for name in identical(outcome, reference)]
-        return different + (["loss curve"] if curve != self.curve else [])
+    def _repeats_itself(self) -> bool:
+        """Does the reference end with equal bits when it is run again?"""
+        pairs = zip(self._locksteps(self.session), self.references, strict=True)
+        return not any(identical(o, r) for o, r in pairs) and self._course(self.session)[0] == self.curve
 
-    def _fed_alike(self, session: Session) -> bool:
-        """Do the plan's data techniques give the batches that the job's own loader gives?"""
-        if not any(technique.card.stage == Stage.DATA for technique in session.plan.techniques):
-            return True
-        mine, theirs = (
-            [
-                tensor.cpu()
-                for batch in itertools.islice(feed(ordered(call(self.job, "data"), seed=0, epoch=0)), 3)
-                for tensor in tensors(batch)
-            ]
-            for feed in (session.batches, iter)
-        )
-        return len(mine) == len(theirs) and all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
-
-    def _compare(
-        self,
-        outcomes: list[Outcome],
-        curve: list[float],
-        end: State,
-        roundoff: float,
-        same_streams: bool,
-        note: str,
-    ) -> dict[str, Any]:
+    def _compare(self, ran: Ran, roundoff: float, note: str = "") -> dict[str, Any]:
+        outcomes, curve, same_streams = ran.outcomes, ran.curve, ran.same_streams
         ground = self._ground(roundoff, same_streams)
         checks = []
         for index, (outcome, snapshot) in enumerate(zip(outcomes, self.snapshots, strict=True)):
             values = self._distances(outcome, snapshot, ground.references[index])
             envelopes = ground.envelopes[index]
             checks += [check(k, snapshot.position, v, envelopes[k], roundoff) for k, v in values.items()]
+            if not same_streams:
+                spread = ground.references[index].spread
+                checks.append(spread_check(snapshot.position, outcome.spread, spread))
         checks.append(curve_check(curve, ground.curve, ground.widths))
-        apart = self._apart(end, ground.end)
+        apart = self._apart(ran.end, ground.end)
         checks.append(check("displacement of the course", 0, apart, ground.end_envelope, roundoff))
+        plain = self._evaluate(ran.end)
+        inside = output_distance(ran.evaluated, plain)
+        checks.append(check("evaluation under the plan", 0, inside, 0.0, roundoff, floor=roundoff / 4))
+        if ran.rehearsal is not None and self.rehearsal is not None:
+            before = self.snapshots[0].state.parameters
+            checks += checks_of(ran.rehearsal, self.rehearsal, before, self.slopes, roundoff)
         if not same_streams:
             note = note or f"random streams differ: means over {self.effort.seeds} seeds were compared"
         low = [a - LIMIT * w for a, w in zip(ground.curve, ground.widths, strict=True)]
@@ -231,8 +298,8 @@ class Ruler:
         if same_streams:
             references, curve, end = self.references, self.curve, self.end
         else:
-            references = [self._mean_lockstep(session, s, 20) for s in self.snapshots]
-            curve, end = self._mean_course(session, 20)
+            references = [self._mean_lockstep(session, s, STREAMS) for s in self.snapshots]
+            curve, end = self._mean_course(session, STREAMS)
         envelopes = []
         for index, snapshot in enumerate(self.snapshots):
             runs = []
@@ -285,12 +352,14 @@ class Ruler:
         """A few steps from a snapshot; outputs in evaluation mode only for the reference's own session."""
         restore(session, snapshot)
         torch.manual_seed(stream)
-        before = random_state(session.build.device)
+        before, tap = random_state(), self.taps[session]
+        tap.watch()
         with noise or nullcontext():
             losses = [self._step(session, snapshot.position + i) for i in range(self.effort.lockstep)]
-        streams, after = random_state(session.build.device), state_of(session)
+        drawn, after = random_state(), state_of(session)
         outputs = self._evaluate(after) if session is self.session else torch.empty(0)
-        return Outcome(losses, after, outputs, streams, drew=not torch.equal(before, streams))
+        drew = not torch.equal(before, drawn)
+        return Outcome(losses, after, outputs, drawn, drew, tap.gradients or {}, list(tap.streams))
 
     def _mean_lockstep(self, session: Session, snapshot: Snapshot, stream: int) -> Outcome:
         return mean_outcome(
@@ -313,6 +382,12 @@ class Ruler:
 
     def _evaluate(self, state: State) -> torch.Tensor:
         return evaluate(self.session, self.job, state, self.evaluation_batch)
+
+
+def _same_streams(mine: Outcome, theirs: Outcome) -> bool:
+    """Did both draw the same numbers for the same purposes, as far as evaluations of the loss show?"""
+    seen = not mine.streams or not theirs.drew or mine.streams == theirs.streams
+    return seen and torch.equal(mine.random_state, theirs.random_state)
 
 
 def _equal_random_streams(compiled: bool) -> AbstractContextManager[Any]:

@@ -28,14 +28,6 @@ class Snapshot:
     decay: dict[str, float]
 
 
-def random_state(device: torch.device) -> torch.Tensor:
-    """The states of the random streams that a step on `device` may draw from, in one vector."""
-    states = [torch.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
-    return torch.cat(states)
-
-
 @contextmanager
 def repeatable(wanted: bool) -> Iterator[None]:
     """Inside, torch takes algorithms that give equal bits every time, where it has such; `wanted` or not.

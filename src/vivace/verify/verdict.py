@@ -57,18 +57,21 @@ class Verifier:
         log: Path | None = None,
         timeout: float = 3600,
         environment: dict[str, str] | None = None,
+        reference: Plan | None = None,
     ) -> None:
         arguments = {"machine": machine.to_dict()}
         repeatable = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # read when CUDA starts; torch asks for it
         self._child = Child(RULER, source, arguments, log=log, environment=repeatable | (environment or {}))
         self._timeout = timeout
         self._prepared = False
+        self._reference = reference or Plan()
 
     def judge(self, plan: Plan, *, seconds: float | None = None) -> Verdict:
         """Verify one plan, within about `seconds` (as much as the ruler can use where it is None)."""
         begin = time.monotonic()
         if not self._prepared:
-            self._child.ask("prepare", self._timeout, seconds=seconds)
+            reference = self._reference.to_dict()
+            self._child.ask("prepare", self._timeout, seconds=seconds, reference=reference)
             self._prepared = True
         document = self._child.ask("judge", self._timeout, plan=plan.to_dict())
         document["checks"] = tuple(document["checks"])

@@ -1,0 +1,127 @@
+"""How far the predicted peak of a training step is from the measured one; writes a dated record.
+
+    python benchmarks/memory.py [JOB ...]
+
+Each job under four plans. Predicted from fake tensors, without running; measured as the bytes that the step's
+tensors occupy at most, by torch's profiler (on a GPU: by the allocator). The median error shall be 3 % at
+most, the largest 8 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.util
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import vivace
+from vivace.engine.opening import first_batches, start
+from vivace.errors import Refused
+from vivace.memory.predict import predict
+from vivace.profile.observe import observe
+from vivace.surgery import batch_size, split
+
+HERE = Path(__file__).resolve().parent
+RECORDS = HERE.parent / "records" / "memory"
+PLANS: dict[str, dict[str, dict[str, Any]]] = {
+    "reference": {},
+    "recomputed": {"checkpoint": {}},
+    "bf16": {"bf16_autocast": {}},
+    "pieces": {"micro_batches": {"num": 4}},
+}
+JOBS = (
+    "mlp",
+    "search_table",
+    "search_gpt",
+    "search_cnn",
+    "small_cnn",
+    "lstm",
+    "gpt",
+    "unet",
+    "mobilenet_v3_small",
+    "resnet18_32",
+    "resnet50_128",
+)
+SAMPLES = {"resnet50_128": 8}  # where a whole batch takes minutes on two cores
+MEDIAN_PERCENT, WORST_PERCENT = 3.0, 8.0
+
+
+def main() -> None:
+    """Predict and measure the named jobs, or all of them, and record the errors."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("jobs", nargs="*", metavar="JOB", help=", ".join(JOBS))
+    chosen = parser.parse_args()
+    unknown = sorted(set(chosen.jobs) - set(JOBS))
+    if unknown:
+        parser.error(f"there is no job '{unknown[0]}'; there are: {', '.join(JOBS)}")
+    spec = importlib.util.spec_from_file_location("jobs", HERE / "jobs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    jobs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(jobs)
+    names = chosen.jobs or JOBS
+    rows = [row for name in names for row in rows_of(name, getattr(jobs, name))]
+    errors = sorted(abs(row["error_percent"]) for row in rows if "error_percent" in row)
+    summary = {"pairs": len(errors), "median_percent": statistics.median(errors), "worst_percent": errors[-1]}
+    print(json.dumps(summary))
+    if not chosen.jobs:
+        write(rows, summary)
+
+
+def rows_of(name: str, job: vivace.Job) -> list[dict[str, Any]]:
+    """One row for each plan: predicted and measured bytes, their parts, and the error; or the refusal."""
+    batches = [
+        split(batch, SAMPLES.get(name, batch_size(batch)))[0] for batch in first_batches(job.data(), 2)
+    ]
+    rows = []
+    for title, content in PLANS.items():
+        plan = vivace.Plan.from_dict(content)
+        row: dict[str, Any] = {"job": name, "plan": title, "samples": batch_size(batches[0])}
+        try:
+            with start(job, plan, vivace.inspect()) as session:
+                row["measured_bytes"] = observe(session, batches).peak_bytes
+                device = session.build.device.type
+            found = predict(job, plan, batch=batches[-1], device=device)
+        except Refused as refused:
+            rows.append({**row, "refused": str(refused)})
+            print(f"{name:20} {title:12} {refused}", flush=True)
+            continue
+        row |= {"predicted_bytes": found.peak_bytes, "parts": found.parts}
+        row |= {"reserved_bytes": found.reserved.reserved}
+        row["error_percent"] = round(100 * (found.peak_bytes / row["measured_bytes"] - 1), 2)
+        rows.append(row)
+        sizes = [f"{row[key] / 2**20:9.2f}" for key in ("predicted_bytes", "measured_bytes")]
+        print(f"{name:20} {title:12} {' '.join(sizes)} MiB {row['error_percent']:+6.2f} %", flush=True)
+    return rows
+
+
+def write(rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
+    """The dated record of this machine."""
+    machine = vivace.inspect()
+    record = {
+        "benchmark": "memory",
+        "job": "memory",
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "command": "python benchmarks/memory.py",
+        "demanded": {"median_percent": MEDIAN_PERCENT, "worst_percent": WORST_PERCENT},
+        "vivace": vivace.__version__,
+        "machine": {
+            "fingerprint": machine.fingerprint,
+            "device": machine.device.name,
+            "features": machine.device.features,
+            "cores": machine.num_cores,
+        },
+        "versions": machine.versions,
+        **summary,
+        "rows": rows,
+    }
+    path = RECORDS / machine.fingerprint / f"{record['date']}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Which cards a job fits on, by its predicted peak."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from vivace.job import Job
+from vivace.memory.caching import MIB
+from vivace.memory.predict import predict
+from vivace.plan import Plan
+
+CONTEXT_BYTES = 600 * MIB  # an allowance for the CUDA context and its libraries; not measured by this project
+DRIVER_SHARE = 0.03  # of the nominal memory, which the driver keeps
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """Does a job fit on a card? Bytes that it needs, with the context, and that the card leaves it."""
+
+    card: str
+    needed_bytes: int
+    usable_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Is there room?"""
+        return self.needed_bytes <= self.usable_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types."""
+        return {**dataclasses.asdict(self), "fits": self.fits}
+
+
+def draw(found: list[Fit], console: Any) -> None:
+    """A table of the cards, in the order given, under the sentence that says what is needed."""
+    from rich.table import Table
+
+    table = Table(box=None)
+    for column in ("card", "usable GiB", "fits"):
+        table.add_column(column, justify="right" if "GiB" in column else "left")
+    for fit in found:
+        table.add_row(fit.card, f"{fit.usable_bytes / 2**30:.1f}", "yes" if fit.fits else "no")
+    needed = max((fit.needed_bytes for fit in found), default=0) / 2**30
+    console.print(f"a training step needs about {needed:.2f} GiB, predicted without running it")
+    console.print(table)
+
+
+def fits(job: Job, cards: Mapping[str, int], plan: Plan | None = None, batch: Any = None) -> list[Fit]:
+    """For each card, by name and nominal bytes, whether a training step of `job` under `plan` fits on it.
+
+    What is needed is what the caching allocator would reserve (`predict`). Raises Refused where the job
+    cannot be predicted.
+    """
+    needed = predict(job, plan, batch=batch, device="cuda").reserved.reserved + CONTEXT_BYTES
+    return [Fit(name, needed, int(size * (1 - DRIVER_SHARE))) for name, size in cards.items()]

@@ -1,0 +1,127 @@
+"""The cheapest decisions for the blocks of a model under a memory budget, by dynamic programming.
+
+A block is kept, recomputed, or stored in another form. When the backward pass reaches block i, the blocks
+before it hold what their decisions keep, and block i itself is whole again. So the peak is the largest, over
+i, of the sum before i plus what block i needs while it is worked on: a knapsack whose limit holds at every
+prefix. States that need more memory and more time than another are dropped; the optimum is exact.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from vivace.errors import AnswerIsNo
+
+STATES = 20_000  # above this many states, bytes are rounded up to a grid
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One decision for one block.
+
+    Args:
+        name: ``keep``, ``recompute``, or a technique's own word.
+        held_bytes: what stays for the backward pass, beyond what every decision keeps.
+        working_bytes: what lives while the block's backward pass runs; at least `held_bytes`.
+        seconds: more than keeping costs, over a step.
+    """
+
+    name: str
+    held_bytes: int
+    working_bytes: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """One option for each block, the peak in bytes above the base, and the seconds that it costs."""
+
+    names: tuple[str, ...]
+    peak_bytes: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _State:
+    held: int
+    peak: int
+    seconds: float
+    names: tuple[str, ...]
+
+
+def decide(blocks: Sequence[Sequence[Option]], budget_bytes: int) -> Decision:
+    """The cheapest decisions whose peak is within `budget_bytes`; among equally cheap ones the smallest peak.
+
+    Raises AnswerIsNo with the smallest peak that is possible.
+    """
+    best = _search(blocks, budget_bytes, 1)
+    if best is None:
+        raise AnswerIsNo(
+            f"no plan for the blocks fits into {budget_bytes / 2**20:.1f} MiB of activations; the smallest "
+            f"possible is {smallest(blocks).peak_bytes / 2**20:.1f} MiB"
+        )
+    return best
+
+
+def smallest(blocks: Sequence[Sequence[Option]]) -> Decision:
+    """The decisions with the smallest peak; among these the cheapest."""
+    low, high = 0, sum(max(o.working_bytes for o in options) for options in blocks)
+    while low < high:
+        middle = (low + high) // 2
+        if _search(blocks, middle, 1) is None:
+            low = middle + 1
+        else:
+            high = middle
+    found = _search(blocks, low, 1)
+    assert found is not None
+    return found
+
+
+def pareto(blocks: Sequence[Sequence[Option]], points: int = 20) -> list[Decision]:
+    """The curve of memory against time: up to `points` decisions, from the smallest to the fastest."""
+    first = smallest(blocks)
+    everything = sum(max(o.working_bytes for o in options) for options in blocks)
+    fastest = decide(blocks, everything)
+    found = [first]
+    for number in range(1, points):
+        budget = first.peak_bytes + (fastest.peak_bytes - first.peak_bytes) * number // (points - 1)
+        found.append(decide(blocks, budget))
+    curve: list[Decision] = []
+    for decision in found:
+        if not curve or decision.seconds < curve[-1].seconds:
+            curve.append(decision)
+    return curve
+
+
+def _search(blocks: Sequence[Sequence[Option]], budget: int, unit: int) -> Decision | None:
+    """The best decision, with held bytes rounded up to `unit`; None where nothing fits."""
+    states = [_State(0, 0, 0.0, ())]
+    for options in blocks:
+        grown = [
+            _State(
+                -(-(state.held + option.held_bytes) // unit) * unit,
+                max(state.peak, state.held + option.working_bytes),
+                state.seconds + option.seconds,
+                (*state.names, option.name),
+            )
+            for state in states
+            for option in options
+            if state.held + option.working_bytes <= budget
+        ]
+        states = _undominated(grown)
+        if len(states) > STATES:
+            return _search(blocks, budget, max(2 * unit, budget // STATES))
+    if not states:
+        return None
+    best = min(states, key=lambda state: (state.seconds, state.peak))
+    return Decision(best.names, best.peak, best.seconds)
+
+
+def _undominated(states: list[_State]) -> list[_State]:
+    """Of states with the same held bytes or more, only those that are faster; equal ones by their peak."""
+    kept: list[_State] = []
+    for state in sorted(states, key=lambda s: (s.held, s.seconds, s.peak)):
+        if not kept or state.seconds < kept[-1].seconds:
+            kept.append(state)
+    return kept

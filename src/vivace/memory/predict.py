@@ -1,0 +1,195 @@
+"""The peak of a job under a plan, from fake tensors: nothing is computed, and no device is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from vivace.engine.opening import call, first_batches, parts_of
+from vivace.engine.session import Session
+from vivace.errors import Refused, VivaceError
+from vivace.inspect import inspect
+from vivace.job import Job, blame
+from vivace.machine import Machine
+from vivace.memory.caching import Reserved, simulate
+from vivace.memory.watching import Watch
+from vivace.plan import Plan
+from vivace.surgery import map_tensors, modules_of, tensors
+from vivace.technique import Build
+
+PARTS = ("parameters", "gradients", "optimizer", "batch", "activations", "temporary")
+STEPS = 2  # the second one finds the optimizer's state
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """Bytes at the peak of a training step.
+
+    `parts` sums up to `peak_bytes`: what tensors ask for. `reserved` is what the caching allocator of a GPU
+    makes of it, without the CUDA context.
+    """
+
+    peak_bytes: int
+    parts: dict[str, int]
+    reserved: Reserved
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types."""
+        return dataclasses.asdict(self)
+
+
+def predict(
+    job: Job,
+    plan: Plan | None = None,
+    *,
+    batch: Any = None,
+    device: str = "cpu",
+    machine: Machine | None = None,
+) -> Prediction:
+    """Predict the peak of a training step of `job` under `plan` on `device` without computing anything.
+
+    Args:
+        batch: one batch of the job, on the CPU; the largest is the one that matters. The first of its data
+            where it is left out.
+        device: ``cpu`` or ``cuda``. Where there is no GPU, a step on ``cuda`` is followed on the CPU's
+            operators, with the optimizer in the multi-tensor form that it takes on a GPU.
+
+    Raises Refused where the plan declines, where the job looks at numbers while it runs or has an own step,
+    and for recurrent layers.
+    """
+    batch = batch if batch is not None else first_batches(call(job, "data"), 1)[0]
+    there = torch.device(device if torch.cuda.is_available() else "cpu")
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake, Watch(device == "cpu") as watch:
+        session = _open(job, plan or Plan(), there, machine or inspect(), watch)
+        if device != there.type:
+            _use_foreach(session)
+        with session:
+            placed = map_tensors(batch, lambda t: fake.from_tensor(t).to(there))
+            for tensor in tensors(placed):
+                watch.made_in[watch.note(tensor)] = "batch"
+            parts: dict[int, str] = {}
+            with _phases(session, watch, parts):
+                for _ in range(STEPS):
+                    start = len(watch.moves)
+                    _step(session, placed)
+            return _at_peak(watch, session, parts, start)
+
+
+def _open(job: Job, plan: Plan, device: torch.device, machine: Machine, watch: Watch) -> Session:
+    if job.step is not None:
+        raise Refused(
+            "a job with an own step cannot be predicted: it cannot be cut into forward and backward"
+        )
+    with torch.device(device):
+        built = call(job, "model")
+    models = parts_of(built, nn.Module)
+    if any(modules_of(model, nn.RNNBase) for model in models):
+        raise Refused("a recurrent layer keeps what its library chooses to, which cannot be predicted")
+    _move(models, device)
+    for model in models:
+        model.train()
+        for tensor in (*model.parameters(), *model.buffers()):
+            watch.made_in[watch.note(tensor)] = "parameters"
+    optimizer = call(job, "optimizer", built)
+    build = Build(models=models, optimizer=optimizer, machine=machine, device=device, own_step=False)
+    return Session(
+        plan, build, loss=job.loss, step=None, on_gradients=job.on_gradients, optimizers=[optimizer]
+    )
+
+
+def _use_foreach(session: Session) -> None:
+    for group in (group for optimizer in session.optimizers for group in optimizer.param_groups):
+        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+            group["foreach"] = True
+
+
+def _move(models: list[nn.Module], device: torch.device) -> None:
+    """Put what was built elsewhere on `device`; tied tensors stay tied. `Module.to` swaps what is watched."""
+    moved: dict[int, Any] = {}
+    for module in (inner for model in models for inner in model.modules()):
+        for named in (module._parameters, module._buffers):
+            for name, tensor in named.items():
+                if tensor is None or tensor.device.type == device.type:
+                    continue
+                if id(tensor) not in moved:
+                    there = tensor.detach().to(device)
+                    parameter = isinstance(tensor, nn.Parameter)
+                    moved[id(tensor)] = nn.Parameter(there, tensor.requires_grad) if parameter else there
+                named[name] = moved[id(tensor)]
+
+
+def _step(session: Session, batch: Any) -> None:
+    try:
+        session.step(batch)
+    except VivaceError:
+        raise
+    except Exception as error:
+        raise Refused(
+            f"the step looks at numbers, which a prediction does not have: {blame(error)}"
+        ) from error
+
+
+@contextmanager
+def _phases(session: Session, watch: Watch, parts: dict[int, str]) -> Iterator[None]:
+    """Tell the watch which seam runs, and note the gradients before the update."""
+
+    def phased(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            before, watch.phase = watch.phase, name
+            try:
+                return function(*arguments)
+            finally:
+                watch.phase = before
+
+        return run
+
+    def finish() -> None:
+        own_finish()
+        for model in session.build.models:
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parts[watch.note(parameter.grad)] = "gradients"
+
+    own_finish = session.finish
+    seams = session.build.seams
+    for owner in (session, seams):
+        for name in ("forward", "backward", "update"):
+            setattr(owner, name, phased(name, getattr(owner, name)))
+    session.finish = finish
+    yield
+
+
+def _at_peak(watch: Watch, session: Session, parts: dict[int, str], start: int) -> Prediction:
+    """The largest sum of live bytes from move `start` on, and what it consists of."""
+    for optimizer in session.optimizers:
+        for tensor in tensors([dict(state) for state in optimizer.state.values()]):
+            parts[watch.note(tensor)] = "optimizer"
+    for key, phase in watch.made_in.items():
+        if phase in ("parameters", "batch"):
+            parts[key] = phase
+    at, highest = _highest(watch, start)
+    at_peak: set[int] = set()
+    for key, num_bytes in watch.moves[: at + 1]:
+        (at_peak.add if num_bytes >= 0 else at_peak.discard)(key)
+    found: Counter[str] = Counter(dict.fromkeys(PARTS, 0))
+    for key in at_peak:
+        kind = "activations" if watch.made_in[key] == "forward" else "temporary"
+        found[parts.get(key, kind)] += watch.sizes[key]
+    return Prediction(highest, dict(found), simulate(watch.moves))
+
+
+def _highest(watch: Watch, start: int) -> tuple[int, int]:
+    """Where from move `start` on the most bytes live, and how many."""
+    total = highest = at = 0
+    for number, (key, num_bytes) in enumerate(watch.moves):
+        total += num_bytes if num_bytes >= 0 else -watch.sizes[key]
+        if number >= start and total > highest:
+            highest, at = total, number
+    return at, highest

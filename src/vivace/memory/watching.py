@@ -1,0 +1,68 @@
+"""Watching the storages of fake tensors come and go, in the order in which real ones would."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from vivace.memory.workspace import workspace_bytes
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes each storage that an operator makes, and its end. Entered after the fake mode.
+
+    `moves` holds ``(key, bytes)`` and ``(key, -bytes)`` in order; `phase` is noted with each storage. With
+    `workspaces`, what operators of a CPU hold while they run counts too.
+    """
+
+    def __init__(self, workspaces: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.workspaces = workspaces
+        self.moves: list[tuple[int, int]] = []
+        self.phase = "build"
+        self.made_in: dict[int, str] = {}
+        self.sizes: dict[int, int] = {}
+        self._keys: dict[int, int] = {}  # address of a live storage -> key
+
+    def __torch_dispatch__(
+        self,
+        function: Any,
+        types: Any,
+        arguments: tuple[Any, ...] = (),
+        keywords: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run the operator, then note the new storages among its results."""
+        keywords = keywords or {}
+        result = function(*arguments, **keywords)
+        extra = workspace_bytes(function, arguments, result) if self.workspaces else 0
+        if extra:
+            self._move(extra, "workspace")()
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self.note(leaf)
+        return result
+
+    def note(self, tensor: torch.Tensor) -> int:
+        """The key of a tensor's storage; the storage is noted if it is new."""
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        if address not in self._keys:
+            end = self._move(storage.nbytes(), self.phase)
+            self._keys[address] = len(self.sizes) - 1
+            weakref.finalize(storage, self._end, address, end)
+        return self._keys[address]
+
+    def _move(self, num_bytes: int, phase: str) -> Callable[[], None]:
+        key = len(self.sizes)
+        self.sizes[key], self.made_in[key] = num_bytes, phase
+        self.moves.append((key, num_bytes))
+        return lambda: self.moves.append((key, -num_bytes - 1))
+
+    def _end(self, address: int, end: Callable[[], None]) -> None:
+        self._keys.pop(address, None)
+        end()

@@ -1,0 +1,192 @@
+"""From a record and its trace to the document: shares, roofline, memory, verdicts, what `advise` reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from vivace.machine import Machine
+from vivace.profile import roofline, rules
+from vivace.profile.prospects import prospects
+from vivace.profile.seen import MATRIX, Seen, Verdict
+from vivace.profile.trace import read_trace
+
+FORMAT = 1
+DTYPE_NAMES = {8: "float64", 4: "float32", 2: "bfloat16", 1: "int8"}
+
+
+def judge(
+    record: dict[str, Any], trace: Path, machine: Machine, target: str, epochs: int | None
+) -> dict[str, Any]:
+    """The whole document of a profile, without the paths."""
+    facts = read_trace(trace) if trace.is_file() else {}
+    seen = Seen(record, facts, machine, target if epochs is not None else None)
+    rows = roofline.roofline(
+        record.get("work") or {},
+        seen.operator_seconds,
+        record.get("item_bytes") or {},
+        machine.ceilings,
+    )
+    bound = roofline.bound_of(rows) if record.get("work") else None
+    share = bound / seen.step_seconds if bound is not None else None
+    launch_seconds = sum(row.count for row in rows) * machine.ceilings.get("launch_seconds", 0.0)
+    launching = launch_seconds / bound if bound else 0.0
+    verdicts = rules.judge_all(seen) or [_healthy(seen, rows, share)]
+    return {
+        "format": FORMAT,
+        "target": target,
+        "shares": seen.shares,
+        "step_seconds": seen.step_seconds,
+        "samples_per_second": record["samples"] / seen.step_seconds,
+        "steps": record["clean_steps"],
+        "bound_seconds": bound,
+        "share_of_limit": share,
+        "bound_by": _bound_by(rows, share, launching),
+        "launch_share": launching * (share or 0.0) if bound else None,
+        "prospects": prospects(seen),
+        "tune": seen.tune.rstrip(","),
+        "missing": _missing(record, facts, machine, bound),
+        "verdicts": [verdict.to_dict() for verdict in verdicts],
+        "roofline": [roofline.to_dict(row) for row in rows],
+        "modules": _modules(record, facts),
+        "slowest": facts.get("slowest", []),
+        "memory": _memory(record, facts),
+        "timeline": facts.get("phases", []),
+        "traced_seconds": facts.get("step_seconds"),
+        "busy_share": seen.busy_share if facts else None,
+        "experiments": record.get("experiments") or {},
+        "work": _work(seen, rows, epochs),
+        "loader": record.get("loader"),
+        "flags": record.get("flags"),
+        "problems": record.get("problems") or [],
+        "machine": {
+            "fingerprint": machine.fingerprint,
+            "device": record.get("device_name") if seen.device != "cpu" else _cpu_name(machine),
+            "cores": seen.cores,
+            "ceilings": machine.ceilings,
+        },
+    }
+
+
+def _cpu_name(machine: Machine) -> str:
+    return next((d.name for d in machine.devices if d.kind == "cpu"), "cpu")
+
+
+def _healthy(seen: Seen, rows: list[roofline.Roof], share: float | None) -> Verdict:
+    if share is None:
+        limit = "no ceilings were measured, so that the distance to the limit is not known"
+    elif share > 1:
+        limit = "it is at its limit: its data stay in the processor's caches"
+    else:
+        limit = f"it runs at {share:.0%} of the limit of its operators on this machine"
+    largest = next((row for row in rows if row.seconds), None)
+    most = f"; most of its time goes to {largest.operator}" if largest else ""
+    return Verdict(
+        "healthy", f"nothing is wrong: {limit}{most}", 1.0, 1.0, f"{seen.tune} measures what goes faster"
+    )
+
+
+def _bound_by(rows: list[roofline.Roof], share: float | None, launching: float) -> str | None:
+    """What most of the least time goes to: ``compute`` or ``memory``; ``launch`` where handing the operators
+    to the device takes longer than the device needs for them.
+    """
+    if share is None:
+        return None
+    if launching > 1:
+        return "launch"
+    sums: dict[str, float] = {}
+    for row in rows:
+        sums[row.bound_by] = sums.get(row.bound_by, 0.0) + (row.bound_seconds or 0.0)
+    return max(sums, key=lambda name: sums[name])
+
+
+def _missing(
+    record: dict[str, Any], facts: dict[str, Any], machine: Machine, bound: float | None
+) -> list[str]:
+    """What this profile does not hold, each with its reason."""
+    found = []
+    state = record["state"]
+    if not facts:
+        found.append(f"operators, modules, memory over time: the run ended while '{state}' was measured")
+    if not record.get("work"):
+        found.append("operations and bytes: the run ended before a step was counted")
+    elif bound is None:
+        found.append("the limit: this machine's ceilings were not measured (vivace inspect --measure)")
+    if record.get("silent_modules"):
+        found.append("times by module, and operations of compiled parts: the model is compiled")
+    return found
+
+
+def _modules(record: dict[str, Any], facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Modules with seconds forward and backward, and the bytes that they keep for the backward pass."""
+    kept = dict(record.get("activations") or [])
+    rows = {
+        row["name"]: {**row, "activation_bytes": kept.get(row["name"], 0)} for row in facts.get("modules", [])
+    }
+    for name, size in kept.items():
+        rows.setdefault(name, {"name": name, "forward": 0.0, "backward": 0.0, "activation_bytes": size})
+    return list(rows.values())
+
+
+def _memory(record: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+    """Bytes of one step by kind; what is left of the peak (workspaces, passing gradients) is temporary."""
+    held, rise = record.get("held_bytes", 0), facts.get("rise_bytes", 0)
+    cuda = record.get("cuda") or {}
+    known = {
+        "parameters": record.get("parameter_bytes", 0),
+        "gradients": record.get("gradient_bytes", 0),
+        "optimizer": record.get("optimizer_bytes", 0),
+        "activations": record.get("activation_bytes", 0),
+        "batch": record.get("batch_bytes", 0),
+    }
+    peak = held + rise
+    return {
+        **known,
+        "peak_bytes": peak if rise else None,
+        "rise_bytes": rise,
+        "held_bytes": held,
+        "temporary": max(0, peak - known["parameters"] - known["optimizer"] - known["activations"]),
+        "peak_at": facts.get("peak_at"),
+        "curve": facts.get("memory_curve", []),
+        "activations_by_module": record.get("activations") or [],
+        "resident": record.get("resident") or [],
+        "reserved_bytes": cuda.get("peak_reserved"),
+        "fragmented_bytes": cuda.get("inactive_split_peak"),
+    }
+
+
+def _work(seen: Seen, rows: list[roofline.Roof], epochs: int | None) -> dict[str, Any]:
+    """What `advise` reads from a saved profile."""
+    record = seen.record
+    sizes = {n.partition(":")[0]: int(n.partition(":")[2]) for n in record.get("item_bytes") or {}}
+    matrix = {kind: size for kind, size in sizes.items() if kind in MATRIX}
+    size = min(matrix.values(), default=4)
+    autocast = list(seen.precision.get("autocast_dtypes") or {"float16": 1})
+    precision = autocast[0] if size == 2 and seen.precision.get("autocast") else DTYPE_NAMES[size]
+    length = seen.loader.get("batches")
+    work = record.get("work") or {}
+    return {
+        "format": FORMAT,
+        "precision": precision,
+        "batch_size": record["samples"],
+        "steps_per_epoch": length / max(1.0, round(record["backwards"])) if length else None,
+        "epochs": epochs,
+        "step_seconds": seen.step_seconds,
+        "operators": {
+            row.operator: {
+                "flops": row.flops,
+                "bytes": row.bytes,
+                "bytes_fused": (work.get(row.operator) or {}).get("bytes_fused", row.bytes),
+                "count": row.count,
+                "seconds": row.seconds,
+            }
+            for row in rows
+        },
+        "num_parameters": record["num_parameters"],
+        "parameter_bytes": record["parameter_bytes"],
+        "optimizer_bytes": record["optimizer_bytes"],
+        "activation_bytes": record.get("activation_bytes"),
+        "peak_bytes": record.get("held_bytes", 0) + seen.trace.get("rise_bytes", 0) or None,
+        "host_seconds_per_sample": record["seconds"]["data"] / max(1.0, record["samples"]),
+        "device": seen.device,
+    }

@@ -1,0 +1,1 @@
+"""What runs inside the profiled process: it needs torch, and of Vivace nothing above this folder."""

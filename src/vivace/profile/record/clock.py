@@ -1,0 +1,127 @@
+"""The clock of a training loop: exclusive seconds by phase, cut into steps. Knows nothing of torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+PHASES = ("data", "place", "forward", "backward", "update", "communication", "idle")
+
+# What the loop's own code between two phases was, by the phase that follows it.
+_BETWEEN = {"backward": "forward", "update": "update"}
+
+
+@dataclasses.dataclass
+class Step:
+    """Seconds by phase of one step; `interrupted` where something else happened in it, such as validation."""
+
+    seconds: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    wall_seconds: float = 0.0
+    samples: int = 0
+    fetches: int = 0
+    backwards: int = 0
+    updates: int = 0
+    interrupted: bool = False
+
+
+class Clock:
+    """Phases nest: an optimizer whose step runs a closure, as LBFGS and Lightning do, is charged for what
+    comes after the closure's backward pass.
+
+    A step ends where the next batch is fetched after an update; in a loop without a DataLoader, after the
+    update of the optimizer that stepped first. Code between the phases is `forward` before a backward pass,
+    `update` before an update (unscaling, clipping), and `idle` elsewhere (logging, Python).
+    """
+
+    def __init__(self, on_step: Callable[[Step], None], now: Callable[[], float] = time.perf_counter) -> None:
+        self.on_step, self.now = on_step, now
+        self.step = Step()
+        self.primary: int | None = None
+        self.loop_fetches = False
+        self._stack: list[str] = []
+        self._since = self._step_began = now()
+        self._undecided = 0.0
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Charge the time inside to `name`."""
+        self.push(name)
+        try:
+            yield
+        finally:
+            self.pop()
+
+    def push(self, name: str, *, decides: bool = True) -> None:
+        """Enter a phase; one that does not decide leaves open what the code before it was."""
+        if not self._stack:
+            self._settle(name if decides else "place")
+        else:
+            closure = self._stack[-1] == "update" and name == "backward"
+            self._charge("forward" if closure else self._stack[-1])
+        self._stack.append(name)
+
+    def pop(self) -> None:
+        """Leave the innermost phase."""
+        if self._stack:
+            self._charge(self._stack.pop())
+
+    @property
+    def inside(self) -> str | None:
+        """The innermost phase, or None in the loop's own code."""
+        return self._stack[-1] if self._stack else None
+
+    def fetch(self, *, training: bool = True) -> None:
+        """A batch is about to be fetched. Ends the step where one was made; `training` is False where
+        gradients are off.
+        """
+        self._stack.clear()
+        self.loop_fetches = True
+        if self.step.updates:
+            self._settle("data")
+            self._finish()
+        if not training:
+            self.step.interrupted = True
+
+    def fetched(self, samples: int) -> None:
+        """A batch of so many samples has come."""
+        self.step.fetches += 1
+        self.step.samples += samples
+
+    def updated(self, optimizer: int) -> None:
+        """An optimizer, named by its id, has stepped."""
+        self.primary = self.primary or optimizer
+        self.step.updates += 1
+        if not self.loop_fetches and optimizer == self.primary:
+            self._charge("update")
+            self._stack.clear()
+            self._settle("data")
+            self._finish()
+
+    def restart(self) -> None:
+        """Forget the time since the last step: something of our own took it."""
+        self.step = Step()
+        self._stack.clear()
+        self._since = self._step_began = self.now()
+        self._undecided = 0.0
+
+    def _finish(self) -> None:
+        step, now = self.step, self.now()
+        step.wall_seconds = now - self._step_began
+        self.step, self._step_began = Step(), now
+        self.on_step(step)
+
+    def _settle(self, following: str) -> None:
+        """Charge the loop's own code since the last phase; before placing it is not yet known what it was."""
+        now = self.now()
+        self._undecided += now - self._since
+        self._since = now
+        if following not in ("place", "communication"):
+            self.step.seconds[_BETWEEN.get(following, "idle")] += self._undecided
+            self._undecided = 0.0
+
+    def _charge(self, phase: str) -> None:
+        now = self.now()
+        self.step.seconds[phase] += now - self._since
+        self._since = now

@@ -1,0 +1,81 @@
+"""One step counted: operations and bytes by operator class, and by module what is kept for the backward."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter, defaultdict
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from vivace.profile.record import facts
+from vivace.profile.record.hooks import LoopHooks
+from vivace.profile.record.modules import ModuleRanges
+from vivace.profile.work import counting
+
+
+class CountedStep:
+    """Between `install` and `restore` lies one step of the loop."""
+
+    def __init__(self, hooks: LoopHooks) -> None:
+        self.hooks = hooks
+        self.modules = ModuleRanges()
+        self.activations: Counter[str] = Counter()
+        self.matrix_dtypes: Counter[str] = Counter()
+        self.gradient_bytes = 0
+        self.kept_bytes = 0
+        self._seen: set[int] = set()
+        self._stack = contextlib.ExitStack()
+
+    def install(self) -> None:
+        """Begin to count."""
+        self._parameters = {p.untyped_storage()._cdata for p in facts.parameters(self.hooks)}
+        self.modules.install()
+        pre_hook = register_optimizer_step_pre_hook(self._before_update)
+        self._stack.callback(pre_hook.remove)
+        self._counter = self._stack.enter_context(counting(lambda: self.hooks.clock.inside == "update"))
+        if not self.modules.silent:
+            saving = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+            self._stack.enter_context(saving)
+
+    def restore(self) -> None:
+        """End of the step."""
+        self._stack.close()
+        self.modules.restore()
+
+    def result(self) -> dict[str, Any]:
+        """Work by class, by module, and what autograd kept."""
+        work = self._counter.work()
+        dtypes: Counter[str] = Counter()
+        shares: dict[str, Counter[int]] = defaultdict(Counter)
+        for kernel in work.kernels:
+            if kernel.flops and kernel.reads:
+                shares[kernel.operator][kernel.reads[0].item_bytes] += kernel.flops
+        for kind, sizes in shares.items():
+            dtypes[f"{kind}:{sizes.most_common(1)[0][0]}"] = sum(sizes.values())
+        return {
+            "work": work.to_dict(),
+            "flops": work.flops,
+            "bytes": work.bytes,
+            "bytes_fused": work.bytes_fused,
+            "kernels": work.count,
+            "item_bytes": dict(dtypes),
+            "activations": self.activations.most_common(40),
+            "activation_bytes": sum(self.activations.values()),
+            "gradient_bytes": self.gradient_bytes,
+            "silent_modules": self.modules.silent,
+        }
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._seen and key not in self._parameters:
+            self._seen.add(key)
+            stack = self.modules.stack
+            self.activations[stack[-1] if stack else "outside of modules"] += storage.nbytes()
+        return tensor
+
+    def _before_update(self, optimizer: Any, *_: Any) -> None:
+        grads = (p.grad for group in optimizer.param_groups for p in group["params"])
+        self.gradient_bytes += sum(g.numel() * g.element_size() for g in grads if g is not None)

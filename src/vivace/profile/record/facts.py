@@ -1,0 +1,251 @@
+"""Facts of a running loop that are read, not timed: loader, optimizer, flags, memory, graphs, ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+
+def describe(hooks: Any) -> dict[str, Any]:
+    """All of them."""
+    found = list(parameters(hooks))
+    device = found[0].device.type if found else ("cuda" if torch.cuda.is_available() else "cpu")
+    optimizers = list(hooks.optimizers.values())
+    return {
+        "device": device,
+        "device_name": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "loader": _loader(hooks.loader) if hooks.loader is not None else None,
+        "optimizers": [type(optimizer).__name__ for optimizer in optimizers],
+        "settings": [_settings(optimizer) for optimizer in optimizers],
+        "num_parameters": sum(p.numel() for p in found),
+        "parameter_bytes": sum(p.numel() * p.element_size() for p in found),
+        "parameter_dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in found}),
+        "optimizer_bytes": sum(_bytes(t) for o in optimizers for t in _state(o)),
+        "batch_bytes": sum(_bytes(t) for t in _tensors(hooks.batch)),
+        "flags": _flags(),
+        "ranks": _ranks(hooks),
+        "cuda": _cuda() if device == "cuda" else {},
+    }
+
+
+def parameters(hooks: Any) -> Iterator[torch.Tensor]:
+    """The parameters of all optimizers that stepped, each once."""
+    seen: set[int] = set()
+    for optimizer in hooks.optimizers.values():
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield parameter
+
+
+def held_bytes(hooks: Any) -> int:
+    """Bytes of the distinct storages alive between two steps: weights, gradients, optimizer state, batch."""
+    storages: dict[int, int] = {}
+    found = list(parameters(hooks))
+    grads = [p.grad for p in found if p.grad is not None]
+    state = [t for optimizer in hooks.optimizers.values() for t in _state(optimizer)]
+    for tensor in [*found, *grads, *state, *_tensors(hooks.batch)]:
+        storage = tensor.untyped_storage()
+        storages[storage._cdata] = storage.nbytes()
+    return sum(storages.values())
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process; on a GPU, the bytes that torch's allocator gave out."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return int(torch.cuda.memory_allocated())
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+    return 0
+
+
+def live_graph_tensors() -> tuple[int, list[str]]:
+    """How many tensors with a history are alive between two steps, and the names of lists that hold them."""
+    gc.collect()
+    alive = [t for t in gc.get_objects() if _has_history(t)]
+    lists: dict[str, int] = {}
+    if alive:
+        frame = sys._getframe(1)
+        while frame is not None:
+            for scope in (frame.f_locals, frame.f_globals):
+                for name, value in list(scope.items()):
+                    if _has_history(value) and _chain(value) > 50:
+                        lists[f"{name} ({frame.f_code.co_filename})"] = _chain(value)
+                    if isinstance(value, (list, dict)) and not name.startswith("_") and len(value) < 10**6:
+                        items = value.values() if isinstance(value, dict) else value
+                        held = sum(_has_history(item) for item in items)
+                        if held > 1:
+                            lists[f"{name} ({frame.f_code.co_filename})"] = held
+            frame = frame.f_back
+    chain = max((_chain(t) for t in alive[:50]), default=0)
+    return len(alive) + chain, sorted(lists, key=lambda name: -lists[name])[:3]
+
+
+def features(roots: Any) -> dict[str, bool]:
+    """Which kinds of layers the outermost modules hold."""
+    modules = [part for root in roots for part in root.modules()]
+    kinds: dict[str, tuple[type[nn.Module], ...]] = {
+        "convolution_2d": (nn.Conv2d, nn.ConvTranspose2d),
+        "recurrent": (nn.RNNBase, nn.RNNCellBase),
+        "dropout": (nn.modules.dropout._DropoutNd,),
+        "batch_norm": (nn.modules.batchnorm._BatchNorm,),
+    }
+    return {name: any(isinstance(m, classes) for m in modules) for name, classes in kinds.items()}
+
+
+def page_faults() -> int:
+    """Minor page faults of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def num_graphs() -> int:
+    """Graphs that torch.compile has made in this process."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return int(utils.counters["stats"]["unique_graphs"]) if utils else 0
+
+
+def dynamo() -> dict[str, Any]:
+    """Counters of torch.compile; empty where it was not used."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is None or not (num_graphs() or utils.counters["graph_break"]):
+        return {}
+    rows = []
+    for metric in utils.get_compilation_metrics():
+        seconds = getattr(metric, "entire_frame_compile_time_s", None) or 0.0
+        reason = getattr(metric, "recompile_reason", None)
+        place = f"{metric.co_filename}:{metric.co_firstlineno} {metric.co_name}"
+        rows.append({"place": place, "seconds": seconds, "reason": reason, "failed": metric.fail_reason})
+    breaks = [[str(reason)[:600], int(n)] for reason, n in utils.counters["graph_break"].items()]
+    return {"graphs": num_graphs(), "compilations": rows, "breaks": breaks}
+
+
+def dynamo_difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """What torch.compile did in the timed window, with all graph breaks since the start."""
+    if not after:
+        return {}
+    old = len(before.get("compilations", []))
+    return {
+        "graphs": after["graphs"],
+        "new_graphs": after["graphs"] - before.get("graphs", 0),
+        "breaks": after["breaks"],
+        "compilations": after["compilations"][old:],
+        "reasons": [row for row in after["compilations"] if row["reason"]],
+    }
+
+
+def _has_history(thing: Any) -> bool:
+    return type(thing) is torch.Tensor and thing.grad_fn is not None
+
+
+def _chain(tensor: torch.Tensor) -> int:
+    """How many backward nodes hang below a tensor along the first input, at most 100,000."""
+    node, depth = tensor.grad_fn, 0
+    while node is not None and depth < 100_000:
+        following = [n for n, _ in node.next_functions if n is not None]
+        node, depth = (following[0] if following else None), depth + 1
+    return depth
+
+
+def _loader(loader: Any) -> dict[str, Any]:
+    dataset = loader.dataset
+    with_length = hasattr(dataset, "__len__")
+    sampler = getattr(loader, "sampler", None)
+    steps = None
+    with contextlib.suppress(Exception):
+        steps = len(loader)
+    return {
+        "num_workers": loader.num_workers,
+        "batch_size": loader.batch_size,
+        "pin_memory": bool(loader.pin_memory),
+        "persistent_workers": bool(loader.persistent_workers),
+        "prefetch_factor": loader.prefetch_factor,
+        "dataset": type(dataset).__name__,
+        "dataset_length": len(dataset) if with_length else None,
+        "sampler": type(sampler).__name__,
+        "batches": steps,
+    }
+
+
+def _settings(optimizer: Any) -> dict[str, Any]:
+    names = ("fused", "foreach", "capturable", "lr", "momentum")
+    settings = {name: value for name in names if (value := optimizer.defaults.get(name)) is not None}
+    groups = [group["params"] for group in optimizer.param_groups]
+    return {**settings, "groups": len(groups), "tensors": sum(map(len, groups))}
+
+
+def _flags() -> dict[str, Any]:
+    backends: Any = torch.backends
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "cores": affinity,
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "cudnn_benchmark": backends.cudnn.benchmark,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "cudnn_deterministic": backends.cudnn.deterministic,
+        "anomaly": torch.is_anomaly_enabled(),
+        "compiled": "torch._dynamo" in sys.modules,
+        "environment": {
+            key: os.environ[key] for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if key in os.environ
+        },
+    }
+
+
+def _ranks(hooks: Any) -> dict[str, Any]:
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return {"world_size": 1, "rank": 0}
+    loader = hooks.loader
+    sampler = type(getattr(loader, "sampler", None)).__name__
+    batch = next((t for t in _tensors(hooks.batch) if t.numel()), None)
+    return {
+        "world_size": distributed.get_world_size(),
+        "rank": distributed.get_rank(),
+        "backend": distributed.get_backend(),
+        "sampler": sampler,
+        "batch_sum": float(batch.double().sum()) if batch is not None else None,
+    }
+
+
+def _cuda() -> dict[str, Any]:
+    stats = torch.cuda.memory_stats()
+    return {
+        "peak_allocated": torch.cuda.max_memory_allocated(),
+        "peak_reserved": torch.cuda.max_memory_reserved(),
+        "retries": stats.get("num_alloc_retries", 0),
+        "inactive_split_peak": stats.get("inactive_split_bytes.all.peak", 0),
+        "total": torch.cuda.get_device_properties().total_memory,
+    }
+
+
+def _state(optimizer: Any) -> Iterator[torch.Tensor]:
+    for state in optimizer.state.values():
+        yield from _tensors(dict(state) if hasattr(state, "items") else state)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _tensors(tree: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif depth < 6:
+        if hasattr(tree, "keys"):
+            tree = [tree[key] for key in tree.keys()]  # noqa: SIM118
+        if isinstance(tree, (list, tuple)):
+            for item in tree:
+                yield from _tensors(item, depth + 1)

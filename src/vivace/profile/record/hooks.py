@@ -1,0 +1,236 @@
+"""Patches of torch that tell the clock what a training loop does; all are taken back together."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.optim import optimizer as optimizers
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from vivace.profile.record.clock import Clock
+
+COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "reduce",
+    "reduce_scatter_tensor",
+)
+
+
+class Patches:
+    """Attributes that were replaced, and what they were."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """Put ``make(original)`` in place of an attribute that exists; one that is missing stays missing."""
+        if not hasattr(owner, name):
+            return
+        own = name in vars(owner)
+        original = getattr(owner, name)
+        setattr(owner, name, functools.wraps(original)(make(original)))
+        if own:
+            self._undo.append(functools.partial(setattr, owner, name, original))
+        else:
+            self._undo.append(functools.partial(delattr, owner, name))
+
+    def hook(self, hooks: dict[int, Any], handle: Any) -> None:
+        """Silence torch's hook `handle` too, which stands in `hooks`.
+
+        It is not removed, as torch may be going through the hooks: it becomes one that does nothing.
+        """
+        self._undo.append(functools.partial(hooks.__setitem__, handle.id, lambda *_: None))
+
+    def restore(self) -> None:
+        """Put everything back, last change first."""
+        while self._undo:
+            self._undo.pop()()
+
+
+class LoopHooks:
+    """Fetch, place, backward, update and collectives, for as long as the profile lasts.
+
+    `seen` collects the optimizers and loaders; `on_fetch(iterator)` is called when a batch has come.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.optimizers: dict[int, torch.optim.Optimizer] = {}
+        self.loaders: dict[int, Any] = {}
+        self.loader: Any = None  # the one that feeds training
+        self.annotate = False
+        self.batch: Any = None
+        self.fetch_cpu_seconds = 0.0
+        self.synchronize = False  # let the clock see the device's time, not the host's
+        self.examine_losses = False
+        self.losses_not_finite = 0
+        self._patches = Patches()
+        self._fetching = 0
+        self._ranges: list[Any] = []
+
+    def install(self) -> None:
+        """Patch torch."""
+        patches = self._patches
+        patches.replace(_BaseDataLoaderIter, "__next__", self._next)
+        patches.replace(DataLoader, "__iter__", self._iter)
+        patches.replace(torch.autograd, "backward", lambda original: self._timed("backward", original))
+        patches.replace(torch.optim.Optimizer, "zero_grad", self._zeroing)
+        before = optimizers.register_optimizer_step_pre_hook(self._before_update)
+        patches.hook(optimizers._global_optimizer_pre_hooks, before)
+        after = optimizers.register_optimizer_step_post_hook(self._after_update)
+        patches.hook(optimizers._global_optimizer_post_hooks, after)
+        if torch.cuda.is_available():
+            for name in ("to", "cuda"):
+                patches.replace(torch.Tensor, name, self._placing)
+        if distributed.is_available():
+            for name in COLLECTIVES:
+                patches.replace(distributed, name, lambda original: self._timed("communication", original))
+
+    def restore(self) -> None:
+        """Leave torch as it was."""
+        self._patches.restore()
+
+    @contextlib.contextmanager
+    def fetching(self) -> Iterator[None]:
+        """A batch is fetched inside; the outermost of nested fetches counts."""
+        self._fetching += 1
+        begin = 0.0
+        if self._fetching == 1:
+            self._wait()
+            self.clock.fetch(training=torch.is_grad_enabled())
+            self._push("data")
+            begin = time.thread_time()
+        try:
+            yield
+        finally:
+            self._fetching -= 1
+            if not self._fetching:
+                self.fetch_cpu_seconds += time.thread_time() - begin
+                self._pop()
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Charge the time inside to a phase, and name it in the trace."""
+        self._push(name)
+        try:
+            yield
+        finally:
+            self._pop()
+
+    def fetched(self, batch: Any) -> None:
+        """A batch has come."""
+        self.batch = batch
+        self.clock.fetched(num_samples(batch))
+
+    def _wait(self) -> None:
+        if self.synchronize:
+            torch.cuda.synchronize()
+
+    def _push(self, name: str) -> None:
+        self._wait()
+        self.clock.push(name)
+        if self.annotate:
+            self._ranges.append(torch.autograd.profiler.record_function(f"vivace:{name}").__enter__())
+
+    def _pop(self) -> None:
+        if self._ranges:
+            self._ranges.pop().__exit__(None, None, None)
+        self._wait()
+        self.clock.pop()
+
+    def _next(self, original: Any) -> Any:
+        def following(iterator: Any) -> Any:
+            with self.fetching():
+                batch = original(iterator)
+            if not self._fetching:
+                self.fetched(batch)
+            return batch
+
+        return following
+
+    def _iter(self, original: Any) -> Any:
+        def begin(loader: Any) -> Any:
+            self.loaders[id(loader)] = loader
+            if torch.is_grad_enabled():
+                self.loader = loader
+            if self._fetching:
+                self.clock.step.interrupted = True
+                return original(loader)
+            with self.fetching():
+                self.clock.step.interrupted = True  # workers start: not a step like the others
+                return original(loader)
+
+        return begin
+
+    def _timed(self, name: str, original: Any) -> Any:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            if name == "backward" and self.examine_losses and arguments:
+                losses = arguments[0] if isinstance(arguments[0], (list, tuple)) else arguments[:1]
+                finite = all(bool(torch.isfinite(t.detach()).all()) for t in losses)
+                self.losses_not_finite += not finite
+            self._push(name)
+            try:
+                return original(*arguments, **keywords)
+            finally:
+                self._pop()
+                if name == "backward":
+                    self.clock.step.backwards += 1
+
+        return call
+
+    def _zeroing(self, original: Any) -> Any:
+        def zero(*arguments: Any, **keywords: Any) -> Any:
+            self.clock.push("update", decides=False)  # people do this anywhere in the step
+            try:
+                return original(*arguments, **keywords)
+            finally:
+                self.clock.pop()
+
+        return zero
+
+    def _placing(self, original: Any) -> Any:
+        def move(tensor: Any, *arguments: Any, **keywords: Any) -> Any:
+            if tensor.is_cuda or self.clock.inside is not None or torch.compiler.is_compiling():
+                return original(tensor, *arguments, **keywords)
+            self._push("place")
+            try:
+                return original(tensor, *arguments, **keywords)
+            finally:
+                self._pop()
+
+        return move
+
+    def _before_update(self, optimizer: Any, *_: Any) -> None:
+        self.optimizers[id(optimizer)] = optimizer
+        self._push("update")
+
+    def _after_update(self, optimizer: Any, *_: Any) -> None:
+        self._pop()
+        self.clock.updated(id(optimizer))
+
+
+def num_samples(batch: Any, depth: int = 0) -> int:
+    """Samples in a batch: the length of its first tensor that has a dimension, else 1."""
+    if isinstance(batch, torch.Tensor):
+        return int(batch.shape[0]) if batch.dim() else 0
+    inner: list[Any] = []
+    if hasattr(batch, "keys"):  # a mapping, such as transformers' BatchEncoding
+        inner = [batch[key] for key in batch.keys()]  # noqa: SIM118
+    elif isinstance(batch, (list, tuple)):
+        inner = list(batch)
+    elif hasattr(batch, "__dataclass_fields__"):
+        inner = list(vars(batch).values())
+    found = (num_samples(item, depth + 1) for item in inner) if depth < 4 else iter(())
+    return next(filter(None, found), 0 if depth else 1)

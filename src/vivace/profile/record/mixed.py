@@ -1,0 +1,182 @@
+"""How mixed precision is used: autocast regions, scaled losses, when gradients are clipped, skipped steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.optim import optimizer as optimizers
+
+from vivace.profile.record.hooks import LoopHooks, Patches
+from vivace.profile.record.waits import calling_site
+
+SMALLEST_NORMAL = 2.0**-14  # of float16
+
+
+class PrecisionWatch:
+    """Notes what is done with autocast, GradScaler and clipping, by the person's line."""
+
+    def __init__(self, hooks: LoopHooks) -> None:
+        self.hooks = hooks
+        self.counts: Counter[str] = Counter()
+        self.sites: dict[str, str] = {}
+        self.dtypes: Counter[str] = Counter()
+        self.not_finite: str | None = None
+        self.examine = False
+        self._tiny: list[float] = []
+        self._norm: tuple[Any, float, float] | None = None
+        self._unscaled: set[int] = set()
+        self._scaled = False
+        self._stepped: set[int] = set()
+
+    def install(self, patches: Patches) -> None:
+        """Patch autocast, GradScaler and the clipping functions."""
+        patches.replace(torch.autocast, "__enter__", self._enter_autocast)
+        for name in ("scale", "unscale_", "step", "update", "get_scale"):
+            patches.replace(torch.amp.GradScaler, name, getattr(self, f"_{name.strip('_')}"))
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            patches.replace(torch.nn.utils, name, self._clip)
+        patches.replace(torch.optim.lr_scheduler.LRScheduler, "step", self._schedule)
+        handle = optimizers.register_optimizer_step_pre_hook(self._before_update)
+        patches.hook(optimizers._global_optimizer_pre_hooks, handle)
+
+    def begin(self) -> None:
+        """The timed window begins: forget the warm-up, where a scaler finds its scale."""
+        self.counts.clear()
+
+    def result(self, steps: int) -> dict[str, Any]:
+        """Counts over the timed window, the lines that did it, and the gradients' state."""
+        return {
+            **self.counts,
+            "steps": steps,
+            "sites": self.sites,
+            "autocast_dtypes": dict(self.dtypes),
+            "not_finite": self.not_finite,
+        }
+
+    def _note(self, what: str) -> None:
+        self.counts[what] += 1
+        if what not in self.sites:
+            self.sites[what] = calling_site()
+
+    def _enter_autocast(self, original: Any) -> Any:
+        def enter(context: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(context)
+            if context._enabled:
+                self._note("autocast")
+                self.dtypes[str(context.fast_dtype).removeprefix("torch.")] += 1
+            return original(context)
+
+        return enter
+
+    def _scale(self, original: Any) -> Any:
+        def scale(scaler: Any, outputs: Any) -> Any:
+            if scaler.is_enabled():
+                self._scaled = True
+                self._note("scale")
+            return original(scaler, outputs)
+
+        return scale
+
+    def _unscale(self, original: Any) -> Any:
+        def unscale(scaler: Any, optimizer: Any) -> Any:
+            if self.hooks.clock.inside is None:  # GradScaler.step calls it itself where nobody did
+                self._note("unscale")
+            self._unscaled.add(id(optimizer))
+            return original(scaler, optimizer)
+
+        return unscale
+
+    def _step(self, original: Any) -> Any:
+        def step(scaler: Any, optimizer: Any, *arguments: Any, **keywords: Any) -> Any:
+            if not scaler.is_enabled():
+                return original(scaler, optimizer, *arguments, **keywords)
+            self._stepped.discard(id(optimizer))
+            self._notice_division()
+            self.hooks.clock.push("update")
+            try:
+                result = original(scaler, optimizer, *arguments, **keywords)
+            finally:
+                self.hooks.clock.pop()
+            self.counts["scaler_steps"] += 1
+            if id(optimizer) not in self._stepped:
+                self.counts["skipped"] += 1
+                self._find_overflow(optimizer)
+                self.hooks.clock.updated(id(optimizer))
+            return result
+
+        return step
+
+    def _get_scale(self, original: Any) -> Any:
+        def get_scale(scaler: Any) -> Any:
+            scale = original(scaler)
+            if self._scaled and scale > 1 and not self._unscaled and self.hooks.clock.step.backwards:
+                parameter = self._largest_gradient()
+                if parameter is not None:
+                    self._norm = (parameter, float(parameter.grad.norm()), scale)
+            return scale
+
+        return get_scale
+
+    def _largest_gradient(self) -> Any:
+        groups = (g["params"] for o in self.hooks.optimizers.values() for g in o.param_groups)
+        found = [p for group in groups for p in group if p.grad is not None]
+        return max(found, key=lambda p: p.grad.numel(), default=None)
+
+    def _notice_division(self) -> None:
+        """Were gradients divided by the scale between asking for it and `GradScaler.step`?"""
+        if self._norm is None:
+            return
+        parameter, before, scale = self._norm
+        self._norm = None
+        after = float(parameter.grad.norm()) if parameter.grad is not None else before
+        if before > 0 and 0.9 < after * scale / before < 1.1:
+            self.counts["unscaled_by_hand"] += 1
+
+    def tiny_share(self) -> float | None:
+        """Mean share of the gradients that are not zero and below float16's normal numbers."""
+        return sum(self._tiny) / len(self._tiny) if self._tiny else None
+
+    def _update(self, original: Any) -> Any:
+        def update(scaler: Any, *arguments: Any, **keywords: Any) -> Any:
+            result = original(scaler, *arguments, **keywords)
+            self._scaled = False
+            self._unscaled.clear()
+            self.counts["scaler_updates"] += 1
+            return result
+
+        return update
+
+    def _clip(self, original: Any) -> Any:
+        def clip(*arguments: Any, **keywords: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                self._note("clip")
+                if self._scaled and not self._unscaled:
+                    self._note("clip_scaled")
+            return original(*arguments, **keywords)
+
+        return clip
+
+    def _schedule(self, original: Any) -> Any:
+        def step(scheduler: Any, *arguments: Any, **keywords: Any) -> Any:
+            self.counts["scheduled"] += 1
+            return original(scheduler, *arguments, **keywords)
+
+        return step
+
+    def _before_update(self, optimizer: Any, *_: Any) -> None:
+        self._stepped.add(id(optimizer))
+        if self.examine:
+            grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+            tiny = sum(int(((g != 0) & (g.abs() < SMALLEST_NORMAL)).sum()) for g in grads)
+            self._tiny.append(tiny / max(1, sum(int((g != 0).sum()) for g in grads)))
+
+    def _find_overflow(self, optimizer: Any) -> None:
+        """The first parameter, from the loss backwards, whose gradient is not finite."""
+        if self.not_finite is not None:
+            return
+        found = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        bad = [tuple(p.shape) for p in found if not bool(torch.isfinite(p.grad).all())]
+        self.not_finite = f"{len(bad)} of {len(found)} gradients, last of shape {bad[-1]}" if bad else "none"

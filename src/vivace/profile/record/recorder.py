@@ -1,0 +1,258 @@
+"""The recorder: leads a running training loop through a few windows, then leaves torch as it found it.
+
+Warm-up, timed steps (nothing but the clock), watched steps (who waits for a value, by file and line), traced
+steps (torch's profiler), one counted step (operations, bytes, saved tensors). Results go into one folder.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vivace.profile.record import experiments, facts
+from vivace.profile.record.clock import PHASES, Clock, Step
+from vivace.profile.record.counting import CountedStep
+from vivace.profile.record.fetches import FetchSampler
+from vivace.profile.record.hooks import LoopHooks, Patches
+from vivace.profile.record.mixed import PrecisionWatch
+from vivace.profile.record.modules import ModuleRanges
+from vivace.profile.record.waits import WaitWatch
+
+RECORD, TRACE = "record.json", "trace.json"
+WARM_STEPS, MOST_WARM_STEPS = 3, 8
+FEWEST_STEPS, MOST_STEPS = 10, 400
+TIMED_SECONDS, SLOW_SECONDS = 4.0, 30.0
+WATCHED_STEPS, SYNCHRONIZED_STEPS, TRACED_STEPS = 5, 4, 3
+LONG_STEP_SECONDS = 4.0
+
+
+class Recorder:
+    """Call `install` before the loop begins; `done` is True when the record is written.
+
+    Args:
+        folder: where the record and the trace go; made if missing.
+        timed_seconds: how long the timed window lasts at least.
+    """
+
+    def __init__(self, folder: Path, timed_seconds: float = TIMED_SECONDS) -> None:
+        self.folder, self.timed_seconds = folder, timed_seconds
+        self.done = False
+        self.clock = Clock(self._stepped)
+        self.hooks = LoopHooks(self.clock)
+        self.precision = PrecisionWatch(self.hooks)
+        self.waits = WaitWatch()
+        self.fetches = FetchSampler(self.clock, folder)
+        self.patches = Patches()
+        self.steps: list[Step] = []
+        self.resident: list[int] = []
+        self.synchronized: list[Step] = []
+        self.document: dict[str, Any] = {"format": 1, "state": "warm"}
+        self._state, self._in_state = "warm", 0
+        self._entered = time.perf_counter()
+        self._leave: Callable[[], None] = lambda: None
+        self._graphs = 0
+
+    def install(self) -> None:
+        """Patch torch and begin to watch."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._pid = os.getpid()
+        self.hooks.install()
+        self.precision.install(self.patches)
+        self.fetches.install(self.patches)
+        experiments.watch_settings(self.patches, self.document)
+        atexit.register(self.finish)
+
+    def finish(self) -> None:
+        """Write the record and restore torch; also where the loop ends before the last window."""
+        if self.done or os.getpid() != self._pid:  # a forked loader worker inherits this
+            return
+        self.done = True
+        with contextlib.suppress(Exception):
+            self._leave()
+        self._leave = lambda: None
+        self._guarded(self._describe)
+        self.hooks.restore()
+        self.patches.restore()
+        self.fetches.stop()
+        if not self.steps and (self.folder / RECORD).exists():
+            return  # a launcher or a loader worker, beside the process that trains
+        part = self.folder / (RECORD + ".part")
+        part.write_text(json.dumps(self.document, default=str), encoding="utf-8")
+        part.replace(self.folder / RECORD)
+        if self._state == "finished":
+            atexit.unregister(self.finish)
+
+    def _stepped(self, step: Step) -> None:
+        """Called by the clock between two steps of the person's loop: nothing here may fail into it."""
+        if self.done:
+            return
+        self._in_state += 1
+        try:
+            if self._state == "timed":
+                self.steps.append(step)
+                self.resident.append(facts.resident_bytes())
+            elif self._state == "watched":
+                self.waits.new_step()
+            elif self._state == "synchronized":
+                self.synchronized.append(step)
+            if self._is_over(step):
+                self._next_state()
+        except Exception as error:
+            self._note(error)
+            self.finish()
+        if self._state not in ("warm", "timed") or self._in_state == 0:
+            self.clock.restart()
+
+    def _is_over(self, step: Step) -> bool:
+        elapsed = time.perf_counter() - self._entered
+        if self._state == "warm":
+            graphs, before = facts.num_graphs(), self._graphs
+            self._graphs = graphs
+            return self._in_state >= WARM_STEPS and (graphs == before or self._in_state >= MOST_WARM_STEPS)
+        if self._state == "timed":
+            clean = sum(not s.interrupted for s in self.steps)
+            enough = clean >= FEWEST_STEPS or len(self.steps) >= 3 * FEWEST_STEPS
+            patient = elapsed >= self.timed_seconds or len(self.steps) >= MOST_STEPS
+            return (enough and patient) or (len(self.steps) >= 3 and elapsed >= SLOW_SECONDS)
+        if self._state == "traced":
+            self._mark_step()
+            return self._in_state >= TRACED_STEPS or step.wall_seconds > LONG_STEP_SECONDS
+        lengths = {"watched": WATCHED_STEPS, "synchronized": SYNCHRONIZED_STEPS, "counted": 1}
+        return self._in_state >= lengths[self._state]
+
+    def _next_state(self) -> None:
+        leave, self._leave = self._leave, lambda: None
+        leave()
+        order = ["warm", "timed", "watched", "synchronized", "traced", "counted", "finished"]
+        self._state = order[order.index(self._state) + 1]
+        if self._state == "synchronized" and not torch.cuda.is_available():
+            self._state = "traced"
+        self._in_state, self._entered = 0, time.perf_counter()
+        self.document["state"] = self._state
+        enter = getattr(self, f"_enter_{self._state}", None)
+        if enter is not None:
+            enter()
+
+    def _enter_timed(self) -> None:
+        self._dynamo = facts.dynamo()
+        self._live = facts.live_graph_tensors()
+        self.hooks.fetch_cpu_seconds = 0.0
+        self._faults = facts.page_faults()
+        self.precision.begin()
+
+    def _enter_watched(self) -> None:
+        now = facts.live_graph_tensors()
+        steps = max(1, len(self.steps))
+        self.document["live"] = {"before": self._live[0], "after": now[0], "steps": steps, "held": now[1]}
+        self.document["dynamo"] = facts.dynamo_difference(self._dynamo, facts.dynamo())
+        self.document["page_faults"] = (facts.page_faults() - self._faults) / steps
+        self.document["data_cpu_seconds"] = self.hooks.fetch_cpu_seconds / steps
+        self.document["precision"] = self.precision.result(steps)
+        self.hooks.examine_losses = self.precision.examine = True
+        self.waits.install()
+        self._leave = self._leave_watched
+
+    def _leave_watched(self) -> None:
+        self.waits.restore()
+        self.hooks.examine_losses = self.precision.examine = False
+        self.document["watched_steps"] = self.waits.num_steps
+        self.document["precision"]["loss_not_finite"] = self.hooks.losses_not_finite
+        self.document["precision"]["tiny_gradients"] = self.precision.tiny_share()
+
+    def _enter_synchronized(self) -> None:
+        self.hooks.synchronize = True
+        self._leave = self._leave_synchronized
+
+    def _leave_synchronized(self) -> None:
+        self.hooks.synchronize = False
+        steps = self.synchronized[1:]
+        self.document["device_seconds"] = {p: statistics.fmean(s.seconds[p] for s in steps) for p in PHASES}
+
+    def _enter_traced(self) -> None:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profiler = torch.profiler.profile(
+            activities=activities, record_shapes=True, profile_memory=True
+        )
+        self._modules = ModuleRanges(annotate=True)
+        self.document["held_bytes"] = facts.held_bytes(self.hooks)
+        self._profiler.start()
+        self.hooks.annotate = True
+        self._range: Any = None
+        self._mark_step()
+        self._modules.install()
+        self._leave = self._leave_traced
+
+    def _mark_step(self) -> None:
+        if self._range is not None:
+            self._range.__exit__(None, None, None)
+        self._range = torch.autograd.profiler.record_function("vivace:step").__enter__()
+
+    def _leave_traced(self) -> None:
+        self._modules.restore()
+        self.document["features"] = facts.features(self._modules.roots.values())
+        self.hooks.annotate = False
+        self._range.__exit__(None, None, None)
+        self._profiler.stop()
+        self._profiler.export_chrome_trace(str(self.folder / TRACE))
+
+    def _enter_counted(self) -> None:
+        self.catcher = experiments.CallCatcher(self._modules.roots)
+        self._counted = CountedStep(self.hooks)
+        self._counted.install()
+        self._leave = self._leave_counted
+
+    def _leave_counted(self) -> None:
+        self._counted.restore()
+        self.catcher.restore()
+        self.document.update(self._counted.result())
+
+    def _enter_finished(self) -> None:
+        self._guarded(lambda: self.document.update(facts.describe(self.hooks)))
+        self._guarded(lambda: experiments.run(self, self.document))
+        self.finish()
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:  # the person's training goes on whatever happens here
+            self._note(error)
+
+    def _note(self, error: Exception) -> None:
+        lines = traceback.format_exception(error)
+        self.document.setdefault("problems", []).append("".join(lines)[-2000:])
+
+    def _describe(self) -> None:
+        clean = [step for step in self.steps if not step.interrupted] or self.steps
+        document = self.document
+        document["steps"] = len(self.steps)
+        document["clean_steps"] = len(clean)
+        if clean:
+            document["seconds"] = {p: statistics.fmean(s.seconds[p] for s in clean) for p in PHASES}
+            document["step_seconds"] = statistics.fmean(s.wall_seconds for s in clean)
+            document["median_step_seconds"] = statistics.median(s.wall_seconds for s in clean)
+            document["samples"] = statistics.fmean(s.samples for s in clean)
+            document["walls"] = [s.wall_seconds for s in self.steps]
+            document["sizes"] = sorted({s.samples for s in clean})
+            document["backwards"] = statistics.fmean(s.backwards for s in clean)
+            document["updates"] = statistics.fmean(s.updates for s in clean)
+            broken = [s for s in self.steps if s.interrupted]
+            document["interrupted"] = [{"wall": s.wall_seconds, **s.seconds} for s in broken]
+        document["resident"] = self.resident
+        document["waits"] = self.waits.result()
+        document.setdefault("precision", self.precision.result(len(self.steps)))
+        document["fetch"] = self.fetches.result()
+        document.update(facts.describe(self.hooks))
+        document["command"] = sys.argv

@@ -1,0 +1,90 @@
+"""Who asks tensors for their values: each question makes the host wait for the device."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+import torch
+
+from vivace.profile.record.hooks import Patches
+
+QUESTIONS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__")
+_NOT_THEIRS = tuple(os.path.join(os.path.dirname(path), "") for path in (torch.__file__, __file__))
+LOOP_SECONDS = 0.002  # asked again within this time: a loop
+_OWN = ("vivace/profile", "vivace/engine", "/torch/", "<frozen", "contextlib.py", "functools.py")
+
+
+class WaitWatch:
+    """Counts and times the questions by the person's file and line."""
+
+    def __init__(self) -> None:
+        self.sites: dict[str, dict[str, float]] = {}
+        self._patches = Patches()
+        self.num_steps = 0
+        self._inside = False
+
+    def install(self) -> None:
+        """Begin."""
+        for name in QUESTIONS:
+            self._patches.replace(torch.Tensor, name, self._timed)
+        if torch.cuda.is_available():
+            self._patches.replace(torch.cuda, "synchronize", self._timed)
+
+    def new_step(self) -> None:
+        """What is asked now is not in a loop with what was asked before."""
+        self.num_steps += 1
+        for row in self.sites.values():
+            row["last"] = 0.0
+
+    def restore(self) -> None:
+        """Stop."""
+        self._patches.restore()
+
+    def result(self) -> list[dict[str, Any]]:
+        """Sites by their seconds, the costliest first; sums over all watched steps."""
+        rows = [{"site": site, **values} for site, values in self.sites.items()]
+        return sorted(rows, key=lambda row: -row["span"])[:20]
+
+    def _timed(self, original: Any) -> Any:
+        def ask(*arguments: Any, **keywords: Any) -> Any:
+            # float(tensor) asks item() in turn; torch's own optimizers ask for their step counts
+            if self._inside or sys._getframe(1).f_code.co_filename.startswith(_NOT_THEIRS):
+                return original(*arguments, **keywords)
+            self._inside = True
+            begin = time.perf_counter()
+            try:
+                return original(*arguments, **keywords)
+            finally:
+                self._inside = False
+                self._add(begin, time.perf_counter())
+
+        return ask
+
+    def _add(self, begin: float, end: float) -> None:
+        site = calling_site()
+        row = self.sites.get(site)
+        if row is None:
+            row = self.sites[site] = {"count": 0, "seconds": 0.0, "span": 0.0, "last": begin}
+        row["count"] += 1
+        row["seconds"] += end - begin
+        # Asked again soon: the loop around it is part of what the questions cost.
+        gap = begin - row["last"]
+        row["span"] += end - (row["last"] if gap < LOOP_SECONDS else begin)
+        row["last"] = end
+
+
+def calling_site(skip: tuple[str, ...] = _OWN) -> str:
+    """``file:line`` of the innermost caller outside of torch and Vivace."""
+    frame = sys._getframe(2)
+    first = frame
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not any(part in name for part in skip):
+            return f"{name}:{frame.f_lineno}"
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return f"{first.f_code.co_filename}:{first.f_lineno}"

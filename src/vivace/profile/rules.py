@@ -1,0 +1,306 @@
+"""The rules: each looks at what was seen and returns its verdict, or None. Pure functions, torch-free."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import Counter
+from itertools import pairwise
+
+from vivace.profile import rules_precision
+from vivace.profile.seen import Seen, Verdict
+
+LARGE_WAIT = 0.15  # of the step; below, the loader keeps up
+LARGE_SYNC = 0.05
+LARGE_IDLE = 0.25
+LARGE_RESTART = 0.10
+CLEAR_GAIN = 1.05
+GROWTH = 0.03
+
+DECODERS = r"PIL|cv2|imageio|torchvision/io|jpeg|decode|soundfile|torchaudio|librosa|zlib|gzip|lzma|bz2|json"
+AUGMENTERS = (
+    r"transforms|albumentations|kornia|augment|random|imgaug|numpy|noise|rotate|blur|filter|scipy|skimage"
+)
+READERS = r"\bopen|read|load|sleep|seek|mmap|h5py|lmdb|sqlite|socket|ssl|http|requests|wait|fetch_|download"
+
+
+def rules() -> list[object]:
+    """All rules, in the order in which equal verdicts are shown."""
+    return [
+        rules_precision.overflow,
+        rules_precision.amp_misuse,
+        memory,
+        recompiles,
+        multi_gpu,
+        data_wait,
+        threads,
+        restarts,
+        sync,
+        idle,
+        rules_precision.no_gain,
+        rules_precision.no_effect,
+    ]
+
+
+def judge_all(seen: Seen) -> list[Verdict]:
+    """Verdicts of every rule, those on correctness first, then by what they would bring."""
+    found = [verdict for rule in rules() if (verdict := rule(seen)) is not None]  # type: ignore[operator]
+    wrong = ("overflow", "amp_misuse", "memory")
+    causes = {verdict.cause for verdict in found}
+    if "sync" in causes:  # which is what the loop's own code does
+        found = [verdict for verdict in found if verdict.cause != "idle"]
+    return sorted(found, key=lambda v: (v.cause not in wrong, -(v.low + v.high)))
+
+
+def data_wait(seen: Seen) -> Verdict | None:
+    """The step waits for its batch: is it what the dataset does, or the number of workers?"""
+    share = seen.shares["data"]
+    if share < LARGE_WAIT:
+        return None
+    step = seen.step_seconds
+    wait, rest = share * step, (1 - share) * step
+    workers = int(seen.loader.get("num_workers") or 0)
+    fetch = seen.record.get("fetch") or {}
+    best = 1 / (1 - share)
+    if workers == 0:
+        hidden = _with_workers(seen, wait, rest)
+        kind, where = _what_fetching_does(seen)
+        evidence = f"{share:.0%} of the step ({wait * 1e3:.3g} ms) waits for data: {kind}{where}"
+        low, high = min(0.95 * best, step / hidden), best * 1.05
+        return Verdict("input", evidence, max(1.0, low), high, _next_input(seen, kind))
+    batches = fetch.get("worker_batches") or 0
+    each = fetch["worker_seconds"] / batches if batches else None
+    if each is not None and each / workers < 0.5 * step:
+        evidence = (
+            f"{share:.0%} of the step waits for {workers} loader workers, although a batch takes them only "
+            f"{each * 1e3:.3g} ms: handing batches over costs more than making them ({seen.cores} cores)"
+        )
+        low = max(1.0, step / (rest + each) * 0.9)
+        return Verdict(
+            "workers", evidence, low, best * 1.1, f"num_workers=0, or fewer; {seen.tune} measures both"
+        )
+    if each is not None and workers < seen.cores and each / seen.cores < rest:
+        needed = min(seen.cores, -(-each // rest))
+        evidence = (
+            f"{share:.0%} of the step waits for {workers} loader workers; a batch takes one of them "
+            f"{each * 1e3:.3g} ms and the step {rest * 1e3:.3g} ms, and {seen.cores} cores are there"
+        )
+        low = step / max(rest, each / needed) * 0.8
+        return Verdict("workers", evidence, max(1.0, low), best * 1.1, f"num_workers={int(needed)}")
+    kind, where = _what_fetching_does(seen)
+    evidence = f"{share:.0%} of the step waits for data in spite of {workers} workers: {kind}{where}"
+    return Verdict("input", evidence, max(1.0, 0.8 * best), best * 1.1, _next_input(seen, kind))
+
+
+def _with_workers(seen: Seen, wait: float, rest: float) -> float:
+    """The step's seconds where workers fetch, if they have to share the cores with training."""
+    busy = (seen.record.get("data_cpu_seconds") or 0.0) / max(wait, 1e-9)
+    threads = min(int(seen.flags.get("threads") or 1), seen.cores) if seen.device == "cpu" else 1
+    return max(rest, (min(busy, 1.0) * wait + rest * threads) / seen.cores)
+
+
+def _what_fetching_does(seen: Seen) -> tuple[str, str]:
+    """Reading, decoding, augmenting or collating, by where the sampling thread found it, and the line."""
+    kinds: Counter[str] = Counter()
+    lines: Counter[str] = Counter()
+    for site, count in (seen.record.get("fetch") or {}).get("seen", []):
+        theirs, _, inner = site.partition(" | ")
+        kinds[_kind_of(inner, theirs)] += count
+        lines[theirs] += count
+    if not kinds:
+        return "the loader's own work", ""
+    kind, count = kinds.most_common(1)[0]
+    place = lines.most_common(1)[0][0]
+    file, _, function = place.partition(" ")
+    share = count / sum(kinds.values())
+    return kind, f" ({share:.0%} of it; most in {seen.short(file)}, {function})"
+
+
+def _kind_of(inner: str, theirs: str) -> str:
+    text = inner + _source(theirs) + _source(inner)
+    if "collate" in inner:
+        return "collating samples into batches"
+    for kind, pattern in (("decoding", DECODERS), ("augmenting", AUGMENTERS), ("reading", READERS)):
+        if re.search(pattern, text):
+            return kind
+    return "the dataset's own code"
+
+
+def _source(place: str) -> str:
+    import linecache
+
+    path, _, rest = place.partition(" ")[0].rpartition(":")
+    return linecache.getline(path, int(rest)) if rest.isdigit() else ""
+
+
+def _next_input(seen: Seen, kind: str) -> str:
+    advice = {
+        "reading": "keep the samples in memory or in one memory-mapped file",
+        "decoding": "decode once and keep the result, or decode faster",
+        "augmenting": "augment a whole batch at once",
+        "collating samples into batches": "index the whole tensor by a batch of indices",
+    }.get(kind, "make the dataset cheaper")
+    return f"{advice}; {seen.tune} measures workers and prefetching"
+
+
+def threads(seen: Seen) -> Verdict | None:
+    """torch uses fewer or more threads than there are cores, and the experiment says that it matters."""
+    found = seen.experiment("threads")
+    if found is None or found[0] < CLEAR_GAIN:
+        return None
+    used = seen.flags.get("threads")
+    where = (seen.record.get("asked") or {}).get("threads")
+    by = f", set in {seen.short(where)}" if where else ""
+    environment = seen.flags.get("environment") or {}
+    by = by or "".join(f", set by {key}={value}" for key, value in environment.items())
+    evidence = (
+        f"torch uses {used} threads on {seen.cores} cores{by}; with {seen.cores} a copy of the step ran "
+    )
+    evidence += f"{found[1]:.2f} times as fast"
+    advice = f"torch.set_num_threads({seen.cores}), or leave it to torch"
+    return Verdict("workers", evidence, found[0] * 0.95, found[2] * 1.05, advice)
+
+
+def restarts(seen: Seen) -> Verdict | None:
+    """Loader workers start anew each epoch, and that takes long."""
+    workers = int(seen.loader.get("num_workers") or 0)
+    broken = seen.record.get("interrupted") or []
+    whole = sum(seen.record.get("walls") or [])
+    usual = seen.record["seconds"]["data"]
+    lost = sum(max(0.0, row["data"] - usual) for row in broken)
+    if not workers or seen.loader.get("persistent_workers") or whole <= 0 or lost / whole < LARGE_RESTART:
+        return None
+    share = lost / whole
+    evidence = (
+        f"{workers} workers are started anew every {seen.loader.get('batches')} batches, which takes "
+        f"{lost / len(broken) * 1e3:.3g} ms: {share:.0%} of all time"
+    )
+    best = 1 / (1 - share)
+    return Verdict("workers", evidence, 1 + 0.5 * (best - 1), best * 1.15, "persistent_workers=True")
+
+
+def sync(seen: Seen) -> Verdict | None:
+    """Python asks tensors for their values, so that the host waits and the loop is slow."""
+    rows = seen.record.get("waits") or []
+    steps = max(1, int(seen.record.get("watched_steps") or 1))
+    if not rows:
+        return None
+    per_step = sum(row["span"] for row in rows) / steps
+    share = min(0.95, per_step / seen.step_seconds)
+    if seen.device == "cuda":  # waiting for a busy device costs nothing: only what it leaves idle does
+        share = min(share, 1 - seen.busy_share)
+    if share < LARGE_SYNC:
+        return None
+    first = rows[0]
+    evidence = (
+        f"{first['count'] / steps:.0f} times a step {seen.short(first['site'])} asks a tensor for its value: "
+        f"{per_step * 1e3:.3g} ms of {seen.step_seconds * 1e3:.3g} ms"
+    )
+    best = 1 / (1 - share)
+    advice = "gather values on the device, and ask for them once in many steps"
+    return Verdict("sync", evidence, 1 + 0.6 * (best - 1), best * 1.15, advice)
+
+
+def idle(seen: Seen) -> Verdict | None:
+    """The loop's own code between two steps takes long: logging, saving, sleeping."""
+    share = seen.shares["idle"]
+    if share < LARGE_IDLE:
+        return None
+    evidence = (
+        f"{share:.0%} of the step ({share * seen.step_seconds * 1e3:.3g} ms) is the loop's own code between "
+        "an update and the next batch: logging, saving, Python"
+    )
+    best = 1 / (1 - share)
+    return Verdict("idle", evidence, 1 + 0.7 * (best - 1), best * 1.1, "do it once in many steps")
+
+
+def recompiles(seen: Seen) -> Verdict | None:
+    """torch.compile compiles again and again, or cuts the model in pieces."""
+    found = seen.record.get("dynamo") or {}
+    reasons = found.get("reasons") or []
+    window = sum(seen.record.get("walls") or []) or 1.0
+    seconds = sum(row["seconds"] for row in found.get("compilations") or [])
+    if seconds / window > LARGE_SYNC or len(reasons) >= 4:
+        share = min(0.97, seconds / window)
+        row = (reasons or found["compilations"])[-1]
+        why = " ".join(str(row["reason"] or "a new graph").split())[:160]
+        evidence = (
+            f"torch.compile made {found['new_graphs']} graphs in {seen.record['steps']} steps after warm-up"
+            f" ({seconds:.3g} s of {window:.3g} s), last {seen.short(row['place'].split(' ')[0])}: {why}"
+        )
+        best = 1 / (1 - share)
+        advice = "pad to a few shapes, or torch.compile(..., dynamic=True)"
+        return Verdict("recompiles", evidence, max(1.0, 0.7 * best), best * 1.3, advice)
+    breaks = found.get("breaks") or []
+    if breaks:
+        reason = " ".join(str(breaks[0][0]).split())[:200]
+        evidence = f"torch.compile breaks the graph {sum(n for _, n in breaks)} times: {reason}"
+        high = 1 / max(0.3, seen.busy_share)
+        return Verdict("recompiles", evidence, 1.0, max(1.1, high), "TORCH_LOGS=graph_breaks shows each line")
+    return None
+
+
+def memory(seen: Seen) -> Verdict | None:
+    """Memory grows from step to step."""
+    live = seen.record.get("live") or {}
+    steps = max(1, live.get("steps") or 1)
+    more = (live.get("after") or 0) - (live.get("before") or 0)
+    resident = seen.record.get("resident") or []
+    rate = _growth(resident)
+    if steps >= 8 and more >= 0.9 * steps:
+        held = live.get("held") or []
+        by = f", held by {held[0].split(' (')[0]}" if held else ""
+        size = f", {rate * len(resident) / 2**20:.3g} MiB in {len(resident)} steps" if rate > 0 else ""
+        evidence = f"{more / steps:.1f} tensors with their backward graph stay alive each step{by}{size}"
+        return Verdict("memory", evidence, 1.0, 1.1, "keep loss.item() or loss.detach(), not the loss")
+    if rate > 0 and rate * len(resident) > max(GROWTH * resident[0], 8 * 2**20):
+        evidence = (
+            f"memory grows by {rate / 2**20:.3g} MiB a step: from {resident[0] / 2**20:.0f} to "
+            f"{resident[-1] / 2**20:.0f} MiB in {len(resident)} steps"
+        )
+        return Verdict("memory", evidence, 1.0, 1.1, "look for lists or caches that the loop appends to")
+    cuda = seen.record.get("cuda") or {}
+    if cuda.get("retries"):
+        evidence = (
+            f"the allocator ran out of memory and started anew {cuda['retries']} times: it is fragmented"
+        )
+        advice = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        return Verdict("memory", evidence, 1.0, 1.3, advice)
+    return None
+
+
+def _growth(resident: list[int]) -> float:
+    """Bytes a step by which memory grows steadily: each quarter of the steps above the one before; else 0."""
+    length = len(resident) // 4
+    if length < 2:
+        return 0.0
+    quarters = [statistics.median(resident[i * length : (i + 1) * length]) for i in range(4)]
+    if any(b <= a for a, b in pairwise(quarters)):
+        return 0.0
+    return (quarters[-1] - quarters[0]) / (3 * length)
+
+
+def multi_gpu(seen: Seen) -> Verdict | None:
+    """Several ranks that wait for each other, or read the same samples."""
+    ranks = [seen.record, *(seen.record.get("other_ranks") or [])]
+    facts = seen.record.get("ranks") or {}
+    if "data_parallel" in (seen.record.get("asked") or {}):
+        where = seen.short(seen.record["asked"]["data_parallel"])
+        evidence = f"{where} uses DataParallel: one process feeds all GPUs, and copies the model each step"
+        return Verdict("multi_gpu", evidence, 1.0, 2.0, "DistributedDataParallel under torchrun")
+    if facts.get("world_size", 1) < 2:
+        return None
+    sums = [((r.get("ranks") or {}).get("batch_sum")) for r in ranks]
+    world = facts["world_size"]
+    if len(sums) > 1 and len(set(sums)) < len(sums) and None not in sums:
+        evidence = f"ranks read the same batch ({facts['sampler']}): {world} processes do the work of one"
+        return Verdict("multi_gpu", evidence, 1.0, float(world), "DistributedSampler(dataset), and set_epoch")
+    share = seen.shares["communication"]
+    own = [r["step_seconds"] - r["seconds"]["communication"] for r in ranks if r.get("seconds")]
+    if share < LARGE_WAIT:
+        return None
+    apart = max(own) / min(own) if own and min(own) > 0 else 1.0
+    straggler = f"; one rank needs {apart:.2f} times as long as another" if apart > 1.2 else ""
+    evidence = f"{share:.0%} of the step is communication between {world} ranks that nothing hides{straggler}"
+    advice = "larger batches, accumulation with no_sync(), or fewer ranks"
+    return Verdict("multi_gpu", evidence, 1.0, 1 / (1 - share), advice)

@@ -1,0 +1,206 @@
+"""Profile a job or an unmodified script: let it run under the recorder, then judge what was recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vivace.errors import ChildFailed, FolderError, InputError
+
+if TYPE_CHECKING:
+    from vivace.job import Job
+    from vivace.machine import Machine
+    from vivace.plan import Plan
+
+CEILING_SECONDS = 20.0
+JOB_TIMEOUT = 600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Profiled:
+    """What a profile found: `document` is what ``--json`` prints, `exit_code` the script's own."""
+
+    document: dict[str, Any]
+    page_path: Path
+    trace_path: Path | None
+    exit_code: int = 0
+
+    @property
+    def verdicts(self) -> list[dict[str, Any]]:
+        """Causes with evidence, gain and next step, the most important first."""
+        return list(self.document["verdicts"])
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Fractions of the step by phase; they sum to 1."""
+        return dict(self.document["shares"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that ``vivace profile --json`` prints."""
+        return self.document
+
+
+def profile(
+    job: Job | str | None = None,
+    plan: Plan | str | os.PathLike[str] | None = None,
+    *,
+    command: Sequence[str] = (),
+    out: str | os.PathLike[str] = "runs/profile",
+    machine: Machine | None = None,
+    strict: bool = False,
+    timed_seconds: float = 4.0,
+    script_output: int | None = None,
+) -> Profiled:
+    """Where the time and the memory of a training step go, how far it is from the limit, and why.
+
+    Args:
+        job: a Job, or its reference; left out where `command` is given.
+        plan: profile the job under this plan.
+        command: an unmodified script with its interpreter and arguments, such as ``["python", "train.py"]``.
+        out: folder for the page, the trace and ``profile.json``; made if missing.
+        machine: its `ceilings` bound the step; left out, this machine's stored ones, measured where missing.
+        strict: forbid TF32 and its like, as the reference of `tune` does.
+        timed_seconds: the least length of the window in which nothing but the clock runs.
+        script_output: file descriptor of the script's standard output; left out, this process's own.
+
+    Raises InputError, JobError, Refused, FolderError; ChildFailed where nothing was recorded.
+    """
+    folder = _prepared(Path(out))
+    if (job is None) == (not command):
+        raise InputError("profile takes either a JOB or a command after '--', such as -- python train.py")
+    exit_code, epochs, name = 0, None, " ".join(map(shlex.quote, command))
+    from vivace.inspect import inspect
+
+    known = machine or inspect()
+    if command:
+        exit_code = _run_script(list(command), folder, timed_seconds, script_output)
+    else:
+        assert job is not None
+        name = job if isinstance(job, str) else "job"
+        epochs = _run_job(job, plan, folder, known, strict, timed_seconds)
+    record = _read_record(folder, exit_code)
+    if machine is None:
+        known = _with_ceilings(known, str(record.get("device", "cpu")))
+    return _judge(record, folder, known, name, epochs, exit_code)
+
+
+def _judge(
+    record: dict[str, Any], folder: Path, machine: Machine, name: str, epochs: int | None, exit_code: int
+) -> Profiled:
+    from vivace.profile.judge import judge
+    from vivace.profile.page import write_page
+    from vivace.profile.record.recorder import TRACE
+
+    trace = folder / TRACE
+    document = judge(record, trace, machine, name, epochs)
+    document["page_path"] = str(folder / "profile.html")
+    document["trace_path"] = str(trace) if trace.is_file() else None
+    document["exit_code"] = exit_code
+    write_page(document, folder / "profile.html")
+    (folder / "profile.json").write_text(json.dumps(document, default=str), encoding="utf-8")
+    return Profiled(document, folder / "profile.html", trace if trace.is_file() else None, exit_code)
+
+
+def _prepared(folder: Path) -> Path:
+    """The folder, with nothing of an earlier profile in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for pattern in ("record.json", "trace.json", "worker-*.json", "rank-*/record.json"):
+            for file in folder.glob(pattern):
+                file.unlink()
+    except OSError as error:
+        raise FolderError(f"the folder '{folder}' cannot be used: {error.strerror}") from None
+    return folder.resolve()
+
+
+def _run_job(
+    job: Job | str,
+    plan: Plan | str | os.PathLike[str] | None,
+    folder: Path,
+    machine: Machine,
+    strict: bool,
+    timed_seconds: float,
+) -> int:
+    """Drive the job in a child process; returns its epochs."""
+    from vivace.engine.launch import Child, Source, plan_of
+    from vivace.plan import Plan
+
+    wanted = plan_of(plan, job) if plan is not None else Plan()
+    arguments = {"machine": machine.to_dict()}
+    with Child(
+        "vivace.profile.drive:Driver", Source(job), arguments, log=folder / "job.log", environment=QUIET
+    ) as child:
+        done = child.ask(
+            "run",
+            JOB_TIMEOUT,
+            plan=wanted.to_dict(),
+            folder=str(folder),
+            timed_seconds=timed_seconds,
+            strict=strict,
+        )
+    return int(done["epochs"])
+
+
+# torch's profiler writes lines of its own to standard error, which is the script's.
+QUIET = {"KINETO_LOG_LEVEL": "6", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+
+
+def _run_script(command: list[str], folder: Path, timed_seconds: float, output: int | None) -> int:
+    """Run a person's command with the hooks injected; its output goes where it always goes."""
+    inject = str(Path(__file__).parent / "inject")
+    before = os.environ.get("PYTHONPATH")
+    environment = {
+        **QUIET,
+        **os.environ,
+        "PYTHONPATH": inject + (os.pathsep + before if before else ""),
+        "VIVACE_PROFILE": str(folder),
+        "VIVACE_PROFILE_SECONDS": str(timed_seconds),
+    }
+    if command[0] == "python":
+        command = [sys.executable, *command[1:]]
+    try:
+        return subprocess.run(command, env=environment, stdout=output, check=False).returncode
+    except FileNotFoundError:
+        raise InputError(f"there is no program '{command[0]}' to run") from None
+    except OSError as error:
+        raise InputError(f"'{command[0]}' cannot be run: {error.strerror}") from None
+
+
+def _read_record(folder: Path, exit_code: int) -> dict[str, Any]:
+    path = folder / "record.json"
+    ended = f" (it ended with exit code {exit_code})" if exit_code else ""
+    if not path.is_file():
+        raise ChildFailed(f"nothing was recorded{ended}: did the command start Python, and train with torch?")
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if not record.get("clean_steps"):
+        problems = record.get("problems") or [""]
+        detail = f": {problems[0].strip().splitlines()[-1]}" if problems[0] else ""
+        raise ChildFailed(
+            f"no training step was timed{ended}{detail}; a profile needs about 15 steps after the first three"
+        )
+    record["other_ranks"] = [
+        json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("rank-*/record.json"))
+    ]
+    return record
+
+
+def _with_ceilings(machine: Machine, device: str) -> Machine:
+    """The machine with ceilings of `device`: stored ones, or measured now and stored."""
+    from vivace.inspect.ceilings import survey
+    from vivace.inspect.store import cached_ceilings, save
+
+    ceilings = cached_ceilings(machine.fingerprint, device)
+    if "copy_device" not in ceilings or "matmul_fp32" not in ceilings:
+        found = survey(device, seconds=CEILING_SECONDS)
+        ceilings = found.values
+        with contextlib.suppress(OSError):  # a home that cannot be written: measured again next time
+            save(machine.fingerprint, device, found)
+    return dataclasses.replace(machine, ceilings=ceilings)

@@ -1,0 +1,145 @@
+"""What a profile saw, with the few figures that several rules need. Torch-free."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from pathlib import Path
+from typing import Any
+
+from vivace.machine import Machine
+
+MATRIX = ("convolution", "matmul", "attention", "recurrent")
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """The recorder's document, the trace's facts, and the machine they are from."""
+
+    record: dict[str, Any]
+    trace: dict[str, Any]
+    machine: Machine
+    job: str | None = None
+
+    @property
+    def tune(self) -> str:
+        """The command that measures what helps; a script is written as a Job first."""
+        return f"vivace tune {self.job}" if self.job else "vivace tune, once the script is written as a Job,"
+
+    @property
+    def step_seconds(self) -> float:
+        """Mean seconds a step, over the undisturbed steps."""
+        return float(self.record["step_seconds"])
+
+    @property
+    def device(self) -> str:
+        """Where the weights are: ``cpu`` or ``cuda``."""
+        return str(self.record["device"])
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Fractions of the step by phase, which sum to 1.
+
+        Collectives inside of the backward pass, as DDP starts them, count as communication where nothing
+        else ran meanwhile.
+        """
+        seconds = self._phase_seconds()
+        exposed = self.trace.get("communication_seconds", 0.0) * self._stretch
+        moved = min(max(0.0, exposed - seconds["communication"]), seconds["backward"])
+        seconds["backward"] -= moved
+        seconds["communication"] += moved
+        seconds["idle"] += max(0.0, self.step_seconds - sum(seconds.values()))
+        total = sum(seconds.values()) or 1.0
+        return {phase: value / total for phase, value in seconds.items()}
+
+    def _phase_seconds(self) -> dict[str, float]:
+        """Seconds by phase. On a GPU, the synchronised steps say what the device does in each phase; what is
+        left of the undisturbed step is data and idle, as the host spent its time.
+        """
+        seconds = dict(self.record["seconds"])
+        device = self.record.get("device_seconds")
+        if not device:
+            return seconds
+        busy = {phase: device[phase] for phase in ("place", "forward", "backward", "update", "communication")}
+        scale = min(1.0, self.step_seconds / max(sum(busy.values()), 1e-12))
+        left = self.step_seconds - scale * sum(busy.values())
+        waiting = seconds["data"] / max(seconds["data"] + seconds["idle"], 1e-12)
+        rest = {"data": left * waiting, "idle": left * (1 - waiting)}
+        return {**{phase: value * scale for phase, value in busy.items()}, **rest}
+
+    @property
+    def operator_seconds(self) -> dict[str, float]:
+        """Seconds by operator class, without what the profiler added to the traced step."""
+        return {name: value * self._stretch for name, value in self.trace.get("operators", {}).items()}
+
+    @property
+    def _stretch(self) -> float:
+        traced = self.trace.get("step_seconds") or self.step_seconds
+        return min(1.0, self.step_seconds / traced)
+
+    @property
+    def busy_share(self) -> float:
+        """Share of the traced step in which the device worked."""
+        traced = self.trace.get("step_seconds")
+        return min(1.0, self.trace["busy_seconds"] / traced) if traced else 1.0
+
+    @property
+    def loader(self) -> dict[str, Any]:
+        """Facts of the DataLoader; empty where the loop has none."""
+        return self.record.get("loader") or {}
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """Threads, cores and process flags."""
+        return dict(self.record.get("flags") or {})
+
+    @property
+    def cores(self) -> int:
+        """Cores that the profiled process might use."""
+        return min(int(self.flags.get("cores") or 1), self.machine.num_cores)
+
+    @property
+    def precision(self) -> dict[str, Any]:
+        """What was seen of autocast, scaling and clipping."""
+        return dict(self.record.get("precision") or {})
+
+    @property
+    def model_share(self) -> float:
+        """Fraction of the step in forward and backward, on which the experiments act."""
+        return self.shares["forward"] + self.shares["backward"]
+
+    def experiment(self, name: str) -> tuple[float, float, float] | None:
+        """Low, median and high speed ratio of the whole step without a setting; None where it was not tried.
+
+        The ratio was measured on forward and backward of a copy; the rest of the step stays as it is.
+        """
+        found = (self.record.get("experiments") or {}).get(name) or {}
+        ratios = sorted(found.get("ratios") or [])
+        if not ratios:
+            return None
+        cut = len(ratios) // 5
+        picked = (ratios[cut], statistics.median(ratios), ratios[-1 - cut])
+        share = self.model_share
+        low, middle, high = (1 / (1 - share + share / ratio) for ratio in picked)
+        return low, middle, high
+
+    def short(self, site: str) -> str:
+        """``train.py:12`` of a file and line."""
+        path, _, line = site.rpartition(":")
+        return f"{Path(path).name}:{line}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """A cause with its evidence, the speed-up that removing it brings, as an interval, and the next step."""
+
+    cause: str
+    evidence: str
+    low: float
+    high: float
+    next: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The verdict as ``--json`` prints it."""
+        gain = {"low": round(self.low, 3), "high": round(max(self.low, self.high), 3)}
+        return {"cause": self.cause, "evidence": self.evidence, "gain": gain, "next": self.next}

@@ -1,0 +1,46 @@
+"""A profile in the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vivace.inspect.table import human_bytes
+from vivace.profile.run import Profiled
+
+
+def draw(result: Profiled, console: Any) -> None:
+    """Verdicts first, then where the time goes, the roofline and the memory."""
+    from rich.table import Table
+
+    document = result.document
+    for verdict in document["verdicts"]:
+        console.print(f"[bold]{verdict['cause']}[/bold]  {verdict['evidence']}", markup=True)
+        gain = verdict["gain"]
+        if gain["high"] > 1.0:
+            console.print(f"    gain  {gain['low']:.2f} to {gain['high']:.2f} times as fast", markup=False)
+        console.print(f"    next  {verdict['next']}", markup=False)
+    shares = [f"{name} {share:.0%}" for name, share in document["shares"].items() if share >= 0.005]
+    step = f"{document['step_seconds'] * 1e3:.3g} ms a step, {document['samples_per_second']:.4g} samples/s"
+    console.print(f"\n{step}: {', '.join(shares)}", markup=False)
+    table = Table(box=None, pad_edge=False)
+    for column in ("operators", "time", "limit", "share", "bound by"):
+        table.add_column(column, justify="left" if column in ("operators", "bound by") else "right")
+    for row in document["roofline"]:
+        bound, share = row["bound_seconds"], row["share"]
+        table.add_row(
+            row["operator"],
+            f"{row['seconds'] * 1e3:.3g} ms",
+            f"{bound * 1e3:.3g} ms" if bound is not None else "",
+            f"{share:.0%}" if share is not None else "",
+            row["bound_by"],
+        )
+    if document["roofline"]:
+        console.print(table)
+    memory = document["memory"]
+    parts = ("parameters", "gradients", "optimizer", "activations")
+    sizes = [f"{name} {human_bytes(memory[name])}" for name in parts if memory.get(name)]
+    peak = f"peak {human_bytes(memory['peak_bytes'])}: " if memory.get("peak_bytes") else ""
+    console.print(f"{peak}{', '.join(sizes)}", markup=False)
+    for reason in document["missing"]:
+        console.print(f"missing  {reason}", markup=False)
+    console.print(f"page  {result.page_path}", markup=False, soft_wrap=True)

@@ -1,0 +1,92 @@
+"""Where a command shows things, and how every error becomes one sentence and an exit code."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+
+from vivace.errors import VivaceError
+
+
+class Screen:
+    """Where a command shows things: standard error; the real standard output is kept for the document."""
+
+    def __init__(self, as_json: bool, quiet: bool, debug: bool) -> None:
+        self.as_json, self.quiet, self.debug = as_json, quiet, debug
+        self.exit_code = 0
+        sys.stdout.flush()
+        self._output = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)  # what a job prints goes to standard error
+
+    @property
+    def script_output(self) -> int | None:
+        """Where a person's script writes: the real standard output, unless the document goes there."""
+        return None if self.as_json else self._output.fileno()
+
+    def document(self, content: dict[str, Any]) -> None:
+        """Print the command's JSON document, if it was asked for."""
+        if self.as_json:
+            self._output.write(json.dumps(_finite(content), ensure_ascii=False, default=str) + "\n")
+            self._output.flush()
+
+    def fail(self, kind: str, message: str) -> None:
+        """The error's document, where documents are asked for, and its sentence."""
+        self.document({"error": {"kind": kind, "message": message}})
+        print(f"vivace: {message}", file=sys.stderr, flush=True)
+
+    def show(self, draw: Callable[[Any], None]) -> None:
+        """Let `draw` print tables on a console, unless quiet."""
+        if not self.quiet:
+            from rich.console import Console
+
+            draw(Console(stderr=True, highlight=False))
+
+    def say(self, text: str) -> None:
+        """One line on standard error, unless quiet."""
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+
+def _finite(content: Any) -> Any:
+    """`content` with None for every number that JSON has no word for."""
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
+@contextmanager
+def screen(as_json: bool, quiet: bool, debug: bool) -> Iterator[Screen]:
+    """Run a command's body; every error becomes one sentence and an exit code."""
+    current = Screen(as_json, quiet, debug)
+    try:
+        with open(os.devnull) as nothing:
+            os.dup2(nothing.fileno(), 0)  # a job must not wait for the terminal
+        yield current
+        code = current.exit_code
+    except VivaceError as error:
+        if debug:
+            raise
+        current.fail(error.kind, str(error))
+        code = error.exit_code
+    except KeyboardInterrupt:
+        current.fail("KeyboardInterrupt", "interrupted")
+        code = 130
+    except BaseException as error:  # SystemExit too: a job that calls exit() must not end with its code
+        if debug:
+            raise
+        current.fail(
+            "InternalError",
+            f"a fault of Vivace's own, {type(error).__name__}: {error}; --debug shows where",
+        )
+        code = 2
+    if code:
+        raise typer.Exit(code)

@@ -1,0 +1,83 @@
+"""Settings of PyTorch's CUDA allocator: how freed memory is split, joined and given back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from vivace.errors import Refused
+from vivace.ledger import Observation, Profile
+from vivace.machine import Machine
+from vivace.technique import Build, Card, Numerics, Seam, Stage, Technique
+
+COUNTED_STEP = 2  # by then the optimizer has its state
+
+
+@dataclasses.dataclass(frozen=True)
+class Allocator(Technique):
+    """Segments that grow in place (`expandable_segments`) leave no holes where sizes vary from step to step.
+
+    Acts on memory that is reserved from now on, which is why every trial has a process of its own. Settings
+    left out keep PyTorch's default.
+    """
+
+    card: ClassVar[Card] = Card(
+        stage=Stage.PROCESS,
+        numerics=Numerics.EXACT,
+        summary="CUDA memory in segments that grow, against fragmentation (never run on a GPU yet)",
+        source="https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf",
+        devices=("cuda",),
+    )
+
+    expandable_segments: bool = True
+    max_split_size_mib: Annotated[int, Field(ge=21)] | None = None
+    garbage_collection_threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
+    roundup_power2_divisions: Annotated[int, Field(ge=1)] | None = None
+
+    def text(self) -> str:
+        """The settings as the allocator reads them."""
+        wanted = {
+            "expandable_segments": self.expandable_segments,
+            "max_split_size_mb": self.max_split_size_mib,
+            "garbage_collection_threshold": self.garbage_collection_threshold,
+            "roundup_power2_divisions": self.roundup_power2_divisions,
+        }
+        return ",".join(f"{key}:{value}" for key, value in wanted.items() if value is not None)
+
+    def apply(self, build: Build) -> None:
+        """Hand the settings to the allocator, and PyTorch's defaults on close."""
+        import torch
+
+        backend = torch.cuda.get_allocator_backend()
+        build.require(backend == "native", f"the allocator is '{backend}', which has no such settings")
+        torch.cuda.memory._set_allocator_settings(self.text())
+        build.on_close(lambda: torch.cuda.memory._set_allocator_settings("expandable_segments:False"))
+        build.on_close(torch.cuda.empty_cache)
+        torch.cuda.empty_cache()
+        steps = [0]
+
+        def step(following: Callable[[Any], Any], batch: Any) -> Any:
+            loss = following(batch)
+            steps[0] += 1
+            if steps[0] == COUNTED_STEP:
+                segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+                build.notes["segments"] = len(segments)
+                build.notes["growing_segments"] = sum(bool(s.get("is_expandable")) for s in segments)
+            return loss
+
+        build.wrap(Seam.STEP, step)
+
+    def confirm(self, seen: Observation, reference: Observation) -> str:
+        """The segments that can grow."""
+        count, growing = seen.notes.get("segments", 0), seen.notes.get("growing_segments", 0)
+        if self.expandable_segments and not growing:
+            raise Refused("it changed nothing: no segment can grow")
+        return f"{growing} of {count} segments can grow; settings {self.text()}"
+
+    @classmethod
+    def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
+        """Fewer waits for memory, where there are any."""
+        return (0.95, 1.02)

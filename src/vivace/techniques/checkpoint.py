@@ -1,0 +1,58 @@
+"""Recompute the activations of blocks in the backward pass instead of keeping them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from vivace.errors import Refused
+from vivace.ledger import Observation, Profile
+from vivace.machine import Machine
+from vivace.technique import Build, Card, Numerics, Stage, Technique
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint(Technique):
+    """The blocks whose names match keep their inputs alone; the backward pass runs each once more.
+
+    The second pass draws the same random numbers, leaves BatchNorm's statistics alone and changes no bit of
+    the gradients. `blocks` are names or patterns such as ``layer3.*``; blocks are found in the module tree.
+    """
+
+    card: ClassVar[Card] = Card(
+        stage=Stage.MEMORY,
+        numerics=Numerics.EXACT,
+        summary="activations of blocks computed again in the backward pass instead of kept",
+        source="https://arxiv.org/abs/1604.06174",
+        measured_on=("cpu",),
+    )
+
+    blocks: tuple[str, ...] = ("*",)
+
+    def apply(self, build: Build) -> None:
+        """Take over the calls of the blocks."""
+        from vivace.blocks import claim
+        from vivace.recompute import Recomputer
+
+        recomputer = Recomputer(build.device)
+        chosen = claim(build, self.blocks, self.name, recomputer.around)
+        build.notes["recomputed_blocks"] = len(chosen)
+        build.notes["released_bytes"] = recomputer.released
+
+    def confirm(self, seen: Observation, reference: Observation) -> str:
+        """The number of blocks, and what they did not keep."""
+        released = sum(seen.notes.get("released_bytes", {}).values())
+        if not released and not seen.compiled_graphs:
+            raise Refused("it changed nothing: no block let go of any activation")
+        count = seen.notes["recomputed_blocks"]
+        return f"{count} blocks run again in the backward pass instead of keeping {released / 2**20:.1f} MiB"
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
+        """Only where activations are most of the memory."""
+        return [cls()] if profile.peak_bytes >= 4 * max(1, profile.parameter_bytes) else []
+
+    @classmethod
+    def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
+        """The forward pass once more; no technique for speed alone."""
+        return (1 / (1 + 1.2 * profile.shares.get("forward", 0.3)), 1.0)

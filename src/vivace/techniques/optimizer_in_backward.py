@@ -1,0 +1,94 @@
+"""Update each parameter as soon as its gradient is known, and let the gradient go."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vivace.errors import Refused
+from vivace.ledger import Observation, Profile
+from vivace.machine import Machine
+from vivace.technique import Build, Card, Numerics, Seam, Stage, Technique
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerInBackward(Technique):
+    """The person's own optimizer steps through one parameter at a time, inside the backward pass.
+
+    No two gradients of parameters need to live together. Refused where something looks at all gradients
+    before the update: `on_gradients`, loss scaling, other ranks, or an optimizer that is not torch's own.
+    """
+
+    card: ClassVar[Card] = Card(
+        stage=Stage.MEMORY,
+        numerics=Numerics.EXACT,
+        summary="parameters updated inside the backward pass, so that gradients do not pile up",
+        source="https://docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html",
+        measured_on=("cpu",),
+    )
+
+    def apply(self, build: Build) -> None:
+        """Hook every trained parameter; the update seam has nothing left to do."""
+        import torch
+
+        from vivace.surgery import coupled, restricted
+
+        model, optimizer = build.model, build.optimizer
+        assert optimizer is not None
+        build.require(build.on_gradients is None, "on_gradients wants to see all gradients before the update")
+        build.require("skipped_steps" not in build.notes, "fp16 loss scaling judges all gradients first")
+        build.require("ranks" not in build.notes, "the ranks exchange gradients before the update")
+        build.require(not coupled(optimizer), coupled(optimizer))
+        trained = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+        parameters = [p for p in model.parameters() if id(p) in trained]
+        build.require(len(parameters) == len(trained), "the optimizer updates tensors outside of the model")
+        accumulating: list[bool] = []
+        build.notes["updates_in_backward"] = 0
+
+        def update(parameter: torch.Tensor) -> None:
+            if accumulating:
+                return
+            if torch.is_grad_enabled():
+                reason = "the job takes gradients of gradients (create_graph=True)"
+                raise Refused(f"{reason}, which need the weights unchanged").by(self.name)
+            with restricted(optimizer, [parameter]):
+                optimizer.step()
+            parameter.grad = None
+            build.notes["updates_in_backward"] += 1
+
+        @contextlib.contextmanager
+        def keep(following: Callable[[], Any]) -> Iterator[None]:
+            accumulating.append(True)
+            try:
+                with following():
+                    yield
+            finally:
+                accumulating.pop()
+
+        for parameter in parameters:
+            hook = parameter.register_post_accumulate_grad_hook(update)  # type: ignore[no-untyped-call]
+            build.on_close(hook.remove)
+        build.wrap(Seam.ACCUMULATING, keep)
+        build.replace(Seam.UPDATE, lambda: None)
+
+    def confirm(self, seen: Observation, reference: Observation) -> str:
+        """The number of updates inside backward passes."""
+        count = seen.notes.get("updates_in_backward", 0)
+        if not count:
+            raise Refused("it changed nothing: no parameter was updated in the backward pass")
+        return f"{count} updates of parameters inside the backward pass"
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
+        """Only where gradients are a visible part of the memory."""
+        return [cls()] if 10 * profile.parameter_bytes >= profile.peak_bytes else []
+
+    @classmethod
+    def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
+        """One optimizer step for each parameter instead of one for all."""
+        return (1 / (1 + profile.shares.get("update", 0.1)), 1.0)

@@ -1,0 +1,55 @@
+"""Are the batches that a plan feeds those of the job's own loader?"""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import torch
+
+from vivace.engine.opening import call
+from vivace.engine.order import ordered
+from vivace.engine.session import Session
+from vivace.job import Job
+from vivace.surgery import tensors
+
+EPOCHS = 2
+LEAST_BATCHES, MOST_BATCHES = 3, 256
+
+
+def fed_alike(session: Session, job: Job, seconds: float) -> bool:
+    """Do two epochs come bit for bit as `train` would feed them, as far as `seconds` for each reach?
+
+    Nothing is read where no technique touches the batches.
+    """
+    for epoch in range(EPOCHS):
+        loader = ordered(call(job, "data"), seed=0, epoch=epoch)
+        fed = session._batches(loader)
+        if fed is loader:
+            return True
+        own = ordered(call(job, "data"), seed=0, epoch=epoch)
+        if not _alike(fed, own, time.perf_counter() + seconds):
+            return False
+    return True
+
+
+def _alike(fed: object, own: object, deadline: float) -> bool:
+    missing = object()
+    pairs = itertools.zip_longest(iter(fed), iter(own), fillvalue=missing)  # type: ignore[call-overload]
+    for number, (mine, theirs) in enumerate(pairs):
+        if number >= MOST_BATCHES or (number >= LEAST_BATCHES and time.perf_counter() > deadline):
+            known = _length(fed), _length(own)
+            return None in known or known[0] == known[1]
+        a, b = list(tensors(mine)), list(tensors(theirs))
+        if mine is missing or theirs is missing or len(a) != len(b):
+            return False
+        if not all(torch.equal(x.cpu(), y.cpu()) for x, y in zip(a, b, strict=True)):
+            return False
+    return True
+
+
+def _length(batches: object) -> int | None:
+    try:
+        return len(batches)  # type: ignore[arg-type]
+    except TypeError:
+        return None

@@ -1,0 +1,75 @@
+"""A job that runs out of memory above a number of samples, where and how the environment says."""
+
+import os
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import vivace
+
+SAMPLES, BATCH = 32, 8
+TEXTS = {
+    "class": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    "text": RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA"),
+    "host": RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory"),
+}
+
+
+def fails(what, samples):
+    most, rank = int(os.environ.get("MOST", "4")), os.environ.get("FAILING_RANK")
+    mine = rank is None or rank == os.environ.get("RANK", "0")
+    return mine and os.environ.get("FAILS", "forward") == what and samples > most
+
+
+class Crowded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, what):
+        ctx.what = what
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if fails(ctx.what, len(gradient)):
+            raise TEXTS[os.environ.get("HOW", "class")]
+        return gradient, None
+
+
+class Net(torch.nn.Module):
+    def __init__(self, norm):
+        super().__init__()
+        self.first, self.norm = torch.nn.Linear(6, 16), norm(16)
+        self.drop, self.last = torch.nn.Dropout(0.3), torch.nn.Linear(16, 3)
+
+    def forward(self, x):
+        x = self.norm(self.first(x))
+        x = Crowded.apply(x, "backward")
+        if fails("forward", len(x)):
+            raise TEXTS[os.environ.get("HOW", "class")]
+        return self.last(self.drop(torch.relu(x)))
+
+
+class Failing(torch.optim.Adam):
+    def step(self, closure=None):
+        if os.environ.get("FAILS") == "update":
+            raise TEXTS["class"]
+        return super().step(closure)
+
+
+def data():
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(SAMPLES, 6, generator=generator)
+    return DataLoader(TensorDataset(inputs, inputs[:, :3].argmax(1)), batch_size=BATCH, shuffle=True)
+
+
+def make(norm=torch.nn.LayerNorm, model=None):
+    return vivace.Job(
+        model=model or (lambda: Net(norm)),
+        data=data,
+        loss=lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        optimizer=lambda model: Failing(model.parameters(), lr=0.01),
+        epochs=2,
+    )
+
+
+job = make()
+normed = make(torch.nn.BatchNorm1d)

@@ -1,0 +1,154 @@
+"""Running out of memory while training: faults 21 to 23."""
+
+import json
+import runpy
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import vivace
+from vivace.errors import JobError, OutOfMemory, ran_out_of_memory
+
+CROWDED = Path(__file__).parent / "scenes" / "crowded.py"
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def crowded():
+    return SimpleNamespace(**runpy.run_path(str(CROWDED)))
+
+
+def trained(job, plan, out, digest, **more):
+    run = vivace.train(job, vivace.Plan.from_dict(plan), out=out, **more)
+    return run, digest(out / "model.pt")
+
+
+@pytest.mark.parametrize(("fails", "how"), [("forward", "class"), ("forward", "text"), ("backward", "host")])
+def test_it_goes_on_as_a_run_that_was_started_with_smaller_pieces(
+    crowded, tmp_path, digest, monkeypatch, fails, how
+):
+    monkeypatch.setenv("FAILS", "nothing")
+    _, wanted = trained(crowded.job, {"micro_batches": {"num": 4}}, tmp_path / "wanted", digest)
+    monkeypatch.setenv("FAILS", fails)
+    monkeypatch.setenv("HOW", how)
+    monkeypatch.setenv("MOST", "2")
+    run, found = trained(crowded.job, {}, tmp_path / "run", digest)
+    assert found == wanted
+    assert [notice.rpartition(": ")[2] for notice in run.notices] == [
+        "from here on each batch of 8 runs in 2 pieces (micro_batches)",
+        "from here on each batch of 8 runs in 4 pieces (micro_batches)",
+    ]
+    assert vivace.Plan.load(tmp_path / "run").to_dict() == {"micro_batches": {"num": 4}}
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["notices"] == list(run.notices)
+
+
+def test_a_failure_in_the_middle_goes_on_like_a_resumed_run(crowded, tmp_path, digest, monkeypatch):
+    monkeypatch.setenv("FAILS", "nothing")
+
+    def shrink(event):
+        if event["event"] == "checkpoint" and event["step"] == 3:
+            monkeypatch.setenv("FAILS", "backward")
+
+    run, found = trained(crowded.job, {}, tmp_path / "run", digest, checkpoint_every_steps=3, on_event=shrink)
+    assert run.steps == 8
+    assert len(run.notices) == 1
+    again, same = trained(crowded.job, {"micro_batches": {}}, tmp_path / "run", digest, resume=True)
+    assert (again.resumed_from_step, same) == (8, found)
+
+
+def test_batch_norm_keeps_its_statistics_by_recomputing_instead(crowded, tmp_path, digest, monkeypatch):
+    class Blocks(torch.nn.Sequential):
+        def forward(self, x):
+            if len(x) > 4 and self[1].forward.__name__ == "forward" and "forward" not in vars(self[0]):
+                raise crowded.TEXTS["class"]
+            return super().forward(x)
+
+    def model():
+        part = torch.nn.Linear(6, 6), torch.nn.BatchNorm1d(6), torch.nn.Dropout(0.3)
+        inner = [torch.nn.Sequential(*part) for _ in range(2)]
+        return Blocks(*inner, torch.nn.Linear(6, 3))
+
+    monkeypatch.setenv("FAILS", "nothing")
+    job = crowded.make(model=model)
+    _, wanted = trained(job, {"checkpoint": {}}, tmp_path / "wanted", digest)
+    run, found = trained(job, {}, tmp_path / "run", digest)
+    assert found == wanted
+    assert "activations are recomputed (checkpoint), which changes no number" in run.notices[0]
+
+
+@pytest.mark.parametrize(
+    ("fails", "plan", "sentence"),
+    [
+        ("forward", {}, "with one sample at a time: what may fit is a plan with checkpoint or optimizer"),
+        ("update", {}, "while the weights were being updated.*a smaller batch, or a device with more memory"),
+    ],
+)
+def test_a_storm_of_retries_ends_with_what_would_fit(crowded, tmp_path, monkeypatch, fails, plan, sentence):
+    monkeypatch.setenv("FAILS", fails)
+    monkeypatch.setenv("MOST", "0")
+    with pytest.raises(OutOfMemory, match=sentence) as found:
+        vivace.train(crowded.job, vivace.Plan.from_dict(plan), out=tmp_path / "run")
+    assert found.value.exit_code == 1
+
+
+def test_an_own_step_cannot_be_cut(tmp_path):
+    def step(model, optimizer, batch):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    job = vivace.Job(
+        model=lambda: torch.nn.Linear(1, 1),
+        data=lambda: [torch.ones(4, 1)],
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        step=step,
+    )
+    with pytest.raises(JobError, match="your own step cannot be cut into pieces"):
+        vivace.train(job, out=tmp_path / "run")
+
+
+@pytest.mark.parametrize("fails", ["forward", "backward"])
+def test_all_ranks_go_on_together_when_one_runs_out(fork_server, tmp_path, digest, fails):
+    def start(name, plan, **environment):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **environment}
+        children = []
+        for rank in range(2):
+            scene = {
+                "job": f"{CROWDED}:job",
+                "arguments": {"out": str(tmp_path / name)},
+                "plan": plan,
+                "environment": {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                "answer": str(tmp_path / f"{name}_{rank}.json"),
+            }
+            options = {"init_globals": {"SCENE": scene}, "run_name": "scene"}
+            path = (str(CROWDED.with_name("child.py")),)
+            child = fork_server.Process(target=runpy.run_path, args=path, kwargs=options)
+            child.start()
+            children.append(child)
+        for child in children:
+            child.join(60)
+            if child.exitcode is None:
+                child.kill()
+        assert [child.exitcode for child in children] == [0, 0]
+        return digest(tmp_path / name / "model.pt")
+
+    ddp = "format = 1\n[techniques.ddp]\n"
+    wanted = start("wanted", f"{ddp}[techniques.micro_batches]\n", FAILS="nothing")
+    found = start("run", ddp, FAILS=fails, FAILING_RANK="1", MOST="2")
+    assert found == wanted
+    notices = [json.loads((tmp_path / f"run_{rank}.json").read_text())["notices"] for rank in range(2)]
+    assert notices[0][0].endswith("from here on each batch of 4 runs in 2 pieces (micro_batches)")
+    assert "another rank did" in notices[0][0]
+    assert "CUDA out of memory" in notices[1][0]
+
+
+def test_what_counts_as_running_out_of_memory():
+    assert ran_out_of_memory(torch.OutOfMemoryError("x"))
+    assert ran_out_of_memory(MemoryError())
+    assert ran_out_of_memory(RuntimeError("CUDA error: out of memory\n..."))
+    assert not ran_out_of_memory(ValueError("CUDA out of memory"))
+    assert not ran_out_of_memory(RuntimeError("shapes differ"))

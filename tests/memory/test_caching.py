@@ -1,0 +1,69 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vivace.memory.caching import MIB, CachingAllocator, simulate
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "allocated", "reserved"),
+    [
+        (0, 0, 0),
+        (1, 512, 2 * MIB),
+        (513, 1024, 2 * MIB),
+        (MIB, MIB, 2 * MIB),
+        (MIB + 1, MIB + 512, 20 * MIB),
+        (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
+        (10 * MIB, 10 * MIB, 10 * MIB),
+        (11 * MIB + 1, 12 * MIB, 12 * MIB),  # less than 1 MiB is left, which is not split off
+        (14 * MIB + 1, 14 * MIB + 512, 16 * MIB),
+    ],
+)
+def test_one_size(num_bytes, allocated, reserved):
+    peak = simulate([(0, num_bytes)])
+    assert (peak.requested, peak.allocated, peak.reserved) == (num_bytes, allocated, reserved)
+
+
+def test_freed_neighbours_join_and_serve_a_larger_size():
+    moves = [(key, 5 * MIB) for key in range(4)] + [(1, -1), (2, -1), (4, 10 * MIB - 512)]
+    assert simulate(moves).reserved == 20 * MIB
+    # Two halves that are not neighbours leave a hole each: fragmentation.
+    moves = [(key, 5 * MIB) for key in range(4)] + [(0, -1), (2, -1), (4, 9 * MIB)]
+    assert simulate(moves).reserved == 40 * MIB
+
+
+def test_the_smallest_block_that_fits_is_taken():
+    allocator = CachingAllocator()
+    for key, size in enumerate((30, 12, 20)):
+        allocator.allocate(key, size * MIB)
+    for key in (0, 1, 2):
+        allocator.free(key)
+    allocator.allocate(3, 11 * MIB + MIB // 2)
+    allocator.allocate(4, 20 * MIB)
+    allocator.allocate(5, 30 * MIB)
+    assert allocator.reserved == 62 * MIB
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(1, 40 * MIB), st.booleans()), max_size=60),
+    st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_what_is_handed_out_is_reserved_and_comes_back_whole(steps, expandable):
+    allocator, live = CachingAllocator(expandable), {}
+    for key, size, free in steps:
+        if free or key in live:
+            allocator.free(key)
+            live.pop(key, None)
+        else:
+            allocator.allocate(key, size)
+            live[key] = size
+        assert allocator.requested == sum(live.values())
+        assert allocator.requested <= allocator.allocated <= allocator.reserved
+    for key in live:
+        allocator.free(key)
+    assert allocator.allocated == 0
+    before = allocator.reserved
+    whole = [block for pool in allocator._free.values() for _, _, block in pool]
+    assert sum(block.size for block in whole) == before
+    assert all(block.before is None and block.after is None for block in whole)

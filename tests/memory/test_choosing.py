@@ -1,0 +1,69 @@
+import pytest
+import torch
+from torch import nn
+
+import vivace
+from vivace.engine.opening import start
+from vivace.errors import AnswerIsNo
+from vivace.memory.choosing import choose, measure
+from vivace.plan import Plan
+from vivace.technique import Numerics
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Part(nn.Module):
+    def __init__(self, width, wide):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(width, wide), nn.GELU(), nn.LayerNorm(wide), nn.Linear(wide, width)
+        )
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x):
+        return x + self.drop(self.body(x))
+
+
+def job():
+    widths = [32, 32, 128, 128, 32, 64]
+    return vivace.Job(
+        model=lambda: nn.Sequential(nn.Linear(8, 16), *(Part(16, w) for w in widths), nn.Linear(16, 3)),
+        data=lambda: [(torch.ones(512, 8), torch.zeros(512, dtype=torch.long))] * 3,
+        loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+
+
+def test_blocks_are_measured_without_a_trace():
+    batch = job().data()[0]
+    with start(job(), Plan(), vivace.inspect()) as plain:
+        plain.step(batch)
+        stream = torch.get_rng_state()
+    with start(job(), Plan(), vivace.inspect()) as session:
+        options = measure(session, batch, Numerics.ROUNDING)
+    assert torch.equal(torch.get_rng_state(), stream)
+    assert not any(p.grad is not None for p in session.build.model.parameters())
+    for one, two in zip(session.build.model.parameters(), plain.build.model.parameters(), strict=True):
+        assert torch.equal(one, two)
+    assert list(options) == [str(i) for i in range(1, 7)]
+    assert [o.name for o in options["1"]] == ["keep", "recompute", "compress"]
+    keep, recompute, compress = options["3"]
+    assert recompute.held_bytes == 0 < compress.held_bytes < keep.held_bytes
+    assert options["1"] is options["2"]
+    assert keep.held_bytes > 3 * options["1"][0].held_bytes
+
+
+def test_the_plan_fits_and_the_smallest_is_named():
+    loose = choose(job(), vivace.inspect(), 10**9)
+    assert loose.plan == Plan()
+    assert loose.peak_bytes == loose.kept_bytes
+    budget = int(0.7 * loose.kept_bytes)
+    tight = choose(job(), vivace.inspect(), budget)
+    assert tight.peak_bytes <= budget
+    assert tight.plan.names == ("checkpoint",)
+    assert tight.plan.promise is Numerics.EXACT
+    peaks = [peak for peak, _ in tight.curve]
+    assert peaks == sorted(peaks)
+    assert tight.curve[-1][1] == 0.0
+    with pytest.raises(AnswerIsNo, match="the smallest measured is"):
+        choose(job(), vivace.inspect(), 10_000)

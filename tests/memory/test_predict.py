@@ -1,0 +1,103 @@
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import vivace
+from vivace.advise.catalogue import load_catalogue
+from vivace.engine.opening import first_batches, start
+from vivace.memory.fits import fits
+from vivace.memory.predict import PARTS, predict
+from vivace.plan import Plan
+from vivace.profile.observe import observe
+from vivace.testing import jobs
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+MIB = 2**20
+
+
+def wide():
+    """Activations of a MiB each, so that nothing small matters."""
+    return vivace.Job(
+        model=lambda: nn.Sequential(
+            nn.Linear(64, 256),
+            *(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(6)),
+            nn.Linear(256, 8),
+        ),
+        data=lambda: [(torch.ones(1024, 64), torch.zeros(1024, dtype=torch.long))] * 2,
+        loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.1),
+        on_gradients=lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
+    )
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {},
+        {"checkpoint": {}},
+        {"micro_batches": {"num": 4}},
+        {"bf16_autocast": {}},
+        {"optimizer_in_backward": {}},
+    ],
+)
+def test_the_prediction_is_near_the_measurement(plan):
+    job = wide()
+    if "optimizer_in_backward" in plan:
+        job = vivace.Job(**{**vars(job), "on_gradients": None})
+    batches = first_batches(job.data(), 2)
+    with start(job, Plan.from_dict(plan), vivace.inspect()) as session:
+        measured = observe(session, batches).peak_bytes
+    found = predict(job, Plan.from_dict(plan), batch=batches[0])
+    assert found.peak_bytes == pytest.approx(measured, rel=0.08)
+    assert sum(found.parts.values()) == found.peak_bytes
+    assert tuple(found.parts) == PARTS
+    weights = sum(p.numel() * 4 for p in job.model().parameters())
+    assert found.parts["parameters"] == weights
+    assert found.parts["optimizer"] == pytest.approx(2 * weights, rel=0.01)
+    assert found.parts["batch"] == 1024 * 64 * 4 + 1024 * 8
+
+
+def test_nothing_of_the_prediction_stays_and_no_gpu_is_needed():
+    before = torch.get_rng_state()
+    there = predict(wide(), device="cuda")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert there.reserved.reserved >= there.reserved.allocated >= there.reserved.requested >= there.peak_bytes
+    assert there.reserved.reserved % (2 * MIB) == 0
+    here = predict(wide())
+    assert there.parts["activations"] == pytest.approx(here.parts["activations"], rel=0.1)
+
+
+def test_what_looks_at_numbers_is_refused():
+    job = wide()
+
+    def loss(model, batch):
+        value = job.loss(model, batch)
+        return value * 2 if value > 0 else value
+
+    with pytest.raises(vivace.Refused, match="looks at numbers, which a prediction does not have"):
+        predict(vivace.Job(**{**vars(job), "loss": loss}))
+    with pytest.raises(vivace.Refused, match="own step cannot be predicted"):
+        predict(jobs.gan())
+    with pytest.raises(vivace.Refused, match="a recurrent layer keeps what its library chooses"):
+        predict(jobs.lstm())
+
+
+def test_cards_are_judged_by_what_would_be_reserved():
+    reserved = predict(wide(), device="cuda").reserved.reserved
+    small, large = fits(wide(), {"small": 600 * MIB + reserved, "large": 2**31})
+    assert (small.card, small.fits, large.fits) == ("small", False, True)
+    assert small.needed_bytes == large.needed_bytes == 600 * MIB + reserved
+
+
+def test_the_command_answers_for_every_card_of_the_catalogue(tmp_path):
+    (tmp_path / "job.py").write_text("from vivace.testing.jobs import mlp\n")
+    command = [sys.executable, "-m", "vivace", "inspect", "--fits", f"{tmp_path / 'job.py'}:mlp"]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)["fits"]
+    assert [fit["card"] for fit in found] == list(load_catalogue())
+    assert all(fit["fits"] for fit in found)
+    assert "a training step needs about 0.5" in done.stderr or "0.6" in done.stderr

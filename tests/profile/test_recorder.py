@@ -1,0 +1,207 @@
+"""The recorder in a real loop: what it sees, what it leaves behind, and faults planted in the loop."""
+
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+PATCHED = (
+    (torch.autograd, "backward"),
+    (torch.optim.Optimizer, "zero_grad"),
+    (DataLoader, "__iter__"),
+    (_BaseDataLoaderIter, "__next__"),
+    (torch.Tensor, "item"),
+    (torch.Tensor, "__bool__"),
+    (torch.autocast, "__enter__"),
+    (torch.amp.GradScaler, "step"),
+    (nn.utils, "clip_grad_norm_"),
+    (torch, "compile"),
+    (nn.Module, "to"),
+)
+
+
+class Rows(Dataset):
+    """Ready rows, each after a pause."""
+
+    def __init__(self, batches, pause=0.0):
+        self.batches, self.pause = batches, pause
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __getitem__(self, index):
+        if self.pause:
+            time.sleep(self.pause)
+        return self.batches[index]
+
+
+class Loop:
+    """The loop of every tutorial; `after` runs in each step."""
+
+    def __init__(self, batches, *, pause=0.0, model=None, after=None, autocast=None, num_workers=0):
+        self.loader = DataLoader(Rows(batches, pause), batch_size=None, num_workers=num_workers)
+        self.model = model or nn.Sequential(
+            nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
+        )
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self.after, self.autocast = after, autocast
+
+    def __call__(self):
+        for inputs, labels in self.loader:
+            with torch.autocast(
+                "cpu", dtype=self.autocast or torch.bfloat16, enabled=self.autocast is not None
+            ):
+                output = self.model(inputs)
+                loss = functional.cross_entropy(output, labels)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            if self.after is not None:
+                self.after(loss, output, labels)
+
+
+def causes(document):
+    return [verdict["cause"] for verdict in document["verdicts"]]
+
+
+def test_a_healthy_loop_is_healthy_and_described(recorded, batches):
+    loop = Loop(batches)
+    before = [getattr(owner, name) for owner, name in PATCHED]
+    document, record = recorded(loop)
+    assert [getattr(owner, name) for owner, name in PATCHED] == before
+    assert causes(document) == ["healthy"], document["verdicts"]
+    assert sum(document["shares"].values()) == pytest.approx(1)
+    assert set(document["shares"]) == {
+        "data",
+        "place",
+        "forward",
+        "backward",
+        "update",
+        "communication",
+        "idle",
+    }
+    weights = sum(p.numel() for p in loop.model.parameters())
+    memory = document["memory"]
+    assert memory["parameters"] == memory["gradients"] == memory["optimizer"] == 4 * weights
+    # relu's two outputs, the three layers' inputs (two of them the same), and what the loss keeps
+    assert 3 * 32 * 512 * 4 <= memory["activations"] + 32 * 512 * 4 <= 6 * 32 * 512 * 4
+    assert memory["peak_bytes"] >= 3 * 4 * weights
+    operations = 2 * 32 * (3 * (512 * 512 + 512 * 10) + 2 * 64 * 512)
+    assert document["work"]["operators"]["matmul"]["flops"] == operations
+    assert document["bound_seconds"] > 0
+    assert document["share_of_limit"] == pytest.approx(document["bound_seconds"] / document["step_seconds"])
+    names = [row["name"] for row in document["modules"]]
+    assert {"Sequential.0", "Sequential.2", "Sequential.4"} <= set(names)
+    middle = next(row for row in document["modules"] if row["name"] == "Sequential.2")
+    assert middle["backward"] > 0 < middle["forward"]
+    assert "bf16_autocast" in [row["technique"] for row in document["prospects"]]
+    assert record["samples"] == 32
+    assert document["work"]["steps_per_epoch"] == 16
+
+
+def test_training_goes_the_way_it_would_have_gone(recorded, batches):
+    def weights(run):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.ReLU(), nn.Linear(64, 10))
+        loop = Loop(batches, model=model, autocast=torch.bfloat16)
+        count = [0]
+        loop.after = lambda *_: count.__setitem__(0, count[0] + 1)
+        run(loop)
+        return count[0] // len(batches), torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    epochs, profiled = weights(lambda loop: recorded(loop))
+    _, alone = weights(lambda loop: [loop() for _ in range(epochs)])
+    assert torch.equal(profiled, alone)
+
+
+def test_a_sleeping_dataset_is_named(recorded, batches):
+    document, _ = recorded(Loop(batches, pause=0.01))
+    assert causes(document)[0] == "input"
+    first = document["verdicts"][0]
+    assert "reading" in first["evidence"]
+    assert "test_recorder.py" in first["evidence"]
+    share = document["shares"]["data"]
+    assert first["gain"]["low"] <= 1 / (1 - share) <= first["gain"]["high"]
+
+
+def test_workers_own_time_is_seen(recorded, batches):
+    loop = Loop(batches, pause=0.01, num_workers=1)
+    _, record = recorded(loop)
+    fetch = record["fetch"]
+    assert fetch["worker_batches"] > 0
+    assert fetch["worker_seconds"] / fetch["worker_batches"] >= 0.01
+
+
+def test_values_asked_in_a_loop_are_named_by_line(recorded, batches):
+    def count(loss, output, labels):
+        for row in range(len(labels)):
+            if output[row, 0].item() > output[row, 1].item():
+                labels[row].item()
+
+    document, _ = recorded(Loop(batches, after=count))
+    assert causes(document)[0] == "sync"
+    assert "test_recorder.py" in document["verdicts"][0]["evidence"]
+
+
+def test_kept_losses_are_named_by_their_list(recorded, batches):
+    losses = []
+    document, _ = recorded(Loop(batches, after=lambda loss, *_: losses.append(loss)))
+    assert causes(document)[0] == "memory"
+
+
+def test_a_slow_loop_is_idle(recorded, batches):
+    document, _ = recorded(Loop(batches, after=lambda *_: time.sleep(0.01)))
+    assert causes(document) == ["idle"]
+
+
+def test_autocast_on_tiny_matrices_is_tried_and_found_wanting(recorded, batches):
+    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(12)], nn.Linear(64, 10))
+    document, _ = recorded(Loop(batches, model=model, autocast=torch.bfloat16))
+    assert causes(document) == ["precision_no_gain"]
+    assert document["experiments"]["autocast"]["ratios"]
+    assert document["work"]["precision"] == "bfloat16"
+
+
+def test_double_precision_is_tried(recorded, batches):
+    model = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 10)).double()
+    doubled = [(inputs.double(), labels) for inputs, labels in batches]
+    document, _ = recorded(Loop(doubled, model=model))
+    assert causes(document) == ["no_effect"]
+    assert "float64" in document["verdicts"][0]["evidence"]
+
+
+def test_clipping_scaled_gradients_is_misuse(recorded, batches):
+    loop = Loop(batches)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+
+    def epoch():
+        for inputs, labels in loop.loader:
+            loop.optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = functional.cross_entropy(loop.model(inputs), labels)
+            scaler.scale(loss).backward()
+            nn.utils.clip_grad_norm_(loop.model.parameters(), 1.0)
+            scaler.step(loop.optimizer)
+            scaler.update()
+
+    document, _ = recorded(epoch)
+    assert causes(document)[0] == "amp_misuse"
+    assert "test_recorder.py" in document["verdicts"][0]["evidence"]
+
+
+def test_a_loop_that_ends_early_keeps_what_it_has(tmp_path, batches, one_thread):
+    import json
+
+    from vivace.profile.record.recorder import Recorder
+
+    recorder = Recorder(tmp_path, timed_seconds=60)
+    recorder.install()
+    Loop(batches)()
+    recorder.finish()
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert record["state"] == "timed"
+    assert record["steps"] > 5

@@ -1,0 +1,302 @@
+"""Each rule on a record with its fault planted, and on the same record without it."""
+
+import copy
+import dataclasses
+
+import pytest
+
+from vivace.machine import Device, Machine
+from vivace.profile import rules, rules_precision
+from vivace.profile.seen import Seen
+
+MACHINE = Machine(
+    devices=(Device("cpu", "a processor", 2**34, ("avx2", "avx512_bf16")),),
+    num_cores=4,
+    versions={},
+    limits={},
+)
+RECORD = {
+    "device": "cpu",
+    "step_seconds": 0.1,
+    "steps": 40,
+    "seconds": {
+        "data": 0.001,
+        "place": 0.0,
+        "forward": 0.03,
+        "backward": 0.06,
+        "update": 0.008,
+        "communication": 0.0,
+        "idle": 0.001,
+    },
+    "walls": [0.1] * 40,
+    "loader": {"num_workers": 0, "persistent_workers": False, "batches": 10, "pin_memory": False},
+    "flags": {"threads": 4, "cores": 4},
+    "fetch": {"seen": [], "worker_batches": 0, "worker_seconds": 0.0},
+    "precision": {"sites": {}},
+    "resident": [2**30] * 40,
+    "live": {"before": 5, "after": 5, "steps": 40, "held": []},
+    "work": {"convolution": {"flops": 10**9, "bytes": 10**6}},
+    "item_bytes": {"convolution:4": 10**9},
+    "waits": [],
+    "watched_steps": 5,
+}
+TRACE = {"step_seconds": 0.12, "busy_seconds": 0.1, "operators": {"convolution": 0.09, "memory": 0.01}}
+
+
+def seen_with(**changes):
+    """The healthy record, with keys replaced; a dict is merged into the one that is there."""
+    record = copy.deepcopy(RECORD)
+    for key, value in changes.items():
+        if isinstance(value, dict) and isinstance(record.get(key), dict):
+            record[key].update(value)
+        else:
+            record[key] = value
+    record["step_seconds"] = sum(record["seconds"].values())
+    return Seen(record, dict(TRACE), MACHINE)
+
+
+def tried(*ratios):
+    return {"ratios": list(ratios)}
+
+
+PLANTED = {
+    "waits for data": ("input", {"seconds": {"data": 0.1}}),
+    "workers that hand over slowly": (
+        "workers",
+        {
+            "seconds": {"data": 0.1},
+            "loader": {"num_workers": 2},
+            "fetch": {"worker_batches": 10, "worker_seconds": 0.1},
+        },
+    ),
+    "too few workers": (
+        "workers",
+        {
+            "seconds": {"data": 0.1},
+            "loader": {"num_workers": 1},
+            "fetch": {"worker_batches": 10, "worker_seconds": 2.0},
+        },
+    ),
+    "enough workers, slow samples": (
+        "input",
+        {
+            "seconds": {"data": 0.4},
+            "loader": {"num_workers": 4},
+            "fetch": {"worker_batches": 10, "worker_seconds": 20.0},
+        },
+    ),
+    "one thread": ("workers", {"flags": {"threads": 1}, "experiments": {"threads": tried(2.9, 3.0, 3.1)}}),
+    "workers restart": (
+        "workers",
+        {"loader": {"num_workers": 2}, "interrupted": [{"data": 0.5, "wall": 0.6}] * 4},
+    ),
+    "values in a loop": (
+        "sync",
+        {"waits": [{"site": "/home/me/train.py:12", "count": 1000, "seconds": 0.1, "span": 0.2}]},
+    ),
+    "slow code between steps": ("idle", {"seconds": {"idle": 0.1}}),
+    "compiled again and again": (
+        "recompiles",
+        {
+            "dynamo": {
+                "new_graphs": 9,
+                "reasons": [{"place": "m.py:3 forward", "seconds": 0.3, "reason": "size mismatch"}] * 9,
+                "compilations": [{"place": "m.py:3 forward", "seconds": 0.3, "reason": "size mismatch"}] * 9,
+                "breaks": [],
+            }
+        },
+    ),
+    "graph breaks": (
+        "recompiles",
+        {"dynamo": {"new_graphs": 0, "graphs": 3, "compilations": [], "breaks": [["item() in m.py", 4]]}},
+    ),
+    "kept graphs": ("memory", {"live": {"after": 45, "held": ["losses (train.py)"]}}),
+    "growing memory": ("memory", {"resident": [2**30 + 2**22 * step for step in range(40)]}),
+    "started anew": ("memory", {"cuda": {"retries": 3}}),
+    "communication": (
+        "multi_gpu",
+        {"seconds": {"communication": 0.1}, "ranks": {"world_size": 2, "sampler": "DistributedSampler"}},
+    ),
+    "the same batch twice": (
+        "multi_gpu",
+        {
+            "ranks": {"world_size": 2, "sampler": "RandomSampler", "batch_sum": 3.5},
+            "other_ranks": [{"ranks": {"batch_sum": 3.5}}],
+        },
+    ),
+    "DataParallel": ("multi_gpu", {"asked": {"data_parallel": "train.py:3"}}),
+    "autocast costs time": (
+        "precision_no_gain",
+        {
+            "precision": {"autocast": 40, "autocast_dtypes": {"bfloat16": 40}},
+            "item_bytes": {"convolution:2": 1},
+            "experiments": {"autocast": tried(1.2, 1.25, 1.3)},
+        },
+    ),
+    "autocast around nothing": (
+        "precision_no_gain",
+        {"precision": {"autocast": 40, "autocast_dtypes": {"bfloat16": 40}}},
+    ),
+    "skipped steps": ("overflow", {"precision": {"scaler_steps": 40, "skipped": 10, "scaler_updates": 40}}),
+    "not a number": ("overflow", {"precision": {"loss_not_finite": 5}}),
+    "underflow": (
+        "overflow",
+        {
+            "precision": {"autocast_dtypes": {"float16": 40}, "tiny_gradients": 0.7, "autocast": 40},
+            "item_bytes": {"matmul:2": 1},
+        },
+    ),
+    "clipped while scaled": (
+        "amp_misuse",
+        {"precision": {"clip_scaled": 40, "sites": {"clip_scaled": "train.py:9"}}},
+    ),
+    "unscaled by hand": ("amp_misuse", {"precision": {"unscaled_by_hand": 40}}),
+    "no scaler.update": ("amp_misuse", {"precision": {"scaler_steps": 40, "scale": 40}}),
+    "optimizer.step in place of scaler.step": ("amp_misuse", {"precision": {"scale": 40}}),
+    "scaled bfloat16": (
+        "amp_misuse",
+        {
+            "precision": {
+                "scaler_steps": 40,
+                "scaler_updates": 40,
+                "scale": 40,
+                "autocast_dtypes": {"bfloat16": 40},
+            }
+        },
+    ),
+    "float16 without a scaler": ("amp_misuse", {"precision": {"autocast_dtypes": {"float16": 40}}}),
+    "compile thrown away": ("no_effect", {"asked": {"compile": "train.py:5"}}),
+    "channels-last without convolutions": (
+        "no_effect",
+        {"asked": {"channels_last": "train.py:5"}, "work": {"convolution": {}}},
+    ),
+    "anomaly detection": ("no_effect", {"experiments": {"anomaly": tried(1.4, 1.5, 1.6)}}),
+    "float64": ("no_effect", {"experiments": {"double": tried(1.9, 2.0, 2.1)}}),
+    "pinned for nothing": ("no_effect", {"loader": {"pin_memory": True}}),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_planted_cause_is_named_and_alone(name):
+    cause, changes = PLANTED[name]
+    verdicts = rules.judge_all(seen_with(**changes))
+    assert [verdict.cause for verdict in verdicts] == [cause]
+    assert verdicts[0].evidence
+    assert verdicts[0].next
+    assert 0 < verdicts[0].low <= verdicts[0].high
+
+
+HARMLESS = {
+    "nothing": {},
+    "a loader that keeps up": {"seconds": {"data": 0.008}},
+    "one value a step": {"waits": [{"site": "a.py:1", "count": 5, "seconds": 0.0001, "span": 0.0001}]},
+    "autocast that pays": {
+        "precision": {"autocast": 40, "autocast_dtypes": {"bfloat16": 40}},
+        "item_bytes": {"convolution:2": 1},
+        "experiments": {"autocast": tried(0.6, 0.62, 0.65)},
+    },
+    "autocast that makes no difference within the noise": {
+        "precision": {"autocast": 40, "autocast_dtypes": {"bfloat16": 40}},
+        "item_bytes": {"convolution:2": 1},
+        "experiments": {"autocast": tried(0.8, 0.95, 1.1)},
+    },
+    "a scaler that skipped once": {
+        "precision": {
+            "scaler_steps": 400,
+            "scaler_updates": 400,
+            "scale": 400,
+            "skipped": 1,
+            "autocast_dtypes": {"float16": 400},
+        }
+    },
+    "compiled once": {
+        "asked": {"compile": "a.py:1"},
+        "dynamo": {"graphs": 1, "new_graphs": 0, "compilations": [], "breaks": [], "reasons": []},
+    },
+    "memory that settles": {"resident": [2**30 + 2**26 * min(step, 10) for step in range(40)]},
+    "threads that make no difference": {
+        "flags": {"threads": 2},
+        "experiments": {"threads": tried(0.98, 1.0, 1.02)},
+    },
+    "two ranks that hide their communication": {
+        "ranks": {"world_size": 2, "sampler": "DistributedSampler", "batch_sum": 1.0},
+        "other_ranks": [{"ranks": {"batch_sum": 2.0}}],
+    },
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_is_harmless_has_no_verdict(name):
+    assert rules.judge_all(seen_with(**HARMLESS[name])) == []
+
+
+def test_removing_a_wait_is_worth_its_share():
+    (verdict,) = rules.judge_all(seen_with(seconds={"data": 0.099}, data_cpu_seconds=0.0))
+    assert verdict.low <= 2.0 <= verdict.high
+
+
+def test_workers_bring_less_where_fetching_needs_the_cores_that_training_uses():
+    idle = rules.data_wait(seen_with(seconds={"data": 0.099}, data_cpu_seconds=0.0))
+    busy = rules.data_wait(seen_with(seconds={"data": 0.099}, data_cpu_seconds=0.099))
+    assert busy.low < idle.low
+
+
+COLLATE = "/x/torch/utils/data/_utils/collate.py:9 collate_tensor_fn"
+
+
+@pytest.mark.parametrize(
+    ("site", "kind"),
+    [
+        ("/me/data.py:3 __getitem__ | /x/site-packages/PIL/Image.py:900 load", "decoding"),
+        ("/me/data.py:3 __getitem__ | /x/site-packages/torchvision/transforms/v2.py:9 rotate", "augmenting"),
+        ("/me/data.py:3 load | /me/data.py:3 load", "reading"),
+        (f"{COLLATE} | {COLLATE}", "collating samples into batches"),
+        ("/me/data.py:3 __getitem__ | /me/data.py:3 __getitem__", "the dataset's own code"),
+    ],
+)
+def test_what_fetching_does_is_named(site, kind):
+    seen = seen_with(seconds={"data": 0.1}, fetch={"seen": [[site, 30]]})
+    assert kind in rules.data_wait(seen).evidence
+
+
+def test_waiting_for_a_busy_gpu_is_no_fault():
+    changes = {"waits": [{"site": "a.py:1", "count": 5, "seconds": 0.4, "span": 0.4}], "device": "cuda"}
+    seen = seen_with(**changes)
+    assert rules.sync(dataclasses.replace(seen, trace={**TRACE, "busy_seconds": 0.119})) is None
+    half_idle = dataclasses.replace(seen, trace={**TRACE, "busy_seconds": 0.06})
+    assert rules.sync(half_idle).cause == "sync"
+
+
+def test_wrong_numbers_come_before_slow_ones():
+    seen = seen_with(seconds={"data": 0.3}, precision={"loss_not_finite": 3})
+    assert [verdict.cause for verdict in rules.judge_all(seen)] == ["overflow", "input"]
+
+
+def test_every_rule_is_asked():
+    own = {rules.data_wait, rules.threads, rules.restarts, rules.sync, rules.idle, rules.recompiles}
+    own |= {rules.memory, rules.multi_gpu, rules_precision.overflow, rules_precision.amp_misuse}
+    assert set(rules.rules()) == own | {rules_precision.no_gain, rules_precision.no_effect}
+
+
+def test_exposed_collectives_are_taken_from_the_backward_pass():
+    seen = seen_with()
+    traced = dataclasses.replace(seen, trace={**TRACE, "step_seconds": 0.1, "communication_seconds": 0.03})
+    assert traced.shares["communication"] == pytest.approx(0.3)
+    assert traced.shares["backward"] == pytest.approx(0.3)
+    assert sum(traced.shares.values()) == pytest.approx(1)
+
+
+def test_on_a_gpu_the_synchronised_steps_say_what_the_device_does():
+    device = {
+        "data": 0.0,
+        "place": 0.01,
+        "forward": 0.02,
+        "backward": 0.04,
+        "update": 0.01,
+        "communication": 0.0,
+    }
+    host = {"data": 0.06, "place": 0.0, "forward": 0.01, "backward": 0.01, "update": 0.0, "idle": 0.02}
+    seen = seen_with(seconds=host, device="cuda", device_seconds={**device, "idle": 0.0})
+    shares = {phase: share for phase, share in seen.shares.items() if share}
+    expected = {"data": 0.15, "place": 0.1, "forward": 0.2, "backward": 0.4, "update": 0.1, "idle": 0.05}
+    assert shares == pytest.approx(expected)

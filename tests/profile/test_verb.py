@@ -1,0 +1,136 @@
+"""`vivace.profile` from outside: a Job in a child process, and scripts that know nothing of it."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+import vivace
+from vivace.errors import ChildFailed, InputError, JobError
+from vivace.machine import Machine
+from vivace.plan import Plan
+from vivace.testing import TINY_JOBS
+
+CEILINGS = {"matmul_fp32": 1e11, "convolution_fp32_nchw": 1e11, "copy_device": 1e10}
+KEYS = {"shares", "bound_seconds", "share_of_limit", "verdicts", "memory", "page_path", "trace_path", "work"}
+SCRIPT = """
+import sys, time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.set_num_threads(1)
+data = TensorDataset(torch.randn(512, 64), torch.randint(4, (512,)))
+model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+end = time.monotonic() + float(sys.argv[1])
+while time.monotonic() < end:
+    for inputs, labels in DataLoader(data, batch_size=64):
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+print("trained", sys.argv[1:])
+sys.exit(7)
+"""
+
+
+@pytest.fixture(scope="module")
+def machine():
+    found = vivace.inspect().to_dict()
+    return Machine.from_dict({**found, "ceilings": CEILINGS})
+
+
+@pytest.mark.parametrize("name", ["cnn", "gan"])
+def test_a_job_is_profiled(name, machine, tmp_path):
+    done = vivace.profile(TINY_JOBS[name](), out=tmp_path, machine=machine, timed_seconds=0.2)
+    document = done.to_dict()
+    assert set(document) >= KEYS
+    assert sum(done.shares.values()) == pytest.approx(1)
+    assert document["bound_seconds"] > 0
+    assert done.page_path.read_text().startswith("<!doctype html>")
+    assert json.loads(done.trace_path.read_text())["traceEvents"]
+    saved = json.loads((tmp_path / "profile.json").read_text())
+    assert saved["work"] == json.loads(json.dumps(document["work"]))
+    work = saved["work"]
+    assert work["format"] == 1
+    assert work["batch_size"] == 16
+    assert work["epochs"] == 1
+    assert work["steps_per_epoch"] == 4 / (2 if name == "gan" else 1)
+    assert work["device"] == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert set(work["operators"]["matmul"]) == {"flops", "bytes", "bytes_fused", "count", "seconds"}
+    assert ("convolution" in work["operators"]) == (name == "cnn")
+
+
+def test_a_plan_is_profiled_with_its_techniques(machine, tmp_path):
+    from vivace.techniques.bf16_autocast import Bf16Autocast
+
+    plan = Plan([Bf16Autocast()])
+    done = vivace.profile(TINY_JOBS["mlp"](), plan, out=tmp_path, machine=machine, timed_seconds=0.2)
+    assert done.document["work"]["precision"] == "bfloat16"
+
+
+def test_a_broken_job_is_blamed(machine, tmp_path):
+    with pytest.raises(JobError, match="model failed"):
+        vivace.profile(
+            vivace.Job(
+                model=lambda: 1 // 0,
+                data=list,
+                loss=lambda model, batch: None,
+                optimizer=lambda model: None,
+            ),
+            out=tmp_path,
+            machine=machine,
+        )
+
+
+def test_neither_or_both_is_refused(tmp_path):
+    with pytest.raises(InputError, match="either a JOB or a command"):
+        vivace.profile(out=tmp_path)
+
+
+def test_an_unmodified_script_keeps_its_output_and_exit_code(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    _store_ceilings(environment)
+    done = subprocess.run(
+        [sys.executable, "-m", "vivace", "profile", "--out", "out", "--", "python", "train.py", "7"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 7, done.stderr
+    assert done.stdout == "trained ['7']\n"
+    document = json.loads((tmp_path / "out" / "profile.json").read_text())
+    assert set(document) >= KEYS
+    assert document["exit_code"] == 7
+    assert document["bound_seconds"] > 0
+
+
+def _store_ceilings(environment):
+    code = f"""
+        from vivace.inspect import inspect
+        from vivace.inspect.ceilings import Ceiling, Survey
+        from vivace.inspect.store import save
+        machine = inspect()
+        found = {{key: Ceiling(value, 0.0, 1, "") for key, value in {CEILINGS!r}.items()}}
+        save(machine.fingerprint, machine.device.kind, Survey(found))
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment, check=True)
+
+
+def test_a_script_that_does_not_train_is_said_so(tmp_path, machine):
+    command = [sys.executable, "-c", "print('hello')"]
+    with pytest.raises(ChildFailed, match="nothing was recorded"):
+        vivace.profile(command=command, out=tmp_path, machine=machine)
+
+
+def test_a_missing_program_is_one_sentence(tmp_path, machine):
+    with pytest.raises(InputError, match="no program 'no-such-program'"):
+        vivace.profile(command=["no-such-program"], out=tmp_path, machine=machine)

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from vivace.profile.work import count_work, work_class
+
+
+def on_meta(build):
+    with torch.device("meta"):
+        return build()
+
+
+def step(model, inputs, optimizer=None):
+    def run() -> None:
+        output = model(inputs)
+        (output[0] if isinstance(output, tuple) else output).sum().backward()
+        if optimizer is not None:
+            optimizer.step()
+
+    return run
+
+
+def test_a_linear_layer_does_six_operations_a_weight_and_sample():
+    model, inputs = on_meta(lambda: (nn.Linear(64, 32, bias=False), torch.empty(8, 64, requires_grad=True)))
+    matmul = count_work(lambda: model(inputs).square().sum().backward()).operators["matmul"]
+    assert matmul.flops == 6 * 64 * 32 * 8
+    assert matmul.count == 3
+    assert matmul.bytes == 3 * 4 * (64 * 32 + 64 * 8 + 32 * 8)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_recurrent_layers_are_counted(device):
+    model = nn.LSTM(64, 128, device=device, batch_first=True)
+    work = count_work(step(model, torch.randn(4, 10, 64, device=device)))
+    gates = 2 * 4 * 10 * 4 * 128 * (64 + 128)
+    assert work.operators["recurrent"].flops == pytest.approx(3 * gates, rel=0.02)
+    assert "matmul" not in work.operators
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_attention_is_counted_inside_a_layer(device):
+    model = nn.TransformerEncoderLayer(64, 4, batch_first=True, dropout=0.0, device=device)
+    work = count_work(step(model, torch.randn(2, 24, 64, device=device)))
+    scores_and_values = 2 * 2 * (2 * 24 * 24 * 64)
+    assert work.operators["attention"].flops == int(3.5 * scores_and_values)
+
+
+def test_a_chain_of_elementwise_operators_fuses_to_one_read_and_one_write():
+    inputs = on_meta(lambda: torch.empty(1000))
+    work = count_work(lambda: ((inputs + 1) * 2).relu())
+    assert work.bytes == 3 * 8000
+    assert work.bytes_fused == 8000
+
+
+def test_a_matrix_product_in_between_keeps_a_residual_apart():
+    model, inputs = on_meta(lambda: (nn.Linear(50, 50, bias=False), torch.empty(20, 50)))
+
+    def residual() -> torch.Tensor:
+        with torch.no_grad():
+            hidden = inputs.relu()
+            return (model(hidden) + hidden).relu()
+
+    assert count_work(residual).operators["elementwise"].bytes_fused == 4 * 1000 * (2 + 3)
+
+
+def test_groups_phases_and_saved_bytes():
+    model = on_meta(lambda: nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.ReLU()))
+    inputs = on_meta(lambda: torch.empty(2, 8, 10, 10))
+    work = count_work(step(model, inputs, torch.optim.SGD(model.parameters(), lr=0.1)))
+    convolutions = [k for k in work.kernels if k.operator == "convolution"]
+    assert [(k.groups, k.width) for k in convolutions] == [(8, 1), (8, 1)]
+    assert [k.flops for k in convolutions] == [2 * 9 * 2 * 8 * 64] * 2  # no gradient of the input
+    assert {k.phase for k in work.kernels} == {"forward", "backward", "update"}
+    assert work.saved_bytes == 4 * (2 * 8 * 100 + 2 * 8 * 64)
+
+
+def test_counting_leaves_no_trace():
+    original = functional.scaled_dot_product_attention
+    with pytest.raises(ZeroDivisionError):
+        count_work(lambda: 1 / 0)
+    assert functional.scaled_dot_product_attention is original
+
+
+def test_dropout_is_one_kernel():
+    inputs = on_meta(lambda: torch.empty(100))
+    assert count_work(lambda: functional.dropout(inputs, 0.5)).count == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("aten::addmm", "matmul"),
+        ("aten::_cudnn_rnn_backward", "recurrent"),
+        ("aten::masked_fill_", "elementwise"),
+        ("aten::_to_copy", "memory"),
+        ("aten::native_layer_norm_backward", "norm"),
+        ("aten::max_pool2d_with_indices", "other"),
+        ("aten::convolution_backward", "convolution"),
+    ],
+)
+def test_operators_have_classes(name, kind):
+    assert work_class(name) == kind

@@ -1,0 +1,185 @@
+import copy
+import random
+
+import pytest
+import torch
+from torch import nn
+
+import vivace
+from vivace import registry
+from vivace.ledger import Observation
+from vivace.profile.observe import observe
+from vivace.testing import TechniqueContract
+
+from . import blocky
+
+Checkpoint = registry.find("checkpoint")
+
+
+@pytest.mark.usefixtures("one_thread")
+class TestCheckpoint(TechniqueContract):
+    technique = Checkpoint
+
+
+@pytest.mark.parametrize("blocks", [["*"], ["blocks.1", "blocks.3"]])
+@pytest.mark.parametrize(
+    "beside", [{}, {"bf16_autocast": {}}, {"bf16_weights": {}}, {"micro_batches": {"num": 4}}]
+)
+def test_no_bit_differs(blocks, beside):
+    models = [copy.deepcopy(blocky.PLAIN) if "bf16_weights" in beside else None for _ in range(2)]
+    seen, notes = blocky.course({**beside, "checkpoint": {"blocks": blocks}}, models[0])
+    wanted, _ = blocky.course(beside, models[1])
+    assert blocky.differing(seen, wanted) == []
+    assert notes["recomputed_blocks"] == (4 if blocks == ["*"] else 2)
+    assert all(count > 0 for count in notes["released_bytes"].values())
+
+
+def test_the_peak_falls():
+    peaks = {}
+    for name, plan in (("kept", {}), ("recomputed", {"checkpoint": {}})):
+        with blocky.opened(plan, blocky.Net(12)) as session:
+            peaks[name] = observe(session, blocky.BATCHES).peak_bytes
+    assert peaks["recomputed"] < 0.6 * peaks["kept"]
+
+
+def test_hooks_of_a_block_and_backwards_of_custom_functions_run_once():
+    model, calls = copy.deepcopy(blocky.ORIGINAL), []
+    model.blocks[0].register_forward_hook(lambda *_: calls.append("forward"))
+    model.blocks[0].body[0].register_full_backward_hook(lambda *_: calls.append("backward"))
+    model.blocks[0].body[0].weight.register_hook(lambda gradient: calls.append("gradient"))
+    blocky.Square.passes.update(forward=0, backward=0)
+    with blocky.opened({"checkpoint": {}}, model) as session:
+        session.step(blocky.BATCHES[0])
+    assert sorted(calls) == ["backward", "forward", "gradient"]
+    assert blocky.Square.passes == {"forward": 8, "backward": 4}
+
+
+def test_a_forward_hook_inside_of_a_block_is_refused_and_outside_is_not():
+    model = copy.deepcopy(blocky.ORIGINAL)
+    model.stem.register_forward_hook(lambda *_: None)
+    with blocky.opened({"checkpoint": {}}, model) as session:
+        session.step(blocky.BATCHES[0])
+    model.blocks[1].body[2].register_forward_hook(lambda *_: None)
+    with (
+        blocky.opened({"checkpoint": {}}, model) as session,
+        pytest.raises(vivace.Refused, match=r"^checkpoint: the ReLU inside of 'blocks.1' has a forward hook"),
+    ):
+        session.step(blocky.BATCHES[0])
+
+
+class Changed(blocky.Block):
+    """A block whose forward does something that a second pass would not repeat."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.calls = kind, 0
+        self.register_buffer("total", torch.zeros(()))
+
+    def forward(self, x, *, scale=1.0):
+        self.calls += 1
+        if self.kind == "python":
+            return super().forward(x) * random.random()
+        if self.kind == "in place":
+            return super().forward(x.add_(1.0))
+        if self.kind == f"writes in call {self.calls}":
+            self.total += 1
+        if self.kind == "counts" and self.calls % 2:
+            return torch.tanh(super().forward(x))
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("python", "'blocks.2' draws random numbers from Python or NumPy itself"),
+        ("in place", "'blocks.2' changes its input in place"),
+        ("counts", "'blocks.2' does not do the same when it runs again"),
+        ("writes in call 2", "'blocks.2' does not do the same when it runs again"),
+        ("writes in call 3", "'blocks.2' writes a buffer that it did not write in its first pass"),
+    ],
+)
+def test_what_a_second_pass_would_not_repeat_is_refused_by_name(kind, reason):
+    model = copy.deepcopy(blocky.ORIGINAL)
+    model.blocks = nn.ModuleList([*model.blocks[:2], Changed(kind), Changed(""), *model.blocks[2:]])
+    plan = {"checkpoint": {"blocks": ["blocks.2", "blocks.3"]}}
+    with blocky.opened(plan, model) as session, pytest.raises(vivace.Refused) as refused:
+        list(map(session.step, blocky.BATCHES))
+    assert str(refused.value) == f"checkpoint: {reason}"
+
+
+def test_gradients_of_gradients_are_refused_by_name():
+    def penalised(model, batch):
+        images = batch[0].clone().requires_grad_()
+        (slope,) = torch.autograd.grad(model(images).sum(), images, create_graph=True)
+        return blocky.loss(model, batch) + slope.square().mean()
+
+    with (
+        blocky.opened({"checkpoint": {}}, loss=penalised) as session,
+        pytest.raises(vivace.Refused, match="gradients of gradients"),
+    ):
+        session.step(blocky.BATCHES[0])
+
+
+def test_plain_gradients_inside_of_the_loss_are_right():
+    def attacked(model, batch):
+        images = batch[0].clone().requires_grad_()
+        (slope,) = torch.autograd.grad(blocky.loss(model, (images, batch[1])), images)
+        return blocky.loss(model, (batch[0] + 0.1 * slope.sign(), batch[1]))
+
+    seen, _ = blocky.course({"checkpoint": {}}, loss=attacked)
+    wanted, _ = blocky.course({}, loss=attacked)
+    assert blocky.differing(seen, wanted) == []
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_an_own_step_may_not_update_weights_before_the_backward_pass(early):
+    model = copy.deepcopy(blocky.ORIGINAL)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch):
+        loss = blocky.loss(model, batch)
+        if early:
+            with torch.no_grad():
+                model.blocks[0].body[0].weight.mul_(0.9)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    plan = vivace.Plan.from_dict({"checkpoint": {}})
+    with vivace.attach(plan, step=step, models=[model]) as session:
+        if early:
+            with pytest.raises(vivace.Refused, match=r"'blocks.0' is changed in place before its backward"):
+                session.step(blocky.BATCHES[0])
+        else:
+            session.step(blocky.BATCHES[0])
+
+
+def test_a_graph_that_is_kept_serves_twice():
+    model = copy.deepcopy(blocky.ORIGINAL)
+    gradients = []
+    for plan in ({}, {"checkpoint": {}}):
+        twin = copy.deepcopy(model)
+
+        def step(batch, twin=twin):
+            torch.manual_seed(3)
+            loss = blocky.loss(twin, batch)
+            loss.backward(retain_graph=True)
+            loss.backward()
+            return loss.detach()
+
+        with vivace.attach(vivace.Plan.from_dict(plan), step=step, models=[twin]) as session:
+            session.step(blocky.BATCHES[0])
+        gradients.append({name: p.grad for name, p in twin.named_parameters()})
+    assert blocky.differing(*gradients) == []
+
+
+def test_confirmation_names_blocks_and_bytes():
+    seen = Observation(
+        {}, {}, 0, 0.0, notes={"recomputed_blocks": 2, "released_bytes": {"a": 2**20, "b": 2**19}}
+    )
+    assert Checkpoint().confirm(seen, seen) == (
+        "2 blocks run again in the backward pass instead of keeping 1.5 MiB"
+    )
+    with pytest.raises(vivace.Refused, match="changed nothing"):
+        Checkpoint().confirm(Observation({}, {}, 0, 0.0, notes={"recomputed_blocks": 2}), seen)

@@ -1,0 +1,98 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vivace
+from vivace import registry
+from vivace.ledger import Observation
+from vivace.profile.observe import observe
+from vivace.saved import Bfloat16Store, Int8Store, Stored
+from vivace.testing import TechniqueContract
+
+from . import blocky
+
+CompressActivations = registry.find("compress_activations")
+
+
+@pytest.mark.usefixtures("one_thread")
+class TestCompressActivations(TechniqueContract):
+    technique = CompressActivations
+
+
+def distance(seen, wanted):
+    one, other = (torch.cat([c[k].flatten() for k in c if k.startswith("gradient")]) for c in (seen, wanted))
+    return float((one - other).norm() / other.norm())
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [("bfloat16", 2.0**-8), ("int8", 0.02)])
+def test_only_gradients_are_rounded(dtype, largest):
+    seen, notes = blocky.course({"compress_activations": {"dtype": dtype}})
+    wanted, _ = blocky.course({})
+    assert seen["losses"][0] == wanted["losses"][0]
+    assert seen["blocks.0.body.1.running_mean"] == pytest.approx(
+        wanted["blocks.0.body.1.running_mean"], rel=1e-2
+    )
+    assert torch.equal(
+        seen["blocks.0.body.1.num_batches_tracked"], wanted["blocks.0.body.1.num_batches_tracked"]
+    )
+    assert torch.equal(seen["stream"], wanted["stream"])
+    assert 0 < distance(seen, wanted) < largest
+    assert len(notes["compressed_bytes"]) == 4
+    assert all(notes["compressed_bytes"].values())
+
+
+def test_int8_declares_semantics():
+    assert blocky.opened({"compress_activations": {}}).promise is vivace.Numerics.ROUNDING
+    assert blocky.opened({"compress_activations": {"dtype": "int8"}}).promise is vivace.Numerics.SEMANTICS
+
+
+def test_the_peak_falls():
+    peaks = []
+    for plan in ({}, {"compress_activations": {}}, {"compress_activations": {"dtype": "int8"}}):
+        with blocky.opened(plan, blocky.Net(12)) as session:
+            peaks.append(observe(session, blocky.BATCHES).peak_bytes)
+    assert peaks[2] < peaks[1] < 0.8 * peaks[0]
+
+
+class Nothing:
+    """The build and the visit of a store that is tested alone."""
+
+
+@given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=600))
+@settings(max_examples=50, deadline=None)
+def test_errors_stay_within_their_bounds(values):
+    flat = torch.tensor(values, dtype=torch.float32)
+    for store in (Bfloat16Store(Nothing, "x"), Int8Store(Nothing, "x")):
+        content, _ = store.put(flat)
+        error = (store.get(Stored(content, 0, Nothing())) - flat).abs()
+        if type(store) is Bfloat16Store:
+            bound = flat.abs() * 2.0**-8 + 1e-38
+        else:
+            groups = torch.nn.functional.pad(flat, (0, -len(flat) % 256)).view(-1, 256)
+            largest = groups.abs().amax(1, keepdim=True).expand_as(groups).reshape(-1)[: len(flat)]
+            bound = largest / 254 * 1.0001 + 1e-38
+        assert bool((error <= bound).all())
+
+
+def test_gradients_of_gradients_are_refused_by_name():
+    def penalised(model, batch):
+        images = batch[0].clone().requires_grad_()
+        (slope,) = torch.autograd.grad(model(images).sum(), images, create_graph=True)
+        return blocky.loss(model, batch) + slope.square().mean()
+
+    with (
+        blocky.opened({"compress_activations": {}}, loss=penalised) as session,
+        pytest.raises(vivace.Refused, match=r"^compress_activations: .*gradients of gradients"),
+    ):
+        session.step(blocky.BATCHES[0])
+
+
+def test_confirmation_names_blocks_and_bytes():
+    notes = {"compressed_blocks": 2, "compressed_bytes": {"a": 2**20, "b": 2**19}}
+    seen = Observation({}, {}, 0, 0.0, notes=notes)
+    assert CompressActivations().confirm(seen, seen) == (
+        "2 blocks keep 1.50 MiB less for the backward pass, in bfloat16"
+    )
+    with pytest.raises(vivace.Refused, match="changed nothing"):
+        CompressActivations().confirm(Observation({}, {}, 0, 0.0), seen)

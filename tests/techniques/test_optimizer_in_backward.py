@@ -1,0 +1,119 @@
+import pytest
+import torch
+
+import vivace
+from vivace import registry
+from vivace.ledger import Observation
+from vivace.profile.observe import observe
+from vivace.testing import TechniqueContract
+
+from . import blocky
+
+OptimizerInBackward = registry.find("optimizer_in_backward")
+PLAN = {"optimizer_in_backward": {}}
+
+
+@pytest.mark.usefixtures("one_thread")
+class TestOptimizerInBackward(TechniqueContract):
+    technique = OptimizerInBackward
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-3),
+        lambda p: torch.optim.AdamW(list(p), lr=1e-2, amsgrad=True),
+        lambda p: torch.optim.Adam([{"params": [q], "lr": 0.01 / (i + 1)} for i, q in enumerate(p)]),
+    ],
+    ids=["sgd", "adamw", "groups"],
+)
+@pytest.mark.parametrize(
+    "beside", [{}, {"micro_batches": {"num": 4}}, {"checkpoint": {}}, {"bf16_autocast": {}}]
+)
+def test_no_bit_differs(make, beside):
+    seen, notes = blocky.course({**beside, **PLAN}, make=make, see=False)
+    wanted, _ = blocky.course(beside, make=make, see=False)
+    assert blocky.differing(seen, wanted) == []
+    assert notes["updates_in_backward"] == 3 * len(list(blocky.ORIGINAL.parameters()))
+
+
+def test_schedulers_see_their_optimizer_step_and_frozen_parameters_stay():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    model[0].requires_grad_(False)
+    before = model[0].weight.clone()
+    with blocky.opened(PLAN, model, loss=lambda m, x: m(x).mean()) as session:
+        scheduler = torch.optim.lr_scheduler.StepLR(session.optimizer, 1)
+        session.step(torch.ones(2, 4))
+        scheduler.step()  # warns where the optimizer did not step
+    assert torch.equal(model[0].weight, before)
+    assert not model[1].weight._post_accumulate_grad_hooks
+
+
+def test_the_peak_falls_by_the_gradients():
+    peaks = []
+    for plan in ({}, PLAN):
+        model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8)))
+        with blocky.opened(plan, model, loss=lambda m, x: m(x).mean()) as session:
+            peaks.append(observe(session, [torch.ones(2, 256)]).peak_bytes)
+    assert peaks[0] - peaks[1] > 6 * 256 * 256 * 4
+
+
+class OwnOptimizer(torch.optim.SGD):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"on_gradients": lambda model: None}, "on_gradients wants to see all gradients"),
+        ({"make": lambda p: OwnOptimizer(p, lr=0.1)}, "OwnOptimizer may look at all parameters at once"),
+        ({"make": lambda p: torch.optim.LBFGS(p)}, "LBFGS may look at all parameters at once"),
+        (
+            {"make": lambda p: torch.optim.SGD([*p, torch.zeros(1, requires_grad=True)], lr=0.1)},
+            "the optimizer updates tensors outside of the model",
+        ),
+    ],
+)
+def test_what_needs_all_gradients_at_once_is_refused(more, reason):
+    with pytest.raises(vivace.Refused, match=f"^optimizer_in_backward: {reason}"):
+        blocky.opened(PLAN, **more)
+
+
+def test_loss_scaling_and_step_hooks_are_refused():
+    with pytest.raises(vivace.Refused, match="fp16 loss scaling judges all gradients first"):
+        blocky.opened({**PLAN, "fp16_autocast": {}})
+
+    def make(parameters):
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
+        optimizer.register_step_post_hook(lambda *_: None)
+        return optimizer
+
+    with pytest.raises(vivace.Refused, match="SGD has hooks that wait for a whole step"):
+        blocky.opened(PLAN, make=make)
+
+
+def test_gradients_of_gradients_are_refused_by_name():
+    class Twice(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(3))
+
+    model = Twice()
+
+    def loss(model, batch):
+        inner = (model.weight**3).sum()
+        torch.autograd.backward(inner, create_graph=True)
+        return inner
+
+    with (
+        blocky.opened(PLAN, model, loss=loss) as session,
+        pytest.raises(vivace.Refused, match=r"^optimizer_in_backward: .*gradients of gradients"),
+    ):
+        session.step(torch.ones(1))
+
+
+def test_confirmation_counts_the_updates():
+    seen = Observation({}, {}, 0, 0.0, notes={"updates_in_backward": 12})
+    assert OptimizerInBackward().confirm(seen, seen) == "12 updates of parameters inside the backward pass"
+    with pytest.raises(vivace.Refused, match="changed nothing"):
+        OptimizerInBackward().confirm(Observation({}, {}, 0, 0.0), seen)

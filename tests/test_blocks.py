@@ -1,0 +1,86 @@
+import pytest
+import torch
+from torch import nn
+
+import vivace
+from vivace.blocks import find_blocks
+
+
+class Inner(nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
+
+
+class Stage(nn.Module):
+    def __init__(self, depth):
+        super().__init__()
+        self.parts = nn.Sequential(*(Inner() for _ in range(depth)))
+
+
+def names(*models):
+    return [block.name for block in find_blocks(models)]
+
+
+def test_repeated_modules_are_blocks_in_lists_and_as_attributes():
+    model = nn.Module()
+    model.layers = nn.ModuleList(Inner() for _ in range(2))
+    model.left, model.right, model.norm = Inner(8), Inner(8), nn.LayerNorm(4)
+    assert names(model) == ["layers.0", "layers.1", "left", "right"]
+    kinds = [block.kind for block in find_blocks([model])]
+    assert kinds[0] == kinds[1] != kinds[2] == kinds[3]
+
+
+def test_few_stages_are_cut_into_the_blocks_inside_of_them():
+    model = nn.Module()
+    model.stages = nn.Sequential(Stage(2), Stage(3))
+    assert names(model) == [f"stages.0.parts.{i}" for i in range(2)] + [
+        f"stages.1.parts.{i}" for i in range(3)
+    ]
+
+
+def test_a_plain_sequential_is_cut_into_runs_unless_a_module_stands_in_it_twice():
+    plain = nn.Sequential(*(nn.Linear(2, 2) for _ in range(8)))
+    assert names(plain) == ["0-2", "3-5", "6-7"]
+    assert names(plain, nn.Sequential(nn.Linear(2, 2), nn.ReLU())) == [
+        "0.0-2",
+        "0.3-5",
+        "0.6-7",
+        "1.0-0",
+        "1.1-1",
+    ]
+    shared = nn.Linear(2, 2)
+    assert names(nn.Sequential(shared, nn.ReLU(), shared)) == []
+    assert names(nn.Linear(2, 2)) == []
+
+
+def test_runs_compute_what_the_sequential_does():
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
+    inputs = torch.randn(2, 3)
+    wanted = model(inputs)
+    plan = vivace.Plan.from_dict({"checkpoint": {}})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, x: m(x).mean()) as session:
+        assert torch.equal(session.step(inputs), wanted.mean())
+        assert session.build.notes["recomputed_blocks"] == 3
+    assert "forward" not in vars(model[0])
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        ({"checkpoint": {"blocks": ["body"]}}, "checkpoint: no block is called 'body'; there are 0-1, 2-2"),
+        (
+            {"checkpoint": {}, "compress_activations": {"blocks": ["2-2"]}},
+            "compress_activations: 'checkpoint' already decides on the block '2-2'",
+        ),
+    ],
+)
+def test_patterns_that_match_nothing_and_blocks_claimed_twice_are_refused(plan, reason):
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(vivace.Refused) as refused:
+        vivace.attach(
+            vivace.Plan.from_dict(plan), model=model, optimizer=optimizer, loss=lambda m, x: m(x).mean()
+        )
+    assert str(refused.value) == reason
