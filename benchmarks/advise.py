@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from _published import Row, read
 
 from vivace.advise.demand import Bin, Demand, load_models, save_models
 from vivace.advise.formula import COEFFICIENTS_FILE, PARAMETERS, load_coefficients
+from vivace.advise.reverse import EXAMPLES
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data" / "published_throughput.csv"
@@ -33,6 +35,8 @@ HEAD = ("Work of one training step of known models; vivace.advise.demand has the
         "Written by scripts/bench advise --count; not to be edited.")  # fmt: skip
 DEMANDED = {"known card, new model": 0.12, "new card, known model": 0.18, "both new": 0.25}
 SMALL, LARGE = 2, 4
+DOCS = ROOT / "docs" / "advise.md"
+MARKERS = re.compile(r"(<!-- advise-errors -->\n).*?(\n?<!-- /advise-errors -->)", re.DOTALL)
 
 
 def main() -> None:
@@ -51,6 +55,8 @@ def main() -> None:
     for reason, number in sorted(left_out.items(), key=lambda pair: -pair[1]):
         print(f"  {number:5d}  {reason}")
     if given.count:
+        for key, _, _ in EXAMPLES:
+            counted(key)
         save_models(counted.models, head=HEAD)
     elif given.fit:
         fit(rows, left_out, given.date)
@@ -197,6 +203,9 @@ def fit(rows: Sequence[Row], left_out: dict[str, int], date: str) -> None:
     document = {
         "date": date,
         "rows": len(rows),
+        "cards": len(seen["cards"]),
+        "models": len({row.key for row in rows}),
+        "parameters": sum(value.size for value in theta.values()),
         "left_out": left_out,
         "in_sample": median(own),
         "splits": splits,
@@ -213,10 +222,31 @@ def fit(rows: Sequence[Row], left_out: dict[str, int], date: str) -> None:
         }
         for name, split in splits.items()
     }
+    DOCS.write_text(with_errors(DOCS.read_text(encoding="utf-8"), document), encoding="utf-8")
     write(theta, {"interval": interval, "errors": errors, "evidence": seen}, date)
     for name, split in splits.items():
         print(name, {key: value for key, value in split.items() if not key.startswith("by_")})
     print("in sample", median(own))
+
+
+def with_errors(text: str, record: dict[str, Any]) -> str:
+    """The documentation page with the record's errors between its markers."""
+    lines = [
+        f"Fitted on {record['date']}: {record['parameters']} parameters, {record['rows']:,} figures, "
+        f"{record['models']} models at their image sizes, {record['cards']} cards. On the figures of the fit "
+        f"itself the median error is {100 * record['in_sample']:.1f} %.\n",
+        "| left out of the fit | figures | median error | demanded | in interval | roofline "
+        "| bandwidth alone | TFLOPS alone |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, split in record["splits"].items():
+        simple = [f"{100 * value:.0f} %" for value in split["simple"].values()]
+        error = f"**{100 * split['median_abs_error']:.1f} %**"
+        inside = f"{100 * split['interval_coverage']:.0f} %"
+        cells = (name, f"{split['n']:,}", error, f"{100 * split['demanded']:.0f} %", inside, *simple)
+        lines.append(f"| {' | '.join(cells)} |")
+    table = "\n".join(lines)
+    return MARKERS.sub(rf"\g<1>{table}\g<2>", text)
 
 
 def medians(
