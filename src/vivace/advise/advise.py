@@ -110,7 +110,7 @@ def advise(
 
     Raises InputError for unknown cards, nonsense amounts and files of another format.
     """
-    budget, by = dollars(budget_usd), seconds_of(deadline)
+    limits = dollars(budget_usd), seconds_of(deadline)
     if most < 1:
         raise InputError(f"the largest number of GPUs must be at least 1, not {most}")
     known = load_catalogue(catalogue if catalogue is None else Path(catalogue))
@@ -119,15 +119,33 @@ def advise(
     opened = subject if isinstance(subject, Subject) else open_subject(subject)
     length = amount(opened, epochs, steps, target)
     predictor = Predictor(opened, precision, channels_last)
-    here_gpu, notes = _here(opened, known)
-    if here_gpu is not None and opened.step_seconds:
+    advice = _compared(predictor, length, limits, known, cards, costs, most)
+    if out is None:
+        return advice
+    from vivace.advise.page import write
+
+    return write(advice, Path(out))
+
+
+def _compared(
+    predictor: Predictor,
+    length: Amount,
+    limits: tuple[float | None, float | None],
+    known: Mapping[str, Gpu],
+    cards: list[Gpu],
+    costs: Prices,
+    most: int,
+) -> Advice:
+    """Every card's offers, what they lead to, and what is doubtful about them."""
+    here_gpu, notes = _here(predictor.subject, known)
+    if here_gpu is not None and predictor.subject.step_seconds:
         factor = predictor.learn(here_gpu)
         if factor != 1.0:
             notes.append(
                 f"scaled by {factor:.2f}: what the profile measured on {here_gpu.name} over its prediction"
             )
     offers = choose.make_offers(predictor, cards, length, costs, most)
-    allowed = choose.affordable(offers, budget, by)
+    allowed = choose.affordable(offers, *limits)
     found = choose.picks(allowed)
     chosen = list(dict.fromkeys(offer.prediction.gpu.name for offer in found.values()))
     single = {o.prediction.gpu.name: o for o in offers if o.prediction.num_gpus == 1}
@@ -136,12 +154,10 @@ def advise(
         for name in single
         if single[name].prediction.fits
     )
-    notes += _doubts(predictor, cards)
-    advice = Advice(
-        opened,
+    return Advice(
+        predictor.subject,
         length,
-        budget,
-        by,
+        *limits,
         tuple(offers),
         tuple(allowed),
         found,
@@ -149,15 +165,10 @@ def advise(
         tuple(choose.scaling(predictor, known[name]) for name in chosen),
         tuple(entry for entry in bought if entry),
         choose.make_offers(predictor, [here_gpu], length, costs, 1)[0] if here_gpu else None,
-        tuple(notes),
+        (*notes, *_doubts(predictor, cards)),
         tuple(_old_prices(costs, cards, datetime.date.today())),
         predictor.rest.get("errors", {}),
     )
-    if out is None:
-        return advice
-    from vivace.advise.page import write
-
-    return write(advice, Path(out))
 
 
 def _cards(known: Mapping[str, Gpu], names: Sequence[str] | None) -> list[Gpu]:
