@@ -248,10 +248,9 @@ def step_parts(
     host = host * (1 + t["replicate_host"] * replicas)
     single = _joined(device, host, t["host_exponent"], library)
     talk = c["link_seconds"] / t["link_efficiency"][c["link"]]
-    shown = (
-        talk * t["exposed"] * (c["replicas"] == 0)
-        + c["bus_seconds"] * t["replicate_bytes"] / 8 * replicas * (c["replicas"] > 0)
-    )
+    shown = talk * t["exposed"] * (c["replicas"] == 0) + c["bus_seconds"] * t[
+        "replicate_bytes"
+    ] / 8 * replicas * (c["replicas"] > 0)
     together = single * (1 + t["straggling"] * library.log(c["processes"])) + shown
     age = t["framework"][c["framework"]] * t["harness"][c["harness"]] * t["year"] ** (-c["years"])
     return {
