@@ -152,7 +152,7 @@ def held_out(rows: Sequence[Row]) -> dict[str, tuple[np.ndarray, dict[str, np.nd
             test = [row for row, wanted in zip(rows, chosen, strict=True) if wanted]
             if not test:
                 continue
-            error[chosen] = errors(fit(train, steps=STEPS * 3 // 4), test)
+            error[chosen] = errors(fit(train, steps=STEPS), test)
             for other, values in simple_errors(train, test).items():
                 simple.setdefault(other, np.full(len(rows), np.nan))[chosen] = values
         found[name] = error, simple

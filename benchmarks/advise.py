@@ -35,6 +35,7 @@ HEAD = ("Work of one training step of known models; vivace.advise.demand has the
         "Written by scripts/bench advise --count; not to be edited.")  # fmt: skip
 DEMANDED = {"known card, new model": 0.12, "new card, known model": 0.18, "both new": 0.25}
 SMALL, LARGE = 2, 4
+RECORDS = ROOT / "records" / "advise"
 DOCS = ROOT / "docs" / "advise.md"
 MARKERS = re.compile(r"(<!-- advise-errors -->\n).*?(\n?<!-- /advise-errors -->)", re.DOTALL)
 
@@ -65,10 +66,14 @@ def main() -> None:
 
 
 class Counted:
-    """Demand of a model by key: from the shipped table, else counted where a library knows it, else None."""
+    """Demand of a model by key: from the shipped table, else counted where a library knows it, else None.
 
-    def __init__(self, keep: bool) -> None:
-        self.models, self.keep = load_models(), keep
+    `again` counts what `_zoo` rebuilds afresh.
+    """
+
+    def __init__(self, again: bool) -> None:
+        kept = load_models()
+        self.models = {k: d for k, d in kept.items() if not (again and k.startswith("own:"))}
         self.missing: set[str] = set()
 
     def __call__(self, key: str) -> Demand | None:
@@ -118,7 +123,8 @@ def score(rows: Sequence[Row], left_out: dict[str, int]) -> None:
     seen = rest["evidence"]
     situation = situations(theta, rows, seen)
     place = list(rest["interval"]["widening"]).index("new_model")
-    situation[:, place] = [row.family not in seen["families"] for row in rows]
+    fitted = set(json.loads(max(RECORDS.glob("*.json")).read_text(encoding="utf-8"))["models"])
+    situation[:, place] = [row.key not in fitted for row in rows]
     inside = covered(rest["interval"], situation, error)
     table(absolute(error), inside, rows)
     by_gpu = {
@@ -204,15 +210,14 @@ def fit(rows: Sequence[Row], left_out: dict[str, int], date: str) -> None:
         "date": date,
         "rows": len(rows),
         "cards": len(seen["cards"]),
-        "models": len({row.key for row in rows}),
+        "models": sorted({row.key for row in rows}),
         "parameters": sum(value.size for value in theta.values()),
         "left_out": left_out,
         "in_sample": median(own),
         "splits": splits,
     }
-    folder = ROOT / "records" / "advise"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{date}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    RECORDS.mkdir(parents=True, exist_ok=True)
+    (RECORDS / f"{date}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     errors = {
         name: {
             "n": split["n"],
@@ -232,9 +237,9 @@ def fit(rows: Sequence[Row], left_out: dict[str, int], date: str) -> None:
 def with_errors(text: str, record: dict[str, Any]) -> str:
     """The documentation page with the record's errors between its markers."""
     lines = [
-        f"Fitted on {record['date']}: {record['parameters']} parameters, {record['rows']:,} figures, "
-        f"{record['models']} models at their image sizes, {record['cards']} cards. On the figures of the fit "
-        f"itself the median error is {100 * record['in_sample']:.1f} %.\n",
+        f"Fitted on {record['date']}: {record['parameters']} parameters, {record['rows']:,} figures of "
+        f"{len(record['models'])} models and {record['cards']} cards. On the figures of the fit itself the "
+        f"median error is {100 * record['in_sample']:.1f} %.\n",
         "| left out of the fit | figures | median error | demanded | in interval | roofline "
         "| bandwidth alone | TFLOPS alone |",
         "|---|---|---|---|---|---|---|---|",
