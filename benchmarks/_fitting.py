@@ -17,6 +17,7 @@ from vivace.advise.interval import CIRCUMSTANCES, UNSEEN_WIDENING, circumstances
 
 STEPS, LEARNING_RATE, PRIOR, ROUNDING = 300, 0.08, 3e-4, 0.03
 MOST_OF_A_KIND = 300  # rows of one card, harness and layout in the fit of a fold
+CROWDED = 0.3  # power of the number of similar rows by which each of them counts less
 FAMILY_FOLDS, CARD_FOLDS, CARDS_ALONE = 8, 4, 12
 NEVER_NARROWER = ("new_card", "new_architecture", "new_model")
 
@@ -31,7 +32,7 @@ def fit(rows: Sequence[Row], steps: int = STEPS) -> dict[str, np.ndarray]:
     target = torch.tensor([math.log(row.seconds) for row in rows])
     sizes = Counter((row.gpu.name, row.setting.harness, row.setting.num_gpus > 1) for row in rows)
     weight = torch.tensor(
-        [sizes[row.gpu.name, row.setting.harness, row.setting.num_gpus > 1] ** -0.5 for row in rows]
+        [sizes[row.gpu.name, row.setting.harness, row.setting.num_gpus > 1] ** -CROWDED for row in rows]
     )
     start = {name: _start(name) for name in PARAMETERS}
     logs = {name: value.clone().requires_grad_() for name, value in start.items()}
@@ -146,11 +147,12 @@ def held_out(rows: Sequence[Row]) -> dict[str, tuple[np.ndarray, dict[str, np.nd
             chosen = [
                 (by_model is None or by_model(row)) and (by_card is None or by_card(row)) for row in rows
             ]
-            train = thin([r for r in rows if not (by_model and by_model(r)) and not (by_card and by_card(r))])
+            train = [r for r in rows if not (by_model and by_model(r)) and not (by_card and by_card(r))]
+            train = thin(train) if by_card else train
             test = [row for row, wanted in zip(rows, chosen, strict=True) if wanted]
             if not test:
                 continue
-            error[chosen] = errors(fit(train, steps=STEPS * 3 // 5), test)
+            error[chosen] = errors(fit(train, steps=STEPS), test)
             for other, values in simple_errors(train, test).items():
                 simple.setdefault(other, np.full(len(rows), np.nan))[chosen] = values
         found[name] = error, simple

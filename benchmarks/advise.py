@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from _published import Row, read
 
 from vivace.advise.demand import Bin, Demand, load_models, save_models
 from vivace.advise.formula import COEFFICIENTS_FILE, PARAMETERS, load_coefficients
+from vivace.advise.reverse import EXAMPLES
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data" / "published_throughput.csv"
@@ -33,6 +35,9 @@ HEAD = ("Work of one training step of known models; vivace.advise.demand has the
         "Written by scripts/bench advise --count; not to be edited.")  # fmt: skip
 DEMANDED = {"known card, new model": 0.12, "new card, known model": 0.18, "both new": 0.25}
 SMALL, LARGE = 2, 4
+RECORDS = ROOT / "records" / "advise"
+DOCS = ROOT / "docs" / "advise.md"
+MARKERS = re.compile(r"(<!-- advise-errors -->\n).*?(\n?<!-- /advise-errors -->)", re.DOTALL)
 
 
 def main() -> None:
@@ -51,6 +56,8 @@ def main() -> None:
     for reason, number in sorted(left_out.items(), key=lambda pair: -pair[1]):
         print(f"  {number:5d}  {reason}")
     if given.count:
+        for key, _, _ in EXAMPLES:
+            counted(key)
         save_models(counted.models, head=HEAD)
     elif given.fit:
         fit(rows, left_out, given.date)
@@ -59,10 +66,14 @@ def main() -> None:
 
 
 class Counted:
-    """Demand of a model by key: from the shipped table, else counted where a library knows it, else None."""
+    """Demand of a model by key: from the shipped table, else counted where a library knows it, else None.
 
-    def __init__(self, keep: bool) -> None:
-        self.models, self.keep = load_models(), keep
+    `again` counts what `_zoo` rebuilds afresh.
+    """
+
+    def __init__(self, again: bool) -> None:
+        kept = load_models()
+        self.models = {k: d for k, d in kept.items() if not (again and k.startswith("own:"))}
         self.missing: set[str] = set()
 
     def __call__(self, key: str) -> Demand | None:
@@ -112,7 +123,8 @@ def score(rows: Sequence[Row], left_out: dict[str, int]) -> None:
     seen = rest["evidence"]
     situation = situations(theta, rows, seen)
     place = list(rest["interval"]["widening"]).index("new_model")
-    situation[:, place] = [row.family not in seen["families"] for row in rows]
+    fitted = set(json.loads(max(RECORDS.glob("*.json")).read_text(encoding="utf-8"))["models"])
+    situation[:, place] = [row.key not in fitted for row in rows]
     inside = covered(rest["interval"], situation, error)
     table(absolute(error), inside, rows)
     by_gpu = {
@@ -197,13 +209,15 @@ def fit(rows: Sequence[Row], left_out: dict[str, int], date: str) -> None:
     document = {
         "date": date,
         "rows": len(rows),
+        "cards": len(seen["cards"]),
+        "models": sorted({row.key for row in rows}),
+        "parameters": sum(value.size for value in theta.values()),
         "left_out": left_out,
         "in_sample": median(own),
         "splits": splits,
     }
-    folder = ROOT / "records" / "advise"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{date}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    RECORDS.mkdir(parents=True, exist_ok=True)
+    (RECORDS / f"{date}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     errors = {
         name: {
             "n": split["n"],
@@ -213,10 +227,31 @@ def fit(rows: Sequence[Row], left_out: dict[str, int], date: str) -> None:
         }
         for name, split in splits.items()
     }
+    DOCS.write_text(with_errors(DOCS.read_text(encoding="utf-8"), document), encoding="utf-8")
     write(theta, {"interval": interval, "errors": errors, "evidence": seen}, date)
     for name, split in splits.items():
         print(name, {key: value for key, value in split.items() if not key.startswith("by_")})
     print("in sample", median(own))
+
+
+def with_errors(text: str, record: dict[str, Any]) -> str:
+    """The documentation page with the record's errors between its markers."""
+    lines = [
+        f"Fitted on {record['date']}: {record['parameters']} parameters, {record['rows']:,} figures of "
+        f"{len(record['models'])} models and {record['cards']} cards. On the figures of the fit itself the "
+        f"median error is {100 * record['in_sample']:.1f} %.\n",
+        "| left out of the fit | figures | median error | demanded | in interval | roofline "
+        "| bandwidth alone | TFLOPS alone |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, split in record["splits"].items():
+        simple = [f"{100 * value:.0f} %" for value in split["simple"].values()]
+        error = f"**{100 * split['median_abs_error']:.1f} %**"
+        inside = f"{100 * split['interval_coverage']:.0f} %"
+        cells = (name, f"{split['n']:,}", error, f"{100 * split['demanded']:.0f} %", inside, *simple)
+        lines.append(f"| {' | '.join(cells)} |")
+    table = "\n".join(lines)
+    return MARKERS.sub(rf"\g<1>{table}\g<2>", text)
 
 
 def medians(

@@ -261,6 +261,7 @@ def write(record: dict[str, Any], done: list[Item]) -> None:
     kept = ("name", "answer", "score", "reason", "seconds", "verify_seconds", "tune_seconds", "num_verdicts")
     document = {
         "benchmark": "ruler",
+        "job": "ruler",
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "command": "scripts/bench ruler",
         "vivace": vivace.__version__,

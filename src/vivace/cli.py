@@ -247,7 +247,7 @@ def advise(
     budget_usd: Annotated[float | None, typer.Option(help="most dollars")] = None,
     deadline: Annotated[str | None, typer.Option(help="most time, such as 12h or 3d")] = None,
     gpus: Annotated[str | None, typer.Option(help="cards by name, separated by commas")] = None,
-    most: Annotated[int, typer.Option(help="most GPUs that train together")] = 64,
+    most: Annotated[int, typer.Option(help="most GPUs of an offer")] = 8,
     precision: Annotated[str, typer.Option(help="auto (as profiled), fp32, tf32 or amp")] = "auto",
     channels_last: Annotated[
         bool, typer.Option("--channels-last", help="images in that memory order")

@@ -114,11 +114,11 @@ def test_what_was_measured_on_one_card_scales_the_others(resnet):
     assert predictor.one(H100).seconds == pytest.approx(2 * plain)
 
 
-def test_less_evidence_widens_the_interval():
+def test_less_evidence_widens_the_interval(resnet):
     _, rest = load_coefficients()
     setting = Setting("amp_bf16", 64)
-    known = circumstances(A100, setting, 0.1, rest["evidence"])
-    unknown = circumstances(find_gpu("MI300X"), setting, 0.1, rest["evidence"], new_model=True)
+    known = circumstances(resnet.demand, A100, setting, 0.1, rest["evidence"])
+    unknown = circumstances(resnet.demand, find_gpu("MI300X"), setting, 0.1, rest["evidence"], new_model=True)
     assert {"new_card", "new_architecture", "new_model"} <= unknown - known
     assert factor(unknown, rest["interval"]) > factor(known, rest["interval"]) > 1
 

@@ -119,3 +119,11 @@ def test_scoring_prints_one_document_last(tmp_path):
     assert document["n"] == 1
     assert 0 <= document["median_abs_error"] < 1
     assert set(document["by_gpu"]) == {"RTX A6000"}
+
+
+def test_the_documentation_shows_the_newest_record():
+    import advise as benchmark
+
+    newest = max((BENCHMARKS.parent / "records" / "advise").glob("*.json"))
+    text = benchmark.DOCS.read_text(encoding="utf-8")
+    assert benchmark.with_errors(text, json.loads(newest.read_text(encoding="utf-8"))) == text

@@ -20,7 +20,7 @@ def test_an_interrupted_measurement_keeps_and_shows_what_it_has(tmp_path):
     )
     assert "importing torch" in process.stderr.readline()
     try:
-        process.communicate(timeout=5)
+        process.communicate(timeout=15)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)

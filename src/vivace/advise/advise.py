@@ -15,7 +15,7 @@ from vivace.advise.choose import Offer
 from vivace.advise.interval import unseen_kinds
 from vivace.advise.measured import this_machine
 from vivace.advise.predict import Predictor
-from vivace.advise.prices import load_prices
+from vivace.advise.prices import STALE_DAYS, Prices, load_prices
 from vivace.advise.question import Amount, amount, dollars, seconds_of
 from vivace.advise.source import Subject, open_subject
 from vivace.errors import AnswerIsNo, InputError
@@ -88,7 +88,7 @@ def advise(
     budget_usd: float | None = None,
     deadline: str | None = None,
     gpus: Sequence[str] | None = None,
-    most: int = 64,
+    most: int = 8,
     precision: str = "auto",
     channels_last: bool = False,
     prices: str | os.PathLike[str] | None = None,
@@ -102,7 +102,7 @@ def advise(
         epochs, steps, target: length of the training; `target` is a number of samples, ``90M``.
         budget_usd, deadline: what an offer must keep; ``12h``, ``3d``.
         gpus: names of cards; all recent ones without.
-        most: largest number of cards that train together.
+        most: largest number of cards that an offer holds; scaling is told up to 64.
         precision: ``auto`` is the subject's own; ``amp`` is bf16 where a card has it, else fp16.
         channels_last: the plan orders images channels last.
         prices, catalogue: a person's own files, over the shipped ones.
@@ -110,7 +110,7 @@ def advise(
 
     Raises InputError for unknown cards, nonsense amounts and files of another format.
     """
-    budget, by = dollars(budget_usd), seconds_of(deadline)
+    limits = dollars(budget_usd), seconds_of(deadline)
     if most < 1:
         raise InputError(f"the largest number of GPUs must be at least 1, not {most}")
     known = load_catalogue(catalogue if catalogue is None else Path(catalogue))
@@ -119,15 +119,33 @@ def advise(
     opened = subject if isinstance(subject, Subject) else open_subject(subject)
     length = amount(opened, epochs, steps, target)
     predictor = Predictor(opened, precision, channels_last)
-    here_gpu, notes = _here(opened, known)
-    if here_gpu is not None and opened.step_seconds:
+    advice = _compared(predictor, length, limits, known, cards, costs, most)
+    if out is None:
+        return advice
+    from vivace.advise.page import write
+
+    return write(advice, Path(out))
+
+
+def _compared(
+    predictor: Predictor,
+    length: Amount,
+    limits: tuple[float | None, float | None],
+    known: Mapping[str, Gpu],
+    cards: list[Gpu],
+    costs: Prices,
+    most: int,
+) -> Advice:
+    """Every card's offers, what they lead to, and what is doubtful about them."""
+    here_gpu, notes = _here(predictor.subject, known)
+    if here_gpu is not None and predictor.subject.step_seconds:
         factor = predictor.learn(here_gpu)
         if factor != 1.0:
             notes.append(
                 f"scaled by {factor:.2f}: what the profile measured on {here_gpu.name} over its prediction"
             )
     offers = choose.make_offers(predictor, cards, length, costs, most)
-    allowed = choose.affordable(offers, budget, by)
+    allowed = choose.affordable(offers, *limits)
     found = choose.picks(allowed)
     chosen = list(dict.fromkeys(offer.prediction.gpu.name for offer in found.values()))
     single = {o.prediction.gpu.name: o for o in offers if o.prediction.num_gpus == 1}
@@ -136,28 +154,21 @@ def advise(
         for name in single
         if single[name].prediction.fits
     )
-    notes += _doubts(predictor, cards)
-    advice = Advice(
-        opened,
+    return Advice(
+        predictor.subject,
         length,
-        budget,
-        by,
+        *limits,
         tuple(offers),
         tuple(allowed),
         found,
         tuple(choose.pareto(allowed)),
-        tuple(choose.scaling(predictor, known[name], most) for name in chosen),
+        tuple(choose.scaling(predictor, known[name]) for name in chosen),
         tuple(entry for entry in bought if entry),
         choose.make_offers(predictor, [here_gpu], length, costs, 1)[0] if here_gpu else None,
-        tuple(notes),
-        tuple(costs.warnings([card.name for card in cards], datetime.date.today())),
+        (*notes, *_doubts(predictor, cards)),
+        tuple(_old_prices(costs, cards, datetime.date.today())),
         predictor.rest.get("errors", {}),
     )
-    if out is None:
-        return advice
-    from vivace.advise.page import write
-
-    return write(advice, Path(out))
 
 
 def _cards(known: Mapping[str, Gpu], names: Sequence[str] | None) -> list[Gpu]:
@@ -172,6 +183,20 @@ def _cards(known: Mapping[str, Gpu], names: Sequence[str] | None) -> list[Gpu]:
         card
         for card in known.values()
         if int(card.release[:4]) >= newest - OLD_RELEASE - 1 and card.form != "laptop"
+    ]
+
+
+def _old_prices(costs: Prices, cards: Sequence[Gpu], today: datetime.date) -> list[str]:
+    """One sentence about all cards whose prices are older than they should be, with the dates."""
+    dates = {card.name: found.oldest for card in cards if (found := costs.hourly(card.name)) is not None}
+    old = {name: date for name, date in dates.items() if (today - date).days > STALE_DAYS}
+    if not old:
+        return []
+    names = sorted(old, key=lambda name: old[name])
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    when = " to ".join(dict.fromkeys(str(date) for date in (min(old.values()), max(old.values()))))
+    return [
+        f"prices of {shown} were seen on {when}, more than {STALE_DAYS} days ago; give your own with --prices"
     ]
 
 

@@ -70,7 +70,7 @@ class Offer:
 
 
 def make_offers(
-    predictor: Predictor, gpus: Iterable[Gpu], amount: Amount, prices: Prices, most: int = 64
+    predictor: Predictor, gpus: Iterable[Gpu], amount: Amount, prices: Prices, most: int = 8
 ) -> list[Offer]:
     """Offers for every card alone and in numbers, the cheapest first; without a price by time."""
     places = [(gpu, n) for gpu in gpus for n in COUNTS if n <= min(most, MOST_BY_FORM.get(gpu.form, 64))]

@@ -244,13 +244,13 @@ def step_parts(
         sum_by(c["count"], of, cases) * t["host_seconds"][c["harness"]] * t["host_autocast"] ** c["autocast"]
     )
     host = host + c["updates"] * c["tensors"] * t["tensor_seconds"] + t["step_seconds"][c["harness"]]
-    host = host * (1 + t["replicate_host"] * (c["replicas"] + 1e-6) ** t["replicate_growth"])
+    replicas = (c["replicas"] + 1e-6) ** t["replicate_growth"]
+    host = host * (1 + t["replicate_host"] * replicas)
     single = _joined(device, host, t["host_exponent"], library)
     talk = c["link_seconds"] / t["link_efficiency"][c["link"]]
-    shown = (
-        talk * t["exposed"] * (c["replicas"] == 0)
-        + c["bus_seconds"] * t["replicate_bytes"] / 8 * c["replicas"]
-    )
+    shown = talk * t["exposed"] * (c["replicas"] == 0) + c["bus_seconds"] * t[
+        "replicate_bytes"
+    ] / 8 * replicas * (c["replicas"] > 0)
     together = single * (1 + t["straggling"] * library.log(c["processes"])) + shown
     age = t["framework"][c["framework"]] * t["harness"][c["harness"]] * t["year"] ** (-c["years"])
     return {

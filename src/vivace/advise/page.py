@@ -16,7 +16,8 @@ from vivace.advise.predict import LIMITS
 from vivace.errors import FolderError
 
 _TEMPLATES = Path(__file__).parent / "templates"
-MOST_POINTS, MOST_LABELS = 60, 14
+MOST_POINTS = 60
+WIDE, TALL = 16.0, 5.0  # percent of the chart that a label takes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,23 +97,29 @@ def chart(advice: Advice) -> Chart | None:
         return None
     across = _axis([v for o in priced for v in (o.low_hours, o.high_hours)])
     up = _axis([o.usd or 1.0 for o in priced])
-    labelled = set(list(front)[:MOST_LABELS])
-    points = [_point(o, across, up, o.name in front, o.name in labelled) for o in reversed(priced)]
+    points = [_point(o, across, up, o.name in front) for o in priced]
+    points = list(reversed(_apart(points)))
     return Chart(
         tuple(points),
         tuple((_at(v, across), words.hours(v)) for v in _ticks(across, (1 / 3600, 1 / 60, 1.0, 24.0))),
-        tuple((_at(v, up), f"${words.short(v)}") for v in _ticks(up, (1.0,))),
+        tuple((_at(v, up), f"${v:g}") for v in _ticks(up, (1.0,))),
     )
 
 
-def _point(
-    offer: Offer, across: tuple[float, float], up: tuple[float, float], best: bool, label: bool
-) -> Point:
+def _point(offer: Offer, across: tuple[float, float], up: tuple[float, float], best: bool) -> Point:
     time = words.time(offer.hours, offer.low_hours, offer.high_hours)
     title = f"{offer.name}: {time}, {words.money(offer.usd, offer.low_usd, offer.high_usd)}"
-    places = (_at(v, across) for v in (offer.hours, offer.low_hours, offer.high_hours))
-    x, low, high = places
-    return Point(x, 100 - _at(offer.usd or 1.0, up), low, high, offer.name if label else "", title, best)
+    x, low, high = (_at(v, across) for v in (offer.hours, offer.low_hours, offer.high_hours))
+    return Point(x, 100 - _at(offer.usd or 1.0, up), low, high, offer.name if best else "", title, best)
+
+
+def _apart(points: list[Point]) -> list[Point]:
+    """The points with only those labels that cover no other."""
+    kept: list[Point] = []
+    for point in points:
+        near = any(abs(p.x - point.x) < WIDE and abs(p.y - point.y) < TALL for p in kept if p.label)
+        kept.append(dataclasses.replace(point, label="") if near else point)
+    return kept
 
 
 def _axis(values: list[float]) -> tuple[float, float]:

@@ -48,24 +48,24 @@ def draw(advice: Advice, console: Console) -> None:
         key=lambda offer: (not offer.prediction.fits, offer.usd or 1e18, offer.hours),
     )
     marks = {offer.name: name for name, offer in reversed(advice.picks.items())}
-    table = Table(box=None, title=f"{advice.subject.name}: {advice.amount.words}", title_justify="left")
-    for column in ("card", "time, 80 % interval", "cost", "energy", "memory", "limited by", "risk", ""):
-        table.add_column(column)
+    console.print(
+        f"{advice.subject.name}: {advice.amount.words}, {rows[0].prediction.precision if rows else ''}"
+    )
+    table = Table(box=None, pad_edge=False)
+    for column in ("card", "time, 80 % interval", "cost", "memory", "limited by", "risk"):
+        table.add_column(column, no_wrap=column == "time, 80 % interval")
     for offer in rows:
-        p = offer.prediction
         table.add_row(
-            offer.name,
+            offer.name + (f" ({marks[offer.name]})" if offer.name in marks else ""),
             _time(offer),
             words.money(offer.usd, offer.low_usd, offer.high_usd),
-            words.energy(offer.kwh),
             fit_of(offer),
-            LIMITS[p.limit],
+            LIMITS[offer.prediction.limit],
             offer.risk,
-            marks.get(offer.name, ""),
         )
     console.print(table)
     for line in sentences(advice):
-        console.print(line)
+        console.print(line, soft_wrap=True)
 
 
 def sentences(advice: Advice) -> list[str]:

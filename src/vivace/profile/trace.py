@@ -105,9 +105,9 @@ def _owners(operators: list[Event], modules: list[Event]) -> dict[int, str]:
         by_thread[module.thread].append(module)
     sequences: dict[Any, str] = {}
     for operator in operators:
-        inside = _innermost(by_thread[operator.thread], operator.start)
-        if inside is not None:
-            owner[id(operator)] = inside.name.removeprefix("module:")
+        innermost = _innermost(by_thread[operator.thread], operator.start)
+        if innermost is not None:
+            owner[id(operator)] = innermost.name.removeprefix("module:")
             number = operator.arguments.get("Sequence number")
             if number is not None:
                 sequences[number] = owner[id(operator)]
@@ -225,7 +225,7 @@ def _memory(
     for operator in operators:
         by_thread[operator.thread].append(operator)
     running = [e for thread in by_thread.values() if (e := _innermost(thread, at)) is not None]
-    shortest = min(running, key=lambda e: e.end - e.start, default=None)
+    inner = min(running, key=lambda e: e.end - e.start, default=None)
     phase = next((e.name.removeprefix("vivace:") for e in phases if e.start <= at < e.end), "forward")
     return {
         "memory_curve": _thin(curve),
@@ -233,8 +233,8 @@ def _memory(
         "peak_at": {
             "seconds": (at - span[0]) / 1e6,
             "phase": phase,
-            "operator": shortest.name if shortest else None,
-            "module": owner.get(id(shortest)) if shortest else None,
+            "operator": inner.name if inner else None,
+            "module": owner.get(id(inner)) if inner else None,
         },
     }
 
