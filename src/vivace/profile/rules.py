@@ -222,7 +222,9 @@ def recompiles(seen: Seen) -> Verdict | None:
     seconds = sum(row["seconds"] for row in found.get("compilations") or [])
     if seconds / window > LARGE_SYNC or len(reasons) >= 4:
         share = min(0.97, seconds / window)
-        row = (reasons or found["compilations"])[-1]
+        rows = reasons or found["compilations"]
+        theirs = [row for row in rows if "site-packages" not in row["place"]]
+        row = (theirs or rows)[-1]
         why = " ".join(str(row["reason"] or "a new graph").split())[:160]
         evidence = (
             f"torch.compile made {found['new_graphs']} graphs in {seen.record['steps']} steps after warm-up"

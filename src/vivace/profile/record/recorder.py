@@ -35,6 +35,7 @@ FEWEST_STEPS, MOST_STEPS = 10, 400
 TIMED_SECONDS, SLOW_SECONDS = 4.0, 30.0
 WATCHED_STEPS, SYNCHRONIZED_STEPS, TRACED_STEPS = 5, 4, 3
 LONG_STEP_SECONDS = 4.0
+DISTURBED_STEPS = 2
 
 
 class Recorder:
@@ -237,7 +238,7 @@ class Recorder:
         self.document.setdefault("problems", []).append("".join(lines)[-2000:])
 
     def _describe(self) -> None:
-        clean = [step for step in self.steps if not step.interrupted] or self.steps
+        clean = _undisturbed([step for step in self.steps if not step.interrupted] or self.steps)
         document = self.document
         document["steps"] = len(self.steps)
         document["clean_steps"] = len(clean)
@@ -258,3 +259,10 @@ class Recorder:
         document["fetch"] = self.fetches.result()
         document.update(facts.describe(self.hooks))
         document["command"] = sys.argv
+
+
+def _undisturbed(steps: list[Step]) -> list[Step]:
+    """Without the one or two longest steps of many: other processes of the machine disturb single steps."""
+    dropped = min(DISTURBED_STEPS, len(steps) // FEWEST_STEPS)
+    limit = sorted(step.wall_seconds for step in steps)[: len(steps) - dropped][-1] if steps else 0.0
+    return [step for step in steps if step.wall_seconds <= limit]
