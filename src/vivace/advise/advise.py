@@ -119,45 +119,51 @@ def advise(
     opened = subject if isinstance(subject, Subject) else open_subject(subject)
     length = amount(opened, epochs, steps, target)
     predictor = Predictor(opened, precision, channels_last)
-    here_gpu, notes = _here(opened, known)
-    if here_gpu is not None and opened.step_seconds:
-        factor = predictor.learn(here_gpu)
-        if factor != 1.0:
-            notes.append(
-                f"scaled by {factor:.2f}: what the profile measured on {here_gpu.name} over its prediction"
-            )
-    offers = choose.make_offers(predictor, cards, length, costs, most)
-    allowed = choose.affordable(offers, budget, by)
-    found = choose.picks(allowed)
-    chosen = list(dict.fromkeys(offer.prediction.gpu.name for offer in found.values()))
-    single = {o.prediction.gpu.name: o for o in offers if o.prediction.num_gpus == 1}
-    bought = (
-        choose.buy_or_rent(known[name], single[name], costs)
-        for name in single
-        if single[name].prediction.fits
-    )
-    notes += _doubts(predictor, cards)
-    advice = Advice(
-        opened,
-        length,
-        budget,
-        by,
-        tuple(offers),
-        tuple(allowed),
-        found,
-        tuple(choose.pareto(allowed)),
-        tuple(choose.scaling(predictor, known[name]) for name in chosen),
-        tuple(entry for entry in bought if entry),
-        choose.make_offers(predictor, [here_gpu], length, costs, 1)[0] if here_gpu else None,
-        tuple(notes),
-        tuple(_old_prices(costs, cards, datetime.date.today())),
-        predictor.rest.get("errors", {}),
-    )
+    advice = _answer(predictor, cards, known, costs, length, (budget, by), most)
     if out is None:
         return advice
     from vivace.advise.page import write
 
     return write(advice, Path(out))
+
+
+def _answer(
+    predictor: Predictor,
+    cards: Sequence[Gpu],
+    known: Mapping[str, Gpu],
+    costs: Prices,
+    length: Amount,
+    limits: tuple[float | None, float | None],
+    most: int,
+) -> Advice:
+    """Offers, picks and everything that follows from them; `limits` are dollars and seconds."""
+    subject = predictor.subject
+    here, notes = _here(subject, known)
+    factor = predictor.learn(here) if here is not None and subject.step_seconds else 1.0
+    if here is not None and factor != 1.0:
+        notes.append(f"scaled by {factor:.2f}: what the profile measured on {here.name} over its prediction")
+    offers = choose.make_offers(predictor, cards, length, costs, most)
+    allowed = choose.affordable(offers, *limits)
+    picks = choose.picks(allowed)
+    chosen = list(dict.fromkeys(offer.prediction.gpu.name for offer in picks.values()))
+    alone = [offer for offer in offers if offer.prediction.num_gpus == 1 and offer.prediction.fits]
+    bought = (choose.buy_or_rent(offer.prediction.gpu, offer, costs) for offer in alone)
+    return Advice(
+        subject=subject,
+        amount=length,
+        budget_usd=limits[0],
+        deadline_seconds=limits[1],
+        offers=tuple(offers),
+        allowed=tuple(allowed),
+        picks=picks,
+        pareto=tuple(choose.pareto(allowed)),
+        scaling=tuple(choose.scaling(predictor, known[name]) for name in chosen),
+        buying=tuple(entry for entry in bought if entry),
+        here=choose.make_offers(predictor, [here], length, costs, 1)[0] if here else None,
+        notes=(*notes, *_doubts(predictor, cards)),
+        warnings=tuple(_old_prices(costs, cards, datetime.date.today())),
+        errors=predictor.rest.get("errors", {}),
+    )
 
 
 def _cards(known: Mapping[str, Gpu], names: Sequence[str] | None) -> list[Gpu]:

@@ -286,7 +286,7 @@ def load_coefficients(path: Path = COEFFICIENTS_FILE) -> tuple[dict[str, Any], d
     document = tomllib.loads(path.read_text(encoding="utf-8"))
     if document.get("format") != FORMAT:
         raise InputError(f"{path} has format {document.get('format')!r}; this Vivace reads format = {FORMAT}")
-    theta = {}
+    theta: dict[str, Any] = {}
     for name, (labels, start, _) in PARAMETERS.items():
         table = document["parameters"].get(name, start)
         if not labels:
