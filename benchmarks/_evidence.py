@@ -14,6 +14,8 @@ WORDS = {
         "of": "{count} of {of} ({rate:.1%})",
         "peer": "As fast as `pytorch-autotune` {version}, geometric mean over {count} jobs",
         "flatters": " (on CPU, which flatters us: it never tries bfloat16 there)",
+        "behind": "Jobs on which Vivace is slower than `pytorch-autotune` beyond noise",
+        "none": "none",
         "broken": "Results that `verify` rejects: Vivace's, `pytorch-autotune`'s",
         "search": "`{job}`: how near `{budget}` comes to the best of {count} plans, in which share of time",
         "memory": "Error of a step's predicted peak memory, {pairs} pairs of job and plan: median, largest",
@@ -26,6 +28,8 @@ WORDS = {
         "of": "{count} / {of}（{rate:.1%}）",
         "peer": "与 `pytorch-autotune` {version} 的速度之比，{count} 个任务的几何平均",
         "flatters": "（CPU 上的比较对我们有利：它在 CPU 上从不尝试 bfloat16）",
+        "behind": "Vivace 明显慢于 `pytorch-autotune` 的任务",
+        "none": "无",
         "broken": "未通过 `verify` 的结果：Vivace、`pytorch-autotune`",
         "search": "`{job}`：`{budget}` 达到 {count} 个方案中最佳速度的比例，以及所用时间的比例",
         "memory": "一步训练峰值内存的预测误差，{pairs} 组任务与方案：中位数、最大值",
@@ -69,6 +73,9 @@ def peer(record: dict, file: str) -> Iterator[Row]:
         asked = words["peer"].format(version=record["versions"]["pytorch-autotune"], count=len(jobs))
         flatters = words["flatters"] if record["note"] else ""
         yield asked, _interval(record["vivace_against_peer"]) + flatters
+    ratios = {name: job["vivace_against_peer"] for name, job in record["jobs"].items()}
+    behind = [f"`{name}`" for name, ratio in ratios.items() if ratio and ratio["high"] < 1]
+    yield words["behind"], ", ".join(behind) or words["none"]
     broken = []
     for name in ("vivace", "peer"):
         verdicts = [job["contestants"][name].get("verdict") or {} for job in jobs]

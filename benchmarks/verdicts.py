@@ -35,6 +35,7 @@ CAUSES = {
     "effect": "no_effect",
     "healthy": "healthy",
 }
+SEVERAL_CORES = ("workers_threads",)
 SPREAD = 0.07  # two runs of one script differ by as much
 
 
@@ -78,6 +79,9 @@ def main() -> None:
         parser.error(f"there is no script '{unknown[0]}'; there are: {', '.join(known)}")
     rows = []
     for name in chosen.scripts or known:
+        if name in SEVERAL_CORES and len(os.sched_getaffinity(0)) < 2:
+            print(f"-   {name:22} needs two cores", flush=True)
+            continue
         rows.append(row := try_out(name, chosen.seconds, not chosen.no_gain))
         gain = f"{row.low:.2f}-{row.high:.2f}"
         measured = f"{row.measured:.2f}" if row.measured else "-"

@@ -1,7 +1,7 @@
 """float16 autocast where the processor has no fast float16."""
 
 import torch
-from common import MENDED, fast, functional, images, small_cnn, train
+from common import MENDED, fast, functional, mlp, rows, train
 
 scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=not MENDED)
 
@@ -15,4 +15,4 @@ def step(model, optimizer, inputs, labels):
     scaler.update()
 
 
-train(small_cnn(16), fast(images()), step=step)
+train(mlp(512), fast(rows()), step=step)

@@ -1,11 +1,9 @@
-"""torch is told to use one thread; on one core, many."""
+"""torch is told to use one thread."""
 
 import os
 
 import torch
 from common import MENDED, fast, images, small_cnn, train
 
-cores = len(os.sched_getaffinity(0))
-wrong = 1 if cores > 1 else 64
-torch.set_num_threads(cores if MENDED else wrong)
+torch.set_num_threads(len(os.sched_getaffinity(0)) if MENDED else 1)
 train(small_cnn(64), fast(images()))

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
 from vivace.errors import Refused
 from vivace.surgery import map_tensors, tensors
 
-WARM_UP_STEPS = 3
+_graphs: WeakSet[StepGraph] = WeakSet()
+WARM_UP_STEPS = 2  # the optimizer's first step makes its state, the second is like all others
 
 
 class StepGraph:
     """Trains a few steps eagerly on a side stream, then records one step and replays it on static buffers.
+
+    Learning rates are numbers on the device in every step, recorded or not, so that both round alike.
 
     Args:
         optimizer: capturable, or fused with a learning rate on the device.
@@ -23,64 +28,109 @@ class StepGraph:
 
     def __init__(self, optimizer: torch.optim.Optimizer, notes: dict[str, Any]) -> None:
         self.optimizer, self.notes = optimizer, notes
+        self.side: Any = None
+        self.rates: list[torch.Tensor] = []
         self.forget()
+        _graphs.add(self)
 
-    def forget(self, _: Any = None) -> None:
-        """Drop the graph; the next steps warm up and capture afresh."""
+    def forget(self) -> None:
+        """Drop the graph and its memory; the next steps warm up and capture afresh."""
         self.graph: Any = None
+        self.batch: Any = None
+        self.loss: Any = None
+        self.state: dict[Any, dict[str, Any]] = {}
         self.num_steps, self.shapes = 0, ""
 
     def step(self, following: Callable[[Any], torch.Tensor], batch: Any) -> torch.Tensor:
         """One training step; batches unlike the first one run uncaptured."""
         shapes = repr(map_tensors(batch, lambda t: (t.shape, t.dtype)))
         self.shapes = self.shapes or shapes
-        if shapes != self.shapes:
-            return following(batch)
-        self.num_steps += 1
-        if self.num_steps <= WARM_UP_STEPS:
-            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                loss = following(batch)
-            torch.cuda.current_stream().wait_stream(stream)
-            return loss
-        if self.graph is None:
-            self.capture(following, batch)
+        with self.rates_on_device():
+            if shapes != self.shapes:
+                return following(batch)
+            self.num_steps += 1
+            if self.num_steps <= WARM_UP_STEPS:
+                return self.beside(following, batch)
+            if self.graph is None:
+                self.capture(following, batch)
         if self.settings() != self.frozen:
             raise Refused(
                 "the scheduler changes more than the learning rate: a captured step cannot follow it"
             )
         for static, tensor in zip(tensors(self.batch), tensors(batch), strict=True):
             static.copy_(tensor, non_blocking=True)
-        for rate, group in zip(self.rates, self.optimizer.param_groups, strict=True):
-            rate.fill_(group["lr"])
         self.graph.replay()
         self.notes["replays"] += 1
-        return self.loss.clone()
+        loss: torch.Tensor = self.loss
+        return loss.clone()
+
+    def beside(self, following: Callable[[Any], torch.Tensor], batch: Any) -> torch.Tensor:
+        """A step on the side stream, as a capture wants it to have run before."""
+        self.side = self.side or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            loss = following(batch)
+        torch.cuda.current_stream().wait_stream(self.side)
+        return loss
 
     def capture(self, following: Callable[[Any], torch.Tensor], batch: Any) -> None:
         """Record `following`; raises Refused with torch's reason. Recording trains nothing."""
-        groups = self.optimizer.param_groups
-        own = [group["lr"] for group in groups]
-        device = groups[0]["params"][0].device
         self.batch = map_tensors(batch, torch.clone)
-        self.rates = [torch.tensor(float(rate), device=device) for rate in own]
         self.frozen = self.settings()
+        self.state = {parameter: dict(state) for parameter, state in self.optimizer.state.items()}
         graph = torch.cuda.CUDAGraph()
         try:
-            for group, rate in zip(groups, self.rates, strict=True):
-                group["lr"] = rate
-            with torch.cuda.graph(graph):
+            # The outer context gives the current stream back where ending a failed capture raises. Other
+            # threads, such as a DataLoader's for page-locked memory, may call CUDA while we record.
+            with (
+                torch.cuda.stream(torch.cuda.current_stream()),
+                torch.cuda.graph(graph, capture_error_mode="thread_local"),
+            ):
                 self.loss = following(self.batch)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
-            raise Refused(f"the step cannot be captured: {str(error).splitlines()[0]}") from error
-        finally:
-            for group, rate in zip(groups, own, strict=True):
-                group["lr"] = rate
+            cause = error.__context__ if isinstance(error.__context__, RuntimeError) else error
+            raise Refused(f"the step cannot be captured: {str(cause).splitlines()[0]}") from error
         self.graph = graph
+
+    def take_over(self, _: Any = None) -> None:
+        """Put a loaded optimizer state where the graph reads it; drop the graph where it has another form."""
+        held, loaded = self.state, self.optimizer.state
+        if held.keys() != loaded.keys() or any(held[p].keys() != loaded[p].keys() for p in held):
+            self.forget()
+            return
+        for parameter, state in held.items():
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    value.copy_(loaded[parameter][name])
+                    loaded[parameter][name] = value
+
+    @contextmanager
+    def rates_on_device(self) -> Iterator[None]:
+        """Inside, each group's learning rate is a number on the device, with the group's present value."""
+        groups = self.optimizer.param_groups
+        own = [group["lr"] for group in groups]
+        if len(self.rates) != len(groups):
+            device = groups[0]["params"][0].device
+            self.rates = [torch.tensor(0.0, device=device) for _ in own]
+        for group, rate in zip(groups, self.rates, strict=True):
+            rate.fill_(group["lr"])
+            group["lr"] = rate
+        try:
+            yield
+        finally:
+            for group, value in zip(groups, own, strict=True):
+                group["lr"] = value
 
     def settings(self) -> list[dict[str, Any]]:
         """The optimizer's settings that a graph freezes: all but the learning rate."""
         return [
             {k: v for k, v in g.items() if k not in ("params", "lr")} for g in self.optimizer.param_groups
         ]
+
+
+def forget_graphs() -> None:
+    """Drop every captured step of this process, because the Python that was captured has changed."""
+    for graph in list(_graphs):
+        graph.forget()

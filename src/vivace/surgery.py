@@ -141,6 +141,29 @@ def patched(modules: Sequence[nn.Module], name: str, values: Sequence[Any]) -> I
                 vars(module)[name] = value
 
 
+def set_fp32_precision(build: Any, owners: Sequence[Any], precision: str) -> None:
+    """Set how `owners` (such as ``torch.backends.cudnn.conv``) round fp32 inputs, until `build` closes.
+
+    torch's older switches ``allow_tf32`` follow: where they say something else, reading them raises, which
+    ``torch.backends.cudnn.flags`` and parts of ``torch.compile`` do.
+    """
+    backends: Any = torch.backends
+    older = (backends.cuda.matmul, backends.cudnn)
+    before = [owner.fp32_precision for owner in owners]
+    allowed: list[bool] = []
+    with contextlib.suppress(RuntimeError):  # the person mixed both kinds, and cannot read the older one
+        allowed = [owner.allow_tf32 for owner in older]
+
+    def write(precisions: Sequence[str], switches: Sequence[bool]) -> None:
+        for owner, switch in zip(older, switches, strict=False):
+            owner.allow_tf32 = switch
+        for owner, value in zip(owners, precisions, strict=True):
+            owner.fp32_precision = value
+
+    write([precision] * len(owners), [precision == "tf32" for _ in allowed])
+    build.on_close(lambda: write(before, allowed))
+
+
 def switch_optimizer(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]) -> Callable[[], None]:
     """Set `settings` in every parameter group, again after a checkpoint is loaded; returns what undoes it.
 
@@ -211,8 +234,13 @@ def align_state(optimizers: Sequence[torch.optim.Optimizer]) -> None:
         for parameter, state in optimizer.state.items():
             for name, value in state.items():
                 like = isinstance(value, torch.Tensor) and value.shape == parameter.shape
-                if like and value.stride() != parameter.stride():
+                if like and _order(value) != _order(parameter):
                     state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def _order(tensor: torch.Tensor) -> list[int]:
+    """The strides that matter: a dimension of one element has none."""
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
 
 
 class Shell(nn.Module):

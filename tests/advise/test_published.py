@@ -40,7 +40,8 @@ def rows_of(tmp_path, *lines):
             },
         ),
         (
-            'RN50,train/mxnet/nhwc/NVIDIA-DLE,V100-SXM2-16GB,1,amp,"128 (TF) / 256 (AMP)",img/s/gpu,1280,x',
+            "ResNet50 v1.5,train/mxnet/nhwc/NVIDIA-DLE,V100-SXM2-16GB,1,amp,"
+            '"128 (TF) / 256 (AMP)",img/s/gpu,1280,x',
             0.2,
             {"batch_size": 256.0, "framework": "mxnet", "harness": "examples", "channels_last": True},
         ),
@@ -60,7 +61,8 @@ def rows_of(tmp_path, *lines):
             {"batch_size": 4.0, "framework": "tensorflow", "num_gpus": 4},
         ),
         (
-            "gpt2_large,train-step fwd+bwd/pytorch-2.1/dp4,H100-SXM5-80GB,4,fp32,global 16,ms/iter,700,x",
+            "gpt2_large,train-step fwd+bwd/pytorch-2.1/seq1024/dp4,H100-SXM5-80GB,4,fp32,"
+            "global 16,ms/iter,700,x",
             0.7,
             {"batch_size": 4.0, "updates": False},
         ),

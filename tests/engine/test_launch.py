@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import vivace
-from vivace.engine.launch import Child, Source
+from vivace.engine.launch import Child, Source, _zygote, describe
 from vivace.errors import ChildFailed, JobError, Refused
 
 HERE = "tests_launch_entry:Handler"
@@ -35,6 +36,7 @@ class Handler:
         print("to standard output")
         print("to standard error", file=sys.stderr)
         return sys.stdin.read()
+    def variable(self, name): return os.environ.get(name)
     def where(self): return [os.getpid(), os.getsid(0), torch.get_num_threads()]
 """
 
@@ -134,3 +136,37 @@ def test_a_job_that_cannot_travel_is_refused_with_the_way_out():
     job = vivace.Job(model=lambda: lock, data=list, loss=max, optimizer=str)
     with pytest.raises(JobError, match=r"cannot be sent to a child process .*file\.py:name"):
         Child(HERE, Source(job))
+
+
+def test_nothing_starts_cuda_before_the_fork():
+    """Asking for GPUs through CUDA starts it, and a forked child could not start it again."""
+    code = (
+        "import importlib, torch\n"
+        "from vivace.engine.zygote import PRELOADED\n"
+        "def started(): raise SystemExit('an import asked CUDA for its devices')\n"
+        "torch._C._cuda_getDeviceCount = started\n"
+        "for name in PRELOADED: importlib.import_module(name)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads /proc")
+def test_the_zygote_asks_the_drivers_library_for_gpus_and_children_ask_as_they_like(source):
+    with Child(HERE, Source(source)) as child:
+        environment = child.ask("variable", 20, name="PYTORCH_NVML_BASED_CUDA_CHECK")
+        zygote = Path(f"/proc/{_zygote().process.pid}/environ").read_bytes()
+    assert b"PYTORCH_NVML_BASED_CUDA_CHECK=1" in zygote
+    assert environment == os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "CUDA error: out of memory",
+    ],
+)
+def test_a_library_of_the_gpu_that_gets_no_memory_is_out_of_memory(text):
+    assert describe(RuntimeError(text))["message"].startswith("out of memory: RuntimeError")

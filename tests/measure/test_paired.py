@@ -1,5 +1,6 @@
 """Paired measurement on a job whose step takes a known time."""
 
+import time
 from pathlib import Path
 
 import psutil
@@ -92,6 +93,9 @@ def test_whoever_is_not_on_turn_stands_still(contestants):
     contestant = contestants[0]
     contestant.open(Plan(), warm_seconds=0.1)
     contestant.block(1)
-    assert psutil.Process(contestant.child.pid).status() == psutil.STATUS_STOPPED
+    process, deadline = psutil.Process(contestant.child.pid), time.monotonic() + 30
+    while process.status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert process.status() == psutil.STATUS_STOPPED
     assert contestant.ask("observe")["operators"]
-    assert psutil.Process(contestant.child.pid).status() != psutil.STATUS_STOPPED
+    assert process.status() != psutil.STATUS_STOPPED

@@ -6,7 +6,7 @@ import vivace
 from vivace.engine.opening import attach, start
 from vivace.inspect import inspect
 from vivace.plan import Plan
-from vivace.profile.observe import observe, operator_class
+from vivace.profile.observe import kept_by_graphs, observe, operator_class
 from vivace.profile.reference import PARTS, profile_reference
 from vivace.testing import TINY_JOBS
 
@@ -123,3 +123,13 @@ def test_a_loader_that_waits_shows_in_the_share_of_data():
         profile = profile_reference(session, job, [torch.ones(2, 8)])
     assert profile.shares["data"] > 0.8
     assert profile.features["loader"]["dataset_length"] == 4
+
+
+def test_memory_in_the_pools_of_graphs_counts_and_free_memory_of_all_does_not():
+    segments = [
+        {"segment_pool_id": (0, 0), "total_size": 100, "allocated_size": 10},
+        {"segment_pool_id": (0, 3), "total_size": 70, "allocated_size": 30},
+        {"segment_pool_id": (2, 0), "total_size": 5, "allocated_size": 0},
+    ]
+    assert kept_by_graphs(segments) == 45
+    assert kept_by_graphs([]) == 0

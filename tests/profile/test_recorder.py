@@ -170,8 +170,8 @@ def test_double_precision_is_tried(recorded, batches):
     model = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 10)).double()
     doubled = [(inputs.double(), labels) for inputs, labels in batches]
     document, _ = recorded(Loop(doubled, model=model))
-    assert causes(document) == ["no_effect"]
-    assert "float64" in document["verdicts"][0]["evidence"]
+    found = {verdict["cause"]: verdict["evidence"] for verdict in document["verdicts"]}
+    assert "float64" in found["no_effect"]
 
 
 def test_clipping_scaled_gradients_is_misuse(recorded, batches):
@@ -191,6 +191,45 @@ def test_clipping_scaled_gradients_is_misuse(recorded, batches):
     document, _ = recorded(epoch)
     assert causes(document)[0] == "amp_misuse"
     assert "test_recorder.py" in document["verdicts"][0]["evidence"]
+
+
+@pytest.fixture
+def forgetful_compiler():
+    """Other tests of this process have compiled, and will not."""
+    from torch._dynamo import utils
+
+    def forget():
+        torch._dynamo.reset()
+        utils.counters.clear()
+        utils.clear_compilation_metrics()
+
+    forget()
+    yield
+    forget()
+
+
+def test_a_compiled_loop_is_left_alone(recorded, batches, forgetful_compiler):
+    loop = Loop(batches)
+    loop.model = torch.compile(loop.model, backend="aot_eager")
+    document, record = recorded(loop)
+    assert causes(document) == ["healthy"]
+    assert record["dynamo"]["graphs"] == 1
+    assert record["dynamo"]["new_graphs"] == 0
+    assert record["silent_modules"]
+    assert any("compiled" in reason for reason in document["missing"])
+
+
+def test_a_compiled_model_that_nobody_calls_is_named(recorded, batches, forgetful_compiler):
+    loop = Loop(batches)
+
+    def epoch():
+        if not hasattr(loop, "asked"):
+            loop.asked = torch.compile(loop.model) is not None
+        loop()
+
+    document, _ = recorded(epoch)
+    assert causes(document) == ["no_effect"]
+    assert "torch.compile" in document["verdicts"][0]["evidence"]
 
 
 def test_a_loop_that_ends_early_keeps_what_it_has(tmp_path, batches, one_thread):

@@ -6,6 +6,7 @@ from vivace.engine.opening import attach, start
 from vivace.errors import Refused
 from vivace.inspect import inspect
 from vivace.plan import Plan
+from vivace.surgery import align_state
 from vivace.testing import TINY_JOBS, TechniqueContract
 
 ChannelsLast = registry.find("channels_last")
@@ -64,3 +65,15 @@ def test_fused_optimizer_states_follow_the_memory_order_of_the_weights():
     for batch in batches[4:]:
         by_hand(model, optimizer, batch)
     torch.testing.assert_close(model.weight, hand.weight, rtol=1e-5, atol=1e-6)
+
+
+def test_states_of_one_by_one_kernels_stay_where_they_are():
+    """Their memory order is the same either way, whatever their strides say."""
+    weight = torch.nn.Parameter(torch.randn(8, 4, 1, 1))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    weight.grad = torch.randn(8, 4, 1, 1).to(memory_format=torch.channels_last)
+    optimizer.step()
+    buffer = optimizer.state[weight]["momentum_buffer"] = torch.randn(8, 1, 1, 4).permute(0, 3, 1, 2)
+    assert buffer.stride() != weight.stride()
+    align_state([optimizer])
+    assert optimizer.state[weight]["momentum_buffer"] is buffer

@@ -105,3 +105,22 @@ def test_confirmation_needs_graphs():
         Compile().confirm(nothing, nothing)
     seen = Observation({}, {}, 0, 0.0, compiled_graphs=2, graph_breaks=1)
     assert Compile().confirm(seen, nothing) == "2 compiled graphs, 1 graph breaks"
+
+
+def test_what_comes_out_of_a_replay_is_a_copy(monkeypatch):
+    """A mode that records CUDA graphs writes the next step's loss over this one's."""
+    static = torch.zeros(())
+    model = torch.nn.Linear(1, 1)
+
+    def loss(model, batch):
+        with torch.no_grad():
+            static.fill_(float(batch))
+        return static + 0.0 * model(batch).sum() if batch < 0 else static.requires_grad_()
+
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    plan = vivace.Plan([Compile(mode="reduce-overhead")])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with vivace.attach(plan, model=model, optimizer=optimizer, loss=loss) as session:
+        first = session.step(torch.ones(1))
+        session.step(2 * torch.ones(1))
+    assert float(first) == 1.0

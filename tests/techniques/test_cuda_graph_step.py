@@ -26,16 +26,9 @@ def test_a_cpu_is_refused(tiny):
         tiny("mlp").open({"cuda_graph_step": {}})
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "reason"),
-    [
-        (torch.optim.SGD, "SGD can be captured only fused"),
-        (torch.optim.Adagrad, "Adagrad cannot be captured"),
-    ],
-)
-def test_optimizers_that_cannot_be_captured_are_refused_by_name(optimizer, reason):
-    with pytest.raises(vivace.Refused, match=reason):
-        CudaGraphStep().apply(build_on_cuda(optimizer))
+def test_optimizers_that_cannot_be_captured_are_refused_by_name():
+    with pytest.raises(vivace.Refused, match="Adagrad cannot be captured"):
+        CudaGraphStep().apply(build_on_cuda(torch.optim.Adagrad))
 
 
 def test_loss_scaling_is_refused():

@@ -165,3 +165,27 @@ def test_other_batches_are_caught_though_everything_else_is_exact(rulers):
     assert not verdict["kept"]
     assert "other batches" in verdict["reason"]
     assert rulers("mlp").judge({"loader_workers": {"num_workers": 1}})["kept"]
+
+
+def test_a_loss_scale_settles_before_it_is_judged():
+    """A scale that starts too high skips steps until it fits: part of the technique, not of its rounding."""
+    ruler = Ruler(jobs.cnn(), MACHINE)
+    ruler.prepare(seconds=2.0)
+    verdict = ruler.judge({"fp16_autocast": {"initial_scale": 2.0**23}})
+    assert verdict["kept"], verdict["reason"]
+
+
+def test_a_job_that_does_not_repeat_itself_cannot_be_judged_by_bits():
+    """As on a GPU whose kernels add up in any order: equal within rounding is then all that can be asked."""
+    count = iter(range(10**6))
+
+    def loss(model, batch):
+        noise = 1.0 + 1e-7 * (next(count) % 7)
+        return torch.nn.functional.cross_entropy(model(batch[0]) * noise, batch[1])
+
+    ruler = Ruler(dataclasses.replace(jobs.mlp(), loss=loss), MACHINE)
+    ruler.prepare(seconds=2.0)
+    verdict = ruler.judge({})
+    assert verdict["kept"], verdict["reason"]
+    assert "does not repeat itself" in verdict["reason"]
+    assert verdict["num_checks"] > 1

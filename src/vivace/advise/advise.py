@@ -110,7 +110,7 @@ def advise(
 
     Raises InputError for unknown cards, nonsense amounts and files of another format.
     """
-    budget, by = dollars(budget_usd), seconds_of(deadline)
+    limits = dollars(budget_usd), seconds_of(deadline)
     if most < 1:
         raise InputError(f"the largest number of GPUs must be at least 1, not {most}")
     known = load_catalogue(catalogue if catalogue is None else Path(catalogue))
@@ -119,7 +119,7 @@ def advise(
     opened = subject if isinstance(subject, Subject) else open_subject(subject)
     length = amount(opened, epochs, steps, target)
     predictor = Predictor(opened, precision, channels_last)
-    advice = _answer(predictor, cards, known, costs, length, (budget, by), most)
+    advice = _compared(predictor, length, limits, known, cards, costs, most)
     if out is None:
         return advice
     from vivace.advise.page import write
@@ -127,42 +127,47 @@ def advise(
     return write(advice, Path(out))
 
 
-def _answer(
+def _compared(
     predictor: Predictor,
-    cards: Sequence[Gpu],
-    known: Mapping[str, Gpu],
-    costs: Prices,
     length: Amount,
     limits: tuple[float | None, float | None],
+    known: Mapping[str, Gpu],
+    cards: list[Gpu],
+    costs: Prices,
     most: int,
 ) -> Advice:
-    """Offers, picks and everything that follows from them; `limits` are dollars and seconds."""
-    subject = predictor.subject
-    here, notes = _here(subject, known)
-    factor = predictor.learn(here) if here is not None and subject.step_seconds else 1.0
-    if here is not None and factor != 1.0:
-        notes.append(f"scaled by {factor:.2f}: what the profile measured on {here.name} over its prediction")
+    """Every card's offers, what they lead to, and what is doubtful about them."""
+    here_gpu, notes = _here(predictor.subject, known)
+    if here_gpu is not None and predictor.subject.step_seconds:
+        factor = predictor.learn(here_gpu)
+        if factor != 1.0:
+            notes.append(
+                f"scaled by {factor:.2f}: what the profile measured on {here_gpu.name} over its prediction"
+            )
     offers = choose.make_offers(predictor, cards, length, costs, most)
     allowed = choose.affordable(offers, *limits)
-    picks = choose.picks(allowed)
-    chosen = list(dict.fromkeys(offer.prediction.gpu.name for offer in picks.values()))
-    alone = [offer for offer in offers if offer.prediction.num_gpus == 1 and offer.prediction.fits]
-    bought = (choose.buy_or_rent(offer.prediction.gpu, offer, costs) for offer in alone)
+    found = choose.picks(allowed)
+    chosen = list(dict.fromkeys(offer.prediction.gpu.name for offer in found.values()))
+    single = {o.prediction.gpu.name: o for o in offers if o.prediction.num_gpus == 1}
+    bought = (
+        choose.buy_or_rent(known[name], single[name], costs)
+        for name in single
+        if single[name].prediction.fits
+    )
     return Advice(
-        subject=subject,
-        amount=length,
-        budget_usd=limits[0],
-        deadline_seconds=limits[1],
-        offers=tuple(offers),
-        allowed=tuple(allowed),
-        picks=picks,
-        pareto=tuple(choose.pareto(allowed)),
-        scaling=tuple(choose.scaling(predictor, known[name]) for name in chosen),
-        buying=tuple(entry for entry in bought if entry),
-        here=choose.make_offers(predictor, [here], length, costs, 1)[0] if here else None,
-        notes=(*notes, *_doubts(predictor, cards)),
-        warnings=tuple(_old_prices(costs, cards, datetime.date.today())),
-        errors=predictor.rest.get("errors", {}),
+        predictor.subject,
+        length,
+        *limits,
+        tuple(offers),
+        tuple(allowed),
+        found,
+        tuple(choose.pareto(allowed)),
+        tuple(choose.scaling(predictor, known[name]) for name in chosen),
+        tuple(entry for entry in bought if entry),
+        choose.make_offers(predictor, [here_gpu], length, costs, 1)[0] if here_gpu else None,
+        (*notes, *_doubts(predictor, cards)),
+        tuple(_old_prices(costs, cards, datetime.date.today())),
+        predictor.rest.get("errors", {}),
     )
 
 

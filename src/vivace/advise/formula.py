@@ -288,7 +288,7 @@ def load_coefficients(path: Path = COEFFICIENTS_FILE) -> tuple[dict[str, Any], d
         raise InputError(f"{path} has format {document.get('format')!r}; this Vivace reads format = {FORMAT}")
     theta: dict[str, Any] = {}
     for name, (labels, start, _) in PARAMETERS.items():
-        table = document["parameters"].get(name, start)
+        table = document["parameters"].get(name, {} if labels else start)
         if not labels:
             theta[name] = np.float64(table)
         elif len(labels) == 1:

@@ -236,6 +236,8 @@ class _Zygote:
             stderr=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             start_new_session=True,
+            # A module that asks for GPUs while it is imported must not start CUDA: children could not then.
+            env={**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
         )
         theirs.close()
 

@@ -24,6 +24,7 @@ from vivace.inspect import inspect
 from vivace.job import Job, blame
 from vivace.machine import Machine
 from vivace.plan import Plan
+from vivace.surgery import set_fp32_precision
 from vivace.technique import Build
 
 Part = TypeVar("Part")
@@ -181,8 +182,8 @@ def forbid_tf32(build: Build) -> None:
     """Strict fp32: neither matrix products nor convolutions may round their inputs to TF32 or bf16."""
     backends: Any = torch.backends
     cudnn, mkldnn = backends.cudnn, backends.mkldnn
-    for owner in (backends.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn):
-        build.set_flag(owner, "fp32_precision", "ieee")
+    owners = (backends.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn)
+    set_fp32_precision(build, owners, "ieee")
 
 
 def first_batches(loader: Any, count: int) -> list[Any]:

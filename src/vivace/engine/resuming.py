@@ -20,7 +20,7 @@ def facts_of(session: Session, loader: Any, seed: int, world_size: int) -> dict[
     """The facts on which the course of a run depends, as JSON types for the manifest."""
     return {
         "torch": torch.__version__,
-        "device": session.build.device.type,
+        "device": _device_name(session.build.device),
         "world_size": world_size,
         "threads": torch.get_num_threads(),
         "seed": seed,
@@ -28,6 +28,11 @@ def facts_of(session: Session, loader: Any, seed: int, world_size: int) -> dict[
         "plan": session.plan.dumps(),
         "job": _signature(session, loader),
     }
+
+
+def _device_name(device: torch.device) -> str:
+    """The device as far as bits depend on it: two kinds of GPU add up in different orders."""
+    return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type
 
 
 def compare(then: dict[str, Any], now: dict[str, Any], folder: Path) -> str:

@@ -81,6 +81,10 @@ class Session:
         """Train on one batch; returns the detached mean loss, without waiting for the device."""
         return self._step(self.place(batch))
 
+    def plain_step(self, batch: Any) -> torch.Tensor:
+        """One step without what wraps it whole, such as a captured graph, which hides its operators."""
+        return self._default_step(self.place(batch))
+
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """One pass over a loader, fed as the plan says."""
         return iter(self._batches(loader))

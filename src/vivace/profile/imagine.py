@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sized
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def imagine(job: Job, name: str) -> dict[str, Any]:
         "counted": how,
         "precision": "amp" if half else "fp32",
         "batch_size": samples,
-        "steps_per_epoch": len(loader) if hasattr(loader, "__len__") else None,
+        "steps_per_epoch": len(loader) if isinstance(loader, Sized) else None,
         "epochs": job.epochs,
         "step_seconds": None,
         "operators": {kind: {**totals, "seconds": None} for kind, totals in work.to_dict().items()},

@@ -142,7 +142,7 @@ def _memory(record: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
     peak = held + rise
     return {
         **known,
-        "peak_bytes": peak if rise else None,
+        "peak_bytes": peak if facts else None,
         "rise_bytes": rise,
         "held_bytes": held,
         "temporary": max(0, peak - known["parameters"] - known["optimizer"] - known["activations"]),

@@ -6,7 +6,8 @@ import re
 import resource
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ def observe(session: Session, batches: list[Any]) -> Observation:
 
     `batches` are reused in turn; draw them with ``session.batches``, so that data techniques have acted. The
     weights move on. Steps before the profiled one warm up and count page faults: the profiler causes some.
+    A replayed graph shows its kernels and no operators: those are then seen in one more step, without it.
     """
     session.step(batches[0])
     before = _minor_faults()
@@ -56,8 +58,12 @@ def observe(session: Session, batches: list[Any]) -> Observation:
     events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
     if session.build.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(session.build.device)
+        peak += kept_by_graphs(torch.cuda.memory_snapshot())  # type: ignore[no-untyped-call]
     else:
         peak = held + _highest_sum(events)
+    if not _matrix_dtypes(events) and not session.build.own_step:
+        uncaptured = profile_step(session, batch, _without_graphs)
+        events = [*events, *uncaptured.profiler.kineto_results.events()]  # type: ignore[union-attr]
     compiled_graphs, graph_breaks = _dynamo_counters()
     return Observation(
         operators=dict(Counter(e.name() for e in events if is_operator(e.name()))),
@@ -71,7 +77,9 @@ def observe(session: Session, batches: list[Any]) -> Observation:
     )
 
 
-def profile_step(session: Session, batch: Any) -> torch.profiler.profile:
+def profile_step(
+    session: Session, batch: Any, step: Callable[[Session, Any], Any] = Session.step
+) -> torch.profiler.profile:
     """One step under torch's profiler; asks for GPU activity only where the session runs on a GPU."""
     device = session.build.device
     activities = [ProfilerActivity.CPU]
@@ -83,10 +91,27 @@ def profile_step(session: Session, batch: Any) -> torch.profiler.profile:
         activities=activities, record_shapes=True, profile_memory=True, acc_events=True
     ) as profiler:
         assert isinstance(profiler, torch.profiler.profile)
-        session.step(batch)
+        step(session, batch)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     return profiler
+
+
+def _without_graphs(session: Session, batch: Any) -> None:
+    """A step of which no part is replayed: neither the whole, nor what the compiler captured."""
+    compiled = "torch._dynamo" in sys.modules
+    with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+        session.plain_step(batch)
+
+
+def kept_by_graphs(segments: Iterable[dict[str, Any]]) -> int:
+    """Bytes that captured graphs keep from everything else and that no tensor holds at the moment.
+
+    `segments`: ``torch.cuda.memory_snapshot()``. A graph's memory lies in a pool of its own, whose id is not
+    (0, 0); between replays it counts as free there, and nobody else can have it.
+    """
+    private = [s for s in segments if tuple(s.get("segment_pool_id", (0, 0))) != (0, 0)]
+    return sum(s["total_size"] - s["allocated_size"] for s in private)
 
 
 def live_bytes(session: Session, batch: Any) -> int:

@@ -28,7 +28,7 @@ WIDTH = 8.4  # inches; the page scales it
 
 def draw_all(document: dict[str, Any]) -> dict[str, Figure]:
     """Every picture for which the profile holds data."""
-    style = {
+    style: Any = {
         "svg.fonttype": "none",
         "svg.hashsalt": "vivace",
         "font.family": "sans-serif",
@@ -44,7 +44,7 @@ def draw_all(document: dict[str, Any]) -> dict[str, Figure]:
         "axes.axisbelow": True,
     }
     figures = {}
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context(style):  # type: ignore[arg-type]
         for name, draw in (("timeline", timeline), ("roofline", roofline), ("memory", memory)):
             figure = draw(document)
             if figure is not None:

@@ -222,7 +222,9 @@ def recompiles(seen: Seen) -> Verdict | None:
     seconds = sum(row["seconds"] for row in found.get("compilations") or [])
     if seconds / window > LARGE_SYNC or len(reasons) >= 4:
         share = min(0.97, seconds / window)
-        row = (reasons or found["compilations"])[-1]
+        rows = reasons or found["compilations"]
+        theirs = [row for row in rows if "site-packages" not in row["place"]]
+        row = (theirs or rows)[-1]
         why = " ".join(str(row["reason"] or "a new graph").split())[:160]
         evidence = (
             f"torch.compile made {found['new_graphs']} graphs in {seen.record['steps']} steps after warm-up"
@@ -232,6 +234,12 @@ def recompiles(seen: Seen) -> Verdict | None:
         advice = "pad to a few shapes, or torch.compile(..., dynamic=True)"
         return Verdict("recompiles", evidence, max(1.0, 0.7 * best), best * 1.3, advice)
     breaks = found.get("breaks") or []
+    failed = found.get("failed") or []
+    if failed and not found.get("graphs"):
+        row = failed[-1]
+        why = " ".join(str(row["failed"]).split())[:200]
+        evidence = f"torch.compile gave up on {seen.short(row['place'].split(' ')[0])}: {why}"
+        return Verdict("recompiles", evidence, 0.9, 1.5, "TORCH_LOGS=graph_breaks shows each line")
     if breaks:
         reason = " ".join(str(breaks[0][0]).split())[:200]
         evidence = f"torch.compile breaks the graph {sum(n for _, n in breaks)} times: {reason}"

@@ -105,9 +105,9 @@ def _owners(operators: list[Event], modules: list[Event]) -> dict[int, str]:
         by_thread[module.thread].append(module)
     sequences: dict[Any, str] = {}
     for operator in operators:
-        module = _innermost(by_thread[operator.thread], operator.start)
-        if module is not None:
-            owner[id(operator)] = module.name.removeprefix("module:")
+        innermost = _innermost(by_thread[operator.thread], operator.start)
+        if innermost is not None:
+            owner[id(operator)] = innermost.name.removeprefix("module:")
             number = operator.arguments.get("Sequence number")
             if number is not None:
                 sequences[number] = owner[id(operator)]
@@ -139,15 +139,15 @@ def _by_module(
         if name is not None:
             behind = any(e.start <= event.start < e.end for e in backward)
             rows[name]["backward" if behind else "forward"] += micros / 1e6
-    table = [{"name": name, **row} for name, row in rows.items()]
-    return sorted(table, key=lambda row: -row["forward"] - row["backward"])[:40]
+    longest = sorted(rows.items(), key=lambda item: -sum(item[1].values()))
+    return [{"name": name, **row} for name, row in longest[:40]]
 
 
 def _slowest(spent: list[tuple[Event, float]]) -> list[dict[str, Any]]:
     names = _sum((e.name, t) for e, t in spent)
     counts = Counter(e.name for e, _ in spent)
-    rows = [{"name": name, "seconds": s, "count": counts[name]} for name, s in names.items()]
-    return sorted(rows, key=lambda row: -row["seconds"])[:12]
+    longest = sorted(names.items(), key=lambda item: -item[1])
+    return [{"name": name, "seconds": seconds, "count": counts[name]} for name, seconds in longest[:12]]
 
 
 def _sum(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
@@ -225,7 +225,7 @@ def _memory(
     for operator in operators:
         by_thread[operator.thread].append(operator)
     running = [e for thread in by_thread.values() if (e := _innermost(thread, at)) is not None]
-    operator = min(running, key=lambda e: e.end - e.start, default=None)
+    inner = min(running, key=lambda e: e.end - e.start, default=None)
     phase = next((e.name.removeprefix("vivace:") for e in phases if e.start <= at < e.end), "forward")
     return {
         "memory_curve": _thin(curve),
@@ -233,8 +233,8 @@ def _memory(
         "peak_at": {
             "seconds": (at - span[0]) / 1e6,
             "phase": phase,
-            "operator": operator.name if operator else None,
-            "module": owner.get(id(operator)) if operator else None,
+            "operator": inner.name if inner else None,
+            "module": owner.get(id(inner)) if inner else None,
         },
     }
 

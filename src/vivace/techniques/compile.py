@@ -46,7 +46,7 @@ class Compile(Technique):
         """Compile the modules in place for the length of each forward seam, or of an own step."""
         import torch
 
-        from vivace.surgery import patched
+        from vivace.surgery import map_tensors, patched
 
         if build.device.type == "cpu":
             found = any(shutil.which(name) for name in ("g++", "gcc", "clang"))
@@ -68,7 +68,10 @@ class Compile(Technique):
         def run(following: Callable[[Any], Any], batch: Any) -> Any:
             try:
                 with patched(modules, "_compiled_call_impl", compiled):
-                    return following(batch)
+                    if not self.slot:
+                        return following(batch)
+                    torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+                    return map_tensors(following(batch), torch.clone)  # the next replay writes over it
             except torch._dynamo.exc.TorchDynamoException as error:  # type: ignore[attr-defined]
                 raise RuntimeError(f"torch.compile failed: {str(error).strip()}") from error
 

@@ -17,7 +17,8 @@ class CudaGraphStep(Technique):
 
     The first steps train on a side stream as warm-up. A batch of another shape (the last of an epoch) runs
     uncaptured. Learning rates are copied into the graph at each replay; other optimizer settings are frozen
-    in it, so a change of them is refused. The loss returned is a copy that later replays leave alone.
+    in it, so a change of them is refused. SGD runs in its fused implementation, the only one that reads its
+    rate on the device. The loss returned is a copy that later replays leave alone.
     """
 
     card: ClassVar[Card] = Card(
@@ -45,15 +46,14 @@ class CudaGraphStep(Technique):
         )
         ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         build.require(ranks == 1, "the exchange of gradients between processes is not captured")
-        fused = all(group.get("fused") for group in optimizer.param_groups)
         name = type(optimizer).__name__
-        build.require(name != "SGD" or fused, "SGD can be captured only fused: add fused_optimizer")
-        build.require(name == "SGD" or "capturable" in optimizer.defaults, f"{name} cannot be captured")
-        build.on_close(switch_optimizer(optimizer, {"capturable": True}))
+        settings = {"fused": True, "foreach": False} if name == "SGD" else {"capturable": True}
+        build.require(settings.keys() <= optimizer.defaults.keys(), f"{name} cannot be captured")
+        build.on_close(switch_optimizer(optimizer, settings))
         build.notes["replays"] = 0
         captured = StepGraph(optimizer, build.notes)
         build.wrap(Seam.STEP, captured.step)
-        build.on_close(optimizer.register_load_state_dict_post_hook(captured.forget).remove)
+        build.on_close(optimizer.register_load_state_dict_post_hook(captured.take_over).remove)
         build.on_close(captured.forget)
 
     def confirm(self, seen: Observation, reference: Observation) -> str:

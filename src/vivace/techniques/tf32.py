@@ -31,14 +31,15 @@ class Tf32(Technique):
         """Set the three precision flags; refuse a GPU older than Ampere."""
         import torch
 
+        from vivace.surgery import set_fp32_precision
+
         build.require(
             torch.cuda.get_device_capability(build.device) >= (8, 0), "this GPU is older than Ampere: no TF32"
         )
         backends: Any = torch.backends
         flags = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
         build.require(any(flag.fp32_precision != "tf32" for flag in flags), "TF32 is already allowed")
-        for flag in flags:
-            build.set_flag(flag, "fp32_precision", "tf32")
+        set_fp32_precision(build, flags, "tf32")
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """Kernels that ran here and not in the reference."""

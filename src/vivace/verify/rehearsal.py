@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vivace.capture import forget_graphs
 from vivace.engine.opening import call
 from vivace.engine.session import Session
 from vivace.job import Job
@@ -105,6 +106,7 @@ def rehearse(
     schedule = _Schedule(job, session)
     found = Rehearsal([], [], {}, {})
     tap.dictated = dictate
+    forget_graphs()  # they hold the job's own loss
     try:
         for step in range(steps):
             batch = batches[step % len(batches)]
@@ -121,6 +123,7 @@ def rehearse(
                 found.early = state_of(session).parameters
     finally:
         tap.dictated, tap.pieces = None, []
+        forget_graphs()
     found.end = state_of(session).parameters
     return found
 

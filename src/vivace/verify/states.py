@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,6 +26,28 @@ class Snapshot:
     optimizers: list[dict[str, Any]]
     position: int
     decay: dict[str, float]
+
+
+@contextmanager
+def repeatable(wanted: bool) -> Iterator[None]:
+    """Inside, torch takes algorithms that give equal bits every time, where it has such; `wanted` or not.
+
+    On GPUs it does not otherwise: gradients of convolutions and embeddings are summed by atomic additions.
+    """
+    if not wanted:
+        yield
+        return
+    cudnn: Any = torch.backends.cudnn
+    algorithms = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    before = cudnn.deterministic, cudnn.benchmark
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(algorithms, warn_only=warn_only)
+        cudnn.deterministic, cudnn.benchmark = before
 
 
 def clone(batch: Any) -> Any:

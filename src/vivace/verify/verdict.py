@@ -60,7 +60,8 @@ class Verifier:
         reference: Plan | None = None,
     ) -> None:
         arguments = {"machine": machine.to_dict()}
-        self._child = Child(RULER, source, arguments, log=log, environment=environment)
+        repeatable = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # read when CUDA starts; torch asks for it
+        self._child = Child(RULER, source, arguments, log=log, environment=repeatable | (environment or {}))
         self._timeout = timeout
         self._prepared = False
         self._reference = reference or Plan()

@@ -38,7 +38,7 @@ class _AfterTorch:
             original(module)
             _hook()
 
-        spec.loader.exec_module = execute
+        spec.loader.exec_module = execute  # type: ignore[method-assign]
         return spec
 
 
@@ -62,6 +62,8 @@ def _find_vivace() -> None:
     spec = importlib.util.spec_from_file_location(
         "vivace", package / "__init__.py", submodule_search_locations=[str(package)]
     )
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["vivace"] = module
     spec.loader.exec_module(module)

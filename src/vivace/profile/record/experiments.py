@@ -9,6 +9,7 @@ import contextlib
 import copy
 import random
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -48,16 +49,25 @@ class CallCatcher:
         return hook
 
 
-def watch_settings(patches: Patches, document: dict[str, Any]) -> None:
-    """Note which settings the person's code asks for: torch.compile, channels-last, threads."""
+def watch_settings(patches: Patches, document: dict[str, Any]) -> list[Callable[[], Any]]:
+    """Note which settings the person's code asks for: torch.compile, channels-last, threads.
+
+    Returns weak references to what torch.compile returned: a result that nobody kept cannot run.
+    """
     asked: dict[str, str] = document.setdefault("asked", {})
+    compiled: list[Callable[[], Any]] = []
 
     def noting(name: str, when: Callable[..., bool] = lambda *_, **__: True) -> Callable[[Any], Any]:
         def make(original: Any) -> Any:
             def call(*arguments: Any, **keywords: Any) -> Any:
                 if name not in asked and when(*arguments, **keywords):
                     asked[name] = calling_site()
-                return original(*arguments, **keywords)
+                result = original(*arguments, **keywords)
+                if name == "compile":
+                    kept = result if result is not None else arguments[0]
+                    with contextlib.suppress(TypeError):
+                        compiled.append(weakref.ref(kept))
+                return result
 
             return call
 
@@ -71,6 +81,7 @@ def watch_settings(patches: Patches, document: dict[str, Any]) -> None:
     patches.replace(nn.Module, "to", noting("channels_last", channels_last))
     patches.replace(torch, "set_num_threads", noting("threads"))
     patches.replace(nn.DataParallel, "__init__", noting("data_parallel"))
+    return compiled
 
 
 def run(recorder: Any, document: dict[str, Any]) -> None:
@@ -153,7 +164,7 @@ def _block(function: Callable[[], None], runs: int) -> float:
 
 
 def _wait() -> None:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
 
 
@@ -169,7 +180,7 @@ class _Shadow:
 
     def convert(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Apply a function to every weight, buffer and argument."""
-        self.module._apply(function)
+        self.module._apply(function)  # type: ignore[no-untyped-call]
         self.arguments, self.keywords = _mapped(self.arguments, function), _mapped(self.keywords, function)
 
     def runner(self, context: Callable[[], Any] = contextlib.nullcontext) -> Callable[[], None]:

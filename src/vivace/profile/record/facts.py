@@ -9,6 +9,7 @@ import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ def held_bytes(hooks: Any) -> int:
 
 def resident_bytes() -> int:
     """Resident memory of this process; on a GPU, the bytes that torch's allocator gave out."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return int(torch.cuda.memory_allocated())
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
@@ -78,7 +79,7 @@ def live_graph_tensors() -> tuple[int, list[str]]:
     alive = [t for t in gc.get_objects() if _has_history(t)]
     lists: dict[str, int] = {}
     if alive:
-        frame = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             for scope in (frame.f_locals, frame.f_globals):
                 for name, value in list(scope.items()):
@@ -89,7 +90,7 @@ def live_graph_tensors() -> tuple[int, list[str]]:
                         held = sum(_has_history(item) for item in items)
                         if held > 1:
                             lists[f"{name} ({frame.f_code.co_filename})"] = held
-            frame = frame.f_back
+            frame = frame.f_back  # type: ignore[assignment]
     chain = max((_chain(t) for t in alive[:50]), default=0)
     return len(alive) + chain, sorted(lists, key=lambda name: -lists[name])[:3]
 
@@ -117,10 +118,16 @@ def num_graphs() -> int:
     return int(utils.counters["stats"]["unique_graphs"]) if utils else 0
 
 
+def compiles() -> bool:
+    """Has torch.compile been at work in this process, with or without success?"""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return bool(utils and (num_graphs() or utils.counters["graph_break"] or utils.get_compilation_metrics()))
+
+
 def dynamo() -> dict[str, Any]:
     """Counters of torch.compile; empty where it was not used."""
     utils = sys.modules.get("torch._dynamo.utils")
-    if utils is None or not (num_graphs() or utils.counters["graph_break"]):
+    if utils is None or not compiles():
         return {}
     rows = []
     for metric in utils.get_compilation_metrics():
@@ -143,6 +150,7 @@ def dynamo_difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str
         "breaks": after["breaks"],
         "compilations": after["compilations"][old:],
         "reasons": [row for row in after["compilations"] if row["reason"]],
+        "failed": [row for row in after["compilations"] if row["failed"]],
     }
 
 

@@ -142,7 +142,7 @@ class LoopHooks:
         self._wait()
         self.clock.push(name)
         if self.annotate:
-            self._ranges.append(torch.autograd.profiler.record_function(f"vivace:{name}").__enter__())
+            self._ranges.append(named_range(f"vivace:{name}"))
 
     def _pop(self) -> None:
         if self._ranges:
@@ -219,6 +219,13 @@ class LoopHooks:
     def _after_update(self, optimizer: Any, *_: Any) -> None:
         self._pop()
         self.clock.updated(id(optimizer))
+
+
+def named_range(name: str) -> Any:
+    """A range of the trace that has begun; ``__exit__`` ends it."""
+    found: Any = torch.autograd.profiler.record_function(name)
+    found.__enter__()
+    return found
 
 
 def num_samples(batch: Any, depth: int = 0) -> int:

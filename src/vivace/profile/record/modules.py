@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from vivace.profile.record import facts
+from vivace.profile.record.hooks import named_range
 
 _global_hooks = nn.modules.module
 
@@ -15,14 +15,14 @@ _global_hooks = nn.modules.module
 class ModuleRanges:
     """Global forward hooks that keep the stack of running modules, under the names that a person knows.
 
-    With compiled modules it stays silent: hooks inside of them would compile them anew.
+    Where torch.compile is at work it stays silent: hooks would be compiled too.
     """
 
     def __init__(self, *, annotate: bool = False) -> None:
         self.annotate = annotate
         self.stack: list[str] = []
         self.roots: dict[str, nn.Module] = {}
-        self.silent = facts.num_graphs() > 0
+        self.silent = facts.compiles()
         self._names: dict[int, str] = {}
         self._ranges: list[Any] = []
         self._handles: list[Any] = []
@@ -52,7 +52,7 @@ class ModuleRanges:
         name = self._name(module)
         self.stack.append(name)
         if self.annotate:
-            self._ranges.append(torch.autograd.profiler.record_function(f"module:{name}").__enter__())
+            self._ranges.append(named_range(f"module:{name}"))
 
     def _leave(self, module: nn.Module, arguments: Any, result: Any) -> None:
         if self.stack:

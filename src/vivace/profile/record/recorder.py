@@ -24,7 +24,7 @@ from vivace.profile.record import experiments, facts
 from vivace.profile.record.clock import PHASES, Clock, Step
 from vivace.profile.record.counting import CountedStep
 from vivace.profile.record.fetches import FetchSampler
-from vivace.profile.record.hooks import LoopHooks, Patches
+from vivace.profile.record.hooks import LoopHooks, Patches, named_range
 from vivace.profile.record.mixed import PrecisionWatch
 from vivace.profile.record.modules import ModuleRanges
 from vivace.profile.record.waits import WaitWatch
@@ -35,6 +35,7 @@ FEWEST_STEPS, MOST_STEPS = 10, 400
 TIMED_SECONDS, SLOW_SECONDS = 4.0, 30.0
 WATCHED_STEPS, SYNCHRONIZED_STEPS, TRACED_STEPS = 5, 4, 3
 LONG_STEP_SECONDS = 4.0
+DISTURBED_STEPS = 2
 
 
 class Recorder:
@@ -70,7 +71,7 @@ class Recorder:
         self.hooks.install()
         self.precision.install(self.patches)
         self.fetches.install(self.patches)
-        experiments.watch_settings(self.patches, self.document)
+        self._compiled = experiments.watch_settings(self.patches, self.document)
         atexit.register(self.finish)
 
     def finish(self) -> None:
@@ -156,11 +157,13 @@ class Recorder:
         steps = max(1, len(self.steps))
         self.document["live"] = {"before": self._live[0], "after": now[0], "steps": steps, "held": now[1]}
         self.document["dynamo"] = facts.dynamo_difference(self._dynamo, facts.dynamo())
+        self.document["compiled_alive"] = any(reference() is not None for reference in self._compiled)
         self.document["page_faults"] = (facts.page_faults() - self._faults) / steps
         self.document["data_cpu_seconds"] = self.hooks.fetch_cpu_seconds / steps
         self.document["precision"] = self.precision.result(steps)
         self.hooks.examine_losses = self.precision.examine = True
-        self.waits.install()
+        if not facts.compiles():  # the questions inside of compiled code would be compiled with our watch
+            self.waits.install()
         self._leave = self._leave_watched
 
     def _leave_watched(self) -> None:
@@ -198,7 +201,7 @@ class Recorder:
     def _mark_step(self) -> None:
         if self._range is not None:
             self._range.__exit__(None, None, None)
-        self._range = torch.autograd.profiler.record_function("vivace:step").__enter__()
+        self._range = named_range("vivace:step")
 
     def _leave_traced(self) -> None:
         self._modules.restore()
@@ -235,7 +238,7 @@ class Recorder:
         self.document.setdefault("problems", []).append("".join(lines)[-2000:])
 
     def _describe(self) -> None:
-        clean = [step for step in self.steps if not step.interrupted] or self.steps
+        clean = _undisturbed([step for step in self.steps if not step.interrupted] or self.steps)
         document = self.document
         document["steps"] = len(self.steps)
         document["clean_steps"] = len(clean)
@@ -256,3 +259,10 @@ class Recorder:
         document["fetch"] = self.fetches.result()
         document.update(facts.describe(self.hooks))
         document["command"] = sys.argv
+
+
+def _undisturbed(steps: list[Step]) -> list[Step]:
+    """Without the one or two longest steps of many: other processes of the machine disturb single steps."""
+    dropped = min(DISTURBED_STEPS, len(steps) // FEWEST_STEPS)
+    limit = sorted(step.wall_seconds for step in steps)[: len(steps) - dropped][-1] if steps else 0.0
+    return [step for step in steps if step.wall_seconds <= limit]

@@ -45,8 +45,8 @@ class WaitWatch:
 
     def result(self) -> list[dict[str, Any]]:
         """Sites by their seconds, the costliest first; sums over all watched steps."""
-        rows = [{"site": site, **values} for site, values in self.sites.items()]
-        return sorted(rows, key=lambda row: -row["span"])[:20]
+        costliest = sorted(self.sites.items(), key=lambda item: -item[1]["span"])
+        return [{"site": site, **values} for site, values in costliest[:20]]
 
     def _timed(self, original: Any) -> Any:
         def ask(*arguments: Any, **keywords: Any) -> Any:

@@ -1,0 +1,146 @@
+"""What was measured: a file of JSON lines for each part, written case by case, so that it can go on later."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import vivace
+from vivace.errors import ChildFailed, InputError, Refused
+
+SAME = ("device", "torch", "dry")
+Case = dict[str, Any]
+
+
+def facts(dry: bool) -> dict[str, Any]:
+    """The facts under which everything here holds; asks the driver's library, not CUDA."""
+    machine = vivace.inspect()
+    found: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "device": machine.device.name,
+        "kind": machine.device.kind,
+        "memory_bytes": machine.device.memory_bytes,
+        "features": list(machine.device.features),
+        "fingerprint": machine.fingerprint,
+        "cores": machine.num_cores,
+        "vivace": vivace.__version__,
+        "dry": dry,
+        **machine.versions,
+        "driver": machine.limits.get("driver", ""),
+    }
+    with contextlib.suppress(Exception):  # a machine without NVML
+        import pynvml as nvml
+
+        handle = _handle()
+        found["power_limit_watts"] = nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000
+        found["clock_max_mhz"] = nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)
+        found["memory_clock_max_mhz"] = nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM)
+    return found
+
+
+def gauges() -> dict[str, float]:
+    """Clock, power and temperature now; empty where NVML does not tell."""
+    with contextlib.suppress(Exception):
+        import pynvml as nvml
+
+        handle = _handle()
+        return {
+            "clock_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+            "watts": nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+            "celsius": nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+        }
+    return {}
+
+
+def _handle() -> Any:
+    import pynvml as nvml
+
+    nvml.nvmlInit()
+    return nvml.nvmlDeviceGetHandleByIndex(0)
+
+
+class Book:
+    """The cases of one part, until its time is up. Whatever a case does, the next one comes.
+
+    Args:
+        folder: where ``PART.jsonl`` lies; what it holds is not done again, except what failed.
+        seconds: the time that this part has.
+    """
+
+    def __init__(self, folder: Path, part: str, seconds: float, now: dict[str, Any]) -> None:
+        self.path = folder / f"{part}.jsonl"
+        self.facts, self.dry = now, now["dry"]
+        self.part, self.deadline = part, time.monotonic() + seconds
+        self.unreached: list[str] = []
+        first, self.cases = read(self.path)
+        changed = [key for key in SAME if first and first[key] != now[key]]
+        if changed:
+            raise InputError(
+                f"'{self.path}' was measured with {changed[0]} {first[changed[0]]!r}, and this is "
+                f"{now[changed[0]]!r}: choose another --out"
+            )
+        if not first:
+            self._write({"facts": now})
+
+    @property
+    def left(self) -> float:
+        """Seconds until this part has to end."""
+        return self.deadline - time.monotonic()
+
+    def case(self, name: str, measure: Callable[[], Case], *, seconds: float = 2.0) -> Case:
+        """The result of a case, from the file where it stands there; `seconds` is what it needs at least.
+
+        ``status`` is ok, refused (with the reason), broken (a promise), failed, or unreached (not written).
+        """
+        known = self.cases.get(name)
+        if known is not None and known["status"] != "failed":
+            return known
+        if self.left < seconds:
+            self.unreached.append(name)
+            return {"status": "unreached"}
+        begin = time.monotonic()
+        try:
+            result = {"status": "ok", **measure()}
+        except Refused as refused:
+            result = {"status": "refused", "reason": _clean(str(refused))}
+        except Exception as error:  # the next case must come
+            kind = "" if isinstance(error, ChildFailed) else f"{type(error).__name__}: "
+            result = {"status": "failed", "reason": _clean(f"{kind}{error}")}
+        result |= {"seconds": round(time.monotonic() - begin, 2), **gauges()}
+        self.cases[name] = result
+        self._write({"case": name, **result})
+        print(f"{self.part}: {name}: {result['status']} {result.get('reason', '')}".rstrip(), flush=True)
+        return result
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, default=str) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, Case]]:
+    """The facts and the cases of a part's file, the newest of each; a torn last line is left out."""
+    found: dict[str, Any] = {}
+    cases: dict[str, Case] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            entry = json.loads(line)
+            if "facts" in entry:
+                found = entry["facts"]
+            else:
+                cases[entry.pop("case")] = entry
+    return found, cases
+
+
+def _clean(reason: str) -> str:
+    """One line, with the files in it cut down to their names: a record says nothing of folders."""
+    line = " ".join(reason.split())[:600]
+    return re.sub(r"(?<![\w./:-])/(?:[\w.+-]+/)+", "", line)

@@ -1,0 +1,115 @@
+"""The parts that call a command of Vivace's, or another benchmark, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from book import Book, Case
+
+from vivace.engine.launch import Child, Source
+from vivace.errors import ChildFailed, Refused
+
+HERE = Path(__file__).resolve().parent
+COMMAND = [sys.executable, "-c", "from vivace.cli import main; main()"]
+TUNED = {"resnet50_256": 360.0, "mlp": 60.0}
+PEER, PEER_JOBS = "pytorch_autotune", ("resnet50", "gpt", "resnet18", "mobilenet_v3_small", "bert")
+
+
+def ceilings(book: Book) -> None:
+    """Rates of this GPU: what `vivace inspect --measure` finds, and a few large shapes beside it."""
+    child = Child("probes:Probes", Source(f"{HERE / 'tiny.py'}:mlp"), {"dry": book.dry})
+    try:
+        for name in ("matmul", "copy", "host_to_device", "device_to_host", "launch"):
+            timeout = max(5.0, min(60.0, book.left))
+            book.case(name, lambda name=name, t=timeout: {"rates": child.ask(name, t)}, seconds=3)
+    finally:
+        child.close()
+    book.case("vivace inspect", lambda: _inspect(book), seconds=5)
+
+
+def _inspect(book: Book) -> Case:
+    options = subprocess.run([*COMMAND, "inspect", "--help"], capture_output=True, text=True, check=False)
+    measure = ["--measure"] if "--measure" in options.stdout and not book.dry else []
+    document = _run([*COMMAND, "inspect", "--json", *measure], max(10.0, book.left))
+    return {"measured": bool(measure), "rates": document["ceilings"], "missing": document["missing"]}
+
+
+def tune(book: Book) -> None:
+    """A whole `vivace tune` of ResNet-50, and of the small MLP if there is time."""
+    for name, budget in TUNED.items():
+        seconds = 5.0 if book.dry else budget
+        if not book.dry or name == "mlp":
+            book.case(name, lambda n=name, s=seconds: _tune(book, n, s), seconds=seconds)
+
+
+def _tune(book: Book, name: str, budget: float) -> Case:
+    job = f"{HERE / 'workloads.py'}:{name}"
+    out = book.path.with_name(f"tune-{name}")
+    command = [*COMMAND, "tune", job, "--budget", str(budget), "--out", str(out), "--json", "--quiet"]
+    result = _run(command, min(budget * 1.1 + 30, max(30.0, book.left)))
+    for trial in result["trials"]:
+        for key in ("pairs", "machine", "job"):
+            trial.pop(key)
+    verdict = result.pop("verdict") or {}
+    kept = ("kept", "promise", "loss_envelopes", "displacement_envelopes", "steps", "seeds", "reason")
+    for key in ("plan_path", "report_path"):
+        result.pop(key)
+    return {"tuned": result | {"verdict": {key: verdict.get(key) for key in kept}}}
+
+
+def peer(book: Book) -> None:
+    """Vivace against the peer on this GPU, where that benchmark is there and the peer can be imported."""
+    found = subprocess.run([sys.executable, "-c", f"import {PEER}"], capture_output=True, check=False)
+
+    def compared(name: str) -> Case:
+        if found.returncode:
+            raise Refused(f"{PEER} cannot be imported here: bring it as a wheel")
+        command = [sys.executable, str(HERE.parent / "peer.py"), name, "--budget", "30"]
+        return {"printed": _communicate(command, max(20.0, book.left - 5)).strip().splitlines()[-40:]}
+
+    for name in PEER_JOBS:
+        book.case(name, lambda name=name: compared(name), seconds=0 if found.returncode else 100)
+    record = (
+        HERE.parent.parent / "records" / "peer" / book.facts["fingerprint"] / f"{book.facts['date']}.json"
+    )
+    if record.is_file():
+        book.path.with_name("peer.json").write_bytes(record.read_bytes())
+
+
+def _run(command: list[str], timeout: float) -> dict[str, Any]:
+    """The JSON document that a command printed. Raises ChildFailed with what it said where it failed."""
+    document: dict[str, Any] = json.loads(_communicate(command, timeout).strip().splitlines()[-1])
+    if "error" in document:
+        raise ChildFailed(document["error"]["message"])
+    return document
+
+
+def _communicate(command: list[str], timeout: float) -> str:
+    """What a command printed; after `timeout` seconds it is asked to stop, and then made to."""
+    errors = subprocess.STDOUT if "--json" not in command else subprocess.PIPE
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+    )
+    begin = time.monotonic()
+    try:
+        printed, said = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)  # vivace keeps the best so far
+        try:
+            printed, said = process.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            printed, said = process.communicate()
+    if not printed.strip() or (process.returncode not in (0, 130) and "--json" not in command):
+        last = re.sub(r"\s+", " ", (printed + (said or "")).strip())[-400:]
+        seconds = time.monotonic() - begin
+        raise ChildFailed(f"exit code {process.returncode} after {seconds:.0f} s: {last}")
+    return printed

@@ -1,0 +1,45 @@
+"""The child's side of the speed tables: batches wait on the device, so that the step alone is timed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from torch.utils.flop_counter import FlopCounterMode
+
+from vivace.engine.opening import call, first_batches, start
+from vivace.job import Job
+from vivace.measure.worker import Worker
+from vivace.plan import Plan
+from vivace.surgery import batch_size, map_tensors
+from vivace.testing.fake_cuda import fake_cuda
+
+
+class SteadyWorker(Worker):
+    """`Worker` over a few placed batches; in a dry run streams and graphs are acted out."""
+
+    def __init__(self, job: Job, machine: dict[str, Any]) -> None:
+        super().__init__(job, machine)
+        self.stack = ExitStack()
+        if os.environ["VIVACE_GPU_DRY"] == "1":
+            self.stack.enter_context(fake_cuda())
+
+    def open(self, plan: dict[str, Any], strict: bool = True, seed: int = 0) -> dict[str, Any]:
+        """Open the job under a plan and place its batches."""
+        begin = time.perf_counter()
+        self.session = start(self.job, Plan.from_dict(plan), self.machine, seed=seed, strict=strict)
+        fed = itertools.islice(self.session.batches(first_batches(call(self.job, "data"), 4)), 4)
+        placed = [map_tensors(self.session.place(batch), lambda t: t.clone()) for batch in fed]
+        self._stream = itertools.cycle(placed)
+        return {"seconds": time.perf_counter() - begin}
+
+    def count(self) -> dict[str, float]:
+        """Floating-point operations of one step (torch's own count: matrix operators), and its samples."""
+        with start(self.job, Plan(), self.machine) as session:
+            batch = first_batches(call(self.job, "data"), 1)[0]
+            with FlopCounterMode(display=False) as counter:
+                session.step(batch)
+        return {"flops": counter.get_total_flops(), "samples": batch_size(batch)}

@@ -1,0 +1,141 @@
+"""benchmarks/gpu.sh: its dry run, its files, and going on where it stopped."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vivace.errors import ChildFailed, InputError, Refused
+
+ROOT = Path(__file__).resolve().parents[1]
+GPU = ROOT / "benchmarks" / "gpu"
+PARTS = ("ceilings", "correctness", "speed", "tune", "peer")
+FACTS = {"device": "H100", "torch": "2.11.0", "dry": False}
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """Loads a file of the script under its own name, as the script does."""
+    monkeypatch.syspath_prepend(str(GPU))
+    yield importlib.import_module
+    for name in ("book", "summary", "correctness"):
+        sys.modules.pop(name, None)
+
+
+def run(*arguments):
+    command = ["bash", str(ROOT / "benchmarks" / "gpu.sh"), *map(str, arguments)]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+        env={**os.environ, "PYTHON": sys.executable},
+    )
+
+
+@pytest.mark.slow
+def test_the_dry_run_leaves_every_part_and_goes_on_where_it_stopped(tmp_path):
+    done = run("--dry-run", "--out", tmp_path)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert set(results["parts"]) == set(PARTS)
+    cases = {
+        f"{part}: {name}": case for part, those in results["parts"].items() for name, case in those.items()
+    }
+    assert {case["status"] for case in cases.values()} <= {"ok", "refused"}
+    scenes = [case["status"] for name, case in cases.items() if "scene" in name]
+    assert set(scenes) == {"ok"}
+    assert "| mlp | " in (tmp_path / "results.md").read_text()
+
+    lines = {part: (tmp_path / f"{part}.jsonl").read_text() for part in PARTS}
+    again = run("--dry-run", "--out", tmp_path, "correctness")
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert {part: (tmp_path / f"{part}.jsonl").read_text() for part in PARTS} == lines
+
+
+def test_bad_input_is_one_sentence(tmp_path):
+    done = run("velocity", "--dry-run", "--out", tmp_path)
+    assert done.returncode == 2
+    assert "there is no part 'velocity'" in done.stderr
+    done = run("--dry-run", "--wheels", tmp_path / "none")
+    assert done.returncode == 2
+    assert "there is no folder" in done.stderr
+
+
+def test_a_failing_case_is_written_and_the_next_one_runs(module, tmp_path):
+    book = module("book")
+    part = book.Book(tmp_path, "speed", 60, FACTS)
+
+    def fail():
+        raise ChildFailed("the process died from SIGSEGV")
+
+    def refuse():
+        raise Refused("cuda_graph_step: no")
+
+    assert part.case("a", fail)["status"] == "failed"
+    assert part.case("b", refuse)["status"] == "refused"
+    assert part.case("c", lambda: {"value": 1})["value"] == 1
+    again = book.Book(tmp_path, "speed", 60, FACTS)
+    assert again.case("c", fail)["value"] == 1, "done already"
+    assert again.case("a", lambda: {"value": 2})["value"] == 2, "failed ones are tried again"
+    facts, cases = book.read(tmp_path / "speed.jsonl")
+    assert facts == FACTS
+    assert {name: case["status"] for name, case in cases.items()} == {"a": "ok", "b": "refused", "c": "ok"}
+
+
+def test_no_case_begins_after_the_parts_time(module, tmp_path):
+    part = module("book").Book(tmp_path, "tune", 1, FACTS)
+    assert part.case("long", dict, seconds=5)["status"] == "unreached"
+    assert part.unreached == ["long"]
+    assert "long" not in (tmp_path / "tune.jsonl").read_text()
+
+
+def test_results_of_another_machine_are_not_mixed_in(module, tmp_path):
+    book = module("book")
+    book.Book(tmp_path, "tune", 1, FACTS)
+    with pytest.raises(InputError, match="H200"):
+        book.Book(tmp_path, "tune", 1, {**FACTS, "device": "H200"})
+
+
+def test_reasons_name_no_folder(module):
+    assert module("book")._clean("no file\n /home/me/src/job.py here") == "no file job.py here"
+
+
+def test_every_scene_is_played(module):
+    listed = module("correctness").SCENES
+    tree = ast.parse((GPU / "scenes.py").read_text())
+    (scenes,) = [node for node in tree.body if getattr(node, "name", "") == "Scenes"]
+    methods = [node.name for node in scenes.body if hasattr(node, "name") and not node.name.startswith("_")]
+    assert sorted(methods) == sorted(listed)
+
+
+def test_the_share_of_the_roofline_is_the_larger_bound(module):
+    summary = module("summary")
+    rates = {"matmul_bfloat16": 800e12, "matmul_float32": 50e12, "copy_device": 3e12}
+    strict = {"flops_per_sample": 24.3e9}
+    plan = {"samples_per_second": 3000.0, "plan": {"bf16_autocast": {}}}
+    assert summary._share("resnet50_256", plan, strict, rates) == "37% (bytes)"
+    assert summary._share("gpt", plan, strict, rates) == "9% (operations)"
+    slow = {"samples_per_second": 1000.0}
+    assert summary._share("resnet50_256", slow, strict, rates) == "49% (operations)"
+    assert summary._share("gpt", plan, strict, {}) == "no ceiling"
+
+
+def test_all_parts_together_stay_within_25_minutes():
+    tree = ast.parse((GPU / "__main__.py").read_text())
+    values = {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and node.targets[0].id in ("PARTS", "ALONE")
+    }
+    assert sum(values["PARTS"].values()) <= 25 * 60
+    assert max([values["ALONE"], *values["PARTS"].values()]) <= 9 * 60
+    assert tuple(values["PARTS"]) == PARTS
