@@ -7,13 +7,16 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from _published import Row
 
 from vivace.advise.formula import PARAMETERS, STARTS, architecture, make_columns, predict_parts, step_parts
 from vivace.advise.interval import CIRCUMSTANCES, UNSEEN_WIDENING, circumstances, kinds_of
+
+if TYPE_CHECKING:
+    import torch
 
 STEPS, LEARNING_RATE, PRIOR, ROUNDING = 300, 0.08, 3e-4, 0.03
 MOST_OF_A_KIND = 300  # rows of one card, harness and layout in the fit of a fold
@@ -25,6 +28,8 @@ NEVER_NARROWER = ("new_card", "new_architecture", "new_model")
 def fit(rows: Sequence[Row], steps: int = STEPS) -> dict[str, np.ndarray]:
     """Parameters that fit the rows: least absolute log errors, held near their physical start where rows are
     few."""
+    import torch
+
     columns = {
         name: torch.as_tensor(value) for name, value in make_columns([row.case for row in rows]).items()
     }
@@ -53,6 +58,8 @@ def fit(rows: Sequence[Row], steps: int = STEPS) -> dict[str, np.ndarray]:
 
 
 def _start(name: str) -> torch.Tensor:
+    import torch
+
     labels, value, _ = PARAMETERS[name]
     start = torch.full([len(names) for names in labels], math.log(value))
     for kind, other in STARTS.get(name, {}).items():
@@ -61,6 +68,8 @@ def _start(name: str) -> torch.Tensor:
 
 
 def _sum_by(values: torch.Tensor, numbers: torch.Tensor, count: int) -> torch.Tensor:
+    import torch
+
     return torch.zeros(count).index_add(0, numbers, values.float())
 
 
@@ -187,6 +196,8 @@ def situations(
 
 def calibrate(situation: np.ndarray, error: np.ndarray) -> dict[str, object]:
     """Interval table: the size of errors by circumstance (median regression), scaled to hold 80 % of them."""
+    import torch
+
     size = torch.tensor(np.log(np.abs(error) + 0.01))
     features = torch.tensor(situation)
     slopes = torch.zeros(len(CIRCUMSTANCES), dtype=torch.float64, requires_grad=True)

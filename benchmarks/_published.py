@@ -53,7 +53,6 @@ NAMES = (
     (r"^efficientnet-(widese-|quant-)?b0", "timm:efficientnet_b0@224"),
     (r"^efficientnet-(widese-|quant-)?b4", "timm:efficientnet_b4@380"),
 )
-NVIDIA_CODE = ("ngc", "examples", "mlperf")
 LENGTHS = {"own:transformerxlbase": 192, "own:transformerxllarge": 384}
 PRECISIONS = (
     (r"^fp64|double", "fp64"), (r"^tf32", "tf32"), (r"^(amp|mixed).*bf16", "amp_bf16"),
@@ -131,8 +130,6 @@ def _row(raw: dict[str, str], demand_of: Callable[[str], Demand | None]) -> Row:
     alone = guessed and key == "own:ssd_resnet50" and "ngc" in task.lower()
     seconds = _seconds(raw["unit"], value, batch, 1 if alone else num_gpus, LENGTHS.get(key, 1))
     setting = _setting(task, precision, batch, num_gpus)
-    if key.startswith("own:bert") and precision == "amp_fp16" and setting.harness in NVIDIA_CODE:
-        setting = dataclasses.replace(setting, precision="fp16")  # apex's O2: half weights, fp32 copies
     return Row(raw["model"], key, demand, gpu, setting, seconds, guessed)
 
 

@@ -37,7 +37,7 @@ DEMANDED = {"known card, new model": 0.12, "new card, known model": 0.18, "both 
 SMALL, LARGE = 2, 4
 RECORDS = ROOT / "records" / "advise"
 DOCS = ROOT / "docs" / "advise.md"
-MARKERS = re.compile(r"(<!-- advise-errors -->\n).*?(\n?<!-- /advise-errors -->)", re.DOTALL)
+MARKERS = re.compile(r"(<!-- advise-errors -->\n).*?(<!-- /advise-errors -->)", re.DOTALL)
 
 
 def main() -> None:
@@ -250,7 +250,7 @@ def with_errors(text: str, record: dict[str, Any]) -> str:
         inside = f"{100 * split['interval_coverage']:.0f} %"
         cells = (name, f"{split['n']:,}", error, f"{100 * split['demanded']:.0f} %", inside, *simple)
         lines.append(f"| {' | '.join(cells)} |")
-    table = "\n".join(lines)
+    table = "\n".join(lines) + "\n"
     return MARKERS.sub(rf"\g<1>{table}\g<2>", text)
 
 

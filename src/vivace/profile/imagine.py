@@ -34,7 +34,7 @@ def imagine(job: Job, name: str) -> dict[str, Any]:
 
     Raises JobError in the person's own words where the job can be run neither way.
     """
-    loader = job.data()
+    loader: Any = job.data()
     try:
         batch = next(iter(loader))
     except StopIteration:
