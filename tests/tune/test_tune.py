@@ -110,6 +110,7 @@ def test_a_second_run_builds_upon_the_first(tuned):
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_the_best_so_far(tmp_path):
+    Source(STAGE).load()  # registers the planted techniques, which the plan may name
     command = [
         sys.executable,
         "-m",
