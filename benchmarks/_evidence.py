@@ -18,6 +18,8 @@ WORDS = {
         "none": "none",
         "broken": "Results that `verify` rejects: Vivace's, `pytorch-autotune`'s",
         "search": "`{job}`: how near `{budget}` comes to the best of {count} plans, in which share of time",
+        "advise": "Median error of `advise` on {n:,} published figures, {split} left out of the fit",
+        "errs": "{error:.1%} ({demanded:.0%} demanded); by TFLOPS {tflops:.0%}; {inside:.0%} in the interval",
         "memory": "Error of a step's predicted peak memory, {pairs} pairs of job and plan: median, largest",
     },
     "README.zh-CN.md": {
@@ -32,11 +34,16 @@ WORDS = {
         "none": "无",
         "broken": "未通过 `verify` 的结果：Vivace、`pytorch-autotune`",
         "search": "`{job}`：`{budget}` 达到 {count} 个方案中最佳速度的比例，以及所用时间的比例",
+        "advise": "`advise` 在 {n:,} 个公开数据上的误差中位数，拟合时不含：{split}",
+        "errs": "{error:.1%}（要求 {demanded:.0%}）；只看 TFLOPS：{tflops:.0%}；{inside:.0%} 在区间内",
         "memory": "一步训练峰值内存的预测误差，{pairs} 组任务与方案：中位数、最大值",
     },
 }
 TITLES = {
     "README.md": {
+        "known card, new model": "whole families of models",
+        "new card, known model": "cards",
+        "both new": "families of models and cards",
         "planted, alone": "the 20 known kinds",
         "planted, with bf16_autocast": "the same, hidden behind bfloat16",
         "planted, least effort": "the same, with the least effort that `tune` spends",
@@ -45,6 +52,9 @@ TITLES = {
         "further, least effort": "further kinds, with the least effort",
     },
     "README.zh-CN.md": {
+        "known card, new model": "整个模型族",
+        "new card, known model": "显卡",
+        "both new": "模型族和显卡",
         "planted, alone": "20 种已知错误",
         "planted, with bf16_autocast": "同上，混在 bfloat16 舍入中",
         "planted, least effort": "同上，用 `tune` 的最小校验量",
@@ -99,11 +109,27 @@ def memory(record: dict, file: str) -> Iterator[Row]:
     yield WORDS[file]["memory"].format(pairs=record["pairs"]), found
 
 
+def advise(record: dict, file: str) -> Iterator[Row]:
+    """How far predicted throughput is from published figures that the fit has not seen."""
+    for name, split in record["splits"].items():
+        asked = WORDS[file]["advise"].format(n=split["n"], split=TITLES[file][name])
+        yield (
+            asked,
+            WORDS[file]["errs"].format(
+                error=split["median_abs_error"],
+                demanded=split["demanded"],
+                tflops=split["simple"]["TFLOPS only"],
+                inside=split["interval_coverage"],
+            ),
+        )
+
+
 KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "ruler": ruler,
     "peer": peer,
     "search": search,
     "memory": memory,
+    "advise": advise,
 }
 
 
