@@ -12,7 +12,7 @@ from vivace.advise.demand import load_models
 from vivace.advise.formula import Setting, load_coefficients, predict_parts
 from vivace.advise.likeness import Likeness, coordinates, load_likeness, mode_of, predict, scaled
 
-RESNET, BERT = (load_models()[key] for key in ("timm:resnet50@224", "own:bert_large_squad"))
+RESNET, BERT = (load_models()[key] for key in ("torchvision:resnet50@224", "own:bert_large_squad"))
 LENGTHS = {"flops": 0.3, "bytes": 1.0, "intensity": 1.0, "size": 3.0, "kernels": 2.0, "parameters": 2.0}
 VARIANCES = {"alike": 0.5, "alike_mode": 0.25, "alike_harness": 0.125, "card": 0.25, "card_mode": 0.125}
 CARD = find_gpu("RTX 3090")
@@ -75,7 +75,9 @@ def test_fitting_finds_what_was_planted():
     ]  # fmt: skip
     residual = np.array([0.3 if "vit_" in row.key else -0.2 for row in rows])
     left = [
-        n for n, row in enumerate(rows) if row.key in ("timm:vit_base_patch16_224@224", "timm:resnet50@224")
+        n
+        for n, row in enumerate(rows)
+        if row.key in ("timm:vit_base_patch16_224@224", "timm:gluon_resnet101_v1c@224")
     ]
     kept = [n for n in range(len(rows)) if n not in left]
     found, lines = _likeness.fit([rows[n] for n in kept], residual[kept])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from vivace.advise.demand import load_models
+from vivace.errors import InputError
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -103,6 +104,31 @@ def test_what_cannot_be_used_is_counted_by_reason(tmp_path):
     assert rows == []
     assert sum(left_out.values()) == 7
     assert "marked suspect" in left_out
+
+
+def test_awkward_tables_are_read_or_refused_in_words(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("\ufeffModel, GPU ,Precision,Unit,Value\nresnet50,h100 80gb sxm5,amp,img/s,2000\n")
+    (row,), left_out = published.read(path, load_models().get)
+    assert left_out == {}
+    assert (row.gpu.name, row.setting.num_gpus, row.guessed_batch) == ("H100-SXM5-80GB", 1, True)
+    path.write_text("")
+    assert published.read(path, load_models().get) == ([], {})
+    path.write_text("model,gpu,unit,value\nresnet50,H100,img/s,2000\n")
+    with pytest.raises(InputError, match="lacks the column 'precision'"):
+        published.read(path, load_models().get)
+    with pytest.raises(InputError, match="cannot be read"):
+        published.read(tmp_path / "none.csv", load_models().get)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="not a table"):
+        published.read(path, load_models().get)
+
+
+def test_renamed_and_full_softmax_models_have_keys():
+    assert published.key_of("swin_v2_cr_tiny_384", "train/timm/384px") == "timm:swinv2_cr_tiny_384@384"
+    ngc = "train/pytorch-1.13.0a0/real/NGC"
+    assert published.key_of("transformerxllarge", ngc) == "own:transformerxllarge_full"
+    assert published.key_of("Transformer-XL large", "train/pytorch/DLE") == "own:transformerxllarge"
 
 
 @pytest.mark.slow

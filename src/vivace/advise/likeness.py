@@ -82,7 +82,8 @@ def coordinates(demand: Demand) -> np.ndarray:
 
 def scaled(points: np.ndarray, lengths: Mapping[str, float]) -> np.ndarray:
     """Coordinates divided by their lengths."""
-    return points / np.concatenate([np.full(width, lengths[name]) for name, width in WIDTHS.items()])
+    repeated = [lengths[name] for name, width in WIDTHS.items() for _ in range(width)]
+    return np.divide(points, repeated)
 
 
 def mode_of(case: Case) -> str:

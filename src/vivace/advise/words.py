@@ -44,6 +44,8 @@ def money(value: float | None, low: float | None = None, high: float | None = No
 
 
 def _cents(value: float) -> str:
+    if value < 0.1:
+        return f"{value:.2g}"
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
