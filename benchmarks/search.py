@@ -3,7 +3,7 @@
     scripts/bench search [JOB ...]
 
 For each small job every set of techniques that fits together, with every setting offered, is measured once
-against strict fp32; the fastest few are measured again, and the fastest of them that keeps its promise is
+against strict fp32 (those that can only save memory, alone); the fastest few are measured again, and the fastest of them that keeps its promise is
 the best. Then `vivace tune` searches with the budgets `fast` and `balanced`, and its plans are timed in
 alternation with the best. Demanded: balanced >= 97 % of the best speed in <= 25 % of the time, fast >= 92 %
 in <= 8 %. A run that was interrupted goes on where it stopped.
@@ -31,6 +31,7 @@ from vivace.measure.paired import Comparison, Contestant, across, compare
 from vivace.plan import Plan
 from vivace.technique import Numerics, Technique
 from vivace.tune.bench import Bench
+from vivace.tune.search import WORTH_TRYING
 from vivace.verify.verdict import Verifier
 
 HERE = Path(__file__).resolve().parent
@@ -116,13 +117,19 @@ def opened(name: str, machine: Machine) -> Iterator[Bench]:
 
 
 def everything(profile: Profile, machine: Machine, allow: Numerics = Numerics.ROUNDING) -> Iterator[Plan]:
-    """Every set of techniques that fits together, with every setting offered; small ones first."""
+    """Every set of techniques that may make this job faster and fit together, with every setting offered;
+    and alone each of the others, which by their cards save memory or serve another device. Small ones first.
+    """
     axes: list[list[Technique | None]] = []
-    for cls in registry.everything():
-        if profile.device in cls.card.devices and cls.card.numerics <= allow:
-            offered = cls.candidates(profile, machine)
-            axes += [[None, *offered]] if offered else []
     plans = []
+    for cls in registry.everything():
+        if profile.device not in cls.card.devices or cls.card.numerics > allow:
+            continue
+        offered = cls.candidates(profile, machine)
+        if cls.gain(profile, machine)[1] < WORTH_TRYING:
+            plans += [Plan([technique]) for technique in offered]
+        elif offered:
+            axes.append([None, *offered])
     for combination in itertools.product(*axes):
         plan, chosen = Plan(), [technique for technique in combination if technique is not None]
         for technique in chosen:
