@@ -3,10 +3,10 @@
     scripts/bench search [JOB ...]
 
 For each small job every set of techniques that fits together, with every setting offered, is measured once
-against strict fp32 (those that can only save memory, alone); the fastest few are measured again, and the fastest of them that keeps its promise is
-the best. Then `vivace tune` searches with the budgets `fast` and `balanced`, and its plans are timed in
-alternation with the best. Demanded: balanced >= 97 % of the best speed in <= 25 % of the time, fast >= 92 %
-in <= 8 %. A run that was interrupted goes on where it stopped.
+against strict fp32 (those that can only save memory, alone); the fastest few are measured again, and the
+fastest of them that keeps its promise is the best. Then `vivace tune` searches with the budgets `fast` and
+`balanced`, and its plans are timed in alternation with the best. Demanded: balanced >= 97 % of the best speed
+in <= 25 % of the time, fast >= 92 % in <= 8 %. A run that was interrupted goes on where it stopped.
 """
 
 from __future__ import annotations
