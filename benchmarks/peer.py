@@ -238,7 +238,8 @@ def contestants(reference: str, plan: Plan, rows: dict[str, dict[str, Any]]) -> 
         if not any(map(importable, kind.modules)):
             rows[name] |= {"status": "not installed", "reason": f"{kind.label} is not installed"}
         elif rows[name]["status"] == "measured":
-            field[name] = (Plan([kind(job=reference)]), False)  # type: ignore[call-arg]
+            settings = {"job": reference} if kind is PeerResult else {}
+            field[name] = (Plan([kind(**settings)]), False)
     return {**field, "compile": (Plan([find("compile")()]), False)}
 
 

@@ -148,7 +148,7 @@ def test_a_library_that_is_missing_is_refused_by_name(child, monkeypatch):
     monkeypatch.setattr(child, "importable", lambda module: False)
     for kind in (child.PeerResult, child.FabricBf16, child.AccelerateBf16):
         with pytest.raises(Refused, match=f"{kind.label} is not installed"):
-            start(mlp(), Plan([kind(job="job")]), inspect())
+            start(mlp(), Plan([kind()]), inspect())
 
 
 def test_where_no_environment_can_be_made_it_goes_on_and_says_so(peer, monkeypatch, capsys):

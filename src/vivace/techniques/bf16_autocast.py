@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
@@ -37,7 +36,7 @@ class Bf16Autocast(Technique):
         """Run the forward seam, or each model of an own step, under autocast."""
         import torch
 
-        from vivace.surgery import has_float32
+        from vivace.surgery import has_float32, sum_in_float32
 
         build.require(has_float32(build.models), "no weight is float32")
         if build.device.type == "cuda":
@@ -45,6 +44,7 @@ class Bf16Autocast(Technique):
                 torch.cuda.get_device_capability(build.device) >= (8, 0),
                 "this GPU has no bfloat16 units (they came with compute capability 8.0): try fp16_autocast",
             )
+        sum_in_float32(build)
         context = torch.autocast(build.device.type, torch.bfloat16)
         if build.own_step:
             _wrap_models(build, context)
@@ -58,10 +58,7 @@ class Bf16Autocast(Technique):
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """The share of matrix and convolution inputs that were bfloat16."""
-        count = seen.dtypes.get("bfloat16", 0)
-        if not count:
-            raise Refused("it changed nothing: no matrix product or convolution ran in bfloat16")
-        return f"{count} of {sum(seen.dtypes.values())} matrix and convolution inputs in bfloat16"
+        return seen.computed_in("bfloat16")
 
     @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
