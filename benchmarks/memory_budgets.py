@@ -9,13 +9,13 @@ process. The slowdowns asked for are 5, 15 and 30 %.
 from __future__ import annotations
 
 import argparse
-import datetime
-import importlib.util
 import json
 import statistics
 import time
-from pathlib import Path
 from typing import Any
+
+import _record
+import jobs
 
 import vivace
 from vivace.engine.opening import first_batches, start
@@ -24,8 +24,6 @@ from vivace.memory.choosing import choose
 from vivace.memory.predict import predict
 from vivace.surgery import batch_size, split
 
-HERE = Path(__file__).resolve().parent
-RECORDS = HERE.parent / "records" / "memory_budgets"
 JOBS = {"gpt": 0, "unet": 8, "resnet50_128": 8}  # samples a step; 0: the job's own batch
 DEMANDED = {75: 5.0, 50: 15.0, 33: 30.0}  # per cent of the activations: per cent of slowdown
 ROUNDS = 5
@@ -36,15 +34,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("jobs", nargs="*", metavar="JOB", help=", ".join(JOBS))
     chosen = parser.parse_args()
-    unknown = sorted(set(chosen.jobs) - set(JOBS))
-    if unknown:
-        parser.error(f"there is no job '{unknown[0]}'; there are: {', '.join(JOBS)}")
-    spec = importlib.util.spec_from_file_location("jobs", HERE / "jobs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    jobs = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(jobs)
-    rows = [row for name in chosen.jobs or JOBS for row in rows_of(name, getattr(jobs, name))]
+    names = _record.named_jobs(parser, chosen.jobs, JOBS)
+    rows = [row for name in names for row in rows_of(name, getattr(jobs, name))]
     if not chosen.jobs:
         write(rows)
 
@@ -89,25 +80,8 @@ def slowdown(job: vivace.Job, plan: vivace.Plan, batches: list[Any]) -> float:
 
 def write(rows: list[dict[str, Any]]) -> None:
     """The dated record of this machine."""
-    machine = vivace.inspect()
-    record = {
-        "benchmark": "memory_budgets",
-        "job": "memory_budgets",
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": "python benchmarks/memory_budgets.py",
-        "vivace": vivace.__version__,
-        "machine": {
-            "fingerprint": machine.fingerprint,
-            "device": machine.device.name,
-            "features": machine.device.features,
-            "cores": machine.num_cores,
-        },
-        "versions": machine.versions,
-        "rows": rows,
-    }
-    path = RECORDS / machine.fingerprint / f"{record['date']}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    record = _record.opened("memory_budgets", "python benchmarks/memory_budgets.py", vivace.inspect())
+    _record.write({**record, "rows": rows})
 
 
 if __name__ == "__main__":

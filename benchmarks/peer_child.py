@@ -32,6 +32,7 @@ def importable(module: str) -> bool:
         return False
 
 
+@dataclasses.dataclass(frozen=True)
 class OtherStep(Technique):
     """A library's own training step, around the job's own loss and clipping as the session has them."""
 
@@ -81,12 +82,10 @@ class PeerResult(OtherStep):
     that it leaves set stay set for as long as the session is open.
     """
 
-    card: ClassVar[Card] = described(
-        "what pytorch-autotune found", "https://github.com/JonSnow1807/pytorch-autotune"
-    )
-    name: ClassVar[str] = "peer_result"
-    label: ClassVar[str] = "pytorch-autotune"
-    modules: ClassVar[tuple[str, ...]] = (PEER,)
+    card = described("what pytorch-autotune found", "https://github.com/JonSnow1807/pytorch-autotune")
+    name = "peer_result"
+    label = "pytorch-autotune"
+    modules = (PEER,)
     job: str = ""  # a reference such as ``package.module:name``, for an example of its batches
 
     def stepper(self, build: Build) -> Step:
@@ -139,14 +138,14 @@ class PeerResult(OtherStep):
 class FabricBf16(OtherStep):
     """Lightning Fabric with ``precision="bf16-mixed"``."""
 
-    card: ClassVar[Card] = described(
+    card = described(
         "Fabric(precision='bf16-mixed')",
         "https://lightning.ai/docs/fabric/stable/fundamentals/precision.html",
         UNIT_ROUNDOFF["bfloat16"],
     )
-    name: ClassVar[str] = "fabric_bf16_mixed"
-    label: ClassVar[str] = "Lightning Fabric"
-    modules: ClassVar[tuple[str, ...]] = FABRICS
+    name = "fabric_bf16_mixed"
+    label = "Lightning Fabric"
+    modules = FABRICS
 
     def stepper(self, build: Build) -> Step:
         """Model and optimizer as Fabric sets them up, in the loop of its documentation."""
@@ -161,14 +160,14 @@ class FabricBf16(OtherStep):
 class AccelerateBf16(OtherStep):
     """Hugging Face Accelerate with ``mixed_precision="bf16"``."""
 
-    card: ClassVar[Card] = described(
+    card = described(
         "Accelerator(mixed_precision='bf16')",
         "https://huggingface.co/docs/accelerate/basic_tutorials/migration",
         UNIT_ROUNDOFF["bfloat16"],
     )
-    name: ClassVar[str] = "accelerate_bf16"
-    label: ClassVar[str] = "Accelerate"
-    modules: ClassVar[tuple[str, ...]] = ("accelerate",)
+    name = "accelerate_bf16"
+    label = "Accelerate"
+    modules = ("accelerate",)
 
     def stepper(self, build: Build) -> Step:
         """Model and optimizer as Accelerate prepares them, in the loop of its documentation."""

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from vivace.errors import FolderError, Refused
+from vivace.errors import FolderError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,13 +49,6 @@ class Observation:
     graph_breaks: int = 0
     kernels: dict[str, int] = dataclasses.field(default_factory=dict)
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-    def computed_in(self, dtype: str) -> str:
-        """The share of matrix and convolution inputs in `dtype`. Raises Refused where there was none."""
-        count = self.dtypes.get(dtype, 0)
-        if not count:
-            raise Refused(f"it changed nothing: no matrix product or convolution ran in {dtype}")
-        return f"{count} of {sum(self.dtypes.values())} matrix and convolution inputs in {dtype}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Child processes that cost no import: a fork server has torch and Vivace loaded and has run nothing."""
+"""Trainings in child processes of the fork server."""
 
 import dataclasses
 import hashlib
@@ -14,12 +14,6 @@ import torch
 
 SCENES = Path(__file__).parent / "scenes"
 TINY = SCENES / "tiny.py"
-PRELOADED = (
-    "torch._dynamo",  # what building an optimizer imports
-    "tensorboard.summary.writer.record_writer",
-    "tensorboard.compat.proto.event_pb2",
-    "vivace.engine.training",
-)
 
 
 @dataclasses.dataclass
@@ -35,13 +29,6 @@ class Child:
     @property
     def answer(self):
         return json.loads(self.answer_path.read_text())
-
-
-@pytest.fixture(scope="session")
-def fork_server():
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
-    return context
 
 
 @pytest.fixture

@@ -243,7 +243,7 @@ class Content:
         speedup, promise = self.speedup, str(self.result.get("promise") or "").upper()
         if not self.tuned:
             return "", self.trained
-        if not self.result:
+        if not self.result or (self.result.get("interrupted") and not self.plan):
             return "", self._unfinished()
         if not self.plan or speedup is None:
             broken = self.verdict.get("kept") is False
@@ -254,6 +254,11 @@ class Content:
             return "", f"{rest}; {self._promise(promise)}"
         bounds = words.interval(speedup.low, speedup.high)
         return words.times(speedup.estimate), f" ({bounds}) faster than strict fp32; {self._promise(promise)}"
+
+    @property
+    def why(self) -> str:
+        """Why the plan is the reference, where it is and more is known than the sentence says."""
+        return "" if self.plan else str(self.result.get("reason") or "")
 
     @property
     def headline(self) -> str:
@@ -334,6 +339,8 @@ def load(folder: Path) -> Content:
     if isinstance(final, dict) and final.get("kept") is not None:
         agree = last["verdict"].get("kept") == final["kept"]
         last["verdict"] = {**(last["verdict"] if agree else {}), **final}
+    elif last["result"].get("plan") and last["result"]["plan"] != last["verdict"].get("plan"):
+        last["verdict"] = {}  # it is of another plan
     by_step = {step: line for line in metrics if (step := words.real(line.get("step"))) is not None}
     return Content(
         folder=folder,

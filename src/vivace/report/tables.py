@@ -20,6 +20,8 @@ def terminal(folder: str | os.PathLike[str], console: Console) -> None:
     content = load(Path(folder))
     console.print()
     console.print(_text(content.headline + ".", "bold"))
+    if content.why:
+        console.print(_text(content.why))
     if content.result.get("interrupted"):
         console.print(Text("The run was interrupted: this is the best it had found.", style="yellow"))
     tables = (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
+from vivace.precision import bfloat16_gain, require_bfloat16, share_in
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
 
 if TYPE_CHECKING:
@@ -35,17 +36,13 @@ class Bf16Weights(Technique):
 
     def apply(self, build: Build) -> None:
         """Run each model's forward on cast weights while the forward seam, or an own step, runs."""
-        import torch
+        from torch import nn
 
-        from vivace.surgery import has_float32, modules_of, patched, sum_in_float32
+        from vivace.surgery import modules_of, patched, sum_in_float32
 
-        build.require(has_float32(build.models), "no weight is float32")
+        require_bfloat16(build)
         if build.device.type == "cuda":
-            missing = (
-                "this GPU has no bfloat16 units (they came with compute capability 8.0): try fp16_autocast"
-            )
-            build.require(torch.cuda.get_device_capability(build.device) >= (8, 0), missing)
-            recurrent = any(modules_of(model, torch.nn.RNNBase) for model in build.models)
+            recurrent = any(modules_of(model, nn.RNNBase) for model in build.models)
             build.require(not recurrent, "cuDNN wants recurrent weights in one block: use bf16_autocast")
         sum_in_float32(build)
         halves = [_Half(model, build.device.type) for model in build.models]
@@ -63,18 +60,12 @@ class Bf16Weights(Technique):
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """The share of matrix and convolution inputs that were bfloat16."""
-        return seen.computed_in("bfloat16")
+        return share_in("bfloat16", seen)
 
     @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
-        """Products at up to 4x (with AMX 8x), memory traffic at up to 2x; without hardware only slower."""
-        names = ("matmul", "convolution", "attention", "recurrent")
-        products = sum(profile.operator_shares.get(name, 0.0) for name in names)
-        kind, features = machine.device.kind, set(machine.device.features)
-        if kind == "cpu" and not {"avx512_bf16", "amx_bf16", "bf16"} & features:
-            return (1 / (1 + 4 * products), 1.0)
-        faster, rest = (8 if "amx_bf16" in features else 4), 1 - products
-        return (1 / (1 + 0.5 * products + 0.2 * rest), 1 / (products / faster + rest / 2))
+        """Casts cost a part of what is not a product."""
+        return bfloat16_gain(profile, machine, casts=0.2)
 
 
 class _Half:

@@ -116,9 +116,13 @@ class Bench:
         return Plan.from_dict(chosen["plan"])
 
     def recall(self) -> None:
-        """Take over what the ledger knows of this job on this machine."""
+        """Take over what the ledger knows of this job on this machine, but for what broke a promise."""
+        broken = [verdict["plan"] for verdict in self.ledger.read("verdict") if not verdict["kept"]]
+        guilty = {name for plan in broken if len(plan) == 1 for name in plan}
+        here = (self.machine.fingerprint, self.facts["signature"])
         for trial in self.ledger.trials():
-            if trial.machine == self.machine.fingerprint and trial.job == self.facts["signature"]:
+            trusted = trial.techniques not in broken and not guilty & set(trial.techniques)
+            if (trial.machine, trial.job) == here and trusted:
                 self.known[trial.plan_id] = trial
 
     def refuse(self, plan: Plan, reason: str, **fields: Any) -> Trial:
