@@ -93,9 +93,13 @@ class TrainProgress(_Lines):
 
 
 class MeasureProgress(_Lines):
-    """Listens to the measurement of ceilings; without a terminal, a line every ten seconds."""
+    """Listens to the measurement of ceilings; without a terminal, a line for what is new or 10 s later."""
 
     _told = -10.0
+
+    def __init__(self, quiet: bool = False) -> None:
+        super().__init__(quiet)
+        self._seen: set[str] = set()
 
     def __call__(self, share: float, what: str) -> None:
         """Show what is measured, and the share of the time that is spent."""
@@ -104,8 +108,9 @@ class MeasureProgress(_Lines):
         text = f"measuring {what.replace('_', ' ')} ({share:.0%})"
         self._doing(text)
         now = time.monotonic() - self._begin
-        if self._status is None and now - self._told >= 10:
+        if self._status is None and (what not in self._seen or now - self._told >= 10):
             self._told = now
+            self._seen.add(what)
             self._print(text, "dim")
 
 
