@@ -40,17 +40,26 @@ def test_blocks_are_measured_without_a_trace():
         plain.step(batch)
         stream = torch.get_rng_state()
     with start(job(), Plan(), vivace.inspect()) as session:
-        options = measure(session, batch, Numerics.ROUNDING)
+        parts = measure(session, batch, Numerics.ROUNDING)
     assert torch.equal(torch.get_rng_state(), stream)
     assert not any(p.grad is not None for p in session.build.model.parameters())
     for one, two in zip(session.build.model.parameters(), plain.build.model.parameters(), strict=True):
         assert torch.equal(one, two)
-    assert list(options) == [str(i) for i in range(1, 7)]
-    assert [o.name for o in options["1"]] == ["keep", "recompute", "compress"]
-    keep, recompute, compress = options["3"]
-    assert recompute.held_bytes == 0 < compress.held_bytes < keep.held_bytes
-    assert options["1"] is options["2"]
+    assert [part.name for part in parts] == ["", "1", "", "2", "", "3", "", "4", "", "5", "", "6", ""]
+    options = {part.name: part.options for part in parts}
+    assert [o.name for o in options["1"]] == ["keep", "recompute", "cheap", "compress"]
+    keep, recompute, cheap, compress = options["3"]
+    assert recompute.held_bytes == 0 < cheap.held_bytes < keep.held_bytes
+    assert 0 < compress.held_bytes < keep.held_bytes
+    assert [(o.held_bytes, o.seconds) for o in options["1"]] == [
+        (o.held_bytes, o.seconds) for o in options["2"]
+    ]
     assert keep.held_bytes > 3 * options["1"][0].held_bytes
+    # Gradients of the blocks that come later are there when a block's backward pass runs.
+    weights = sum(p.numel() * 4 for p in job().model()[2].parameters())
+    assert options["1"][0].working_bytes == options["2"][0].working_bytes + weights
+    # What a block hands on is held whatever is decided.
+    assert all(options[""][0].held_bytes == 512 * 16 * 4 for part in parts[2:-1:2])
 
 
 def test_the_plan_fits_and_the_smallest_is_named():

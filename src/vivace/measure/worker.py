@@ -105,7 +105,14 @@ class Worker:
         """
         from vivace.memory.choosing import choose
 
-        return choose(self.job, self.machine, memory, Numerics[allow], Plan.from_dict(base)).to_dict()
+        plan, largest = Plan.from_dict(base), self._largest_batch()
+        return choose(self.job, self.machine, memory, Numerics[allow], plan, largest).to_dict()
+
+    def batches(self, plan: dict[str, Any], memory: int | None, seconds: float) -> dict[str, Any]:
+        """Speed and peak against the batch's size; see `vivace.measure.batches`. Raises Refused."""
+        from vivace.measure.batches import batch_curve
+
+        return batch_curve(self.job, self.machine, Plan.from_dict(plan), memory, seconds).to_dict()
 
     def open(self, plan: dict[str, Any], strict: bool = True, seed: int = 0) -> dict[str, Any]:
         """Open the job under a plan. Raises Refused where a technique declines."""
@@ -140,11 +147,15 @@ class Worker:
     def observe(self) -> dict[str, Any]:
         """What one step of the open session really did; on the largest batch, where batches differ."""
         assert self.session is not None
+        batches = [next(self._stream) for _ in range(2)] + self._largest_batch()
+        return dataclasses.asdict(observe(self.session, batches))
+
+    def _largest_batch(self) -> list[Any]:
+        """The largest batch, where batches differ."""
         if self._largest is None:
             with Streams(derive(0, "largest")):
                 self._largest = largest_batch(call(self.job, "data"), LOOKING_SECONDS)
-        batches = [next(self._stream) for _ in range(2)] + self._largest
-        return dataclasses.asdict(observe(self.session, batches))
+        return self._largest
 
     def confirm(self, reference: dict[str, Any]) -> dict[str, Any]:
         """Let every technique of the plan prove that it acted. Raises Refused with the technique's name.

@@ -115,6 +115,20 @@ class Bench:
         self.ledger.append("memory", {"budget_bytes": self.memory, **chosen})
         return Plan.from_dict(chosen["plan"])
 
+    def measure_batches(self, seconds: float) -> None:
+        """How speed and peak depend on the batch's size, for about `seconds`: a curve for the ledger."""
+        steps = 80  # of the job's own batch: four rounds over all sizes, and their peaks
+        if steps * self.reference.step_seconds > seconds:
+            return
+        contestant = self._contestant(max(20.0, 2 * seconds), limited=True)
+        try:
+            arguments = {"plan": self.base.to_dict(), "memory": self.memory, "seconds": seconds / 2}
+            self.ledger.append("batches", contestant.ask("batches", **arguments))
+        except VivaceError as error:
+            self.ledger.append("batches", {"reason": str(error)})
+        finally:
+            contestant.close()
+
     def recall(self) -> None:
         """Take over what the ledger knows of this job on this machine."""
         for trial in self.ledger.trials():
