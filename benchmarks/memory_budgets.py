@@ -28,9 +28,8 @@ from torch.utils.checkpoint import checkpoint
 import vivace
 from vivace.blocks import find_blocks
 from vivace.engine.opening import first_batches, start
-from vivace.errors import AnswerIsNo
 from vivace.measure.statistics import speed_ratio
-from vivace.memory.choosing import Chooser, Chosen
+from vivace.memory.choosing import Chooser, Chosen, TooLittle, choosers
 from vivace.memory.planner import Decision
 from vivace.memory.predict import predict
 from vivace.profile.observe import observe
@@ -100,15 +99,16 @@ def measured(job: vivace.Job) -> dict[str, Any]:
     }
     rows: list[dict[str, Any]] = []
     for allow in (Numerics.EXACT, Numerics.ROUNDING):
-        chooser = Chooser(job, machine, batches, allow, vivace.Plan())
+        known = list(choosers(job, machine, batches, allow, vivace.Plan()))
+        kept = known[0].kept_bytes
         for percent, demanded in DEMANDED.items():
-            name, kept = f"{allow.name.lower()} {percent}", chooser.kept_bytes
-            budget = kept - activations * (100 - percent) // 100
+            name, budget = f"{allow.name.lower()} {percent}", kept - activations * (100 - percent) // 100
             row: dict[str, Any] = {"allow": allow.name.lower(), "percent": percent, "budget_bytes": budget}
             try:
-                found = chooser.choose(budget)
-            except AnswerIsNo as no:
-                rows.append({**row, "reason": str(no)})
+                chooser, found = best(known, budget)
+            except TooLittle as no:
+                lowest = 100 * (1 - (kept - no.smallest_bytes) / activations)
+                rows.append({**row, "reason": str(no), "smallest_percent": round(lowest, 1)})
                 continue
             contestants[name] = job, found.plan
             row |= {"demanded_percent": demanded, "name": name, "plan": found.plan.to_dict()}
@@ -135,6 +135,20 @@ def measured(job: vivace.Job) -> dict[str, Any]:
         },
         "published": PUBLISHED,
     }
+
+
+def best(known: list[Chooser], budget: int) -> tuple[Chooser, Chosen]:
+    """What `vivace.memory.choosing.choose` does, for costs that several budgets share. Raises TooLittle."""
+    found: list[tuple[Chooser, Chosen]] = []
+    refusals: list[TooLittle] = []
+    for chooser in known:
+        try:
+            found.append((chooser, chooser.choose(budget)))
+        except TooLittle as refusal:
+            refusals.append(refusal)
+    if not found:
+        raise min(refusals, key=lambda refusal: refusal.smallest_bytes)
+    return min(found, key=lambda pair: pair[1].step_seconds + pair[1].decision.seconds)
 
 
 def by_hand(model: nn.Module) -> nn.Module:
@@ -186,21 +200,24 @@ def timed(
     """Peaks in bytes, and the seconds of a step of everyone in turns; the reference's too."""
     machine, batches = vivace.inspect(), job.data()
     everyone = {"reference": (job, vivace.Plan()), **contestants}
-    same = {(id(own), plan): name for name, (own, plan) in reversed(everyone.items())}  # the first with a plan
+    alike: dict[tuple[int, str], str] = {}  # one name for all contestants that do the same
+    stands = {n: alike.setdefault((id(own), plan.id), n) for n, (own, plan) in everyone.items()}
     peaks: dict[str, int] = {}
-    times: dict[str, list[float]] = {name: [] for name in everyone}
+    times: dict[str, list[float]] = {name: [] for name in alike.values()}
     with contextlib.ExitStack() as stack:
         sessions = {}
-        for name, (own, plan) in everyone.items():
+        for name in times:
+            own, plan = everyone[name]
             sessions[name] = stack.enter_context(start(own, plan, machine))
             peaks[name] = observe(sessions[name], batches).peak_bytes
         for number in range(WARM_UP + ROUNDS):
-            order = list(sessions) if number % 2 else list(sessions)[::-1]
-            for name in order:
+            for name in list(sessions) if number % 2 else list(sessions)[::-1]:
                 begin = time.perf_counter()
                 sessions[name].step(batches[0])
                 times[name].append(time.perf_counter() - begin)
-    return peaks, {name: seconds[WARM_UP:] for name, seconds in times.items()}
+    return {n: peaks[one] for n, one in stands.items()}, {
+        n: times[one][WARM_UP:] for n, one in stands.items()
+    }
 
 
 def slowdown(reference: list[float], own: list[float]) -> dict[str, float]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +26,13 @@ from vivace.technique import Numerics
 
 ATTEMPTS = 5
 STEPS = 3
+RELIEFS: tuple[dict[str, dict[str, Any]], ...] = (  # what lowers the peak beside decisions for blocks
+    {"optimizer_in_backward": {}},
+    {"channels_last": {}},  # on a CPU convolutions copy what lies otherwise
+    {"channels_last": {}, "optimizer_in_backward": {}},
+    {"micro_batches": {"num": 2}},
+    {"micro_batches": {"num": 4}},
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,17 +62,60 @@ def choose(
     budget_bytes: int,
     allow: Numerics = Numerics.EXACT,
     base: Plan | None = None,
+    *,
     largest: Sequence[Any] = (),
+    seconds: float = math.inf,
 ) -> Chosen:
     """The cheapest decisions for the job's blocks under which a step's peak is within `budget_bytes`.
 
     Each kind of block is timed alone, forward and backward, under each decision. The chosen plan's peak is
     measured, on `largest` where batches differ, and where it is not as expected the choice is made again
-    with as much less or more room. Raises AnswerIsNo with the smallest peak that is possible, and Refused
-    where the model has no blocks.
+    with as much less or more room. What helps beside the blocks (`RELIEFS`) is tried below them, until one
+    fits and `seconds` are over; the fastest is returned. Raises AnswerIsNo with the smallest peak that is
+    possible, and Refused where the model has no blocks.
     """
     batches = [*first_batches(call(job, "data"), 2), *largest]
-    return Chooser(job, machine, batches, allow, base or Plan()).choose(budget_bytes)
+    begin = time.monotonic()
+    found: list[Chosen] = []
+    refusals: list[TooLittle] = []
+    for chooser in choosers(job, machine, batches, allow, base or Plan()):
+        try:
+            found.append(chooser.choose(budget_bytes))
+        except TooLittle as refusal:
+            refusals.append(refusal)
+        if found and time.monotonic() - begin > seconds:
+            break
+    if not found:
+        raise min(refusals, key=lambda refusal: refusal.smallest_bytes)
+    return min(found, key=lambda chosen: chosen.step_seconds + chosen.decision.seconds)
+
+
+class TooLittle(AnswerIsNo):
+    """No decisions fit; `smallest_bytes` is the smallest peak that was measured."""
+
+    def __init__(self, budget_bytes: int, smallest_bytes: int) -> None:
+        super().__init__(
+            f"no decisions for the blocks bring the peak to {budget_bytes / 2**20:.1f} MiB; the smallest "
+            f"measured is {smallest_bytes / 2**20:.1f} MiB"
+        )
+        self.smallest_bytes = smallest_bytes
+
+
+def choosers(
+    job: Job, machine: Machine, batches: Sequence[Any], allow: Numerics, base: Plan
+) -> Iterator[Chooser]:
+    """One on `base`, and one for each relief that acts on this job and is allowed."""
+    yield Chooser(job, machine, batches, allow, base)
+    for settings in RELIEFS:
+        plan = base
+        for name, values in settings.items():
+            plan = plan.adding(find(name)(**values))
+        if plan.promise > allow or len(plan) < len(base) + len(settings):
+            continue
+        with contextlib.suppress(
+            Refused
+        ):  # it cannot act on this job, or on its own terms would change it more
+            yield Chooser(job, machine, batches, allow, plan)
 
 
 class Chooser:
@@ -78,6 +130,8 @@ class Chooser:
     ) -> None:
         self.job, self.machine, self.batches, self.base = job, machine, list(batches), base
         with start(job, base, machine) as session:
+            if session.promise > allow:
+                raise Refused(f"on this job it promises {session.promise.name}, and {allow.name} is allowed")
             self.parts = measure(session, batches[-1], allow)
             self.kept_bytes = observe(session, self.batches).peak_bytes
             self.step_seconds = _step_seconds(session, batches[0])
@@ -100,10 +154,7 @@ class Chooser:
             if peak <= budget_bytes and (best is None or decision.seconds < best.seconds):
                 best = decision
         if best is None:
-            raise AnswerIsNo(
-                f"no decisions for the blocks bring the peak to {budget_bytes / 2**20:.1f} MiB; the smallest "
-                f"measured is {min(measured.values()) / 2**20:.1f} MiB"
-            )
+            raise TooLittle(budget_bytes, min(measured.values()))
         peak = measured[best.names]
         return Chosen(self.plan(best), best, peak, self.kept_bytes, self.step_seconds, self.curve())
 

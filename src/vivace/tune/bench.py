@@ -94,7 +94,7 @@ class Bench:
     def open_reference(self) -> None:
         """Open strict fp32, warm it up and observe one step."""
         self.reference.open(self.base)
-        self.observed = self.reference.ask("observe")
+        self.observed = self.reference.ask("observe", evaluated=self.memory is not None)
 
     def choose_blocks(self, seconds: float) -> Plan | None:
         """The cheapest plan that decides block by block within the memory budget; None where there is none,
@@ -106,7 +106,7 @@ class Bench:
         contestant = self._contestant(seconds)
         try:
             arguments = {"memory": self.memory, "allow": self.allow.name, "base": self.base.to_dict()}
-            chosen = contestant.ask("choose", **arguments)
+            chosen = contestant.ask("choose", **arguments, seconds=seconds / 3)
         except VivaceError as error:
             self.ledger.append("memory", {"budget_bytes": self.memory, "reason": str(error)})
             return None
@@ -215,7 +215,7 @@ class Bench:
             comparison = compare(reference, contestant, seconds=seconds)
             if len(earlier) == 2:  # the least that an interval across processes needs
                 self.input_pipeline["plan"] = without_loader(contestant, seconds=seconds / 2)
-            seen = contestant.ask("observe")
+            seen = contestant.ask("observe", evaluated=self.memory is not None)
             found = {"peak_bytes": seen["peak_bytes"], "evidence": self.evidence.get(plan.id, {})}
             return comparison, self._measured(contestant, [*earlier, comparison], found)
         finally:
@@ -227,7 +227,9 @@ class Bench:
         if Numerics[contestant.promise.upper()] > self.allow:
             promised = contestant.promise.upper()
             raise Refused(f"on this job it promises {promised}, and {self.allow.name} is allowed")
-        confirmed: dict[str, Any] = contestant.ask("confirm", reference=self.observed)
+        confirmed: dict[str, Any] = contestant.ask(
+            "confirm", reference=self.observed, evaluated=self.memory is not None
+        )
         self.evidence[plan.id] = confirmed["evidence"]
         if role == "candidate":
             self._refuse_duplicate(plan, confirmed["effect"])
