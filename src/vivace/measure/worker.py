@@ -17,10 +17,12 @@ import torch
 from vivace import registry
 from vivace.engine.evaluation import Evaluation
 from vivace.engine.opening import (
+    LOOKING_SECONDS,
     call,
     checked_step,
     endless_batches,
     first_batches,
+    largest_batch,
     start,
     training_device,
 )
@@ -35,9 +37,6 @@ from vivace.profile.observe import live_bytes, observe, peak_of
 from vivace.profile.reference import profile_reference
 from vivace.surgery import batch_size, tensors
 from vivace.technique import Numerics
-
-LOOKING_SECONDS = 3.0
-ALIKE = 6  # as many batches of one size, and the others are taken to have it too
 
 LIBRARIES = (
     "sklearn",
@@ -233,19 +232,6 @@ class Worker:
         ]
         text = repr((shapes, inputs, optimizers))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def largest_batch(loader: Any, seconds: float) -> list[Any]:
-    """The batch with the most bytes, found within `seconds`; nothing where the first ones are all alike."""
-    end = time.monotonic() + seconds
-    largest, sizes = None, list[int]()
-    for batch in loader:
-        sizes.append(sum(tensor.numel() * tensor.element_size() for tensor in tensors(batch)))
-        if sizes[-1] == max(sizes):
-            largest = batch
-        if time.monotonic() > end or (len(sizes) == ALIKE and len(set(sizes)) == 1):
-            break
-    return [largest] if len(set(sizes)) > 1 else []
 
 
 def _length(loader: Any) -> int | None:

@@ -100,6 +100,11 @@ class TooLittle(AnswerIsNo):
         )
         self.smallest_bytes = smallest_bytes
 
+    @property
+    def kind(self) -> str:
+        """What it is elsewhere."""
+        return AnswerIsNo.__name__
+
 
 def choosers(
     job: Job, machine: Machine, batches: Sequence[Any], allow: Numerics, base: Plan
