@@ -1,6 +1,7 @@
 """Nothing that a run needs is left out of the peak that a budget is compared with."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ from vivace.errors import AnswerIsNo
 from vivace.measure import worker
 from vivace.measure.batches import batch_curve
 from vivace.plan import Plan
-from vivace.testing.fake_cuda import fake_cuda
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LABELS = torch.zeros(64, dtype=torch.long)
@@ -90,15 +90,18 @@ def test_the_optimizers_state_counts(opened):
     assert 2 * weights <= more < 2.2 * weights
 
 
-def test_a_gpus_process_gets_no_more_than_the_budget(opened, monkeypatch):
+def test_a_gpus_process_gets_no_more_than_the_budget(monkeypatch):
     """Whatever compiling or fragmentation would take beyond it fails in the search, and not in the run."""
-    shares = []
+    shares, machine = [], vivace.inspect().to_dict()
     monkeypatch.setenv("VIVACE_MEMORY_BYTES", str(2**30))
-    with fake_cuda():
-        monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda s, _: shares.append(s))
-        total = torch.cuda.get_device_properties(0).total_memory
-        worker.Worker(LONG, vivace.inspect().to_dict())
-    assert shares == [2**30 / total]
+    for name, value in {
+        "is_available": lambda: True,
+        "get_device_properties": lambda _: SimpleNamespace(total_memory=2**32),
+        "set_per_process_memory_fraction": lambda share, _: shares.append(share),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    worker.Worker(LONG, machine)
+    assert shares == [0.25]
 
 
 def test_batches_above_the_budget_are_not_tried():

@@ -34,6 +34,7 @@ def wide():
     [
         {},
         {"checkpoint": {}},
+        {"checkpoint": {"cheap": ["*"]}},
         {"micro_batches": {"num": 4}},
         {"bf16_autocast": {}},
         {"optimizer_in_backward": {}},

@@ -89,7 +89,7 @@ def trained(build, plan):
 
 
 @given(trees(), st.data())
-@settings(SLOW, max_examples=25)
+@settings(SLOW, max_examples=60)
 def test_no_bit_differs_whatever_is_recomputed(build, data):
     names = [block.name for block in find_blocks([build()])]
     chosen = data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))

@@ -52,7 +52,7 @@ def test_the_curve_falls_and_what_was_taken_is_a_point(folder):
     curve = points(plot.lines["reference"])
     assert [x for x, _ in curve] == [0, 286, 1000]
     assert [y for _, y in curve] == sorted(y for _, y in curve)  # downwards on the screen: less time
-    assert points(plot.lines["plan"]) == [(257, curve[1][1])]
+    assert points(plot.lines["points"]) == [(257, curve[1][1])]
     text = vivace.report(folder).read_text(encoding="utf-8")
     assert "160 MiB become 108 MiB, at 8.0 % more time" in text
     assert plot.lines["reference"] in text
@@ -64,7 +64,7 @@ def test_batches_are_rows_and_curves_and_the_rule_is_named(folder):
     assert [size.fastest for size in memory.sizes(content)] == [False, False, True, False]
     text = vivace.report(folder).read_text(encoding="utf-8")
     assert "16 samples at once are the fastest, 1.12× (1.10–1.15) of your 8. Nothing was changed" in text
-    assert "By the linear rule, the learning rate times the same factor." in text
+    assert "The linear rule: multiply the learning rate by the same factor." in text
     assert "it would need about 0.57 GiB" in text
 
 

@@ -31,7 +31,7 @@ def anywhere(monkeypatch):
         monkeypatch.setattr(cls, "card", dataclasses.replace(cls.card, devices=("cpu", "cuda")))
 
 
-@pytest.mark.parametrize("names", itertools.combinations(MEMORY, 2), ids="-".join)
+@pytest.mark.parametrize("names", list(itertools.combinations(MEMORY, 2)), ids="-".join)
 def test_gradients_stay_and_statistics_move_once(names):
     plan = {name: MEMORY[name] for name in names}
     see = "optimizer_in_backward" not in names  # which leaves no gradient to look at

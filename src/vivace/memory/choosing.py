@@ -7,7 +7,7 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -44,15 +44,21 @@ class Chosen:
     """
 
     plan: Plan
+    base: Plan
     decision: Decision
     peak_bytes: int
     kept_bytes: int
     step_seconds: float
     curve: list[tuple[int, float]]
 
+    @property
+    def expected_seconds(self) -> float:
+        """Of a step under the plan, by the blocks' own costs."""
+        return self.step_seconds + self.decision.seconds
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON types."""
-        named = {key: value for key, value in vars(self).items() if key != "decision"}
+        named = {key: value for key, value in vars(self).items() if key not in ("decision", "base")}
         return {**named, "plan": self.plan.to_dict(), "seconds": self.decision.seconds}
 
 
@@ -70,24 +76,31 @@ def choose(
 
     Each kind of block is timed alone, forward and backward, under each decision. The chosen plan's peak is
     measured, on `largest` where batches differ, and where it is not as expected the choice is made again
-    with as much less or more room. What helps beside the blocks (`RELIEFS`) is tried below them, until one
-    fits and `seconds` are over; the fastest is returned. Raises AnswerIsNo with the smallest peak that is
+    with as much less or more room. What helps beside the blocks (`RELIEFS`) is tried below them until
+    `seconds` are over; the fastest that fits is returned. Raises AnswerIsNo with the smallest peak that is
     possible, and Refused where the model has no blocks.
     """
     batches = [*first_batches(call(job, "data"), 2), *largest]
+    return cheapest(choosers(job, machine, batches, allow, base or Plan()), budget_bytes, seconds)
+
+
+def cheapest(choosers: Iterable[Chooser], budget_bytes: int, seconds: float = math.inf) -> Chosen:
+    """The fastest of what the choosers find, of which none is asked after `seconds`. Raises TooLittle."""
     begin = time.monotonic()
-    found: list[Chosen] = []
+    best: Chosen | None = None
     refusals: list[TooLittle] = []
-    for chooser in choosers(job, machine, batches, allow, base or Plan()):
+    for chooser in choosers:
         try:
-            found.append(chooser.choose(budget_bytes))
+            if best is None or chooser.step_seconds < best.expected_seconds:
+                chosen = chooser.choose(budget_bytes)
+                best = min(best or chosen, chosen, key=lambda each: each.expected_seconds)
         except TooLittle as refusal:
             refusals.append(refusal)
-        if found and time.monotonic() - begin > seconds:
+        if time.monotonic() - begin > seconds:
             break
-    if not found:
+    if best is None:
         raise min(refusals, key=lambda refusal: refusal.smallest_bytes)
-    return min(found, key=lambda chosen: chosen.step_seconds + chosen.decision.seconds)
+    return best
 
 
 class TooLittle(AnswerIsNo):
@@ -161,7 +174,8 @@ class Chooser:
         if best is None:
             raise TooLittle(budget_bytes, min(measured.values()))
         peak = measured[best.names]
-        return Chosen(self.plan(best), best, peak, self.kept_bytes, self.step_seconds, self.curve())
+        plan, curve = self.plan(best), self.curve()
+        return Chosen(plan, self.base, best, peak, self.kept_bytes, self.step_seconds, curve)
 
     def decide(self, budget_bytes: int) -> Decision:
         """The cheapest decisions that are expected to fit, or those with the smallest peak where none is."""

@@ -11,8 +11,8 @@ from vivace.report.content import Content
 
 _MIB = 2**20
 _RULES = {
-    "linear": "the learning rate times the same factor",
-    "square root": "the learning rate times the factor's square root",
+    "linear": "multiply the learning rate by the same factor",
+    "square root": "multiply the learning rate by the factor's square root",
 }
 
 
@@ -41,8 +41,7 @@ def pareto(content: Content) -> charts.Plot | None:
     taken, cost = words.real(choice.get("peak_bytes")), words.real(choice.get("seconds"))
     if taken is None or cost is None:
         return charts.plot(places, {"reference": slower})
-    empty: list[Any] = [None] * len(points)
-    lines = {"reference": [*slower, None], "plan": [*empty, 100 * cost / step]}
+    lines = {"reference": [*slower, None], "points": [*[None] * len(points), 100 * cost / step]}
     return charts.plot([*places, taken / _MIB], lines)
 
 
@@ -83,8 +82,24 @@ def speeds(content: Content) -> list[tuple[str, charts.Plot]]:
         "Samples a second": [size.speed for size in able],
         "Peak memory, MiB": [(size.peak_bytes or 0.0) / _MIB for size in able],
     }
-    plots = [(title, charts.plot(places, {"plan": ys}, origin=True)) for title, ys in titled.items()]
+    plots = [(title, _dotted(places, ys)) for title, ys in titled.items()]
     return [(title, plot) for title, plot in plots if plot is not None and len(able) > 1]
+
+
+def _dotted(places: list[int], values: list[Any]) -> charts.Plot | None:
+    """A line with a dot and a tick at each place."""
+    apart = [each for place in places for each in (place, None)]
+    dots = [each for value in values for each in (value, None)]
+    empty: list[Any] = [None] * len(places)
+    lines = {"plan": [*values, *empty, *empty], "points": [*empty, *dots]}
+    plot = charts.plot([*places, *apart], lines, origin=True)
+    if plot is None:
+        return None
+    ticks: list[int] = []
+    for place in places:
+        if not ticks or place - ticks[-1] > (places[-1] - places[0]) / 12:
+            ticks.append(place)
+    return dataclasses.replace(plot, across=dataclasses.replace(plot.across, ticks=tuple(ticks)))
 
 
 def advice(content: Content) -> str:
@@ -95,9 +110,9 @@ def advice(content: Content) -> str:
         return str(content.batches.get("reason") or "")
     if fastest.samples == base:
         return f"Your batch of {base:.0f} is the fastest of these."
-    follow = _RULES.get(str(rule), "the learning rate has to follow")
+    follow = _RULES.get(str(rule), "let the learning rate follow")
     return (
         f"{fastest.samples} samples at once are the fastest, {words.ratio(fastest.ratio)} of your "
         f"{base:.0f}. Nothing was changed: another batch is another training, which only the metric can "
-        f"judge. By the {rule} rule, {follow}."
+        f"judge. The {rule} rule: {follow}."
     )
