@@ -83,3 +83,21 @@ def test_the_plan_fits_and_the_smallest_is_named():
     assert tight.curve[-1][1] == 0.0
     with pytest.raises(AnswerIsNo, match="the smallest measured is"):
         choose(job(), vivace.inspect(), 10_000)
+
+
+def test_a_block_that_cannot_run_twice_is_kept():
+    def model():
+        built = job().model()
+        built[3].body[1].register_forward_hook(lambda *_: None)
+        return built
+
+    hooked = vivace.Job(**{**vars(job()), "model": model})
+    with start(hooked, Plan(), vivace.inspect()) as session:
+        parts = measure(session, job().data()[0], Numerics.EXACT)
+    names = {part.name: [option.name for option in part.options] for part in parts}
+    assert names["3"] == ["keep"]
+    assert names["4"] == ["keep", "recompute", "cheap"]
+    kept = choose(hooked, vivace.inspect(), 10**9).kept_bytes
+    assert (
+        "3" not in choose(hooked, vivace.inspect(), int(0.85 * kept)).plan.to_dict()["checkpoint"]["blocks"]
+    )

@@ -11,15 +11,17 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from vivace.blocks import Block, find_blocks, forwards
+from vivace.blocks import Block, find_blocks, foreign_hook, forwards
 from vivace.engine.session import Session
 from vivace.engine.streams import capture, restore
+from vivace.errors import Refused
 from vivace.memory.planner import Option
 from vivace.profile.observe import peak_of
 from vivace.recompute import Recomputer
@@ -146,7 +148,9 @@ class _Tape:
         result = own(*arguments, **keywords)
         inside, self.inside = self.inside, None
         returned = {t.untyped_storage()._cdata for t in tensors(result)}
-        self.stretches[-1].held_bytes += sum(inside[storage] for storage in inside.keys() & returned)
+        flowing = sum(inside[storage] for storage in inside.keys() & returned)
+        self.stretches[-1].held_bytes += flowing
+        self.calls[block.name].held_bytes = sum(inside.values()) - flowing
         return result
 
     @property
@@ -173,9 +177,9 @@ class _Call:
     def __init__(self, block: Block, own: Callable[..., Any], inputs: Any, device: torch.device) -> None:
         self.block, self.own, self.device = block, own, device
         self.inputs = map_tensors(inputs, lambda t: t.detach().requires_grad_(t.requires_grad))
-        self.count = 1
+        self.count, self.held_bytes = 1, 0
         shapes = [(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors(self.inputs)]
-        self.kind = f"{block.kind} {shapes}"
+        self.kind = f"{block.kind} {shapes} {foreign_hook(block)}"
 
     def options(self, session: Session, allow: Numerics) -> list[Option]:
         """Keep, and whatever this device and promise allow."""
@@ -189,14 +193,16 @@ class _Call:
         if build.device.type == "cuda":
             host = HostStore(build, "offload_activations", 2**20)
             ways["offload"], spared["offload"] = host.around, host.spared
-        peaks = {way: peak_of(lambda a=around: self._run(a), build.device) for way, around in ways.items()}  # type: ignore[misc]
-        seconds = self._seconds(ways)
-        kept = whole.released[name]
+        peaks: dict[str, int] = {}
+        for way, around in ways.items():
+            with contextlib.suppress(Refused):  # then the block cannot do that
+                peaks[way] = peak_of(partial(self._run, around), build.device)
+        seconds = self._seconds({way: ways[way] for way in peaks})
         found = []
-        for way in ways:
-            held = max(0, kept - spared[way][name]) if way != "keep" else kept
-            found.append(Option(way, held, max(held, peaks[way]), seconds[way]))
-        return [found[0], *(option for option in found[1:] if option.held_bytes < kept)]
+        for way, peak in peaks.items():
+            held = max(0, self.held_bytes - spared[way][name]) if way != "keep" else self.held_bytes
+            found.append(Option(way, held, max(held, peak), seconds[way]))
+        return [found[0], *(option for option in found[1:] if option.held_bytes < self.held_bytes)]
 
     def _seconds(self, ways: dict[str, Around]) -> dict[str, float]:
         """Median seconds that each way takes more than keeping, over rounds in which all take turns."""
@@ -217,15 +223,18 @@ class _Call:
         streams = capture(self.device)
         buffers = [(b, b.clone()) for m in self.block.modules for b in m.buffers()]
         arguments, keywords = self.inputs
-        result = around(self.block, self.own, arguments, keywords)
-        ends = [t for t in tensors(result) if t.requires_grad]
-        if ends:
-            torch.autograd.backward(ends, [torch.ones_like(t) for t in ends])
-        restore(streams, self.device)
-        for buffer, before in buffers:
-            buffer.data.copy_(before)
-        for tensor in (*tensors(self.inputs), *(p for m in self.block.modules for p in m.parameters())):
-            tensor.grad = None
+        try:
+            result = around(self.block, self.own, arguments, keywords)
+            ends = [t for t in tensors(result) if t.requires_grad]
+            if ends:
+                torch.autograd.backward(ends, [torch.ones_like(t) for t in ends])
+        finally:
+            restore(streams, self.device)
+            for buffer, before in buffers:
+                buffer.data.copy_(before)
+            weights = [p for m in self.block.modules for p in m.parameters()]
+            for tensor in (*tensors(self.inputs), *weights):
+                tensor.grad = None
 
 
 def _plainly(block: Block, own: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
