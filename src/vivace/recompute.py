@@ -23,7 +23,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
-from torch.utils.checkpoint import noop_context_fn as noop
 
 from vivace.blocks import Block, foreign_hook, held, holding, is_fake
 from vivace.errors import Refused
@@ -67,9 +66,9 @@ class Recomputer:
         if not torch.is_grad_enabled():
             return call(*arguments, **keywords)
         if torch.compiler.is_compiling():
-            cheap = block.name in self.cheap
-            selective = partial(create_selective_checkpoint_contexts, EXPENSIVE) if cheap else noop
-            return checkpoint(call, *arguments, use_reentrant=False, context_fn=selective, **keywords)
+            selective = partial(create_selective_checkpoint_contexts, EXPENSIVE)
+            more = {"context_fn": selective} if block.name in self.cheap else {}
+            return checkpoint(call, *arguments, use_reentrant=False, **more, **keywords)
         frame = _Frame(self, block, call, arguments, keywords)
         with saved_tensors_hooks(frame.pack, frame.unpack), frame.products or contextlib.nullcontext():
             result = call(*arguments, **keywords)

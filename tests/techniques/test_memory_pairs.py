@@ -36,7 +36,7 @@ def test_gradients_stay_and_statistics_move_once(names):
     plan = {name: MEMORY[name] for name in names}
     see = "optimizer_in_backward" not in names  # which leaves no gradient to look at
     if set(names) == {"optimizer_in_backward", "offload_optimizer"}:
-        with pytest.raises(vivace.PlanError, match="update"):
+        with pytest.raises(vivace.VivaceError, match="update"):
             blocky.opened(plan)
         return
     blocky.Square.passes.update(forward=0, backward=0)

@@ -25,7 +25,7 @@ from vivace.registry import find
 from vivace.technique import Numerics
 
 ATTEMPTS = 5
-STEPS = 3
+STEPS = 5
 RELIEFS: tuple[dict[str, dict[str, Any]], ...] = (  # what lowers the peak beside decisions for blocks
     {"optimizer_in_backward": {}},
     {"channels_last": {}},  # on a CPU convolutions copy what lies otherwise
@@ -123,17 +123,16 @@ def choosers(
     job: Job, machine: Machine, batches: Sequence[Any], allow: Numerics, base: Plan
 ) -> Iterator[Chooser]:
     """One on `base`, and one for each relief that acts on this job and is allowed."""
-    yield Chooser(job, machine, batches, allow, base)
+    first = Chooser(job, machine, batches, allow, base)
+    yield first
     for settings in RELIEFS:
         plan = base
         for name, values in settings.items():
             plan = plan.adding(find(name)(**values))
         if plan.promise > allow or len(plan) < len(base) + len(settings):
             continue
-        with contextlib.suppress(
-            Refused
-        ):  # it cannot act on this job, or on its own terms would change it more
-            yield Chooser(job, machine, batches, allow, plan)
+        with contextlib.suppress(Refused):  # it cannot act on this job, or promises less
+            yield Chooser(job, machine, batches, allow, plan, first)
 
 
 class Chooser:
@@ -144,7 +143,13 @@ class Chooser:
     """
 
     def __init__(
-        self, job: Job, machine: Machine, batches: Sequence[Any], allow: Numerics, base: Plan
+        self,
+        job: Job,
+        machine: Machine,
+        batches: Sequence[Any],
+        allow: Numerics,
+        base: Plan,
+        first: Chooser | None = None,
     ) -> None:
         self.job, self.machine, self.batches, self.base = job, machine, list(batches), base
         with start(job, base, machine) as session:
@@ -152,7 +157,7 @@ class Chooser:
                 raise Refused(f"on this job it promises {session.promise.name}, and {allow.name} is allowed")
             self.parts = measure(session, batches[-1], allow)
             self.kept_bytes = observe(session, self.batches).peak_bytes
-            self.step_seconds = _step_seconds(session, batches[0])
+            self.step_seconds = self._step_seconds(session, first)
         if not self.parts:
             raise Refused("no part of the model is repeated, and no nn.Sequential can be cut")
         self.options = [part.options for part in self.parts]
@@ -197,16 +202,24 @@ class Chooser:
         """Memory against time: (bytes at the peak, seconds a step more), smallest first."""
         return [(self.rest + d.peak_bytes, d.seconds) for d in pareto(self.options)]
 
+    def _step_seconds(self, session: Session, first: Chooser | None) -> float:
+        """Seconds of a step; against those of the first chooser's, in turns, where both fit on the device."""
+        others = [session]
+        with contextlib.ExitStack() as stack:
+            if first is not None and session.build.device.type == "cpu":
+                others.append(stack.enter_context(start(self.job, first.base, self.machine)))
+            times = [[_seconds(each, self.batches[0]) for each in others] for _ in range(1 + STEPS)][1:]
+        if first is None or len(others) < 2:
+            return statistics.median(own for own, *_ in times)
+        return first.step_seconds * statistics.median(own / other for own, other in times)
 
-def _step_seconds(session: Session, batch: Any) -> float:
-    times = []
-    for _ in range(STEPS):
-        begin = time.perf_counter()
-        session.step(batch)
-        if session.build.device.type == "cuda":
-            torch.cuda.synchronize(session.build.device)
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
+
+def _seconds(session: Session, batch: Any) -> float:
+    begin = time.perf_counter()
+    session.step(batch)
+    if session.build.device.type == "cuda":
+        torch.cuda.synchronize(session.build.device)
+    return time.perf_counter() - begin
 
 
 def plan_of(decision: Decision, names: list[str], base: Plan) -> Plan:
