@@ -67,7 +67,7 @@ class Recomputer:
             return call(*arguments, **keywords)
         if torch.compiler.is_compiling():
             selective = partial(create_selective_checkpoint_contexts, EXPENSIVE)
-            more = {"context_fn": selective} if block.name in self.cheap else {}
+            more: dict[str, Any] = {"context_fn": selective} if block.name in self.cheap else {}
             return checkpoint(call, *arguments, use_reentrant=False, **more, **keywords)
         frame = _Frame(self, block, call, arguments, keywords)
         with saved_tensors_hooks(frame.pack, frame.unpack), frame.products or contextlib.nullcontext():
@@ -127,7 +127,8 @@ class _Products(TorchDispatchMode):  # type: ignore[misc]
                 kept = map_tensors(result, torch.Tensor.detach)  # shares the version
             self.kept.append((function, kept, [t._version for t in tensors(kept)]))
             return result
-        known, kept, _ = self.kept[self.at] if self.at < len(self.kept) else (None, None, [])
+        record: tuple[Any, Any, list[int]] = (None, None, [])
+        known, kept, _ = self.kept[self.at] if self.at < len(self.kept) else record
         self.at += 1
         if known is not function:
             raise _Differs

@@ -179,7 +179,8 @@ class Worker:
                 field = "validation" if self.job.validation is not None else "data"
                 loader = call(self.job, field)
                 self._validation = largest_batch(loader, LOOKING_SECONDS) or first_batches(loader, 1)
-        one = dataclasses.replace(self.job, validation=lambda: self._validation)
+        batches = self._validation
+        one = dataclasses.replace(self.job, validation=lambda: batches)
         evaluation, device = Evaluation(one, self.session, 0), self.session.build.device
         with contextlib.suppress(JobError):
             return live_bytes(self.session, None) + peak_of(evaluation.metric, device)

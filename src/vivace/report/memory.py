@@ -78,7 +78,7 @@ def speeds(content: Content) -> list[tuple[str, charts.Plot]]:
     """Samples a second against the batch's size, and its peak memory in MiB; nothing below two sizes."""
     able = [size for size in sizes(content) if size.speed and size.peak_bytes]
     places = [size.samples for size in able]
-    titled = {
+    titled: dict[str, list[Any]] = {
         "Samples a second": [size.speed for size in able],
         "Peak memory, MiB": [(size.peak_bytes or 0.0) / _MIB for size in able],
     }
