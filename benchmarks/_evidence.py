@@ -19,6 +19,10 @@ WORDS = {
         "broken": "Results that `verify` rejects: Vivace's, `pytorch-autotune`'s",
         "search": "`{job}`: how near `{budget}` comes to the best of {count} plans, in which share of time",
         "memory": "Error of a step's predicted peak memory, {pairs} pairs of job and plan: median, largest",
+        "exact": "`{job}`: more time a step at {shares} % of the activation memory, no bit changed",
+        "rounding": "`{job}`: the same, rounding allowed",
+        "floor": "no plan (at least {smallest_percent:.0f} % are needed)",
+        "random": "`{job}`: how much slower than the best of {count} random plans in the same memory",
     },
     "README.zh-CN.md": {
         "columns": ("问题", "结果", "记录", "命令"),
@@ -33,6 +37,10 @@ WORDS = {
         "broken": "未通过 `verify` 的结果：Vivace、`pytorch-autotune`",
         "search": "`{job}`：`{budget}` 达到 {count} 个方案中最佳速度的比例，以及所用时间的比例",
         "memory": "一步训练峰值内存的预测误差，{pairs} 组任务与方案：中位数、最大值",
+        "exact": "`{job}`：激活内存降到 {shares}% 时每步多花的时间（逐位相同）",
+        "rounding": "`{job}`：同上，允许舍入误差",
+        "floor": "无方案（至少需要 {smallest_percent:.0f}%）",
+        "random": "`{job}`：比同样内存下 {count} 个随机方案中最快的慢多少",
     },
 }
 TITLES = {
@@ -99,11 +107,30 @@ def memory(record: dict, file: str) -> Iterator[Row]:
     yield WORDS[file]["memory"].format(pairs=record["pairs"]), found
 
 
+def memory_budgets(record: dict, file: str) -> Iterator[Row]:
+    """What less activation memory costs, and how the choice stands against random ones."""
+    words, job = WORDS[file], record["job"].removeprefix("memory_budgets_")
+    for allow in ("exact", "rounding"):
+        rows = [row for row in record["rows"] if row["allow"] == allow]
+        found = [
+            _percent(row["slowdown_percent"]) if "slowdown_percent" in row else words["floor"].format(**row)
+            for row in rows
+        ]
+        shares = ", ".join(str(row["percent"]) for row in rows)
+        yield words[allow].format(job=job, shares=shares), "; ".join(found)
+    random = [row["random"] for row in record["rows"] if row.get("random", {}).get("behind_percent")]
+    worst = [max(each["behind_percent"], key=lambda behind: behind["estimate"]) for each in random]
+    if worst:
+        asked = words["random"].format(job=job, count=", ".join(str(each["feasible"]) for each in random))
+        yield asked, "; ".join(map(_percent, worst))
+
+
 KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "ruler": ruler,
     "peer": peer,
     "search": search,
     "memory": memory,
+    "memory_budgets": memory_budgets,
 }
 
 
@@ -117,3 +144,7 @@ def rows(records: list[dict], file: str, prefix: str) -> Iterator[tuple[str, ...
 
 def _interval(ratio: dict) -> str:
     return f"{ratio['estimate']:.2f}x ({ratio['low']:.2f}-{ratio['high']:.2f})"
+
+
+def _percent(change: dict) -> str:
+    return f"{change['estimate']:+.1f} % ({change['low']:+.1f} to {change['high']:+.1f})"

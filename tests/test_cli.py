@@ -342,3 +342,35 @@ def test_an_interrupted_training_keeps_its_work_and_ends_with_130(begin, tmp_pat
     assert done.document["steps"] > 0
     assert "Traceback" not in done.errors
     assert any((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_fits_answers_for_every_card_of_the_catalogue(vivace):
+    from vivace.advise.catalogue import load_catalogue
+
+    done = vivace("inspect", "--fits", "JOBS:good", "--json")
+    assert done.code == 0
+    found = done.document["fits"]
+    assert [fit["card"] for fit in found] == list(load_catalogue())
+    assert all(fit["fits"] and fit["needed_bytes"] < 2**30 for fit in found)
+    assert "a training step needs about 0.5" in done.errors or "0.6" in done.errors
+
+
+@pytest.mark.parametrize(
+    ("job", "sentence"),
+    [
+        ("nowhere.py:job", "nowhere.py"),
+        ("JOBS:bogus", "bogus"),
+        ("JOBS:empty", "the loader is empty"),
+        ("JOBS:raising", "ZeroDivisionError"),
+        ("JOBS:no_module", "model"),
+        ("JOBS:no_optimizer", "optimizer"),
+        ("JOBS:silent_step", "own step cannot be predicted"),
+        ("JOBS:float_loss", "looks at numbers, which a prediction does not have"),
+        ("JOBS:lost_samples", "data failed while loading"),
+    ],
+)
+def test_fits_says_in_one_sentence_why_there_is_no_answer(vivace, job, sentence):
+    done = vivace("inspect", "--fits", job, "--json")
+    assert done.code == 2
+    assert sentence in done.sentence
+    assert done.document["error"]["message"] == done.sentence

@@ -62,6 +62,20 @@ def split(batch: Any, size: int) -> list[Any]:
     return [piece(start) for start in range(0, total, size)]
 
 
+def joined(batches: Sequence[Any]) -> Any:
+    """One batch of several, the inverse of `split`; None where their tensors differ in shape or number."""
+    total, found = batch_size(batches[0]), [list(tensors(batch)) for batch in batches]
+    if len({tuple((t.shape[1:], t.dtype) for t in each) for each in found}) > 1:
+        return None
+    rows = iter(zip(*found, strict=True))
+
+    def join(first: torch.Tensor) -> torch.Tensor:
+        group = next(rows)
+        return torch.cat(group) if first.dim() and first.shape[0] == total else first
+
+    return map_tensors(batches[0], join)
+
+
 def modules_of(model: nn.Module, *kinds: type[nn.Module]) -> list[nn.Module]:
     """All modules of the given classes in the tree, each once."""
     return [module for module in model.modules() if isinstance(module, kinds)]

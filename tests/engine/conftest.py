@@ -37,9 +37,9 @@ def launch(fork_server, tmp_path):
     numbers = itertools.count()
     children = []
 
-    def start(job="job", arguments=None, **scene):
+    def start(job="job", arguments=None, file=TINY, **scene):
         answer = tmp_path / f"answer_{next(numbers)}.json"
-        scene |= {"job": f"{TINY}:{job}", "arguments": arguments or {}, "answer": str(answer)}
+        scene |= {"job": f"{file}:{job}", "arguments": arguments or {}, "answer": str(answer)}
         options = {"init_globals": {"SCENE": scene}, "run_name": "scene"}
         child = fork_server.Process(target=runpy.run_path, args=(str(SCENES / "child.py"),), kwargs=options)
         child.start()

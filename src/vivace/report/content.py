@@ -76,6 +76,8 @@ class Content:
     verdict: dict[str, Any]
     metrics: tuple[dict[str, Any], ...]
     training: dict[str, Any]
+    choice: dict[str, Any] = dataclasses.field(default_factory=dict)
+    batches: dict[str, Any] = dataclasses.field(default_factory=dict)
     unread: int = 0
 
     @property
@@ -347,6 +349,8 @@ def load(folder: Path) -> Content:
         trials=tuple(trials),
         metrics=tuple(by_step[step] for step in sorted(by_step)),
         training=training,
+        choice=_last(records, "memory"),
+        batches=_last(records, "batches"),
         unread=unread,
         **last,
     )

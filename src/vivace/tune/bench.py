@@ -94,7 +94,7 @@ class Bench:
     def open_reference(self) -> None:
         """Open strict fp32, warm it up and observe one step."""
         self.reference.open(self.base)
-        self.observed = self.reference.ask("observe")
+        self.observed = self.reference.ask("observe", evaluated=self.memory is not None)
 
     def choose_blocks(self, seconds: float) -> Plan | None:
         """The cheapest plan that decides block by block within the memory budget; None where there is none,
@@ -106,7 +106,7 @@ class Bench:
         contestant = self._contestant(seconds)
         try:
             arguments = {"memory": self.memory, "allow": self.allow.name, "base": self.base.to_dict()}
-            chosen = contestant.ask("choose", **arguments)
+            chosen = contestant.ask("choose", **arguments, seconds=seconds / 3)
         except VivaceError as error:
             self.ledger.append("memory", {"budget_bytes": self.memory, "reason": str(error)})
             return None
@@ -114,6 +114,20 @@ class Bench:
             contestant.close()
         self.ledger.append("memory", {"budget_bytes": self.memory, **chosen})
         return Plan.from_dict(chosen["plan"])
+
+    def measure_batches(self, seconds: float) -> None:
+        """How speed and peak depend on the batch's size, for about `seconds`: a curve for the ledger."""
+        steps = 80  # of the job's own batch: four rounds over all sizes, and their peaks
+        if steps * self.reference.step_seconds > seconds:
+            return
+        contestant = self._contestant(max(20.0, 2 * seconds), limited=True)
+        try:
+            arguments = {"plan": self.base.to_dict(), "memory": self.memory, "seconds": seconds / 2}
+            self.ledger.append("batches", contestant.ask("batches", **arguments))
+        except VivaceError as error:
+            self.ledger.append("batches", {"reason": str(error)})
+        finally:
+            contestant.close()
 
     def recall(self) -> None:
         """Take over what the ledger knows of this job on this machine, but for what broke a promise."""
@@ -205,7 +219,7 @@ class Bench:
             comparison = compare(reference, contestant, seconds=seconds)
             if len(earlier) == 2:  # the least that an interval across processes needs
                 self.input_pipeline["plan"] = without_loader(contestant, seconds=seconds / 2)
-            seen = contestant.ask("observe")
+            seen = contestant.ask("observe", evaluated=self.memory is not None)
             found = {"peak_bytes": seen["peak_bytes"], "evidence": self.evidence.get(plan.id, {})}
             return comparison, self._measured(contestant, [*earlier, comparison], found)
         finally:
@@ -217,7 +231,9 @@ class Bench:
         if Numerics[contestant.promise.upper()] > self.allow:
             promised = contestant.promise.upper()
             raise Refused(f"on this job it promises {promised}, and {self.allow.name} is allowed")
-        confirmed: dict[str, Any] = contestant.ask("confirm", reference=self.observed)
+        confirmed: dict[str, Any] = contestant.ask(
+            "confirm", reference=self.observed, evaluated=self.memory is not None
+        )
         self.evidence[plan.id] = confirmed["evidence"]
         if role == "candidate":
             self._refuse_duplicate(plan, confirmed["effect"])

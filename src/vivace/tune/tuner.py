@@ -100,6 +100,8 @@ class _Tuning:
             bench.open_reference()
             step = bench.reference.step_seconds
             self._baselines(profile.device)
+            if bench.memory is not None:
+                bench.measure_batches(0.05 * self.seconds)
             reserve = min(0.45 * self.seconds, self._verify_seconds(step) + 21 + 50 * step)
             search = Search(bench, profile, self.machine, deadline=self.begin + self.seconds - reserve)
             bench.on_event("phase", {"name": "searching"})
