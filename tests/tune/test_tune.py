@@ -14,11 +14,12 @@ import pytest
 import vivace
 from vivace.engine.launch import Source
 from vivace.errors import AnswerIsNo, FolderError, InputError
-from vivace.ledger import Ledger
+from vivace.ledger import Ledger, Ratio, Trial
 from vivace.plan import Plan
 from vivace.registry import find
 from vivace.technique import Numerics
 from vivace.tune.bench import Bench
+from vivace.tune.search import Candidate, Search
 from vivace.tune.tuner import parse_budget, parse_memory
 
 STAGE = f"{Path(__file__).parents[1] / 'scenes' / 'stage.py'}:job"
@@ -47,6 +48,27 @@ def test_the_planted_speed_up_is_found_verified_and_confirmed(tuned):
     assert " + ".join(step["step"] for step in result.waterfall) == " + ".join(result.plan.names)
     confirmed = [trial for trial in result.trials if trial.role == "confirmation"]
     assert confirmed[-1].ratio == result.speedup
+
+
+def test_a_harsher_setting_is_not_tried_where_a_milder_one_was_far_slower():
+    def trial(num, estimate):
+        techniques = {"micro_batches": {"num": num}} if num > 2 else {"micro_batches": {}}
+        ratio = Ratio(estimate, estimate - 0.01, estimate + 0.01)
+        plan = Plan.from_dict(techniques)
+        return Trial(techniques, plan.id, "m", "j", "measured", ratio=ratio, pairs=((1.0, 1.0),))
+
+    search = Search.__new__(Search)
+    search.best_ratio, search._too_slow, search.measured = Ratio(1.0, 1.0, 1.0), {}, {}
+    search.best = Plan()
+    search._left = lambda: 100.0
+    harsh = Candidate(find("micro_batches")(num=8), (0.5, 1.3))
+    assert not search._hopeless(Plan([harsh.technique]), harsh)
+    for estimate, hopeless in ((0.97, False), (0.7, True)):
+        mild = trial(2, estimate)
+        search.measured = {mild.plan_id: mild}
+        assert search._hopeless(Plan([harsh.technique]), harsh) == hopeless
+    elsewhere = Plan([harsh.technique, find("channels_last")()])
+    assert not search._hopeless(elsewhere, harsh)
 
 
 @pytest.mark.slow
