@@ -18,6 +18,14 @@ WORDS = {
         "none": "none",
         "broken": "Results that `verify` rejects: Vivace's, `pytorch-autotune`'s",
         "search": "`{job}`: how near `{budget}` comes to the best of {count} plans, in which share of time",
+        "verdicts": "`profile`, on {cores} cores: {words}",
+        "verdicts_words": {
+            "planted causes named first": "planted causes that are its first verdict",
+            "healthy scripts without a verdict": "healthy scripts without a verdict",
+            "gains inside of their interval": "predicted gains whose interval holds the measured one",
+        },
+        "folders": {"planted": "", "aside": ", of scripts written beside the rules"},
+        "profile_cost": "What `profile` adds to a script of {steps} steps: wall, processor time",
         "memory": "Error of a step's predicted peak memory, {pairs} pairs of job and plan: median, largest",
         "exact": "`{job}`: more time a step at {shares} % of the activation memory, no bit changed",
         "rounding": "`{job}`: the same, rounding allowed",
@@ -36,6 +44,14 @@ WORDS = {
         "none": "无",
         "broken": "未通过 `verify` 的结果：Vivace、`pytorch-autotune`",
         "search": "`{job}`：`{budget}` 达到 {count} 个方案中最佳速度的比例，以及所用时间的比例",
+        "verdicts": "`profile`（{cores} 核）：{words}",
+        "verdicts_words": {
+            "planted causes named first": "首个结论即为植入的原因",
+            "healthy scripts without a verdict": "正常脚本未被误报",
+            "gains inside of their interval": "预测的收益区间包含实测值",
+        },
+        "folders": {"planted": "", "aside": "（另写的脚本，规则并非据其制定）"},
+        "profile_cost": "`profile` 使脚本增加的时间（训练 {steps} 步）：墙钟、处理器",
         "memory": "一步训练峰值内存的预测误差，{pairs} 组任务与方案：中位数、最大值",
         "exact": "`{job}`：激活内存降到 {shares}% 时每步多花的时间（逐位相同）",
         "rounding": "`{job}`：同上，允许舍入误差",
@@ -125,12 +141,30 @@ def memory_budgets(record: dict, file: str) -> Iterator[Row]:
         yield asked, "; ".join(map(_percent, worst))
 
 
+def verdicts(record: dict, file: str) -> Iterator[Row]:
+    """How often the planted cause comes first, healthy scripts have none, and gains are held."""
+    words, cores = WORDS[file], record["machine"]["cores"]
+    for folder, scores in record["scores"].items():
+        for name, found in scores.items():
+            asked = words["verdicts"].format(cores=cores, words=words["verdicts_words"][name])
+            rate = found["count"] / found["of"]
+            yield asked + words["folders"][folder], words["of"].format(**found, rate=rate)
+
+
+def profile_cost(record: dict, file: str) -> Iterator[Row]:
+    """What the recorder costs an unmodified script."""
+    found = f"{record['wall_ratio'] - 1:+.1%}, {record['processor_ratio'] - 1:+.1%}"
+    yield WORDS[file]["profile_cost"].format(steps=record["steps"]), found
+
+
 KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "ruler": ruler,
     "peer": peer,
     "search": search,
     "memory": memory,
     "memory_budgets": memory_budgets,
+    "verdicts": verdicts,
+    "profile_cost": profile_cost,
 }
 
 

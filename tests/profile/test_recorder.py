@@ -142,8 +142,8 @@ def test_values_asked_in_a_loop_are_named_by_line(recorded, batches):
             if output[row, 0].item() > output[row, 1].item():
                 labels[row].item()
 
-    document, _ = recorded(Loop(batches, after=count))
-    assert causes(document)[0] == "sync"
+    document, record = recorded(Loop(batches, after=count))
+    assert causes(document)[0] == "sync", (record["waits"], record["step_seconds"])
     assert "test_recorder.py" in document["verdicts"][0]["evidence"]
 
 

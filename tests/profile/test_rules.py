@@ -7,6 +7,7 @@ import pytest
 
 from vivace.machine import Device, Machine
 from vivace.profile import rules, rules_precision
+from vivace.profile.bounds import bounds, to_dict
 from vivace.profile.seen import Seen
 
 MACHINE = Machine(
@@ -300,3 +301,45 @@ def test_on_a_gpu_the_synchronised_steps_say_what_the_device_does():
     shares = {phase: share for phase, share in seen.shares.items() if share}
     expected = {"data": 0.15, "place": 0.1, "forward": 0.2, "backward": 0.4, "update": 0.1, "idle": 0.05}
     assert shares == pytest.approx(expected)
+
+
+BOUNDS = {
+    "launch": {"experiments": {"double_batch": tried(0.9, 0.95, 0.97)}},
+    "small_batch": {"experiments": {"double_batch": tried(0.62, 0.65, 0.7)}},
+    "optimizer": {"seconds": {"update": 0.08}, "experiments": {"fused": tried(2.9, 3.0, 3.1)}},
+    "paging": {"page_faults": 60_000.0},
+    "swapping": {"disk_faults": 40.0},
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_what_bounds_a_step_is_named_and_alone(name):
+    (bound,) = bounds(seen_with(**BOUNDS[name]), 300)
+    document = to_dict(bound)
+    assert document["name"] == name
+    assert 1 <= document["gain"]["low"] <= document["gain"]["high"]
+    assert document["evidence"]
+    assert document["next"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"experiments": {"double_batch": tried(0.5, 0.52, 0.55)}},
+        {"page_faults": 500.0, "disk_faults": 0.2},
+    ],
+)
+def test_work_that_fills_the_step_has_no_bound_of_these(changes):
+    assert bounds(seen_with(**changes), 300) == []
+
+
+def test_twice_the_batch_for_nothing_is_worth_twice_the_model_s_part():
+    (bound,) = bounds(seen_with(experiments={"double_batch": tried(1.0, 1.0, 1.0)}), 300)
+    assert bound.low < 2 / 1.01 < bound.high  # data takes twice as long, the rest as long as before
+
+
+def test_a_fused_update_is_worth_its_share():
+    (bound,) = bounds(seen_with(**BOUNDS["optimizer"]), 300)
+    share = 0.08 / (0.08 + 0.092)
+    assert bound.low < 1 / (1 - share + share / 3) < bound.high

@@ -49,7 +49,7 @@ def test_attention_is_counted_inside_a_layer(device):
 
 
 def test_an_lstm_and_attention_move_the_bytes_of_a_hand_count():
-    """Forward reads inputs and writes the output; backward reads both and writes the inputs' gradients."""
+    """Forward reads the inputs and writes the output; backward reads both, and writes gradients."""
     model, inputs = on_meta(lambda: (nn.LSTM(64, 128), torch.empty(10, 4, 64, requires_grad=True)))
     recurrent = count_work(step(model, inputs)).operators["recurrent"]
     states, weights = 2 * 4 * 128, 4 * 128 * (64 + 128) + 2 * 4 * 128

@@ -1,4 +1,4 @@
-"""Recurrent layers, attention and dropout as the one kernel that a GPU runs, for tensors without data."""
+"""Recurrent layers, attention and dropout as the one kernel of a GPU, where tensors are shapes only."""
 
 from __future__ import annotations
 

@@ -36,7 +36,8 @@ class PrecisionWatch:
         for name in ("scale", "unscale_", "step", "update", "get_scale"):
             patches.replace(torch.amp.GradScaler, name, getattr(self, f"_{name.strip('_')}"))
         for name in ("clip_grad_norm_", "clip_grad_value_"):
-            patches.replace(torch.nn.utils, name, self._clip)
+            for place in (torch.nn.utils, torch.nn.utils.clip_grad):
+                patches.replace(place, name, self._clip)
         patches.replace(torch.optim.lr_scheduler.LRScheduler, "step", self._schedule)
         handle = optimizers.register_optimizer_step_pre_hook(self._before_update)
         patches.hook(optimizers._global_optimizer_pre_hooks, handle)
