@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
-import importlib.util
 import json
 import random
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+import _record
+import jobs
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -36,8 +35,6 @@ from vivace.profile.observe import observe
 from vivace.surgery import batch_size, split
 from vivace.technique import Numerics
 
-HERE = Path(__file__).resolve().parent
-RECORDS = HERE.parent / "records"
 COMPILED = ("gpt",)  # where torch.compile takes a minute and not ten; the model has no dropout
 SAMPLES = {"gpt": 8, "bert": 8, "unet": 4, "resnet50_128": 4}
 DEMANDED = {75: 5.0, 50: 15.0, 33: 30.0}  # per cent of the activations: per cent of slowdown
@@ -57,26 +54,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("jobs", nargs="*", metavar="JOB", help=", ".join(SAMPLES))
     chosen = parser.parse_args()
-    unknown = sorted(set(chosen.jobs) - set(SAMPLES))
-    if unknown:
-        parser.error(f"there is no job '{unknown[0]}'; there are: {', '.join(SAMPLES)}")
-    for name in chosen.jobs or SAMPLES:
-        write(name, measured(name, made(name)))
+    for name in _record.named_jobs(parser, chosen.jobs, SAMPLES):
+        found = measured(name, made(name))
+        command = f"python benchmarks/memory_budgets.py {name}"
+        opened = _record.opened("memory_budgets", command, vivace.inspect(), f"memory_budgets_{name}")
+        _record.write({**opened, "threads": torch.get_num_threads(), **found})
 
 
 def made(name: str) -> vivace.Job:
     """The job on two batches of its size here."""
-    spec = importlib.util.spec_from_file_location("jobs", HERE / "jobs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    jobs = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(jobs)
-    job = bert(jobs) if name == "bert" else getattr(jobs, name)
+    job = bert() if name == "bert" else getattr(jobs, name)
     batches = [split(batch, SAMPLES[name])[0] for batch in first_batches(job.data(), 2)]
     return vivace.Job(**{**vars(job), "data": lambda: batches})
 
 
-def bert(jobs: Any) -> vivace.Job:
+def bert() -> vivace.Job:
     """A BERT encoder of six layers with its dropout, predicting every character of the text it reads."""
     import transformers
 
@@ -247,30 +239,6 @@ def completed(
     if random:
         row["random"]["behind_percent"] = [slowdown(times[r], times[name]) for r in random.pop("rivals")]
     return row
-
-
-def write(name: str, found: dict[str, Any]) -> None:
-    """The dated record of this machine."""
-    machine = vivace.inspect()
-    record = {
-        "benchmark": "memory_budgets",
-        "job": f"memory_budgets_{name}",
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": f"python benchmarks/memory_budgets.py {name}",
-        "vivace": vivace.__version__,
-        "machine": {
-            "fingerprint": machine.fingerprint,
-            "device": machine.device.name,
-            "features": machine.device.features,
-            "cores": machine.num_cores,
-        },
-        "versions": machine.versions,
-        "threads": torch.get_num_threads(),
-        **found,
-    }
-    path = RECORDS / record["job"] / machine.fingerprint / f"{record['date']}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
