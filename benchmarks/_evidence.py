@@ -27,7 +27,8 @@ WORDS = {
         "folders": {"planted": "", "aside": ", of scripts written beside the rules"},
         "profile_cost": "What `profile` adds to a script of {steps} steps: wall, processor time",
         "memory": "Error of a step's predicted peak memory, {pairs} pairs of job and plan: median, largest",
-        "exact": "`{job}`: more time a step at {shares} % of the activation memory, no bit changed",
+        "blocks": "`{job}`: more time a step at {shares} % of the activation memory, by decisions for blocks",
+        "exact": "`{job}`: the same, by whatever changes no bit",
         "rounding": "`{job}`: the same, rounding allowed",
         "floor": "no plan (at least {smallest_percent:.0f} % are needed)",
         "random": "`{job}`: how much slower than the best of {count} random plans in the same memory",
@@ -53,7 +54,8 @@ WORDS = {
         "folders": {"planted": "", "aside": "（另写的脚本，规则并非据其制定）"},
         "profile_cost": "`profile` 使脚本增加的时间（训练 {steps} 步）：墙钟、处理器",
         "memory": "一步训练峰值内存的预测误差，{pairs} 组任务与方案：中位数、最大值",
-        "exact": "`{job}`：激活内存降到 {shares}% 时每步多花的时间（逐位相同）",
+        "blocks": "`{job}`：激活内存降到 {shares}% 时每步多花的时间（仅对各模块作选择，逐位相同）",
+        "exact": "`{job}`：同上，允许任何逐位相同的方法",
         "rounding": "`{job}`：同上，允许舍入误差",
         "floor": "无方案（至少需要 {smallest_percent:.0f}%）",
         "random": "`{job}`：比同样内存下 {count} 个随机方案中最快的慢多少",
@@ -126,7 +128,7 @@ def memory(record: dict, file: str) -> Iterator[Row]:
 def memory_budgets(record: dict, file: str) -> Iterator[Row]:
     """What less activation memory costs, and how the choice stands against random ones."""
     words, job = WORDS[file], record["job"].removeprefix("memory_budgets_")
-    for allow in ("exact", "rounding"):
+    for allow in ("blocks", "exact", "rounding"):
         rows = [row for row in record["rows"] if row["allow"] == allow]
         found = [
             _percent(row["slowdown_percent"]) if "slowdown_percent" in row else words["floor"].format(**row)

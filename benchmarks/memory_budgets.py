@@ -2,25 +2,25 @@
 
     python benchmarks/memory_budgets.py JOB ...
 
-The slowdowns asked for are 5, 15 and 30 %. Beside the choice that changes no bit stand one that may round,
-checkpointing of every block by this project and by `torch.utils.checkpoint`, and the best of 200 random plans
-that fit: all of them by the planner's own costs of the blocks, the best one on the clock. Everything is timed
-in turns, in one process; a job takes a few minutes and writes its own record.
+The slowdowns asked for are 5, 15 and 30 %. Decisions for blocks alone come first, then whatever changes no
+bit, then what may round. Beside them stand checkpointing of every block by this project and by
+`torch.utils.checkpoint`, and the best of 200 random plans that fit: all of them by the planner's own costs of
+the blocks, the best one on the clock. Everything is timed in turns, in one process; a job takes a few minutes
+and writes its own record.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
-import importlib.util
 import json
 import random
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+import _record
+import jobs
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -36,8 +36,6 @@ from vivace.profile.observe import observe
 from vivace.surgery import batch_size, split
 from vivace.technique import Numerics
 
-HERE = Path(__file__).resolve().parent
-RECORDS = HERE.parent / "records"
 COMPILED = ("gpt",)  # where torch.compile takes a minute and not ten; the model has no dropout
 SAMPLES = {"gpt": 8, "bert": 8, "unet": 4, "resnet50_128": 4}
 DEMANDED = {75: 5.0, 50: 15.0, 33: 30.0}  # per cent of the activations: per cent of slowdown
@@ -57,26 +55,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("jobs", nargs="*", metavar="JOB", help=", ".join(SAMPLES))
     chosen = parser.parse_args()
-    unknown = sorted(set(chosen.jobs) - set(SAMPLES))
-    if unknown:
-        parser.error(f"there is no job '{unknown[0]}'; there are: {', '.join(SAMPLES)}")
-    for name in chosen.jobs or SAMPLES:
-        write(name, measured(name, made(name)))
+    for name in _record.named_jobs(parser, chosen.jobs, SAMPLES):
+        found = measured(name, made(name))
+        command = f"python benchmarks/memory_budgets.py {name}"
+        opened = _record.opened("memory_budgets", command, vivace.inspect(), f"memory_budgets_{name}")
+        _record.write({**opened, "threads": torch.get_num_threads(), **found})
 
 
 def made(name: str) -> vivace.Job:
     """The job on two batches of its size here."""
-    spec = importlib.util.spec_from_file_location("jobs", HERE / "jobs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    jobs = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(jobs)
-    job = bert(jobs) if name == "bert" else getattr(jobs, name)
+    job = bert() if name == "bert" else getattr(jobs, name)
     batches = [split(batch, SAMPLES[name])[0] for batch in first_batches(job.data(), 2)]
     return vivace.Job(**{**vars(job), "data": lambda: batches})
 
 
-def bert(jobs: Any) -> vivace.Job:
+def bert() -> vivace.Job:
     """A BERT encoder of six layers with its dropout, predicting every character of the text it reads."""
     import transformers
 
@@ -102,22 +95,23 @@ def measured(title: str, job: vivace.Job) -> dict[str, Any]:
         for share in (1.0, 0.5):
             contestants[f"compile, budget {share:.0%}"] = compiled(job, share), vivace.Plan()
     peers, rows = list(contestants), list[dict[str, Any]]()
-    for allow in (Numerics.EXACT, Numerics.ROUNDING):
-        known = list(choosers(job, machine, batches, allow, vivace.Plan()))
-        kept = known[0].kept_bytes
+    exact = list(choosers(job, machine, batches, Numerics.EXACT, vivace.Plan()))
+    kept = exact[0].kept_bytes
+    rounding = list(choosers(job, machine, batches, Numerics.ROUNDING, vivace.Plan()))
+    for allow, known in {"blocks": exact[:1], "exact": exact, "rounding": rounding}.items():
         for percent, demanded in DEMANDED.items():
-            name, budget = f"{allow.name.lower()} {percent}", kept - activations * (100 - percent) // 100
-            row: dict[str, Any] = {"allow": allow.name.lower(), "percent": percent, "budget_bytes": budget}
+            name, budget = f"{allow} {percent}", kept - activations * (100 - percent) // 100
+            row: dict[str, Any] = {"allow": allow, "percent": percent, "budget_bytes": budget}
             try:
-                chooser, found = best(known, budget)
+                found = cheapest(known, budget)
             except TooLittle as no:
                 lowest = 100 * (1 - (kept - no.smallest_bytes) / activations)
                 rows.append({**row, "reason": str(no), "smallest_percent": round(lowest, 1)})
                 continue
             contestants[name] = job, found.plan
             row |= {"demanded_percent": demanded, "name": name, "plan": found.plan.to_dict()}
-            if allow is Numerics.EXACT:
-                row["random"] = against_random(chooser, found, budget, name, contestants)
+            if allow == "blocks":
+                row["random"] = against_random(known[0], found, budget, name, contestants)
             rows.append(row)
             print(json.dumps(row), flush=True)
     peaks, times = timed(job, contestants)
@@ -139,13 +133,6 @@ def measured(title: str, job: vivace.Job) -> dict[str, Any]:
         },
         "published": PUBLISHED,
     }
-
-
-def best(known: list[Chooser], budget: int) -> tuple[Chooser, Chosen]:
-    """`vivace.memory.choosing.cheapest`, with the chooser that found it."""
-    chosen = cheapest(known, budget)
-    owner = next(chooser for chooser in known if chooser.base == chosen.base)
-    return owner, chosen
 
 
 def compiled(job: vivace.Job, share: float) -> vivace.Job:
@@ -247,30 +234,6 @@ def completed(
     if random:
         row["random"]["behind_percent"] = [slowdown(times[r], times[name]) for r in random.pop("rivals")]
     return row
-
-
-def write(name: str, found: dict[str, Any]) -> None:
-    """The dated record of this machine."""
-    machine = vivace.inspect()
-    record = {
-        "benchmark": "memory_budgets",
-        "job": f"memory_budgets_{name}",
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": f"python benchmarks/memory_budgets.py {name}",
-        "vivace": vivace.__version__,
-        "machine": {
-            "fingerprint": machine.fingerprint,
-            "device": machine.device.name,
-            "features": machine.device.features,
-            "cores": machine.num_cores,
-        },
-        "versions": machine.versions,
-        "threads": torch.get_num_threads(),
-        **found,
-    }
-    path = RECORDS / record["job"] / machine.fingerprint / f"{record['date']}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

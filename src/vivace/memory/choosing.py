@@ -30,6 +30,8 @@ RELIEFS: tuple[dict[str, dict[str, Any]], ...] = (  # what lowers the peak besid
     {"optimizer_in_backward": {}},
     {"channels_last": {}},  # on a CPU convolutions copy what lies otherwise
     {"channels_last": {}, "optimizer_in_backward": {}},
+    {"bf16_autocast": {}},
+    {"bf16_autocast": {}, "channels_last": {}},
     {"micro_batches": {"num": 2}},
     {"micro_batches": {"num": 4}},
 )
