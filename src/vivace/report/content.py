@@ -220,7 +220,7 @@ class Content:
         machine, run = self.machine, self.run
         cores = words.number(machine.get("num_cores"))
         told: list[tuple[str, Any]] = [(name.replace("_", " "), value) for name, value in self.job.items()]
-        told = [(n.removeprefix("num "), f"{v:,}" if isinstance(v, int) else v) for n, v in told]
+        told = [(n.removeprefix("num "), words.plain(v)) for n, v in told]
         for device in machine.get("devices") or []:
             features = ", ".join(map(str, device.get("features") or []))
             told.append(
@@ -293,15 +293,19 @@ class Content:
         loss = words.real(self.training.get("loss", last.get("loss")))
         return "; ".join(parts + ([f"loss {words.number(loss)}"] if loss is not None else []))
 
+    def _pays(self) -> str:
+        """The steps until the plan's warm-up is gained back, beside those of the job where they are fewer."""
+        after, steps = self.result.get("break_even_steps"), words.real(self.result.get("job_steps"))
+        late = after is not None and steps is not None and after > steps
+        told = words.steps(after) + (f"; the job takes {steps:,.0f}" if late else "")
+        return told if self.plan else words.UNKNOWN
+
     @property
     def facts(self) -> list[tuple[str, str]]:
         """The few figures that stand under the sentence."""
         told = [
             ("over PyTorch's defaults", words.times(self.over_default)),
-            (
-                "pays for itself after",
-                words.steps(self.result.get("break_even_steps")) if self.plan else words.UNKNOWN,
-            ),
+            ("pays for itself after", self._pays()),
             ("more, if loading data cost nothing", words.times(self.without_loader)),
             ("peak memory", words.size(self.final.peak_bytes) if self.final else words.UNKNOWN),
             ("trials, " + words.duration(self.result.get("seconds")), str(len(self.trials) or words.UNKNOWN)),

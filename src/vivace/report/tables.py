@@ -116,7 +116,10 @@ def _trials(content: Content) -> Table:
 
 
 def _not_measured(content: Content) -> Table:
-    rows = ((name, trial.status, trial.reason) for name, trial, _ in content.not_measured)
+    same: dict[tuple[str, str], list[str]] = {}
+    for name, trial, _ in content.not_measured:
+        same.setdefault((trial.status, trial.reason), []).append(name)
+    rows = ((", ".join(names), *why) for why, names in same.items())
     return _fill(_table("Refused and failed", "technique", "outcome", "reason"), *rows)
 
 
