@@ -324,7 +324,7 @@ def techniques(as_json: AsJson = False, quiet: Quiet = False, debug: Debug = Fal
 def _draw_cards(cards: list[dict[str, Any]], console: Any) -> None:
     from rich.table import Table
 
-    table = Table(box=None)
+    table = Table(box=None, pad_edge=False)
     for column in ("technique", "stage", "promise", "devices", "what it does"):
         table.add_column(column)
     for card in cards:

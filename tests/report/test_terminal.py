@@ -45,7 +45,9 @@ def test_refusals_for_one_reason_share_a_row(ledger, tune_folder):
     assert text.count("no card") == 1
 
 
-@pytest.mark.parametrize(("steps", "told"), [(500, "514 steps; the job takes 500"), (900, "514 steps ")])
+@pytest.mark.parametrize(
+    ("steps", "told"), [(500, "pays for itself after; the job takes 500"), (900, "pays for itself after")]
+)
 def test_a_warm_up_that_one_run_does_not_gain_back_is_said(steps, told, ledger, tune_folder):
     ledger[-1]["job_steps"] = steps
     text = shown(tune_folder(ledger))

@@ -116,10 +116,7 @@ def _trials(content: Content) -> Table:
 
 
 def _not_measured(content: Content) -> Table:
-    same: dict[tuple[str, str], list[str]] = {}
-    for name, trial, _ in content.not_measured:
-        same.setdefault((trial.status, trial.reason), []).append(name)
-    rows = ((", ".join(names), *why) for why, names in same.items())
+    rows = ((", ".join(names), *why) for names, *why in content.not_measured)
     return _fill(_table("Refused and failed", "technique", "outcome", "reason"), *rows)
 
 
