@@ -120,7 +120,7 @@ def _trials(content: Content) -> Table:
 
 
 def _not_measured(content: Content) -> Table:
-    rows = ((name, trial.status, trial.reason) for name, trial, _ in content.not_measured)
+    rows = ((", ".join(names), *why) for names, *why in content.not_measured)
     return _fill(_table("Refused and failed", "technique", "outcome", "reason"), *rows)
 
 

@@ -245,6 +245,7 @@ class _Tuning:
             interrupted=self.interrupted,
             reason=self.reason,
             reference=bench.base,
+            job_steps=bench.facts["epochs"] * (bench.facts["steps_per_epoch"] or 0) or None,
         )
         document = {key: value for key, value in result.to_dict().items() if key != "trials"}
         bench.ledger.append("result", document)
