@@ -13,20 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import InputError
+from vivace.kinds import KINDS
 
 MODELS_FILE = Path(__file__).resolve().parent / "models.csv"
-MATRIX_KINDS = (
-    "conv",
-    "pointwise",
-    "grouped",
-    "irregular",
-    "depthwise",
-    "matmul",
-    "batched",
-    "attention",
-    "recurrent",
-)
-KINDS = (*MATRIX_KINDS, "batch_norm", "layer_norm", "softmax", "elementwise", "copy", "memory", "other")
 # The classes of a profile's operators as kinds; where a profile holds finer bins, those are taken.
 KIND_OF_CLASS = {"convolution": "conv", "norm": "layer_norm"}
 COLUMNS = ("model", "parameters", "tensors", "saved_bytes", "bins")

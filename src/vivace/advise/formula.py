@@ -27,8 +27,9 @@ from typing import Any
 import numpy as np
 
 from vivace.advise.catalogue import Gpu
-from vivace.advise.demand import KINDS, MATRIX_KINDS, Demand
+from vivace.advise.demand import Demand
 from vivace.errors import InputError
+from vivace.kinds import KINDS, MATRIX_KINDS
 
 COEFFICIENTS_FILE = Path(__file__).resolve().parent / "coefficients.toml"
 FORMAT = 1
@@ -61,13 +62,13 @@ PARAMETERS: dict[str, tuple[Labels, float, float]] = {
     "rate_power": ((), 1.0, 3.0),
     "bandwidth_power": ((), 1.0, 3.0),
     "exponent": ((), 1.2, 0.5),
-    "latency_seconds": ((), 3e-6, 0.5),
+    "latency_seconds": ((KINDS,), 3e-6, 1.0),
     "host_seconds": ((HARNESSES,), 1.2e-5, 0.5),
     "host_autocast": ((), 1.2, 1.0),
     "host_exponent": ((), 4.0, 1.0),
-    "tensor_seconds": ((), 2e-5, 0.5),
+    "tensor_seconds": ((HARNESSES,), 2e-5, 1.0),
     "step_seconds": ((HARNESSES,), 1e-3, 0.5),
-    "update_bytes": ((), 24.0, 0.5),
+    "update_bytes": ((HARNESSES,), 24.0, 2.0),
     "cast_bytes": ((), 12.0, 0.5),
     "power": ((), 0.2, 0.5),
     "year": ((), 1.05, 3.0),
@@ -237,13 +238,21 @@ def step_parts(
     bandwidth = (speed * t["architecture_memory"][c["architecture"]])[of]
     memory = moved / (bandwidth * t["memory_efficiency"][c["layout"][of], kind]) + tiny
     busy = _joined(compute, memory, t["exponent"], library)
-    latency = sum_by(c["count"], of, cases) * t["latency_seconds"] / c["clock"]
-    weights = c["parameters"] * (t["update_bytes"] * c["updates"] + t["cast_bytes"] * c["autocast"]) / speed
+    latency = sum_by(c["count"] * t["latency_seconds"][kind], of, cases) / c["clock"]
+    weights = (
+        c["parameters"]
+        * (t["update_bytes"][c["harness"]] * c["updates"] + t["cast_bytes"] * c["autocast"])
+        / speed
+    )
     device = sum_by(busy, of, cases) + latency + weights
     host = (
         sum_by(c["count"], of, cases) * t["host_seconds"][c["harness"]] * t["host_autocast"] ** c["autocast"]
     )
-    host = host + c["updates"] * c["tensors"] * t["tensor_seconds"] + t["step_seconds"][c["harness"]]
+    host = (
+        host
+        + c["updates"] * c["tensors"] * t["tensor_seconds"][c["harness"]]
+        + t["step_seconds"][c["harness"]]
+    )
     replicas = (c["replicas"] + 1e-6) ** t["replicate_growth"]
     host = host * (1 + t["replicate_host"] * replicas)
     single = _joined(device, host, t["host_exponent"], library)

@@ -13,21 +13,11 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from vivace.kinds import MATRIX_KINDS
+
 if TYPE_CHECKING:
     from vivace.profile.work import Kernel
 
-MATRIX_KINDS = (
-    "conv",
-    "pointwise",
-    "grouped",
-    "irregular",
-    "depthwise",
-    "matmul",
-    "batched",
-    "attention",
-    "recurrent",
-)
-KINDS = (*MATRIX_KINDS, "batch_norm", "layer_norm", "softmax", "elementwise", "copy", "memory", "other")
 # Channels in a group for which libraries have their own kernels; others are irregular.
 REGULAR_WIDTHS = (2, 4, 8, 16, 32)
 COPIES = re.compile("copy|clone|contiguous")
