@@ -111,6 +111,18 @@ PLANTED = {
         "recompiles",
         {"dynamo": {"new_graphs": 0, "graphs": 3, "compilations": [], "breaks": [["item() in m.py", 4]]}},
     ),
+    "compiled until it gave up": (
+        "recompiles",
+        {
+            "dynamo": {
+                "new_graphs": 0,
+                "graphs": 8,
+                "reasons": [{"place": "m.py:3 forward", "seconds": 0.3, "reason": "len(factors) == 3"}] * 8,
+                "compilations": [],
+                "breaks": [["Dynamo recompile limit exceeded", 1]],
+            }
+        },
+    ),
     "kept graphs": ("memory", {"live": {"after": 45, "held": ["losses (train.py)"]}}),
     "growing memory": ("memory", {"resident": [2**30 + 2**22 * step for step in range(40)]}),
     "started anew": ("memory", {"cuda": {"retries": 3}}),
@@ -214,6 +226,19 @@ HARMLESS = {
         "asked": {"compile": "a.py:1"},
         "dynamo": {"graphs": 1, "new_graphs": 0, "compilations": [], "breaks": [], "reasons": []},
     },
+    "compiled for a first validation": {
+        "dynamo": {
+            "graphs": 2,
+            "new_graphs": 1,
+            "compilations": [{"place": "m.py:3 forward", "seconds": 2.0, "reason": "grad_mode"}],
+            "breaks": [],
+            "reasons": [{"place": "m.py:3 forward", "seconds": 2.0, "reason": "grad_mode"}],
+        }
+    },
+    "samples in memory that are collated": {
+        "seconds": {"data": 0.03},
+        "fetch": {"seen": [["/x/torch/utils/data/_utils/collate.py:9 collate_tensor_fn | same", 30]]},
+    },
     "memory that settles": {"resident": [2**30 + 2**26 * min(step, 10) for step in range(40)]},
     "threads that make no difference": {
         "flags": {"threads": 2},
@@ -285,6 +310,20 @@ def test_exposed_collectives_are_taken_from_the_backward_pass():
     assert traced.shares["communication"] == pytest.approx(0.3)
     assert traced.shares["backward"] == pytest.approx(0.3)
     assert sum(traced.shares.values()) == pytest.approx(1)
+
+
+def test_autocast_that_reaches_nothing_is_worth_what_the_copy_gained():
+    changes = {"precision": {"autocast": 40}, "experiments": {"autocast_reached": tried(1.9, 2.0, 2.1)}}
+    (verdict,) = rules.judge_all(seen_with(**changes))
+    model = 0.9  # forward and backward, of the step
+    assert verdict.low < 1 / (1 - model + model / 2.0) < verdict.high
+
+
+def test_ranks_that_read_the_same_batch_count_once():
+    ranks = {"ranks": {"world_size": 2, "batch_sum": 3.5}, "samples": 32}
+    same = seen_with(**ranks, other_ranks=[{"ranks": {"batch_sum": 3.5}}])
+    apart = seen_with(**ranks, other_ranks=[{"ranks": {"batch_sum": 4.5}}])
+    assert apart.samples_per_second == 2 * same.samples_per_second == pytest.approx(2 * 32 / 0.1)
 
 
 def test_on_a_gpu_the_synchronised_steps_say_what_the_device_does():

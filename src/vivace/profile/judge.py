@@ -36,7 +36,7 @@ def judge(
     launch_seconds = sum(row.count for row in rows) * machine.ceilings.get("launch_seconds", 0.0)
     launching = launch_seconds / bound if bound else 0.0
     bounds = bounds_of(seen, sum(row.count for row in rows))
-    verdicts = rules.judge_all(seen) or [_healthy(seen, rows, share, bounds)]
+    verdicts = rules.judge_all(seen) or [_healthy(seen, rows, share)]
     return {
         "format": FORMAT,
         "target": target,
@@ -88,8 +88,6 @@ def _healthy(seen: Seen, rows: list[roofline.Roof], share: float | None, bounds:
         limit = f"it runs at {share:.0%} of the limit of its operators on this machine"
     largest = next((row for row in rows if row.seconds), None)
     most = f"; most of its time goes to {largest.operator}" if largest else ""
-    if bounds:
-        most = f"; {bounds[0].evidence}"
     return Verdict(
         "healthy", f"nothing is wrong: {limit}{most}", 1.0, 1.0, f"{seen.tune} measures what goes faster"
     )
