@@ -22,6 +22,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from vivace.blocks import Block, foreign_hook, held, holding, is_fake
@@ -177,7 +178,7 @@ class _Frame:
         self.inputs = [(tensor, tensor._version) for tensor in tensors((arguments, keywords))]
         self.fixed: list[tuple[torch.Tensor, int]] = []
         self.streams = self._streams()
-        self.autocast = [_autocast(kind) for kind in dict.fromkeys(("cpu", owner.device.type))]
+        self.autocast = autocasts(owner.device)
         self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
         self.changing = owner.changing.get(block.name)
         if self.changing is None:
@@ -245,7 +246,7 @@ class _Frame:
         self.fixed = [(tensor, tensor._version) for tensor in fixed]
         if all(map(torch.equal, self.streams, self._streams())):
             self.streams = []
-        results = list(tensors(result))
+        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         self._point(results)
         alive = [*fixed, *(t for t, _ in self.inputs), *results]
         self.owner.released[name] = self._released({t.untyped_storage()._cdata for t in alive})
@@ -360,13 +361,17 @@ def _same(tensors: list[tuple[torch.Tensor, int]]) -> bool:
     return all(tensor._version == version for tensor, version in tensors)
 
 
-def _autocast(kind: str) -> dict[str, Any]:
-    return {
-        "device_type": kind,
-        "enabled": torch.is_autocast_enabled(kind),
-        "dtype": torch.get_autocast_dtype(kind),
-        "cache_enabled": torch.is_autocast_cache_enabled(),
-    }
+def autocasts(device: torch.device) -> list[dict[str, Any]]:
+    """The arguments of `torch.autocast` that hold now, for the CPU and for `device`."""
+    return [
+        {
+            "device_type": kind,
+            "enabled": torch.is_autocast_enabled(kind),
+            "dtype": torch.get_autocast_dtype(kind),
+            "cache_enabled": torch.is_autocast_cache_enabled(),
+        }
+        for kind in dict.fromkeys(("cpu", device.type))
+    ]
 
 
 def _python_streams() -> tuple[Any, ...]:

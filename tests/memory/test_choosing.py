@@ -6,7 +6,7 @@ import vivace
 from vivace.engine.opening import start
 from vivace.errors import AnswerIsNo
 from vivace.memory import costs
-from vivace.memory.choosing import choose
+from vivace.memory.choosing import choose, choosers
 from vivace.memory.costs import measure
 from vivace.plan import Plan
 from vivace.technique import Numerics
@@ -83,6 +83,19 @@ def test_the_plan_fits_and_the_smallest_is_named():
     assert tight.curve[-1][1] == 0.0
     with pytest.raises(AnswerIsNo, match="the smallest measured is"):
         choose(job(), vivace.inspect(), 10_000)
+
+
+def test_what_helps_beside_the_blocks_is_measured_in_its_own_terms():
+    batches = job().data()
+    found = list(choosers(job(), vivace.inspect(), batches, Numerics.ROUNDING, Plan()))
+    names = [" ".join(chooser.base.names) for chooser in found]
+    wanted = ["", "optimizer_in_backward", "bf16_autocast", "micro_batches", "micro_batches"]
+    assert names == wanted  # and no channels_last, since there is no convolution
+    whole, _, half, pieces, _ = ([o[0].held_bytes for o in c.options] for c in found)
+    assert sum(half) < 0.8 * sum(whole)
+    assert sum(pieces) == pytest.approx(sum(whole) / 2, rel=0.05)
+    exact = choosers(job(), vivace.inspect(), batches, Numerics.EXACT, Plan())
+    assert [chooser.base.names for chooser in exact] == [(), ("optimizer_in_backward",)]
 
 
 def test_a_block_that_cannot_run_twice_is_kept():

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import vivace
-from vivace import registry
+from vivace import recompute, registry
 from vivace.ledger import Observation
 from vivace.profile.observe import observe
 from vivace.testing import TechniqueContract
@@ -36,6 +36,47 @@ def test_no_bit_differs(settings, beside):
     assert blocky.differing(seen, wanted) == []
     assert notes["recomputed_blocks"] == (2 if "blocks" in settings else 4)
     assert all(count > 0 for count in notes["released_bytes"].values())
+
+
+def test_attention_is_kept_where_only_the_cheap_runs_again():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            kinds = [
+                0.0,
+                0.0,
+                0.2,
+                0.2,
+            ]  # dropout, in the attention too: on a CPU that makes it plain operators
+            layers = [nn.TransformerEncoderLayer(16, 2, 32, dropout, batch_first=True) for dropout in kinds]
+            self.layers, self.head = nn.ModuleList(layers), nn.Linear(16, 5)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return self.head(x.mean(1))
+
+    torch.manual_seed(1)
+    model = Net()
+    batch = torch.randn(8, 6, 16), torch.randint(5, (8,))
+    found, released = [], []
+    for plan in ({}, {"checkpoint": {"cheap": ["*"]}}, {"checkpoint": {}}):
+        with blocky.opened(plan, copy.deepcopy(model)) as session:
+            torch.manual_seed(2)
+            losses = [session.step(batch) for _ in range(3)]
+            released.append(session.build.notes.get("released_bytes"))
+        found.append({**session.model.state_dict(), "losses": torch.stack(losses)})
+    assert blocky.differing(found[1], found[0]) == blocky.differing(found[2], found[0]) == []
+    assert all(0 < released[1][name] < released[2][name] for name in released[2])
+    attention = torch.ops.aten._scaled_dot_product_flash_attention.default
+    tensor = torch.ones(1)
+    assert recompute._drops(attention, (tensor, tensor, tensor, 0.1), {})
+    assert not recompute._drops(attention, (tensor, tensor, tensor), {})
+
+
+def test_names_of_cheap_blocks_must_be_recomputed_ones():
+    with pytest.raises(vivace.Refused, match=r"^checkpoint: none of its blocks is called 'blocks.2'; they"):
+        blocky.opened({"checkpoint": {"blocks": ["blocks.1"], "cheap": ["blocks.2"]}})
 
 
 def test_the_peak_falls():

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
 
 from vivace.blocks import Block, find_blocks, foreign_hook, forwards
 from vivace.engine.session import Session
@@ -24,7 +25,7 @@ from vivace.engine.streams import capture, restore
 from vivace.errors import Refused
 from vivace.memory.planner import Option
 from vivace.profile.observe import peak_of
-from vivace.recompute import Recomputer
+from vivace.recompute import Recomputer, autocasts
 from vivace.saved import Bfloat16Store, HostStore
 from vivace.surgery import map_tensors, patched, tensors
 from vivace.technique import Numerics
@@ -147,7 +148,7 @@ class _Tape:
         self.inside = {}
         result = own(*arguments, **keywords)
         inside, self.inside = self.inside, None
-        returned = {t.untyped_storage()._cdata for t in tensors(result)}
+        returned = {leaf.untyped_storage()._cdata for leaf in _leaves(result)}
         flowing = sum(inside[storage] for storage in inside.keys() & returned)
         self.stretches[-1].held_bytes += flowing
         self.calls[block.name].held_bytes = sum(inside.values()) - flowing
@@ -178,6 +179,7 @@ class _Call:
         self.block, self.own, self.device = block, own, device
         self.inputs = map_tensors(inputs, lambda t: t.detach().requires_grad_(t.requires_grad))
         self.count, self.held_bytes = 1, 0
+        self.autocasts = autocasts(device)
         shapes = [(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors(self.inputs)]
         self.kind = f"{block.kind} {shapes} {foreign_hook(block)}"
 
@@ -224,8 +226,11 @@ class _Call:
         buffers = [(b, b.clone()) for m in self.block.modules for b in m.buffers()]
         arguments, keywords = self.inputs
         try:
-            result = around(self.block, self.own, arguments, keywords)
-            ends = [t for t in tensors(result) if t.requires_grad]
+            with contextlib.ExitStack() as stack:
+                for settings in self.autocasts:
+                    stack.enter_context(torch.autocast(**settings))
+                result = around(self.block, self.own, arguments, keywords)
+            ends = [leaf for leaf in _leaves(result) if leaf.requires_grad]
             if ends:
                 torch.autograd.backward(ends, [torch.ones_like(t) for t in ends])
         finally:
@@ -235,6 +240,10 @@ class _Call:
             weights = [p for m in self.block.modules for p in m.parameters()]
             for tensor in (*tensors(self.inputs), *weights):
                 tensor.grad = None
+
+
+def _leaves(result: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
 def _plainly(block: Block, own: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
