@@ -104,13 +104,11 @@ def _dotted(places: list[int], values: list[Any]) -> charts.Plot | None:
 
 def advice(content: Content) -> str:
     """What another batch would mean, with the rule for the learning rate."""
-    base, rule = (
-        words.real(content.curves.get("batches", {}).get("base_samples")),
-        content.curves.get("batches", {}).get("rule"),
-    )
+    found = content.curves.get("batches", {})
+    base, rule = words.real(found.get("base_samples")), found.get("rule")
     fastest = next((size for size in sizes(content) if size.fastest), None)
     if base is None or fastest is None:
-        return str(content.curves.get("batches", {}).get("reason") or "")
+        return str(found.get("reason") or "")
     if fastest.samples == base:
         return f"Your batch of {base:.0f} is the fastest of these."
     follow = _RULES.get(str(rule), "let the learning rate follow")
