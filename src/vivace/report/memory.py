@@ -109,8 +109,8 @@ def advice(content: Content) -> str:
     fastest = next((size for size in sizes(content) if size.fastest), None)
     if base is None or fastest is None:
         return str(found.get("reason") or "")
-    if fastest.samples == base:
-        return f"Your batch of {base:.0f} is the fastest of these."
+    if fastest.samples == base or fastest.ratio is None or fastest.ratio.low <= 1:
+        return f"No other size is faster than your batch of {base:.0f} beyond noise."
     follow = _RULES.get(str(rule), "let the learning rate follow")
     return (
         f"{fastest.samples} samples at once are the fastest, {words.ratio(fastest.ratio)} of your "
