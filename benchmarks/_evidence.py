@@ -169,6 +169,8 @@ KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "profile_cost": profile_cost,
 }
 
+DETAILS = ("memory_budgets",)  # in records/README.md only
+
 
 def rows(records: list[dict], file: str, prefix: str) -> Iterator[tuple[str, ...]]:
     """Cells of the table in the words of a README, from the newest record of each benchmark and machine."""
