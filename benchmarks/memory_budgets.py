@@ -211,6 +211,8 @@ def timed(
             for name in list(sessions) if number % 2 else list(sessions)[::-1]:
                 begin = time.perf_counter()
                 sessions[name].step(batches[0])
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()
                 times[name].append(time.perf_counter() - begin)
     return {n: peaks[one] for n, one in stands.items()}, {
         n: times[one][WARM_UP:] for n, one in stands.items()
