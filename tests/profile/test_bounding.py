@@ -13,7 +13,10 @@ def test_a_doubled_batch_holds_every_sample_twice_and_odd_arguments_are_left():
     other = doubled(Shadow(model, call, ("cpu", False, torch.bfloat16)))
     assert other.arguments[0].shape == (6, 4)
     other.runner()()
-    assert doubled(Shadow(model, ((torch.ones(3, 4), torch.ones(5)), {}), ("cpu", False, torch.bfloat16))) is None
+    assert (
+        doubled(Shadow(model, ((torch.ones(3, 4), torch.ones(5)), {}), ("cpu", False, torch.bfloat16)))
+        is None
+    )
 
 
 def test_a_copied_update_leaves_the_optimizer_alone():
