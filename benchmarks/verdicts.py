@@ -20,8 +20,9 @@ import os
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
+
+import _record
 
 import vivace
 from vivace.errors import VivaceError
@@ -191,28 +192,11 @@ def score(rows: list[Row]) -> dict[str, dict[str, dict[str, float]]]:
 
 def write_record(rows: list[Row]) -> None:
     """Write the rows and the scores to records/verdicts/<machine>/<date>.json."""
-    machine = vivace.inspect()
-    record = {
-        "benchmark": "verdicts",
-        "job": "verdicts",
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": "scripts/bench verdicts",
-        "vivace": vivace.__version__,
-        "machine": {
-            "fingerprint": machine.fingerprint,
-            "device": machine.device.name,
-            "features": machine.device.features,
-            "cores": num_cores(),
-        },
-        "versions": machine.versions,
-        "spread": SPREAD,
-        "scores": score(rows),
-        "rows": [dataclasses.asdict(row) for row in rows],
-    }
-    path = HERE.parent / "records" / "verdicts" / machine.fingerprint / f"{record['date']}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(f"written: {path.relative_to(HERE.parent)}")
+    record = _record.opened("verdicts", "scripts/bench verdicts", vivace.inspect())
+    record["machine"]["cores"] = num_cores()
+    rows_found = [dataclasses.asdict(row) for row in rows]
+    _record.write({**record, "spread": SPREAD, "scores": score(rows), "rows": rows_found})
+    print(f"written: {_record.path_of(record)}")
 
 
 if __name__ == "__main__":
