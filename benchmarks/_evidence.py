@@ -9,7 +9,7 @@ WORDS = {
     "README.md": {
         "columns": ("question", "answer", "record", "command"),
         "caught": "Planted defects that `verify` catches: {title}",
-        "alarms": "Correct plans that `verify` rejects, on the jobs its limits were set with",
+        "alarms": "Correct plans that `verify` rejects",
         "share": "What verifying takes of a search",
         "of": "{count} of {of} ({rate:.1%})",
         "peer": "As fast as `pytorch-autotune` {version}, geometric mean over {count} jobs",
