@@ -2,14 +2,13 @@
 
     scripts/bench profile_cost [--steps 2000] [--pairs 3] [--record]
 
-The script trains a fixed number of steps of a small network; runs alternate. Demanded: at most 3 %, of a script
-that trains for a minute: what the watched, traced and counted steps cost, they cost once.
+The script trains a fixed number of steps of a small network; runs alternate. Demanded: at most 3 % of a
+script that trains for a minute: what the watched, traced and counted steps cost, they cost once.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import statistics
@@ -17,8 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
+
+import _record
 
 import vivace
 
@@ -52,29 +52,9 @@ def main() -> None:
 
 def write_record(steps: int, pairs: list[dict], wall: float, processor: float) -> None:
     """Write records/profile_cost/<machine>/<date>.json."""
-    machine = vivace.inspect()
-    record = {
-        "benchmark": "profile_cost",
-        "job": "profile_cost",
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": "scripts/bench profile_cost",
-        "vivace": vivace.__version__,
-        "machine": {
-            "fingerprint": machine.fingerprint,
-            "device": machine.device.name,
-            "features": machine.device.features,
-            "cores": machine.num_cores,
-        },
-        "versions": machine.versions,
-        "demanded": DEMANDED,
-        "steps": steps,
-        "wall_ratio": wall,
-        "processor_ratio": processor,
-        "wall_and_processor_seconds": pairs,
-    }
-    path = HERE.parent / "records" / "profile_cost" / machine.fingerprint / f"{record['date']}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    found = {"demanded": DEMANDED, "steps": steps, "wall_ratio": wall, "processor_ratio": processor}
+    record = _record.opened("profile_cost", "scripts/bench profile_cost", vivace.inspect())
+    _record.write({**record, **found, "wall_and_processor_seconds": pairs})
 
 
 def run(steps: int, profiled: bool) -> tuple[float, float]:

@@ -2,8 +2,8 @@
 
     scripts/bench verdicts [SCRIPT ...] [--seconds 4] [--keep FILE] [--record]
 
-Each script runs unmodified under the profile, then with ``--mended``, which undoes the fault: the measured gain
-is the ratio of the two speeds, over all steps of the timed window.
+Each script runs unmodified under the profile, then with ``--mended``, which undoes the fault, and once more
+as it is: the measured gain is the mended speed over the geometric mean of the two around it, over all steps.
 Right is a planted script whose first verdict names its cause, a healthy one without any, and a predicted gain
 whose interval holds the measured one. The scripts in ``planted/`` were at hand when the rules were written;
 those in ``aside/`` were written later, without a look at what the rules would say of them.
@@ -20,8 +20,9 @@ import os
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
+
+import _record
 
 import vivace
 from vivace.errors import VivaceError
@@ -131,7 +132,7 @@ def show(row: Row) -> None:
 
 
 def try_out(name: str, seconds: float, with_gain: bool) -> Row:
-    """Profile one script, and its mended twin."""
+    """Profile one script, its mended twin, and the script once more."""
     begin = time.monotonic()
     cause = CAUSES[name.partition("_")[0]]
     document = profile(name, seconds)
@@ -139,8 +140,9 @@ def try_out(name: str, seconds: float, with_gain: bool) -> Row:
     measured = None
     if with_gain and cause != "healthy" and first["cause"] == cause:
         only_timed = {"PLANTED_SECONDS": str(seconds + WARM_SECONDS)}
-        mended = profile(name, seconds, "--mended", **only_timed)
-        measured = mended["samples_per_second_in_all"] / document["samples_per_second_in_all"]
+        mended, again = (profile(name, seconds, *words, **only_timed) for words in (["--mended"], []))
+        before = (document["samples_per_second_in_all"] * again["samples_per_second_in_all"]) ** 0.5
+        measured = mended["samples_per_second_in_all"] / before
     said = [verdict["cause"] for verdict in document["verdicts"]]
     gain = first["gain"]
     seconds = time.monotonic() - begin
@@ -190,28 +192,11 @@ def score(rows: list[Row]) -> dict[str, dict[str, dict[str, float]]]:
 
 def write_record(rows: list[Row]) -> None:
     """Write the rows and the scores to records/verdicts/<machine>/<date>.json."""
-    machine = vivace.inspect()
-    record = {
-        "benchmark": "verdicts",
-        "job": "verdicts",
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": "scripts/bench verdicts",
-        "vivace": vivace.__version__,
-        "machine": {
-            "fingerprint": machine.fingerprint,
-            "device": machine.device.name,
-            "features": machine.device.features,
-            "cores": num_cores(),
-        },
-        "versions": machine.versions,
-        "spread": SPREAD,
-        "scores": score(rows),
-        "rows": [dataclasses.asdict(row) for row in rows],
-    }
-    path = HERE.parent / "records" / "verdicts" / machine.fingerprint / f"{record['date']}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(f"written: {path.relative_to(HERE.parent)}")
+    record = _record.opened("verdicts", "scripts/bench verdicts", vivace.inspect())
+    record["machine"]["cores"] = num_cores()
+    rows_found = [dataclasses.asdict(row) for row in rows]
+    _record.write({**record, "spread": SPREAD, "scores": score(rows), "rows": rows_found})
+    print(f"written: {_record.path_of(record)}")
 
 
 if __name__ == "__main__":
