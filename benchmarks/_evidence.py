@@ -135,7 +135,8 @@ def memory_budgets(record: dict, file: str) -> Iterator[Row]:
             for row in rows
         ]
         shares = ", ".join(str(row["percent"]) for row in rows)
-        yield words[allow].format(job=job, shares=shares), "; ".join(found)
+        if rows:
+            yield words[allow].format(job=job, shares=shares), "; ".join(found)
     random = [row["random"] for row in record["rows"] if row.get("random", {}).get("behind_percent")]
     worst = [max(each["behind_percent"], key=lambda behind: behind["estimate"]) for each in random]
     if worst:
