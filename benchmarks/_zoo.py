@@ -20,15 +20,20 @@ Step = Callable[[], Any]
 SQUAD_LENGTH = 384
 # Half of the tokens of MLPerf's packed Wikipedia sequences of 512 are padding, which its entries leave out.
 PACKED_LENGTH = 256
+MASKED = 0.156  # 20 of 128 tokens, 80 of 512
+
+
+WORDS = 267735  # of WikiText-103
 
 
 class TransformerXL(nn.Module):
-    """Transformer-XL with its adaptive softmax: relative attention over a segment and its memory."""
+    """Transformer-XL: relative attention over a segment and its memory; softmax adaptive, or full where
+    `divide` is None."""
 
-    def __init__(self, layers: int, width: int, heads: int, inner: int, divide: float) -> None:
+    def __init__(self, layers: int, width: int, heads: int, inner: int, divide: float | None) -> None:
         super().__init__()
         self.heads = heads
-        self.embedding = nn.Embedding(267735, width)
+        self.embedding = nn.Embedding(WORDS, width)
         self.blocks = nn.ModuleList(
             nn.ModuleDict(
                 {
@@ -43,7 +48,11 @@ class TransformerXL(nn.Module):
             )
             for _ in range(layers)
         )
-        self.head = nn.AdaptiveLogSoftmaxWithLoss(width, 267735, [19997, 39997, 199997], div_value=divide)
+        self.head = (
+            nn.Linear(width, WORDS)
+            if divide is None
+            else nn.AdaptiveLogSoftmaxWithLoss(width, WORDS, [19997, 39997, 199997], div_value=divide)
+        )
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Loss of a batch of segments, shape (batch, length); the memory is as long as the segment."""
@@ -55,6 +64,8 @@ class TransformerXL(nn.Module):
             inner = functional.dropout(block["first"](hidden).relu(), 0.1)
             hidden = block["norm_b"](hidden + functional.dropout(block["second"](inner), 0.1))
         head, flat = self.head, hidden.reshape(-1, hidden.shape[2])
+        if isinstance(head, nn.Linear):
+            return functional.cross_entropy(head(flat), tokens.flatten())
         loss = head.head(flat).log_softmax(-1).sum()
         shares = (0.1, 0.1, 0.02)  # of the rows that reach the rarer words
         for share, cluster in zip(shares, head.tail, strict=True):
@@ -151,6 +162,15 @@ class UNet(nn.Module):
         return self.head(images).log_softmax(1).mean()
 
 
+def _pretraining_loss(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    """BERT's two losses; words are predicted at masked places alone, as in NVIDIA's and MLPerf's code."""
+    hidden, pooled = model.bert(tokens, return_dict=False)
+    masked = round(MASKED * tokens.shape[1])
+    words, order = model.cls(hidden[:, :masked], pooled)
+    loss = functional.cross_entropy(words.flatten(0, 1), tokens[:, :masked].flatten())
+    return loss + functional.cross_entropy(order, tokens[:, 0])
+
+
 def _text(kind: str, length: int, **settings: int) -> Callable[[int], tuple[nn.Module, Step]]:
     def build(batch: int) -> tuple[nn.Module, Step]:
         import transformers
@@ -174,7 +194,7 @@ def _text(kind: str, length: int, **settings: int) -> Callable[[int], tuple[nn.M
             ends = torch.zeros(batch, dtype=torch.long)
             return model, lambda: model(tokens, start_positions=ends, end_positions=ends).loss
         if "PreTraining" in kind:
-            return model, lambda: model(tokens, labels=tokens, next_sentence_label=tokens[:, 0]).loss
+            return model, lambda: _pretraining_loss(model, tokens)
         extra = {"attention_mask": torch.zeros(batch, 1, length, length)} if "GPT2" in kind else {}
         return model, lambda: model(tokens, labels=tokens, use_cache=False, **extra).loss
 
@@ -213,6 +233,9 @@ OWN: dict[str, Callable[[int], tuple[nn.Module, Step]]] = {
     "opt_13": _text(
         "OPTForCausalLM", 2048, hidden_size=2048, num_hidden_layers=24, ffn_dim=8192, num_attention_heads=32
     ),
+    # Lambda's logs were run without --adaptive; their large model reads segments of 256.
+    "transformerxlbase_full": _module(lambda: TransformerXL(16, 512, 8, 2048, None), 192, tokens=True),
+    "transformerxllarge_full": _module(lambda: TransformerXL(18, 1024, 16, 4096, None), 256, tokens=True),
     "transformerxlbase": _module(lambda: TransformerXL(16, 512, 8, 2048, 1.0), 192, tokens=True),
     "transformerxllarge": _module(lambda: TransformerXL(18, 1024, 16, 4096, 4.0), 384, tokens=True),
     "ssd_resnet50": _module(lambda: SSD("resnet50"), 3, 300, 300),
