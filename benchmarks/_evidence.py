@@ -9,7 +9,7 @@ WORDS = {
     "README.md": {
         "columns": ("question", "answer", "record", "command"),
         "caught": "Planted defects that `verify` catches: {title}",
-        "alarms": "Correct plans that `verify` rejects, on the jobs its limits were set with",
+        "alarms": "Correct plans that `verify` rejects",
         "share": "What verifying takes of a search",
         "of": "{count} of {of} ({rate:.1%})",
         "peer": "As fast as `pytorch-autotune` {version}, geometric mean over {count} jobs",
@@ -36,7 +36,7 @@ WORDS = {
     "README.zh-CN.md": {
         "columns": ("问题", "结果", "记录", "命令"),
         "caught": "`verify` 发现了多少人为植入的错误：{title}",
-        "alarms": "`verify` 误判的正确方案（在设定其界限的任务上）",
+        "alarms": "`verify` 误判的正确方案",
         "share": "校验占搜索时间的比例",
         "of": "{count} / {of}（{rate:.1%}）",
         "peer": "与 `pytorch-autotune` {version} 的速度之比，{count} 个任务的几何平均",
