@@ -9,7 +9,7 @@ WORDS = {
     "README.md": {
         "columns": ("question", "answer", "record", "command"),
         "caught": "Planted defects that `verify` catches: {title}",
-        "alarms": "Correct plans that `verify` rejects, on the jobs its limits were set with",
+        "alarms": "Correct plans that `verify` rejects",
         "share": "What verifying takes of a search",
         "of": "{count} of {of} ({rate:.1%})",
         "peer": "As fast as `pytorch-autotune` {version}, geometric mean over {count} jobs",
@@ -18,14 +18,27 @@ WORDS = {
         "none": "none",
         "broken": "Results that `verify` rejects: Vivace's, `pytorch-autotune`'s",
         "search": "`{job}`: how near `{budget}` comes to the best of {count} plans, in which share of time",
+        "verdicts": "`profile`, on {cores} cores: {words}",
+        "verdicts_words": {
+            "planted causes named first": "planted causes that are its first verdict",
+            "healthy scripts without a verdict": "healthy scripts without a verdict",
+            "gains inside of their interval": "predicted gains whose interval holds the measured one",
+        },
+        "folders": {"planted": "", "aside": ", of scripts written beside the rules"},
+        "profile_cost": "What `profile` adds to a script of {steps} steps: wall, processor time",
         "advise": "Median error of `advise` on {n:,} published figures, {split} left out of the fit",
         "errs": "{error:.1%} ({demanded:.0%} demanded); by TFLOPS {tflops:.0%}; {inside:.0%} in the interval",
         "memory": "Error of a step's predicted peak memory, {pairs} pairs of job and plan: median, largest",
+        "blocks": "`{job}`: more time a step at {shares} % of the activation memory, by decisions for blocks",
+        "exact": "`{job}`: the same, by whatever changes no bit",
+        "rounding": "`{job}`: the same, rounding allowed",
+        "floor": "no plan (at least {smallest_percent:.0f} % are needed)",
+        "random": "`{job}`: how much slower than the best of {count} random plans in the same memory",
     },
     "README.zh-CN.md": {
         "columns": ("问题", "结果", "记录", "命令"),
         "caught": "`verify` 发现了多少人为植入的错误：{title}",
-        "alarms": "`verify` 误判的正确方案（在设定其界限的任务上）",
+        "alarms": "`verify` 误判的正确方案",
         "share": "校验占搜索时间的比例",
         "of": "{count} / {of}（{rate:.1%}）",
         "peer": "与 `pytorch-autotune` {version} 的速度之比，{count} 个任务的几何平均",
@@ -34,9 +47,22 @@ WORDS = {
         "none": "无",
         "broken": "未通过 `verify` 的结果：Vivace、`pytorch-autotune`",
         "search": "`{job}`：`{budget}` 达到 {count} 个方案中最佳速度的比例，以及所用时间的比例",
+        "verdicts": "`profile`（{cores} 核）：{words}",
+        "verdicts_words": {
+            "planted causes named first": "首个结论即为植入的原因",
+            "healthy scripts without a verdict": "正常脚本未被误报",
+            "gains inside of their interval": "预测的收益区间包含实测值",
+        },
+        "folders": {"planted": "", "aside": "（另写的脚本，规则并非据其制定）"},
+        "profile_cost": "`profile` 使脚本增加的时间（训练 {steps} 步）：墙钟、处理器",
         "advise": "`advise` 在 {n:,} 个公开数据上的误差中位数，拟合时不含：{split}",
         "errs": "{error:.1%}（要求 {demanded:.0%}）；只看 TFLOPS：{tflops:.0%}；{inside:.0%} 在区间内",
         "memory": "一步训练峰值内存的预测误差，{pairs} 组任务与方案：中位数、最大值",
+        "blocks": "`{job}`：激活内存降到 {shares}% 时每步多花的时间（仅对各模块作选择，逐位相同）",
+        "exact": "`{job}`：同上，允许任何逐位相同的方法",
+        "rounding": "`{job}`：同上，允许舍入误差",
+        "floor": "无方案（至少需要 {smallest_percent:.0f}%）",
+        "random": "`{job}`：比同样内存下 {count} 个随机方案中最快的慢多少",
     },
 }
 TITLES = {
@@ -109,6 +135,41 @@ def memory(record: dict, file: str) -> Iterator[Row]:
     yield WORDS[file]["memory"].format(pairs=record["pairs"]), found
 
 
+def memory_budgets(record: dict, file: str) -> Iterator[Row]:
+    """What less activation memory costs, and how the choice stands against random ones."""
+    words, job = WORDS[file], record["job"].removeprefix("memory_budgets_")
+    for allow in ("blocks", "exact", "rounding"):
+        rows = [row for row in record["rows"] if row["allow"] == allow]
+        found = [
+            _percent(row["slowdown_percent"]) if "slowdown_percent" in row else words["floor"].format(**row)
+            for row in rows
+        ]
+        shares = ", ".join(str(row["percent"]) for row in rows)
+        if rows:
+            yield words[allow].format(job=job, shares=shares), "; ".join(found)
+    random = [row["random"] for row in record["rows"] if row.get("random", {}).get("behind_percent")]
+    worst = [max(each["behind_percent"], key=lambda behind: behind["estimate"]) for each in random]
+    if worst:
+        asked = words["random"].format(job=job, count=", ".join(str(each["feasible"]) for each in random))
+        yield asked, "; ".join(map(_percent, worst))
+
+
+def verdicts(record: dict, file: str) -> Iterator[Row]:
+    """How often the planted cause comes first, healthy scripts have none, and gains are held."""
+    words, cores = WORDS[file], record["machine"]["cores"]
+    for folder, scores in record["scores"].items():
+        for name, found in scores.items():
+            asked = words["verdicts"].format(cores=cores, words=words["verdicts_words"][name])
+            rate = found["count"] / found["of"]
+            yield asked + words["folders"][folder], words["of"].format(**found, rate=rate)
+
+
+def profile_cost(record: dict, file: str) -> Iterator[Row]:
+    """What the recorder costs an unmodified script."""
+    found = f"{record['wall_ratio'] - 1:+.1%}, {record['processor_ratio'] - 1:+.1%}"
+    yield WORDS[file]["profile_cost"].format(steps=record["steps"]), found
+
+
 def advise(record: dict, file: str) -> Iterator[Row]:
     """How far predicted throughput is from published figures that the fit has not seen."""
     for name, split in record["splits"].items():
@@ -129,8 +190,13 @@ KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "peer": peer,
     "search": search,
     "memory": memory,
+    "memory_budgets": memory_budgets,
+    "verdicts": verdicts,
+    "profile_cost": profile_cost,
     "advise": advise,
 }
+
+DETAILS = ("memory_budgets",)  # in records/README.md only
 
 
 def rows(records: list[dict], file: str, prefix: str) -> Iterator[tuple[str, ...]]:
@@ -143,3 +209,7 @@ def rows(records: list[dict], file: str, prefix: str) -> Iterator[tuple[str, ...
 
 def _interval(ratio: dict) -> str:
     return f"{ratio['estimate']:.2f}x ({ratio['low']:.2f}-{ratio['high']:.2f})"
+
+
+def _percent(change: dict) -> str:
+    return f"{change['estimate']:+.1f} % ({change['low']:+.1f} to {change['high']:+.1f})"

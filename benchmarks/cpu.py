@@ -9,16 +9,14 @@ stands the figure that the lower end of its 95 % interval must reach on 2 cores 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import re
 import tempfile
 from pathlib import Path
+
+import _record
 
 import vivace
 
 HERE = Path(__file__).resolve().parent
-RECORDS = HERE.parent / "records"
 DEMANDED = {
     "resnet50_128": 1.8,
     "resnet18_32": 1.9,
@@ -37,10 +35,7 @@ def main() -> None:
     parser.add_argument("jobs", nargs="*", metavar="JOB", help=", ".join(DEMANDED))
     parser.add_argument("--budget", default="300", help="fast, balanced, max or seconds, for each job")
     chosen = parser.parse_args()
-    unknown = sorted(set(chosen.jobs) - set(DEMANDED))
-    if unknown:
-        parser.error(f"there is no job '{unknown[0]}'; there are: {', '.join(DEMANDED)}")
-    for name in chosen.jobs or DEMANDED:
+    for name in _record.named_jobs(parser, chosen.jobs, DEMANDED):
         record = measure(name, chosen.budget)
         estimate, low, high = record["speedup"].values()
         plan = " + ".join(record["plan"]) or "reference"
@@ -53,36 +48,19 @@ def measure(name: str, budget: str) -> dict:
     """Tune one job and write its record; returns it."""
     with tempfile.TemporaryDirectory() as folder:
         result = vivace.tune(f"{HERE / 'jobs.py'}:{name}", budget=budget, out=Path(folder) / "tune")
-    machine = vivace.inspect()
     document, verdict = result.to_dict(), result.verdict
     kept = ("reason", "plan", "speedup", "baselines", "promise", "break_even_steps", "waterfall", "seconds")
     trials = ("techniques", "status", "reason", "ratio", "peak_bytes", "warmup_seconds", "predicted", "role")
+    command = f"scripts/bench cpu {name} --budget {budget}"
     record = {
-        "job": name,
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": f"scripts/bench cpu {name} --budget {budget}",
+        **_record.opened("cpu", command, vivace.inspect(), job=name),
         "demanded": DEMANDED[name],
-        "vivace": vivace.__version__,
-        "machine": {
-            "fingerprint": machine.fingerprint,
-            "device": machine.device.name,
-            "features": machine.device.features,
-            "cores": machine.num_cores,
-        },
-        "versions": machine.versions,
         **{key: document[key] for key in kept},
         **{key: getattr(verdict, key, None) for key in ("kept", "loss_envelopes", "displacement_envelopes")},
-        "trials": [_without_folders({key: trial[key] for key in trials}) for trial in document["trials"]],
+        "trials": [{key: trial[key] for key in trials} for trial in document["trials"]],
     }
-    path = RECORDS / name / machine.fingerprint / f"{record['date']}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    _record.write(record)
     return record
-
-
-def _without_folders(trial: dict) -> dict:
-    """The trial with the files in its reason cut down to their names: a record says nothing of folders."""
-    return {**trial, "reason": re.sub(r"(?<![\w./:-])/(?:[\w.+-]+/)+", "", trial["reason"])}
 
 
 if __name__ == "__main__":

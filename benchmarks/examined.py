@@ -1,4 +1,5 @@
-"""Six small jobs with what goes wrong in practice, each in three seeds: what the ruler is examined on.
+"""Small jobs with what goes wrong in practice, each in three seeds, and two whole architectures: what the
+ruler is examined on.
 
 Between them they have BatchNorm, dropout, stochastic depth, clipping, weight decay, schedulers by the step
 and by the epoch, momentum, tied weights, padding, label smoothing, and a last batch with fewer samples.
@@ -8,6 +9,7 @@ Importing this file registers the planted defects too, so that child processes k
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import defects  # noqa: F401 - registers the planted defects
 import further_defects  # noqa: F401
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
+from torchvision import models
 
 import vivace
 
@@ -31,11 +34,11 @@ def numbers(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(1000 + seed)
 
 
-def images(seed: int, count: int = 400) -> TensorDataset:
-    """Noisy stripes whose number is the class, 12 x 12 pixels."""
+def images(seed: int, count: int = 400, size: int = 12) -> TensorDataset:
+    """Noisy stripes whose number is the class."""
     labels = torch.randint(NUM_CLASSES, (count,), generator=numbers(seed))
-    stripes = torch.sin((labels + 1)[:, None, None, None] * torch.linspace(0.0, 3.0, 12))
-    return TensorDataset(stripes + torch.randn(count, 3, 12, 12, generator=numbers(seed + 10)), labels)
+    stripes = torch.sin((labels + 1)[:, None, None, None] * torch.linspace(0.0, 3.0, size))
+    return TensorDataset(stripes + torch.randn(count, 3, size, size, generator=numbers(seed + 10)), labels)
 
 
 def rows(seed: int, count: int = 500, num_features: int = 20) -> TensorDataset:
@@ -289,7 +292,30 @@ def autoencoder(seed: int) -> vivace.Job:
     )
 
 
+def architecture(seed: int, build: Callable[..., nn.Module], optimizer: Callable[..., object]) -> vivace.Job:
+    """A published architecture on small images, fine-tuned as is usual for it."""
+    return vivace.Job(
+        model=seeded(lambda: build(num_classes=NUM_CLASSES), seed),
+        data=lambda: loader(images(seed, 64, 48), 8),
+        loss=classification,
+        optimizer=optimizer,
+        epochs=10,
+    )
+
+
+def mobilenet(seed: int) -> vivace.Job:
+    """MobileNetV3 (Howard et al., 2019): depthwise convolutions, gates, BatchNorm without an activation."""
+    sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-4)
+    return architecture(seed, models.mobilenet_v3_small, lambda model: sgd(model.parameters()))
+
+
+def convnext(seed: int) -> vivace.Job:
+    """ConvNeXt (Liu et al., 2022): LayerNorm, layer scales that begin at a millionth, stochastic depth."""
+    adamw = partial(torch.optim.AdamW, lr=1e-4, weight_decay=0.05)
+    return architecture(seed, models.convnext_tiny, lambda model: adamw(model.parameters()))
+
+
 JOBS = {"cnn": cnn, "transformer": transformer, "lstm": lstm, "mlp": mlp}
-JOBS |= {"residual": residual, "autoencoder": autoencoder}
+JOBS |= {"residual": residual, "autoencoder": autoencoder, "mobilenet": mobilenet, "convnext": convnext}
 for _name, _job in JOBS.items():
     globals().update({f"{_name}_{seed}": _job(seed) for seed in SEEDS})

@@ -10,12 +10,12 @@ most, the largest 8 %.
 from __future__ import annotations
 
 import argparse
-import datetime
-import importlib.util
 import json
 import statistics
-from pathlib import Path
 from typing import Any
+
+import _record
+import jobs
 
 import vivace
 from vivace.engine.opening import first_batches, start
@@ -24,8 +24,6 @@ from vivace.memory.predict import predict
 from vivace.profile.observe import observe
 from vivace.surgery import batch_size, split
 
-HERE = Path(__file__).resolve().parent
-RECORDS = HERE.parent / "records" / "memory"
 PLANS: dict[str, dict[str, dict[str, Any]]] = {
     "reference": {},
     "recomputed": {"checkpoint": {}},
@@ -54,15 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("jobs", nargs="*", metavar="JOB", help=", ".join(JOBS))
     chosen = parser.parse_args()
-    unknown = sorted(set(chosen.jobs) - set(JOBS))
-    if unknown:
-        parser.error(f"there is no job '{unknown[0]}'; there are: {', '.join(JOBS)}")
-    spec = importlib.util.spec_from_file_location("jobs", HERE / "jobs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    jobs = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(jobs)
-    names = chosen.jobs or JOBS
+    names = _record.named_jobs(parser, chosen.jobs, JOBS)
     rows = [row for name in names for row in rows_of(name, getattr(jobs, name))]
     errors = sorted(abs(row["error_percent"]) for row in rows if "error_percent" in row)
     summary = {"pairs": len(errors), "median_percent": statistics.median(errors), "worst_percent": errors[-1]}
@@ -100,27 +90,9 @@ def rows_of(name: str, job: vivace.Job) -> list[dict[str, Any]]:
 
 def write(rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
     """The dated record of this machine."""
-    machine = vivace.inspect()
-    record = {
-        "benchmark": "memory",
-        "job": "memory",
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": "python benchmarks/memory.py",
-        "demanded": {"median_percent": MEDIAN_PERCENT, "worst_percent": WORST_PERCENT},
-        "vivace": vivace.__version__,
-        "machine": {
-            "fingerprint": machine.fingerprint,
-            "device": machine.device.name,
-            "features": machine.device.features,
-            "cores": machine.num_cores,
-        },
-        "versions": machine.versions,
-        **summary,
-        "rows": rows,
-    }
-    path = RECORDS / machine.fingerprint / f"{record['date']}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    record = _record.opened("memory", "python benchmarks/memory.py", vivace.inspect())
+    demanded = {"median_percent": MEDIAN_PERCENT, "worst_percent": WORST_PERCENT}
+    _record.write({**record, "demanded": demanded, **summary, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import importlib.metadata
 import json
 import math
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import _record
 from peer_child import (
     FABRICS,
     PEER,
@@ -48,7 +48,6 @@ from vivace.tune.tuner import parse_budget
 from vivace.verify.verdict import Verifier
 
 HERE = Path(__file__).resolve().parent
-RECORDS = HERE.parent / "records" / "peer"
 JOBS = (
     "resnet18",
     "resnet50",
@@ -91,9 +90,7 @@ def main() -> None:
     parser.add_argument("jobs", nargs="*", metavar="JOB", help=", ".join(JOBS))
     parser.add_argument("--budget", default="fast", help="fast (120 s) or seconds, for each of both searches")
     chosen = parser.parse_args()
-    unknown = sorted(set(chosen.jobs) - set(JOBS))
-    if unknown:
-        parser.error(f"there is no job '{unknown[0]}'; there are: {', '.join(JOBS)}")
+    asked = _record.named_jobs(parser, chosen.jobs, JOBS)
     try:
         seconds = parse_budget(chosen.budget)
     except vivace.VivaceError as error:
@@ -101,9 +98,11 @@ def main() -> None:
     if not importable(PEER):
         enter_environment()
     machine = vivace.inspect()
-    path = RECORDS / machine.fingerprint / f"{today()}.json"
-    record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else opened(machine)
-    for name in chosen.jobs or [name for name in JOBS if name not in record["jobs"]]:
+    record = opened(machine)
+    path = _record.path_of(record)
+    if path.is_file():
+        record = json.loads(path.read_text(encoding="utf-8"))
+    for name in asked if chosen.jobs else [name for name in JOBS if name not in record["jobs"]]:
         begin = time.monotonic()
         entry = compared(f"peer_jobs:{name}", machine, seconds)
         entry["command"] = f"scripts/bench peer {name} --budget {chosen.budget}"
@@ -112,8 +111,7 @@ def main() -> None:
         record["vivace_against_peer"] = geometric_mean(
             [job["vivace_against_peer"] for job in record["jobs"].values()]
         )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(clean(record), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        _record.write(record)
         print(line(name, entry), flush=True)
     print("\n" + table(record))
 
@@ -123,33 +121,17 @@ def say(words: str) -> None:
     print(f"{datetime.datetime.now():%H:%M:%S} {words}", file=sys.stderr, flush=True)
 
 
-def today() -> str:
-    """The date in UTC, under which records are filed."""
-    return datetime.datetime.now(datetime.UTC).date().isoformat()
-
-
 def opened(machine: Machine) -> dict[str, Any]:
     """A record without jobs yet."""
-    versions = dict(machine.versions)
+    record = _record.opened("peer", "scripts/bench peer", machine)
     for package in PACKAGES:
         name = package.partition("==")[0]
         try:
-            versions[name] = importlib.metadata.version(name)
+            record["versions"][name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            versions[name] = "not installed"
+            record["versions"][name] = "not installed"
     return {
-        "benchmark": "peer",
-        "job": "peer",
-        "date": today(),
-        "command": "scripts/bench peer",
-        "vivace": vivace.__version__,
-        "machine": {
-            "fingerprint": machine.fingerprint,
-            "device": machine.device.name,
-            "features": machine.device.features,
-            "cores": machine.num_cores,
-        },
-        "versions": versions,
+        **record,
         "conditions": CONDITIONS,
         "note": NOTES[machine.device.kind],
         "vivace_against_peer": None,
@@ -238,7 +220,8 @@ def contestants(reference: str, plan: Plan, rows: dict[str, dict[str, Any]]) -> 
         if not any(map(importable, kind.modules)):
             rows[name] |= {"status": "not installed", "reason": f"{kind.label} is not installed"}
         elif rows[name]["status"] == "measured":
-            field[name] = (Plan([kind(job=reference)]), False)  # type: ignore[call-arg]
+            settings = {"job": reference} if kind is PeerResult else {}
+            field[name] = (Plan([kind(**settings)]), False)
     return {**field, "compile": (Plan([find("compile")()]), False)}
 
 
@@ -283,17 +266,6 @@ def geometric_mean(found: Sequence[dict[str, float] | None]) -> dict[str, float]
     below = math.sqrt(sum((log["estimate"] - log["low"]) ** 2 for log in logs)) / len(logs)
     above = math.sqrt(sum((log["high"] - log["estimate"]) ** 2 for log in logs)) / len(logs)
     return {"estimate": math.exp(middle), "low": math.exp(middle - below), "high": math.exp(middle + above)}
-
-
-def clean(thing: Any) -> Any:
-    """A record says nothing of folders and holds no infinity."""
-    if isinstance(thing, Mapping):
-        return {key: clean(value) for key, value in thing.items()}
-    if isinstance(thing, (list, tuple)):
-        return [clean(value) for value in thing]
-    if isinstance(thing, str):
-        return re.sub(r"(?<![\w./:-])/(?:[\w.+-]+/)+", "", thing)
-    return None if isinstance(thing, float) and not math.isfinite(thing) else thing
 
 
 def line(name: str, entry: dict[str, Any]) -> str:

@@ -32,23 +32,34 @@ def importable(module: str) -> bool:
         return False
 
 
+@dataclasses.dataclass(frozen=True)
 class OtherStep(Technique):
-    """A library's own training step. `job` is a reference such as ``package.module:name``."""
+    """A library's own training step, around the job's own loss and clipping as the session has them."""
 
     label: ClassVar[str]
     modules: ClassVar[tuple[str, ...]]
-    job: str
 
-    def stepper(self, build: Build, job: vivace.Job) -> Step:
+    def stepper(self, build: Build) -> Step:
         """Set the library up on the build's model and optimizer; return its step."""
         raise NotImplementedError
 
     def apply(self, build: Build) -> None:
         """Replace the step. Refused where the library is not installed."""
-        from vivace.job import load
-
         build.require(any(map(importable, self.modules)), f"{self.label} is not installed")
-        build.replace(Seam.STEP, self.stepper(build, load(self.job)))
+        build.replace(Seam.STEP, self.stepper(build))
+
+
+class StandIn:
+    """The person's model, but called as a library wants it called."""
+
+    def __init__(self, model: Any, call: Callable[..., Any]) -> None:
+        self.model, self.call = model, call
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.call(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
 
 
 def described(summary: str, source: str, unit_roundoff: float = 0.0) -> Card:
@@ -71,45 +82,55 @@ class PeerResult(OtherStep):
     that it leaves set stay set for as long as the session is open.
     """
 
-    card: ClassVar[Card] = described(
-        "what pytorch-autotune found", "https://github.com/JonSnow1807/pytorch-autotune"
-    )
-    name: ClassVar[str] = "peer_result"
-    label: ClassVar[str] = "pytorch-autotune"
-    modules: ClassVar[tuple[str, ...]] = (PEER,)
-    job: str = ""
+    card = described("what pytorch-autotune found", "https://github.com/JonSnow1807/pytorch-autotune")
+    name = "peer_result"
+    label = "pytorch-autotune"
+    modules = (PEER,)
+    job: str = ""  # a reference such as ``package.module:name``, for an example of its batches
 
-    def stepper(self, build: Build, job: vivace.Job) -> Step:
+    def stepper(self, build: Build) -> Step:
         """The result's step. Raises RuntimeError where the cache does not hold one."""
         import torch
 
+        from vivace.engine.opening import call, first_batches
+        from vivace.job import load
         from vivace.surgery import switch_optimizer
 
         _give_back_flags(build)
-        optimizer = build.optimizer
+        optimizer, function = build.optimizer, build.loss
         assert optimizer is not None
-        result = autotuned(job, build.models[0], lambda _: optimizer, build.device, budget=0, cache=True)
+        assert function is not None
+        batches = [tuple(first_batches(call(load(self.job), "data"), 1)[0])]  # the example, then the present
+
+        def loss(outputs: Any, targets: Any) -> Any:
+            return function(StandIn(build.models[0], lambda *_: outputs), (batches[-1][0], targets))
+
+        result = autotuned(
+            build.models[0], batches[0], loss, lambda _: optimizer, build.device, budget=0, cache=True
+        )
         if result.config.fused_opt and own_word(optimizer) is not None:
             build.on_close(switch_optimizer(optimizer, {"fused": True, "foreach": False}))
         exact = UNIT_ROUNDOFF["tf32" if build.device.type == "cuda" else "float32"]
         coarse = {"amp_bf16": UNIT_ROUNDOFF["bfloat16"], "amp_fp16": UNIT_ROUNDOFF["float16"]}
         build.unit_roundoff = coarse.get(result.config.precision, exact)
-        if job.on_gradients is None:
-            return lambda batch: result.step(*batch).detach()
         scaler = result.scaler or torch.amp.GradScaler(build.device.type, enabled=False)
+
+        def own_step(batch: Any) -> Any:
+            batches[:] = [tuple(batch)]
+            return result.step(*batch).detach()
 
         def step(batch: Any) -> Any:
             result.optimizer.zero_grad(set_to_none=True)
             with result.autocast():
-                loss = job.loss(result.model, batch)
-            scaler.scale(loss).backward()
+                found = function(StandIn(build.models[0], result.model), batch)
+            scaler.scale(found).backward()
             scaler.unscale_(result.optimizer)
-            job.on_gradients(build.models[0])
+            build.on_gradients(build.models[0])  # type: ignore[misc]
             scaler.step(result.optimizer)
             scaler.update()
-            return loss.detach()
+            return found.detach()
 
-        return step
+        return own_step if build.on_gradients is None else step
 
 
 @vivace.register
@@ -117,22 +138,21 @@ class PeerResult(OtherStep):
 class FabricBf16(OtherStep):
     """Lightning Fabric with ``precision="bf16-mixed"``."""
 
-    card: ClassVar[Card] = described(
+    card = described(
         "Fabric(precision='bf16-mixed')",
         "https://lightning.ai/docs/fabric/stable/fundamentals/precision.html",
         UNIT_ROUNDOFF["bfloat16"],
     )
-    name: ClassVar[str] = "fabric_bf16_mixed"
-    label: ClassVar[str] = "Lightning Fabric"
-    modules: ClassVar[tuple[str, ...]] = FABRICS
-    job: str = ""
+    name = "fabric_bf16_mixed"
+    label = "Lightning Fabric"
+    modules = FABRICS
 
-    def stepper(self, build: Build, job: vivace.Job) -> Step:
+    def stepper(self, build: Build) -> Step:
         """Model and optimizer as Fabric sets them up, in the loop of its documentation."""
         fabrics: Any = importlib.import_module(next(filter(importable, FABRICS)))
         fabric = fabrics.Fabric(accelerator=build.device.type, devices=1, precision="bf16-mixed")
         model, optimizer = fabric.setup(build.models[0], build.optimizer)
-        return _loop(job, model, optimizer, fabric.backward)
+        return _loop(build, model, optimizer, fabric.backward)
 
 
 @vivace.register
@@ -140,22 +160,21 @@ class FabricBf16(OtherStep):
 class AccelerateBf16(OtherStep):
     """Hugging Face Accelerate with ``mixed_precision="bf16"``."""
 
-    card: ClassVar[Card] = described(
+    card = described(
         "Accelerator(mixed_precision='bf16')",
         "https://huggingface.co/docs/accelerate/basic_tutorials/migration",
         UNIT_ROUNDOFF["bfloat16"],
     )
-    name: ClassVar[str] = "accelerate_bf16"
-    label: ClassVar[str] = "Accelerate"
-    modules: ClassVar[tuple[str, ...]] = ("accelerate",)
-    job: str = ""
+    name = "accelerate_bf16"
+    label = "Accelerate"
+    modules = ("accelerate",)
 
-    def stepper(self, build: Build, job: vivace.Job) -> Step:
+    def stepper(self, build: Build) -> Step:
         """Model and optimizer as Accelerate prepares them, in the loop of its documentation."""
         accelerate: Any = importlib.import_module("accelerate")
         accelerator = accelerate.Accelerator(mixed_precision="bf16", cpu=build.device.type == "cpu")
         model, optimizer = accelerator.prepare(build.models[0], build.optimizer)
-        return _loop(job, model, optimizer, accelerator.backward)
+        return _loop(build, model, optimizer, accelerator.backward)
 
 
 class PeerSearch:
@@ -170,16 +189,27 @@ class PeerSearch:
         One trial may take longer than the whole budget; it is then interrupted as by Ctrl-C, upon which the
         peer keeps the best so far.
         """
-        from vivace.engine.opening import call, seed_everything, training_device
+        from vivace.engine.opening import call, first_batches, seed_everything, training_device
 
         seed_everything(0)
         model = call(self.job, "model")
         word = own_word(call(self.job, "optimizer", model))
         given: Any = {"optimizer": lambda _: call(self.job, "optimizer", model)}
+        batch = tuple(first_batches(call(self.job, "data"), 1)[0])
+
+        def loss(outputs: Any, targets: Any) -> Any:
+            return self.job.loss(lambda _: outputs, (None, targets))  # type: ignore[misc]
+
         begin = time.perf_counter()
         with interrupted_after(OVERRUN * seconds):
             result = autotuned(
-                self.job, model, device=training_device(), budget=seconds, cache="refresh", **(word or given)
+                model,
+                batch,
+                loss,
+                device=training_device(),
+                budget=seconds,
+                cache="refresh",
+                **(word or given),
             )
         report = result.report.to_dict()
         return {
@@ -208,16 +238,12 @@ def interrupted_after(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def autotuned(job: vivace.Job, model: Any, optimizer: Any, device: Any, **options: Any) -> Any:
+def autotuned(
+    model: Any, batch: tuple[Any, ...], loss: Any, optimizer: Any, device: Any, **options: Any
+) -> Any:
     """The peer's public function on a job whose batches are (inputs, targets) pairs."""
     import pytorch_autotune
 
-    from vivace.engine.opening import call, first_batches
-
-    def loss(outputs: Any, targets: Any) -> Any:
-        return job.loss(lambda _: outputs, (None, targets))
-
-    batch = tuple(first_batches(call(job, "data"), 1)[0])
     return pytorch_autotune.autotune(
         model, batch, loss_fn=loss, optimizer=optimizer, device=str(device), verbose=False, **options
     )
@@ -241,13 +267,16 @@ def own_word(optimizer: Any) -> dict[str, Any] | None:
     return None
 
 
-def _loop(job: vivace.Job, model: Any, optimizer: Any, backward: Callable[[Any], None]) -> Step:
+def _loop(build: Build, model: Any, optimizer: Any, backward: Callable[[Any], None]) -> Step:
+    called, function = StandIn(build.models[0], model), build.loss
+    assert function is not None
+
     def step(batch: Any) -> Any:
         optimizer.zero_grad()
-        loss = job.loss(model, batch)
+        loss = function(called, batch)
         backward(loss)
-        if job.on_gradients is not None:
-            job.on_gradients(model)
+        if build.on_gradients is not None:
+            build.on_gradients(build.models[0])
         optimizer.step()
         return loss.detach()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Callable
 
 import torch
 import torchvision
@@ -141,44 +142,53 @@ def build_color_cnn() -> nn.Module:
     return model
 
 
-resnet18 = vivace.Job(
-    model=build_resnet18_for_small_images,
-    data=lambda: loader(images(1024, size=32), batch_size=sized(16, 128)),
-    loss=classification_loss,
-    optimizer=sgd(0.01),
-    epochs=10,
+def image_job(
+    model: Callable[[], nn.Module],
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    size: int,
+    batch_size: int,
+    num_images: int = 512,
+) -> vivace.Job:
+    """Classification of square images, `size` pixels wide."""
+    return vivace.Job(
+        model=model,
+        data=lambda: loader(images(num_images, size=size), batch_size=batch_size),
+        loss=classification_loss,
+        optimizer=optimizer,
+        epochs=10,
+    )
+
+
+resnet18 = image_job(
+    build_resnet18_for_small_images, sgd(0.01), size=32, batch_size=sized(16, 128), num_images=1024
 )
 
-resnet50 = vivace.Job(
-    model=lambda: torchvision.models.resnet50(num_classes=NUM_CLASSES),
-    data=lambda: loader(images(512, size=sized(64, 224)), batch_size=sized(16, 64)),
-    loss=classification_loss,
-    optimizer=sgd(0.005),
-    epochs=10,
+resnet50 = image_job(
+    lambda: torchvision.models.resnet50(num_classes=NUM_CLASSES),
+    sgd(0.005),
+    size=sized(64, 224),
+    batch_size=sized(16, 64),
 )
 
-mobilenet_v3_small = vivace.Job(
-    model=lambda: torchvision.models.mobilenet_v3_small(num_classes=NUM_CLASSES),
-    data=lambda: loader(images(512, size=sized(112, 224)), batch_size=sized(32, 256)),
-    loss=classification_loss,
-    optimizer=sgd(0.05),
-    epochs=10,
+mobilenet_v3_small = image_job(
+    lambda: torchvision.models.mobilenet_v3_small(num_classes=NUM_CLASSES),
+    sgd(0.05),
+    size=sized(112, 224),
+    batch_size=sized(32, 256),
 )
 
-convnext_tiny = vivace.Job(
-    model=lambda: torchvision.models.convnext_tiny(num_classes=NUM_CLASSES),
-    data=lambda: loader(images(512, size=sized(64, 224)), batch_size=sized(8, 64)),
-    loss=classification_loss,
-    optimizer=adamw(1e-4),
-    epochs=10,
+convnext_tiny = image_job(
+    lambda: torchvision.models.convnext_tiny(num_classes=NUM_CLASSES),
+    adamw(1e-4),
+    size=sized(64, 224),
+    batch_size=sized(8, 64),
 )
 
-vit_small = vivace.Job(
-    model=build_vit_small,
-    data=lambda: loader(images(512, size=sized(48, 224)), batch_size=sized(8, 128)),
-    loss=classification_loss,
-    optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-4),
-    epochs=10,
+vit_small = image_job(
+    build_vit_small,
+    lambda model: torch.optim.AdamW(model.parameters(), lr=1e-4),
+    size=sized(48, 224),
+    batch_size=sized(8, 128),
 )
 
 gpt = vivace.Job(

@@ -3,10 +3,10 @@
     scripts/bench search [JOB ...]
 
 For each small job every set of techniques that fits together, with every setting offered, is measured once
-against strict fp32; the fastest few are measured again, and the fastest of them that keeps its promise is
-the best. Then `vivace tune` searches with the budgets `fast` and `balanced`, and its plans are timed in
-alternation with the best. Demanded: balanced >= 97 % of the best speed in <= 25 % of the time, fast >= 92 %
-in <= 8 %. A run that was interrupted goes on where it stopped.
+against strict fp32 (those that can only save memory, alone); the fastest few are measured again, and the
+fastest of them that keeps its promise is the best. Then `vivace tune` searches with the budgets `fast` and
+`balanced`, and its plans are timed in alternation with the best. Demanded: balanced >= 97 % of the best speed
+in <= 25 % of the time, fast >= 92 % in <= 8 %. A run that was interrupted goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import datetime
 import itertools
-import json
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+import _record
 
 import vivace
 from vivace import registry
@@ -31,10 +31,10 @@ from vivace.measure.paired import Comparison, Contestant, across, compare
 from vivace.plan import Plan
 from vivace.technique import Numerics, Technique
 from vivace.tune.bench import Bench
+from vivace.tune.search import WORTH_TRYING
 from vivace.verify.verdict import Verifier
 
 HERE = Path(__file__).resolve().parent
-RECORDS = HERE.parent / "records"
 JOBS = ("search_cnn", "search_gpt", "search_table")
 DEMANDED = {"fast": (0.92, 0.08), "balanced": (0.97, 0.25)}  # share of the best speed, share of the time
 COMPARING_SECONDS, AGAIN_SECONDS, LONGEST_SECONDS = 3.0, 8.0, 120.0
@@ -47,12 +47,8 @@ def main() -> None:
     parser.add_argument("jobs", nargs="*", metavar="JOB", help=", ".join(JOBS))
     parser.add_argument("--exhaust-only", action="store_true", help="search later: a second run goes on")
     arguments = parser.parse_args()
-    chosen = arguments.jobs or JOBS
-    unknown = sorted(set(chosen) - set(JOBS))
-    if unknown:
-        parser.error(f"there is no job '{unknown[0]}'; there are: {', '.join(JOBS)}")
     machine = vivace.inspect()
-    for name in chosen:
+    for name in _record.named_jobs(parser, arguments.jobs, JOBS):
         if arguments.exhaust_only:
             with opened(name, machine) as bench:
                 exhaust(bench, bench.check(), machine, name)
@@ -76,18 +72,7 @@ def measure(name: str, machine: Machine) -> dict:
         tuned = {budget: tune(name, budget, best, bench, machine, trials) for budget in DEMANDED}
     measured = [trial for trial in trials if trial.status == "measured"]
     record = {
-        "benchmark": "search",
-        "job": name,
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": f"scripts/bench search {name}",
-        "vivace": vivace.__version__,
-        "machine": {
-            "fingerprint": machine.fingerprint,
-            "device": machine.device.name,
-            "features": machine.device.features,
-            "cores": machine.num_cores,
-        },
-        "versions": machine.versions,
+        **_record.opened("search", f"scripts/bench search {name}", machine, job=name),
         "num_plans": len(trials),
         "num_measured": len(measured),
         "exhaustive_seconds": sum(trial.seconds for trial in trials),
@@ -96,9 +81,7 @@ def measure(name: str, machine: Machine) -> dict:
         "tuned": tuned,
         "trials": [_short(trial) for trial in trials],
     }
-    path = RECORDS / name / machine.fingerprint / f"{record['date']}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    _record.write(record)
     return record
 
 
@@ -116,13 +99,19 @@ def opened(name: str, machine: Machine) -> Iterator[Bench]:
 
 
 def everything(profile: Profile, machine: Machine, allow: Numerics = Numerics.ROUNDING) -> Iterator[Plan]:
-    """Every set of techniques that fits together, with every setting offered; small ones first."""
+    """Every set of techniques that may make this job faster and fit together, with every setting offered;
+    and alone each of the others, which by their cards save memory or serve another device. Small ones first.
+    """
     axes: list[list[Technique | None]] = []
-    for cls in registry.everything():
-        if profile.device in cls.card.devices and cls.card.numerics <= allow:
-            offered = cls.candidates(profile, machine)
-            axes += [[None, *offered]] if offered else []
     plans = []
+    for cls in registry.everything():
+        if profile.device not in cls.card.devices or cls.card.numerics > allow:
+            continue
+        offered = cls.candidates(profile, machine)
+        if cls.gain(profile, machine)[1] < WORTH_TRYING:
+            plans += [Plan([technique]) for technique in offered]
+        elif offered:
+            axes.append([None, *offered])
     for combination in itertools.product(*axes):
         plan, chosen = Plan(), [technique for technique in combination if technique is not None]
         for technique in chosen:

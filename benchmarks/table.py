@@ -12,13 +12,14 @@ import argparse
 import itertools
 import json
 import re
-import runpy
 from collections.abc import Iterable
 from pathlib import Path
 
+import _evidence
+from cpu import DEMANDED
+
 ROOT = Path(__file__).resolve().parent.parent
-EVIDENCE = runpy.run_path(str(ROOT / "benchmarks" / "_evidence.py"))
-JOBS = tuple(runpy.run_path(str(ROOT / "benchmarks" / "cpu.py"))["DEMANDED"])
+JOBS = tuple(DEMANDED)
 LIMIT = 8  # envelopes: vivace.verify.judgement.LIMIT, which tests/test_records.py compares
 MARKERS = re.compile(r"(<!-- (figures|evidence) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 WORDS = {
@@ -92,10 +93,11 @@ def wanted(records: list[dict]) -> dict[Path, str]:
     """The files and what they should hold."""
     tuned = [record for record in records if record["benchmark"] == "cpu"]
     others = [record for record in records if record["benchmark"] != "cpu"]
+    headlines = [record for record in others if record["benchmark"] not in _evidence.DETAILS]
     files = {ROOT / "records" / "README.md": overview(tuned) + evidence(others, "README.md", "")}
     for name in WORDS:
         path = ROOT / name
-        parts = {"figures": table(tuned, name), "evidence": evidence(others, name, "records/")}
+        parts = {"figures": table(tuned, name), "evidence": evidence(headlines, name, "records/")}
         text, found = MARKERS.subn(
             lambda match, parts=parts: match[1] + parts[match[2]] + match[3], _present(path)
         )
@@ -110,8 +112,8 @@ def wanted(records: list[dict]) -> dict[Path, str]:
 def evidence(records: list[dict], file: str, prefix: str) -> str:
     """What the other benchmarks found: the newest record of each job and machine."""
     newest = [next(group) for _, group in itertools.groupby(records, key=_job_and_machine)]
-    rows = list(EVIDENCE["rows"](newest, file, prefix))
-    return "\n" + _grid(EVIDENCE["WORDS"][file]["columns"], rows) + "\n\n" if rows else "\n"
+    rows = list(_evidence.rows(newest, file, prefix))
+    return "\n" + _grid(_evidence.WORDS[file]["columns"], rows) + "\n\n" if rows else "\n"
 
 
 def table(records: list[dict], file: str) -> str:

@@ -1,5 +1,24 @@
+import multiprocessing
+
 import pytest
 import torch
+
+PRELOADED = (
+    "torch._dynamo",  # what building an optimizer imports
+    "tensorboard.summary.writer.record_writer",
+    "tensorboard.compat.proto.event_pb2",
+    "vivace.engine.training",
+    "vivace.tune",
+    "vivace.cli",
+)
+
+
+@pytest.fixture(scope="session")
+def fork_server():
+    """Child processes that cost no import: a server has torch and Vivace loaded, and has run nothing."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    return context
 
 
 @pytest.fixture

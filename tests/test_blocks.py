@@ -39,6 +39,30 @@ def test_few_stages_are_cut_into_the_blocks_inside_of_them():
     ]
 
 
+def test_stages_that_look_alike_are_cut_like_the_others():
+    model = nn.Module()
+    for number, depth in enumerate((3, 4, 2, 3)):
+        setattr(model, f"layer{number}", nn.Sequential(*(Inner() for _ in range(depth))))
+    wanted = [f"layer{n}.{i}" for n, depth in enumerate((3, 4, 2, 3)) for i in range(depth)]
+    assert names(model) == wanted
+
+
+def test_what_is_built_like_a_block_is_one_wherever_it_stands():
+    model = nn.Module()
+    model.stem = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    model.down = nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(6))
+    assert names(model) == ["stem", *(f"down.{i}" for i in range(6))]
+
+
+def test_a_module_inside_of_its_own_kind_is_no_block():
+    class Nested(nn.Module):
+        def __init__(self, depth):
+            super().__init__()
+            self.body = Nested(depth - 1) if depth else nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
+
+    assert names(Nested(2)) == ["body.body.body.0-1", "body.body.body.2-3"]
+
+
 def test_a_plain_sequential_is_cut_into_runs_unless_a_module_stands_in_it_twice():
     plain = nn.Sequential(*(nn.Linear(2, 2) for _ in range(8)))
     assert names(plain) == ["0-2", "3-5", "6-7"]

@@ -61,16 +61,24 @@ def run(*arguments, folder=None, environment=None):
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-@pytest.fixture(scope="module")
-def fork_server():
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vivace.engine.training", "vivace.tune", "vivace.cli", "torch._dynamo"])
-    return context
+@dataclasses.dataclass
+class Command:
+    """A command in a child process that has torch already."""
+
+    process: multiprocessing.Process
+    folder: Path
+
+    def wait(self):
+        self.process.join(100)
+        assert self.process.exitcode is not None, "the command hangs"
+        output, errors = ((self.folder / name).read_text() for name in ("standard-output", "standard-error"))
+        return Done(self.process.exitcode, output, errors)
 
 
 @pytest.fixture
-def vivace(fork_server, tmp_path):
-    """``(arguments...) -> Done``, in a child that has torch already; JOBS is the file of faulty jobs."""
+def begin(fork_server, tmp_path):
+    """``(arguments...) -> Command``; JOBS is the file of faulty jobs."""
+    begun = []
 
     def call(*arguments, **environment):
         scene = {
@@ -83,11 +91,19 @@ def vivace(fork_server, tmp_path):
         options = {"init_globals": {"SCENE": scene}, "run_name": "scene"}
         child = fork_server.Process(target=runpy.run_path, args=(str(SCENES / "command.py"),), kwargs=options)
         child.start()
-        child.join(100)
-        assert child.exitcode is not None, "the command hangs"
-        return Done(child.exitcode, Path(scene["output"]).read_text(), Path(scene["errors"]).read_text())
+        begun.append(child)
+        return Command(child, tmp_path)
 
-    return call
+    yield call
+    for child in begun:
+        child.kill()
+        child.join()
+
+
+@pytest.fixture
+def vivace(begin):
+    """``(arguments...) -> Done``."""
+    return lambda *arguments, **environment: begin(*arguments, **environment).wait()
 
 
 @pytest.fixture
@@ -211,7 +227,6 @@ def test_techniques_lists_the_cards():
         ("tune JOBS:good --memory lots", "the memory budget is 'lots'; write a size such as 20GiB"),
         ("tune JOBS:good --allow all", "allow is 'all'; it must be exact, rounding or semantics"),
         ("tune JOBS:nan --budget 20", "the Job's loss is nan at step 0"),
-        ("tune JOBS:empty --budget 20", "the Job's data() gave no batch: the loader is empty"),
         (
             "train JOBS:vector_loss",
             "the loss has the shape (8,); it must be one number, the mean over the batch",
@@ -307,7 +322,7 @@ def test_divergence_is_the_answer_no(vivace, tmp_path):
     assert not (tmp_path / "run" / "model.pt").exists()
 
 
-def test_an_interrupted_training_keeps_its_work_and_ends_with_130(tmp_path):
+def test_an_interrupted_training_keeps_its_work_and_ends_with_130(begin, tmp_path):
     (tmp_path / "long.py").write_text(
         "from vivace.job import load\n"
         "import dataclasses, time\n"
@@ -316,18 +331,46 @@ def test_an_interrupted_training_keeps_its_work_and_ends_with_130(tmp_path):
         f"    return load({str(JOBS) + ':good'!r}).loss(model, batch)\n"
         f"job = dataclasses.replace(load({str(JOBS) + ':good'!r}), loss=slow, epochs=1000)\n"
     )
-    command = [sys.executable, "-m", "vivace", "train", "long.py:job", "--out", "run", "--json"]
-    with subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        log, deadline = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 60
-        while time.monotonic() < deadline and not (log.exists() and log.read_text().count("\n") > 2):
-            time.sleep(0.05)
-        os.kill(process.pid, signal.SIGINT)
-        output, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    document = json.loads(output)
-    assert document["interrupted"]
-    assert document["steps"] > 0
-    assert "Traceback" not in errors
+    command = begin("train", "long.py:job", "--out", "run", "--json")
+    log, deadline = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 60
+    while time.monotonic() < deadline and not (log.exists() and log.read_text().count("\n") > 2):
+        time.sleep(0.05)
+    os.kill(command.process.pid, signal.SIGINT)
+    done = command.wait()
+    assert done.code == 130, done.errors
+    assert done.document["interrupted"]
+    assert done.document["steps"] > 0
+    assert "Traceback" not in done.errors
     assert any((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_fits_answers_for_every_card_of_the_catalogue(vivace):
+    from vivace.advise.catalogue import load_catalogue
+
+    done = vivace("inspect", "--fits", "JOBS:good", "--json")
+    assert done.code == 0
+    found = done.document["fits"]
+    assert [fit["card"] for fit in found] == list(load_catalogue())
+    assert all(fit["fits"] and fit["needed_bytes"] < 2**30 for fit in found)
+    assert "a training step needs about 0.5" in done.errors or "0.6" in done.errors
+
+
+@pytest.mark.parametrize(
+    ("job", "sentence"),
+    [
+        ("nowhere.py:job", "nowhere.py"),
+        ("JOBS:bogus", "bogus"),
+        ("JOBS:empty", "the loader is empty"),
+        ("JOBS:raising", "ZeroDivisionError"),
+        ("JOBS:no_module", "model"),
+        ("JOBS:no_optimizer", "optimizer"),
+        ("JOBS:silent_step", "own step cannot be predicted"),
+        ("JOBS:float_loss", "looks at numbers, which a prediction does not have"),
+        ("JOBS:lost_samples", "data failed while loading"),
+    ],
+)
+def test_fits_says_in_one_sentence_why_there_is_no_answer(vivace, job, sentence):
+    done = vivace("inspect", "--fits", job, "--json")
+    assert done.code == 2
+    assert sentence in done.sentence
+    assert done.document["error"]["message"] == done.sentence

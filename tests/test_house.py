@@ -185,3 +185,18 @@ def test_no_tracked_file_names_a_machine_or_a_registry() -> None:
             if FORBIDDEN.search(line)
         ]
     assert found == []
+
+
+def test_links_lead_somewhere_and_every_decision_is_listed() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "decisions").glob("*.md")]
+    pages += (ROOT / "records").glob("*.md")
+    links = {page: re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")) for page in pages}
+    dead = [
+        f"{page.name}: {link}"
+        for page, found in links.items()
+        for link in found
+        if "://" not in link and not link.startswith("generated/") and not (page.parent / link).exists()
+    ]
+    assert dead == []
+    listed = set(links[ROOT / "decisions" / "README.md"])
+    assert {path.name for path in (ROOT / "decisions").glob("0*.md")} <= listed

@@ -5,8 +5,8 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 
+import _record
 import pytest
 import torch
 from torch import nn
@@ -16,10 +16,10 @@ from vivace.engine.opening import call, first_batches, start
 from vivace.engine.session import Session
 from vivace.errors import Refused
 from vivace.inspect import inspect
+from vivace.job import Job
 from vivace.plan import Plan
 from vivace.testing.jobs import mlp
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 PEER = """
 import contextlib, types, torch
 
@@ -46,16 +46,14 @@ def autotune(model, batch, loss_fn, optimizer, device, verbose, budget, cache):
 
 @pytest.fixture(scope="module")
 def peer():
-    sys.path.insert(0, str(BENCHMARKS))
     known = set(registry._registered)
     import peer
 
     yield peer
-    sys.path.remove(str(BENCHMARKS))
     for name in set(registry._registered) - known:
         del registry._registered[name]
-    for name in ("peer", "peer_child", "peer_timing"):
-        del sys.modules[name]
+    for name in ("peer", "peer_child", "peer_timing", "peer_jobs", "jobs"):
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture
@@ -95,7 +93,7 @@ def test_ratios_pair_the_turns_of_each_set_of_processes(timing):
 def test_a_record_names_no_folder_and_holds_no_infinity(peer):
     before = {"reason": "no file /tmp/some/where.cpp", "scores": [1.0, float("inf")], "kept": (True,)}
     after = {"reason": "no file where.cpp", "scores": [1.0, None], "kept": [True]}
-    assert peer.clean(before) == after
+    assert _record.clean(before) == after
 
 
 def test_an_optimizer_that_the_peer_has_a_word_for_goes_by_that_word(child):
@@ -148,7 +146,7 @@ def test_a_library_that_is_missing_is_refused_by_name(child, monkeypatch):
     monkeypatch.setattr(child, "importable", lambda module: False)
     for kind in (child.PeerResult, child.FabricBf16, child.AccelerateBf16):
         with pytest.raises(Refused, match=f"{kind.label} is not installed"):
-            start(mlp(), Plan([kind(job="job")]), inspect())
+            start(mlp(), Plan([kind()]), inspect())
 
 
 def test_where_no_environment_can_be_made_it_goes_on_and_says_so(peer, monkeypatch, capsys):
@@ -162,9 +160,9 @@ def test_where_no_environment_can_be_made_it_goes_on_and_says_so(peer, monkeypat
 
 
 def test_every_job_has_a_name_and_every_name_a_job(peer):
-    jobs = (BENCHMARKS / "peer_jobs.py").read_text(encoding="utf-8")
-    assert [name for name in peer.JOBS if f"\n{name} = vivace.Job(" not in jobs] == []
-    assert jobs.count(" = vivace.Job(") == len(peer.JOBS)
+    import peer_jobs
+
+    assert {name for name, value in vars(peer_jobs).items() if isinstance(value, Job)} == set(peer.JOBS)
 
 
 def test_a_dry_run_without_the_peers(peer, monkeypatch, tmp_path):
@@ -188,4 +186,4 @@ def test_a_dry_run_without_the_peers(peer, monkeypatch, tmp_path):
     for name in ("peer", "fabric", "accelerate"):
         assert rows[name]["status"] == "not installed"
         assert f"{rows[name]['reason']}" in peer.table(record)
-    assert str(tmp_path.parent) not in json.dumps(peer.clean(record), allow_nan=False)
+    assert str(tmp_path.parent) not in json.dumps(_record.clean(record), allow_nan=False)

@@ -1,11 +1,11 @@
 """The generated tables follow the records, no figure in a README stands without one, and no path leaks."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
 
 import pytest
+import table
 
 from vivace import registry
 from vivace.verify.judgement import LIMIT
@@ -15,16 +15,6 @@ RECORDS = sorted((ROOT / "records").glob("*/*/*.json"))
 READMES = ("README.md", "README.zh-CN.md")
 FIGURE = re.compile(r"(\d+\.\d+)\s?(?:[x\u00d7]|倍)")
 ABSOLUTE_PATH = re.compile(r"(?<![\w./:-])/[\w.+-]+/[\w.+/-]+")
-
-
-def load_table():
-    spec = importlib.util.spec_from_file_location("benchmarks_table", ROOT / "benchmarks" / "table.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-table = load_table()
 
 
 def texts(thing):

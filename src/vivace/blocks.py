@@ -44,15 +44,20 @@ class Block:
 def find_blocks(models: Sequence[nn.Module]) -> list[Block]:
     """The blocks of all models, in the order of their module trees; disjoint, and never a whole model.
 
-    The outermost repeated modules, unless these are fewer than `FEW` and have repeated modules inside. Where
-    nothing is repeated: the longest plain Sequential, cut into about the square root of its length.
+    The outermost repeated modules, unless these are fewer than `FEW` and have repeated modules inside, or one
+    of them holds modules such as another is. Where nothing is repeated: the longest plain Sequential, cut
+    into about the square root of its length.
     """
     found: list[Block] = []
     for number, model in enumerate(models):
         prefix = f"{number}." if len(models) > 1 else ""
-        level = _repeated(model, prefix)
+        level = _evened(_repeated(model, prefix, _kinds(model)))
         while 0 < len(level) < FEW:
-            inner = [b for name, module in level for b in _repeated(module, f"{name}.") or [(name, module)]]
+            inner = [
+                b
+                for name, module in level
+                for b in _repeated(module, f"{name}.", _kinds(module)) or [(name, module)]
+            ]
             if len(inner) <= len(level):
                 break
             level = inner
@@ -134,19 +139,43 @@ def _hand_on(value: Any) -> Any:
     return value
 
 
-def _repeated(root: nn.Module, prefix: str) -> list[tuple[str, nn.Module]]:
-    """The outermost modules below `root` that have children and siblings of their own class."""
-    lists = (nn.ModuleList, nn.ModuleDict)
-    children = list(root.named_children())
-    composed = [c for _, c in children if not isinstance(c, lists) and any(True for _ in c.children())]
-    kinds = Counter(_class(child) for child in composed)
+def _repeated(root: nn.Module, prefix: str, kinds: Counter[Any]) -> list[tuple[str, nn.Module]]:
+    """The outermost modules below `root` that have children and of whose class `kinds` counts several."""
     found: list[tuple[str, nn.Module]] = []
-    for name, child in children:
-        if child in composed and kinds[_class(child)] > 1:
+    for name, child in root.named_children():
+        if kinds[_class(child)] > 1:
             found.append((f"{prefix}{name}", child))
         else:
-            found += _repeated(child, f"{prefix}{name}.")
+            found += _repeated(child, f"{prefix}{name}.", kinds)
     return found
+
+
+def _evened(level: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+    """Plain Sequentials that hold modules of another block's class give way to these: one stage of a ResNet
+    may look like another, whose neighbours were cut.
+    """
+    kinds = Counter(_class(module) for _, module in level)
+    even = []
+    for name, module in level:
+        inner = _repeated(module, f"{name}.", kinds + kinds) if type(module) is nn.Sequential else []
+        even += inner or [(name, module)]
+    return even
+
+
+def _kinds(root: nn.Module) -> Counter[Any]:
+    """How often each class of composed modules stands below `root`; not those that hold their own kind."""
+    composed = [module for module in root.modules() if module is not root and _is_composed(module)]
+    nested = {
+        _class(module)
+        for module in composed
+        if any(inner is not module and _class(inner) == _class(module) for inner in module.modules())
+    }
+    return Counter(kind for kind in map(_class, composed) if kind not in nested)
+
+
+def _is_composed(module: nn.Module) -> bool:
+    lists = (nn.ModuleList, nn.ModuleDict)
+    return not isinstance(module, lists) and any(True for _ in module.children())
 
 
 def _class(module: nn.Module) -> Any:

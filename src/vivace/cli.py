@@ -283,7 +283,12 @@ def advise(
 
 
 @app.command()
-def report(folder: Path, as_json: AsJson = False, quiet: Quiet = False, debug: Debug = False) -> None:
+def report(
+    folder: Annotated[Path, typer.Argument(help="--out of a tune or train run")],
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
     """Show a run, and write it as one HTML page."""
     with screen(as_json, quiet, debug) as out:
         from vivace.report import report as run
@@ -292,6 +297,7 @@ def report(folder: Path, as_json: AsJson = False, quiet: Quiet = False, debug: D
         page = run(folder)
         out.document({"report_path": str(page)})
         out.show(lambda console: terminal(folder, console))
+        out.say(f"\npage  {page}")
 
 
 @app.command()
@@ -318,7 +324,7 @@ def techniques(as_json: AsJson = False, quiet: Quiet = False, debug: Debug = Fal
 def _draw_cards(cards: list[dict[str, Any]], console: Any) -> None:
     from rich.table import Table
 
-    table = Table(box=None)
+    table = Table(box=None, pad_edge=False)
     for column in ("technique", "stage", "promise", "devices", "what it does"):
         table.add_column(column)
     for card in cards:

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from vivace.engine.training import train
+from vivace.errors import FolderError
 from vivace.progress import TrainProgress, TuneProgress, epilogue
 from vivace.report import report, terminal
 from vivace.tune import tune
@@ -19,6 +20,9 @@ def demo(out: Path, quiet: bool = False) -> int:
 
     Raises FolderError where `out` holds a training run already.
     """
+    trained = out / "train"
+    if trained.is_dir() and any(trained.iterdir()):
+        raise FolderError(f"'{trained}' holds a training already: name another folder with --out")
     console = Console(stderr=True, highlight=False, quiet=quiet)
     console.print("[bold]1 of 3  tune[/]: handwritten digits, a small residual network, two minutes")
     command = f"vivace tune {JOB} --budget fast --out {out / 'tune'}"
@@ -28,11 +32,11 @@ def demo(out: Path, quiet: bool = False) -> int:
         return 130
     console.print("\n[bold]2 of 3  train[/] with the plan")
     with TrainProgress(quiet) as progress:
-        run = train(JOB, result.plan, out=out / "train", on_event=progress)
+        run = train(JOB, result.plan, out=trained, on_event=progress)
     if run.interrupted:
         return run.exit_code
     console.print("\n[bold]3 of 3  report[/]")
-    report(out / "train")
+    report(trained)
     report(out / "tune")
     terminal(out / "tune", console)
     console.print(f"\naccuracy on held-out digits: {run.metric:.4f}")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -39,7 +41,11 @@ class Screen:
     def fail(self, kind: str, message: str) -> None:
         """The error's document, where documents are asked for, and its sentence."""
         self.document({"error": {"kind": kind, "message": message}})
-        print(f"vivace: {message}", file=sys.stderr, flush=True)
+        text = f"vivace: {message}"
+        if sys.stderr.isatty():  # between words; elsewhere it stays one line
+            width = shutil.get_terminal_size().columns
+            text = textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False)
+        print(text, file=sys.stderr, flush=True)
 
     def show(self, draw: Callable[[Any], None]) -> None:
         """Let `draw` print tables on a console, unless quiet."""

@@ -62,6 +62,20 @@ def split(batch: Any, size: int) -> list[Any]:
     return [piece(start) for start in range(0, total, size)]
 
 
+def joined(batches: Sequence[Any]) -> Any:
+    """One batch of several, the inverse of `split`; None where their tensors differ in shape or number."""
+    total, found = batch_size(batches[0]), [list(tensors(batch)) for batch in batches]
+    if len({tuple((t.shape[1:], t.dtype) for t in each) for each in found}) > 1:
+        return None
+    rows = iter(zip(*found, strict=True))
+
+    def join(first: torch.Tensor) -> torch.Tensor:
+        group = next(rows)
+        return torch.cat(group) if first.dim() and first.shape[0] == total else first
+
+    return map_tensors(batches[0], join)
+
+
 def modules_of(model: nn.Module, *kinds: type[nn.Module]) -> list[nn.Module]:
     """All modules of the given classes in the tree, each once."""
     return [module for module in model.modules() if isinstance(module, kinds)]
@@ -139,6 +153,31 @@ def patched(modules: Sequence[nn.Module], name: str, values: Sequence[Any]) -> I
                 del vars(module)[name]
             else:
                 vars(module)[name] = value
+
+
+def sum_in_float32(build: Any) -> None:
+    """Let every LayerNorm on a CPU compute in fp32, between inputs and outputs as they were, until it closes.
+
+    Torch's CPU kernel adds up the gradients of weight and bias in the type of the inputs. A sum of thousands
+    of rows stops growing in sixteen bits: over 8,192 of them half of a bias's gradient was lost.
+    """
+    if build.device.type != "cpu":
+        return
+
+    def precise(original: Callable[..., torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda inputs: original(inputs.float()).to(inputs.dtype)
+
+    norms = [norm for model in build.models for norm in modules_of(model, nn.LayerNorm)]
+    undo = contextlib.ExitStack()
+    undo.enter_context(patched(norms, "forward", [precise(norm.forward) for norm in norms]))
+    build.on_close(undo.close)
+
+
+def lookup(module: Any, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    """An embedding's forward to `dtype` from its rows as they are now, in whose own type gradients add up."""
+    rows, options = module.weight, (module.padding_idx, module.max_norm, module.norm_type)
+    more = module.scale_grad_by_freq, module.sparse
+    return lambda tokens: nn.functional.embedding(tokens, rows, *options, *more).to(dtype)
 
 
 def set_fp32_precision(build: Any, owners: Sequence[Any], precision: str) -> None:

@@ -160,7 +160,8 @@ class Build:
         self.declared: list[str] = []
         self.notes: dict[str, Any] = {}
         self.seams: Any = None  # the composed functions by name, once all techniques have been applied
-        self.on_gradients: Callable[[Any], Any] | None = None  # the person's own
+        self.loss: Callable[[Any, Any], Any] | None = None  # the person's own, as is the next
+        self.on_gradients: Callable[[Any], Any] | None = None
         self.close_callbacks: list[Callable[[], None]] = []
         self.kept: dict[str, Any] = {}
         self.optimizers: list[torch.optim.Optimizer] = []  # of an own step too

@@ -8,14 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import _published as published
 import pytest
 
 from vivace.advise.demand import load_models
 from vivace.errors import InputError
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-import _published as published  # noqa: E402
 
 HEAD = "model,task,gpu,n_gpus,precision,batch_per_gpu,unit,value,source\n"
 

@@ -1,4 +1,4 @@
-"""Child processes that cost no import: a fork server has torch and Vivace loaded and has run nothing."""
+"""Trainings in child processes of the fork server."""
 
 import dataclasses
 import hashlib
@@ -14,12 +14,6 @@ import torch
 
 SCENES = Path(__file__).parent / "scenes"
 TINY = SCENES / "tiny.py"
-PRELOADED = (
-    "torch._dynamo",  # what building an optimizer imports
-    "tensorboard.summary.writer.record_writer",
-    "tensorboard.compat.proto.event_pb2",
-    "vivace.engine.training",
-)
 
 
 @dataclasses.dataclass
@@ -37,22 +31,15 @@ class Child:
         return json.loads(self.answer_path.read_text())
 
 
-@pytest.fixture(scope="session")
-def fork_server():
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
-    return context
-
-
 @pytest.fixture
 def launch(fork_server, tmp_path):
     """``(job, **scene) -> Child``: train in a child process, see scenes/child.py."""
     numbers = itertools.count()
     children = []
 
-    def start(job="job", arguments=None, **scene):
+    def start(job="job", arguments=None, file=TINY, **scene):
         answer = tmp_path / f"answer_{next(numbers)}.json"
-        scene |= {"job": f"{TINY}:{job}", "arguments": arguments or {}, "answer": str(answer)}
+        scene |= {"job": f"{file}:{job}", "arguments": arguments or {}, "answer": str(answer)}
         options = {"init_globals": {"SCENE": scene}, "run_name": "scene"}
         child = fork_server.Process(target=runpy.run_path, args=(str(SCENES / "child.py"),), kwargs=options)
         child.start()

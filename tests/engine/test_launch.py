@@ -1,7 +1,7 @@
 """Child processes: isolation of crashes, hangs, output and standard input; errors by their own class."""
 
 import os
-import signal
+import runpy
 import subprocess
 import sys
 import time
@@ -105,28 +105,27 @@ def test_a_child_has_a_terminal_session_of_its_own_and_dies_with_its_parent(sour
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
-def test_no_child_outlives_a_killed_parent(tmp_path):
+def test_no_child_outlives_a_killed_parent(fork_server, tmp_path, until):
     script = tmp_path / "parent.py"
     script.write_text(
-        "import os, sys, torch, vivace, time\n"
+        "import pathlib, sys, time, vivace\n"
         f"sys.path.insert(0, {str(tmp_path)!r})\n"
         "from vivace.engine.launch import Child, Source\n"
         "job = vivace.Job(model=lambda: None, data=list, loss=max, optimizer=str)\n"
         f"child = Child({HERE!r}, Source(job))\n"
-        "print(child.ask('where', 60)[0], flush=True)\n"
+        f"path = pathlib.Path({str(tmp_path)!r}, 'pid')\n"
+        "path.with_suffix('.tmp').write_text(str(child.ask('where', 60)[0]))\n"
+        "path.with_suffix('.tmp').rename(path)\n"
         "time.sleep(60)\n"
     )
     (tmp_path / "tests_launch_entry.py").write_text(ENTRY)
-    import subprocess
-
-    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
-        parent.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{pid}").exists()
+    parent = fork_server.Process(target=runpy.run_path, args=(str(script),))
+    parent.start()
+    until((tmp_path / "pid").exists, 60)
+    pid = int((tmp_path / "pid").read_text())
+    parent.kill()
+    parent.join()
+    until(lambda: not Path(f"/proc/{pid}").exists(), 10)
 
 
 def test_a_job_that_cannot_travel_is_refused_with_the_way_out():

@@ -111,6 +111,7 @@ def test_skipped_samples_are_not_loaded():
     assert len(loader.dataset.read) == SAMPLES - 16
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on one core
 def test_worker_processes_change_nothing():
     for name in ("shuffled", "random collate"):
         assert same(read(LOADERS[name]()), read(LOADERS[name](num_workers=2)))

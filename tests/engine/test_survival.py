@@ -108,21 +108,25 @@ def test_an_own_step_cannot_be_cut(tmp_path):
         vivace.train(job, out=tmp_path / "run")
 
 
-@pytest.mark.parametrize("fails", ["forward", "backward"])
-def test_all_ranks_go_on_together_when_one_runs_out(fork_server, tmp_path, digest, fails):
-    def start(name, plan, **environment):
+@pytest.fixture
+def ranks(fork_server, tmp_path, digest):
+    """``(name, plan, job, scenes, **environment) -> (digest, answers)`` of a run on two ranks."""
+
+    def start(name, plan, job="job", scenes=({}, {}), **environment):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
         shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **environment}
         children = []
+        answers = [tmp_path / f"{name}_{rank}.json" for rank in range(2)]
         for rank in range(2):
             scene = {
-                "job": f"{CROWDED}:job",
+                "job": f"{CROWDED}:{job}",
                 "arguments": {"out": str(tmp_path / name)},
                 "plan": plan,
                 "environment": {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                "answer": str(tmp_path / f"{name}_{rank}.json"),
+                "answer": str(answers[rank]),
+                **scenes[rank],
             }
             options = {"init_globals": {"SCENE": scene}, "run_name": "scene"}
             path = (str(CROWDED.with_name("child.py")),)
@@ -133,17 +137,45 @@ def test_all_ranks_go_on_together_when_one_runs_out(fork_server, tmp_path, diges
             child.join(60)
             if child.exitcode is None:
                 child.kill()
-        assert [child.exitcode for child in children] == [0, 0]
-        return digest(tmp_path / name / "model.pt")
+        found = [json.loads(answer.read_text()) for answer in answers]
+        assert [child.exitcode for child in children] == [0, 0], found
+        return digest(tmp_path / name / "model.pt"), found
 
-    ddp = "format = 1\n[techniques.ddp]\n"
-    wanted = start("wanted", f"{ddp}[techniques.micro_batches]\n", FAILS="nothing")
-    found = start("run", ddp, FAILS=fails, FAILING_RANK="1", MOST="2")
+    return start
+
+
+DDP = "format = 1\n[techniques.ddp]\n"
+
+
+@pytest.mark.parametrize("fails", ["forward", "backward"])
+def test_all_ranks_go_on_together_when_one_runs_out(ranks, fails):
+    wanted, _ = ranks("wanted", f"{DDP}[techniques.micro_batches]\n", FAILS="nothing")
+    found, answers = ranks("run", DDP, FAILS=fails, FAILING_RANK="1", MOST="2")
     assert found == wanted
-    notices = [json.loads((tmp_path / f"run_{rank}.json").read_text())["notices"] for rank in range(2)]
+    notices = [answer["notices"] for answer in answers]
     assert notices[0][0].endswith("from here on each batch of 4 runs in 2 pieces (micro_batches)")
     assert "another rank did" in notices[0][0]
     assert "CUDA out of memory" in notices[1][0]
+
+
+def test_the_hosts_memory_runs_out_on_one_rank(ranks):
+    """Fault 23: the process may not have more address space, and stays usable."""
+    limits = ({}, {"address_space_mib": 160})
+    found, answers = ranks("run", DDP, "hungry", limits)
+    notices = [answer["notices"] for answer in answers]
+    assert "can't allocate memory" in notices[1][0]
+    assert "another rank did" in notices[0][0]
+    num = int(notices[1][-1].partition(" pieces")[0].rpartition(" ")[2])
+    assert len(notices[1]) == num.bit_length() - 1 <= 4
+    wanted, _ = ranks("wanted", f"{DDP}[techniques.micro_batches]\nnum = {num}\n", "hungry")
+    assert found == wanted
+
+
+def test_a_host_with_too_little_memory_for_one_sample_is_an_answer(launch, tmp_path):
+    child = launch("hungry", {"out": str(tmp_path / "run")}, CROWDED, address_space_mib=6)
+    assert child.wait() == 1
+    assert child.answer["error"]["kind"] == "OutOfMemory"
+    assert "what may fit is a plan with checkpoint" in child.answer["error"]["message"]
 
 
 def test_what_counts_as_running_out_of_memory():

@@ -1,12 +1,11 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.run import main as torchrun
 
 import vivace
 from vivace.engine.training import train
@@ -36,7 +35,7 @@ class TestKills:
         assert digest(out / "model.pt") == reference
 
     def test_workers_of_the_plan_change_nothing(self, train_in_child, tmp_path, reference, digest):
-        out, plan = tmp_path / "run", "format = 1\n[techniques.loader_workers]\n"
+        out, plan = tmp_path / "run", "format = 1\n[techniques.loader_workers]\nnum_workers = 1\n"
         assert train_in_child(out, plan=plan, kill_in_step=EPOCH + 3)[0] == -signal.SIGKILL
         assert train_in_child(out, resume=True)[0] == 0
         assert digest(out / "model.pt") == reference
@@ -304,23 +303,15 @@ class TestRanks:
     @pytest.mark.slow
     @pytest.mark.skipif("ddp" not in vivace.registry.names(), reason="there is no technique ddp")
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-    def test_when_torchrun_goes_its_ranks_save_and_go(self, tmp_path, until, number):
+    def test_when_torchrun_goes_its_ranks_save_and_go(self, fork_server, tmp_path, until, number):
         out, rank = tmp_path / "run", Path(__file__).parent / "scenes" / "rank.py"
-        command = [
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            str(rank),
-            str(out),
-        ]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        pipe = subprocess.DEVNULL
-        agent = subprocess.Popen([sys.executable, *command], env=environment, stdout=pipe, stderr=pipe)
+        options = ["--standalone", "--nproc-per-node", "2", "--start-method", "fork", "--run-path"]
+        agent = fork_server.Process(target=torchrun, args=([*options, str(rank), str(out)],))
+        agent.start()
         until(lambda: (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").read_text(), 120)
-        agent.send_signal(number)
-        agent.wait(30)
+        os.kill(agent.pid, number)
+        agent.join(30)
+        assert agent.exitcode is not None
         until((out / "run.json").exists)
         assert json.loads((out / "run.json").read_text())["interrupted_by"] == "SIGTERM"
         assert len(checkpoints(out)) == 1

@@ -232,6 +232,15 @@ def test_a_broken_nvml_is_a_reason(broken):
     assert "Driver/library version mismatch" in found.error
 
 
+def test_no_driver_and_no_compiler_are_reasons(monkeypatch):
+    monkeypatch.setattr(facts, "ask", lambda: nvidia.Nvidia(error="NVML Shared Library Not Found"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    machine = inspect()
+    assert "no C++ compiler (no-such-compiler): torch.compile cannot build CPU kernels" in machine.missing
+    assert "no NVIDIA GPU: NVML Shared Library Not Found" in machine.missing
+    assert machine.device.name
+
+
 def test_a_machine_with_gpus_is_gathered(monkeypatch):
     from vivace.inspect import gather
 

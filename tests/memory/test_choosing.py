@@ -5,7 +5,9 @@ from torch import nn
 import vivace
 from vivace.engine.opening import start
 from vivace.errors import AnswerIsNo
-from vivace.memory.choosing import choose, measure
+from vivace.memory import costs
+from vivace.memory.choosing import choose, choosers
+from vivace.memory.costs import measure
 from vivace.plan import Plan
 from vivace.technique import Numerics
 
@@ -34,23 +36,37 @@ def job():
     )
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(costs, "MOST", costs.FEWEST)
+
+
 def test_blocks_are_measured_without_a_trace():
     batch = job().data()[0]
     with start(job(), Plan(), vivace.inspect()) as plain:
         plain.step(batch)
         stream = torch.get_rng_state()
     with start(job(), Plan(), vivace.inspect()) as session:
-        options = measure(session, batch, Numerics.ROUNDING)
+        parts = measure(session, batch, Numerics.ROUNDING)
     assert torch.equal(torch.get_rng_state(), stream)
     assert not any(p.grad is not None for p in session.build.model.parameters())
     for one, two in zip(session.build.model.parameters(), plain.build.model.parameters(), strict=True):
         assert torch.equal(one, two)
-    assert list(options) == [str(i) for i in range(1, 7)]
-    assert [o.name for o in options["1"]] == ["keep", "recompute", "compress"]
-    keep, recompute, compress = options["3"]
-    assert recompute.held_bytes == 0 < compress.held_bytes < keep.held_bytes
-    assert options["1"] is options["2"]
+    assert [part.name for part in parts] == ["", "1", "", "2", "", "3", "", "4", "", "5", "", "6", ""]
+    options = {part.name: part.options for part in parts}
+    assert [o.name for o in options["1"]] == ["keep", "recompute", "cheap", "compress"]
+    keep, recompute, cheap, compress = options["3"]
+    assert recompute.held_bytes == 0 < cheap.held_bytes < keep.held_bytes
+    assert 0 < compress.held_bytes < keep.held_bytes
+    assert [(o.held_bytes, o.seconds) for o in options["1"]] == [
+        (o.held_bytes, o.seconds) for o in options["2"]
+    ]
     assert keep.held_bytes > 3 * options["1"][0].held_bytes
+    # Gradients of the blocks that come later are there when a block's backward pass runs.
+    weights = sum(p.numel() * 4 for p in job().model()[2].parameters())
+    assert options["1"][0].working_bytes == options["2"][0].working_bytes + weights
+    # What a block hands on is held whatever is decided.
+    assert all(part.options[0].held_bytes == 512 * 16 * 4 for part in parts[2:-1:2])
 
 
 def test_the_plan_fits_and_the_smallest_is_named():
@@ -67,3 +83,34 @@ def test_the_plan_fits_and_the_smallest_is_named():
     assert tight.curve[-1][1] == 0.0
     with pytest.raises(AnswerIsNo, match="the smallest measured is"):
         choose(job(), vivace.inspect(), 10_000)
+
+
+def test_what_helps_beside_the_blocks_is_measured_in_its_own_terms():
+    batches = job().data()
+    found = list(choosers(job(), vivace.inspect(), batches, Numerics.ROUNDING, Plan()))
+    names = [" ".join(chooser.base.names) for chooser in found]
+    wanted = ["", "optimizer_in_backward", "bf16_autocast", "micro_batches", "micro_batches"]
+    assert names == wanted  # and no channels_last, since there is no convolution
+    whole, _, half, pieces, _ = ([o[0].held_bytes for o in c.options] for c in found)
+    assert sum(half) < 0.8 * sum(whole)
+    assert sum(pieces) == pytest.approx(sum(whole) / 2, rel=0.05)
+    exact = choosers(job(), vivace.inspect(), batches, Numerics.EXACT, Plan())
+    assert [chooser.base.names for chooser in exact] == [(), ("optimizer_in_backward",)]
+
+
+def test_a_block_that_cannot_run_twice_is_kept():
+    def model():
+        built = job().model()
+        built[3].body[1].register_forward_hook(lambda *_: None)
+        return built
+
+    hooked = vivace.Job(**{**vars(job()), "model": model})
+    with start(hooked, Plan(), vivace.inspect()) as session:
+        parts = measure(session, job().data()[0], Numerics.EXACT)
+    names = {part.name: [option.name for option in part.options] for part in parts}
+    assert names["3"] == ["keep"]
+    assert names["4"] == ["keep", "recompute", "cheap"]
+    kept = choose(hooked, vivace.inspect(), 10**9).kept_bytes
+    assert (
+        "3" not in choose(hooked, vivace.inspect(), int(0.85 * kept)).plan.to_dict()["checkpoint"]["blocks"]
+    )

@@ -27,6 +27,15 @@ def test_sixteen_bit_numbers_have_their_own_ceiling():
     assert next(row for row in rows if row.operator == "matmul").bound_seconds == 2.5
 
 
+def test_float16_and_tf32_have_theirs():
+    ceilings = {"matmul_fp16": 50.0, "matmul_tf32": 800.0, "copy_device": 1e3}
+    work, seconds = {"matmul": WORK["matmul"]}, {"matmul": 20.0}
+    (row,) = roofline(work, seconds, {"matmul:2": 1000}, ceilings, "fp16")
+    assert row.bound_seconds == 20.0
+    (row,) = roofline(work, seconds, {"matmul:4": 1000}, ceilings, tf32=["matmul"])
+    assert row.bound_seconds == 1.25
+
+
 def test_without_a_ceiling_there_is_no_bound():
     rows = roofline(WORK, SECONDS, SIZES, {"matmul_fp32": 100.0})
     assert bound_of(rows) is None

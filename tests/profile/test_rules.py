@@ -7,6 +7,7 @@ import pytest
 
 from vivace.machine import Device, Machine
 from vivace.profile import rules, rules_precision
+from vivace.profile.bounds import bounds, to_dict
 from vivace.profile.seen import Seen
 
 MACHINE = Machine(
@@ -56,7 +57,7 @@ def seen_with(**changes):
 
 
 def tried(*ratios):
-    return {"ratios": list(ratios)}
+    return {"ratios": list(ratios), "seconds": 0.09}
 
 
 PLANTED = {
@@ -109,6 +110,18 @@ PLANTED = {
     "graph breaks": (
         "recompiles",
         {"dynamo": {"new_graphs": 0, "graphs": 3, "compilations": [], "breaks": [["item() in m.py", 4]]}},
+    ),
+    "compiled until it gave up": (
+        "recompiles",
+        {
+            "dynamo": {
+                "new_graphs": 0,
+                "graphs": 8,
+                "reasons": [{"place": "m.py:3 forward", "seconds": 0.3, "reason": "len(factors) == 3"}] * 8,
+                "compilations": [],
+                "breaks": [["Dynamo recompile limit exceeded", 1]],
+            }
+        },
     ),
     "kept graphs": ("memory", {"live": {"after": 45, "held": ["losses (train.py)"]}}),
     "growing memory": ("memory", {"resident": [2**30 + 2**22 * step for step in range(40)]}),
@@ -213,6 +226,21 @@ HARMLESS = {
         "asked": {"compile": "a.py:1"},
         "dynamo": {"graphs": 1, "new_graphs": 0, "compilations": [], "breaks": [], "reasons": []},
     },
+    "compiled for a first validation": {
+        "dynamo": {
+            "graphs": 2,
+            "new_graphs": 1,
+            "compilations": [{"place": "m.py:3 forward", "seconds": 2.0, "reason": "grad_mode"}],
+            "breaks": [],
+            "reasons": [{"place": "m.py:3 forward", "seconds": 2.0, "reason": "grad_mode"}],
+        }
+    },
+    "samples in memory that are collated": {
+        "seconds": {"data": 0.03},
+        "fetch": {
+            "seen": [["/x/torch/utils/data/_utils/collate.py:9 collate_tensor_fn | collate.py:9 collate", 30]]
+        },
+    },
     "memory that settles": {"resident": [2**30 + 2**26 * min(step, 10) for step in range(40)]},
     "threads that make no difference": {
         "flags": {"threads": 2},
@@ -286,6 +314,20 @@ def test_exposed_collectives_are_taken_from_the_backward_pass():
     assert sum(traced.shares.values()) == pytest.approx(1)
 
 
+def test_autocast_that_reaches_nothing_is_worth_what_the_copy_gained():
+    changes = {"precision": {"autocast": 40}, "experiments": {"autocast_reached": tried(1.9, 2.0, 2.1)}}
+    (verdict,) = rules.judge_all(seen_with(**changes))
+    model = 0.9  # forward and backward, of the step
+    assert verdict.low < 1 / (1 - model + model / 2.0) < verdict.high
+
+
+def test_ranks_that_read_the_same_batch_count_once():
+    ranks = {"ranks": {"world_size": 2, "batch_sum": 3.5}, "samples": 32}
+    same = seen_with(**ranks, other_ranks=[{"ranks": {"batch_sum": 3.5}}])
+    apart = seen_with(**ranks, other_ranks=[{"ranks": {"batch_sum": 4.5}}])
+    assert apart.samples_per_second == 2 * same.samples_per_second == pytest.approx(2 * 32 / 0.1)
+
+
 def test_on_a_gpu_the_synchronised_steps_say_what_the_device_does():
     device = {
         "data": 0.0,
@@ -300,3 +342,45 @@ def test_on_a_gpu_the_synchronised_steps_say_what_the_device_does():
     shares = {phase: share for phase, share in seen.shares.items() if share}
     expected = {"data": 0.15, "place": 0.1, "forward": 0.2, "backward": 0.4, "update": 0.1, "idle": 0.05}
     assert shares == pytest.approx(expected)
+
+
+BOUNDS = {
+    "launch": {"experiments": {"double_batch": tried(0.9, 0.95, 0.97)}},
+    "small_batch": {"experiments": {"double_batch": tried(0.62, 0.65, 0.7)}},
+    "optimizer": {"seconds": {"update": 0.08}, "experiments": {"fused": tried(2.9, 3.0, 3.1)}},
+    "paging": {"page_faults": 60_000.0},
+    "swapping": {"disk_faults": 40.0},
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_what_bounds_a_step_is_named_and_alone(name):
+    (bound,) = bounds(seen_with(**BOUNDS[name]), 300)
+    document = to_dict(bound)
+    assert document["name"] == name
+    assert 1 <= document["gain"]["low"] <= document["gain"]["high"]
+    assert document["evidence"]
+    assert document["next"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"experiments": {"double_batch": tried(0.5, 0.52, 0.55)}},
+        {"page_faults": 500.0, "disk_faults": 0.2},
+    ],
+)
+def test_work_that_fills_the_step_has_no_bound_of_these(changes):
+    assert bounds(seen_with(**changes), 300) == []
+
+
+def test_twice_the_batch_for_nothing_is_worth_twice_the_model_s_part():
+    (bound,) = bounds(seen_with(experiments={"double_batch": tried(1.0, 1.0, 1.0)}), 300)
+    assert bound.low < 2 / 1.01 < bound.high  # data takes twice as long, the rest as long as before
+
+
+def test_a_fused_update_is_worth_its_share():
+    (bound,) = bounds(seen_with(**BOUNDS["optimizer"]), 300)
+    share = 0.08 / (0.08 + 0.092)
+    assert bound.low < 1 / (1 - share + share / 3) < bound.high

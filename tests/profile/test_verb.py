@@ -1,16 +1,17 @@
 """`vivace.profile` from outside: a Job in a child process, and scripts that know nothing of it."""
 
+import io
 import json
-import os
 import subprocess
 import sys
-import textwrap
 
 import pytest
 import torch
 
 import vivace
 from vivace.errors import ChildFailed, InputError, JobError
+from vivace.inspect import store
+from vivace.inspect.ceilings import Ceiling, Survey
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.testing import TINY_JOBS
@@ -18,7 +19,7 @@ from vivace.testing import TINY_JOBS
 CEILINGS = {"matmul_fp32": 1e11, "convolution_fp32_nchw": 1e11, "copy_device": 1e10}
 KEYS = {"shares", "bound_seconds", "share_of_limit", "verdicts", "memory", "page_path", "trace_path", "work"}
 SCRIPT = """
-import sys, time
+import sys
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -27,8 +28,7 @@ torch.set_num_threads(1)
 data = TensorDataset(torch.randn(512, 64), torch.randint(4, (512,)))
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-end = time.monotonic() + float(sys.argv[1])
-while time.monotonic() < end:
+for _ in range(int(sys.argv[1])):
     for inputs, labels in DataLoader(data, batch_size=64):
         nn.functional.cross_entropy(model(inputs), labels).backward()
         optimizer.step()
@@ -92,37 +92,29 @@ def test_neither_or_both_is_refused(tmp_path):
         vivace.profile(out=tmp_path)
 
 
-def test_an_unmodified_script_keeps_its_output_and_exit_code(tmp_path):
+def test_an_unmodified_script_keeps_its_output_and_exit_code(tmp_path, monkeypatch):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    _store_ceilings(environment)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    known = vivace.inspect()
+    store.save(
+        known.fingerprint,
+        known.device.kind,
+        Survey({key: Ceiling(value, 0.0, 1, "") for key, value in CEILINGS.items()}),
+    )
     done = subprocess.run(
-        [sys.executable, "-m", "vivace", "profile", "--out", "out", "--", "python", "train.py", "7"],
+        [sys.executable, "-m", "vivace", "profile", "--out", "out", "--", "python", "train.py", "240"],
         cwd=tmp_path,
-        env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 7, done.stderr
-    assert done.stdout == "trained ['7']\n"
+    assert done.stdout == "trained ['240']\n"
     document = json.loads((tmp_path / "out" / "profile.json").read_text())
     assert set(document) >= KEYS
     assert document["exit_code"] == 7
     assert document["bound_seconds"] > 0
-
-
-def _store_ceilings(environment):
-    code = f"""
-        from vivace.inspect import inspect
-        from vivace.inspect.ceilings import Ceiling, Survey
-        from vivace.inspect.store import save
-        machine = inspect()
-        found = {{key: Ceiling(value, 0.0, 1, "") for key, value in {CEILINGS!r}.items()}}
-        save(machine.fingerprint, machine.device.kind, Survey(found))
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment, check=True)
 
 
 def test_a_script_that_does_not_train_is_said_so(tmp_path, machine):
@@ -134,3 +126,27 @@ def test_a_script_that_does_not_train_is_said_so(tmp_path, machine):
 def test_a_missing_program_is_one_sentence(tmp_path, machine):
     with pytest.raises(InputError, match="no program 'no-such-program'"):
         vivace.profile(command=["no-such-program"], out=tmp_path, machine=machine)
+
+
+def test_evidence_with_brackets_is_shown_as_it_is(tmp_path):
+    from rich.console import Console
+
+    from vivace.profile.run import Profiled
+    from vivace.profile.table import draw
+
+    reason = {"evidence": "size mismatch of args[0] [/x]", "gain": {"low": 1.0, "high": 2.0}, "next": "pad"}
+    document = {
+        "verdicts": [{"cause": "recompiles", **reason}],
+        "bounds": [{"name": "small_batch", **reason}],
+        "shares": {"forward": 1.0},
+        "step_seconds": 0.1,
+        "samples_per_second": 10.0,
+        "roofline": [],
+        "memory": {},
+        "missing": [],
+    }
+    console = Console(width=200, record=True, file=io.StringIO())
+    draw(Profiled(document, tmp_path / "page.html", None), console)
+    shown = console.export_text()
+    assert "recompiles  size mismatch of args[0] [/x]" in shown
+    assert "bound by small batch  size mismatch" in shown

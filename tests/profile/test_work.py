@@ -48,6 +48,52 @@ def test_attention_is_counted_inside_a_layer(device):
     assert work.operators["attention"].flops == int(3.5 * scores_and_values)
 
 
+def test_an_lstm_and_attention_move_the_bytes_of_a_hand_count():
+    """Forward reads the inputs and writes the output; backward reads both, and writes gradients."""
+    model, inputs = on_meta(lambda: (nn.LSTM(64, 128), torch.empty(10, 4, 64, requires_grad=True)))
+    recurrent = count_work(step(model, inputs)).operators["recurrent"]
+    states, weights = 2 * 4 * 128, 4 * 128 * (64 + 128) + 2 * 4 * 128
+    read, written = 10 * 4 * 64 + states + weights, 10 * 4 * 128
+    assert recurrent.bytes == pytest.approx(4 * (3 * read + 3 * written), rel=0.02)
+    query, key, value = on_meta(lambda: torch.empty(3, 2, 4, 24, 16, requires_grad=True))
+    attended = functional.scaled_dot_product_attention
+    attend = count_work(lambda: attended(query, key, value).square().sum().backward())
+    assert attend.operators["attention"].bytes == 4 * (4 + 8) * (2 * 4 * 24 * 16)
+
+
+def resnet50_by_hand():
+    """Operations and bytes of the convolutions, and bytes of the norms, of one 224-pixel image in fp32."""
+    convolutions = [(3, 64, 7, 224, 112)]
+    inputs = 64
+    for width, blocks, size in ((64, 3, 56), (128, 4, 28), (256, 6, 14), (512, 3, 7)):
+        for block in range(blocks):
+            before = 2 * size if block == 0 and width > 64 else size
+            convolutions += [(inputs, width, 1, before, before), (width, width, 3, before, size)]
+            convolutions += [(width, 4 * width, 1, size, size)]
+            if block == 0:
+                convolutions += [(inputs, 4 * width, 1, before, size)]
+            inputs = 4 * width
+    flops = moved = normed = 0
+    for number, (there, here, kernel, before, after) in enumerate(convolutions):
+        read, weights, written = there * before**2, there * here * kernel**2, here * after**2
+        gradient = number > 0  # of its input: nobody wants that of the image
+        flops += (2 + gradient) * 2 * weights * after**2
+        moved += 4 * (2 * written + (2 + gradient) * read + 3 * weights)
+        normed += 4 * (3 + 5) * written  # forward reads twice and writes; backward reads two tensors twice
+    return flops + 3 * 2 * 2048 * 1000, moved, normed
+
+
+def test_resnet50_has_the_operations_and_bytes_of_a_hand_count():
+    models = pytest.importorskip("torchvision").models
+    model, image = on_meta(lambda: (models.resnet50(), torch.empty(1, 3, 224, 224)))
+    work = count_work(step(model, image))
+    flops, convolved, normed = resnet50_by_hand()
+    assert flops == pytest.approx(24.30e9, rel=0.001)
+    assert work.flops == pytest.approx(flops, rel=0.02)
+    assert work.operators["convolution"].bytes == pytest.approx(convolved, rel=0.02)
+    assert work.operators["norm"].bytes == pytest.approx(normed, rel=0.02)
+
+
 def test_a_chain_of_elementwise_operators_fuses_to_one_read_and_one_write():
     inputs = on_meta(lambda: torch.empty(1000))
     work = count_work(lambda: ((inputs + 1) * 2).relu())

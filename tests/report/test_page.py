@@ -163,6 +163,17 @@ def test_an_interrupted_run_shows_what_it_measured(ledger, tune_folder):
 def test_an_interrupted_result_says_so(ledger, tune_folder):
     ledger[-1]["interrupted"] = True
     assert "this is the best it had found" in read(tune_folder(ledger)).text
+    ledger[-1].update(plan={}, speedup={"estimate": 1.0, "low": 1.0, "high": 1.0}, waterfall=[], verdict=None)
+    assert "Nothing was faster" not in read(tune_folder(ledger)).text
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_verdict_of_another_plan_says_nothing_about_this_one(kept, ledger, tune_folder):
+    ledger[-1].update(interrupted=True, verdict=None)
+    ledger[-2].update(plan={"channels_last": {}}, kept=kept, reason="of channels_last")
+    text = read(tune_folder(ledger)).text
+    assert "promise ROUNDING not verified" in text
+    assert "of channels_last" not in text
 
 
 def test_without_trials_the_page_still_names_job_and_machine(ledger, tune_folder):
@@ -184,8 +195,10 @@ def test_nothing_faster_says_train_as_you_do(ledger, tune_folder):
     ledger[-1].update(plan={}, speedup={"estimate": 1.0, "low": 1.0, "high": 1.0}, waterfall=[])
     ledger[-1]["baselines"]["tf32"] = None
     ledger[-1]["baseline_notes"] = {"tf32": "this processor has no TF32"}
+    ledger[-1]["reason"] = "compile was not faster again in fresh processes"
     text = read(tune_folder(ledger)).text
     assert "Nothing was faster beyond noise: train as you do." in text
+    assert "compile was not faster again in fresh processes" in text
     assert "TF32 allowed – this processor has no TF32" in text
 
 

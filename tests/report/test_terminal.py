@@ -37,6 +37,24 @@ def test_everything_fits_80_columns(ledger, tune_folder):
         assert figure in text, figure
 
 
+def test_refusals_for_one_reason_share_a_row(ledger, tune_folder):
+    known = next(d for d in ledger if d["record"] == "trial" and d["status"] == "refused")
+    ledger[2:2] = [{**known, "techniques": {name: {}}, "reason": "no card"} for name in ("one", "two")]
+    text = shown(tune_folder(ledger))
+    assert "one, two" in text
+    assert text.count("no card") == 1
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"), [(500, "pays for itself after; the job takes 500"), (900, "pays for itself after")]
+)
+def test_a_warm_up_that_one_run_does_not_gain_back_is_said(steps, told, ledger, tune_folder):
+    ledger[-1]["job_steps"] = steps
+    text = shown(tune_folder(ledger))
+    assert told in text
+    assert ("the job takes" in text) is (steps < 514)
+
+
 def test_names_are_neither_markup_nor_control_codes(ledger, tune_folder):
     attack = "[bold red]Net[/] \x1b[2J"
     ledger[0]["job"]["model"] = ledger[0]["command"] = ledger[-1]["verdict"]["reason"] = attack

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import vivace
-from vivace import registry
+from vivace import recompute, registry
 from vivace.ledger import Observation
 from vivace.profile.observe import observe
 from vivace.testing import TechniqueContract
@@ -21,17 +21,62 @@ class TestCheckpoint(TechniqueContract):
     technique = Checkpoint
 
 
-@pytest.mark.parametrize("blocks", [["*"], ["blocks.1", "blocks.3"]])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"blocks": ["blocks.1", "blocks.3"]}, {"cheap": ["*"]}, {"cheap": ["blocks.2"]}],
+    ids=["all", "two", "cheap", "mixed"],
+)
 @pytest.mark.parametrize(
     "beside", [{}, {"bf16_autocast": {}}, {"bf16_weights": {}}, {"micro_batches": {"num": 4}}]
 )
-def test_no_bit_differs(blocks, beside):
+def test_no_bit_differs(settings, beside):
     models = [copy.deepcopy(blocky.PLAIN) if "bf16_weights" in beside else None for _ in range(2)]
-    seen, notes = blocky.course({**beside, "checkpoint": {"blocks": blocks}}, models[0])
+    seen, notes = blocky.course({**beside, "checkpoint": settings}, models[0])
     wanted, _ = blocky.course(beside, models[1])
     assert blocky.differing(seen, wanted) == []
-    assert notes["recomputed_blocks"] == (4 if blocks == ["*"] else 2)
+    assert notes["recomputed_blocks"] == (2 if "blocks" in settings else 4)
     assert all(count > 0 for count in notes["released_bytes"].values())
+
+
+def test_attention_is_kept_where_only_the_cheap_runs_again():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            kinds = [
+                0.0,
+                0.0,
+                0.2,
+                0.2,
+            ]  # dropout, in the attention too: on a CPU that makes it plain operators
+            layers = [nn.TransformerEncoderLayer(16, 2, 32, dropout, batch_first=True) for dropout in kinds]
+            self.layers, self.head = nn.ModuleList(layers), nn.Linear(16, 5)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return self.head(x.mean(1))
+
+    torch.manual_seed(1)
+    model = Net()
+    batch = torch.randn(8, 6, 16), torch.randint(5, (8,))
+    found, released = [], []
+    for plan in ({}, {"checkpoint": {"cheap": ["*"]}}, {"checkpoint": {}}):
+        with blocky.opened(plan, copy.deepcopy(model)) as session:
+            torch.manual_seed(2)
+            losses = [session.step(batch) for _ in range(3)]
+            released.append(session.build.notes.get("released_bytes"))
+        found.append({**session.model.state_dict(), "losses": torch.stack(losses)})
+    assert blocky.differing(found[1], found[0]) == blocky.differing(found[2], found[0]) == []
+    assert all(0 < released[1][name] < released[2][name] for name in released[2])
+    attention = torch.ops.aten._scaled_dot_product_flash_attention.default
+    tensor = torch.ones(1)
+    assert recompute._drops(attention, (tensor, tensor, tensor, 0.1), {})
+    assert not recompute._drops(attention, (tensor, tensor, tensor), {})
+
+
+def test_names_of_cheap_blocks_must_be_recomputed_ones():
+    with pytest.raises(vivace.Refused, match=r"^checkpoint: none of its blocks is called 'blocks.2'; they"):
+        blocky.opened({"checkpoint": {"blocks": ["blocks.1"], "cheap": ["blocks.2"]}})
 
 
 def test_the_peak_falls():
@@ -84,7 +129,7 @@ class Changed(blocky.Block):
         if self.kind == f"writes in call {self.calls}":
             self.total += 1
         if self.kind == "counts" and self.calls % 2:
-            return torch.tanh(super().forward(x))
+            return super().forward(torch.tanh(x))
         return super().forward(x)
 
 

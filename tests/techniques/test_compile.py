@@ -104,7 +104,7 @@ def test_confirmation_needs_graphs():
     with pytest.raises(vivace.Refused, match="changed nothing"):
         Compile().confirm(nothing, nothing)
     seen = Observation({}, {}, 0, 0.0, compiled_graphs=2, graph_breaks=1)
-    assert Compile().confirm(seen, nothing) == "2 compiled graphs, 1 graph breaks"
+    assert Compile().confirm(seen, nothing) == "2 compiled graphs, 1 graph break"
 
 
 def test_what_comes_out_of_a_replay_is_a_copy(monkeypatch):

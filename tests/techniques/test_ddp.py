@@ -1,17 +1,13 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+import runpy
 
 import pytest
 import torch
 
 import vivace
 
-SCRIPT = """
-import sys
+SCENE = """
 import torch
 import torch.distributed as dist
 import vivace
@@ -40,30 +36,31 @@ def train(plan, rank, ranks):
     return {"weights": model.state_dict(), "losses": losses, "norms": norms}
 
 
-dist.init_process_group("gloo")
-rank, ranks = dist.get_rank(), dist.get_world_size()
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{FOLDER}/group", rank=RANK, world_size=2)
 found = {
-    "plain": train({"ddp": {}}, rank, ranks),
-    "pieces": train({"ddp": {}, "micro_batches": {"num": 2}}, rank, ranks),
-    "bf16": train({"ddp": {}, "bf16_weights": {}}, rank, ranks),
+    "plain": train({"ddp": {}}, RANK, 2),
+    "pieces": train({"ddp": {}, "micro_batches": {"num": 2}}, RANK, 2),
+    "bf16": train({"ddp": {}, "bf16_weights": {}}, RANK, 2),
     "single": train({}, 0, 1),
 }
-torch.save(found, f"{sys.argv[1]}/{rank}.pt")
+torch.save(found, f"{FOLDER}/{RANK}.pt")
 dist.barrier()
 dist.destroy_process_group()
 """
 
 
-@pytest.mark.slow
-def test_two_ranks_train_as_one_process_with_the_global_batch(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    source = str(Path(vivace.__file__).parents[1])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": source, "CUDA_VISIBLE_DEVICES": ""}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, str(script), str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_two_ranks_train_as_one_process_with_the_global_batch(fork_server, tmp_path):
+    (tmp_path / "scene.py").write_text(SCENE)
+    ranks = []
+    for rank in range(2):
+        options = {"init_globals": {"RANK": rank, "FOLDER": str(tmp_path)}}
+        path = (str(tmp_path / "scene.py"),)
+        ranks.append(fork_server.Process(target=runpy.run_path, args=path, kwargs=options))
+        ranks[-1].start()
+    for process in ranks:
+        process.join(100)
+    assert [process.exitcode for process in ranks] == [0, 0]
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     single = first["single"]
     for name, tolerance in (("plain", 1e-5), ("pieces", 1e-5), ("bf16", 0.02)):

@@ -1,8 +1,6 @@
 """Planted defects, a few of each kind, are caught by the part of the ruler that is there for them."""
 
 import importlib
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +11,6 @@ from vivace.errors import Refused
 from vivace.verify.effort import Effort
 from vivace.verify.ruler import Ruler
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 MACHINE = vivace.inspect().to_dict()
 
 # What is caught, on which job, and words of the reason: the part of the ruler that saw it.
@@ -62,7 +59,6 @@ CAUGHT = [
 def rulers():
     """A ruler of each job, made once; the defects are known here only while these tests run."""
     before, threads = dict(registry._registered), torch.get_num_threads()
-    sys.path.insert(0, str(BENCHMARKS))
     examined = importlib.import_module("examined")
     planted = [*examined.defects.PLANTED, *examined.defects.FURTHER]
     registry._registered.update(examined.defects.REGISTERED)
@@ -78,7 +74,6 @@ def rulers():
     yield get
     registry._registered.clear()
     registry._registered.update(before)
-    sys.path.remove(str(BENCHMARKS))
     torch.set_num_threads(threads)
 
 

@@ -3,7 +3,9 @@
 import math
 
 import pytest
+import torch
 
+from vivace.verify.displacement import Outcome, State, distances
 from vivace.verify.judgement import check, summary
 
 
@@ -26,3 +28,17 @@ def test_a_figure_that_is_not_finite_is_the_worst(value):
 
 def test_a_layer_that_does_not_move_has_no_scale_to_judge():
     assert check("scale of 0.frozen.weight", 0, 0.5, math.inf, 0.0)["kept"]
+
+
+@pytest.mark.parametrize(("shift", "kept"), [(1e-7, True), (1e-2, False)], ids=["rounding", "a defect"])
+def test_a_running_mean_that_hardly_moves_is_held_against_the_spread_of_a_batch(shift, kept):
+    names = {"norm.running_mean": torch.zeros(4), "norm.running_var": torch.ones(4)}
+    before, weights = State({"w": torch.zeros(2)}, names), {"w": torch.ones(2)}
+
+    def moved_to(mean):
+        after = State(weights, {**names, "norm.running_mean": torch.full((4,), mean)})
+        return Outcome([1.0], after, torch.ones(3), torch.zeros(1), drew=False)
+
+    found = distances(moved_to(1e-8 + shift), moved_to(1e-8), before, {}, steps=1)
+    name = "buffer norm.running_mean"
+    assert check(name, 0, found[name], 0.0, 2.0**-16)["kept"] == kept

@@ -167,6 +167,22 @@ def test_other_batches_are_caught_though_everything_else_is_exact(rulers):
     assert rulers("mlp").judge({"loader_workers": {"num_workers": 1}})["kept"]
 
 
+def test_a_step_that_brings_its_own_loss_is_not_the_job(rulers):
+    def step_alone(build):
+        def step(batch):
+            loss = torch.nn.functional.cross_entropy(build.model(batch[0]), batch[1])
+            loss.backward()
+            build.optimizer.step()
+            build.optimizer.zero_grad()
+            return loss.detach()
+
+        build.replace(Seam.STEP, step)
+
+    verdict = rulers("mlp").judge(Plan([claim(step_alone)]).to_dict())
+    assert not verdict["kept"]
+    assert "never evaluates the job's loss" in verdict["reason"]
+
+
 def test_a_loss_scale_settles_before_it_is_judged():
     """A scale that starts too high skips steps until it fits: part of the technique, not of its rounding."""
     ruler = Ruler(jobs.cnn(), MACHINE)

@@ -72,6 +72,8 @@ class Loop:
             session.plan.save(path / "plan.toml")
         where = path if ranks.writes else None
         self.progress = Progress(where, self.position.step, self.position.log_bytes, on_event)
+        if found is not None:
+            self.progress.tell("resume", step=self.position.step)
         for reason in found.skipped if found is not None else ():
             self.progress.notice(f"skipped a checkpoint: {reason}")
         if notice:

@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -24,8 +25,11 @@ from vivace.inspect import inspect
 from vivace.job import Job, blame
 from vivace.machine import Machine
 from vivace.plan import Plan
-from vivace.surgery import set_fp32_precision
+from vivace.surgery import set_fp32_precision, tensors
 from vivace.technique import Build
+
+LOOKING_SECONDS = 3.0
+ALIKE = 6  # as many batches of one size, and the others are taken to have it too
 
 Part = TypeVar("Part")
 
@@ -75,19 +79,11 @@ def start(job: Job, plan: Plan, machine: Machine, *, seed: int = 0, strict: bool
     seed_everything(seed)
     device = training_device()
     built = call(job, "model")
-    models = parts_of(built, nn.Module)
-    if not models:
-        raise JobError(f"the Job's model() returned a {type(built).__name__}; it must return an nn.Module")
-    if job.step is None and len(models) > 1:
-        raise JobError(f"the Job's model() returned {len(models)} modules; several modules need an own step=")
+    models = models_of(job, built)
     for module in models:
         module.to(device)
         module.train()
-    optimizer = call(job, "optimizer", built) if job.optimizer is not None else None
-    if job.step is None and not isinstance(optimizer, torch.optim.Optimizer):
-        raise JobError(
-            f"the Job's optimizer(model) returned {type(optimizer).__name__}, not a torch.optim.Optimizer"
-        )
+    optimizer = optimizer_of(job, built)
     build = Build(
         models=models, optimizer=optimizer, machine=machine, device=device, own_step=job.step is not None
     )
@@ -147,6 +143,26 @@ def call(job: Job, field: str, *arguments: Any) -> Any:
         raise JobError(f"the Job's {field} failed: {blame(error)}") from error
 
 
+def models_of(job: Job, built: Any) -> list[nn.Module]:
+    """The modules in what the Job's model() returned. Raises JobError where these are none or too many."""
+    models = parts_of(built, nn.Module)
+    if not models:
+        raise JobError(f"the Job's model() returned a {type(built).__name__}; it must return an nn.Module")
+    if job.step is None and len(models) > 1:
+        raise JobError(f"the Job's model() returned {len(models)} modules; several modules need an own step=")
+    return models
+
+
+def optimizer_of(job: Job, built: Any) -> Any:
+    """What the Job's optimizer(model) returns. Raises JobError where that does not optimize."""
+    optimizer = call(job, "optimizer", built) if job.optimizer is not None else None
+    if job.step is None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise JobError(
+            f"the Job's optimizer(model) returned {type(optimizer).__name__}, not a torch.optim.Optimizer"
+        )
+    return optimizer
+
+
 def parts_of(built: Any, kind: type[Part]) -> list[Part]:
     """The modules or optimizers in what a Job's function returned: one, or a collection of several."""
     if isinstance(built, kind):
@@ -186,21 +202,38 @@ def forbid_tf32(build: Build) -> None:
     set_fp32_precision(build, owners, "ieee")
 
 
-def first_batches(loader: Any, count: int) -> list[Any]:
-    """Up to `count` batches, at least one. Raises JobError where the loader fails or is empty."""
-    batches: list[Any] = []
+def _loaded(loader: Any) -> Iterator[Any]:
+    """The loader's batches. Raises JobError where it fails."""
     try:
-        for batch in loader:
-            batches.append(batch)
-            if len(batches) == count:
-                break
+        yield from loader
     except (Exception, SystemExit) as error:
         raise JobError(f"the Job's data failed while loading: {blame(error)}") from error
+
+
+def first_batches(loader: Any, count: int) -> list[Any]:
+    """Up to `count` batches, at least one. Raises JobError where the loader fails or is empty."""
+    batches = list(itertools.islice(_loaded(loader), count))
     if not batches:
         raise JobError(
             "the Job's data() gave no batch: the loader is empty (drop_last with too few samples?)"
         )
     return batches
+
+
+def largest_batch(loader: Any, seconds: float) -> list[Any]:
+    """The batch with the most bytes, found within `seconds`; nothing where the first ones are all alike.
+
+    Raises JobError where the loader fails.
+    """
+    end = time.monotonic() + seconds
+    largest, sizes = None, list[int]()
+    for batch in _loaded(loader):
+        sizes.append(sum(tensor.numel() * tensor.element_size() for tensor in tensors(batch)))
+        if sizes[-1] == max(sizes):
+            largest = batch
+        if time.monotonic() > end or (len(sizes) == ALIKE and len(set(sizes)) == 1):
+            break
+    return [largest] if len(set(sizes)) > 1 else []
 
 
 def endless_batches(session: Session, job: Job, loader: Any, seed: int = 0) -> Iterator[Any]:

@@ -20,7 +20,8 @@ class Progress:
         folder: the run folder; None on ranks that write nothing.
         step: the step at which the run goes on.
         log_bytes: the length of the log at that step; what a killed run wrote after it is cut off.
-        on_event: called with ``{"event": kind, ...}``; kinds are notice, step, epoch, checkpoint, stop.
+        on_event: called with ``{"event": kind, ...}``; kinds are resume, notice, step, epoch, checkpoint,
+            stop.
     """
 
     def __init__(self, folder: Path | None, step: int, log_bytes: int, on_event: OnEvent | None) -> None:

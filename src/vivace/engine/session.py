@@ -43,7 +43,7 @@ class Session:
         self.optimizer = build.optimizer
         self.built: Any = self.model  # what the Job's model() returned, where a Job was opened
         self.optimizers = build.optimizers = list(optimizers)
-        self._loss = loss
+        self._loss = build.loss = loss
         self._on_gradients = build.on_gradients = on_gradients
         self._batches: Callable[[Iterable[Any]], Iterable[Any]] = iter
         self._step: Callable[[Any], torch.Tensor] = self._default_step

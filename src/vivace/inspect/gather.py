@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.metadata
+import os
 import platform
 import shutil
+import sys
 from pathlib import Path
 
 from vivace.errors import InputError
@@ -104,8 +106,9 @@ def _missing(facts: Facts) -> list[str]:
         missing.append(f"no NVIDIA GPU: {facts.nvidia.error or 'the driver lists none'}")
     if facts.torch is None:
         missing.append("torch is not installed: training needs it; reports and advice do not")
-    if shutil.which("gcc") is None and shutil.which("g++") is None and shutil.which("clang") is None:
-        missing.append("no C++ compiler (g++ or clang): torch.compile cannot build CPU kernels")
+    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")  # as inductor does
+    if shutil.which(compiler) is None:
+        missing.append(f"no C++ compiler ({compiler}): torch.compile cannot build CPU kernels")
     return missing
 
 

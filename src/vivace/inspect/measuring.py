@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from vivace.inspect import store
@@ -26,7 +27,8 @@ def measure(
     found: dict[str, Survey] = {}
     for kind in kinds:
         share = 1.0 if len(kinds) == 1 else CPU_SHARE if kind == "cpu" else 1 - CPU_SHARE
-        found[kind] = survey(kind, seconds=seconds * share, progress=progress)
+        before = store.load(machine.fingerprint, kind)
+        found[kind] = with_spread_since(before, survey(kind, seconds=seconds * share, progress=progress))
         try:
             store.save(machine.fingerprint, kind, found[kind])
         except OSError as error:
@@ -34,6 +36,17 @@ def measure(
         if found[kind].interrupted:
             break
     return found
+
+
+def with_spread_since(before: Survey, now: Survey) -> Survey:
+    """The spread of a ceiling is at least its distance from the stored one: minutes later a shared disk, or a
+    neighbour on the same host, makes another figure out of readings that agreed with each other.
+    """
+    for key in before.ceilings.keys() & now.ceilings.keys():
+        ceiling = now.ceilings[key]
+        apart = abs(ceiling.value - before.ceilings[key].value) / ceiling.value
+        now.ceilings[key] = dataclasses.replace(ceiling, spread=max(ceiling.spread, apart))
+    return now
 
 
 def stored(machine: Machine) -> dict[str, Survey]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+import math
 import os
 import sys
 import time
@@ -13,27 +15,28 @@ from typing import Any
 import torch
 
 from vivace import registry
+from vivace.engine.evaluation import Evaluation
 from vivace.engine.opening import (
+    LOOKING_SECONDS,
     call,
     checked_step,
     endless_batches,
     first_batches,
+    largest_batch,
     start,
     training_device,
 )
 from vivace.engine.session import Session
 from vivace.engine.streams import Streams, derive
+from vivace.errors import JobError
 from vivace.job import Job
 from vivace.ledger import Observation
 from vivace.machine import Machine
 from vivace.plan import Plan
-from vivace.profile.observe import observe
+from vivace.profile.observe import live_bytes, observe, peak_of
 from vivace.profile.reference import profile_reference
 from vivace.surgery import batch_size, tensors
 from vivace.technique import Numerics
-
-LOOKING_SECONDS = 3.0
-ALIKE = 6  # as many batches of one size, and the others are taken to have it too
 
 LIBRARIES = (
     "sklearn",
@@ -58,6 +61,7 @@ class Worker:
         self._stream: Iterator[Any] = iter(())
         self._cached: Any = None
         self._largest: list[Any] | None = None
+        self._validation: list[Any] | None = None
         limit = os.environ.get("VIVACE_MEMORY_BYTES")
         if limit and torch.cuda.is_available():
             total = torch.cuda.get_device_properties(training_device()).total_memory
@@ -98,14 +102,25 @@ class Worker:
                 profile_reference(session, self.job, first_batches(call(self.job, "data"), 4))
             )
 
-    def choose(self, memory: int, allow: str, base: dict[str, Any]) -> dict[str, Any]:
+    def choose(
+        self, memory: int, allow: str, base: dict[str, Any], seconds: float = math.inf
+    ) -> dict[str, Any]:
         """The cheapest decisions for the model's blocks within `memory` bytes; see `vivace.memory.choosing`.
 
         Raises Refused and AnswerIsNo as that does.
         """
         from vivace.memory.choosing import choose
 
-        return choose(self.job, self.machine, memory, Numerics[allow], Plan.from_dict(base)).to_dict()
+        plan, largest = Plan.from_dict(base), self._largest_batch()
+        numerics = Numerics[allow]
+        chosen = choose(self.job, self.machine, memory, numerics, plan, largest=largest, seconds=seconds)
+        return chosen.to_dict()
+
+    def batches(self, plan: dict[str, Any], memory: int | None, seconds: float) -> dict[str, Any]:
+        """Speed and peak against the batch's size; see `vivace.measure.batches`. Raises Refused."""
+        from vivace.measure.batches import batch_curve
+
+        return batch_curve(self.job, self.machine, Plan.from_dict(plan), memory, seconds).to_dict()
 
     def open(self, plan: dict[str, Any], strict: bool = True, seed: int = 0) -> dict[str, Any]:
         """Open the job under a plan. Raises Refused where a technique declines."""
@@ -137,22 +152,47 @@ class Worker:
         samples = self._steps(steps, cached)
         return {"seconds": time.perf_counter() - begin, "samples": samples}
 
-    def observe(self) -> dict[str, Any]:
-        """What one step of the open session really did; on the largest batch, where batches differ."""
+    def observe(self, evaluated: bool = False) -> dict[str, Any]:
+        """What one step of the open session really did; on the largest batch, where batches differ.
+
+        With `evaluated`, the peak is that of the metric on the largest validation batch where that is higher.
+        """
         assert self.session is not None
+        batches = [next(self._stream) for _ in range(2)] + self._largest_batch()
+        seen = observe(self.session, batches)
+        if evaluated and self.job.metric is not None:
+            seen = dataclasses.replace(seen, peak_bytes=max(seen.peak_bytes, self._evaluation_peak()))
+        return dataclasses.asdict(seen)
+
+    def _largest_batch(self) -> list[Any]:
+        """The largest batch, where batches differ."""
         if self._largest is None:
             with Streams(derive(0, "largest")):
                 self._largest = largest_batch(call(self.job, "data"), LOOKING_SECONDS)
-        batches = [next(self._stream) for _ in range(2)] + self._largest
-        return dataclasses.asdict(observe(self.session, batches))
+        return self._largest
 
-    def confirm(self, reference: dict[str, Any]) -> dict[str, Any]:
+    def _evaluation_peak(self) -> int:
+        """Bytes while the metric runs on one batch; 0 where it cannot do with one."""
+        assert self.session is not None
+        if self._validation is None:
+            with Streams(derive(0, "largest")):
+                field = "validation" if self.job.validation is not None else "data"
+                loader = call(self.job, field)
+                self._validation = largest_batch(loader, LOOKING_SECONDS) or first_batches(loader, 1)
+        batches = self._validation
+        one = dataclasses.replace(self.job, validation=lambda: batches)
+        evaluation, device = Evaluation(one, self.session, 0), self.session.build.device
+        with contextlib.suppress(JobError):
+            return live_bytes(self.session, None) + peak_of(evaluation.metric, device)
+        return 0
+
+    def confirm(self, reference: dict[str, Any], evaluated: bool = False) -> dict[str, Any]:
         """Let every technique of the plan prove that it acted. Raises Refused with the technique's name.
 
         ``effect`` is a digest of what the step did: equal for settings that make no difference.
         """
         assert self.session is not None
-        seen = Observation(**self.observe())
+        seen = Observation(**self.observe(evaluated))
         evidence = {}
         for technique in self.session.plan.techniques:
             try:
@@ -193,19 +233,6 @@ class Worker:
         ]
         text = repr((shapes, inputs, optimizers))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def largest_batch(loader: Any, seconds: float) -> list[Any]:
-    """The batch with the most bytes, found within `seconds`; nothing where the first ones are all alike."""
-    end = time.monotonic() + seconds
-    largest, sizes = None, list[int]()
-    for batch in loader:
-        sizes.append(sum(tensor.numel() * tensor.element_size() for tensor in tensors(batch)))
-        if sizes[-1] == max(sizes):
-            largest = batch
-        if time.monotonic() > end or (len(sizes) == ALIKE and len(set(sizes)) == 1):
-            break
-    return [largest] if len(set(sizes)) > 1 else []
 
 
 def _length(loader: Any) -> int | None:

@@ -1,38 +1,40 @@
-"""What each block costs kept, recomputed or compressed on this machine, and the plan that fits a budget."""
+"""The plan that fits a memory budget: the cheapest decisions for the blocks, checked by a measured step."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from vivace.blocks import Block, find_blocks, forwards
 from vivace.engine.opening import call, first_batches, start
 from vivace.engine.session import Session
-from vivace.engine.streams import capture, restore
 from vivace.errors import AnswerIsNo, Refused
 from vivace.job import Job
 from vivace.machine import Machine
-from vivace.memory.planner import Decision, Option, decide, pareto, smallest
+from vivace.memory.costs import measure
+from vivace.memory.planner import Decision, decide, pareto, smallest
 from vivace.plan import Plan
 from vivace.profile.observe import observe
-from vivace.recompute import Recomputer
 from vivace.registry import find
-from vivace.saved import Bfloat16Store, HostStore, Store
-from vivace.surgery import map_tensors, patched, tensors
 from vivace.technique import Numerics
 
-REPEATS = 3
-ATTEMPTS = 4
-TECHNIQUES = {
-    "recompute": "checkpoint",
-    "compress": "compress_activations",
-    "offload": "offload_activations",
-}
+ATTEMPTS = 5
+STEPS = 5
+RELIEFS: tuple[dict[str, dict[str, Any]], ...] = (  # what lowers the peak beside decisions for blocks
+    {"optimizer_in_backward": {}},
+    {"channels_last": {}},  # on a CPU convolutions copy what lies otherwise
+    {"channels_last": {}, "optimizer_in_backward": {}},
+    {"bf16_autocast": {}},
+    {"bf16_autocast": {}, "channels_last": {}},
+    {"micro_batches": {"num": 2}},
+    {"micro_batches": {"num": 4}},
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,150 +42,203 @@ class Chosen:
     """A plan whose measured peak is within the budget.
 
     `curve` holds (bytes at the peak, seconds a step more than keeping everything), smallest first; it rests
-    on the blocks' own costs, `peak_bytes` on a measured step.
+    on the blocks' own costs, `peak_bytes` on a measured step. `step_seconds` is of a step that keeps all.
     """
 
     plan: Plan
+    base: Plan
+    decision: Decision
     peak_bytes: int
     kept_bytes: int
+    step_seconds: float
     curve: list[tuple[int, float]]
+
+    @property
+    def expected_seconds(self) -> float:
+        """Of a step under the plan, by the blocks' own costs."""
+        return self.step_seconds + self.decision.seconds
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON types."""
-        return {**dataclasses.asdict(self), "plan": self.plan.to_dict()}
+        named = {key: value for key, value in vars(self).items() if key not in ("decision", "base")}
+        return {**named, "plan": self.plan.to_dict(), "seconds": self.decision.seconds}
 
 
 def choose(
-    job: Job, machine: Machine, budget_bytes: int, allow: Numerics = Numerics.EXACT, base: Plan | None = None
+    job: Job,
+    machine: Machine,
+    budget_bytes: int,
+    allow: Numerics = Numerics.EXACT,
+    base: Plan | None = None,
+    *,
+    largest: Sequence[Any] = (),
+    seconds: float = math.inf,
 ) -> Chosen:
     """The cheapest decisions for the job's blocks under which a step's peak is within `budget_bytes`.
 
-    Each kind of block is timed alone, forward and backward, under each decision. A plan whose measured peak
-    is above the budget is chosen again with as much less room. Raises AnswerIsNo with the smallest peak that
-    is possible, and Refused where the model has no blocks.
+    Each kind of block is timed alone, forward and backward, under each decision. The chosen plan's peak is
+    measured, on `largest` where batches differ, and where it is not as expected the choice is made again
+    with as much less or more room. What helps beside the blocks (`RELIEFS`) is tried below them until
+    `seconds` are over; the fastest that fits is returned. Raises AnswerIsNo with the smallest peak that is
+    possible, and Refused where the model has no blocks.
     """
-    base = base or Plan()
-    batches = first_batches(call(job, "data"), 2)
-    with start(job, base, machine) as session:
-        options = measure(session, batches[0], allow)
-        kept = observe(session, batches).peak_bytes
-    if not options:
-        raise Refused("no part of the model is repeated, and no nn.Sequential can be cut")
-    blocks = list(options.values())
-    rest = kept - sum(each[0].held_bytes for each in blocks)
-    curve = [(rest + d.peak_bytes, d.seconds) for d in pareto(blocks)]
-    room, measured = budget_bytes - rest, list[int]()
-    for _ in range(ATTEMPTS):
+    batches = [*first_batches(call(job, "data"), 2), *largest]
+    return cheapest(choosers(job, machine, batches, allow, base or Plan()), budget_bytes, seconds)
+
+
+def cheapest(choosers: Iterable[Chooser], budget_bytes: int, seconds: float = math.inf) -> Chosen:
+    """The fastest of what the choosers find, of which none is asked after `seconds`. Raises TooLittle."""
+    begin = time.monotonic()
+    best: Chosen | None = None
+    refusals: list[TooLittle] = []
+    for chooser in choosers:
         try:
-            decision = decide(blocks, room)
-        except AnswerIsNo:
-            decision = smallest(blocks)
-        plan = plan_of(decision, list(options), base)
-        with start(job, plan, machine) as session:
-            peak = observe(session, batches).peak_bytes
-        if peak <= budget_bytes:
-            return Chosen(plan, peak, kept, curve)
-        measured.append(peak)
-        if decision.names == smallest(blocks).names:
+            if best is None or chooser.step_seconds < best.expected_seconds:
+                chosen = chooser.choose(budget_bytes)
+                best = min(best or chosen, chosen, key=lambda each: each.expected_seconds)
+        except TooLittle as refusal:
+            refusals.append(refusal)
+        if time.monotonic() - begin > seconds:
             break
-        room -= peak - budget_bytes
-    raise AnswerIsNo(
-        f"no decisions for the blocks bring the peak to {budget_bytes / 2**20:.1f} MiB; the smallest "
-        f"measured is {min(measured) / 2**20:.1f} MiB"
-    )
+    if best is None:
+        raise min(refusals, key=lambda refusal: refusal.smallest_bytes)
+    return best
+
+
+class TooLittle(AnswerIsNo):
+    """No decisions fit; `smallest_bytes` is the smallest peak that was measured."""
+
+    def __init__(self, budget_bytes: int, smallest_bytes: int) -> None:
+        super().__init__(
+            f"no decisions for the blocks bring the peak to {budget_bytes / 2**20:.1f} MiB; the smallest "
+            f"measured is {smallest_bytes / 2**20:.1f} MiB"
+        )
+        self.smallest_bytes = smallest_bytes
+
+    @property
+    def kind(self) -> str:
+        """What it is elsewhere."""
+        return AnswerIsNo.__name__
+
+
+def choosers(
+    job: Job, machine: Machine, batches: Sequence[Any], allow: Numerics, base: Plan
+) -> Iterator[Chooser]:
+    """One on `base`, and one for each relief that acts on this job and is allowed."""
+    first = Chooser(job, machine, batches, allow, base)
+    yield first
+    for settings in RELIEFS:
+        plan = base
+        for name, values in settings.items():
+            plan = plan.adding(find(name)(**values))
+        if plan.promise > allow or len(plan) < len(base) + len(settings):
+            continue
+        with contextlib.suppress(Exception):  # what is refused or fails on this job is no relief
+            yield Chooser(job, machine, batches, allow, plan, first)
+
+
+class Chooser:
+    """What the parts of a job's step cost, measured once, and the decisions that follow from it.
+
+    `rest` is what a step's peak holds beside the parts: weights, optimizer state, the batch; it is whatever
+    makes the measured peak of a step come out.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        machine: Machine,
+        batches: Sequence[Any],
+        allow: Numerics,
+        base: Plan,
+        first: Chooser | None = None,
+    ) -> None:
+        self.job, self.machine, self.batches, self.base = job, machine, list(batches), base
+        with start(job, base, machine) as session:
+            if session.promise > allow:
+                raise Refused(f"on this job it promises {session.promise.name}, and {allow.name} is allowed")
+            self.parts = measure(session, batches[-1], allow)
+            self.kept_bytes = observe(session, self.batches).peak_bytes
+            self.step_seconds = self._step_seconds(session, first)
+        if not self.parts:
+            raise Refused("no part of the model is repeated, and no nn.Sequential can be cut")
+        self.options = [part.options for part in self.parts]
+        keeping = [options[:1] for options in self.options]
+        self.rest = self.kept_bytes - smallest(keeping).peak_bytes
+
+    def choose(self, budget_bytes: int) -> Chosen:
+        """The cheapest plan whose measured peak is within the budget. Raises AnswerIsNo."""
+        measured: dict[tuple[str, ...], int] = {}
+        best: Decision | None = None
+        for _ in range(ATTEMPTS):
+            decision = self.decide(budget_bytes)
+            if decision.names in measured:
+                break
+            peak = measured[decision.names] = self.peak_bytes(decision)
+            self.rest = peak - decision.peak_bytes
+            if peak <= budget_bytes and (best is None or decision.seconds < best.seconds):
+                best = decision
+        if best is None:
+            raise TooLittle(budget_bytes, min(measured.values()))
+        peak = measured[best.names]
+        plan, curve = self.plan(best), self.curve()
+        return Chosen(plan, self.base, best, peak, self.kept_bytes, self.step_seconds, curve)
+
+    def decide(self, budget_bytes: int) -> Decision:
+        """The cheapest decisions that are expected to fit, or those with the smallest peak where none is."""
+        try:
+            return decide(self.options, budget_bytes - self.rest)
+        except AnswerIsNo:
+            return smallest(self.options)
+
+    def plan(self, decision: Decision) -> Plan:
+        """The base plan with the techniques that carry out a decision."""
+        return plan_of(decision, [part.name for part in self.parts], self.base)
+
+    def peak_bytes(self, decision: Decision) -> int:
+        """The measured peak of a step."""
+        with start(self.job, self.plan(decision), self.machine) as session:
+            return observe(session, self.batches).peak_bytes
+
+    def curve(self) -> list[tuple[int, float]]:
+        """Memory against time: (bytes at the peak, seconds a step more), smallest first."""
+        return [(self.rest + d.peak_bytes, d.seconds) for d in pareto(self.options)]
+
+    def _step_seconds(self, session: Session, first: Chooser | None) -> float:
+        """Seconds of a step; against those of the first chooser's, in turns, where both fit on the device."""
+        others = [session]
+        with contextlib.ExitStack() as stack:
+            if first is not None and session.build.device.type == "cpu":
+                others.append(stack.enter_context(start(self.job, first.base, self.machine)))
+            times = [[_seconds(each, self.batches[0]) for each in others] for _ in range(1 + STEPS)][1:]
+        if first is None or len(others) < 2:
+            return statistics.median(own for own, *_ in times)
+        return first.step_seconds * statistics.median(own / other for own, other in times)
+
+
+def _seconds(session: Session, batch: Any) -> float:
+    begin = time.perf_counter()
+    session.step(batch)
+    if session.build.device.type == "cuda":
+        torch.cuda.synchronize(session.build.device)
+    return time.perf_counter() - begin
 
 
 def plan_of(decision: Decision, names: list[str], base: Plan) -> Plan:
-    """`base` with the techniques that carry out a decision for the blocks called `names`."""
+    """`base` with the techniques that carry out a decision for the parts called `names`."""
+
+    def chosen(*words: str) -> tuple[str, ...]:
+        pairs = zip(names, decision.names, strict=True)
+        found = tuple(name for name, word in pairs if word in words)
+        return ("*",) if len(found) == sum(map(bool, names)) else found
+
+    wanted: dict[str, dict[str, Any]] = {
+        "checkpoint": {"blocks": chosen("recompute", "cheap"), "cheap": chosen("cheap")},
+        "compress_activations": {"blocks": chosen("compress")},
+        "offload_activations": {"blocks": chosen("offload")},
+    }
     plan = base
-    for word, technique in TECHNIQUES.items():
-        chosen = tuple(name for name, made in zip(names, decision.names, strict=True) if made == word)
-        if chosen:
-            everything = len(chosen) == len(names)
-            plan = plan.adding(find(technique)(blocks=("*",) if everything else chosen))  # type: ignore[call-arg]
+    for technique, settings in wanted.items():
+        if settings["blocks"]:
+            plan = plan.adding(find(technique)(**settings))
     return plan
-
-
-def measure(session: Session, batch: Any, allow: Numerics) -> dict[str, list[Option]]:
-    """The options of every block by name, in the order in which the blocks run; keeping comes first.
-
-    Blocks of one kind on inputs of one shape share a measurement. The session's step runs once; weights,
-    buffers and random streams are given back.
-    """
-    calls: dict[str, _Call] = {}
-
-    def around(block: Block, own: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
-        if block.name not in calls:
-            calls[block.name] = _Call(block, own, (arguments, keywords))
-        return own(*arguments, **keywords)
-
-    blocks = find_blocks(session.build.models)
-    modules = [module for block in blocks for module in block.modules]
-    instead = [function for block in blocks for function in forwards(block, around)]
-    with patched(modules, "forward", instead):
-        session.step(batch)
-    known: dict[str, list[Option]] = {}
-    for one in calls.values():
-        if one.kind not in known:
-            known[one.kind] = one.options(session, allow)
-    return {name: known[one.kind] for name, one in calls.items()}
-
-
-class _Call:
-    """One call of one block, which can be repeated alone."""
-
-    def __init__(self, block: Block, own: Callable[..., Any], inputs: Any) -> None:
-        self.block, self.own = block, own
-        self.inputs = map_tensors(inputs, lambda t: t.detach().requires_grad_(t.requires_grad))
-        shapes = [(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors(self.inputs)]
-        self.kind = f"{block.kind} {shapes}"
-
-    def options(self, session: Session, allow: Numerics) -> list[Option]:
-        """Keep, and whatever this device and promise allow."""
-        build = session.build
-        recomputer = Recomputer(build.device)
-        plain = self._seconds(build.device, None)
-        again = self._seconds(build.device, recomputer.around)
-        whole = recomputer.released[self.block.name]
-        found = [Option("keep", whole, whole, 0.0), Option("recompute", 0, whole, max(0.0, again - plain))]
-        stores: dict[str, Store] = {}
-        if allow >= Numerics.ROUNDING:
-            stores["compress"] = Bfloat16Store(build, "compress_activations")
-        if build.device.type == "cuda":
-            stores["offload"] = HostStore(build, "offload_activations", 2**20)
-        for word, store in stores.items():
-            seconds = self._seconds(build.device, store.around)
-            held = max(0, whole - store.spared[self.block.name])
-            found.append(Option(word, held, whole, max(0.0, seconds - plain)))
-        return found
-
-    def _seconds(self, device: torch.device, around: Callable[..., Any] | None) -> float:
-        """Median seconds of the block's forward and backward, once warm."""
-        times = []
-        for _ in range(REPEATS + 1):
-            streams, buffers = (
-                capture(device),
-                [(b, b.clone()) for m in self.block.modules for b in m.buffers()],
-            )
-            begin = _now(device)
-            arguments, keywords = self.inputs
-            if around is None:
-                result = self.own(*arguments, **keywords)
-            else:
-                result = around(self.block, self.own, arguments, keywords)
-            ends = [t for t in tensors(result) if t.requires_grad]
-            if ends:
-                torch.autograd.backward(ends, [torch.ones_like(t) for t in ends])
-            times.append(_now(device) - begin)
-            restore(streams, device)
-            for buffer, before in buffers:
-                buffer.data.copy_(before)
-            for tensor in (*tensors(self.inputs), *(p for m in self.block.modules for p in m.parameters())):
-                tensor.grad = None
-        return statistics.median(times[1:])
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

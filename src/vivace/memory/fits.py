@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from vivace.engine.opening import LOOKING_SECONDS, call, largest_batch
 from vivace.job import Job
 from vivace.memory.caching import MIB
 from vivace.memory.predict import predict
@@ -50,8 +51,10 @@ def draw(found: list[Fit], console: Any) -> None:
 def fits(job: Job, cards: Mapping[str, int], plan: Plan | None = None, batch: Any = None) -> list[Fit]:
     """For each card, by name and nominal bytes, whether a training step of `job` under `plan` fits on it.
 
-    What is needed is what the caching allocator would reserve (`predict`). Raises Refused where the job
-    cannot be predicted.
+    What is needed is what the caching allocator would reserve (`predict`), on the largest batch that a few
+    seconds of looking through the data find. Raises Refused where the job cannot be predicted.
     """
+    if batch is None:
+        batch = next(iter(largest_batch(call(job, "data"), LOOKING_SECONDS)), None)
     needed = predict(job, plan, batch=batch, device="cuda").reserved.reserved + CONTEXT_BYTES
     return [Fit(name, needed, int(size * (1 - DRIVER_SHARE))) for name, size in cards.items()]

@@ -1,19 +1,20 @@
 """The cheapest decisions for the blocks of a model under a memory budget, by dynamic programming.
 
-A block is kept, recomputed, or stored in another form. When the backward pass reaches block i, the blocks
-before it hold what their decisions keep, and block i itself is whole again. So the peak is the largest, over
-i, of the sum before i plus what block i needs while it is worked on: a knapsack whose limit holds at every
-prefix. States that need more memory and more time than another are dropped; the optimum is exact.
+A block is kept, recomputed whole or but for its expensive results, or stored in another form. When the
+backward pass reaches block i, the blocks before it hold what their decisions keep, and block i itself is
+whole again. So the peak is the largest, over i, of the sum before i plus what block i needs while it is
+worked on: a knapsack whose limit holds at every prefix. States that need more memory and more time than
+another are dropped; the optimum is exact.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from vivace.errors import AnswerIsNo
 
-STATES = 20_000  # above this many states, bytes are rounded up to a grid
+STATES = 4_000  # above this many states, bytes are rounded up to a grid
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Option:
     """One decision for one block.
 
     Args:
-        name: ``keep``, ``recompute``, or a technique's own word.
+        name: ``keep``, ``recompute``, ``cheap``, or a technique's own word.
         held_bytes: what stays for the backward pass, beyond what every decision keeps.
         working_bytes: what lives while the block's backward pass runs; at least `held_bytes`.
         seconds: more than keeping costs, over a step.
@@ -55,27 +56,23 @@ def decide(blocks: Sequence[Sequence[Option]], budget_bytes: int) -> Decision:
 
     Raises AnswerIsNo with the smallest peak that is possible.
     """
-    best = _search(blocks, budget_bytes, 1)
-    if best is None:
+    best = _search(blocks, budget_bytes, 1) or smallest(blocks)  # the grid may have missed it
+    if best.peak_bytes > budget_bytes:
         raise AnswerIsNo(
             f"no plan for the blocks fits into {budget_bytes / 2**20:.1f} MiB of activations; the smallest "
-            f"possible is {smallest(blocks).peak_bytes / 2**20:.1f} MiB"
+            f"possible is {best.peak_bytes / 2**20:.1f} MiB"
         )
     return best
 
 
 def smallest(blocks: Sequence[Sequence[Option]]) -> Decision:
     """The decisions with the smallest peak; among these the cheapest."""
-    low, high = 0, sum(max(o.working_bytes for o in options) for options in blocks)
-    while low < high:
-        middle = (low + high) // 2
-        if _search(blocks, middle, 1) is None:
-            low = middle + 1
-        else:
-            high = middle
-    found = _search(blocks, low, 1)
-    assert found is not None
-    return found
+    states = [_State(0, 0, 0.0, ())]
+    for options in blocks:
+        grown = [_after(state, option, 1) for state in states for option in options]
+        states = _undominated(grown, lambda state: state.peak)
+    least = min(states, key=lambda state: (state.peak, state.seconds))
+    return _search(blocks, least.peak, 1) or Decision(least.names, least.peak, least.seconds)
 
 
 def pareto(blocks: Sequence[Sequence[Option]], points: int = 20) -> list[Decision]:
@@ -99,17 +96,12 @@ def _search(blocks: Sequence[Sequence[Option]], budget: int, unit: int) -> Decis
     states = [_State(0, 0, 0.0, ())]
     for options in blocks:
         grown = [
-            _State(
-                -(-(state.held + option.held_bytes) // unit) * unit,
-                max(state.peak, state.held + option.working_bytes),
-                state.seconds + option.seconds,
-                (*state.names, option.name),
-            )
+            _after(state, option, unit)
             for state in states
             for option in options
             if state.held + option.working_bytes <= budget
         ]
-        states = _undominated(grown)
+        states = _undominated(grown, lambda state: state.seconds)
         if len(states) > STATES:
             return _search(blocks, budget, max(2 * unit, budget // STATES))
     if not states:
@@ -118,10 +110,19 @@ def _search(blocks: Sequence[Sequence[Option]], budget: int, unit: int) -> Decis
     return Decision(best.names, best.peak, best.seconds)
 
 
-def _undominated(states: list[_State]) -> list[_State]:
-    """Of states with the same held bytes or more, only those that are faster; equal ones by their peak."""
+def _after(state: _State, option: Option, unit: int) -> _State:
+    return _State(
+        -(-(state.held + option.held_bytes) // unit) * unit,
+        max(state.peak, state.held + option.working_bytes),
+        state.seconds + option.seconds,
+        (*state.names, option.name),
+    )
+
+
+def _undominated(states: list[_State], price: Callable[[_State], float]) -> list[_State]:
+    """Of states that hold the same bytes or more, only those with a lower price; equal ones by their peak."""
     kept: list[_State] = []
-    for state in sorted(states, key=lambda s: (s.held, s.seconds, s.peak)):
-        if not kept or state.seconds < kept[-1].seconds:
+    for state in sorted(states, key=lambda s: (s.held, price(s), s.peak)):
+        if not kept or price(state) < price(kept[-1]):
             kept.append(state)
     return kept

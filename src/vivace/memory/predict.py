@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from vivace.engine.opening import call, first_batches, parts_of
+from vivace.engine.opening import call, first_batches, models_of, optimizer_of
 from vivace.engine.session import Session
 from vivace.errors import Refused, VivaceError
 from vivace.inspect import inspect
@@ -89,7 +89,7 @@ def _open(job: Job, plan: Plan, device: torch.device, machine: Machine, watch: W
         )
     with torch.device(device):
         built = call(job, "model")
-    models = parts_of(built, nn.Module)
+    models = models_of(job, built)
     if any(modules_of(model, nn.RNNBase) for model in models):
         raise Refused("a recurrent layer keeps what its library chooses to, which cannot be predicted")
     _move(models, device)
@@ -97,7 +97,7 @@ def _open(job: Job, plan: Plan, device: torch.device, machine: Machine, watch: W
         model.train()
         for tensor in (*model.parameters(), *model.buffers()):
             watch.made_in[watch.note(tensor)] = "parameters"
-    optimizer = call(job, "optimizer", built)
+    optimizer = optimizer_of(job, built)
     build = Build(models=models, optimizer=optimizer, machine=machine, device=device, own_step=False)
     return Session(
         plan, build, loss=job.loss, step=None, on_gradients=job.on_gradients, optimizers=[optimizer]

@@ -7,6 +7,8 @@ from typing import Any
 
 from vivace.machine import Machine
 from vivace.profile import roofline, rules
+from vivace.profile.bounds import bounds as bounds_of
+from vivace.profile.bounds import to_dict
 from vivace.profile.prospects import prospects
 from vivace.profile.seen import MATRIX, Seen, Verdict
 from vivace.profile.trace import read_trace
@@ -26,18 +28,22 @@ def judge(
         seen.operator_seconds,
         record.get("item_bytes") or {},
         machine.ceilings,
+        "fp16" if seen.computes_in_float16 else "bf16",
+        seen.flags.get("tf32") or (),
     )
     bound = roofline.bound_of(rows) if record.get("work") else None
     share = bound / seen.step_seconds if bound is not None else None
     launch_seconds = sum(row.count for row in rows) * machine.ceilings.get("launch_seconds", 0.0)
     launching = launch_seconds / bound if bound else 0.0
+    bounds = bounds_of(seen, sum(row.count for row in rows))
     verdicts = rules.judge_all(seen) or [_healthy(seen, rows, share)]
     return {
         "format": FORMAT,
         "target": target,
         "shares": seen.shares,
         "step_seconds": seen.step_seconds,
-        "samples_per_second": record["samples"] / seen.step_seconds,
+        "samples_per_second": seen.samples_per_second,
+        "samples_per_second_in_all": seen.samples_per_second_in_all,
         "steps": record["clean_steps"],
         "bound_seconds": bound,
         "share_of_limit": share,
@@ -47,6 +53,7 @@ def judge(
         "tune": seen.tune.rstrip(","),
         "missing": _missing(record, facts, machine, bound),
         "verdicts": [verdict.to_dict() for verdict in verdicts],
+        "bounds": [to_dict(bound) for bound in bounds],
         "roofline": [roofline.to_dict(row) for row in rows],
         "modules": _modules(record, facts),
         "slowest": facts.get("slowest", []),

@@ -97,6 +97,20 @@ def profile_step(
     return profiler
 
 
+def peak_of(function: Callable[[], Any], device: torch.device) -> int:
+    """Bytes that a function holds at most while it runs, beyond those that it finds."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        function()
+        return torch.cuda.max_memory_allocated(device) - before
+    with torch.profiler.profile(
+        activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profiler:
+        function()
+    return _highest_sum(profiler.profiler.kineto_results.events())  # type: ignore[union-attr]
+
+
 def _without_graphs(session: Session, batch: Any) -> None:
     """A step of which no part is replayed: neither the whole, nor what the compiler captured."""
     compiled = "torch._dynamo" in sys.modules

@@ -44,6 +44,8 @@ def milliseconds(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     value = seconds * 1e3
+    if 0 < value < 0.01:
+        return "<0.01 ms"
     return f"{value:.0f} ms" if value >= 1000 else f"{value:.3g} ms"
 
 

@@ -104,13 +104,18 @@ def roofline(document: dict[str, Any]) -> Figure | None:
     figure, axes = _figure(3.6)
     intensities = [row["flops"] / row["bytes"] for row in rows]
     top = max(rates.values())
-    low = min([*intensities, top / bandwidth]) / 6
+    low = min([*intensities, top / bandwidth]) / 30
     high = max([*intensities, top / bandwidth]) * 6
     for key, rate in rates.items():
         knee = rate / bandwidth
         axes.plot([low, knee, high], [low * bandwidth, rate, rate], color=COLOURS["quiet"], linewidth=1.2)
         label = f"{key.replace('_', ' ')}, {rate / 1e12:.3g} TFLOP/s"
         axes.text(high, rate * 1.12, label, ha="right", va="bottom", fontsize=9, color=COLOURS["quiet"])
+    slope = 3 * low
+    axes.annotate(
+        f"memory, {bandwidth / 1e9:.3g} GB/s", (slope, slope * bandwidth), xytext=(10, -6),
+        textcoords="offset points", va="top", fontsize=9, color=COLOURS["quiet"],
+    )  # fmt: skip
     longest = max(row["seconds"] for row in rows)
     for row, intensity in zip(rows, intensities, strict=True):
         speed = row["flops"] / row["seconds"]
@@ -122,7 +127,8 @@ def roofline(document: dict[str, Any]) -> Figure | None:
     axes.set(
         xscale="log", yscale="log", xlim=(low, high), xlabel="operations a byte", ylabel="operations a second"
     )
-    axes.set_ylim(top=top * 2.4)
+    slowest = min(row["flops"] / row["seconds"] for row in rows)
+    axes.set_ylim(bottom=min(low * bandwidth, slowest / 3), top=top * 2.4)
     axes.grid(True, linewidth=0.6)
     axes.minorticks_off()
     return figure

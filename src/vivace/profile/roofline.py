@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 # Ceilings of one operator class, the first that was measured counts; the rest of a class is bounded by bytes.
@@ -10,7 +11,7 @@ _RATES = {
     "convolution": ("convolution_{dtype}_nchw", "convolution_{dtype}_nhwc"),
     "default": ("matmul_{dtype}",),
 }
-_DTYPES = {8: "fp64", 4: "fp32", 2: "bf16", 1: "int8"}
+_DTYPES = {8: "fp64", 4: "fp32", 1: "int8"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,8 @@ def roofline(
     seconds: dict[str, float],
     item_bytes: dict[str, float],
     ceilings: dict[str, float],
+    half: str = "bf16",
+    tf32: Collection[str] = (),
 ) -> list[Roof]:
     """One row a class, the longest first.
 
@@ -46,13 +49,16 @@ def roofline(
         seconds: measured by class.
         item_bytes: ``class:size`` of the matrix operators' numbers, with their operations.
         ceilings: as in `Machine.ceilings`; a missing one leaves the bound out.
+        half: what two bytes a number are, ``bf16`` or ``fp16``.
+        tf32: classes whose float32 may be computed in TF32.
     """
     sizes = {name.partition(":")[0]: int(name.partition(":")[2]) for name in item_bytes}
     rows = []
     for operator in {**work, **seconds}:
         row = work.get(operator, {})
         flops, moved, count = row.get("flops", 0), row.get("bytes", 0), row.get("count", 0)
-        dtype = _DTYPES.get(sizes.get(operator, 4), "fp32")
+        size = sizes.get(operator, 4)
+        dtype = half if size == 2 else "tf32" if size == 4 and operator in tf32 else _DTYPES.get(size, "fp32")
         bounds = {"memory": _over(moved, ceilings.get("copy_device"))}
         if flops:
             bounds["compute"] = _over(flops, _rate(operator, dtype, ceilings))

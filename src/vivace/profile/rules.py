@@ -11,12 +11,16 @@ from vivace.profile import rules_precision
 from vivace.profile.seen import Seen, Verdict
 
 LARGE_WAIT = 0.15  # of the step; below, the loader keeps up
+LARGE_COLLATING = 0.3  # what every DataLoader does with samples in memory
 LARGE_SYNC = 0.05
 LARGE_IDLE = 0.25
 LARGE_RESTART = 0.10
 CLEAR_GAIN = 1.05
 GROWTH = 0.03
+MANY_GRAPHS = 3  # in the timed window; one or two belong to a first validation
+FIRST_TOUCH = 2**30  # bytes/s at which a system hands out memory that was not used before, about
 
+COLLATING = "collating samples into batches"
 DECODERS = r"PIL|cv2|imageio|torchvision/io|jpeg|decode|soundfile|torchaudio|librosa|zlib|gzip|lzma|bz2|json"
 AUGMENTERS = (
     r"transforms|albumentations|kornia|augment|random|imgaug|numpy|noise|rotate|blur|filter|scipy|skimage"
@@ -65,8 +69,10 @@ def data_wait(seen: Seen) -> Verdict | None:
     if workers == 0:
         hidden = _with_workers(seen, wait, rest)
         kind, where = _what_fetching_does(seen)
+        if kind == COLLATING and share < LARGE_COLLATING:
+            return None
         evidence = f"{share:.0%} of the step ({wait * 1e3:.3g} ms) waits for data: {kind}{where}"
-        low, high = min(0.95 * best, step / hidden), best * 1.05
+        low, high = min(0.95 * best, step / hidden), best * 1.2  # the rest finds its data in the caches again
         return Verdict("input", evidence, max(1.0, low), high, _next_input(seen, kind))
     batches = fetch.get("worker_batches") or 0
     each = fetch["worker_seconds"] / batches if batches else None
@@ -76,8 +82,13 @@ def data_wait(seen: Seen) -> Verdict | None:
             f"{each * 1e3:.3g} ms: handing batches over costs more than making them ({seen.cores} cores)"
         )
         low = max(1.0, step / (rest + each) * 0.9)
+        crowded = 1.6 if workers >= seen.cores else 1.0  # they take the cores that the rest of the step uses
         return Verdict(
-            "workers", evidence, low, best * 1.1, f"num_workers=0, or fewer; {seen.tune} measures both"
+            "workers",
+            evidence,
+            low,
+            best * 1.1 * crowded,
+            f"num_workers=0, or fewer; {seen.tune} measures both",
         )
     if each is not None and workers < seen.cores and each / seen.cores < rest:
         needed = min(seen.cores, -(-each // rest))
@@ -119,7 +130,7 @@ def _what_fetching_does(seen: Seen) -> tuple[str, str]:
 def _kind_of(inner: str, theirs: str) -> str:
     text = inner + _source(theirs) + _source(inner)
     if "collate" in inner:
-        return "collating samples into batches"
+        return COLLATING
     for kind, pattern in (("decoding", DECODERS), ("augmenting", AUGMENTERS), ("reading", READERS)):
         if re.search(pattern, text):
             return kind
@@ -138,7 +149,7 @@ def _next_input(seen: Seen, kind: str) -> str:
         "reading": "keep the samples in memory or in one memory-mapped file",
         "decoding": "decode once and keep the result, or decode faster",
         "augmenting": "augment a whole batch at once",
-        "collating samples into batches": "index the whole tensor by a batch of indices",
+        COLLATING: "index the whole tensor by a batch of indices",
     }.get(kind, "make the dataset cheaper")
     return f"{advice}; {seen.tune} measures workers and prefetching"
 
@@ -198,7 +209,7 @@ def sync(seen: Seen) -> Verdict | None:
     )
     best = 1 / (1 - share)
     advice = "gather values on the device, and ask for them once in many steps"
-    return Verdict("sync", evidence, 1 + 0.6 * (best - 1), best * 1.15, advice)
+    return Verdict("sync", evidence, 1 + 0.4 * (best - 1), best * 1.15, advice)
 
 
 def idle(seen: Seen) -> Verdict | None:
@@ -220,19 +231,28 @@ def recompiles(seen: Seen) -> Verdict | None:
     reasons = found.get("reasons") or []
     window = sum(seen.record.get("walls") or []) or 1.0
     seconds = sum(row["seconds"] for row in found.get("compilations") or [])
-    if seconds / window > LARGE_SYNC or len(reasons) >= 4:
+    late = found.get("compilations") or []
+    anew = [row for row in late if row["reason"]]
+    gave_up = any(re.search(r"recompile.{0,20}limit", str(reason)) for reason, _ in found.get("breaks") or [])
+    often = len(late) >= MANY_GRAPHS and seconds / window > LARGE_SYNC
+    if often or len(anew) >= MANY_GRAPHS or gave_up:
         share = min(0.97, seconds / window)
         rows = reasons or found["compilations"]
         theirs = [row for row in rows if "site-packages" not in row["place"]]
         row = (theirs or rows)[-1]
         why = " ".join(str(row["reason"] or "a new graph").split())[:160]
+        where = seen.short(row["place"].split(" ")[0])
         evidence = (
             f"torch.compile made {found['new_graphs']} graphs in {seen.record['steps']} steps after warm-up"
-            f" ({seconds:.3g} s of {window:.3g} s), last {seen.short(row['place'].split(' ')[0])}: {why}"
+            f" ({seconds:.3g} s of {window:.3g} s), last {where}: {why}"
+            if late
+            else f"torch.compile compiled {where} {len(reasons)} times anew, and gave up: {why}"
         )
         best = 1 / (1 - share)
+        quiet = seen.record.get("quiet_seconds")  # of a step in which nothing was compiled
+        most = max(best, seen.step_seconds / quiet) if quiet else 20 * best if late else best
         advice = "pad to a few shapes, or torch.compile(..., dynamic=True)"
-        return Verdict("recompiles", evidence, max(1.0, 0.7 * best), best * 1.3, advice)
+        return Verdict("recompiles", evidence, max(1.0, 0.7 * best), most * 1.3, advice)
     breaks = found.get("breaks") or []
     failed = found.get("failed") or []
     if failed and not found.get("graphs"):
@@ -260,13 +280,15 @@ def memory(seen: Seen) -> Verdict | None:
         by = f", held by {held[0].split(' (')[0]}" if held else ""
         size = f", {rate * len(resident) / 2**20:.3g} MiB in {len(resident)} steps" if rate > 0 else ""
         evidence = f"{more / steps:.1f} tensors with their backward graph stay alive each step{by}{size}"
-        return Verdict("memory", evidence, 1.0, 1.1, "keep loss.item() or loss.detach(), not the loss")
+        advice = "keep loss.item() or loss.detach(), not the loss"
+        return Verdict("memory", evidence, 1.0, _without_growth(seen, rate), advice)
     if rate > 0 and rate * len(resident) > max(GROWTH * resident[0], 8 * 2**20):
         evidence = (
             f"memory grows by {rate / 2**20:.3g} MiB a step: from {resident[0] / 2**20:.0f} to "
             f"{resident[-1] / 2**20:.0f} MiB in {len(resident)} steps"
         )
-        return Verdict("memory", evidence, 1.0, 1.1, "look for lists or caches that the loop appends to")
+        advice = "look for lists or caches that the loop appends to"
+        return Verdict("memory", evidence, 1.0, _without_growth(seen, rate), advice)
     cuda = seen.record.get("cuda") or {}
     if cuda.get("retries"):
         evidence = (
@@ -275,6 +297,12 @@ def memory(seen: Seen) -> Verdict | None:
         advice = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
         return Verdict("memory", evidence, 1.0, 1.3, advice)
     return None
+
+
+def _without_growth(seen: Seen, rate: float) -> float:
+    """At most so many times as fast: memory that is new in every step has to be cleared, bytes a step."""
+    share = min(0.5, rate / FIRST_TOUCH / seen.step_seconds) if seen.device == "cpu" else 0.0
+    return 1.1 / (1 - share)
 
 
 def _growth(resident: list[int]) -> float:
@@ -311,4 +339,8 @@ def multi_gpu(seen: Seen) -> Verdict | None:
     straggler = f"; one rank needs {apart:.2f} times as long as another" if apart > 1.2 else ""
     evidence = f"{share:.0%} of the step is communication between {world} ranks that nothing hides{straggler}"
     advice = "larger batches, accumulation with no_sync(), or fewer ranks"
-    return Verdict("multi_gpu", evidence, 1.0, 1 / (1 - share), advice)
+    whole = seen.trace.get("collective_seconds", 0.0) * seen.stretch / seen.step_seconds
+    most = min(
+        0.8, max(share, whole if seen.device == "cpu" else 0.0)
+    )  # on a CPU they take the cores as well
+    return Verdict("multi_gpu", evidence, 1.0, 1.1 / (1 - most), advice)

@@ -29,7 +29,7 @@ def overflow(seen: Seen) -> Verdict | None:
             evidence += f" ({precision['not_finite']})"
         high = 1 / max(0.05, 1 - share)
         return Verdict(
-            "overflow", evidence, 1.0, high, "bfloat16 needs no scaling; or a smaller learning rate"
+            "overflow", evidence, 0.95, high, "bfloat16 needs no scaling; or a smaller learning rate"
         )
     half = "float16" in (precision.get("autocast_dtypes") or {})
     tiny = precision.get("tiny_gradients") or 0.0
@@ -38,7 +38,8 @@ def overflow(seen: Seen) -> Verdict | None:
             f"float16 without a GradScaler: {tiny:.0%} of the gradients are so small that float16 rounds "
             f"them coarsely or to zero{_layer(precision)}"
         )
-        return Verdict("overflow", evidence, 0.95, 1.05, "torch.amp.GradScaler, or bfloat16")
+        low = 0.95 / (1 + seen.shares["update"])  # unscaling goes over all gradients, as the update does
+        return Verdict("overflow", evidence, low, 1.05, "torch.amp.GradScaler, or bfloat16")
     return None
 
 
@@ -49,7 +50,9 @@ def amp_misuse(seen: Seen) -> Verdict | None:
     dtypes = precision.get("autocast_dtypes") or {}
 
     def found(evidence: str, advice: str) -> Verdict:
-        return Verdict("amp_misuse", evidence, 0.95, 1.05, advice)
+        # what goes over all gradients once more, or once less, takes at most as long as the update
+        extra = 0.5 * seen.shares["update"]
+        return Verdict("amp_misuse", evidence, 0.95 / (1 + extra), 1.05 / (1 - extra), advice)
 
     if precision.get("clip_scaled"):
         where = seen.short(sites["clip_scaled"])
@@ -100,13 +103,19 @@ def no_gain(seen: Seen) -> Verdict | None:
     if sizes and min(sizes) >= 4:
         evidence = "autocast is entered, but every matrix operation still computes in 32 bits"
         advice = "put the model's call and the loss inside of autocast, for the device that they run on"
-        return Verdict("precision_no_gain", evidence, 0.95, 1.1, advice)
+        reached = seen.experiment("autocast_reached") or (1.0, 1.0, 1.0)
+        if reached[1] > CLEAR_GAIN:
+            evidence += f"; where it reaches them, a copy of the step ran {reached[1]:.2f} times as fast"
+        return Verdict("precision_no_gain", evidence, reached[0] * 0.93, reached[2] * 1.07, advice)
     found = seen.experiment("autocast")
     if found is None or found[1] < 0.98 or found[0] < 0.93:
         return None
     low, middle, high = found
     evidence = f"a copy of the step ran {middle:.2f} times as fast without autocast: {_why_no_gain(seen)}"
-    return Verdict("precision_no_gain", evidence, low * 0.97, high * 1.03, "leave autocast out")
+    advice = "leave autocast out"
+    if precision.get("scale"):  # and the scaler with it, whose unscaling is a part of the update
+        advice, high = "leave autocast and the GradScaler out", high / (1 - 0.7 * seen.shares["update"])
+    return Verdict("precision_no_gain", evidence, low * 0.97, high * 1.03, advice)
 
 
 def no_effect(seen: Seen) -> Verdict | None:
@@ -123,7 +132,7 @@ def no_effect(seen: Seen) -> Verdict | None:
         found = seen.experiment(name)
         if found is not None and found[0] >= CLEAR_GAIN:
             evidence = f"{words}; without that a copy of the step ran {found[1]:.2f} times as fast"
-            return Verdict("no_effect", evidence, found[0] * 0.93, found[2] * 1.07, advice)
+            return Verdict("no_effect", evidence, found[0] * 0.9, found[2] * 1.15, advice)
     if "compile" in asked and not seen.record.get("dynamo") and not seen.record.get("compiled_alive"):
         where = seen.short(asked["compile"])
         evidence = (

@@ -9,6 +9,8 @@ from typing import Any
 
 from vivace.machine import Machine
 
+ALSO_UPDATE = ("threads", "double")  # experiments on forward and backward that act on the update too
+BY_SECONDS = ("anomaly",)  # experiments whose copy suffers more from the setting than the loop does
 MATRIX = ("convolution", "matmul", "attention", "recurrent")
 
 
@@ -44,7 +46,7 @@ class Seen:
         else ran meanwhile.
         """
         seconds = self._phase_seconds()
-        exposed = self.trace.get("communication_seconds", 0.0) * self._stretch
+        exposed = self.trace.get("communication_seconds", 0.0) * self.stretch
         moved = min(max(0.0, exposed - seconds["communication"]), seconds["backward"])
         seconds["backward"] -= moved
         seconds["communication"] += moved
@@ -70,10 +72,11 @@ class Seen:
     @property
     def operator_seconds(self) -> dict[str, float]:
         """Seconds by operator class, without what the profiler added to the traced step."""
-        return {name: value * self._stretch for name, value in self.trace.get("operators", {}).items()}
+        return {name: value * self.stretch for name, value in self.trace.get("operators", {}).items()}
 
     @property
-    def _stretch(self) -> float:
+    def stretch(self) -> float:
+        """What a second of the traced step is of the undisturbed one."""
         traced = self.trace.get("step_seconds") or self.step_seconds
         return min(1.0, self.step_seconds / traced)
 
@@ -104,6 +107,33 @@ class Seen:
         return dict(self.record.get("precision") or {})
 
     @property
+    def batches_at_once(self) -> int:
+        """Ranks that train on samples of their own; those that read the same batch count once."""
+        world = int((self.record.get("ranks") or {}).get("world_size") or 1)
+        ranks = [self.record, *(self.record.get("other_ranks") or [])]
+        sums = {(rank.get("ranks") or {}).get("batch_sum") for rank in ranks}
+        return len(sums) if len(ranks) == world and None not in sums else world
+
+    @property
+    def samples_per_second(self) -> float:
+        """Of all ranks together, in undisturbed steps."""
+        return self.batches_at_once * float(self.record["samples"]) / self.step_seconds
+
+    @property
+    def samples_per_second_in_all(self) -> float:
+        """The same over all steps, with validation and starting workers between them."""
+        walls = self.record.get("walls") or [self.step_seconds]
+        return self.samples_per_second * self.step_seconds / statistics.fmean(walls)
+
+    @property
+    def computes_in_float16(self) -> bool:
+        """Are two bytes a number float16, and not bfloat16?"""
+        return "float16" in [
+            *(self.precision.get("autocast_dtypes") or ()),
+            *(self.record.get("parameter_dtypes") or ()),
+        ]
+
+    @property
     def model_share(self) -> float:
         """Fraction of the step in forward and backward, on which the experiments act."""
         return self.shares["forward"] + self.shares["backward"]
@@ -111,17 +141,42 @@ class Seen:
     def experiment(self, name: str) -> tuple[float, float, float] | None:
         """Low, median and high speed ratio of the whole step without a setting; None where it was not tried.
 
-        The ratio was measured on forward and backward of a copy; the rest of the step stays as it is.
+        The ratio was measured on forward and backward of a copy. The update follows it where the setting acts
+        there too; the rest of the step stays as it is.
         """
-        found = (self.record.get("experiments") or {}).get(name) or {}
-        ratios = sorted(found.get("ratios") or [])
+        picked = self.ratios(name)
+        if picked is None:
+            return None
+        if name in BY_SECONDS:
+            return self._by_seconds(name, picked)
+        share = self.model_share + (self.shares["update"] if name in ALSO_UPDATE else 0.0)
+        low, middle, high = (1 / (1 - share + share / ratio) for ratio in picked)
+        return low, middle, high
+
+    def _by_seconds(self, name: str, ratios: tuple[float, float, float]) -> tuple[float, float, float]:
+        """The same from the seconds that the copy took without the setting, where the copy is slower with it
+        than the loop is: anomaly detection notes the whole stack, which is deeper here.
+        """
+        seconds = self.record["experiments"][name]["seconds"]
+        rest = (1 - self.model_share) * self.step_seconds
+        low, middle, high = (self.step_seconds / (rest + seconds / ratio) for ratio in ratios)
+        return 0.85 * low, middle, 1.1 * high
+
+    def ratios(self, name: str) -> tuple[float, float, float] | None:
+        """Low, median and high speed ratio of what an experiment ran, without the tails."""
+        ratios = sorted(((self.record.get("experiments") or {}).get(name) or {}).get("ratios") or [])
         if not ratios:
             return None
         cut = len(ratios) // 5
-        picked = (ratios[cut], statistics.median(ratios), ratios[-1 - cut])
-        share = self.model_share
-        low, middle, high = (1 / (1 - share + share / ratio) for ratio in picked)
-        return low, middle, high
+        return ratios[cut], statistics.median(ratios), ratios[-1 - cut]
+
+    def larger_batch(self, times: float) -> float:
+        """Samples a second with twice the batch, over those now, where forward and backward then take so many
+        times as long; data and placing take twice, the update and what lies between as long as before.
+        """
+        shares = self.shares
+        growing = 2 * (shares["data"] + shares["place"]) + times * self.model_share
+        return 2 / (growing + shares["update"] + shares["communication"] + shares["idle"])
 
     def short(self, site: str) -> str:
         """``train.py:12`` of a file and line."""

@@ -64,7 +64,7 @@ def read_trace(path: Path) -> dict[str, Any]:
             [e.name.removeprefix("vivace:"), (e.start - begin) / 1e6, (e.end - begin) / 1e6]
             for e in _top(phases)
         ],
-        "communication_seconds": _exposed(operators, kernels),
+        **_communication([*operators, *ranges], kernels),
         **_memory(events, (begin, end), operators, owner, phases),
     }
 
@@ -175,16 +175,21 @@ def _busy(kernels: list[dict[str, Any]], operators: list[Event], begin: float) -
     return busy / 1e6
 
 
-def _exposed(operators: list[Event], kernels: list[dict[str, Any]]) -> float:
-    """Seconds of collectives during which nothing else ran."""
+def _communication(ranges: list[Event], kernels: list[dict[str, Any]]) -> dict[str, float]:
+    """Seconds of collectives, and of those the seconds during which nothing else ran."""
     if kernels:
         spans = [(e["ts"], e["ts"] + e["dur"]) for e in kernels if "nccl" in e["name"].lower()]
         others = [(e["ts"], e["ts"] + e["dur"]) for e in kernels if "nccl" not in e["name"].lower()]
     else:
-        spans = [(e.start, e.end) for e in operators if _is_collective(e.name)]
-        others = [(e.start, e.end) for e in operators if not _is_collective(e.name) and e.parent is None]
-    alone = _length(spans + others) - _length(others)
-    return max(0.0, alone) / 1e6 if spans else 0.0
+        spans = [(e.start, e.end) for e in ranges if _is_collective(e.name)]
+        others = [(e.start, e.end) for e in ranges if _is_work(e)]
+    alone = _length(spans + others) - _length(others) if spans else 0.0
+    return {"communication_seconds": max(0.0, alone) / 1e6, "collective_seconds": _length(spans) / 1e6}
+
+
+def _is_work(event: Event) -> bool:
+    """Is it an operator? Ranges of phases, of modules and of the engine do nothing by themselves."""
+    return event.name.startswith("aten::")
 
 
 def _is_collective(name: str) -> bool:

@@ -76,6 +76,7 @@ class Content:
     verdict: dict[str, Any]
     metrics: tuple[dict[str, Any], ...]
     training: dict[str, Any]
+    curves: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # by the record's kind
     unread: int = 0
 
     @property
@@ -130,15 +131,14 @@ class Content:
         return _ratio(self.result.get("speedup"))
 
     @property
-    def not_measured(self) -> list[tuple[str, Trial, int]]:
-        """Refused and failed trials: name, trial, and how often the same was said."""
-        counted: dict[tuple[str, str, str, str], tuple[str, Trial, int]] = {}
+    def not_measured(self) -> list[tuple[list[str], str, str]]:
+        """Refused and failed trials by what was said of them: their names, the status and the reason."""
+        said: dict[tuple[str, str], list[str]] = {}
         for trial in self.trials:
             if trial.status != "measured":
-                name = words.plan_name(trial.techniques, trial.role)
-                key = (name, trial.role, trial.status, trial.reason)
-                counted[key] = (name, trial, counted[key][2] + 1 if key in counted else 1)
-        return list(counted.values())
+                names = said.setdefault((trial.status, trial.reason), [])
+                names.append(words.plan_name(trial.techniques, trial.role))
+        return [(list(dict.fromkeys(names)), *why) for why, names in said.items()]
 
     @property
     def baselines(self) -> list[Bar]:
@@ -220,7 +220,7 @@ class Content:
         machine, run = self.machine, self.run
         cores = words.number(machine.get("num_cores"))
         told: list[tuple[str, Any]] = [(name.replace("_", " "), value) for name, value in self.job.items()]
-        told = [(n.removeprefix("num "), f"{v:,}" if isinstance(v, int) else v) for n, v in told]
+        told = [(n.removeprefix("num "), words.plain(v)) for n, v in told]
         for device in machine.get("devices") or []:
             features = ", ".join(map(str, device.get("features") or []))
             told.append(
@@ -243,7 +243,7 @@ class Content:
         speedup, promise = self.speedup, str(self.result.get("promise") or "").upper()
         if not self.tuned:
             return "", self.trained
-        if not self.result:
+        if not self.result or (self.result.get("interrupted") and not self.plan):
             return "", self._unfinished()
         if not self.plan or speedup is None:
             broken = self.verdict.get("kept") is False
@@ -254,6 +254,11 @@ class Content:
             return "", f"{rest}; {self._promise(promise)}"
         bounds = words.interval(speedup.low, speedup.high)
         return words.times(speedup.estimate), f" ({bounds}) faster than strict fp32; {self._promise(promise)}"
+
+    @property
+    def why(self) -> str:
+        """Why the plan is the reference, where it is and more is known than the sentence says."""
+        return "" if self.plan else str(self.result.get("reason") or "")
 
     @property
     def headline(self) -> str:
@@ -289,14 +294,19 @@ class Content:
         return "; ".join(parts + ([f"loss {words.number(loss)}"] if loss is not None else []))
 
     @property
+    def job_steps(self) -> float | None:
+        """The steps of one whole training, where the plan's warm-up costs more of them."""
+        after, steps = (words.real(self.result.get(key)) for key in ("break_even_steps", "job_steps"))
+        return steps if after is not None and steps is not None and after > steps else None
+
+    @property
     def facts(self) -> list[tuple[str, str]]:
         """The few figures that stand under the sentence."""
+        pays = words.steps(self.result.get("break_even_steps")) if self.plan else words.UNKNOWN
+        late = f"; the job takes {self.job_steps:,.0f}" if self.job_steps else ""
         told = [
             ("over PyTorch's defaults", words.times(self.over_default)),
-            (
-                "pays for itself after",
-                words.steps(self.result.get("break_even_steps")) if self.plan else words.UNKNOWN,
-            ),
+            ("pays for itself after" + late, pays),
             ("more, if loading data cost nothing", words.times(self.without_loader)),
             ("peak memory", words.size(self.final.peak_bytes) if self.final else words.UNKNOWN),
             ("trials, " + words.duration(self.result.get("seconds")), str(len(self.trials) or words.UNKNOWN)),
@@ -306,12 +316,8 @@ class Content:
             ("samples a second", words.number(self.training.get("samples_per_second"))),
             ("resumed from step", words.number(self.training.get("resumed_from_step") or None)),
         ]
-        facts = (told if self.tuned else []) + trained
-        return [
-            (name.removesuffix(f", {words.UNKNOWN}"), value)
-            for name, value in facts
-            if value != words.UNKNOWN
-        ]
+        facts = [(n.removesuffix(f", {words.UNKNOWN}"), v) for n, v in (told if self.tuned else []) + trained]
+        return [(name, value) for name, value in facts if value != words.UNKNOWN]
 
 
 def load(folder: Path) -> Content:
@@ -325,7 +331,9 @@ def load(folder: Path) -> Content:
     except OSError as error:
         raise FolderError(f"the run in '{folder}' cannot be read: {error.strerror}") from None
     if not records and not metrics and not training:
-        raise FolderError(f"'{folder}' holds no run: neither ledger.jsonl nor metrics.jsonl has a record")
+        raise FolderError(
+            f"'{folder}' holds no record of a run; give the --out folder of a tune or train run"
+        )
     runs = [number for number, record in enumerate(records) if record.get("record") == "run"]
     records = records[runs[-1] :] if runs else records
     trials, unread = _trials(records)
@@ -334,12 +342,15 @@ def load(folder: Path) -> Content:
     if isinstance(final, dict) and final.get("kept") is not None:
         agree = last["verdict"].get("kept") == final["kept"]
         last["verdict"] = {**(last["verdict"] if agree else {}), **final}
+    elif last["result"].get("plan") and last["result"]["plan"] != last["verdict"].get("plan"):
+        last["verdict"] = {}  # it is of another plan
     by_step = {step: line for line in metrics if (step := words.real(line.get("step"))) is not None}
     return Content(
         folder=folder,
         trials=tuple(trials),
         metrics=tuple(by_step[step] for step in sorted(by_step)),
         training=training,
+        curves={kind: _last(records, kind) for kind in ("memory", "batches")},
         unread=unread,
         **last,
     )

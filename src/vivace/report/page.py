@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 
 from vivace.errors import FolderError
-from vivace.report import charts, words
+from vivace.report import charts, memory, words
 from vivace.report.content import Content, load
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -61,6 +61,11 @@ def render(content: Content) -> str:
         loss=_loss(curves),
         difference=_difference(curves),
         training=_training(content),
+        memory_curve=memory.pareto(content),
+        memory_sentence=memory.sentence(content),
+        batch_sizes=memory.sizes(content),
+        batch_plots=memory.speeds(content),
+        batch_advice=memory.advice(content),
     )
 
 

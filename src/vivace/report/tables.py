@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from vivace.report import words
+from vivace.report import memory, words
 from vivace.report.content import Content, load
 
 
@@ -20,6 +20,8 @@ def terminal(folder: str | os.PathLike[str], console: Console) -> None:
     content = load(Path(folder))
     console.print()
     console.print(_text(content.headline + ".", "bold"))
+    if content.why:
+        console.print(_text(content.why))
     if content.result.get("interrupted"):
         console.print(Text("The run was interrupted: this is the best it had found.", style="yellow"))
     tables = (
@@ -32,12 +34,16 @@ def terminal(folder: str | os.PathLike[str], console: Console) -> None:
         _predictions(content),
         _checks(content),
         _memory(content),
+        _batches(content),
         _setting(content),
     )
     for table in tables:
         if table.row_count:
             console.print()
             console.print(Padding(table, (0, 0, 0, 2)))
+    for said in (memory.sentence(content), memory.advice(content)):
+        if said:
+            console.print("\n", _text(said), sep="")
     if content.tuned and not content.verdict:
         console.print(Text("\nNot verified: the run holds no verdict."))
     elif content.verdict.get("reason"):
@@ -114,7 +120,7 @@ def _trials(content: Content) -> Table:
 
 
 def _not_measured(content: Content) -> Table:
-    rows = ((name, trial.status, trial.reason) for name, trial, _ in content.not_measured)
+    rows = ((", ".join(names), *why) for names, *why in content.not_measured)
     return _fill(_table("Refused and failed", "technique", "outcome", "reason"), *rows)
 
 
@@ -145,6 +151,15 @@ def _checks(content: Content) -> Table:
 def _memory(content: Content) -> Table:
     rows = ((bar.name, words.size(bar.value)) for bar in content.memory)
     return _fill(_table("Memory", "", "", numbers=1), *rows)
+
+
+def _batches(content: Content) -> Table:
+    table = _table("Batch", "samples at once", "", "samples/s", "against yours", "peak", numbers=3)
+    rows = (
+        (str(s.samples), s.reason, words.number(s.speed), words.ratio(s.ratio), words.size(s.peak_bytes))
+        for s in memory.sizes(content)
+    )
+    return _fill(table, *rows)
 
 
 def _setting(content: Content) -> Table:

@@ -111,8 +111,16 @@ def setting(settings: Mapping[str, Any]) -> str:
 
 
 def plan_name(techniques: Mapping[str, Mapping[str, Any]], role: str = "candidate") -> str:
-    """What a trial ran: the names of its techniques, or the baseline's name."""
-    return _ROLES.get(role) or " + ".join(techniques) or REFERENCE
+    """What a trial ran: its techniques with their settings, or the baseline's name."""
+    named = (f"{name} ({setting(chosen)})" if chosen else name for name, chosen in techniques.items())
+    return _ROLES.get(role) or " + ".join(named) or REFERENCE
+
+
+def plain(value: Any) -> Any:
+    """A fact without a unit: ``yes``, ``1,024``."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else value
 
 
 def fact(name: str, value: Any) -> str:

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
+from vivace.precision import bfloat16_gain, require_bfloat16, share_in
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
 
 if TYPE_CHECKING:
@@ -37,14 +37,10 @@ class Bf16Autocast(Technique):
         """Run the forward seam, or each model of an own step, under autocast."""
         import torch
 
-        from vivace.surgery import has_float32
+        from vivace.surgery import sum_in_float32
 
-        build.require(has_float32(build.models), "no weight is float32")
-        if build.device.type == "cuda":
-            build.require(
-                torch.cuda.get_device_capability(build.device) >= (8, 0),
-                "this GPU has no bfloat16 units (they came with compute capability 8.0): try fp16_autocast",
-            )
+        require_bfloat16(build)
+        sum_in_float32(build)
         context = torch.autocast(build.device.type, torch.bfloat16)
         if build.own_step:
             _wrap_models(build, context)
@@ -58,22 +54,12 @@ class Bf16Autocast(Technique):
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """The share of matrix and convolution inputs that were bfloat16."""
-        count = seen.dtypes.get("bfloat16", 0)
-        if not count:
-            raise Refused("it changed nothing: no matrix product or convolution ran in bfloat16")
-        return f"{count} of {sum(seen.dtypes.values())} matrix and convolution inputs in bfloat16"
+        return share_in("bfloat16", seen)
 
     @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
-        """Products at up to 4x (with AMX 8x), memory traffic at up to 2x; without hardware only slower."""
-        shares = profile.operator_shares
-        products = sum(shares.get(name, 0.0) for name in ("matmul", "convolution", "attention", "recurrent"))
-        device = machine.device
-        if device.kind == "cpu" and not {"avx512_bf16", "amx_bf16", "bf16"} & set(device.features):
-            return (1 / (1 + 4 * products), 1.0)
-        faster = 8 if "amx_bf16" in device.features else 4
-        rest = 1 - products
-        return (1 / (1 + 0.5 * products + 0.3 * rest), 1 / (products / faster + rest / 2))
+        """Casts cost a part of what is not a product."""
+        return bfloat16_gain(profile, machine, casts=0.3)
 
 
 def _wrap_models(build: Build, context: torch.autocast) -> None:

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
+from vivace.precision import bfloat16_gain, require_bfloat16, share_in
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
 
 if TYPE_CHECKING:
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 class Bf16Weights(Technique):
     """Each forward pass runs on bfloat16 copies of the weights; the person's fp32 parameters are the masters.
 
-    Unlike autocast, activations between the products stay in bfloat16 too. Outputs return to fp32; the loss
-    and BatchNorm's tensors stay in fp32. Weights *kept* in bfloat16 train another model: not offered.
+    Unlike autocast, activations between the products stay in bfloat16 too. Outputs return to fp32; the loss,
+    the tensors of BatchNorm and of a CPU's LayerNorm, and the sums of an embedding's gradients stay in fp32.
+    Weights *kept* in bfloat16 train another model: not offered.
     """
 
     card: ClassVar[Card] = Card(
@@ -35,20 +36,16 @@ class Bf16Weights(Technique):
 
     def apply(self, build: Build) -> None:
         """Run each model's forward on cast weights while the forward seam, or an own step, runs."""
-        import torch
         from torch import nn
 
-        from vivace.surgery import has_float32, modules_of, patched
+        from vivace.surgery import modules_of, patched, sum_in_float32
 
-        build.require(has_float32(build.models), "no weight is float32")
+        require_bfloat16(build)
         if build.device.type == "cuda":
-            build.require(
-                torch.cuda.get_device_capability(build.device) >= (8, 0),
-                "this GPU has no bfloat16 units (they came with compute capability 8.0): try fp16_autocast",
-            )
             recurrent = any(modules_of(model, nn.RNNBase) for model in build.models)
             build.require(not recurrent, "cuDNN wants recurrent weights in one block: use bf16_autocast")
-        halves = [_Half(model) for model in build.models]
+        sum_in_float32(build)
+        halves = [_Half(model, build.device.type) for model in build.models]
 
         def run(following: Callable[[Any], Any], batch: Any) -> Any:
             for half in halves:
@@ -63,36 +60,31 @@ class Bf16Weights(Technique):
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """The share of matrix and convolution inputs that were bfloat16."""
-        count = seen.dtypes.get("bfloat16", 0)
-        if not count:
-            raise Refused("it changed nothing: no matrix product or convolution ran in bfloat16")
-        return f"{count} of {sum(seen.dtypes.values())} matrix and convolution inputs in bfloat16"
+        return share_in("bfloat16", seen)
 
     @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
-        """Products at up to 4x (with AMX 8x), memory traffic at up to 2x; without hardware only slower."""
-        shares = profile.operator_shares
-        products = sum(shares.get(name, 0.0) for name in ("matmul", "convolution", "attention", "recurrent"))
-        device = machine.device
-        if device.kind == "cpu" and not {"avx512_bf16", "amx_bf16", "bf16"} & set(device.features):
-            return (1 / (1 + 4 * products), 1.0)
-        faster, rest = (8 if "amx_bf16" in device.features else 4), 1 - products
-        return (1 / (1 + 0.5 * products + 0.2 * rest), 1 / (products / faster + rest / 2))
+        """Casts cost a part of what is not a product."""
+        return bfloat16_gain(profile, machine, casts=0.2)
 
 
 class _Half:
     """A model's forward on bfloat16 copies of its weights and constants; tied weights share one copy."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, device: str) -> None:
         import torch
         from torch import nn
 
-        from vivace.surgery import Shell, modules_of
+        from vivace.surgery import Shell, lookup, modules_of
 
-        norms = modules_of(model, nn.modules.batchnorm._NormBase)
+        norms = modules_of(
+            model, nn.modules.batchnorm._NormBase, *([nn.LayerNorm] if device == "cpu" else [])
+        )
         kept = {id(t) for norm in norms for t in (*norm.parameters(), *norm.buffers())}
         self.model, self.original = model, model.forward
         self.recurrent: list[Any] = modules_of(model, nn.RNNBase)
+        self.embeddings = [m for m in modules_of(model, nn.Embedding) if m.weight.dtype == torch.float32]
+        self.lookups = [lookup(module, torch.bfloat16) for module in self.embeddings]
         self.shell = Shell(model, self.call)
         named = [n for n, t in model.named_parameters() if t.dtype == torch.float32 and id(t) not in kept]
         self.weights = {f"model.{name}": model.get_parameter(name) for name in named}
@@ -105,7 +97,8 @@ class _Half:
         from vivace.surgery import patched
 
         flat = [[getattr(module, name) for name in module._flat_weights_names] for module in self.recurrent]
-        with patched(self.recurrent, "_flat_weights", flat):
+        recurrent = patched(self.recurrent, "_flat_weights", flat)
+        with recurrent, patched(self.embeddings, "forward", self.lookups):
             return self.original(*inputs[0], **inputs[1])
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
@@ -115,5 +108,4 @@ class _Half:
 
         copies = {name: weight.bfloat16() for name, weight in self.weights.items()} | self.constants
         inputs = cast((arguments, keywords), torch.float32, torch.bfloat16)
-        outputs = torch.func.functional_call(self.shell, copies, (inputs,))
-        return cast(outputs, torch.bfloat16, torch.float32)
+        return cast(torch.func.functional_call(self.shell, copies, (inputs,)), torch.bfloat16, torch.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 from typing import ClassVar
 
 from vivace.errors import Refused
@@ -17,6 +18,8 @@ class Checkpoint(Technique):
 
     The second pass draws the same random numbers, leaves BatchNorm's statistics alone and changes no bit of
     the gradients. `blocks` are names or patterns such as ``layer3.*``; blocks are found in the module tree.
+    Those that match `cheap` keep the results of their matrix products and convolutions as well, and run
+    the rest again.
     """
 
     card: ClassVar[Card] = Card(
@@ -28,14 +31,21 @@ class Checkpoint(Technique):
     )
 
     blocks: tuple[str, ...] = ("*",)
+    cheap: tuple[str, ...] = ()
 
     def apply(self, build: Build) -> None:
         """Take over the calls of the blocks."""
         from vivace.blocks import claim
         from vivace.recompute import Recomputer
 
-        recomputer = Recomputer(build.device)
+        cheap = set[str]()
+        recomputer = Recomputer(build.device, cheap)
         chosen = claim(build, self.blocks, self.name, recomputer.around)
+        names = [block.name for block in chosen]
+        for pattern in self.cheap:
+            found = fnmatch.filter(names, pattern)
+            build.require(found, f"none of its blocks is called '{pattern}'; they are {', '.join(names[:4])}")
+            cheap.update(found)
         build.notes["recomputed_blocks"] = len(chosen)
         build.notes["released_bytes"] = recomputer.released
 

@@ -83,7 +83,8 @@ class Compile(Technique):
         """The number of graphs, and of places where Python breaks them."""
         if not seen.compiled_graphs:
             raise Refused("it changed nothing: no graph was compiled")
-        return f"{seen.compiled_graphs} compiled graphs, {seen.graph_breaks} graph breaks"
+        graphs, breaks = seen.compiled_graphs, seen.graph_breaks
+        return f"{graphs} compiled graph{'s'[: graphs != 1]}, {breaks} graph break{'s'[: breaks != 1]}"
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
+from vivace.precision import share_in
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
 
 if TYPE_CHECKING:
@@ -42,12 +42,13 @@ class Fp16Autocast(Technique):
         """Autocast the forward seam; scale, unscale and skip around the seams that follow."""
         import torch
 
-        from vivace.surgery import has_float32, modules_of
+        from vivace.surgery import has_float32, modules_of, sum_in_float32
 
         build.require(has_float32(build.models), "no weight is float32")
         device = build.device.type
         recurrent = device == "cpu" and modules_of(build.model, torch.nn.LSTM)
         build.require(not recurrent, "a CPU cannot train an LSTM in float16: use bf16_autocast")
+        sum_in_float32(build)
         scaler = torch.amp.GradScaler(device, self.initial_scale, growth_interval=self.growth_interval)
         build.notes["skipped_steps"] = 0
 
@@ -78,11 +79,7 @@ class Fp16Autocast(Technique):
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """The share of matrix and convolution inputs that were float16."""
-        count = seen.dtypes.get("float16", 0)
-        if not count:
-            raise Refused("it changed nothing: no matrix product or convolution ran in float16")
-        share = f"{count} of {sum(seen.dtypes.values())} matrix and convolution inputs in float16"
-        return f"{share}, {seen.notes.get('skipped_steps', 0)} steps skipped"
+        return f"{share_in('float16', seen)}, {seen.notes.get('skipped_steps', 0)} steps skipped"
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:

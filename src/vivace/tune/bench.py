@@ -53,6 +53,7 @@ class Bench:
         self.evidence: dict[
             str, dict[str, str]
         ] = {}  # by the plan's id: how its techniques proved that they act
+        self.no_blocks = ""  # why no decisions for blocks fit
         self.effects: dict[tuple[tuple[str, ...], str], Plan] = {}
 
     def check(self) -> Profile:
@@ -94,7 +95,7 @@ class Bench:
     def open_reference(self) -> None:
         """Open strict fp32, warm it up and observe one step."""
         self.reference.open(self.base)
-        self.observed = self.reference.ask("observe")
+        self.observed = self.reference.ask("observe", evaluated=self.memory is not None)
 
     def choose_blocks(self, seconds: float) -> Plan | None:
         """The cheapest plan that decides block by block within the memory budget; None where there is none,
@@ -106,8 +107,9 @@ class Bench:
         contestant = self._contestant(seconds)
         try:
             arguments = {"memory": self.memory, "allow": self.allow.name, "base": self.base.to_dict()}
-            chosen = contestant.ask("choose", **arguments)
+            chosen = contestant.ask("choose", **arguments, seconds=seconds / 3)
         except VivaceError as error:
+            self.no_blocks = f", and {error}"
             self.ledger.append("memory", {"budget_bytes": self.memory, "reason": str(error)})
             return None
         finally:
@@ -115,10 +117,28 @@ class Bench:
         self.ledger.append("memory", {"budget_bytes": self.memory, **chosen})
         return Plan.from_dict(chosen["plan"])
 
+    def measure_batches(self, seconds: float) -> None:
+        """How speed and peak depend on the batch's size, for about `seconds`: a curve for the ledger."""
+        steps = 80  # of the job's own batch: four rounds over all sizes, and their peaks
+        if steps * self.reference.step_seconds > seconds:
+            return
+        contestant = self._contestant(max(20.0, 2 * seconds), limited=True)
+        try:
+            arguments = {"plan": self.base.to_dict(), "memory": self.memory, "seconds": seconds / 2}
+            self.ledger.append("batches", contestant.ask("batches", **arguments))
+        except VivaceError as error:
+            self.ledger.append("batches", {"reason": str(error)})
+        finally:
+            contestant.close()
+
     def recall(self) -> None:
-        """Take over what the ledger knows of this job on this machine."""
+        """Take over what the ledger knows of this job on this machine, but for what broke a promise."""
+        broken = [verdict["plan"] for verdict in self.ledger.read("verdict") if not verdict["kept"]]
+        guilty = {name for plan in broken if len(plan) == 1 for name in plan}
+        here = (self.machine.fingerprint, self.facts["signature"])
         for trial in self.ledger.trials():
-            if trial.machine == self.machine.fingerprint and trial.job == self.facts["signature"]:
+            trusted = trial.techniques not in broken and not guilty & set(trial.techniques)
+            if (trial.machine, trial.job) == here and trusted:
                 self.known[trial.plan_id] = trial
 
     def refuse(self, plan: Plan, reason: str, **fields: Any) -> Trial:
@@ -201,7 +221,7 @@ class Bench:
             comparison = compare(reference, contestant, seconds=seconds)
             if len(earlier) == 2:  # the least that an interval across processes needs
                 self.input_pipeline["plan"] = without_loader(contestant, seconds=seconds / 2)
-            seen = contestant.ask("observe")
+            seen = contestant.ask("observe", evaluated=self.memory is not None)
             found = {"peak_bytes": seen["peak_bytes"], "evidence": self.evidence.get(plan.id, {})}
             return comparison, self._measured(contestant, [*earlier, comparison], found)
         finally:
@@ -213,7 +233,9 @@ class Bench:
         if Numerics[contestant.promise.upper()] > self.allow:
             promised = contestant.promise.upper()
             raise Refused(f"on this job it promises {promised}, and {self.allow.name} is allowed")
-        confirmed: dict[str, Any] = contestant.ask("confirm", reference=self.observed)
+        confirmed: dict[str, Any] = contestant.ask(
+            "confirm", reference=self.observed, evaluated=self.memory is not None
+        )
         self.evidence[plan.id] = confirmed["evidence"]
         if role == "candidate":
             self._refuse_duplicate(plan, confirmed["effect"])

@@ -18,7 +18,8 @@ class Result:
     ratio as each technique of the plan is added, in the order of their stages. `reason` says why the plan is
     the reference, where it is. `input_pipeline` is the ratio that one cached batch instead of the loader
     would bring to the ``reference`` and to the ``plan``. `break_even_steps` counts the steps after which
-    warm-up has paid for itself. `reference` is the empty plan, unless the job runs out of memory under that.
+    warm-up has paid for itself, `job_steps` those of a whole training, where its length is known. `reference`
+    is the empty plan, unless the job runs out of memory under that.
     """
 
     plan: Plan
@@ -36,6 +37,7 @@ class Result:
     interrupted: bool = False
     reason: str = ""
     reference: Plan = dataclasses.field(default_factory=Plan)
+    job_steps: int | None = None
 
     @property
     def promise(self) -> str:
@@ -61,4 +63,5 @@ class Result:
             "interrupted": self.interrupted,
             "reason": self.reason,
             "reference": self.reference.to_dict(),
+            "job_steps": self.job_steps,
         }

@@ -184,6 +184,8 @@ class Search:
         """
         if self._too_slow.get(candidate.technique, 0.0) > 0.7 * self._left():
             return True
+        if candidate.technique.card.stage == Stage.MEMORY and self._milder_is_slow(plan, candidate):
+            return True
         alone = self.measured.get(Plan([candidate.technique]).id)
         if alone is None:
             return False
@@ -191,6 +193,17 @@ class Search:
             return True
         displaced = len(plan) <= len(self.best)
         return displaced and alone.ratio is not None and alone.ratio.high < 0.9 * self.best_ratio.estimate
+
+    def _milder_is_slow(self, plan: Plan, candidate: Candidate) -> bool:
+        """Was another setting, milder because it was offered earlier, far slower on the same techniques?"""
+        name = candidate.technique.name
+        return any(
+            trial.ratio is not None
+            and trial.ratio.high < 0.9 * self.best_ratio.estimate
+            and Plan.from_dict(trial.techniques).without(name) == plan.without(name)
+            for trial in self.measured.values()
+            if name in trial.techniques
+        )
 
     def _prune(self) -> None:
         """Drop techniques that add nothing to the best plan, while there is time."""

@@ -21,6 +21,7 @@ from vivace.measure.paired import without_loader
 from vivace.plan import Plan
 from vivace.registry import find
 from vivace.report import report
+from vivace.report.words import size
 from vivace.technique import Numerics
 from vivace.tune.bench import Bench, OnEvent, one
 from vivace.tune.budget import parse_memory
@@ -100,6 +101,8 @@ class _Tuning:
             bench.open_reference()
             step = bench.reference.step_seconds
             self._baselines(profile.device)
+            if bench.memory is not None:
+                bench.measure_batches(0.05 * self.seconds)
             reserve = min(0.45 * self.seconds, self._verify_seconds(step) + 21 + 50 * step)
             search = Search(bench, profile, self.machine, deadline=self.begin + self.seconds - reserve)
             bench.on_event("phase", {"name": "searching"})
@@ -187,8 +190,8 @@ class _Tuning:
             assert self.bench.memory is not None
             peaks = [t.peak_bytes for t in self.bench.trials if t.peak_bytes is not None]
             raise AnswerIsNo(
-                f"no plan fits into {self.bench.memory / 2**30:.2f} GiB and keeps its promise; "
-                f"the smallest peak measured is {min(peaks) / 2**30:.2f} GiB"
+                f"no plan fits into {size(self.bench.memory)} and keeps its promise; "
+                f"the smallest peak measured is {size(min(peaks))}{self.bench.no_blocks}"
             )
         self.reason = reason
         return self.bench.base, one()
@@ -243,6 +246,7 @@ class _Tuning:
             interrupted=self.interrupted,
             reason=self.reason,
             reference=bench.base,
+            job_steps=bench.facts["epochs"] * (bench.facts["steps_per_epoch"] or 0) or None,
         )
         document = {key: value for key, value in result.to_dict().items() if key != "trials"}
         bench.ledger.append("result", document)

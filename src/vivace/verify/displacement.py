@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 Tensors = dict[str, torch.Tensor]
+BATCH_SHARE = 0.1  # of the spread of a batch: what a running mean takes of it in a step, by default
 
 
 @dataclasses.dataclass
@@ -106,12 +107,24 @@ def distances(
         if not start.is_floating_point():
             found[f"buffer {name}"] = float(not torch.equal(mine, theirs))
             continue
-        moved = float((theirs - start).norm()) + 1e-6 * float(start.norm())
+        moved = float((theirs - start).norm()) + _rounding_of(name, before.buffers)
         found[f"buffer {name}"] = (
             float((mine - theirs).norm()) / moved if moved else float((mine - theirs).norm())
         )
     found["evaluation"] = output_distance(outcome.outputs, reference.outputs)
     return {name: value if math.isfinite(value) else math.inf for name, value in found.items()}
+
+
+def _rounding_of(name: str, buffers: Tensors) -> float:
+    """What a buffer's movement is at least held against.
+
+    A running mean may hardly move: behind a BatchNorm without an activation the mean of a convolution's
+    outputs is zero, and what is left of it is rounding of numbers as large as the running variance says.
+    """
+    variance = buffers.get(name.removesuffix("running_mean") + "running_var")
+    if name.endswith("running_mean") and variance is not None:
+        return BATCH_SHARE * float(variance.abs().sum().sqrt())
+    return 1e-6 * float(buffers[name].norm())
 
 
 def output_distance(mine: torch.Tensor, theirs: torch.Tensor) -> float:

@@ -9,10 +9,7 @@ from typing import Any
 LIMIT = 8.0  # envelopes, for figures over the whole model
 SPREAD_LIMIT = math.log(8.0)  # of 5 runs; by chance in fewer than one of a thousand pairs
 LAYER_LIMIT = 20.0  # envelopes, for each of many layers
-SMALLEST = {
-    "loss": 2.0**-22,
-    "decay": 1e-3,
-}  # floors of an envelope, where they are not 2 % of the unit roundoff
+SMALLEST_LOSS, SMALLEST_DECAY = 2.0**-22, 1e-3  # floors of an envelope beside those from the unit roundoff
 
 
 def root_mean_square(values: Sequence[float]) -> float:
@@ -37,7 +34,8 @@ def check(
     layer = " of " in kind or kind.startswith("buffer ")
     # Gradients themselves may be rounded, and a layer's update with them.
     share = 0.25 if layer or kind.startswith("gradient ") else 0.02
-    floor = SMALLEST.get(kind, share * roundoff) if floor is None else floor
+    smallest = {"loss": SMALLEST_LOSS, "decay": max(SMALLEST_DECAY, roundoff / 2)}
+    floor = smallest.get(kind, share * roundoff) if floor is None else floor
     limit = (LAYER_LIMIT if layer else LIMIT) if limit is None else limit
     score = abs(value) / max(envelope, floor) if value else 0.0
     score = math.inf if math.isnan(score) else score

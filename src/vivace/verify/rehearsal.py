@@ -105,7 +105,7 @@ def rehearse(
     torch.manual_seed(1)
     schedule = _Schedule(job, session)
     found = Rehearsal([], [], {}, {})
-    tap.dictated = dictate
+    tap.dictated, tap.asked = dictate, False
     forget_graphs()  # they hold the job's own loss
     try:
         for step in range(steps):
@@ -124,6 +124,8 @@ def rehearse(
     finally:
         tap.dictated, tap.pieces = None, []
         forget_graphs()
+    if not tap.asked:
+        found.fault = "its step never evaluates the job's loss"
     found.end = state_of(session).parameters
     return found
 

@@ -21,13 +21,15 @@ class Tap:
 
     It notes the random stream's state after each evaluation of the loss, the modules' settings at the first,
     and the gradients that `on_gradients` sees, while it is asked to. While `dictated` is set it stands for
-    the loss, an own step does nothing, and `pieces` holds the batches that came.
+    the loss, an own step does nothing, `pieces` holds the batches that came, and `asked` says that any did,
+    be it while a CUDA graph was captured.
     """
 
     def __init__(self, job: Job) -> None:
         self.person = job
         self.dictated: Dictate | None = None
         self.pieces: list[Any] = []
+        self.asked = False
         self.streams: list[int] = []
         self.modules: Facts | None = None
         self.gradients: dict[str, torch.Tensor] | None = None
@@ -73,6 +75,7 @@ class Tap:
         return self.watching and not (recomputing() or capturing())
 
     def _note_piece(self, batch: Any) -> None:
+        self.asked = True
         if not (recomputing() or capturing()):
             self.pieces.append(map_tensors(batch, torch.Tensor.clone))
 

@@ -1,7 +1,8 @@
 """Runs `vivace.train` in a child process; the global SCENE says how, and what befalls it.
 
 Keys: job, arguments (of train), plan, answer (a file for the result), environment, kill_in_step (SIGKILL to
-itself inside the loss of the n-th step of this process), file_bytes (RLIMIT_FSIZE), threads.
+itself inside the loss of the n-th step of this process), file_bytes (RLIMIT_FSIZE), threads,
+address_space_mib (RLIMIT_AS: so much more than the process has in its first step).
 """
 
 import dataclasses
@@ -34,6 +35,17 @@ if "kill_in_step" in scene:
         return inner(model, batch)
 
     job = dataclasses.replace(job, loss=loss)
+if "address_space_mib" in scene:
+    first, own_loss = iter([True]), job.loss
+
+    def limited(model, batch):
+        if next(first, False):
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            most = pages * resource.getpagesize() + scene["address_space_mib"] * 2**20
+            resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+        return own_loss(model, batch)
+
+    job = dataclasses.replace(job, loss=limited)
 plan = vivace.Plan.loads(scene["plan"]) if "plan" in scene else None
 try:
     run = vivace.train(job, plan, **scene["arguments"])

@@ -73,3 +73,23 @@ def make(norm=torch.nn.LayerNorm, model=None):
 
 job = make()
 normed = make(torch.nn.BatchNorm1d)
+
+
+class Hungry(torch.nn.Module):
+    """Needs 4 MiB for each sample of a batch, three times over."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((2**20,), 1e-3))
+        self.last = torch.nn.Linear(1, 3)
+
+    def forward(self, x):
+        return self.last(torch.tanh(x[:, :1] * self.weight).exp().mean(1, keepdim=True))
+
+
+hungry = vivace.Job(
+    model=Hungry,
+    data=lambda: [(torch.linspace(-1, 1, 6 * 32).view(32, 6), torch.arange(32) % 3)] * 2,
+    loss=lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1]),
+    optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.01),
+)

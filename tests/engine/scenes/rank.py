@@ -3,8 +3,11 @@
 import sys
 from pathlib import Path
 
+import torch
+
 import vivace
 
+torch.set_num_threads(1)
 job = f"{Path(__file__).parent / 'tiny.py'}:long"
 run = vivace.train(job, vivace.Plan.from_dict({"ddp": {}}), out=sys.argv[1])
 sys.exit(run.exit_code)

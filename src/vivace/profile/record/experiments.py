@@ -6,9 +6,6 @@ The person's model, optimizer and random streams are not touched; a copy costs t
 from __future__ import annotations
 
 import contextlib
-import copy
-import random
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from vivace.profile.record.hooks import Patches
+from vivace.profile.record import bounding
+from vivace.profile.record.hooks import Patches, num_samples
+from vivace.profile.record.shadow import Shadow, compare, same_random_streams
 from vivace.profile.record.waits import calling_site
-
-PAIRS, BLOCK_SECONDS, BUDGET_SECONDS = 7, 0.08, 4.0
 
 
 class CallCatcher:
@@ -38,6 +35,14 @@ class CallCatcher:
         """Stop keeping."""
         for handle in self._handles:
             handle.remove()
+
+    def largest(self) -> str:
+        """The name of the called module with the most weights."""
+        return max(self.calls, key=lambda name: sum(p.numel() for p in self.roots[name].parameters()))
+
+    def num_rows(self) -> int:
+        """Samples in the last call of the largest module."""
+        return num_samples(list(self.calls[self.largest()])) if self.calls else 0
 
     def _catch(self, name: str) -> Any:
         def hook(module: nn.Module, arguments: Any, keywords: Any) -> None:
@@ -93,29 +98,46 @@ def run(recorder: Any, document: dict[str, Any]) -> None:
     catcher: CallCatcher | None = getattr(recorder, "catcher", None)
     if catcher is None or not catcher.calls:
         return
-    name = max(catcher.calls, key=lambda n: sum(p.numel() for p in catcher.roots[n].parameters()))
-    module, call, autocast = catcher.roots[name], catcher.calls[name], catcher.autocast[name]
-    device = next((p.device.type for p in module.parameters()), "cpu")
-    contexts = _contexts(device, autocast[0], document)
-    changes = _changes(module, document)
-    if not contexts and not changes:
+    name = catcher.largest()
+    module, call, autocast = _alone(catcher.roots[name]), catcher.calls[name], catcher.autocast[name]
+    if module is None:
         return
-    with _same_random_streams():
-        shadow = _Shadow(module, call, (device, *autocast))
+    device = next((p.device.type for p in module.parameters()), "cpu")
+    used = autocast[0] or bool((document.get("precision") or {}).get("autocast"))
+    contexts = _contexts(device, used, document)
+    changes = _changes(module, document)
+    if not (contexts or changes or bounding.is_wanted(document)):
+        return
+    with same_random_streams():
+        shadow = Shadow(module, call, (device, *autocast))
         for setting, context in contexts.items():
             done[setting] = compare(shadow.runner(), shadow.runner(context))
         for setting, change in changes.items():
-            other = _Shadow(module, call, (device, *autocast))
+            other = Shadow(module, call, (device, *autocast))
             change(other)
             done[setting] = compare(shadow.runner(), other.runner())
+        bounding.run(shadow, list(recorder.hooks.optimizers.values()), document)
+
+
+def _alone(module: nn.Module) -> nn.Module | None:
+    """A module that asks no other rank for anything, lest they wait for each other; None if there is none."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return module
+    if torch.distributed.get_world_size() == 1:
+        return module
+    inner = module.module if isinstance(module, nn.parallel.DistributedDataParallel) else None
+    exchanging = (nn.SyncBatchNorm, nn.parallel.DistributedDataParallel)
+    return None if inner is None or any(isinstance(m, exchanging) for m in inner.modules()) else inner
 
 
 def _contexts(device: str, autocast: bool, document: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     """Settings that a context turns off, for those that are on."""
     found: dict[str, Callable[[], Any]] = {}
     threads, cores = torch.get_num_threads(), document["flags"]["cores"]
-    if autocast:
-        found["autocast"] = lambda: torch.autocast(device, enabled=False)
+    if autocast and sizes_of(document) == {4}:
+        found["autocast_reached"] = lambda: _autocast_everywhere(enabled=True, dtype=_fast_dtype(document))
+    elif autocast:
+        found["autocast"] = lambda: _autocast_everywhere(enabled=False)
     if device == "cpu" and threads != cores:
         found["threads"] = lambda: _threads(cores)
     if torch.is_anomaly_enabled():
@@ -138,66 +160,6 @@ def _changes(module: nn.Module, document: dict[str, Any]) -> dict[str, Callable[
     return found
 
 
-def compare(as_it_is: Callable[[], None], without: Callable[[], None]) -> dict[str, Any]:
-    """Alternate blocks of both; seconds a run as it is, and how many times faster the other was."""
-    for _ in range(2):
-        seconds = max(_block(as_it_is, 1), 1e-5)
-        _block(without, 1)
-    runs = max(1, round(BLOCK_SECONDS / seconds))
-    deadline = time.perf_counter() + BUDGET_SECONDS
-    before: list[float] = []
-    after: list[float] = []
-    while len(before) < PAIRS and (time.perf_counter() < deadline or len(before) < 3):
-        before.append(_block(as_it_is, runs))
-        after.append(_block(without, runs))
-    return {"ratios": [a / b for a, b in zip(before, after, strict=True)], "seconds": min(before)}
-
-
-def _block(function: Callable[[], None], runs: int) -> float:
-    """Mean seconds of one run."""
-    _wait()
-    begin = time.perf_counter()
-    for _ in range(runs):
-        function()
-    _wait()
-    return (time.perf_counter() - begin) / runs
-
-
-def _wait() -> None:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
-
-
-class _Shadow:
-    """A copy of a module with the arguments of one call, ready to run forward and backward."""
-
-    def __init__(
-        self, module: nn.Module, call: tuple[Any, Any], autocast: tuple[str, bool, torch.dtype]
-    ) -> None:
-        self.module = copy.deepcopy(module)
-        self.arguments, self.keywords = (_mapped(part, torch.Tensor.detach) for part in call)
-        self.autocast = autocast
-
-    def convert(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Apply a function to every weight, buffer and argument."""
-        self.module._apply(function)  # type: ignore[no-untyped-call]
-        self.arguments, self.keywords = _mapped(self.arguments, function), _mapped(self.keywords, function)
-
-    def runner(self, context: Callable[[], Any] = contextlib.nullcontext) -> Callable[[], None]:
-        """Forward and backward once, inside a context."""
-
-        def step() -> None:
-            device, enabled, dtype = self.autocast
-            with torch.autocast(device, dtype=dtype, enabled=enabled), context():
-                result = self.module(*self.arguments, **self.keywords)
-                losses = [t.float().mean() for t in _differentiable(result)]
-            if losses:
-                torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
-            self.module.zero_grad(set_to_none=True)
-
-        return step
-
-
 @contextlib.contextmanager
 def _threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
@@ -209,6 +171,37 @@ def _threads(count: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _autocast_everywhere(*, enabled: bool, dtype: torch.dtype | None = None) -> Iterator[None]:
+    """Every region that is entered inside acts, or none does, wherever the model's own code enters it."""
+    original: Any = torch.autocast.__enter__
+
+    def enter(region: Any) -> Any:
+        before = region._enabled, region.fast_dtype
+        region._enabled, region.fast_dtype = enabled, dtype or region.fast_dtype
+        try:
+            return original(region)
+        finally:
+            region._enabled, region.fast_dtype = before
+
+    torch.autocast.__enter__ = enter  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autocast.__enter__ = original  # type: ignore[method-assign]
+
+
+def sizes_of(document: dict[str, Any]) -> set[int]:
+    """Bytes of the numbers that matrix operators computed with."""
+    return {int(name.partition(":")[2]) for name in document.get("item_bytes") or {}}
+
+
+def _fast_dtype(document: dict[str, Any]) -> torch.dtype:
+    names = (document.get("precision") or {}).get("autocast_dtypes") or {"bfloat16": 1}
+    found: torch.dtype = getattr(torch, next(iter(names)))
+    return found
+
+
+@contextlib.contextmanager
 def _nondeterministic() -> Iterator[None]:
     warn = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(False)
@@ -216,42 +209,3 @@ def _nondeterministic() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(True, warn_only=warn)
-
-
-@contextlib.contextmanager
-def _same_random_streams() -> Iterator[None]:
-    state = random.getstate()
-    numpy_random = None
-    with contextlib.suppress(ImportError):
-        import numpy
-
-        numpy_random = numpy.random.get_state()
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        random.setstate(state)
-        if numpy_random is not None:
-            numpy.random.set_state(numpy_random)
-
-
-def _mapped(tree: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    if isinstance(tree, torch.Tensor):
-        return function(tree)
-    if isinstance(tree, dict):
-        return {key: _mapped(value, function) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
-        return type(tree)(_mapped(item, function) for item in tree)
-    return tree
-
-
-def _differentiable(tree: Any) -> Iterator[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        if tree.requires_grad and tree.is_floating_point():
-            yield tree
-    elif hasattr(tree, "values"):
-        for value in tree.values():
-            yield from _differentiable(value)
-    elif isinstance(tree, (list, tuple)):
-        for item in tree:
-            yield from _differentiable(item)

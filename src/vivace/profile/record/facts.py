@@ -107,9 +107,10 @@ def features(roots: Any) -> dict[str, bool]:
     return {name: any(isinstance(m, classes) for m in modules) for name, classes in kinds.items()}
 
 
-def page_faults() -> int:
-    """Minor page faults of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def page_faults() -> tuple[int, int]:
+    """Page faults of this process so far: those served from memory, and those from disk."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_minflt, usage.ru_majflt
 
 
 def num_graphs() -> int:
@@ -201,6 +202,11 @@ def _flags() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
         "cores": affinity,
+        "tf32": [
+            name
+            for name, owner in (("matmul", backends.cuda.matmul), ("convolution", backends.cudnn.conv))
+            if torch.cuda.is_available() and owner.fp32_precision == "tf32"
+        ],
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "cudnn_benchmark": backends.cudnn.benchmark,
         "deterministic": torch.are_deterministic_algorithms_enabled(),

@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from vivace.profile.record.waits import WaitWatch
 
 RECORD, TRACE = "record.json", "trace.json"
 WARM_STEPS, MOST_WARM_STEPS = 3, 8
-FEWEST_STEPS, MOST_STEPS = 10, 400
+FEWEST_STEPS, MOST_STEPS = 10, 1500
 TIMED_SECONDS, SLOW_SECONDS = 4.0, 30.0
 WATCHED_STEPS, SYNCHRONIZED_STEPS, TRACED_STEPS = 5, 4, 3
 LONG_STEP_SECONDS = 4.0
@@ -57,6 +58,7 @@ class Recorder:
         self.patches = Patches()
         self.steps: list[Step] = []
         self.resident: list[int] = []
+        self.graphs: list[int] = []
         self.synchronized: list[Step] = []
         self.document: dict[str, Any] = {"format": 1, "state": "warm"}
         self._state, self._in_state = "warm", 0
@@ -103,6 +105,7 @@ class Recorder:
             if self._state == "timed":
                 self.steps.append(step)
                 self.resident.append(facts.resident_bytes())
+                self.graphs.append(facts.num_graphs())
             elif self._state == "watched":
                 self.waits.new_step()
             elif self._state == "synchronized":
@@ -158,7 +161,10 @@ class Recorder:
         self.document["live"] = {"before": self._live[0], "after": now[0], "steps": steps, "held": now[1]}
         self.document["dynamo"] = facts.dynamo_difference(self._dynamo, facts.dynamo())
         self.document["compiled_alive"] = any(reference() is not None for reference in self._compiled)
-        self.document["page_faults"] = (facts.page_faults() - self._faults) / steps
+        faults = [
+            (now - before) / steps for now, before in zip(facts.page_faults(), self._faults, strict=True)
+        ]
+        self.document["page_faults"], self.document["disk_faults"] = faults
         self.document["data_cpu_seconds"] = self.hooks.fetch_cpu_seconds / steps
         self.document["precision"] = self.precision.result(steps)
         self.hooks.examine_losses = self.precision.examine = True
@@ -205,6 +211,7 @@ class Recorder:
 
     def _leave_traced(self) -> None:
         self._modules.restore()
+        self.document["precision"].update(self.precision.named(self._modules.roots))
         self.document["features"] = facts.features(self._modules.roots.values())
         self.hooks.annotate = False
         self._range.__exit__(None, None, None)
@@ -221,9 +228,12 @@ class Recorder:
         self._counted.restore()
         self.catcher.restore()
         self.document.update(self._counted.result())
+        self.document["rows"] = self.catcher.num_rows()
 
     def _enter_finished(self) -> None:
         self._guarded(lambda: self.document.update(facts.describe(self.hooks)))
+        self._guarded(self._average)
+        self.hooks.restore()  # copies of the model and of the optimizer are no part of the loop
         self._guarded(lambda: experiments.run(self, self.document))
         self.finish()
 
@@ -238,6 +248,17 @@ class Recorder:
         self.document.setdefault("problems", []).append("".join(lines)[-2000:])
 
     def _describe(self) -> None:
+        self._average()
+        document = self.document
+        document["resident"] = self.resident
+        document["waits"] = self.waits.result()
+        document.setdefault("precision", self.precision.result(len(self.steps)))
+        document["fetch"] = self.fetches.result()
+        document.update(facts.describe(self.hooks))
+        document["command"] = sys.argv
+
+    def _average(self) -> None:
+        """Means over the undisturbed steps of the timed window."""
         clean = _undisturbed([step for step in self.steps if not step.interrupted] or self.steps)
         document = self.document
         document["steps"] = len(self.steps)
@@ -246,19 +267,24 @@ class Recorder:
             document["seconds"] = {p: statistics.fmean(s.seconds[p] for s in clean) for p in PHASES}
             document["step_seconds"] = statistics.fmean(s.wall_seconds for s in clean)
             document["median_step_seconds"] = statistics.median(s.wall_seconds for s in clean)
-            document["samples"] = statistics.fmean(s.samples for s in clean)
+            document["samples"] = statistics.fmean(s.samples for s in clean) or self._rows() or 1.0
+            still = [
+                s.wall_seconds
+                for s, (a, b) in zip(self.steps[1:], pairwise(self.graphs), strict=True)
+                if a == b
+            ]
+            document["quiet_seconds"] = min(still, default=None)
             document["walls"] = [s.wall_seconds for s in self.steps]
             document["sizes"] = sorted({s.samples for s in clean})
             document["backwards"] = statistics.fmean(s.backwards for s in clean)
             document["updates"] = statistics.fmean(s.updates for s in clean)
             broken = [s for s in self.steps if s.interrupted]
             document["interrupted"] = [{"wall": s.wall_seconds, **s.seconds} for s in broken]
-        document["resident"] = self.resident
-        document["waits"] = self.waits.result()
-        document.setdefault("precision", self.precision.result(len(self.steps)))
-        document["fetch"] = self.fetches.result()
-        document.update(facts.describe(self.hooks))
-        document["command"] = sys.argv
+
+    def _rows(self) -> float:
+        """Samples a step of a loop without a DataLoader: what the model is called with, for each backward."""
+        backwards = statistics.fmean(s.backwards for s in self.steps)
+        return float(self.document.get("rows") or 0) * max(1.0, backwards)
 
 
 def _undisturbed(steps: list[Step]) -> list[Step]:

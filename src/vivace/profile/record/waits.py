@@ -54,26 +54,31 @@ class WaitWatch:
             if self._inside or sys._getframe(1).f_code.co_filename.startswith(_NOT_THEIRS):
                 return original(*arguments, **keywords)
             self._inside = True
+            entered = time.perf_counter()
+            row = self._row(calling_site(), entered)
             begin = time.perf_counter()
             try:
                 return original(*arguments, **keywords)
             finally:
                 self._inside = False
-                self._add(begin, time.perf_counter())
+                self._add(row, entered, begin, time.perf_counter())
 
         return ask
 
-    def _add(self, begin: float, end: float) -> None:
-        site = calling_site()
-        row = self.sites.get(site)
-        if row is None:
-            row = self.sites[site] = {"count": 0, "seconds": 0.0, "span": 0.0, "last": begin}
+    def _row(self, site: str, now: float) -> dict[str, float]:
+        if site not in self.sites:
+            self.sites[site] = {"count": 0, "seconds": 0.0, "span": 0.0, "last": now}
+        return self.sites[site]
+
+    def _add(self, row: dict[str, float], entered: float, begin: float, end: float) -> None:
         row["count"] += 1
         row["seconds"] += end - begin
-        # Asked again soon: the loop around it is part of what the questions cost.
-        gap = begin - row["last"]
-        row["span"] += end - (row["last"] if gap < LOOP_SECONDS else begin)
-        row["last"] = end
+        row["span"] += end - begin
+        # Asked again soon: the loop around it is part of what the questions cost, and our own notes are not.
+        gap = entered - row["last"]
+        if 0 < gap < LOOP_SECONDS:
+            row["span"] += gap
+        row["last"] = time.perf_counter()
 
 
 def calling_site(skip: tuple[str, ...] = _OWN) -> str:

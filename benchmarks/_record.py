@@ -1,0 +1,75 @@
+"""What all benchmarks share: the jobs that were asked for, and dated records of this machine.
+
+A record lies in records/<job>/<machine>/<date>.json and says under which machine and versions it holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import vivace
+from vivace.machine import Machine
+
+RECORDS = Path(__file__).resolve().parent.parent / "records"
+FOLDERS = re.compile(r"(?<![\w./:-])/(?:[\w.+-]+/)+")
+
+
+def named_jobs(parser: argparse.ArgumentParser, asked: Collection[str], known: Collection[str]) -> list[str]:
+    """The jobs asked for, or all of them; leaves with exit code 2 where one is not known."""
+    unknown = sorted(set(asked) - set(known))
+    if unknown:
+        parser.error(f"there is no job '{unknown[0]}'; there are: {', '.join(known)}")
+    return list(asked or known)
+
+
+def today() -> str:
+    """The date in UTC, under which records are filed."""
+    return datetime.datetime.now(datetime.UTC).date().isoformat()
+
+
+def opened(benchmark: str, command: str, machine: Machine, job: str | None = None) -> dict[str, Any]:
+    """A record that says what was measured where, and holds no figure yet."""
+    return {
+        "benchmark": benchmark,
+        "job": job or benchmark,
+        "date": today(),
+        "command": command,
+        "vivace": vivace.__version__,
+        "machine": {
+            "fingerprint": machine.fingerprint,
+            "device": machine.device.name,
+            "features": machine.device.features,
+            "cores": machine.num_cores,
+        },
+        "versions": dict(machine.versions),
+    }
+
+
+def path_of(record: Mapping[str, Any]) -> Path:
+    """Where a record lies."""
+    return RECORDS / record["job"] / record["machine"]["fingerprint"] / f"{record['date']}.json"
+
+
+def write(record: Mapping[str, Any]) -> None:
+    """Write a record where it belongs."""
+    path = path_of(record)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(clean(record), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def clean(thing: Any) -> Any:
+    """A record says nothing of folders and holds no infinity."""
+    if isinstance(thing, Mapping):
+        return {key: clean(value) for key, value in thing.items()}
+    if isinstance(thing, (list, tuple)):
+        return [clean(value) for value in thing]
+    if isinstance(thing, str):
+        return FOLDERS.sub("", thing)
+    return None if isinstance(thing, float) and not math.isfinite(thing) else thing

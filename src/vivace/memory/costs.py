@@ -1,0 +1,258 @@
+"""What a step's parts hold for the backward pass, and what each block costs under each decision.
+
+One step is followed: which storages it saves before, in and after which block. Then each kind of block runs
+alone, forward and backward, under each decision in turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
+
+from vivace.blocks import Block, find_blocks, foreign_hook, forwards
+from vivace.engine.session import Session
+from vivace.engine.streams import capture, restore
+from vivace.errors import Refused
+from vivace.memory.planner import Option
+from vivace.profile.observe import peak_of
+from vivace.recompute import Recomputer, autocasts
+from vivace.saved import Bfloat16Store, HostStore
+from vivace.surgery import map_tensors, patched, tensors
+from vivace.technique import Numerics
+
+FEWEST, MOST = 3, 15  # timed rounds
+ENOUGH_SECONDS = 0.6  # for the rounds of one kind of block
+LEAST = 0.01  # of a block's time: noise makes nothing free
+
+Around = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A stretch of the forward pass and what can be decided on it: a block, or what lies between two blocks.
+
+    `name` is empty for the latter, which can only be kept.
+    """
+
+    name: str
+    options: list[Option]
+
+
+def measure(session: Session, batch: Any, allow: Numerics) -> list[Part]:
+    """The parts of a step in the order in which they run, with their options; keeping comes first.
+
+    Blocks of one kind on inputs of one shape share a measurement. The session's step runs once; weights,
+    buffers and random streams are given back. Empty where the model has no blocks.
+    """
+    tape = _Tape(session, batch)
+    with tape.following():
+        session.step(batch)
+    known: dict[str, list[Option]] = {}
+    for call in tape.calls.values():
+        if call.kind not in known:
+            known[call.kind] = call.options(session, allow)
+    parts: list[Part] = []
+    gradients = 0  # of the blocks that come later: their backward passes are over
+    for stretch in reversed(tape.stretches):
+        options = [Option("keep", stretch.held_bytes, stretch.held_bytes, 0.0)]
+        if stretch.name:
+            call = tape.calls[stretch.name]
+            options = [_times(option, call.count) for option in known[call.kind]]
+        options = [dataclasses.replace(o, working_bytes=o.working_bytes + gradients) for o in options]
+        parts.append(Part(stretch.name, options))
+        gradients += stretch.gradient_bytes
+    return parts[::-1] if tape.calls else []
+
+
+def _times(option: Option, count: int) -> Option:
+    """The option for a block that runs `count` times in a step."""
+    held = count * option.held_bytes
+    working = option.working_bytes + held - option.held_bytes
+    return Option(option.name, held, working, count * option.seconds)
+
+
+@dataclasses.dataclass
+class _Stretch:
+    """`held_bytes`: what lies between blocks is the first to save; `gradient_bytes`: of a block's weights."""
+
+    name: str = ""
+    held_bytes: int = 0
+    gradient_bytes: int = 0
+
+
+class _Tape:
+    """Follows one forward pass; the pieces of a batch after the first are not followed."""
+
+    def __init__(self, session: Session, batch: Any) -> None:
+        self.session = session
+        self.blocks = find_blocks(session.build.models)
+        self.calls: dict[str, _Call] = {}
+        self.stretches = [_Stretch()]
+        own = [t for model in session.build.models for t in (*model.parameters(), *model.buffers())]
+        self.seen: dict[int, StorageWeakRef | None] = {
+            tensor.untyped_storage()._cdata: None for tensor in (*own, *tensors(batch))
+        }
+        self.inside: dict[int, int] | None = None  # storages that the running block was the first to save
+        self.over = False
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        """Follow what runs inside: the first forward pass of a step, or the whole of an own step."""
+        modules = [module for block in self.blocks for module in block.modules]
+        instead = [function for block in self.blocks for function in forwards(block, self._around)]
+        build, seams = self.session.build, self.session.build.seams
+        owners = [] if build.own_step else [self.session, seams]
+        before = [owner.forward for owner in owners]
+        for owner in owners:
+            owner.forward = self._forward(owner.forward)
+        hooks = saved_tensors_hooks(self._save, lambda tensor: tensor)
+        try:
+            with patched(modules, "forward", instead), hooks if build.own_step else contextlib.nullcontext():
+                yield
+        finally:
+            for owner, own in zip(owners, before, strict=True):
+                owner.forward = own
+
+    def _forward(self, own: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def forward(batch: Any) -> Any:
+            if self.over:
+                return own(batch)
+            with saved_tensors_hooks(self._save, lambda tensor: tensor):
+                result = own(batch)
+            self.over = True
+            return result
+
+        return forward
+
+    def _around(self, block: Block, own: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
+        if self.over or not torch.is_grad_enabled():
+            return own(*arguments, **keywords)
+        for tensor in tensors((arguments, keywords)):
+            self._save(tensor)
+        if block.name in self.calls:
+            self.calls[block.name].count += 1
+        else:
+            self.calls[block.name] = _Call(block, own, (arguments, keywords), self.session.build.device)
+            weights = [p for m in block.modules for p in m.parameters() if p.requires_grad]
+            size = sum(p.numel() * p.element_size() for p in weights) if self._gradients_pile_up else 0
+            self.stretches += [_Stretch(block.name, gradient_bytes=size), _Stretch()]
+        self.inside = {}
+        result = own(*arguments, **keywords)
+        inside, self.inside = self.inside, None
+        returned = {leaf.untyped_storage()._cdata for leaf in _leaves(result)}
+        flowing = sum(inside[storage] for storage in inside.keys() & returned)
+        self.stretches[-1].held_bytes += flowing
+        self.calls[block.name].held_bytes = sum(inside.values()) - flowing
+        return result
+
+    @property
+    def _gradients_pile_up(self) -> bool:
+        """Do gradients appear in the backward pass, and stay until the update?"""
+        notes = self.session.build.notes
+        return "pieces" not in notes and "updates_in_backward" not in notes
+
+    def _save(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self.seen:
+            # The reference keeps the storage's address from being used again, and its memory not alive.
+            self.seen[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+            if self.inside is not None:
+                self.inside[storage._cdata] = storage.nbytes()
+            else:
+                self.stretches[-1].held_bytes += storage.nbytes()
+        return tensor.detach()
+
+
+class _Call:
+    """A call of one block, which can be repeated alone."""
+
+    def __init__(self, block: Block, own: Callable[..., Any], inputs: Any, device: torch.device) -> None:
+        self.block, self.own, self.device = block, own, device
+        self.inputs = map_tensors(inputs, lambda t: t.detach().requires_grad_(t.requires_grad))
+        self.count, self.held_bytes = 1, 0
+        self.autocasts = autocasts(device)
+        shapes = [(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors(self.inputs)]
+        self.kind = f"{block.kind} {shapes} {foreign_hook(block)}"
+
+    def options(self, session: Session, allow: Numerics) -> list[Option]:
+        """Keep, and whatever this device and promise allow."""
+        build, name = session.build, self.block.name
+        whole, cheap = Recomputer(build.device), Recomputer(build.device, {name})
+        ways: dict[str, Around] = {"keep": _plainly, "recompute": whole.around, "cheap": cheap.around}
+        spared: dict[str, dict[str, int]] = {"recompute": whole.released, "cheap": cheap.released}
+        if allow >= Numerics.ROUNDING:
+            store = Bfloat16Store(build, "compress_activations")
+            ways["compress"], spared["compress"] = store.around, store.spared
+        if build.device.type == "cuda":
+            host = HostStore(build, "offload_activations", 2**20)
+            ways["offload"], spared["offload"] = host.around, host.spared
+        peaks: dict[str, int] = {}
+        for way, around in ways.items():
+            with contextlib.suppress(Refused):  # then the block cannot do that
+                peaks[way] = peak_of(partial(self._run, around), build.device)
+        seconds = self._seconds({way: ways[way] for way in peaks})
+        found = []
+        for way, peak in peaks.items():
+            held = max(0, self.held_bytes - spared[way][name]) if way != "keep" else self.held_bytes
+            found.append(Option(way, held, max(held, peak), seconds[way]))
+        return [found[0], *(option for option in found[1:] if option.held_bytes < self.held_bytes)]
+
+    def _seconds(self, ways: dict[str, Around]) -> dict[str, float]:
+        """Median seconds that each way takes more than keeping, over rounds in which all take turns."""
+        rounds: list[list[float]] = []
+        begin = _now(self.device)
+        while len(rounds) < FEWEST or (len(rounds) < MOST and _now(self.device) - begin < ENOUGH_SECONDS):
+            times = []
+            for around in ways.values():
+                before = _now(self.device)
+                self._run(around)
+                times.append(_now(self.device) - before)
+            rounds.append(times)
+        least = LEAST * statistics.median(times[0] for times in rounds)
+        more = [statistics.median(times[at] - times[0] for times in rounds) for at in range(1, len(ways))]
+        return dict(zip(ways, [0.0, *(max(least, seconds) for seconds in more)], strict=True))
+
+    def _run(self, around: Around) -> None:
+        """The block's forward and backward pass, which leaves nothing behind."""
+        streams = capture(self.device)
+        buffers = [(b, b.clone()) for m in self.block.modules for b in m.buffers()]
+        arguments, keywords = self.inputs
+        try:
+            with contextlib.ExitStack() as stack:
+                for settings in self.autocasts:
+                    stack.enter_context(torch.autocast(**settings))
+                result = around(self.block, self.own, arguments, keywords)
+            ends = [leaf for leaf in _leaves(result) if leaf.requires_grad]
+            if ends:
+                torch.autograd.backward(ends, [torch.ones_like(t) for t in ends])
+        finally:
+            restore(streams, self.device)
+            for buffer, before in buffers:
+                buffer.data.copy_(before)
+            weights = [p for m in self.block.modules for p in m.parameters()]
+            for tensor in (*tensors(self.inputs), *weights):
+                tensor.grad = None
+
+
+def _leaves(result: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+def _plainly(block: Block, own: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
+    return own(*arguments, **keywords)
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

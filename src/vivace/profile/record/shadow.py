@@ -1,0 +1,117 @@
+"""A copy of the model that runs the last batch forward and backward, and the timing of two ways to do so."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+PAIRS, BLOCK_SECONDS, BUDGET_SECONDS = 7, 0.08, 4.0
+
+
+class Shadow:
+    """A copy of a module with the arguments of one call, ready to run forward and backward."""
+
+    def __init__(
+        self, module: nn.Module, call: tuple[Any, Any], autocast: tuple[str, bool, torch.dtype]
+    ) -> None:
+        self.module = copy.deepcopy(module)
+        self.arguments, self.keywords = (mapped(part, torch.Tensor.detach) for part in call)
+        self.autocast = autocast
+
+    def convert(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Apply a function to every weight, buffer and argument."""
+        self.module._apply(function)  # type: ignore[no-untyped-call]
+        self.arguments, self.keywords = mapped(self.arguments, function), mapped(self.keywords, function)
+
+    def runner(self, context: Callable[[], Any] = contextlib.nullcontext) -> Callable[[], None]:
+        """Forward and backward once, inside a context."""
+
+        def step() -> None:
+            device, enabled, dtype = self.autocast
+            with context():
+                with torch.autocast(device, dtype=dtype, enabled=enabled):
+                    result = self.module(*self.arguments, **self.keywords)
+                    losses = [t.float().mean() for t in _differentiable(result)]
+                if losses:
+                    torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+            self.module.zero_grad(set_to_none=True)
+
+        return step
+
+
+def compare(as_it_is: Callable[[], None], without: Callable[[], None]) -> dict[str, Any]:
+    """Alternate blocks of both; seconds a run as it is, and how many times faster the other was."""
+    for _ in range(2):
+        seconds = max(_block(as_it_is, 1), 1e-5)
+        _block(without, 1)
+    runs = max(1, round(BLOCK_SECONDS / seconds))
+    deadline = time.perf_counter() + BUDGET_SECONDS
+    before: list[float] = []
+    after: list[float] = []
+    while len(before) < PAIRS and (time.perf_counter() < deadline or len(before) < 3):
+        before.append(_block(as_it_is, runs))
+        after.append(_block(without, runs))
+    return {"ratios": [a / b for a, b in zip(before, after, strict=True)], "seconds": min(before)}
+
+
+def _block(function: Callable[[], None], runs: int) -> float:
+    """Mean seconds of one run."""
+    _wait()
+    begin = time.perf_counter()
+    for _ in range(runs):
+        function()
+    _wait()
+    return (time.perf_counter() - begin) / runs
+
+
+def _wait() -> None:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+
+
+@contextlib.contextmanager
+def same_random_streams() -> Iterator[None]:
+    """Python's, numpy's and torch's random numbers go on afterwards as if nothing had been drawn."""
+    state = random.getstate()
+    numpy_random = None
+    with contextlib.suppress(ImportError):
+        import numpy
+
+        numpy_random = numpy.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(state)
+        if numpy_random is not None:
+            numpy.random.set_state(numpy_random)
+
+
+def mapped(tree: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    """The same tree with a function applied to its tensors."""
+    if isinstance(tree, torch.Tensor):
+        return function(tree)
+    if isinstance(tree, dict):
+        return {key: mapped(value, function) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
+        return type(tree)(mapped(item, function) for item in tree)
+    return tree
+
+
+def _differentiable(tree: Any) -> Iterator[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        if tree.requires_grad and tree.is_floating_point():
+            yield tree
+    elif hasattr(tree, "values"):
+        for value in tree.values():
+            yield from _differentiable(value)
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from _differentiable(item)

@@ -1,0 +1,35 @@
+"""What a trace says, on traces of a few events."""
+
+import json
+
+import pytest
+
+from vivace.profile.trace import read_trace
+
+
+def event(name, start, end, category="cpu_op", thread=1):
+    return {
+        "ph": "X",
+        "name": name,
+        "ts": start,
+        "dur": end - start,
+        "tid": thread,
+        "cat": category,
+        "args": {},
+    }
+
+
+def test_collectives_of_another_thread_count_where_no_operator_runs(tmp_path):
+    events = [
+        event("vivace:step", 0, 1000, "user_annotation"),
+        event("vivace:backward", 100, 900, "user_annotation"),
+        event("aten::mm", 100, 400),
+        event("gloo:all_reduce", 300, 800, "user_annotation", thread=2),
+        event("aten::add_", 900, 1000),
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    found = read_trace(path)
+    assert found["collective_seconds"] == pytest.approx(500e-6)
+    assert found["communication_seconds"] == pytest.approx(400e-6)
+    assert found["operators"] == {"matmul": pytest.approx(300e-6), "elementwise": pytest.approx(100e-6)}

@@ -1,0 +1,103 @@
+"""What the terminal says while `tune` and `train` work: a line a trial, refusals by reason, no word torn."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from vivace.ledger import Ratio, Trial
+from vivace.plan import Plan
+from vivace.progress import TrainProgress, TuneProgress, epilogue
+from vivace.tune.result import Result
+
+PLAN = {"host_allocator": {}, "channels_last": {}, "bf16_weights": {}, "fused_optimizer": {"kind": "foreach"}}
+
+
+def trial(techniques, reason="", **fields):
+    status = "refused" if reason else "measured"
+    given = {"techniques": techniques, "plan_id": "1", "machine": "m", "job": "j", "status": status}
+    return Trial(**given, reason=reason, promise="exact", **fields)
+
+
+def measured(techniques):
+    return trial(techniques, ratio=Ratio(2.0, 1.9, 2.1), pairs=((2.0, 1.0),), rounds=1)
+
+
+def refused(name, reason="it acts on cuda, and this job runs on cpu"):
+    return "trial_end", {"trial": trial({name: {}}, reason)}
+
+
+def shown(progress, *events, terminal=False):
+    """Each line without its time."""
+    file = io.StringIO()
+    with progress:
+        progress._console = Console(file=file, width=80, soft_wrap=True)
+        if terminal:
+            progress._status = Console(file=io.StringIO()).status("")
+        for event in events:
+            progress(*event)
+    return [line[10:] for line in file.getvalue().splitlines()]
+
+
+def test_refusals_without_a_trial_share_a_line_a_reason():
+    lines = shown(
+        TuneProgress(),
+        refused("tf32"),
+        refused("ddp", "at most 1.00x is predicted on this job"),
+        refused("allocator"),
+        ("trial_begin", {"plan": "channels_last"}),
+        ("trial_end", {"trial": measured({"channels_last": {}})}),
+        ("trial_begin", {"plan": "compile"}),
+        refused("compile"),
+        refused("cuda_graph_step"),
+    )
+    assert [line.split(maxsplit=1)[1] for line in lines] == [
+        "tf32, allocator: it acts on cuda, and this job runs on cpu",
+        "ddp: at most 1.00x is predicted on this job",
+        "(1.90-2.10)  channels_last",
+        "compile: it acts on cuda, and this job runs on cpu",
+        "cuda_graph_step: it acts on cuda, and this job runs on cpu",
+    ]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_on_a_terminal_long_plans_are_folded_between_words(terminal):
+    events = [("trial_begin", {"plan": ""}), ("trial_end", {"trial": measured(PLAN)})]
+    lines = shown(TuneProgress(), *events, terminal=terminal)
+    assert len(lines) == (2 if terminal else 1)
+    assert " ".join(" ".join(lines).split()) == (
+        "2.00x (1.90-2.10) host_allocator + channels_last + bf16_weights + fused_optimizer (kind=foreach)"
+    )
+    assert all(len(line) <= 70 for line in lines) is terminal
+
+
+def test_a_training_that_goes_on_says_where():
+    lines = shown(
+        TrainProgress(),
+        ({"event": "resume", "step": 19},),
+        ({"event": "epoch", "epoch": 1, "step": 32, "loss": 0.5},),
+        ({"event": "stop", "interrupted": False, "steps": 64, "run_path": "runs/train"},),
+    )
+    assert lines == ["goes on after step 19", "epoch 1  step 32  loss 0.5", "trained: 64 steps, runs/train"]
+
+
+@pytest.mark.parametrize(("steps", "told"), [(300, True), (900, False), (None, False)])
+def test_a_warm_up_that_one_run_does_not_gain_back_is_said(steps, told):
+    result = Result(
+        plan=Plan.from_dict(PLAN),
+        plan_path="runs/tune/plan.toml",
+        speedup=Ratio(2.0, 1.9, 2.1),
+        baselines={},
+        baseline_notes={},
+        verdict=None,
+        break_even_steps=791,
+        input_pipeline={},
+        waterfall=[],
+        trials=[],
+        report_path="runs/tune/report.html",
+        seconds=60.0,
+        job_steps=steps,
+    )
+    file = io.StringIO()
+    epilogue(result, "train.py:job", Console(file=file, width=80))
+    assert ("after 791 steps, and this job takes 300" in file.getvalue()) is told
