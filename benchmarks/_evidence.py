@@ -9,7 +9,7 @@ WORDS = {
     "README.md": {
         "columns": ("question", "answer", "record", "command"),
         "caught": "Planted defects that `verify` catches: {title}",
-        "alarms": "Correct plans that `verify` rejects, on the jobs its limits were set with",
+        "alarms": "Correct plans that `verify` rejects",
         "share": "What verifying takes of a search",
         "of": "{count} of {of} ({rate:.1%})",
         "peer": "As fast as `pytorch-autotune` {version}, geometric mean over {count} jobs",
@@ -26,6 +26,8 @@ WORDS = {
         },
         "folders": {"planted": "", "aside": ", of scripts written beside the rules"},
         "profile_cost": "What `profile` adds to a script of {steps} steps: wall, processor time",
+        "advise": "Median error of `advise` on {n:,} published figures, {split} left out of the fit",
+        "errs": "{error:.1%} ({demanded:.0%} demanded); by TFLOPS {tflops:.0%}; {inside:.0%} in the interval",
         "memory": "Error of a step's predicted peak memory, {pairs} pairs of job and plan: median, largest",
         "blocks": "`{job}`: more time a step at {shares} % of the activation memory, by decisions for blocks",
         "exact": "`{job}`: the same, by whatever changes no bit",
@@ -36,7 +38,7 @@ WORDS = {
     "README.zh-CN.md": {
         "columns": ("问题", "结果", "记录", "命令"),
         "caught": "`verify` 发现了多少人为植入的错误：{title}",
-        "alarms": "`verify` 误判的正确方案（在设定其界限的任务上）",
+        "alarms": "`verify` 误判的正确方案",
         "share": "校验占搜索时间的比例",
         "of": "{count} / {of}（{rate:.1%}）",
         "peer": "与 `pytorch-autotune` {version} 的速度之比，{count} 个任务的几何平均",
@@ -53,6 +55,8 @@ WORDS = {
         },
         "folders": {"planted": "", "aside": "（另写的脚本，规则并非据其制定）"},
         "profile_cost": "`profile` 使脚本增加的时间（训练 {steps} 步）：墙钟、处理器",
+        "advise": "`advise` 在 {n:,} 个公开数据上的误差中位数，拟合时不含：{split}",
+        "errs": "{error:.1%}（要求 {demanded:.0%}）；只看 TFLOPS：{tflops:.0%}；{inside:.0%} 在区间内",
         "memory": "一步训练峰值内存的预测误差，{pairs} 组任务与方案：中位数、最大值",
         "blocks": "`{job}`：激活内存降到 {shares}% 时每步多花的时间（仅对各模块作选择，逐位相同）",
         "exact": "`{job}`：同上，允许任何逐位相同的方法",
@@ -63,6 +67,9 @@ WORDS = {
 }
 TITLES = {
     "README.md": {
+        "known card, new model": "whole families of models",
+        "new card, known model": "cards",
+        "both new": "families of models and cards",
         "planted, alone": "the 20 known kinds",
         "planted, with bf16_autocast": "the same, hidden behind bfloat16",
         "planted, least effort": "the same, with the least effort that `tune` spends",
@@ -71,6 +78,9 @@ TITLES = {
         "further, least effort": "further kinds, with the least effort",
     },
     "README.zh-CN.md": {
+        "known card, new model": "整个模型族",
+        "new card, known model": "显卡",
+        "both new": "模型族和显卡",
         "planted, alone": "20 种已知错误",
         "planted, with bf16_autocast": "同上，混在 bfloat16 舍入中",
         "planted, least effort": "同上，用 `tune` 的最小校验量",
@@ -135,7 +145,8 @@ def memory_budgets(record: dict, file: str) -> Iterator[Row]:
             for row in rows
         ]
         shares = ", ".join(str(row["percent"]) for row in rows)
-        yield words[allow].format(job=job, shares=shares), "; ".join(found)
+        if rows:
+            yield words[allow].format(job=job, shares=shares), "; ".join(found)
     random = [row["random"] for row in record["rows"] if row.get("random", {}).get("behind_percent")]
     worst = [max(each["behind_percent"], key=lambda behind: behind["estimate"]) for each in random]
     if worst:
@@ -159,6 +170,21 @@ def profile_cost(record: dict, file: str) -> Iterator[Row]:
     yield WORDS[file]["profile_cost"].format(steps=record["steps"]), found
 
 
+def advise(record: dict, file: str) -> Iterator[Row]:
+    """How far predicted throughput is from published figures that the fit has not seen."""
+    for name, split in record["splits"].items():
+        asked = WORDS[file]["advise"].format(n=split["n"], split=TITLES[file][name])
+        yield (
+            asked,
+            WORDS[file]["errs"].format(
+                error=split["median_abs_error"],
+                demanded=split["demanded"],
+                tflops=split["simple"]["TFLOPS only"],
+                inside=split["interval_coverage"],
+            ),
+        )
+
+
 KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "ruler": ruler,
     "peer": peer,
@@ -167,6 +193,7 @@ KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "memory_budgets": memory_budgets,
     "verdicts": verdicts,
     "profile_cost": profile_cost,
+    "advise": advise,
 }
 
 DETAILS = ("memory_budgets",)  # in records/README.md only

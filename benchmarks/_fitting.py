@@ -9,11 +9,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import _likeness
 import numpy as np
 from _published import Row
 
 from vivace.advise.formula import PARAMETERS, STARTS, architecture, make_columns, predict_parts, step_parts
 from vivace.advise.interval import CIRCUMSTANCES, UNSEEN_WIDENING, circumstances, kinds_of
+from vivace.advise.likeness import Likeness, predict
 
 if TYPE_CHECKING:
     import torch
@@ -73,9 +75,9 @@ def _sum_by(values: torch.Tensor, numbers: torch.Tensor, count: int) -> torch.Te
     return torch.zeros(count).index_add(0, numbers, values.float())
 
 
-def errors(theta: dict[str, np.ndarray], rows: Sequence[Row]) -> np.ndarray:
+def errors(theta: dict[str, np.ndarray], rows: Sequence[Row], likeness: Likeness | None = None) -> np.ndarray:
     """Logarithm of predicted over measured seconds."""
-    return np.log(predict_parts(theta, [row.case for row in rows])["seconds"]) - _measured(rows)
+    return np.log(predict(theta, likeness, [row.case for row in rows])["seconds"]) - _measured(rows)
 
 
 def absolute(error: np.ndarray) -> np.ndarray:
@@ -161,7 +163,9 @@ def held_out(rows: Sequence[Row]) -> dict[str, tuple[np.ndarray, dict[str, np.nd
             test = [row for row, wanted in zip(rows, chosen, strict=True) if wanted]
             if not test:
                 continue
-            error[chosen] = errors(fit(train, steps=STEPS), test)
+            theta = fit(train)
+            likeness, _ = _likeness.fit(train, errors(theta, train))
+            error[chosen] = errors(theta, test, likeness)
             for other, values in simple_errors(train, test).items():
                 simple.setdefault(other, np.full(len(rows), np.nan))[chosen] = values
         found[name] = error, simple

@@ -53,7 +53,17 @@ NAMES = (
     (r"^efficientnet-(widese-|quant-)?b0", "timm:efficientnet_b0@224"),
     (r"^efficientnet-(widese-|quant-)?b4", "timm:efficientnet_b4@380"),
 )
-LENGTHS = {"own:transformerxlbase": 192, "own:transformerxllarge": 384}
+# timm's older names for networks that it still has.
+RENAMED = (
+    (r"^swin_v2_cr", "swinv2_cr"), (r"_sam$", ""), (r"^gluon_xception", "xception"), (r"_hnfd$", "_hnf"),
+    (r"_evob$", "_evos"),
+)  # fmt: skip
+NEEDED = ("model", "gpu", "precision", "unit", "value")
+NVIDIA_CODE = ("ngc", "examples", "mlperf")
+LENGTHS = {
+    "own:transformerxlbase": 192, "own:transformerxllarge": 384,
+    "own:transformerxlbase_full": 192, "own:transformerxllarge_full": 256,
+}  # fmt: skip
 PRECISIONS = (
     (r"^fp64|double", "fp64"), (r"^tf32", "tf32"), (r"^(amp|mixed).*bf16", "amp_bf16"),
     (r"^amp|mixed", "amp_fp16"), (r"^bf16", "bf16"), (r"^(fp16|half)", "fp16"),
@@ -94,14 +104,28 @@ def family(key: str) -> str:
 
 
 def read(path: Path, demand_of: Callable[[str], Demand | None]) -> tuple[list[Row], dict[str, int]]:
-    """Usable rows, and how many were left out by reason; `demand_of` counts a key or answers None."""
+    """Usable rows, and how many were left out by reason; `demand_of` counts a key or answers None.
+
+    Raises InputError where the file cannot be read or lacks a column without which no row can be predicted.
+    """
     rows: list[Row] = []
     left_out: dict[str, int] = {}
-    with path.open(encoding="utf-8", newline="") as file:
-        for raw in csv.DictReader(file):
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not a table in UTF-8") from None
+    reader = csv.DictReader(lines)
+    reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
+    absent = [name for name in NEEDED if name not in reader.fieldnames]
+    if lines and absent:
+        raise InputError(f"{path} lacks the column {absent[0]!r}; needed are {', '.join(NEEDED)}")
+    if lines:
+        for raw in reader:
             try:
                 rows.append(
-                    _row({key: (value or "").strip() for key, value in raw.items() if key}, demand_of)
+                    _row({key: str(value or "").strip() for key, value in raw.items() if key}, demand_of)
                 )
             except (LookupError, ValueError) as error:
                 reason = str(error.args[0] if error.args else error)
@@ -122,14 +146,16 @@ def _row(raw: dict[str, str], demand_of: Callable[[str], Demand | None]) -> Row:
     if demand is None:
         raise LookupError(f"model not counted: {raw['model']}")
     precision = _precision(raw["precision"], gpu)
-    num_gpus = int(_number(raw["n_gpus"]) or 1)
-    batch, guessed = _batch(raw["batch_per_gpu"], precision, num_gpus), False
+    num_gpus = int(_number(raw.get("n_gpus", "")) or 1)
+    batch, guessed = _batch(raw.get("batch_per_gpu", ""), precision, num_gpus), False
     if batch is None:
         batch, guessed = likely_batch(demand, gpu, precision), True
     # Lambda's older SSD logs, those without a batch, print one GPU's rate: 8 would be slower than 1.
     alone = guessed and key == "own:ssd_resnet50" and "ngc" in task.lower()
     seconds = _seconds(raw["unit"], value, batch, 1 if alone else num_gpus, LENGTHS.get(key, 1))
     setting = _setting(task, precision, batch, num_gpus)
+    if key.startswith("own:bert") and precision == "amp_fp16" and setting.harness in NVIDIA_CODE:
+        setting = dataclasses.replace(setting, precision="fp16")  # apex's O2: half weights, fp32 copies
     return Row(raw["model"], key, demand, gpu, setting, seconds, guessed)
 
 
@@ -146,11 +172,14 @@ def key_of(model: str, task: str) -> str:
     found = re.search(r"(\d{2,4})\s*px", task)
     pixels = int(found.group(1)) if found else 224
     if "timm" in task:
+        for pattern, new in RENAMED:
+            model = re.sub(pattern, new, model)
         return f"timm:{model}@{pixels}"
     name = model.strip().lower()
     for pattern, key in NAMES:
         if re.search(pattern, name):
-            return key.format(pixels=pixels)
+            whole = "_full" if key.startswith("own:transformerxl") and "ngc" in task.lower() else ""
+            return key.format(pixels=pixels) + whole
     return f"torchvision:{name.replace('-', '_')}@{pixels}"
 
 

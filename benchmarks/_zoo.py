@@ -20,20 +20,24 @@ Step = Callable[[], Any]
 SQUAD_LENGTH = 384
 # Half of the tokens of MLPerf's packed Wikipedia sequences of 512 are padding, which its entries leave out.
 PACKED_LENGTH = 256
+MASKED = 0.156  # 20 of 128 tokens, 80 of 512
+
+
+WORDS = 267735  # of WikiText-103
 
 
 class TransformerXL(nn.Module):
-    """Transformer-XL with its adaptive softmax: relative attention over a segment and its memory."""
+    """Transformer-XL: relative attention over a segment and its memory; softmax adaptive, or full where
+    `divide` is None."""
 
-    def __init__(self, layers: int, width: int, heads: int, inner: int, length: int, divide: float) -> None:
+    def __init__(self, layers: int, width: int, heads: int, inner: int, divide: float | None) -> None:
         super().__init__()
-        self.length, self.heads = length, heads
-        self.embedding = nn.Embedding(267735, width)
+        self.heads = heads
+        self.embedding = nn.Embedding(WORDS, width)
         self.blocks = nn.ModuleList(
             nn.ModuleDict(
                 {
-                    "query": nn.Linear(width, width, bias=False),
-                    "key_value": nn.Linear(width, 2 * width, bias=False),
+                    "attention": nn.Linear(width, 3 * width, bias=False),
                     "position": nn.Linear(width, width, bias=False),
                     "output": nn.Linear(width, width, bias=False),
                     "first": nn.Linear(width, inner),
@@ -44,38 +48,41 @@ class TransformerXL(nn.Module):
             )
             for _ in range(layers)
         )
-        self.head = nn.AdaptiveLogSoftmaxWithLoss(width, 267735, [19997, 39997, 199997], div_value=divide)
+        self.head = (
+            nn.Linear(width, WORDS)
+            if divide is None
+            else nn.AdaptiveLogSoftmaxWithLoss(width, WORDS, [19997, 39997, 199997], div_value=divide)
+        )
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Loss of a batch of segments, shape (batch, length); the memory is as long as the segment."""
-        hidden = self.embedding(tokens)
-        batch, length, width = hidden.shape
-        places = hidden.new_zeros(2 * length, width)
+        hidden = functional.dropout(self.embedding(tokens), 0.1)
+        places = hidden.new_zeros(2 * hidden.shape[1], hidden.shape[2])
         for block in self.blocks:
-            both = torch.cat([hidden.detach(), hidden], 1)
-            query = block["query"](hidden).view(batch, length, self.heads, -1).transpose(1, 2)
-            key, value = (
-                block["key_value"](both)
-                .view(batch, 2 * length, 2 * self.heads, -1)
-                .transpose(1, 2)
-                .chunk(2, 1)
-            )
-            position = block["position"](places).view(2 * length, self.heads, -1).permute(1, 2, 0)
-            scores = (query + 1) @ key.transpose(2, 3) + functional.pad((query + 1) @ position, (1, 0))[
-                ..., 1:
-            ]
-            attended = (scores * 0.125).masked_fill(scores.isnan(), 0.0).softmax(-1) @ value
-            hidden = block["norm_a"](
-                hidden + block["output"](attended.transpose(1, 2).reshape(batch, length, width))
-            )
-            hidden = block["norm_b"](hidden + block["second"](block["first"](hidden).relu()))
-        head, flat = self.head, hidden.reshape(-1, width)
+            attended = functional.dropout(self._attend(block, hidden, places), 0.1)
+            hidden = block["norm_a"](hidden + attended)
+            inner = functional.dropout(block["first"](hidden).relu(), 0.1)
+            hidden = block["norm_b"](hidden + functional.dropout(block["second"](inner), 0.1))
+        head, flat = self.head, hidden.reshape(-1, hidden.shape[2])
+        if isinstance(head, nn.Linear):
+            return functional.cross_entropy(head(flat), tokens.flatten())
         loss = head.head(flat).log_softmax(-1).sum()
-        for share, cluster in zip(
-            (0.1, 0.1, 0.02), head.tail, strict=True
-        ):  # rows that reach the rarer words
+        shares = (0.1, 0.1, 0.02)  # of the rows that reach the rarer words
+        for share, cluster in zip(shares, head.tail, strict=True):
             loss = loss + cluster(flat[: int(len(flat) * share) + 1]).log_softmax(-1).sum()
         return loss
+
+    def _attend(self, block: nn.ModuleDict, hidden: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Relative attention; the published code projects queries of the memory too, and drops them."""
+        batch, length, width = hidden.shape
+        both = block["attention"](torch.cat([hidden.detach(), hidden], 1))
+        query, key, value = both.view(batch, 2 * length, 3 * self.heads, -1).transpose(1, 2).chunk(3, 1)
+        query = query[:, :, length:]
+        position = block["position"](places).view(2 * length, self.heads, -1).permute(1, 2, 0)
+        moved = functional.pad((query + 1) @ position, (1, 0))[..., 1:]
+        scores = ((query + 1) @ key.transpose(2, 3) + moved) * 0.125
+        weights = scores.masked_fill(scores.isnan(), 0.0).softmax(-1)
+        return block["output"]((weights @ value).transpose(1, 2).reshape(batch, length, width))
 
 
 class SSD(nn.Module):
@@ -155,6 +162,15 @@ class UNet(nn.Module):
         return self.head(images).log_softmax(1).mean()
 
 
+def _pretraining_loss(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    """BERT's two losses; words are predicted at masked places alone, as in NVIDIA's and MLPerf's code."""
+    hidden, pooled = model.bert(tokens, return_dict=False)
+    masked = round(MASKED * tokens.shape[1])
+    words, order = model.cls(hidden[:, :masked], pooled)
+    loss = functional.cross_entropy(words.flatten(0, 1), tokens[:, :masked].flatten())
+    return loss + functional.cross_entropy(order, tokens[:, 0])
+
+
 def _text(kind: str, length: int, **settings: int) -> Callable[[int], tuple[nn.Module, Step]]:
     def build(batch: int) -> tuple[nn.Module, Step]:
         import transformers
@@ -178,7 +194,7 @@ def _text(kind: str, length: int, **settings: int) -> Callable[[int], tuple[nn.M
             ends = torch.zeros(batch, dtype=torch.long)
             return model, lambda: model(tokens, start_positions=ends, end_positions=ends).loss
         if "PreTraining" in kind:
-            return model, lambda: model(tokens, labels=tokens, next_sentence_label=tokens[:, 0]).loss
+            return model, lambda: _pretraining_loss(model, tokens)
         extra = {"attention_mask": torch.zeros(batch, 1, length, length)} if "GPT2" in kind else {}
         return model, lambda: model(tokens, labels=tokens, use_cache=False, **extra).loss
 
@@ -217,8 +233,11 @@ OWN: dict[str, Callable[[int], tuple[nn.Module, Step]]] = {
     "opt_13": _text(
         "OPTForCausalLM", 2048, hidden_size=2048, num_hidden_layers=24, ffn_dim=8192, num_attention_heads=32
     ),
-    "transformerxlbase": _module(lambda: TransformerXL(16, 512, 8, 2048, 192, 1.0), 192, tokens=True),
-    "transformerxllarge": _module(lambda: TransformerXL(18, 1024, 16, 4096, 384, 4.0), 384, tokens=True),
+    # Lambda's logs were run without --adaptive; their large model reads segments of 256.
+    "transformerxlbase_full": _module(lambda: TransformerXL(16, 512, 8, 2048, None), 192, tokens=True),
+    "transformerxllarge_full": _module(lambda: TransformerXL(18, 1024, 16, 4096, None), 256, tokens=True),
+    "transformerxlbase": _module(lambda: TransformerXL(16, 512, 8, 2048, 1.0), 192, tokens=True),
+    "transformerxllarge": _module(lambda: TransformerXL(18, 1024, 16, 4096, 4.0), 384, tokens=True),
     "ssd_resnet50": _module(lambda: SSD("resnet50"), 3, 300, 300),
     "ssd_resnet34": _module(lambda: SSD("resnet34"), 3, 300, 300),
     "unet3d": _module(lambda: UNet(3, [32, 64, 128, 256, 320, 320], 1, 3), 1, 128, 128, 128),

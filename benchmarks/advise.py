@@ -17,6 +17,7 @@ import argparse
 import datetime
 import json
 import re
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,7 +28,9 @@ from _published import Row, read
 
 from vivace.advise.demand import Bin, Demand, load_models, save_models
 from vivace.advise.formula import COEFFICIENTS_FILE, PARAMETERS, load_coefficients
+from vivace.advise.likeness import LIKENESS_FILE, load_likeness
 from vivace.advise.reverse import EXAMPLES
+from vivace.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data" / "published_throughput.csv"
@@ -35,7 +38,7 @@ HEAD = ("Work of one training step of known models; vivace.advise.demand has the
         "Written by scripts/bench advise --count; not to be edited.")  # fmt: skip
 DEMANDED = {"known card, new model": 0.12, "new card, known model": 0.18, "both new": 0.25}
 SMALL, LARGE = 2, 4
-RECORDS = ROOT / "records" / "advise"
+RECORDS = ROOT / "records" / "advise" / "published"
 DOCS = ROOT / "docs" / "advise.md"
 MARKERS = re.compile(r"(<!-- advise-errors -->\n).*?(<!-- /advise-errors -->)", re.DOTALL)
 
@@ -45,13 +48,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA, help="table of published throughput")
     parser.add_argument(
-        "--fit", action="store_true", help="write coefficients.toml and records/advise/<date>.json"
+        "--fit", action="store_true", help="write coefficients.toml and records/advise/published/<date>.json"
     )
     parser.add_argument("--count", action="store_true", help="write models.csv")
     parser.add_argument("--date", default=datetime.date.today().isoformat(), help="date of the record")
     given = parser.parse_args()
     counted = Counted(given.count)
-    rows, left_out = read(given.data, counted)
+    try:
+        rows, left_out = read(given.data, counted)
+    except InputError as error:
+        print(f"benchmarks/advise.py: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
     print(f"{len(rows)} rows of {given.data.name} can be predicted; left out:")
     for reason, number in sorted(left_out.items(), key=lambda pair: -pair[1]):
         print(f"  {number:5d}  {reason}")
@@ -119,7 +126,7 @@ def score(rows: Sequence[Row], left_out: dict[str, int]) -> None:
     if not rows:
         print(json.dumps({"n": 0, "median_abs_error": None, "interval_coverage": None, "by_gpu": {}}))
         return
-    error = errors(theta, rows)
+    error = errors(theta, rows, load_likeness(rest["likeness"]))
     seen = rest["evidence"]
     situation = situations(theta, rows, seen)
     place = list(rest["interval"]["widening"]).index("new_model")
@@ -173,10 +180,12 @@ def fit(rows: Sequence[Row], left_out: dict[str, int], date: str) -> None:
     """Fit on all rows; errors from fits that left families, cards or both out; write coefficients
     and record."""
     import _fitting as fitting
+    import _likeness
 
     theta = fitting.fit(rows, steps=2 * fitting.STEPS)
     seen = fitting.evidence(rows)
-    own = fitting.errors(theta, rows)
+    likeness, lines = _likeness.fit(rows, fitting.errors(theta, rows))
+    own = fitting.errors(theta, rows, likeness)
     found = fitting.held_out(rows)
     known = {"known card, new model": (0, 1), "new card, known model": (1, 0), "both new": (1, 1)}
     situation = fitting.situations(theta, rows, seen)
@@ -207,11 +216,16 @@ def fit(rows: Sequence[Row], left_out: dict[str, int], date: str) -> None:
             "by_family": medians(error, rows, lambda row: f"{row.setting.harness} {row.family}"),
         }
     document = {
+        "benchmark": "advise",
+        "job": "advise",
+        "machine": {"fingerprint": "published"},
+        "command": "scripts/bench advise --fit",
         "date": date,
         "rows": len(rows),
         "cards": len(seen["cards"]),
         "models": sorted({row.key for row in rows}),
         "parameters": sum(value.size for value in theta.values()),
+        "likeness_weights": len(lines),
         "left_out": left_out,
         "in_sample": median(own),
         "splits": splits,
@@ -228,7 +242,9 @@ def fit(rows: Sequence[Row], left_out: dict[str, int], date: str) -> None:
         for name, split in splits.items()
     }
     DOCS.write_text(with_errors(DOCS.read_text(encoding="utf-8"), document), encoding="utf-8")
-    write(theta, {"interval": interval, "errors": errors, "evidence": seen}, date)
+    alike = {"lengths": dict(likeness.lengths), "variances": dict(likeness.variances)}
+    _likeness.write(lines, LIKENESS_FILE)
+    write(theta, {"likeness": alike, "interval": interval, "errors": errors, "evidence": seen}, date)
     for name, split in splits.items():
         print(name, {key: value for key, value in split.items() if not key.startswith("by_")})
     print("in sample", median(own))

@@ -2,8 +2,8 @@
 
     scripts/bench profile_cost [--steps 2000] [--pairs 3] [--record]
 
-The script trains a fixed number of steps of a small network; runs alternate. Demanded: at most 3 %, of a script
-that trains for a minute: what the watched, traced and counted steps cost, they cost once.
+The script trains a fixed number of steps of a small network; runs alternate. Demanded: at most 3 % of a
+script that trains for a minute: what the watched, traced and counted steps cost, they cost once.
 """
 
 from __future__ import annotations

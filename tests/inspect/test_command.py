@@ -62,7 +62,9 @@ def test_a_ceiling_that_moved_since_it_was_stored_says_so():
     from vivace.inspect.ceilings import Ceiling, Survey
     from vivace.inspect.measuring import with_spread_since
 
-    before = Survey({"disk_read": Ceiling(3e9, 0.02, 9, "then"), "copy_device": Ceiling(1e10, 0.02, 9, "then")})
+    before = Survey(
+        {"disk_read": Ceiling(3e9, 0.02, 9, "then"), "copy_device": Ceiling(1e10, 0.02, 9, "then")}
+    )
     now = Survey({"disk_read": Ceiling(2e9, 0.1, 9, "now"), "copy_device": Ceiling(1e10, 0.03, 9, "now")})
     spreads = {key: ceiling.spread for key, ceiling in with_spread_since(before, now).ceilings.items()}
     assert spreads == {"disk_read": 0.5, "copy_device": 0.03}

@@ -34,6 +34,15 @@ class Residual(nn.Module):
         return x + self.inner(x)
 
 
+class InPlace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return torch.relu_(self.inner(x))
+
+
 def leaf(kind):
     return {
         "linear": lambda: [nn.Linear(WIDTH, WIDTH)],
@@ -41,7 +50,7 @@ def leaf(kind):
         "norm": lambda: [nn.BatchNorm1d(WIDTH)],
         "layer norm": lambda: [nn.LayerNorm(WIDTH)],
         "relu": lambda: [nn.ReLU(inplace=False)],
-        "in place": lambda: [nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True)],
+        "in place": lambda: [InPlace()],
         "dropout": lambda: [nn.Dropout(0.4)],
     }[kind]()
 
@@ -89,7 +98,7 @@ def trained(build, plan):
 
 
 @given(trees(), st.data())
-@settings(SLOW, max_examples=60)
+@settings(SLOW, max_examples=40)
 def test_no_bit_differs_whatever_is_recomputed(build, data):
     names = [block.name for block in find_blocks([build()])]
     chosen = data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))

@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from vivace.profile.record.bounding import doubled, updater
 from vivace.profile.record.shadow import Shadow
@@ -13,7 +14,10 @@ def test_a_doubled_batch_holds_every_sample_twice_and_odd_arguments_are_left():
     other = doubled(Shadow(model, call, ("cpu", False, torch.bfloat16)))
     assert other.arguments[0].shape == (6, 4)
     other.runner()()
-    assert doubled(Shadow(model, ((torch.ones(3, 4), torch.ones(5)), {}), ("cpu", False, torch.bfloat16))) is None
+    assert (
+        doubled(Shadow(model, ((torch.ones(3, 4), torch.ones(5)), {}), ("cpu", False, torch.bfloat16)))
+        is None
+    )
 
 
 def test_a_copied_update_leaves_the_optimizer_alone():
@@ -22,7 +26,7 @@ def test_a_copied_update_leaves_the_optimizer_alone():
     model(torch.ones(1, 4)).sum().backward()
     before = [p.detach().clone() for p in model.parameters()]
     seen = []
-    handle = torch.optim.optimizer.register_optimizer_step_post_hook(lambda *_: seen.append(1))
+    handle = register_optimizer_step_post_hook(lambda *_: seen.append(1))
     try:
         updater(optimizer)()
         updater(optimizer, foreach=None, fused=True)()

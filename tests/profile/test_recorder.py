@@ -244,3 +244,26 @@ def test_a_loop_that_ends_early_keeps_what_it_has(tmp_path, batches, one_thread)
     record = json.loads((tmp_path / "record.json").read_text())
     assert record["state"] == "timed"
     assert record["steps"] > 5
+
+
+def test_overflow_and_tiny_gradients_are_named_by_parameter():
+    from vivace.profile.record.clock import Clock
+    from vivace.profile.record.hooks import LoopHooks
+    from vivace.profile.record.mixed import PrecisionWatch
+
+    model = nn.Sequential(
+        nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for parameter, value in zip(model.parameters(), (float("inf"), float("inf"), 1e-6), strict=True):
+        parameter.grad = torch.full_like(parameter, value)
+    watch = PrecisionWatch(LoopHooks(Clock(lambda step: None)))
+    watch.examine = True
+    watch._before_update(optimizer)
+    watch._find_overflow(optimizer)
+    found = watch.named({"Net": model})
+    assert found == {
+        "not_finite": "2 of 3 gradients, first that of Net.1.weight",
+        "tiny_layer": "Net.2.weight",
+    }
+    assert watch.tiny_share() == 4 / 12

@@ -29,10 +29,10 @@ def test_sixteen_bit_numbers_have_their_own_ceiling():
 
 def test_float16_and_tf32_have_theirs():
     ceilings = {"matmul_fp16": 50.0, "matmul_tf32": 800.0, "copy_device": 1e3}
-    work = {"matmul": WORK["matmul"]}
-    (row,) = roofline(work, SECONDS, {"matmul:2": 1000}, ceilings, "fp16")
+    work, seconds = {"matmul": WORK["matmul"]}, {"matmul": 20.0}
+    (row,) = roofline(work, seconds, {"matmul:2": 1000}, ceilings, "fp16")
     assert row.bound_seconds == 20.0
-    (row,) = roofline(work, SECONDS, {"matmul:4": 1000}, ceilings, tf32=["matmul"])
+    (row,) = roofline(work, seconds, {"matmul:4": 1000}, ceilings, tf32=["matmul"])
     assert row.bound_seconds == 1.25
 
 

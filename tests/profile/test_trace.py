@@ -8,7 +8,15 @@ from vivace.profile.trace import read_trace
 
 
 def event(name, start, end, category="cpu_op", thread=1):
-    return {"ph": "X", "name": name, "ts": start, "dur": end - start, "tid": thread, "cat": category, "args": {}}
+    return {
+        "ph": "X",
+        "name": name,
+        "ts": start,
+        "dur": end - start,
+        "tid": thread,
+        "cat": category,
+        "args": {},
+    }
 
 
 def test_collectives_of_another_thread_count_where_no_operator_runs(tmp_path):

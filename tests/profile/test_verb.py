@@ -1,5 +1,6 @@
 """`vivace.profile` from outside: a Job in a child process, and scripts that know nothing of it."""
 
+import io
 import json
 import subprocess
 import sys
@@ -125,3 +126,27 @@ def test_a_script_that_does_not_train_is_said_so(tmp_path, machine):
 def test_a_missing_program_is_one_sentence(tmp_path, machine):
     with pytest.raises(InputError, match="no program 'no-such-program'"):
         vivace.profile(command=["no-such-program"], out=tmp_path, machine=machine)
+
+
+def test_evidence_with_brackets_is_shown_as_it_is(tmp_path):
+    from rich.console import Console
+
+    from vivace.profile.run import Profiled
+    from vivace.profile.table import draw
+
+    reason = {"evidence": "size mismatch of args[0] [/x]", "gain": {"low": 1.0, "high": 2.0}, "next": "pad"}
+    document = {
+        "verdicts": [{"cause": "recompiles", **reason}],
+        "bounds": [{"name": "small_batch", **reason}],
+        "shares": {"forward": 1.0},
+        "step_seconds": 0.1,
+        "samples_per_second": 10.0,
+        "roofline": [],
+        "memory": {},
+        "missing": [],
+    }
+    console = Console(width=200, record=True, file=io.StringIO())
+    draw(Profiled(document, tmp_path / "page.html", None), console)
+    shown = console.export_text()
+    assert "recompiles  size mismatch of args[0] [/x]" in shown
+    assert "bound by small batch  size mismatch" in shown

@@ -68,6 +68,13 @@ def test_batches_are_rows_and_curves_and_the_rule_is_named(folder):
     assert "it would need about 0.57 GiB" in text
 
 
+def test_a_larger_batch_is_not_called_faster_within_noise(ledger, tune_folder):
+    largest = {**BATCHES["batches"][2], "ratio": {"estimate": 1.125, "low": 0.99, "high": 1.2}}
+    batches = {**BATCHES, "batches": [*BATCHES["batches"][:2], largest]}
+    content = load(tune_folder([*ledger, batches]))
+    assert memory.advice(content) == "No other size is faster than your batch of 8 beyond noise."
+
+
 def test_a_refusal_is_said_and_damaged_records_draw_nothing(ledger, tune_folder):
     refusal = {"record": "memory", "budget_bytes": 2**30, "reason": "no part of the model is repeated"}
     batches = {"record": "batches", "batches": [7, {"samples": "x"}, {"samples": 4}], "base_samples": 4}

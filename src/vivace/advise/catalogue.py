@@ -29,6 +29,7 @@ BANDWIDTH_TOLERANCE = 0.03
 NOISE = re.compile(
     r"\b(nvidia|amd|intel|apple|habana|geforce|tesla|instinct|radeon|generation|gpu|graphics|tm|r)\b"
 )
+DETAILS = re.compile(r"\b(oam|gen\d|hbm\d?e?|gddr\dx?)\b|(?<=sxm)\d\b")
 
 REQUIRED = ("name", "family", "form", "release", "memory_gib", "bandwidth_gbs", "source")
 OPTIONAL: dict[str, Any] = {
@@ -158,8 +159,8 @@ def find_gpu(name: str, catalogue: Mapping[str, Gpu] | None = None) -> Gpu:
     Raises `InputError` with the nearest names where there is none.
     """
     known, names = _catalogue(None) if catalogue is None else (catalogue, _names(catalogue.values()))
-    found = names.get(_key(name))
-    if found is not None:
+    found = names.get(_key(name)) or names.get(_loose(name))
+    if found:
         return known[found]
     close = difflib.get_close_matches(_key(name), list(names), n=8, cutoff=0.5)
     near = list(dict.fromkeys(names[key] for key in close))[:3]
@@ -332,8 +333,17 @@ def _key(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", NOISE.sub(" ", words)) or re.sub(r"[^a-z0-9]", "", name.lower())
 
 
+def _loose(name: str) -> str:
+    """The words of a name in order of the alphabet, without bus generation and kind of memory."""
+    return " ".join(sorted(re.findall("[a-z0-9]+", DETAILS.sub(" ", NOISE.sub(" ", name.lower())))))
+
+
 def _names(gpus: Iterable[Gpu]) -> dict[str, str]:
-    """Every name by which a device is known, in `_key`'s spelling, to its name; also with its memory size."""
+    """Every name by which a device is known, in `_key`'s spelling, to its name; also with its memory size.
+
+    The words of a name may stand in any order where that still names one device.
+    """
+    loose: dict[str, set[str]] = {}
     plain: dict[str, str] = {}
     sized: dict[str, str] = {}
     for gpu in gpus:
@@ -342,4 +352,5 @@ def _names(gpus: Iterable[Gpu]) -> dict[str, str]:
             if other != gpu.name:
                 raise InputError(f"{name!r} names two devices of the catalogue, {other} and {gpu.name}")
             sized.setdefault(f"{_key(name)}{gpu.memory_bytes / 2**30:g}gb", gpu.name)
-    return sized | plain
+            loose.setdefault(_loose(name), set()).add(gpu.name)
+    return {key: min(found) for key, found in loose.items() if len(found) == 1} | sized | plain

@@ -31,7 +31,6 @@ class Offer:
     usd: float | None
     low_usd: float | None
     high_usd: float | None
-    kwh: float | None
     risk: str
 
     @property
@@ -39,6 +38,16 @@ class Offer:
         """``RTX 4090`` or ``8 x H100-SXM5-80GB``."""
         number = self.prediction.num_gpus
         return self.prediction.gpu.name if number == 1 else f"{number} x {self.prediction.gpu.name}"
+
+    def energy(self, hours: float) -> float | None:
+        """Kilowatt hours at the boards' power limit; None where that is not known."""
+        watts = self.prediction.gpu.power_watts
+        return None if watts is None else watts * self.prediction.num_gpus * hours / 1e3
+
+    @property
+    def kwh(self) -> float | None:
+        """Energy of the whole training."""
+        return self.energy(self.hours)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -56,6 +65,8 @@ class Offer:
             if self.usd is None
             else {"estimate": self.usd, "low": self.low_usd, "high": self.high_usd},
             "kwh": self.kwh,
+            "kwh_low": self.energy(self.low_hours),
+            "kwh_high": self.energy(self.high_hours),
             "fits": p.fits,
             "how": p.how or None,
             "slowdown": p.slowdown,
@@ -89,9 +100,7 @@ def _offer(p: Prediction, amount: Amount, prices: Prices) -> Offer:
     usd = None if price is None else price.typical * p.num_gpus * hours
     low_usd = None if price is None else price.low * p.num_gpus * low
     high_usd = None if price is None else price.high * p.num_gpus * high
-    watts = p.gpu.power_watts
-    kwh = None if watts is None else watts * p.num_gpus * hours / 1e3
-    return Offer(p, hours, low, high, usd, low_usd, high_usd, kwh, risk_of(p))
+    return Offer(p, hours, low, high, usd, low_usd, high_usd, risk_of(p))
 
 
 def risk_of(p: Prediction) -> str:
@@ -136,13 +145,18 @@ def pareto(offers: Sequence[Offer]) -> list[Offer]:
 
 
 def scaling(predictor: Predictor, gpu: Gpu, most: int = 64) -> dict[str, Any]:
-    """Speed-up of 1 to 64 cards, and the number from which doubling stops paying."""
+    """Speed-up of 1 to 64 cards, and the number from which doubling stops paying.
+
+    ``low`` and ``high`` are the 80 % interval of that many cards' speed, in units of one card's estimate.
+    """
     predictions = predictor.many([(gpu, n) for n in COUNTS if n <= most])
     alone = predictions[0].samples_per_second
     points = [
         {
             "num_gpus": p.num_gpus,
             "speedup": p.samples_per_second / alone,
+            "low": p.samples_per_second / alone * p.seconds / p.high,
+            "high": p.samples_per_second / alone * p.seconds / p.low,
             "efficiency": p.samples_per_second / alone / p.num_gpus,
         }
         for p in predictions
@@ -162,13 +176,18 @@ def buy_or_rent(gpu: Gpu, offer: Offer, prices: Prices) -> dict[str, Any] | None
     if rent is None or buy is None:
         return None
     electricity = (gpu.power_watts or 0.0) / 1e3 * DOLLARS_A_KWH
-    saved = rent.typical - electricity
-    hours = buy.typical / saved if saved > 0 else None
+
+    def hours_until(paid: float, an_hour: float) -> float | None:
+        return paid / (an_hour - electricity) if an_hour > electricity else None
+
+    hours = hours_until(buy.typical, rent.typical)
     return {
         "gpu": gpu.name,
         "buy_usd": buy.typical,
         "rent_usd_per_hour": rent.typical,
         "electricity_usd_per_hour": electricity,
         "break_even_hours": hours,
+        "break_even_low": hours_until(buy.low, rent.high),
+        "break_even_high": hours_until(buy.high, rent.low),
         "trainings": hours / offer.hours if hours else None,
     }

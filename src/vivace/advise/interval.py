@@ -69,7 +69,7 @@ def circumstances(
         "double_precision": setting.precision == "fp64",
         "tf32_or_single": setting.precision in ("tf32", "fp32"),
         "other_framework": setting.framework != "pytorch",
-        "other_harness": setting.harness in ("examples", "mlperf", "other"),
+        "other_harness": setting.harness not in ("timm", "loop"),
         "host_bound": host_share > 0.5,
         "language_model": demand.count_of("layer_norm") > 0
         and demand.count_of("conv") + demand.count_of("pointwise") == 0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 
 import jinja2
@@ -101,7 +102,10 @@ def chart(advice: Advice) -> Chart | None:
     points = list(reversed(_apart(points)))
     return Chart(
         tuple(points),
-        tuple((_at(v, across), words.hours(v)) for v in _ticks(across, (1 / 3600, 1 / 60, 1.0, 24.0))),
+        tuple(
+            (_at(v, across), re.sub(r"\.0+ ", " ", words.hours(v)))
+            for v in _ticks(across, (1 / 3600, 1 / 60, 1.0, 24.0))
+        ),
         tuple((_at(v, up), f"${v:g}") for v in _ticks(up, (1.0,))),
     )
 

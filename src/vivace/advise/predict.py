@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from vivace.advise.catalogue import Gpu
-from vivace.advise.formula import Setting, load_coefficients, predict_parts
+from vivace.advise.formula import Setting, load_coefficients
 from vivace.advise.interval import circumstances, factor
+from vivace.advise.likeness import load_likeness, predict
 from vivace.advise.source import Subject
 from vivace.errors import InputError, nearest
 
@@ -83,6 +84,7 @@ class Predictor:
         self.subject, self.channels_last = subject, channels_last
         self.precision = subject.precision if precision == "auto" else precision
         self.theta, self.rest = load_coefficients()
+        self.likeness = load_likeness(self.rest["likeness"])
         self.scaled = 1.0
 
     def learn(self, gpu: Gpu) -> float:
@@ -108,7 +110,7 @@ class Predictor:
             for setting, fit in zip(settings, fits, strict=True)
         ]
         cases = [(self.subject.demand, gpu, s) for (gpu, _), s in zip(places, shrunk, strict=True)]
-        parts = predict_parts(self.theta, cases)
+        parts = predict(self.theta, self.likeness, cases)
         return [
             self._prediction(
                 gpu, setting, fits[n], {name: float(values[n]) for name, values in parts.items()}
@@ -160,7 +162,7 @@ class Predictor:
         work = (parts["single"] * pieces * (1 + FORWARD_SHARE * again)) * self.scaled
         seconds = work + parts["communication"]
         whole = (
-            predict_parts(self.theta, [(self.subject.demand, gpu, setting)])["seconds"][0]
+            predict(self.theta, self.likeness, [(self.subject.demand, gpu, setting)])["seconds"][0]
             if pieces > 1
             else parts["seconds"]
         )

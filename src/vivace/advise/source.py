@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.advise.demand import Demand, load_models
-from vivace.errors import InputError, JobError
+from vivace.errors import InputError, JobError, nearest
 
 FORMAT = 1
 COUNTING_SECONDS = 600
@@ -71,7 +72,14 @@ def open_subject(reference: str) -> Subject:
     if reference.endswith(".json"):
         return _read_profile(Path(reference))
     known = counted_model(reference)
-    return known if known is not None else _count(reference)
+    if known is not None:
+        return known
+    try:
+        return _count(reference)
+    except JobError as error:
+        names = (key.partition(":")[2].partition("@")[0] for key in load_models())
+        near = "" if re.search(r"[./\\:]", reference) else nearest(reference, names)
+        raise JobError(f"{error}{near}") from None
 
 
 def counted_model(name: str, batch_size: int = 64) -> Subject | None:

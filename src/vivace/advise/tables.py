@@ -53,7 +53,7 @@ def draw(advice: Advice, console: Console) -> None:
     )
     table = Table(box=None, pad_edge=False)
     for column in ("card", "time, 80 % interval", "cost", "memory", "limited by", "risk"):
-        table.add_column(column, no_wrap=column == "time, 80 % interval")
+        table.add_column(column, no_wrap=column in ("time, 80 % interval", "cost"), overflow="fold")
     for offer in rows:
         table.add_row(
             offer.name + (f" ({marks[offer.name]})" if offer.name in marks else ""),
@@ -137,7 +137,7 @@ def draw_card(gpu: Gpu, found: list[Trainable], largest: float, console: Console
         "takes",
         "limited by",
     ):
-        table.add_column(column)
+        table.add_column(column, no_wrap=column.startswith("samples"), overflow="fold")
     for entry in found:
         p = entry.prediction
         if p is None:

@@ -105,7 +105,7 @@ def _tried(
         (less, low), (more, high) = known[-2:]
         expected = high + (high - low) * (samples - more) / (more - less)
         if expected > budget_bytes:
-            return Batch(samples, reason=f"it would need about {expected / 2**30:.2f} GiB")
+            return Batch(samples, reason=f"it would need about {expected / 2**20:,.0f} MiB")
     try:
         peak = observe(session, [batch]).peak_bytes
     except Exception as error:
@@ -114,7 +114,7 @@ def _tried(
         gc.collect()
         return Batch(samples, reason="it runs out of memory")
     if budget_bytes is not None and peak > budget_bytes:
-        return Batch(samples, peak_bytes=peak, reason=f"it needs {peak / 2**30:.2f} GiB")
+        return Batch(samples, peak_bytes=peak, reason=f"it needs {peak / 2**20:,.0f} MiB")
     return Batch(samples, peak_bytes=peak)
 
 

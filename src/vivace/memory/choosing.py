@@ -133,7 +133,7 @@ def choosers(
             plan = plan.adding(find(name)(**values))
         if plan.promise > allow or len(plan) < len(base) + len(settings):
             continue
-        with contextlib.suppress(Refused):  # it cannot act on this job, or promises less
+        with contextlib.suppress(Exception):  # what is refused or fails on this job is no relief
             yield Chooser(job, machine, batches, allow, plan, first)
 
 

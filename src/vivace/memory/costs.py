@@ -32,6 +32,7 @@ from vivace.technique import Numerics
 
 FEWEST, MOST = 3, 15  # timed rounds
 ENOUGH_SECONDS = 0.6  # for the rounds of one kind of block
+LEAST = 0.01  # of a block's time: noise makes nothing free
 
 Around = Callable[..., Any]
 
@@ -217,8 +218,9 @@ class _Call:
                 self._run(around)
                 times.append(_now(self.device) - before)
             rounds.append(times)
-        more = (statistics.median(times[at] - times[0] for times in rounds) for at in range(len(ways)))
-        return {way: max(0.0, seconds) for way, seconds in zip(ways, more, strict=True)}
+        least = LEAST * statistics.median(times[0] for times in rounds)
+        more = [statistics.median(times[at] - times[0] for times in rounds) for at in range(1, len(ways))]
+        return dict(zip(ways, [0.0, *(max(least, seconds) for seconds in more)], strict=True))
 
     def _run(self, around: Around) -> None:
         """The block's forward and backward pass, which leaves nothing behind."""

@@ -79,7 +79,7 @@ def _cpu_name(machine: Machine) -> str:
     return next((d.name for d in machine.devices if d.kind == "cpu"), "cpu")
 
 
-def _healthy(seen: Seen, rows: list[roofline.Roof], share: float | None, bounds: list[Verdict]) -> Verdict:
+def _healthy(seen: Seen, rows: list[roofline.Roof], share: float | None) -> Verdict:
     if share is None:
         limit = "no ceilings were measured, so that the distance to the limit is not known"
     elif share > 1:

@@ -72,7 +72,7 @@ def data_wait(seen: Seen) -> Verdict | None:
         if kind == COLLATING and share < LARGE_COLLATING:
             return None
         evidence = f"{share:.0%} of the step ({wait * 1e3:.3g} ms) waits for data: {kind}{where}"
-        low, high = min(0.95 * best, step / hidden), best * 1.1
+        low, high = min(0.95 * best, step / hidden), best * 1.2  # the rest finds its data in the caches again
         return Verdict("input", evidence, max(1.0, low), high, _next_input(seen, kind))
     batches = fetch.get("worker_batches") or 0
     each = fetch["worker_seconds"] / batches if batches else None

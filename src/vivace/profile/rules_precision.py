@@ -132,7 +132,7 @@ def no_effect(seen: Seen) -> Verdict | None:
         found = seen.experiment(name)
         if found is not None and found[0] >= CLEAR_GAIN:
             evidence = f"{words}; without that a copy of the step ran {found[1]:.2f} times as fast"
-            return Verdict("no_effect", evidence, found[0] * 0.93, found[2] * 1.07, advice)
+            return Verdict("no_effect", evidence, found[0] * 0.9, found[2] * 1.15, advice)
     if "compile" in asked and not seen.record.get("dynamo") and not seen.record.get("compiled_alive"):
         where = seen.short(asked["compile"])
         evidence = (

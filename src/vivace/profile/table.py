@@ -10,19 +10,18 @@ from vivace.profile.run import Profiled
 
 def draw(result: Profiled, console: Any) -> None:
     """Verdicts first, then where the time goes, the roofline and the memory."""
+    from rich.markup import escape
     from rich.table import Table
 
     document = result.document
-    for verdict in document["verdicts"]:
-        console.print(f"[bold]{verdict['cause']}[/bold]  {verdict['evidence']}", markup=True)
-        gain = verdict["gain"]
+    found = [(verdict["cause"], verdict) for verdict in document["verdicts"]]
+    found += [(f"bound by {bound['name'].replace('_', ' ')}", bound) for bound in document["bounds"]]
+    for title, row in found:
+        console.print(f"[bold]{title}[/bold]  {escape(row['evidence'])}")
+        gain = row["gain"]
         if gain["high"] > 1.0:
             console.print(f"    gain  {gain['low']:.2f} to {gain['high']:.2f} times as fast", markup=False)
-        console.print(f"    next  {verdict['next']}", markup=False)
-    for bound in document["bounds"]:
-        gain, name = bound["gain"], bound["name"].replace("_", " ")
-        console.print(f"[bold]bound by {name}[/bold]  {bound['evidence']}", markup=True)
-        console.print(f"    gain  {gain['low']:.2f} to {gain['high']:.2f}: {bound['next']}", markup=False)
+        console.print(f"    next  {row['next']}", markup=False)
     shares = [f"{name} {share:.0%}" for name, share in document["shares"].items() if share >= 0.005]
     step = f"{document['step_seconds'] * 1e3:.3g} ms a step, {document['samples_per_second']:.4g} samples/s"
     console.print(f"\n{step}: {', '.join(shares)}", markup=False)

@@ -76,8 +76,7 @@ class Content:
     verdict: dict[str, Any]
     metrics: tuple[dict[str, Any], ...]
     training: dict[str, Any]
-    choice: dict[str, Any] = dataclasses.field(default_factory=dict)
-    batches: dict[str, Any] = dataclasses.field(default_factory=dict)
+    curves: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # by the record's kind
     unread: int = 0
 
     @property
@@ -351,8 +350,7 @@ def load(folder: Path) -> Content:
         trials=tuple(trials),
         metrics=tuple(by_step[step] for step in sorted(by_step)),
         training=training,
-        choice=_last(records, "memory"),
-        batches=_last(records, "batches"),
+        curves={kind: _last(records, kind) for kind in ("memory", "batches")},
         unread=unread,
         **last,
     )

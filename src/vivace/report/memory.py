@@ -30,7 +30,7 @@ class Size:
 
 def pareto(content: Content) -> charts.Plot | None:
     """Slowdown in per cent against peak memory in MiB: the curve, and the decisions that were taken."""
-    choice = content.choice
+    choice = content.curves.get("memory", {})
     step, pairs = words.real(choice.get("step_seconds")), choice.get("curve") or []
     known = [(words.real(pair[0]), words.real(pair[1])) for pair in pairs if len(pair) == 2]
     points = [(size, seconds) for size, seconds in known if size is not None and seconds is not None]
@@ -47,7 +47,7 @@ def pareto(content: Content) -> charts.Plot | None:
 
 def sentence(content: Content) -> str:
     """What the choice of blocks was, in one sentence; empty where none was made."""
-    choice = content.choice
+    choice = content.curves.get("memory", {})
     if not choice:
         return ""
     budget = words.size(choice.get("budget_bytes"))
@@ -62,7 +62,7 @@ def sentence(content: Content) -> str:
 def sizes(content: Content) -> list[Size]:
     """The batches that were tried, in ascending order."""
     found = []
-    for each in content.batches.get("batches") or []:
+    for each in content.curves.get("batches", {}).get("batches") or []:
         samples = words.real(each.get("samples")) if isinstance(each, dict) else None
         if samples is None:
             continue
@@ -104,12 +104,13 @@ def _dotted(places: list[int], values: list[Any]) -> charts.Plot | None:
 
 def advice(content: Content) -> str:
     """What another batch would mean, with the rule for the learning rate."""
-    base, rule = words.real(content.batches.get("base_samples")), content.batches.get("rule")
+    found = content.curves.get("batches", {})
+    base, rule = words.real(found.get("base_samples")), found.get("rule")
     fastest = next((size for size in sizes(content) if size.fastest), None)
     if base is None or fastest is None:
-        return str(content.batches.get("reason") or "")
-    if fastest.samples == base:
-        return f"Your batch of {base:.0f} is the fastest of these."
+        return str(found.get("reason") or "")
+    if fastest.samples == base or fastest.ratio is None or fastest.ratio.low <= 1:
+        return f"No other size is faster than your batch of {base:.0f} beyond noise."
     follow = _RULES.get(str(rule), "let the learning rate follow")
     return (
         f"{fastest.samples} samples at once are the fastest, {words.ratio(fastest.ratio)} of your "

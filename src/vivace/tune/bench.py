@@ -53,6 +53,7 @@ class Bench:
         self.evidence: dict[
             str, dict[str, str]
         ] = {}  # by the plan's id: how its techniques proved that they act
+        self.no_blocks = ""  # why no decisions for blocks fit
         self.effects: dict[tuple[tuple[str, ...], str], Plan] = {}
 
     def check(self) -> Profile:
@@ -108,6 +109,7 @@ class Bench:
             arguments = {"memory": self.memory, "allow": self.allow.name, "base": self.base.to_dict()}
             chosen = contestant.ask("choose", **arguments, seconds=seconds / 3)
         except VivaceError as error:
+            self.no_blocks = f", and {error}"
             self.ledger.append("memory", {"budget_bytes": self.memory, "reason": str(error)})
             return None
         finally:

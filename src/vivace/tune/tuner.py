@@ -21,6 +21,7 @@ from vivace.measure.paired import without_loader
 from vivace.plan import Plan
 from vivace.registry import find
 from vivace.report import report
+from vivace.report.words import size
 from vivace.technique import Numerics
 from vivace.tune.bench import Bench, OnEvent, one
 from vivace.tune.budget import parse_memory
@@ -189,8 +190,8 @@ class _Tuning:
             assert self.bench.memory is not None
             peaks = [t.peak_bytes for t in self.bench.trials if t.peak_bytes is not None]
             raise AnswerIsNo(
-                f"no plan fits into {self.bench.memory / 2**30:.2f} GiB and keeps its promise; "
-                f"the smallest peak measured is {min(peaks) / 2**30:.2f} GiB"
+                f"no plan fits into {size(self.bench.memory)} and keeps its promise; "
+                f"the smallest peak measured is {size(min(peaks))}{self.bench.no_blocks}"
             )
         self.reason = reason
         return self.bench.base, one()

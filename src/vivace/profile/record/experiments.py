@@ -173,7 +173,7 @@ def _threads(count: int) -> Iterator[None]:
 @contextlib.contextmanager
 def _autocast_everywhere(*, enabled: bool, dtype: torch.dtype | None = None) -> Iterator[None]:
     """Every region that is entered inside acts, or none does, wherever the model's own code enters it."""
-    original = torch.autocast.__enter__
+    original: Any = torch.autocast.__enter__
 
     def enter(region: Any) -> Any:
         before = region._enabled, region.fast_dtype

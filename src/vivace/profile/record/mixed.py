@@ -25,6 +25,8 @@ class PrecisionWatch:
         self.not_finite: str | None = None
         self.examine = False
         self._tiny: list[float] = []
+        self._tiniest: Counter[int] = Counter()  # such gradients, by the parameter's id
+        self._overflown: int | None = None
         self._norm: tuple[Any, float, float] | None = None
         self._unscaled: set[int] = set()
         self._scaled = False
@@ -170,14 +172,27 @@ class PrecisionWatch:
     def _before_update(self, optimizer: Any, *_: Any) -> None:
         self._stepped.add(id(optimizer))
         if self.examine:
-            grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
-            tiny = sum(int(((g != 0) & (g.abs() < SMALLEST_NORMAL)).sum()) for g in grads)
-            self._tiny.append(tiny / max(1, sum(int((g != 0).sum()) for g in grads)))
+            found = [p for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+            tiny = {id(p): int(((p.grad != 0) & (p.grad.abs() < SMALLEST_NORMAL)).sum()) for p in found}
+            self._tiniest.update(tiny)
+            self._tiny.append(sum(tiny.values()) / max(1, sum(int((p.grad != 0).sum()) for p in found)))
 
     def _find_overflow(self, optimizer: Any) -> None:
         """The first parameter, from the loss backwards, whose gradient is not finite."""
         if self.not_finite is not None:
             return
         found = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        bad = [tuple(p.shape) for p in found if not bool(torch.isfinite(p.grad).all())]
-        self.not_finite = f"{len(bad)} of {len(found)} gradients, last of shape {bad[-1]}" if bad else "none"
+        bad = [p for p in found if not bool(torch.isfinite(p.grad).all())]
+        self.not_finite = f"{len(bad)} of {len(found)} gradients" if bad else "none"
+        self._overflown = id(bad[-1]) if bad else None
+
+    def named(self, roots: dict[str, torch.nn.Module]) -> dict[str, str]:
+        """Where gradients overflowed first, from the loss backwards, and where most of them are tiny."""
+        names = {id(p): f"{root}.{name}" for root, m in roots.items() for name, p in m.named_parameters()}
+        tiniest = self._tiniest.most_common(1)
+        found = {}
+        if self._overflown is not None and self._overflown in names:
+            found["not_finite"] = f"{self.not_finite}, first that of {names[self._overflown]}"
+        if tiniest and tiniest[0][1] and tiniest[0][0] in names:
+            found["tiny_layer"] = names[tiniest[0][0]]
+        return found

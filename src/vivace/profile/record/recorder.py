@@ -211,6 +211,7 @@ class Recorder:
 
     def _leave_traced(self) -> None:
         self._modules.restore()
+        self.document["precision"].update(self.precision.named(self._modules.roots))
         self.document["features"] = facts.features(self._modules.roots.values())
         self.hooks.annotate = False
         self._range.__exit__(None, None, None)
