@@ -209,7 +209,7 @@ def test_techniques_lists_the_cards():
         ("train nowhere.py:job", "there is no file 'nowhere.py'"),
         ("train JOBS:goo", "has no name 'goo'; did you mean 'good'?"),
         ("train JOBS", "names no Job in the file: write"),
-        ("train JOBS:text", "'text' in '{JOBS}' is a str; it must be a vivace.Job or return one"),
+        ("train JOBS:text", "'text' in '{JOBS}' is of type str; it must be a vivace.Job or return one"),
         ("train syntax.py:job", "syntax.py, line 2: '(' was never closed: x = (1 +"),
         ("train leaving.py:job", "leaving.py, line 1: raise SystemExit(0)"),
         ("train digitz", "there is no recipe 'digitz'; did you mean 'digits'?"),

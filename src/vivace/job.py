@@ -91,7 +91,7 @@ def load(reference: str) -> Job:
             found = found()
     if not isinstance(found, Job):
         raise JobError(
-            f"'{name}' in '{place}' is a {type(found).__name__}; it must be a vivace.Job or return one"
+            f"'{name}' in '{place}' is of type {type(found).__name__}; it must be a vivace.Job or return one"
         )
     return found
 
