@@ -147,6 +147,21 @@ def test_values_asked_in_a_loop_are_named_by_line(recorded, batches):
     assert "test_recorder.py" in document["verdicts"][0]["evidence"]
 
 
+def test_values_that_a_data_set_asks_for_are_its_fetching(recorded, batches):
+    class Labelled(Dataset):
+        def __len__(self):
+            return 256
+
+        def __getitem__(self, index):
+            inputs, labels = batches[index // 32]
+            return inputs[index % 32], int(labels[index % 32])
+
+    loop = Loop(batches)
+    loop.loader = DataLoader(Labelled(), batch_size=32)
+    _, record = recorded(loop)
+    assert record["waits"] == []
+
+
 def test_kept_losses_are_named_by_their_list(recorded, batches):
     losses = []
     document, _ = recorded(Loop(batches, after=lambda loss, *_: losses.append(loss)))

@@ -53,7 +53,7 @@ class Recorder:
         self.clock = Clock(self._stepped)
         self.hooks = LoopHooks(self.clock)
         self.precision = PrecisionWatch(self.hooks)
-        self.waits = WaitWatch()
+        self.waits = WaitWatch(self.clock)
         self.fetches = FetchSampler(self.clock, folder)
         self.patches = Patches()
         self.steps: list[Step] = []

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from vivace.profile.record.clock import Clock
 from vivace.profile.record.hooks import Patches
 
 QUESTIONS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__")
@@ -18,9 +19,10 @@ _OWN = ("vivace/profile", "vivace/engine", "/torch/", "<frozen", "contextlib.py"
 
 
 class WaitWatch:
-    """Counts and times the questions by the person's file and line."""
+    """Counts and times the questions by the person's file and line; those of a data set are its fetching."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
         self.sites: dict[str, dict[str, float]] = {}
         self._patches = Patches()
         self.num_steps = 0
@@ -51,7 +53,8 @@ class WaitWatch:
     def _timed(self, original: Any) -> Any:
         def ask(*arguments: Any, **keywords: Any) -> Any:
             # float(tensor) asks item() in turn; torch's own optimizers ask for their step counts
-            if self._inside or sys._getframe(1).f_code.co_filename.startswith(_NOT_THEIRS):
+            fetching = self.clock.inside == "data"
+            if self._inside or fetching or sys._getframe(1).f_code.co_filename.startswith(_NOT_THEIRS):
                 return original(*arguments, **keywords)
             self._inside = True
             entered = time.perf_counter()
