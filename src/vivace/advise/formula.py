@@ -239,27 +239,18 @@ def step_parts(
     memory = moved / (bandwidth * t["memory_efficiency"][c["layout"][of], kind]) + tiny
     busy = _joined(compute, memory, t["exponent"], library)
     latency = sum_by(c["count"] * t["latency_seconds"][kind], of, cases) / c["clock"]
-    weights = (
-        c["parameters"]
-        * (t["update_bytes"][c["harness"]] * c["updates"] + t["cast_bytes"] * c["autocast"])
-        / speed
-    )
+    written = t["update_bytes"][c["harness"]] * c["updates"] + t["cast_bytes"] * c["autocast"]
+    weights = c["parameters"] * written / speed
     device = sum_by(busy, of, cases) + latency + weights
-    host = (
-        sum_by(c["count"], of, cases) * t["host_seconds"][c["harness"]] * t["host_autocast"] ** c["autocast"]
-    )
-    host = (
-        host
-        + c["updates"] * c["tensors"] * t["tensor_seconds"][c["harness"]]
-        + t["step_seconds"][c["harness"]]
-    )
+    calls = sum_by(c["count"], of, cases) * t["host_autocast"] ** c["autocast"]
+    tensors = c["updates"] * c["tensors"] * t["tensor_seconds"][c["harness"]]
+    host = calls * t["host_seconds"][c["harness"]] + tensors + t["step_seconds"][c["harness"]]
     replicas = (c["replicas"] + 1e-6) ** t["replicate_growth"]
     host = host * (1 + t["replicate_host"] * replicas)
     single = _joined(device, host, t["host_exponent"], library)
     talk = c["link_seconds"] / t["link_efficiency"][c["link"]]
-    shown = talk * t["exposed"] * (c["replicas"] == 0) + c["bus_seconds"] * t[
-        "replicate_bytes"
-    ] / 8 * replicas * (c["replicas"] > 0)
+    copied = c["bus_seconds"] * t["replicate_bytes"] / 8 * replicas
+    shown = talk * t["exposed"] * (c["replicas"] == 0) + copied * (c["replicas"] > 0)
     together = single * (1 + t["straggling"] * library.log(c["processes"])) + shown
     age = t["framework"][c["framework"]] * t["harness"][c["harness"]] * t["year"] ** (-c["years"])
     return {

@@ -91,12 +91,8 @@ class Compile(Technique):
         """Graphs against launch overhead on GPUs; shorter compilation where blocks repeat."""
         if machine.device.kind == "cpu":
             return [cls(), cls(regional=True)]
-        return [
-            cls(),
-            cls(mode="max-autotune-no-cudagraphs"),
-            cls(mode="reduce-overhead"),
-            cls(regional=True),
-        ]
+        modes: list[Technique] = [cls(mode="max-autotune-no-cudagraphs"), cls(mode="reduce-overhead")]
+        return [cls(), *modes, cls(regional=True)]
 
     @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
