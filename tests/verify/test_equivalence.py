@@ -46,3 +46,9 @@ def test_reference_and_plan_are_trained_and_compared():
 def test_one_seed_is_no_test():
     with pytest.raises(InputError, match="needs at least 2 seeds, not 1"):
         vivace.verify(STAGE, vivace.Plan(), metric=True, seeds=1)
+
+
+@pytest.mark.parametrize("given", [{"seeds": 3}, {"margin": 0.1}], ids=str)
+def test_what_only_the_metric_needs_is_not_ignored_without_it(given):
+    with pytest.raises(InputError, match="would count for the test of the metric only"):
+        vivace.verify(STAGE, vivace.Plan(), **given)

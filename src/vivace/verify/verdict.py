@@ -17,6 +17,7 @@ from vivace.plan import Plan
 from vivace.technique import Numerics
 
 RULER = "vivace.verify.ruler:Ruler"
+SEEDS = 5  # of the test of the metric, where nobody says otherwise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +94,7 @@ def verify(
     plan: Plan | str | Path,
     *,
     metric: bool = False,
-    seeds: int = 5,
+    seeds: int = SEEDS,
     margin: float | None = None,
 ) -> Verdict:
     """Compare the plan with strict fp32: bit by bit (EXACT), against the envelope of rounding (ROUNDING), or
@@ -108,6 +109,10 @@ def verify(
     loaded = plan_of(plan, job)
     if seeds < 2:
         raise InputError(f"an equivalence test needs at least 2 seeds, not {seeds}")
+    by_metric = metric or loaded.promise == Numerics.SEMANTICS
+    if not by_metric and (margin is not None or seeds != SEEDS):
+        given = f"margin {margin:g}" if margin is not None else f"{seeds} seeds"
+        raise InputError(f"{given} would count for the test of the metric only: ask for metric too")
     source, machine = Source(job), inspect()
     with Verifier(source, machine) as verifier:
         verdict = verifier.judge(loaded)
