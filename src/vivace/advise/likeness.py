@@ -83,7 +83,8 @@ def coordinates(demand: Demand) -> np.ndarray:
 def scaled(points: np.ndarray, lengths: Mapping[str, float]) -> np.ndarray:
     """Coordinates divided by their lengths."""
     repeated = [lengths[name] for name, width in WIDTHS.items() for _ in range(width)]
-    return np.divide(points, repeated)
+    quotients: np.ndarray = points / np.array(repeated)
+    return quotients
 
 
 def mode_of(case: Case) -> str:
