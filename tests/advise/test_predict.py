@@ -11,7 +11,6 @@ from vivace.advise.formula import PARAMETERS, Setting, load_coefficients, matrix
 from vivace.advise.interval import CIRCUMSTANCES, circumstances, factor
 from vivace.advise.predict import Predictor
 from vivace.errors import InputError
-from vivace.profile import bins
 
 A100, H100, TURING = (find_gpu(name) for name in ("A100-SXM4-80GB", "H100-SXM5-80GB", "Quadro RTX 8000"))
 
@@ -19,10 +18,6 @@ A100, H100, TURING = (find_gpu(name) for name in ("A100-SXM4-80GB", "H100-SXM5-8
 def seconds(demand: Demand, gpu=A100, **setting) -> float:
     theta, _ = load_coefficients()
     return float(predict_parts(theta, [(demand, gpu, Setting(**setting))])["seconds"][0])
-
-
-def test_the_two_lists_of_kinds_are_one():
-    assert (tables.KINDS, tables.MATRIX_KINDS) == (bins.KINDS, bins.MATRIX_KINDS)
 
 
 def test_coefficients_are_complete_positive_and_dated():

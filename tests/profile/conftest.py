@@ -1,6 +1,7 @@
 """A recorder in this very process, around a loop of the test's own."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -26,8 +27,12 @@ MACHINE = Machine(
 
 
 @pytest.fixture
-def recorded(tmp_path, one_thread):
-    """``recorded(loop)``: repeats `loop` (an epoch) under a recorder until it is done; the document."""
+def recorded(tmp_path, one_thread, monkeypatch):
+    """``recorded(loop)``: repeats `loop` (an epoch) under a recorder until it is done; the document.
+
+    One thread, and one core to run it on: with more, that it is one would be a verdict.
+    """
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
 
     def record(epoch, most=200):
         recorder = Recorder(tmp_path, timed_seconds=0.2)

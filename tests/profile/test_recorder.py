@@ -1,5 +1,6 @@
 """The recorder in a real loop: what it sees, what it leaves behind, and faults planted in the loop."""
 
+import os
 import time
 
 import pytest
@@ -116,6 +117,13 @@ def test_training_goes_the_way_it_would_have_gone(recorded, batches):
     epochs, profiled = weights(lambda loop: recorded(loop))
     _, alone = weights(lambda loop: [loop() for _ in range(epochs)])
     assert torch.equal(profiled, alone)
+
+
+def test_threads_that_an_experiment_sets_are_not_the_persons(recorded, batches, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    _, record = recorded(Loop(batches))
+    assert "threads" in record["experiments"]
+    assert "threads" not in record["asked"]
 
 
 def test_a_sleeping_dataset_is_named(recorded, batches):

@@ -95,6 +95,7 @@ def run(recorder: Any, document: dict[str, Any]) -> None:
     Each holds speed ratios of neighbouring blocks: how many times faster without the setting.
     """
     done: dict[str, Any] = document.setdefault("experiments", {})
+    document["asked"] = dict(document.get("asked", {}))  # what the experiments set is not the person's wish
     catcher: CallCatcher | None = getattr(recorder, "catcher", None)
     if catcher is None or not catcher.calls:
         return
