@@ -29,6 +29,14 @@ job = vivace.Job(
 """
 
 
+def test_a_card_without_evidence_is_the_best_value_only_where_there_is_no_other(profile):
+    alone = vivace.advise(profile(), gpus=("MI300X",)).picks["best value"]
+    assert (alone.prediction.gpu.name, alone.risk) == ("MI300X", "no evidence")
+    beside = vivace.advise(profile(), gpus=("MI300X", "A100-SXM4-80GB")).picks["best value"]
+    assert beside.prediction.gpu.name == "A100-SXM4-80GB"
+    assert beside.usd * beside.hours > alone.usd * alone.hours  # by price and time alone it would lose
+
+
 def test_advice_ranks_picks_and_scales(profile):
     advice = vivace.advise(profile(), gpus=CARDS, precision="amp")
     assert {offer.prediction.gpu.name for offer in advice.offers} == {find_gpu(name).name for name in CARDS}

@@ -271,7 +271,6 @@ class TestRanks:
         assert [child.wait() for child in children] == [2, 2]
         assert all("add [techniques.ddp]" in child.answer["error"]["message"] for child in children)
 
-    @pytest.mark.skipif("ddp" not in vivace.registry.names(), reason="there is no technique ddp")
     def test_two_ranks_stop_together_and_resume_bit_for_bit(self, launch, tmp_path, digest, until):
         whole, parts = tmp_path / "whole", tmp_path / "parts"
         children = self.ranks(launch, {"out": str(whole)}, plan=self.PLAN)
@@ -291,7 +290,6 @@ class TestRanks:
         assert children[0].answer["notices"] == []
         assert digest(parts / "model.pt") == digest(whole / "model.pt")
 
-    @pytest.mark.skipif("ddp" not in vivace.registry.names(), reason="there is no technique ddp")
     def test_a_refusal_is_the_same_on_all_ranks(self, launch, tmp_path):
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "thesis.tex").write_text("mine")
@@ -301,7 +299,6 @@ class TestRanks:
         assert "thesis.tex" in children[0].answer["error"]["message"]
 
     @pytest.mark.slow
-    @pytest.mark.skipif("ddp" not in vivace.registry.names(), reason="there is no technique ddp")
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
     def test_when_torchrun_goes_its_ranks_save_and_go(self, fork_server, tmp_path, until, number):
         out, rank = tmp_path / "run", Path(__file__).parent / "scenes" / "rank.py"

@@ -71,6 +71,13 @@ def loss(model, batch):
     return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
+def penalised(model, batch):
+    """A loss with the gradient's gradient in it."""
+    images = batch[0].clone().requires_grad_()
+    (slope,) = torch.autograd.grad(model(images).sum(), images, create_graph=True)
+    return loss(model, batch) + slope.square().mean()
+
+
 def opened(plan, model=None, *, make=None, loss=loss, **more):
     model = model or copy.deepcopy(ORIGINAL)
     make = make or (lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-3))

@@ -153,13 +153,8 @@ def test_what_a_second_pass_would_not_repeat_is_refused_by_name(kind, reason):
 
 
 def test_gradients_of_gradients_are_refused_by_name():
-    def penalised(model, batch):
-        images = batch[0].clone().requires_grad_()
-        (slope,) = torch.autograd.grad(model(images).sum(), images, create_graph=True)
-        return blocky.loss(model, batch) + slope.square().mean()
-
     with (
-        blocky.opened({"checkpoint": {}}, loss=penalised) as session,
+        blocky.opened({"checkpoint": {}}, loss=blocky.penalised) as session,
         pytest.raises(vivace.Refused, match="gradients of gradients"),
     ):
         session.step(blocky.BATCHES[0])

@@ -76,13 +76,8 @@ def test_errors_stay_within_their_bounds(values):
 
 
 def test_gradients_of_gradients_are_refused_by_name():
-    def penalised(model, batch):
-        images = batch[0].clone().requires_grad_()
-        (slope,) = torch.autograd.grad(model(images).sum(), images, create_graph=True)
-        return blocky.loss(model, batch) + slope.square().mean()
-
     with (
-        blocky.opened({"compress_activations": {}}, loss=penalised) as session,
+        blocky.opened({"compress_activations": {}}, loss=blocky.penalised) as session,
         pytest.raises(vivace.Refused, match=r"^compress_activations: .*gradients of gradients"),
     ):
         session.step(blocky.BATCHES[0])

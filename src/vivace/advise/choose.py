@@ -17,6 +17,7 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64)
 MOST_BY_FORM = {"consumer": 4, "laptop": 1, "soc": 1, "host": 1, "workstation": 8, "pcie": 8}
 PAYS = 1.6  # the least speed-up of twice the cards that is worth its money
 DOLLARS_A_KWH = 0.25
+UNKNOWN = "no evidence"
 RISKS = ((1.25, "low"), (1.5, "medium"))
 
 
@@ -107,7 +108,7 @@ def risk_of(p: Prediction) -> str:
     """``low``, ``medium`` or ``high``: how wide the interval is; ``no evidence`` for an unseen
     architecture."""
     if "new_architecture" in p.doubts:
-        return "no evidence"
+        return UNKNOWN
     return next((word for limit, word in RISKS if p.high / p.seconds <= limit), "high")
 
 
@@ -123,12 +124,16 @@ def affordable(offers: Sequence[Offer], budget: float | None, deadline: float | 
 
 
 def picks(offers: Sequence[Offer]) -> dict[str, Offer]:
-    """Cheapest, fastest and best value (the least dollars x hours) among offers."""
+    """Cheapest, fastest and best value (the least dollars x hours) among offers.
+
+    The best value is what a page opens with: cards without evidence are it only where there are no others.
+    """
     priced = [offer for offer in offers if offer.usd is not None]
     found = {}
     if priced:
         found["cheapest"] = min(priced, key=lambda offer: offer.usd or 0.0)
-        found["best value"] = min(priced, key=lambda offer: (offer.usd or 0.0) * offer.hours)
+        known = [offer for offer in priced if offer.risk != UNKNOWN] or priced
+        found["best value"] = min(known, key=lambda offer: (offer.usd or 0.0) * offer.hours)
     if offers:
         found["fastest"] = min(offers, key=lambda offer: offer.hours)
     return found

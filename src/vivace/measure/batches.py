@@ -12,8 +12,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from vivace.engine.opening import call, first_batches, start
 from vivace.engine.session import Session
 from vivace.errors import Refused, ran_out_of_memory
@@ -22,7 +20,7 @@ from vivace.ledger import Ratio
 from vivace.machine import Machine
 from vivace.measure.statistics import speed_ratio
 from vivace.plan import Plan
-from vivace.profile.observe import observe
+from vivace.profile.observe import now, observe
 from vivace.surgery import batch_size, joined, split
 
 SHARES = (0.25, 0.5, 2.0, 4.0)  # of the job's own batch
@@ -124,11 +122,9 @@ def _rounds(session: Session, inputs: dict[int, Any], seconds: float) -> dict[in
     begin = time.perf_counter()
     for number in range(MOST):
         for samples, batch in inputs.items():
-            before = time.perf_counter()
+            before = now(session.build.device)
             session.step(batch)
-            if session.build.device.type == "cuda":
-                torch.cuda.synchronize(session.build.device)
-            times[samples].append(time.perf_counter() - before)
+            times[samples].append(now(session.build.device) - before)
         late = (time.perf_counter() - begin) * (number + 2) / (number + 1) > seconds
         if late and number + 1 >= FEWEST:
             break

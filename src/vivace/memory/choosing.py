@@ -10,8 +10,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import torch
-
 from vivace.engine.opening import call, first_batches, start
 from vivace.engine.session import Session
 from vivace.errors import AnswerIsNo, Refused
@@ -20,7 +18,7 @@ from vivace.machine import Machine
 from vivace.memory.costs import measure
 from vivace.memory.planner import Decision, decide, pareto, smallest
 from vivace.plan import Plan
-from vivace.profile.observe import observe
+from vivace.profile.observe import now, observe
 from vivace.registry import find
 from vivace.technique import Numerics
 
@@ -217,11 +215,9 @@ class Chooser:
 
 
 def _seconds(session: Session, batch: Any) -> float:
-    begin = time.perf_counter()
+    begin = now(session.build.device)
     session.step(batch)
-    if session.build.device.type == "cuda":
-        torch.cuda.synchronize(session.build.device)
-    return time.perf_counter() - begin
+    return now(session.build.device) - begin
 
 
 def plan_of(decision: Decision, names: list[str], base: Plan) -> Plan:

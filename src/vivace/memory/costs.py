@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -24,7 +23,7 @@ from vivace.engine.session import Session
 from vivace.engine.streams import capture, restore
 from vivace.errors import Refused
 from vivace.memory.planner import Option
-from vivace.profile.observe import peak_of
+from vivace.profile.observe import now, peak_of
 from vivace.recompute import Recomputer, autocasts
 from vivace.saved import Bfloat16Store, HostStore
 from vivace.surgery import map_tensors, patched, tensors
@@ -210,13 +209,13 @@ class _Call:
     def _seconds(self, ways: dict[str, Around]) -> dict[str, float]:
         """Median seconds that each way takes more than keeping, over rounds in which all take turns."""
         rounds: list[list[float]] = []
-        begin = _now(self.device)
-        while len(rounds) < FEWEST or (len(rounds) < MOST and _now(self.device) - begin < ENOUGH_SECONDS):
+        begin = now(self.device)
+        while len(rounds) < FEWEST or (len(rounds) < MOST and now(self.device) - begin < ENOUGH_SECONDS):
             times = []
             for around in ways.values():
-                before = _now(self.device)
+                before = now(self.device)
                 self._run(around)
-                times.append(_now(self.device) - before)
+                times.append(now(self.device) - before)
             rounds.append(times)
         least = LEAST * statistics.median(times[0] for times in rounds)
         more = [statistics.median(times[at] - times[0] for times in rounds) for at in range(1, len(ways))]
@@ -250,9 +249,3 @@ def _leaves(result: Any) -> list[torch.Tensor]:
 
 def _plainly(block: Block, own: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
     return own(*arguments, **keywords)
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import resource
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -75,6 +76,13 @@ def observe(session: Session, batches: list[Any]) -> Observation:
         kernels=dict(Counter(e.name() for e in events if _is_kernel(e))),
         notes=dict(session.build.notes),
     )
+
+
+def now(device: torch.device) -> float:
+    """Seconds on the clock, once the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def profile_step(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from vivace.engine.opening import call, endless_batches
 from vivace.engine.session import Session
 from vivace.job import Job
 from vivace.ledger import Profile
-from vivace.profile.observe import is_operator, observe, operator_class, profile_step
+from vivace.profile.observe import is_operator, now, observe, operator_class, profile_step
 from vivace.surgery import batch_size, has_batch_norm, modules_of
 
 TIMED_STEPS = 5
@@ -54,11 +53,11 @@ def _time_parts(session: Session, source: Iterator[Any]) -> dict[str, float]:
     with _timed_seams(session, spent):
         for _ in range(TIMED_STEPS + 1):
             spent.clear()
-            start = _now(session)
+            start = now(session.build.device)
             batch = next(source)
-            fetched = _now(session)
+            fetched = now(session.build.device)
             session.step(batch)
-            done = _now(session)
+            done = now(session.build.device)
             rest = done - fetched - sum(spent.values())
             last = "forward" if session.build.own_step else "update"
             steps.append({**spent, "data": fetched - start, last: rest})
@@ -69,9 +68,9 @@ def _time_parts(session: Session, source: Iterator[Any]) -> dict[str, float]:
 def _timed_seams(session: Session, spent: dict[str, float]) -> Iterator[None]:
     def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
-            start = _now(session)
+            start = now(session.build.device)
             result = function(*arguments)
-            spent[name] += _now(session) - start
+            spent[name] += now(session.build.device) - start
             return result
 
         return call
@@ -85,12 +84,6 @@ def _timed_seams(session: Session, spent: dict[str, float]) -> Iterator[None]:
     finally:
         for name, function in originals.items():
             setattr(session, name, function)
-
-
-def _now(session: Session) -> float:
-    if session.build.device.type == "cuda":
-        torch.cuda.synchronize(session.build.device)
-    return time.perf_counter()
 
 
 def _operator_shares(profiler: torch.profiler.profile) -> dict[str, float]:
