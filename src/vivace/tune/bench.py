@@ -20,6 +20,7 @@ from vivace.tune.budget import is_out_of_memory, smaller_plans
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 MOST_ROUNDS, SETTLED_WIDTH = 5, 0.04
+LONGEST_ROUND = 10.0  # seconds: the spread between processes is the larger part of the interval
 
 
 class Bench:
@@ -195,10 +196,12 @@ class Bench:
         self.on_event("trial_begin", {"plan": str(plan), "role": "confirmation"})
         rounds: list[Comparison] = []
         outcome: dict[str, Any]
+        longest = max(LONGEST_ROUND, 20 * self.reference.step_seconds)
+        each = min(max(4.0, seconds / MOST_ROUNDS), longest)
         try:
             while True:
                 started = time.monotonic()
-                comparison, outcome = self._confirm_once(plan, rounds, seconds=max(4.0, seconds / 5))
+                comparison, outcome = self._confirm_once(plan, rounds, seconds=each)
                 rounds.append(comparison)
                 settled = len(rounds) >= 3 and width(across(rounds)) < SETTLED_WIDTH
                 late = seconds - _since(begin) < _since(started)

@@ -17,6 +17,7 @@ from vivace.tune.bench import Bench, one
 
 WORTH_TRYING = 1.005
 BETTER = 1.01
+LONGEST_COMPARISON = 15.0  # seconds: what stays undecided then differs by less than the winner's confirmation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,13 +156,15 @@ class Search:
     def measure(
         self, plan: Plan, target: float | None = None, predicted: tuple[float, float] | None = None
     ) -> Trial:
-        """One trial: at most half of the time left, of which a tenth of the time left for the comparison.
+        """One trial: at most half of the time left, of which a tenth for the comparison, up to a limit.
 
         What compiles comes last and may take all of it.
         """
         left = self._left()
         slow = any(technique.card.stage == Stage.COMPILE for technique in plan.techniques)
-        seconds, comparing = left if slow else min(left, max(15.0, 0.5 * left)), max(6.0, 0.1 * left)
+        seconds = left if slow else min(left, max(15.0, 0.5 * left))
+        enough = max(LONGEST_COMPARISON, 30 * self.bench.reference.step_seconds)
+        comparing = max(6.0, min(0.1 * left, enough))
         trial = self.bench.measure(
             plan, seconds=seconds, comparing=comparing, predicted=predicted, target=target
         )
