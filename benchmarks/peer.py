@@ -104,7 +104,7 @@ def main() -> None:
     if path.is_file():
         record = json.loads(path.read_text(encoding="utf-8"))
     usual = seconds == parse_budget("fast")
-    entries = record["jobs"] if usual else record["longer"].setdefault(f"{seconds:.0f}", {})
+    entries = record["jobs"] if usual else record.setdefault("longer", {}).setdefault(f"{seconds:.0f}", {})
     for name in asked if chosen.jobs else [name for name in JOBS if name not in entries]:
         begin = time.monotonic()
         entry = compared(f"peer_jobs:{name}", machine, seconds)
@@ -285,7 +285,7 @@ def table(record: dict[str, Any]) -> str:
     for name, entry in record["jobs"].items():
         cells = [name, interval(entry["vivace_against_peer"])]
         lines.append(f"| {' | '.join([*cells, *map(cell, entry['contestants'].values())])} |")
-    for budget, entries in record["longer"].items():
+    for budget, entries in record.get("longer", {}).items():
         for name, entry in entries.items():
             cells = [f"{name}, {budget} s", interval(entry["vivace_against_peer"])]
             lines.append(f"| {' | '.join([*cells, *map(cell, entry['contestants'].values())])} |")
