@@ -65,7 +65,8 @@ def profile(
         job: a Job, or its reference; left out where `command` is given.
         plan: profile the job under this plan.
         command: an unmodified script with its interpreter and arguments, such as ``["python", "train.py"]``.
-        out: folder for the page, the trace and ``profile.json``; made if missing.
+        out: folder for the page, the trace and ``profile.json``; made if missing. An earlier profile in it is
+            replaced, which the document says; anything else in it is refused.
         machine: its `ceilings` bound the step; left out, this machine's stored ones, measured where missing.
         strict: forbid TF32 and its like, as the reference of `tune` does.
         timed_seconds: the least length of the window in which nothing but the clock runs.
@@ -73,9 +74,9 @@ def profile(
 
     Raises InputError, JobError, Refused, FolderError; ChildFailed where nothing was recorded.
     """
-    folder = _prepared(Path(out))
     if (job is None) == (not command):
         raise InputError("profile takes either a JOB or a command after '--', such as -- python train.py")
+    folder, earlier = _prepared(Path(out))
     exit_code, epochs, name = 0, None, " ".join(map(shlex.quote, command))
     from vivace.inspect import inspect
 
@@ -89,36 +90,61 @@ def profile(
     record = _read_record(folder, exit_code)
     if machine is None:
         known = _with_ceilings(known, str(record.get("device", "cpu")))
-    return _judge(record, folder, known, name, epochs, exit_code)
+    document = {"exit_code": exit_code, "replaced": earlier}
+    return _judge(record, folder, known, name, epochs, document)
 
 
 def _judge(
-    record: dict[str, Any], folder: Path, machine: Machine, name: str, epochs: int | None, exit_code: int
+    record: dict[str, Any],
+    folder: Path,
+    machine: Machine,
+    name: str,
+    epochs: int | None,
+    more: dict[str, Any],
 ) -> Profiled:
     from vivace.profile.judge import judge
     from vivace.profile.page import write_page
     from vivace.profile.record.recorder import TRACE
 
     trace = folder / TRACE
-    document = judge(record, trace, machine, name, epochs)
+    document = {**judge(record, trace, machine, name, epochs), **more}
     document["page_path"] = str(folder / "profile.html")
     document["trace_path"] = str(trace) if trace.is_file() else None
-    document["exit_code"] = exit_code
     write_page(document, folder / "profile.html")
     (folder / "profile.json").write_text(json.dumps(document, default=str), encoding="utf-8")
-    return Profiled(document, folder / "profile.html", trace if trace.is_file() else None, exit_code)
+    return Profiled(document, folder / "profile.html", trace if trace.is_file() else None, more["exit_code"])
 
 
-def _prepared(folder: Path) -> Path:
-    """The folder, with nothing of an earlier profile in it."""
+OWN = ("profile.html", "profile.json", "record.json*", "trace.json", "job.log", "worker-*.json", "rank-*")
+
+
+def _prepared(folder: Path) -> tuple[Path, str | None]:
+    """The folder, with nothing of an earlier profile in it, and what that was of. Raises FolderError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for pattern in ("record.json", "trace.json", "worker-*.json", "rank-*/record.json"):
+        strangers = [entry.name for entry in folder.iterdir() if not any(map(entry.match, OWN))]
+        if strangers:
+            raise FolderError(
+                f"the output folder '{folder}' is not empty ({min(strangers)}): name another with --out"
+            )
+        earlier = _earlier(folder / "profile.json")
+        for pattern in (*OWN, "rank-*/*"):
             for file in folder.glob(pattern):
-                file.unlink()
+                if file.is_file():
+                    file.unlink()
+    except (FileExistsError, NotADirectoryError):
+        raise FolderError(f"the output '{folder}' is a file; name a folder") from None
     except OSError as error:
         raise FolderError(f"the folder '{folder}' cannot be used: {error.strerror}") from None
-    return folder.resolve()
+    return folder.resolve(), earlier
+
+
+def _earlier(path: Path) -> str | None:
+    """What the profile that lies here was of."""
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["target"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _run_job(
