@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from vivace.machine import Device, Machine
-from vivace.profile import rules, rules_precision
+from vivace.profile import rules, rules_memory, rules_precision
 from vivace.profile.bounds import bounds, to_dict
 from vivace.profile.seen import Seen
 
@@ -302,7 +302,7 @@ def test_wrong_numbers_come_before_slow_ones():
 
 def test_every_rule_is_asked():
     own = {rules.data_wait, rules.threads, rules.restarts, rules.sync, rules.idle, rules.recompiles}
-    own |= {rules.memory, rules.multi_gpu, rules_precision.overflow, rules_precision.amp_misuse}
+    own |= {rules_memory.memory, rules.multi_gpu, rules_precision.overflow, rules_precision.amp_misuse}
     assert set(rules.rules()) == own | {rules_precision.no_gain, rules_precision.no_effect}
 
 
