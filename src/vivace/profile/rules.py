@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+from vivace.inspect.table import human_bytes
 from vivace.profile import rules_memory, rules_precision
 from vivace.profile.seen import Seen, Verdict
 
@@ -33,6 +34,7 @@ def rules() -> list[object]:
         recompiles,
         multi_gpu,
         data_wait,
+        placing,
         threads,
         restarts,
         sync,
@@ -148,6 +150,28 @@ def _next_input(seen: Seen, kind: str) -> str:
         COLLATING: "index the whole tensor by a batch of indices",
     }.get(kind, "make the dataset cheaper")
     return f"{advice}; {seen.tune} measures workers and prefetching"
+
+
+def placing(seen: Seen) -> Verdict | None:
+    """The step waits while its batch is copied to the device."""
+    share = seen.shares["place"]
+    size = seen.record.get("batch_bytes") or 0
+    if seen.device == "cpu" or share < LARGE_WAIT or not size:
+        return None
+    seconds = share * seen.step_seconds
+    rate, fast = size / seconds, seen.machine.ceilings.get("host_to_device_pinned")
+    evidence = (
+        f"{share:.0%} of the step ({seconds * 1e3:.3g} ms) copies batches to the device: "
+        f"{human_bytes(size)} at {rate / 1e9:.3g} GB/s"
+    )
+    advice = "copy the next batch during this step, or send fewer bytes (uint8 images, converted there)"
+    if not seen.loader.get("pin_memory"):
+        advice = "pin_memory=True in the loader, and .to(device, non_blocking=True)"
+        evidence += f"; from pinned memory this machine copies {fast / 1e9:.3g} GB/s" if fast else ""
+    saved = share * (1 - min(1.0, rate / fast)) if fast else 0.0
+    return Verdict(
+        "input", evidence, 1 / (1 - saved), 1.1 / (1 - share), f"{advice}; {seen.tune} measures it"
+    )
 
 
 def threads(seen: Seen) -> Verdict | None:

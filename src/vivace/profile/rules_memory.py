@@ -10,7 +10,8 @@ from vivace.inspect.table import human_bytes
 from vivace.profile.seen import Seen, Verdict
 
 GROWTH = 0.03
-FIRST_TOUCH = 2**30  # bytes/s at which a system hands out memory that was not used before, about
+FIRST_TOUCH = 2**30  # bytes/s at which a system hands out memory that was not used before, where not measured
+TOUCHED_TWICE = 1.5  # new memory is not in the caches either, when it is written
 HIGHER, HIGHER_BYTES = 1.2, 32 * 2**20  # a peak of its own
 LARGE_KEPT = 0.1  # of the step's own peak
 LONG = 2.0  # times the usual batch's elements
@@ -53,7 +54,10 @@ def memory(seen: Seen) -> Verdict | None:
 
 def _without_growth(seen: Seen, rate: float) -> float:
     """At most so many times as fast: memory that is new in every step has to be cleared, bytes a step."""
-    share = min(0.5, rate / FIRST_TOUCH / seen.step_seconds) if seen.device == "cpu" else 0.0
+    if seen.device != "cpu":
+        return 1.1
+    seconds = TOUCHED_TWICE * rate / (seen.record.get("first_touch") or FIRST_TOUCH)
+    share = min(0.6, seconds / seen.step_seconds)
     return 1.1 / (1 - share)
 
 
@@ -73,11 +77,9 @@ def _retained(seen: Seen) -> Verdict | None:
     course = seen.record.get("course") or []
     kept = seen.record.get("activation_bytes") or 0
     peak = seen.record.get("held_bytes", 0) + seen.trace.get("rise_bytes", 0)
-    if (
-        len(course) < 8
-        or sum(row["retains"] for row in course) < 0.9 * len(course)
-        or kept < LARGE_KEPT * peak
-    ):
+    alive = (seen.record.get("live") or {}).get("after")  # else the graph goes with its loss
+    retaining = sum(row["retains"] for row in course)
+    if not alive or len(course) < 8 or retaining < 0.9 * len(course) or kept < LARGE_KEPT * peak:
         return None
     evidence = (
         f"{seen.short(seen.record['retained_at'])} keeps the graph of every backward pass: "

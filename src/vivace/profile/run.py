@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 CEILING_SECONDS = 20.0
 JOB_TIMEOUT = 600.0
+INTERRUPT_SECONDS = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +182,10 @@ QUIET = {"KINETO_LOG_LEVEL": "6", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
 def _run_script(command: list[str], folder: Path, timed_seconds: float, output: int | None) -> int:
-    """Run a person's command with the hooks injected; its output goes where it always goes."""
+    """Run a person's command with the hooks injected; its output goes where it always goes.
+
+    Ctrl-C ends the script, not the profile: what was recorded until then is judged.
+    """
     inject = str(Path(__file__).parent / "inject")
     before = os.environ.get("PYTHONPATH")
     environment = {
@@ -193,11 +198,28 @@ def _run_script(command: list[str], folder: Path, timed_seconds: float, output: 
     if command[0] == "python":
         command = [sys.executable, *command[1:]]
     try:
-        return subprocess.run(command, env=environment, stdout=output, check=False).returncode
+        process = subprocess.Popen(command, env=environment, stdout=output)
     except FileNotFoundError:
         raise InputError(f"there is no program '{command[0]}' to run") from None
     except OSError as error:
         raise InputError(f"'{command[0]}' cannot be run: {error.strerror}") from None
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        _end(process)
+        if not (folder / "record.json").is_file():
+            raise
+        code = -signal.SIGINT
+    return code if code >= 0 else 128 - code
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a script that a terminal interrupted with us; interrupt it where nobody did, then end it."""
+    for ask in (lambda: None, lambda: process.send_signal(signal.SIGINT), process.terminate, process.kill):
+        ask()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(INTERRUPT_SECONDS)
+            return
 
 
 def _read_record(folder: Path, exit_code: int) -> dict[str, Any]:

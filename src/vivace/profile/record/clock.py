@@ -150,6 +150,9 @@ class Clock:
         self.step, self._step_began = Step(validates=self._validates_next), now
         self._validates_next = False
         self.on_step(step)
+        own = self.now() - now  # what watching takes is no part of the loop
+        if self._step_began == now:
+            self._step_began, self._since = now + own, self._since + own
 
     def _is_complete(self) -> bool:
         return bool(self.step.updates or (self.by_hand and self.step.backwards))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import mmap
 import os
 import resource
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -19,6 +21,8 @@ from torch import distributed, nn
 from vivace.profile.record.hooks import tensors_of
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+TOUCHED_BYTES = 32 * 2**20
 
 
 def describe(hooks: Any) -> dict[str, Any]:
@@ -78,6 +82,15 @@ def peak_bytes() -> int:
         return int(torch.cuda.max_memory_allocated())
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def first_touch() -> float:
+    """Bytes/s at which the system hands out memory that was not used before."""
+    with mmap.mmap(-1, TOUCHED_BYTES) as fresh:
+        begin = time.perf_counter()
+        for place in range(0, TOUCHED_BYTES, _PAGE):
+            fresh[place] = 1
+        return TOUCHED_BYTES / (time.perf_counter() - begin)
 
 
 def live_graph_tensors() -> tuple[int, list[str]]:

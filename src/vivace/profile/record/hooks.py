@@ -302,6 +302,7 @@ class LoopHooks:
 
 def weights_without_optimizer() -> list[torch.Tensor]:
     """The leaves that have a gradient, where this process holds no optimizer; else nothing."""
+    gc.collect()
     found: list[torch.Tensor] = []
     for thing in gc.get_objects():
         kind = type(thing)

@@ -236,6 +236,7 @@ class Recorder:
     def _enter_finished(self) -> None:
         self._guarded(lambda: self.document.update(facts.describe(self.hooks)))
         self._guarded(self._average)
+        self._guarded(lambda: self.document.update(first_touch=facts.first_touch()))
         self.hooks.restore()  # copies of the model and of the optimizer are no part of the loop
         self._guarded(lambda: experiments.run(self, self.document))
         self.finish()
