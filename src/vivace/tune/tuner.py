@@ -145,6 +145,7 @@ class _Tuning:
         reason = ""
         while True:
             bench.on_event("phase", {"name": "verifying"})
+            bench.park()
             with Verifier(
                 bench.source,
                 self.machine,
@@ -182,8 +183,8 @@ class _Tuning:
             reason = reason or f"{plan} was faster, and not the same model: {verdict.reason}"
             judged.append(plan)
             alone = [Plan([technique]) for technique in plan.techniques] if len(plan) > 1 else []
-            guilty = {name for one in alone if not self._judge(verifier, one).kept for name in one.names}
-            search.ban(guilty or set(plan.names[:1] if len(plan) == 1 else ()), self._left() / 2)
+            guilty = {t for one in alone if not self._judge(verifier, one).kept for t in one.techniques}
+            search.ban(guilty or set(plan.techniques if len(plan) == 1 else ()), self._left() / 2)
 
     def _reference(self, search: Search, reason: str) -> tuple[Plan, Ratio]:
         if not search.reference_fits:
