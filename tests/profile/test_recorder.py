@@ -320,7 +320,7 @@ def test_validation_with_gradients_that_peaks_is_named(recorded, batches, monkey
 
     def validate(*_):
         count[0] += 1
-        if count[0] % 40 == 0:
+        if count[0] % 8 == 0:
             loop.model.eval()
             for (inputs,) in DataLoader([(large,)], batch_size=None):
                 loop.model(inputs)

@@ -54,11 +54,15 @@ def memory(seen: Seen) -> Verdict | None:
 
 def _without_growth(seen: Seen, rate: float) -> float:
     """At most so many times as fast: memory that is new in every step has to be cleared, bytes a step."""
+    return 1.1 / (1 - _touching(seen, rate))
+
+
+def _touching(seen: Seen, size: float) -> float:
+    """Share of the step that it takes to write so many bytes of memory that is new, at most 0.5."""
     if seen.device != "cpu":
-        return 1.1
-    seconds = TOUCHED_TWICE * rate / (seen.record.get("first_touch") or FIRST_TOUCH)
-    share = min(0.6, seconds / seen.step_seconds)
-    return 1.1 / (1 - share)
+        return 0.0
+    seconds = TOUCHED_TWICE * size / (seen.record.get("first_touch") or FIRST_TOUCH)
+    return min(0.5, seconds / seen.step_seconds)
 
 
 def _growth(resident: list[int]) -> float:
@@ -73,7 +77,10 @@ def _growth(resident: list[int]) -> float:
 
 
 def _retained(seen: Seen) -> Verdict | None:
-    """The last backward pass of each step keeps its graph, which no other pass uses."""
+    """The last backward pass of each step keeps its graph, which no other pass uses.
+
+    To let it go may cost time on a CPU: what is freed goes back to the system, and is new in the next step.
+    """
     course = seen.record.get("course") or []
     kept = seen.record.get("activation_bytes") or 0
     peak = seen.record.get("held_bytes", 0) + seen.trace.get("rise_bytes", 0)
@@ -85,7 +92,7 @@ def _retained(seen: Seen) -> Verdict | None:
         f"{seen.short(seen.record['retained_at'])} keeps the graph of every backward pass: "
         f"{human_bytes(kept)} of activations are still there while the next step makes its own"
     )
-    return Verdict("memory", evidence, 1.0, 1.1, "backward() without retain_graph=True")
+    return Verdict("memory", evidence, 1 - _touching(seen, kept), 1.1, "backward() without retain_graph=True")
 
 
 def _late_peak(seen: Seen) -> Verdict | None:
