@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Check and measure everything that needs a GPU, on a bare CUDA machine without a network:
 #
-#   benchmarks/gpu.sh [ceilings|correctness|speed|tune|peer|memory ...] [--dry-run] [--out DIR] [--limit SECONDS] [--wheels DIR]
+#   benchmarks/gpu.sh [ceilings|correctness|speed|tune|peer|memory|verdicts ...] [--dry-run] [--out DIR] [--limit SECONDS] [--wheels DIR]
 #
 # Without a part the first five in that order, 25 minutes at most; each part alone at most 9. What DIR (default
 # runs/gpu) holds already is not done again, so a part that was cut off goes on where it stopped. Leaves

@@ -17,7 +17,7 @@ from vivace.errors import ChildFailed, InputError, Refused
 ROOT = Path(__file__).resolve().parents[1]
 GPU = ROOT / "benchmarks" / "gpu"
 PARTS = ("ceilings", "correctness", "speed", "tune", "peer")
-NAMED = ("memory",)
+NAMED = ("memory", "verdicts")
 FACTS = {"device": "H100", "torch": "2.11.0", "dry": False}
 
 

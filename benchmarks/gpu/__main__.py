@@ -28,6 +28,7 @@ FUNCTIONS = {
     "tune": others.tune,
     "peer": others.peer,
     "memory": others.memory,
+    "verdicts": others.verdicts,
 }
 
 

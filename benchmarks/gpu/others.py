@@ -81,6 +81,24 @@ def _budgets(book: Book, name: str, command: str) -> Case:
         child.close()
 
 
+def verdicts(book: Book) -> None:
+    """Scripts with one fault planted that only a GPU shows, and what `vivace profile` says of them."""
+    for script in sorted((HERE.parent / "on_cuda").glob("*_*.py")):
+        book.case(script.stem, lambda name=script.stem: _verdict(book, name), seconds=5 if book.dry else 60)
+
+
+def _verdict(book: Book, name: str) -> Case:
+    kept = book.path.with_name(f"verdict-{name}.json")
+    kept.unlink(missing_ok=True)
+    options = ["--dry-run", "--no-gain", "--seconds", "0.1"] if book.dry else ["--seconds", "2.5"]
+    command = [sys.executable, str(HERE.parent / "verdicts.py"), name, "--keep", str(kept), *options]
+    _communicate(command, max(30.0, book.left))
+    (row,) = json.loads(kept.read_text(encoding="utf-8"))
+    if row["said"] == ["failed"]:
+        raise ChildFailed(row["evidence"])
+    return {"row": row}
+
+
 def peer(book: Book) -> None:
     """Vivace against the peer on this GPU, where that benchmark is there and the peer can be imported."""
     found = subprocess.run([sys.executable, "-c", f"import {PEER}"], capture_output=True, check=False)

@@ -193,6 +193,24 @@ def _interval(row: dict[str, Any]) -> str:
     return f"{more['estimate']:+.1f} % ({more['low']:+.1f} to {more['high']:+.1f})"
 
 
+def _verdicts(cases: dict[str, Case], rates: dict[str, float]) -> list[str]:
+    rows = [case["row"] for case in cases.values() if "row" in case]
+    return _grid(
+        ("script", "planted", "said", "gain predicted", "measured", "evidence"),
+        [
+            (
+                row["script"],
+                row["cause"],
+                ", ".join(row["said"]),
+                f"{row['low']:.2f} to {row['high']:.2f}",
+                f"{row['measured']:.2f}" if row["measured"] else "-",
+                row["evidence"],
+            )
+            for row in rows
+        ],
+    )
+
+
 def _problems(cases: dict[str, Case]) -> list[str]:
     """What was refused, broken or failed, with its reason; equal reasons in one line."""
     reasons: dict[tuple[str, str], list[str]] = {}
@@ -217,4 +235,5 @@ SECTIONS: dict[str, Any] = {
     "tune": _tune,
     "peer": _peer,
     "memory": _memory,
+    "verdicts": _verdicts,
 }
