@@ -33,7 +33,7 @@ TARGETS = {
     "sm_90": GPUTarget("cuda", 90, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
-TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+OBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 HALF = ("x_ptr", "residual_ptr", "y_ptr", "gradient_ptr", "residual_gradient_ptr", "x_gradient_ptr")
 SETTINGS = {  # a ResNet's: the last BatchNorm of a block, at a width that is a multiple of 8
     "ALIGNED": True,
@@ -119,28 +119,26 @@ def facts_of(kernel: Any, constants: dict[str, Any], target: str) -> dict[str, A
         return {"error": str(error).strip().splitlines()[-1][:300]}
     facts = {"shared_bytes": compiled.metadata.shared, "warps": compiled.metadata.num_warps}
     if target.startswith("sm"):
-        return facts | of_nvidia(compiled.asm["ptx"], compiled.asm["cubin"])
+        return facts | of_nvidia(compiled.asm["cubin"])
     return facts | of_amd(compiled.asm["amdgcn"])
 
 
-def of_nvidia(ptx: str, cubin: bytes) -> dict[str, Any]:
-    """Registers and spills by ptxas, and how many global accesses of each width stand in the machine code."""
+def of_nvidia(cubin: bytes) -> dict[str, Any]:
+    """Registers, local memory (where spills go), and how many global accesses of each width there are."""
     with tempfile.TemporaryDirectory() as folder:
-        source, binary = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
-        source.write_text(ptx, encoding="utf-8")
-        architecture = re.findall(r"^\.target (\w+)", ptx, re.M)[0]
-        command = [TOOLS / "ptxas", "-v", f"--gpu-name={architecture}", source, "-o", binary]
-        said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+        binary = Path(folder, "kernel.cubin")
         binary.write_bytes(cubin)
-        command = [TOOLS / "cuobjdump", "-sass", binary]
-        code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        usage, code = (
+            subprocess.run([OBJDUMP, option, binary], capture_output=True, text=True, check=True).stdout
+            for option in ("--dump-resource-usage", "--dump-sass")
+        )
     widths = collections.Counter(
         f"{kind}{int(bits or 32) if bits not in ('U8', 'S8', 'U16', 'S16') else int(bits[1:])}"
         for kind, bits in re.findall(r"\b(LDG|STG)\.E(?:\.EF|\.EL|\.NA)?(?:\.(64|128|U8|S8|U16|S16))?", code)
     )
     return {
-        "registers": int(re.findall(r"Used (\d+) registers", said)[-1]),
-        "spilled_bytes": sum(map(int, re.findall(r"(\d+) bytes spill", said))),
+        "registers": int(re.findall(r"REG:(\d+)", usage)[-1]),
+        "spilled_bytes": int(re.findall(r"STACK:(\d+)", usage)[-1]),
         "accesses_by_bits": dict(sorted(widths.items())),
     }
 

@@ -78,6 +78,9 @@ class _Fused(torch.autograd.Function):
         matrix = as_matrix(x)
         other = as_matrix(residual) if residual is not None else None
         output, mask, mean, rstd = torch.ops.vivace.batch_norm(matrix, other, weight, bias, *options)
+        for changed in options[:2]:
+            if changed is not None and not torch.compiler.is_compiling():
+                torch.autograd.graph.increment_version(changed)  # an operator of a library does not
         ctx.save_for_backward(x, mask, mean, rstd, weight, bias)
         ctx.activation = options[-1]
         ctx.residual_dtype = residual.dtype if residual is not None else None
@@ -98,6 +101,12 @@ class _Fused(torch.autograd.Function):
             residual = residual.to(ctx.residual_dtype)
         affine = (for_weight, for_bias) if weight is not None else (None, None)
         return as_image(for_x, x), residual, *affine, *(None,) * 5
+
+
+def apply_activation(z: torch.Tensor, activation: str) -> torch.Tensor:
+    """One of `ACTIVATIONS`, by torch's own function."""
+    result: torch.Tensor = _FUNCTIONS[activation](z)
+    return result
 
 
 def as_matrix(x: torch.Tensor) -> torch.Tensor:
@@ -137,7 +146,7 @@ def reference(
     if activation in MASKED:
         kept = ~(z <= 0) if activation == "relu" else ~(z <= 0) & (z < 6)
         mask = pack(kept)
-    return _FUNCTIONS[activation](z).to(dtype), mask, mean, rstd
+    return apply_activation(z, activation).to(dtype), mask, mean, rstd
 
 
 def reference_backward(
