@@ -49,6 +49,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "add_relu": {},
     "silu": {"RESIDUAL": False, "ACTIVATION": "silu"},
     "odd_width": {"ALIGNED": False},
+    "eight_channels": {  # what is absent, and a number that is one, reach a kernel as constants
+        "AFFINE": False,
+        "TRACKED": False,
+        "RESIDUAL": False,
+        "ACTIVATION": "none",
+        "COLUMNS": 16,
+        "ROWS": tiles.TILE // 16,
+        "eighths": 1,
+        "num_splits": 1,
+        **dict.fromkeys(("weight_ptr", "bias_ptr", "residual_ptr", "running_mean_ptr"), None),
+    },
 }
 KERNELS = [
     batch_norm_forward.batch_norm_statistics,
@@ -93,7 +104,7 @@ def built(target: str) -> dict[str, dict[str, Any]]:
             if constants in seen:
                 continue
             seen.append(constants)
-            key = f"{name} {label}" if not name.endswith("finish") else name
+            key = f"{name} {label}"
             found[key] = facts_of(kernel, constants, target)
             print(f"{target}: {key}: {found[key]}", flush=True)
     return found

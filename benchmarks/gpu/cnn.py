@@ -1,4 +1,4 @@
-"""Convolutional networks: are the kernels right, how far does each step of the waterfall come, what limits it?
+"""Convolutional networks: are the kernels right, how far does each step of the waterfall come, and why?
 
 The most telling cases come first; what the time does not reach goes on in the next run.
 """
@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import norm_kernels
-from book import Book, Case
+from book import Book
+from correctness import Server
+from norm_shapes import ALLOWED, SHAPES
 from speed import Settings, Track
 
 from vivace.engine.launch import Child, Source
@@ -59,11 +60,10 @@ def cnn(book: Book) -> None:
     """Ceilings, correctness, the waterfall of ResNet-50, each kernel alone, then the other networks."""
     _in_child(book, "probes:Probes", {"ceiling matmul": ("matmul", {}), "ceiling copy": ("copy", {})})
     kernels = "norm_kernels:NormKernels"
-    _in_child(book, kernels, {f"kernels {d}": ("check", {"dtype": d}) for d in norm_kernels.ALLOWED})
-    for others in PARITY:
-        _contract(book, {"fused_batchnorm": {}, **others})
+    _in_child(book, kernels, {f"kernels {d}": ("check", {"dtype": d}) for d in ALLOWED})
+    _contract(book)
     _waterfall(book, "resnet50_256", {**WATERFALL, **ASIDE})
-    _in_child(book, kernels, {f"kernels at {s}": ("ablate", {"shape": s}) for s in norm_kernels.SHAPES})
+    _in_child(book, kernels, {f"kernels at {s}": ("ablate", {"shape": s}) for s in SHAPES})
     for name, plans in _rest():
         if book.dry and name not in ("unet_256", "convnext_tiny_256"):
             continue
@@ -95,17 +95,18 @@ def _in_child(book: Book, entry: str, cases: dict[str, tuple[str, dict[str, Any]
         child.close()
 
 
-def _contract(book: Book, plan: Settings) -> None:
-    def check() -> Case:
-        child = Child("scenes:Contract", TINY, {"dry": book.dry})
-        try:
-            found: Case = child.ask("check", max(5.0, min(90.0, book.left)), plan=plan, job="cnn")
-            return found
-        finally:
-            child.close()
-
-    if not (book.dry and "compile" in plan):
-        book.case(f"contract {' + '.join(plan)}", check, seconds=8)
+def _contract(book: Book) -> None:
+    """The contract of the technique beside those that it will be used with."""
+    plans: list[Settings] = [{"fused_batchnorm": {}, **others} for others in PARITY]
+    with Server(lambda: Child("scenes:Contract", TINY, {"dry": book.dry})) as server:
+        for plan in plans:
+            if not (book.dry and "compile" in plan):
+                timeout = max(5.0, min(90.0, book.left))
+                book.case(
+                    f"contract {' + '.join(plan)}",
+                    lambda p=plan, t=timeout: server.ask("check", t, plan=p, job="cnn"),
+                    seconds=8,
+                )
 
 
 def _waterfall(book: Book, name: str, plans: dict[str, Settings]) -> None:

@@ -1,4 +1,4 @@
-"""The kernels of `fused_batchnorm` on the device, in a child process: are they right, and how fast is each?"""
+"""The kernels of `fused_batchnorm` on the device, in a child process: right, and how fast is each?"""
 
 from __future__ import annotations
 
@@ -7,28 +7,13 @@ import time
 from typing import Any
 
 import torch
+from norm_shapes import ALLOWED, BATCH, NUM_CASES, ROUNDS, SHAPES
 from torch.nn import functional
 from traffic import norm_bytes
 
 from vivace.engine.opening import training_device
 from vivace.job import Job
 from vivace.kernels import batch_norm
-
-# Rows of one image, and channels: the BatchNorms of ResNet-50, the last two with an addition.
-SHAPES = {
-    "112x112x64": (112 * 112, 64, False),
-    "56x56x64": (56 * 56, 64, False),
-    "28x28x128": (28 * 28, 128, False),
-    "14x14x256": (14 * 14, 256, False),
-    "7x7x512": (7 * 7, 512, False),
-    "56x56x256 + add": (56 * 56, 256, True),
-    "28x28x512 + add": (28 * 28, 512, True),
-    "14x14x1024 + add": (14 * 14, 1024, True),
-    "7x7x2048 + add": (7 * 7, 2048, True),
-}
-BATCH, ROUNDS, NUM_CASES = 256, 10, 60
-# Of the norm of what is compared: a rounding of the output, and sums in fp32.
-ALLOWED = {"float32": 2e-5, "float16": 1e-3, "bfloat16": 8e-3}
 
 
 class NormKernels:
@@ -38,7 +23,7 @@ class NormKernels:
         self.dry, self.device = dry, training_device()
 
     def check(self, dtype: str) -> dict[str, Any]:
-        """Worst relative errors against fp64 on random shapes, forward and backward; equal bits when repeated."""
+        """Worst relative errors against fp64 on random shapes, both ways; equal bits when repeated."""
         worst: dict[str, float] = {}
         for seed in range(3 if self.dry else NUM_CASES):
             for name, error in self._case(seed, getattr(torch, dtype)).items():
@@ -47,7 +32,7 @@ class NormKernels:
         return {"worst": worst, "allowed": ALLOWED[dtype]}
 
     def ablate(self, shape: str) -> dict[str, Any]:
-        """Seconds and bytes/s of each kernel at one shape, and seconds of PyTorch's operators for the same."""
+        """Seconds and bytes/s of each kernel at one shape, and PyTorch's seconds for the same."""
         rows, width, residual = SHAPES[shape]
         rows, width = (8, 16) if self.dry else (BATCH * rows, width)
         mine = self._profiled(rows, width, residual, fused=True)

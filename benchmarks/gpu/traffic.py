@@ -1,15 +1,16 @@
 """Bytes that a training step of a convolutional network must move, kernel by kernel, and the time for them.
 
-Counted on meta tensors, which need neither memory nor a GPU, from the operators that would run: one kernel
-an operator, each reading its inputs and writing its output once, BatchNorm twice over its inputs. Feature
-maps are in NHWC order, weights in the same dtype; the update is left out, it does not grow with the batch.
+Counted on meta tensors, which need neither memory nor a GPU, from the operators that would run. Each kernel
+reads its inputs and writes its outputs once; BatchNorm reads its feature maps twice, each way; the backward
+pass of a convolution is two kernels, and both read the gradient. Feature maps are in NHWC order, weights in
+the same dtype; the optimizer's update is left out, since it does not grow with the batch.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -20,37 +21,38 @@ from vivace.profile.work import Kernel, count_work
 BATCH = 64
 # Vendor's figures of an H200, of which the published bounds are made: bytes/s, dense bf16 operations/s.
 H200 = (4.8e12, 989e12)
-BETWEEN_CONVOLUTIONS = ("norm", "elementwise")
+FORGOTTEN = ("clone",)  # on meta tensors a convolution forgets the memory order, and no GPU makes that copy
+
+
+class Pass(NamedTuple):
+    """One kernel: its operator, class and work."""
+
+    name: str
+    kind: str
+    bytes: float
+    flops: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
     """The kernels of a step of `batch` images."""
 
-    kernels: tuple[Kernel, ...]
-    batch: int = BATCH
+    passes: tuple[Pass, ...]
+    batch: int
 
     @property
     def bytes(self) -> float:
         """Bytes an image."""
-        return sum(kernel.bytes for kernel in self.kernels) / self.batch
+        return sum(one.bytes for one in self.passes) / self.batch
 
     @property
     def flops(self) -> float:
         """Operations of matrix kernels an image."""
-        return sum(kernel.flops for kernel in self.kernels) / self.batch
+        return sum(one.flops for one in self.passes) / self.batch
 
     def bound(self, bandwidth: float, rate: float) -> float:
         """Images/s where every kernel runs at the memory's or the matrix units' rate, one after the other."""
-        return self.batch / sum(max(k.bytes / bandwidth, k.flops / rate) for k in self.kernels)
-
-    def without_passes(self) -> Traffic:
-        """What is left where norms, activations and additions happen inside of convolutions.
-
-        The convolutions read and write what they did; the gradient's sum where a shortcut forks stays.
-        """
-        kept = [k for k in self.kernels if k.operator not in BETWEEN_CONVOLUTIONS or k.name == "add"]
-        return Traffic(tuple(kept), self.batch)
+        return self.batch / sum(max(one.bytes / bandwidth, one.flops / rate) for one in self.passes)
 
 
 def traffic(
@@ -78,9 +80,37 @@ def traffic(
         (outputs.mean() if loss is None else loss(outputs)).backward()
 
     try:
-        return Traffic(count_work(step).kernels, batch)
+        kernels = count_work(step).kernels
     finally:
         undo()
+    return Traffic(tuple(one for k in kernels for one in _passes(k)), batch)
+
+
+def _passes(kernel: Kernel) -> Iterator[Pass]:
+    """The kernels that an operator is on a GPU."""
+    reads, writes = [a.bytes for a in kernel.reads], [a.bytes for a in kernel.writes]
+    if kernel.name in FORGOTTEN:
+        return
+    if kernel.name == "convolution_backward":
+        gradient, x, weight = reads[:3]
+        for_x = writes[0] if kernel.writes[0].num_elements == kernel.reads[1].num_elements else 0
+        sides = [(gradient + weight + for_x, for_x), (gradient + x + weight, 1)]
+        num_sides = sum(1 for _, there in sides if there)
+        for moved, there in sides:
+            if there:
+                yield Pass(kernel.name, kernel.operator, moved, kernel.flops / num_sides)
+    elif kernel.name == "batch_norm":
+        values, bits = reads[0], writes[1] if len(writes) > 3 else 0
+        yield Pass("batch_norm_statistics", "norm", values, 0)
+        yield Pass("batch_norm_apply", "norm", sum(r for r in reads if 2 * r >= values) + writes[0] + bits, 0)
+    elif kernel.name == "batch_norm_backward" and kernel.operator == "norm" and len(writes) == 4:
+        gradient, x, bits = reads[:3]
+        for_residual = writes[1]
+        yield Pass("batch_norm_backward_sums", "norm", gradient + x + bits + for_residual, 0)
+        again = 0 if for_residual else bits
+        yield Pass("batch_norm_backward_apply", "norm", gradient + x + again + writes[0], 0)
+    else:
+        yield Pass(kernel.name, kernel.operator, kernel.bytes, kernel.flops)
 
 
 def norm_bytes(num_rows: int, width: int, item: int, *, residual: bool) -> dict[str, float]:

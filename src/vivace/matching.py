@@ -81,7 +81,8 @@ def rewrite(owner: nn.Module, signature: Signature) -> Rewritten:
         graph._codegen, fx.graph._PyTreeCodeGen
     ):  # lists come flat; what is returned keeps its form
         (output,) = graph.find_nodes(op="output")
-        output.args = (tree_unflatten(output.args[0], graph._codegen.pytree_info.out_spec),)
+        form: Any = graph._codegen.pytree_info.out_spec
+        output.args = (tree_unflatten(output.args[0], form),)  # type: ignore[arg-type]
     graph.set_codegen(fx.graph.CodeGen())
     if tracer.asked and all(length < 0 for length in signature):
         raise AsksForTypes("its forward asks for the type of what it is given")

@@ -21,7 +21,8 @@ class Compile(Technique):
     """The model (or, `regional`, each repeated block of it) compiled in place while a step runs.
 
     Evaluation between steps stays uncompiled, and so does the loss function, which is Python of any kind.
-    A failure to compile is an error, never a silent return to eager.
+    A failure to compile is an error, never a silent return to eager. `products`: 1x1 convolutions become
+    matrix products, for which the compiler has kernels of its own and fuses what follows into them.
     """
 
     card: ClassVar[Card] = Card(
@@ -36,6 +37,7 @@ class Compile(Technique):
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
     dynamic: bool | None = None
     regional: bool = False
+    products: bool = False
 
     @property
     def slot(self) -> str | None:
@@ -63,7 +65,10 @@ class Compile(Technique):
         build.set_flag(config, "suppress_errors", False)
         build.set_flag(config, "fail_on_recompile_limit_hit", True)
         build.set_flag(config, "recompile_limit", 8 + 4 * len(modules))
-        compiled = [torch.compile(m._call_impl, mode=self.mode, dynamic=self.dynamic) for m in modules]
+        how: dict[str, Any] = {"mode": self.mode}
+        if self.products:
+            how = {"options": {**torch._inductor.list_mode_options(self.mode), "conv_1x1_as_mm": True}}
+        compiled = [torch.compile(m._call_impl, dynamic=self.dynamic, **how) for m in modules]
 
         def run(following: Callable[[Any], Any], batch: Any) -> Any:
             try:
@@ -91,8 +96,10 @@ class Compile(Technique):
         """Graphs against launch overhead on GPUs; shorter compilation where blocks repeat."""
         if machine.device.kind == "cpu":
             return [cls(), cls(regional=True)]
-        modes: list[Technique] = [cls(mode="max-autotune-no-cudagraphs"), cls(mode="reduce-overhead")]
-        return [cls(), *modes, cls(regional=True)]
+        tuned: list[Technique] = [cls(mode="max-autotune-no-cudagraphs")]
+        if profile.features.get("convolution_2d"):
+            tuned.append(cls(mode="max-autotune-no-cudagraphs", products=True))
+        return [cls(), *tuned, cls(mode="reduce-overhead"), cls(regional=True)]
 
     @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:

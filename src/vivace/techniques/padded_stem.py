@@ -77,4 +77,5 @@ def _padded(module: nn.Conv2d, own: Any, channels: int, x: torch.Tensor) -> torc
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))  # as the convolution would: half the bytes to pad
     more = (0, 0, 0, 0, 0, channels - module.in_channels)
-    return module._conv_forward(pad(x, more), pad(module.weight, more), module.bias)
+    result: torch.Tensor = module._conv_forward(pad(x, more), pad(module.weight, more), module.bias)
+    return result
