@@ -9,6 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import cnn
 import correctness
 import others
 import speed
@@ -29,6 +30,7 @@ FUNCTIONS = {
     "peer": others.peer,
     "memory": others.memory,
     "verdicts": others.verdicts,
+    "cnn": cnn.cnn,
 }
 
 
