@@ -43,12 +43,22 @@ class Contestant:
         self.step_seconds = 0.0
         self.warmup_seconds = 0.0
         self.promise = "exact"
+        self.waiting_share = 0.0  # of the last block, for batches to arrive
 
-    def open(self, plan: Plan, *, strict: bool = True, seed: int = 0, warm_seconds: float = 1.0) -> None:
-        """Open the plan and warm it up. Raises Refused, JobError or ChildFailed."""
+    def open(
+        self,
+        plan: Plan,
+        *,
+        strict: bool = True,
+        seed: int = 0,
+        warm_seconds: float = 1.0,
+        settled: bool = True,
+    ) -> None:
+        """Open the plan and warm it up, see `Worker.open`. Raises Refused, JobError or ChildFailed."""
         deadline = time.monotonic() + self.timeout
         self._signal(signal.SIGCONT)
-        self.child.ask("open", self.timeout, plan=plan.to_dict(), strict=strict, seed=seed)
+        arguments = {"plan": plan.to_dict(), "strict": strict, "seed": seed, "settled": settled}
+        self.child.ask("open", self.timeout, **arguments)
         warmed = self.child.ask("warm", max(1.0, deadline - time.monotonic()), seconds=warm_seconds)
         self.step_seconds, self.warmup_seconds = warmed["step_seconds"], warmed["warmup_seconds"]
         self.promise = warmed["promise"]
@@ -60,6 +70,7 @@ class Contestant:
         """
         done = self.ask("block", steps=steps, cached=cached)
         self._signal(signal.SIGSTOP)
+        self.waiting_share = done["waited"] / done["seconds"]
         return float(done["seconds"] / done["samples"])
 
     def ask(self, command: str, **arguments: Any) -> Any:
