@@ -12,6 +12,7 @@ from vivace.measure.paired import compare_in_turns
 from vivace.plan import Plan
 from vivace.technique import Numerics
 from vivace.tune.bench import Bench
+from vivace.tune.tuner import _leave_compiled
 
 STAGE = Path(__file__).parents[1] / "scenes" / "stage.py"
 
@@ -64,3 +65,15 @@ def test_a_drift_between_the_turns_is_in_the_interval():
     assert (ratio.low, ratio.high) == pytest.approx((2.0, 2.4))
     assert ratio.low < ratio.estimate < ratio.high
     assert noted == [f"{what} {seconds}" for seconds in (1.0, 0.5, 1.2) for what in ("opened", "closed")]
+
+
+def test_what_the_winner_compiled_is_found_by_train(tmp_path, monkeypatch):
+    own, usual = tmp_path / "own", tmp_path / "usual"
+    (own / "fxgraph").mkdir(parents=True)
+    (own / "fxgraph" / "kernel").write_text("compiled")
+    usual.mkdir()
+    (usual / "other").write_text("stays")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(usual))
+    _leave_compiled(own)
+    assert (usual / "fxgraph" / "kernel").read_text() == "compiled"
+    assert (usual / "other").read_text() == "stays"
