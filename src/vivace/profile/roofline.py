@@ -28,7 +28,7 @@ class Roof:
 
     @property
     def share(self) -> float | None:
-        """Least time over time taken; None without work, and where it took less: the ceiling is none for it."""
+        """Least time over time taken; None without work, and where it took less than the ceiling allows."""
         if not self.bound_seconds or self.seconds < self.bound_seconds:
             return None
         return self.bound_seconds / self.seconds

@@ -25,8 +25,7 @@ class CountedStep:
         self._kept: dict[int, Counter[str]] = defaultdict(Counter)  # by backward pass
         self.matrix_dtypes: Counter[str] = Counter()
         self.gradient_bytes = 0
-        self.kept_bytes = 0
-        self._seen: set[int] = set()
+        self._seen: set[tuple[int, int]] = set()
         self._stack = contextlib.ExitStack()
 
     def install(self) -> None:
@@ -72,13 +71,12 @@ class CountedStep:
         }
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
+        storage, number = tensor.untyped_storage(), self.hooks.clock.step.backwards
         key = storage._cdata
-        if key not in self._seen and key not in self._parameters:
-            self._seen.add(key)
+        if (number, key) not in self._seen and key not in self._parameters:
+            self._seen.add((number, key))
             stack = self.modules.stack
-            kept = self._kept[self.hooks.clock.step.backwards]
-            kept[stack[-1] if stack else "outside of modules"] += storage.nbytes()
+            self._kept[number][stack[-1] if stack else "outside of modules"] += storage.nbytes()
         return tensor
 
     def _before_update(self, optimizer: Any, *_: Any) -> None:
