@@ -157,6 +157,60 @@ def _peer(cases: dict[str, Case], rates: dict[str, float]) -> list[str]:
     return [line for lines in printed for line in ["```", *lines, "```"]]
 
 
+def _memory(cases: dict[str, Case], rates: dict[str, float]) -> list[str]:
+    """Errors of the predicted peaks, then what each budget costs."""
+    errors = [
+        (row["job"], row["plan"], f"{row['measured_bytes'] / 2**20:,.0f}", f"{row['error_percent']:+.2f} %")
+        for case in cases.values()
+        for row in case.get("predicted", ())
+        if "error_percent" in row
+    ]
+    costs = [
+        (name.partition(" | ")[0], row["allow"], f"{row['percent']} %", *_cost(row))
+        for name, case in cases.items()
+        for row in case.get("chosen", {}).get("rows", ())
+    ]
+    costs += [
+        (name.partition(" | ")[0], peer, f"{row['percent']} %", f"{row['percent']} %", _interval(row))
+        for name, case in cases.items()
+        for peer, row in case.get("chosen", {}).get("peers", {}).items()
+    ]
+    return [
+        *_grid(("job", "plan", "peak MiB", "error of the prediction"), errors),
+        "",
+        *_grid(("job", "by", "activations wanted", "measured", "more time a step, 95 %"), costs),
+    ]
+
+
+def _cost(row: dict[str, Any]) -> tuple[str, str]:
+    if "slowdown_percent" not in row:
+        return "-", row["reason"]
+    return f"{row['percent_measured']} %", _interval(row)
+
+
+def _interval(row: dict[str, Any]) -> str:
+    more = row["slowdown_percent"]
+    return f"{more['estimate']:+.1f} % ({more['low']:+.1f} to {more['high']:+.1f})"
+
+
+def _verdicts(cases: dict[str, Case], rates: dict[str, float]) -> list[str]:
+    rows = [case["row"] for case in cases.values() if "row" in case]
+    return _grid(
+        ("script", "planted", "said", "gain predicted", "measured", "evidence"),
+        [
+            (
+                row["script"],
+                row["cause"],
+                ", ".join(row["said"]),
+                f"{row['low']:.2f} to {row['high']:.2f}",
+                f"{row['measured']:.2f}" if row["measured"] else "-",
+                row["evidence"],
+            )
+            for row in rows
+        ],
+    )
+
+
 def _cnn(cases: dict[str, Case], rates: dict[str, float]) -> list[str]:
     found = {name: case["found"] for name, case in cases.items() if "found" in case}
     copy = found.get("ceiling copy", {}).get("copy_device", 0.0)
@@ -238,5 +292,7 @@ SECTIONS: dict[str, Any] = {
     "speed": _speed,
     "tune": _tune,
     "peer": _peer,
+    "memory": _memory,
+    "verdicts": _verdicts,
     "cnn": _cnn,
 }

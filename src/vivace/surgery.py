@@ -114,20 +114,25 @@ def with_workers(
 
 
 def draws_random_numbers(dataset: Any) -> bool:
-    """Does reading a sample draw from the random stream of torch, NumPy or Python? True if unreadable.
+    """Does reading a sample draw from the random stream of torch, NumPy or Python? True if unreadable."""
+    return notices(dataset, lambda: _comparable(_random_states()))
 
-    The streams are given back as they were.
+
+def notices(dataset: Any, look: Callable[[], Any]) -> bool:
+    """Does ``look()`` see something else once a sample has been read? True if unreadable.
+
+    The random streams are given back as they were.
     """
-    before = _random_states()
+    before, streams = look(), _random_states()
     try:
         dataset[0]
-        return _comparable(before) != _comparable(_random_states())
+        return bool(before != look())
     except Exception:  # the dataset is a person's code, and its keys need not be numbers
         return True
     finally:
-        torch.set_rng_state(before[0])
-        numpy.random.set_state(before[1])
-        random.setstate(before[2])
+        torch.set_rng_state(streams[0])
+        numpy.random.set_state(streams[1])
+        random.setstate(streams[2])
 
 
 def _random_states() -> tuple[Any, Any, Any]:

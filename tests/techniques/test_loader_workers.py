@@ -14,6 +14,7 @@ from vivace.technique import Numerics
 from vivace.testing import TINY_JOBS, TechniqueContract, plain_profile
 
 LoaderWorkers = registry.find("loader_workers")
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on one core
 MACHINE = dataclasses.replace(inspect(), num_cores=4)
 
 

@@ -126,7 +126,8 @@ class Loop:
             position.step += 1
             position.batch += 1
             if self.job.scheduler_every == "step":
-                self._step_scheduler()
+                for _ in range(self._batches_per_step()):
+                    self._step_scheduler()
             self._after_step()
             if self.stopped_by:
                 return False
@@ -148,7 +149,7 @@ class Loop:
             self.loader,
             seed=seed,
             epoch=position.epoch,
-            start_batch=position.batch,
+            start_batch=position.batch * self._batches_per_step(),
             rank=self.ranks.rank,
             world_size=self.ranks.world_size,
         )
@@ -167,6 +168,9 @@ class Loop:
                     f"the data failed at batch {position.batch} of epoch {position.epoch + 1}: {blame(error)}"
                 ) from error
             yield batch
+
+    def _batches_per_step(self) -> int:
+        return int(self.session.build.notes.get("batches_per_step", 1))
 
     def _step(self, batch: Any) -> Any:
         try:

@@ -236,14 +236,17 @@ def largest_batch(loader: Any, seconds: float) -> list[Any]:
     return [largest] if len(set(sizes)) > 1 else []
 
 
-def endless_batches(session: Session, job: Job, loader: Any, seed: int = 0) -> Iterator[Any]:
+def endless_batches(
+    session: Session, job: Job, loader: Any, seed: int = 0, again: int | None = None
+) -> Iterator[Any]:
     """Batches of one epoch of the job's `loader` after another, in the order in which `train` feeds them.
 
-    A generator, which lives for one pass, is made anew. Raises JobError where a pass is empty.
+    With `again`, the first so many batches of the first epoch over and over. A generator, which lives for one
+    pass, is made anew. Raises JobError where a pass is empty.
     """
     for epoch in itertools.count():
-        drawn, fed = 0, ordered(loader, seed=seed, epoch=epoch)
-        for drawn, batch in enumerate(session.batches(fed), 1):  # noqa: B007
+        drawn, fed = 0, ordered(loader, seed=seed, epoch=0 if again else epoch)
+        for drawn, batch in enumerate(itertools.islice(session.batches(fed), again), 1):  # noqa: B007
             yield batch
         if not drawn:
             raise JobError("the Job's data() gave no batch when it was read again")

@@ -8,7 +8,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,22 @@ class Contestant:
         self.step_seconds = 0.0
         self.warmup_seconds = 0.0
         self.promise = "exact"
+        self.waiting_share = 0.0  # of the last block, for batches to arrive
 
-    def open(self, plan: Plan, *, strict: bool = True, seed: int = 0, warm_seconds: float = 1.0) -> None:
-        """Open the plan and warm it up. Raises Refused, JobError or ChildFailed."""
+    def open(
+        self,
+        plan: Plan,
+        *,
+        strict: bool = True,
+        seed: int = 0,
+        warm_seconds: float = 1.0,
+        settled: bool = True,
+    ) -> None:
+        """Open the plan and warm it up, see `Worker.open`. Raises Refused, JobError or ChildFailed."""
         deadline = time.monotonic() + self.timeout
         self._signal(signal.SIGCONT)
-        self.child.ask("open", self.timeout, plan=plan.to_dict(), strict=strict, seed=seed)
+        arguments = {"plan": plan.to_dict(), "strict": strict, "seed": seed, "settled": settled}
+        self.child.ask("open", self.timeout, **arguments)
         warmed = self.child.ask("warm", max(1.0, deadline - time.monotonic()), seconds=warm_seconds)
         self.step_seconds, self.warmup_seconds = warmed["step_seconds"], warmed["warmup_seconds"]
         self.promise = warmed["promise"]
@@ -60,6 +70,7 @@ class Contestant:
         """
         done = self.ask("block", steps=steps, cached=cached)
         self._signal(signal.SIGSTOP)
+        self.waiting_share = done["waited"] / done["seconds"]
         return float(done["seconds"] / done["samples"])
 
     def ask(self, command: str, **arguments: Any) -> Any:
@@ -129,6 +140,35 @@ def compare(
             f"{len(pairs)} pairs of blocks{others.sentence()}"
         )
     return Comparison(ratio, tuple(pairs))
+
+
+def compare_in_turns(openings: Sequence[Callable[[], Contestant]], *, seconds: float) -> Comparison:
+    """Reference, candidate, reference again, each opened, timed and closed before the next one is opened.
+
+    For what does not fit on the device together. A candidate's block is paired with the mean of the
+    reference's two turns; the interval holds the ratio to either turn, between which minutes may lie.
+    """
+    turns = []
+    for opening in openings:
+        contestant = opening()
+        try:
+            turns.append(_blocks(contestant, seconds / len(openings)))
+        finally:
+            contestant.close()
+    before, middle, after = turns
+    pairs = tuple(((b + a) / 2, m) for b, m, a in zip(before, middle, after, strict=False))
+    ratio = speed_ratio(pairs)
+    either = [speed_ratio(list(zip(turn, middle, strict=False))).estimate for turn in (before, after)]
+    return Comparison(Ratio(ratio.estimate, min(ratio.low, *either), max(ratio.high, *either)), pairs)
+
+
+def _blocks(contestant: Contestant, seconds: float) -> list[float]:
+    """Seconds a sample of at least 4 blocks, and of at most 20."""
+    deadline, found = time.monotonic() + seconds, list[float]()
+    steps = max(1, round(BLOCK_SECONDS / max(contestant.step_seconds, 1e-6)))
+    while len(found) < 4 or (time.monotonic() < deadline and len(found) < 20):
+        found.append(contestant.block(steps))
+    return found
 
 
 def without_loader(contestant: Contestant, *, seconds: float) -> Ratio:

@@ -42,7 +42,7 @@ def profile_reference(session: Session, job: Job, batches: list[Any]) -> Profile
         page_faults=seen.page_faults,
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
         peak_bytes=seen.peak_bytes,
-        features=_features(session, batches[0], loader, parameters),
+        features={**_features(session, batches[0], loader, parameters), "epochs": job.epochs},
     )
 
 
