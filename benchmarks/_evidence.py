@@ -16,6 +16,7 @@ WORDS = {
         "flatters": " (on CPU, which flatters us: it never tries bfloat16 there)",
         "behind": "Jobs on which Vivace is slower than `pytorch-autotune` beyond noise",
         "none": "none",
+        "longer": "`{job}`: as fast as `pytorch-autotune` where both search {budget} s instead of 120",
         "broken": "Results that `verify` rejects: Vivace's, `pytorch-autotune`'s",
         "search": "`{job}`: how near `{budget}` comes to the best of {count} plans, in which share of time",
         "verdicts": "`profile`, on {cores} cores: {words}",
@@ -45,6 +46,7 @@ WORDS = {
         "flatters": "（CPU 上的比较对我们有利：它在 CPU 上从不尝试 bfloat16）",
         "behind": "Vivace 明显慢于 `pytorch-autotune` 的任务",
         "none": "无",
+        "longer": "`{job}`：双方都搜索 {budget} 秒（而非 120 秒）时的速度之比",
         "broken": "未通过 `verify` 的结果：Vivace、`pytorch-autotune`",
         "search": "`{job}`：`{budget}` 达到 {count} 个方案中最佳速度的比例，以及所用时间的比例",
         "verdicts": "`profile`（{cores} 核）：{words}",
@@ -118,6 +120,9 @@ def peer(record: dict, file: str) -> Iterator[Row]:
         judged = [verdict["kept"] for verdict in verdicts if verdict.get("kept") is not None]
         broken.append(f"{judged.count(False)} / {len(judged)}")
     yield words["broken"], ", ".join(broken)
+    for budget, entries in record.get("longer", {}).items():
+        for name, entry in entries.items():
+            yield words["longer"].format(job=name, budget=budget), _interval(entry["vivace_against_peer"])
 
 
 def search(record: dict, file: str) -> Iterator[Row]:

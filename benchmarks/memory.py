@@ -1,6 +1,6 @@
 """How far the predicted peak of a training step is from the measured one; writes a dated record.
 
-    python benchmarks/memory.py [JOB ...]
+    scripts/bench memory [JOB ...]
 
 Each job under four plans. Predicted from fake tensors, without running; measured as the bytes that the step's
 tensors occupy at most, by torch's profiler (on a GPU: by the allocator). The median error shall be 3 % at
@@ -90,7 +90,7 @@ def rows_of(name: str, job: vivace.Job) -> list[dict[str, Any]]:
 
 def write(rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
     """The dated record of this machine."""
-    record = _record.opened("memory", "python benchmarks/memory.py", vivace.inspect())
+    record = _record.opened("memory", "scripts/bench memory", vivace.inspect())
     demanded = {"median_percent": MEDIAN_PERCENT, "worst_percent": WORST_PERCENT}
     _record.write({**record, "demanded": demanded, **summary, "rows": rows})
 

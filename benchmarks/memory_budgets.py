@@ -1,6 +1,6 @@
 """What less activation memory costs: the planner's choice at 75, 50 and 33 % of the reference's activations.
 
-    python benchmarks/memory_budgets.py JOB ...
+    scripts/bench memory_budgets JOB ...
 
 The slowdowns asked for are 5, 15 and 30 %. Decisions for blocks alone come first, then whatever changes no
 bit, then what may round. Beside them stand checkpointing of every block by this project and by
@@ -57,7 +57,7 @@ def main() -> None:
     chosen = parser.parse_args()
     for name in _record.named_jobs(parser, chosen.jobs, SAMPLES):
         found = measured(name, made(name))
-        command = f"python benchmarks/memory_budgets.py {name}"
+        command = f"scripts/bench memory_budgets {name}"
         opened = _record.opened("memory_budgets", command, vivace.inspect(), f"memory_budgets_{name}")
         _record.write({**opened, "threads": torch.get_num_threads(), **found})
 
@@ -205,8 +205,9 @@ def timed(
         sessions = {}
         for name in times:
             own, plan = everyone[name]
+            others = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
             sessions[name] = stack.enter_context(start(own, plan, machine))
-            peaks[name] = observe(sessions[name], batches).peak_bytes
+            peaks[name] = observe(sessions[name], batches).peak_bytes - others
         for number in range(WARM_UP + ROUNDS):
             for name in list(sessions) if number % 2 else list(sessions)[::-1]:
                 begin = time.perf_counter()

@@ -6,7 +6,8 @@ Each script runs unmodified under the profile, then with ``--mended``, which und
 as it is: the measured gain is the mended speed over the geometric mean of the two around it, over all steps.
 Right is a planted script whose first verdict names its cause, a healthy one without any, and a predicted gain
 whose interval holds the measured one. The scripts in ``planted/`` were at hand when the rules were written;
-those in ``aside/`` were written later, without a look at what the rules would say of them.
+those in ``aside/`` were written later, without a look at what the rules would say of them. Those in
+``on_cuda/`` need a GPU, where ``benchmarks/gpu.sh verdicts`` runs them.
 
 --keep holds the rows between runs: what stands there is not run again. --record writes them to records/.
 """
@@ -28,7 +29,7 @@ import vivace
 from vivace.errors import VivaceError
 
 HERE = Path(__file__).resolve().parent
-FOLDERS = ("planted", "aside")
+FOLDERS = ("planted", "aside", "on_cuda")
 CAUSES = {
     "input": "input",
     "workers": "workers",
@@ -39,6 +40,7 @@ CAUSES = {
     "sync": "sync",
     "memory": "memory",
     "ranks": "multi_gpu",
+    "parallel": "multi_gpu",
     "effect": "no_effect",
     "healthy": "healthy",
 }
@@ -76,10 +78,11 @@ class Row:
 def main() -> None:
     """Profile the scripts, print a line each, and the three scores."""
     found = scripts()
-    known = sorted(found, key=lambda name: (found[name].parent.name != "planted", name))
+    known = sorted(found, key=lambda name: (FOLDERS.index(found[name].parent.name), name))
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("scripts", nargs="*", help=", ".join(known))
     parser.add_argument("--seconds", type=float, default=4.0, help="length of the timed window")
+    parser.add_argument("--dry-run", action="store_true", help="those in on_cuda/ on a CPU, with tiny shapes")
     parser.add_argument("--no-gain", action="store_true", help="leave the mended runs out")
     parser.add_argument("--keep", type=Path, help="read and write the rows here")
     parser.add_argument("--record", action="store_true", help="write what --keep holds to records/")
@@ -91,6 +94,8 @@ def main() -> None:
     for name in [] if chosen.record else chosen.scripts or known:
         if name in SEVERAL_CORES and num_cores() < 2:
             print(f"-   {name:22} needs two cores", flush=True)
+        elif on_cuda(name) and not chosen.dry_run and not has_cuda():
+            print(f"-   {name:22} needs a CUDA device", flush=True)
         elif name not in [row.script for row in rows]:
             rows.append(try_out(name, chosen.seconds, not chosen.no_gain))
             show(rows[-1])
@@ -107,6 +112,16 @@ def main() -> None:
 def scripts() -> dict[str, Path]:
     """All of them by name."""
     return {path.stem: path for folder in FOLDERS for path in (HERE / folder).glob("*_*.py")}
+
+
+def on_cuda(name: str) -> bool:
+    """Does it need a GPU?"""
+    return scripts()[name].parent.name == "on_cuda"
+
+
+def has_cuda() -> bool:
+    """Does this machine have an NVIDIA GPU?"""
+    return vivace.inspect().device.kind == "cuda"
 
 
 def num_cores() -> int:
@@ -151,7 +166,8 @@ def try_out(name: str, seconds: float, with_gain: bool) -> Row:
 
 def profile(name: str, seconds: float, *arguments: str, **environment: str) -> dict:
     """The document of one run; a script that cannot be profiled says so in its verdict."""
-    os.environ.update({"PLANTED_SECONDS": str(seconds + WATCHED_SECONDS), **environment})
+    whole = seconds + min(WATCHED_SECONDS, 1 + 2 * seconds)
+    os.environ.update({"PLANTED_SECONDS": str(whole), **environment})
     launcher = [sys.executable]
     if name.startswith("ranks"):
         launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -114,8 +114,59 @@ def test_a_step_that_reads_a_number_back_is_refused_and_trains_on():
         return loss * (2.0 if loss.item() > 1e9 else 1.0)
 
     job = dataclasses.replace(TINY_JOBS["mlp"](), loss=stepwise)
-    with pytest.raises(Refused, match="cannot be captured: operation not permitted"):
+    wanted = r"operation not permitted.*test_fake_cuda.py, line \d+: return loss \* \(2.0 if loss.item"
+    with pytest.raises(Refused, match=wanted):
         train_steps(job, GRAPH, batches_of([16] * 4))
+
+
+def test_a_shape_that_comes_again_gets_a_graph_of_its_own():
+    job, batches = TINY_JOBS["mlp"](), batches_of([16] * 4 + [7] + [16] * 2 + [7, 16, 7, 5, 5, 5])
+    losses, weights, _ = train_steps(job, {"fused_optimizer": {}}, batches)
+    mine, moved, notes = train_steps(job, GRAPH, batches)
+    assert notes["graphs"] == 2
+    assert notes["replays"] == (7 - WARM_UP_STEPS) + 2, "of the third shape none"
+    assert mine == pytest.approx(losses, rel=1e-4)
+    assert close(moved, weights)
+    one = GRAPH | {"cuda_graph_step": {"num_shapes": 1}}
+    assert train_steps(job, one, batches)[2]["replays"] == 7 - WARM_UP_STEPS
+
+
+@pytest.mark.parametrize("name", ["cnn", "transformer"])
+def test_loss_scaling_skips_a_step_inside_of_the_graph(name):
+    """Among replays one batch overflows float16: no weight moves, and the scale is halved on the device."""
+    job = TINY_JOBS[name]()
+    batches = [batch for _ in range(2) for batch in job.data()]
+    if name == "cnn":
+        batches[5] = [batches[5][0] * 1e8, batches[5][1]]
+    plan = {"fp16_autocast": {}, "fused_optimizer": {}}
+    losses, weights, notes = train_steps(job, plan, batches)
+    mine, moved, seen = train_steps(job, plan | GRAPH, batches)
+    assert seen["replays"] == len(batches) - WARM_UP_STEPS
+    assert int(seen["skipped_steps"]) == notes["skipped_steps"] >= (name == "cnn")
+    assert mine == pytest.approx(losses, rel=1e-3, nan_ok=True)
+    assert close(moved, weights)
+
+
+def test_micro_batches_and_clipping_are_captured():
+    def clip(model):
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+    job, batches = dataclasses.replace(TINY_JOBS["mlp"](), on_gradients=clip), batches_of([16] * 6)
+    plan = {"micro_batches": {"num": 2}, "fused_optimizer": {}}
+    losses, weights, _ = train_steps(job, plan, batches)
+    mine, moved, notes = train_steps(job, plan | GRAPH, batches)
+    assert notes["replays"] == 6 - WARM_UP_STEPS
+    assert mine == pytest.approx(losses, rel=1e-4)
+    assert close(moved, weights)
+
+
+def test_replays_draw_new_random_numbers():
+    job = dataclasses.replace(
+        TINY_JOBS["mlp"](), loss=lambda model, batch: model(batch[0]).mean() * 0 + torch.rand(()).sum()
+    )
+    losses, _, notes = train_steps(job, GRAPH, batches_of([16] * 6))
+    assert notes["replays"] == 4
+    assert len(set(losses)) == 6
 
 
 def test_loaded_states_are_what_the_graph_trains_on():

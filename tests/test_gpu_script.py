@@ -17,7 +17,48 @@ from vivace.errors import ChildFailed, InputError, Refused
 ROOT = Path(__file__).resolve().parents[1]
 GPU = ROOT / "benchmarks" / "gpu"
 PARTS = ("ceilings", "correctness", "speed", "tune", "peer")
+NAMED = ("memory", "verdicts")
 FACTS = {"device": "H100", "torch": "2.11.0", "dry": False}
+
+
+def test_bytes_and_bounds_of_resnet50_are_the_published_ones(module):
+    """474 MB an image in bf16 and NHWC, 367 with BatchNorm, ReLU and addition fused, from another count."""
+    import torch
+    import torchvision
+
+    traffic = module("traffic")
+    plain, fused = (
+        traffic.traffic(torchvision.models.resnet50, 224, torch.bfloat16, fused=f, batch=256)
+        for f in (False, True)
+    )
+    assert plain.flops == fused.flops == pytest.approx(24.30e9, rel=1e-3)
+    assert plain.bytes == pytest.approx(474e6, rel=0.03)
+    assert fused.bytes == pytest.approx(367e6, rel=0.03)
+    assert plain.bound(*traffic.H200) == pytest.approx(9341, rel=0.03)
+    assert fused.bound(*traffic.H200) == pytest.approx(11802, rel=0.03)
+    names = [one.name for one in fused.passes]
+    assert names.count("batch_norm_apply") == names.count("batch_norm_backward_apply") == 49
+
+
+def test_kernels_of_one_norm_move_what_the_count_says(module):
+    """Two counts of one BatchNorm with addition and ReLU: by the shape, and from the operators that run."""
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm, self.relu = nn.Conv2d(3, 64, 1), nn.BatchNorm2d(64), nn.ReLU()
+
+        def forward(self, x):
+            x = self.conv(x)
+            return self.relu(self.norm(x) + x)
+
+    traffic = module("traffic")
+    counted = traffic.traffic(Block, 32, torch.bfloat16, fused=True, batch=4)
+    wanted = traffic.norm_bytes(4 * 32 * 32, 64, 2, residual=True)
+    found = {one.name: one.bytes for one in counted.passes if one.name in wanted}
+    assert found == pytest.approx(wanted, rel=0.01)
 
 
 @pytest.fixture
@@ -25,7 +66,7 @@ def module(monkeypatch):
     """Loads a file of the script under its own name, as the script does."""
     monkeypatch.syspath_prepend(str(GPU))
     yield importlib.import_module
-    for name in ("book", "summary", "correctness"):
+    for name in ("book", "summary", "correctness", "traffic"):
         sys.modules.pop(name, None)
 
 
@@ -43,10 +84,10 @@ def run(*arguments):
 
 @pytest.mark.slow
 def test_the_dry_run_leaves_every_part_and_goes_on_where_it_stopped(tmp_path):
-    done = run("--dry-run", "--out", tmp_path)
+    done = run("--dry-run", "--out", tmp_path, *PARTS, *NAMED)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     results = json.loads((tmp_path / "results.json").read_text())
-    assert set(results["parts"]) == set(PARTS)
+    assert set(results["parts"]) == {*PARTS, *NAMED}
     cases = {
         f"{part}: {name}": case for part, those in results["parts"].items() for name, case in those.items()
     }
@@ -59,6 +100,18 @@ def test_the_dry_run_leaves_every_part_and_goes_on_where_it_stopped(tmp_path):
     again = run("--dry-run", "--out", tmp_path, "correctness")
     assert again.returncode == 0, again.stderr[-3000:]
     assert {part: (tmp_path / f"{part}.jsonl").read_text() for part in PARTS} == lines
+
+
+@pytest.mark.slow
+def test_the_dry_run_of_the_convolutional_networks(tmp_path):
+    done = run("--dry-run", "--out", tmp_path, "cnn")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    cases = json.loads((tmp_path / "results.json").read_text())["parts"]["cnn"]
+    refused = [name for name, case in cases.items() if case["status"] != "ok"]
+    assert refused == ["convnext_tiny_256 | + fused_batchnorm"], cases
+    assert "convnext_tiny" in (tmp_path / "results.md").read_text()
+    found = cases["resnet50_256 | bytes"]["found"]
+    assert found["bfloat16 fused"]["bytes"] < found["bfloat16"]["bytes"] < found["float32"]["bytes"]
 
 
 def test_bad_input_is_one_sentence(tmp_path):

@@ -9,6 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import cnn
 import correctness
 import others
 import speed
@@ -17,7 +18,8 @@ from summary import write
 
 from vivace.errors import InputError
 
-# Seconds; 25 minutes in all. A part that runs alone may take longer, so that it fits a ten-minute command.
+# Seconds; 25 minutes in all. A part that runs alone may take longer, so that it fits a ten-minute command;
+# what stands in FUNCTIONS only runs where it is named.
 PARTS = {"ceilings": 100, "correctness": 350, "speed": 460, "tune": 430, "peer": 160}
 ALONE = 540
 FUNCTIONS = {
@@ -26,20 +28,23 @@ FUNCTIONS = {
     "speed": speed.speed,
     "tune": others.tune,
     "peer": others.peer,
+    "memory": others.memory,
+    "verdicts": others.verdicts,
+    "cnn": cnn.cnn,
 }
 
 
 def main() -> int:
     """Run the named parts, or all; exit code 1 where a case failed or a promise was broken."""
     parser = argparse.ArgumentParser(prog="benchmarks/gpu.sh", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(FUNCTIONS))
     parser.add_argument("--dry-run", action="store_true", help="every path on a CPU, with tiny shapes")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="where results lie and go")
     parser.add_argument("--limit", type=float, help="seconds for each part named")
     chosen = parser.parse_args()
-    unknown = sorted(set(chosen.parts) - set(PARTS))
+    unknown = sorted(set(chosen.parts) - set(FUNCTIONS))
     if unknown:
-        parser.error(f"there is no part '{unknown[0]}'; there are: {', '.join(PARTS)}")
+        parser.error(f"there is no part '{unknown[0]}'; there are: {', '.join(FUNCTIONS)}")
     if chosen.dry_run:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     now = facts(chosen.dry_run)
@@ -52,13 +57,13 @@ def main() -> int:
     chosen.out.mkdir(parents=True, exist_ok=True)
     try:
         for part in chosen.parts or PARTS:
-            seconds = chosen.limit or (ALONE if len(chosen.parts) == 1 else PARTS[part])
+            seconds = chosen.limit or (ALONE if len(chosen.parts) == 1 else PARTS.get(part, ALONE))
             begin = time.monotonic()
             book = Book(chosen.out, part, seconds, now)
             try:
                 FUNCTIONS[part](book)
             finally:
-                write(chosen.out, PARTS)
+                write(chosen.out, FUNCTIONS)
             missing = f", not reached: {', '.join(book.unreached)}" if book.unreached else ""
             print(f"== {part}: {time.monotonic() - begin:.0f} s{missing}", flush=True)
     except InputError as error:

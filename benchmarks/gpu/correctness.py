@@ -46,7 +46,7 @@ def correctness(book: Book) -> None:
     """All cases, the cheap ones first; compiled plans last."""
     for name in SCENES:
         book.case(f"scene {name}", lambda name=name: _scene(book, name), seconds=5)
-    with _Server(lambda: Child("scenes:Contract", _source("mlp"), {"dry": book.dry})) as server:
+    with Server(lambda: Child("scenes:Contract", _source("mlp"), {"dry": book.dry})) as server:
         variants = book.case("contract variants", lambda: {"plans": server.ask("variants", 120.0)})
         plans = variants.get("plans", [])
         quick = [plan for plan in plans if not _compiled(plan)]
@@ -70,7 +70,7 @@ def _scene(book: Book, name: str) -> Case:
         child.close()
 
 
-def _contract(book: Book, server: _Server, plan: dict[str, Any], job: str) -> None:
+def _contract(book: Book, server: Server, plan: dict[str, Any], job: str) -> None:
     def check() -> Case:
         return server.ask("check", max(5.0, min(60.0, book.left)), plan=plan, job=job)
 
@@ -91,12 +91,12 @@ def _rule(book: Book, job: str, plans: list[dict[str, Any]]) -> None:
             return {**document, "status": "refused", "reason": "it promises SEMANTICS here: for the metric"}
         return {**document, "status": "ok" if verdict.kept else "broken"}
 
-    with _Server(lambda: Verifier(_source(job), machine, timeout=max(10.0, min(150.0, book.left)))) as server:
+    with Server(lambda: Verifier(_source(job), machine, timeout=max(10.0, min(150.0, book.left)))) as server:
         for plan in plans:
             book.case(f"ruler {_name(plan)} on {job}", lambda plan=plan: judge(server, plan), seconds=6)
 
 
-class _Server:
+class Server:
     """A child that is made when it is first needed, and made anew after it died."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -119,7 +119,7 @@ class _Server:
             self.child.close()
         self.child = None
 
-    def __enter__(self) -> _Server:
+    def __enter__(self) -> Server:
         return self
 
     def __exit__(self, *_: object) -> None:

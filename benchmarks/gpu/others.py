@@ -20,6 +20,7 @@ from vivace.errors import ChildFailed, Refused
 HERE = Path(__file__).resolve().parent
 COMMAND = [sys.executable, "-c", "from vivace.cli import main; main()"]
 TUNED = {"resnet50_256": 360.0, "mlp": 60.0}
+BUDGETED = ("resnet50_64", "gpt", "bert", "unet")
 PEER, PEER_JOBS = "pytorch_autotune", ("resnet50", "gpt", "resnet18", "mobilenet_v3_small", "bert")
 
 
@@ -63,6 +64,39 @@ def _tune(book: Book, name: str, budget: float) -> Case:
     for key in ("plan_path", "report_path"):
         result.pop(key)
     return {"tuned": result | {"verdict": {key: verdict.get(key) for key in kept}}}
+
+
+def memory(book: Book) -> None:
+    """Predicted peaks against the allocator's, and what less activation memory costs."""
+    for name in BUDGETED[-1:] if book.dry else BUDGETED:
+        for command, seconds in (("predicted", 20.0), ("chosen", 60.0)):
+            book.case(f"{name} | {command}", lambda n=name, c=command: _budgets(book, n, c), seconds=seconds)
+
+
+def _budgets(book: Book, name: str, command: str) -> Case:
+    child = Child("budgets:Budgets", Source(f"{HERE / 'workloads.py'}:{name}"))
+    try:
+        return {command: child.ask(command, max(30.0, book.left), name=name)}
+    finally:
+        child.close()
+
+
+def verdicts(book: Book) -> None:
+    """Scripts with one fault planted that only a GPU shows, and what `vivace profile` says of them."""
+    for script in sorted((HERE.parent / "on_cuda").glob("*_*.py")):
+        book.case(script.stem, lambda name=script.stem: _verdict(book, name), seconds=5 if book.dry else 60)
+
+
+def _verdict(book: Book, name: str) -> Case:
+    kept = book.path.with_name(f"verdict-{name}.json")
+    kept.unlink(missing_ok=True)
+    options = ["--dry-run", "--no-gain", "--seconds", "0.1"] if book.dry else ["--seconds", "2.5"]
+    command = [sys.executable, str(HERE.parent / "verdicts.py"), name, "--keep", str(kept), *options]
+    _communicate(command, max(30.0, book.left))
+    (row,) = json.loads(kept.read_text(encoding="utf-8"))
+    if row["said"] == ["failed"]:
+        raise ChildFailed(row["evidence"])
+    return {"row": row}
 
 
 def peer(book: Book) -> None:

@@ -81,9 +81,9 @@ def speed(book: Book) -> None:
 class Track:
     """One job: its reference is opened when a case first needs it, and closed at the end."""
 
-    def __init__(self, book: Book, name: str) -> None:
+    def __init__(self, book: Book, name: str, file: Path = HERE / "workloads.py") -> None:
         self.book = book
-        self.source, self.machine = Source(f"{HERE / 'workloads.py'}:{name}"), vivace.inspect()
+        self.source, self.machine = Source(f"{file}:{name}"), vivace.inspect()
         self.log = book.path.with_name("children.log")
         self._reference: paired.Contestant | None = None
         self.observed: dict[str, Any] = {}

@@ -157,6 +157,118 @@ def _peer(cases: dict[str, Case], rates: dict[str, float]) -> list[str]:
     return [line for lines in printed for line in ["```", *lines, "```"]]
 
 
+def _memory(cases: dict[str, Case], rates: dict[str, float]) -> list[str]:
+    """Errors of the predicted peaks, then what each budget costs."""
+    errors = [
+        (row["job"], row["plan"], f"{row['measured_bytes'] / 2**20:,.0f}", f"{row['error_percent']:+.2f} %")
+        for case in cases.values()
+        for row in case.get("predicted", ())
+        if "error_percent" in row
+    ]
+    costs = [
+        (name.partition(" | ")[0], row["allow"], f"{row['percent']} %", *_cost(row))
+        for name, case in cases.items()
+        for row in case.get("chosen", {}).get("rows", ())
+    ]
+    costs += [
+        (name.partition(" | ")[0], peer, f"{row['percent']} %", f"{row['percent']} %", _interval(row))
+        for name, case in cases.items()
+        for peer, row in case.get("chosen", {}).get("peers", {}).items()
+    ]
+    return [
+        *_grid(("job", "plan", "peak MiB", "error of the prediction"), errors),
+        "",
+        *_grid(("job", "by", "activations wanted", "measured", "more time a step, 95 %"), costs),
+    ]
+
+
+def _cost(row: dict[str, Any]) -> tuple[str, str]:
+    if "slowdown_percent" not in row:
+        return "-", row["reason"]
+    return f"{row['percent_measured']} %", _interval(row)
+
+
+def _interval(row: dict[str, Any]) -> str:
+    more = row["slowdown_percent"]
+    return f"{more['estimate']:+.1f} % ({more['low']:+.1f} to {more['high']:+.1f})"
+
+
+def _verdicts(cases: dict[str, Case], rates: dict[str, float]) -> list[str]:
+    rows = [case["row"] for case in cases.values() if "row" in case]
+    return _grid(
+        ("script", "planted", "said", "gain predicted", "measured", "evidence"),
+        [
+            (
+                row["script"],
+                row["cause"],
+                ", ".join(row["said"]),
+                f"{row['low']:.2f} to {row['high']:.2f}",
+                f"{row['measured']:.2f}" if row["measured"] else "-",
+                row["evidence"],
+            )
+            for row in rows
+        ],
+    )
+
+
+def _cnn(cases: dict[str, Case], rates: dict[str, float]) -> list[str]:
+    found = {name: case["found"] for name, case in cases.items() if "found" in case}
+    copy = found.get("ceiling copy", {}).get("copy_device", 0.0)
+    exact = [
+        (name, f"{max(those['worst'].values()):.1e}", f"{those['allowed']:.0e}")
+        for name, those in found.items()
+        if "worst" in those
+    ]
+    kernels = [
+        (name.removeprefix("kernels at "), kernel, f"{one['seconds'] * 1e6:.0f}", _against(one, copy))
+        for name, those in found.items()
+        for kernel, one in those.get("kernels", {}).items()
+        if one["bytes_per_second"]
+    ]
+    whole = [
+        (name.removeprefix("kernels at "), f"{those['pytorch_seconds'] / those['seconds']:.2f}")
+        for name, those in found.items()
+        if "kernels" in those
+    ]
+    return [
+        *_grid(("kernels", "worst error against fp64", "allowed"), exact),
+        "",
+        *_grid(_WATERFALL, [_stage(name, case, cases) for name, case in cases.items() if _is_stage(name)]),
+        "",
+        *_grid(("feature map", "kernel", "us", "GB/s (of the copy's)"), kernels),
+        "",
+        *_grid(("feature map", "times as fast as PyTorch's operators"), whole),
+    ]
+
+
+_WATERFALL = ("job", "step", "images/s", "against strict fp32, 95 %", "MB an image, at least", "of the bound")
+
+
+def _is_stage(name: str) -> bool:
+    return " | " in name and not name.endswith(" | bytes")
+
+
+def _against(kernel: Case, copy: float) -> str:
+    share = f" ({kernel['bytes_per_second'] / copy:.0%})" if copy else ""
+    return f"{kernel['bytes_per_second'] / 1e9:,.0f}{share}"
+
+
+def _stage(name: str, case: Case, cases: dict[str, Case]) -> tuple[str, ...]:
+    """One line of the waterfall: speed beside the bytes and the bound that were counted for such a plan."""
+    job, _, label = name.partition(" | ")
+    if case["status"] != "ok" or "samples_per_second" not in case:
+        return (job, label, case["status"], "", "", "")
+    plan = case.get("plan") or {}
+    dtype = "bfloat16" if any("bf16" in key for key in plan) else "float32"
+    counted = cases.get(f"{job} | bytes", {}).get("found", {})
+    bound = counted.get(f"{dtype}{' fused' if 'fused_batchnorm' in plan else ''}")
+    ratio = case.get("ratio")
+    shown = f"{ratio['estimate']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})" if ratio else "1"
+    of_bound = f"{case['samples_per_second'] / bound['bound']:.0%}" if bound and "tf32" not in plan else ""
+    megabytes = f"{bound['bytes'] / 1e6:.0f}" if bound else ""
+    return (job, label, f"{case['samples_per_second']:,.0f}", shown, megabytes, of_bound)
+
+
 def _problems(cases: dict[str, Case]) -> list[str]:
     """What was refused, broken or failed, with its reason; equal reasons in one line."""
     reasons: dict[tuple[str, str], list[str]] = {}
@@ -180,4 +292,7 @@ SECTIONS: dict[str, Any] = {
     "speed": _speed,
     "tune": _tune,
     "peer": _peer,
+    "memory": _memory,
+    "verdicts": _verdicts,
+    "cnn": _cnn,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,59 +11,72 @@ from weakref import WeakSet
 import torch
 
 from vivace.errors import Refused
+from vivace.job import blame
 from vivace.surgery import map_tensors, tensors
 
 _graphs: WeakSet[StepGraph] = WeakSet()
 WARM_UP_STEPS = 2  # the optimizer's first step makes its state, the second is like all others
 
 
+@dataclasses.dataclass
+class _Recorded:
+    """What was captured for batches of one shape: the graph, the memory that it reads, and its loss."""
+
+    graph: Any
+    batch: Any
+    loss: torch.Tensor
+
+
 class StepGraph:
     """Trains a few steps eagerly on a side stream, then records one step and replays it on static buffers.
 
-    Learning rates are numbers on the device in every step, recorded or not, so that both round alike.
+    Learning rates are numbers on the device in every step, recorded or not, so that both round alike. The
+    graphs of several shapes share one pool of memory: one runs at a time, and none reads another's.
 
     Args:
         optimizer: capturable, or fused with a learning rate on the device.
-        notes: ``replays`` counts the steps that ran from the graph.
+        notes: ``replays`` counts the steps that ran from a graph, ``graphs`` the shapes that have one.
+        num_shapes: so many shapes of a batch are captured, as they come; others run uncaptured.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, notes: dict[str, Any]) -> None:
-        self.optimizer, self.notes = optimizer, notes
+    def __init__(self, optimizer: torch.optim.Optimizer, notes: dict[str, Any], num_shapes: int = 1) -> None:
+        self.optimizer, self.notes, self.num_shapes = optimizer, notes, num_shapes
         self.side: Any = None
         self.rates: list[torch.Tensor] = []
         self.forget()
         _graphs.add(self)
 
     def forget(self) -> None:
-        """Drop the graph and its memory; the next steps warm up and capture afresh."""
-        self.graph: Any = None
-        self.batch: Any = None
-        self.loss: Any = None
+        """Drop the graphs and their memory; the next steps warm up and capture afresh."""
+        self.recorded: dict[str, _Recorded] = {}
+        self.waiting: dict[str, int] = {}  # steps that a shape still has to warm up
         self.state: dict[Any, dict[str, Any]] = {}
-        self.num_steps, self.shapes = 0, ""
+        self.frozen: list[dict[str, Any]] = []
+        self.pool: Any = None
 
     def step(self, following: Callable[[Any], torch.Tensor], batch: Any) -> torch.Tensor:
-        """One training step; batches unlike the first one run uncaptured."""
+        """One training step."""
         shapes = repr(map_tensors(batch, lambda t: (t.shape, t.dtype)))
-        self.shapes = self.shapes or shapes
         with self.rates_on_device():
-            if shapes != self.shapes:
-                return following(batch)
-            self.num_steps += 1
-            if self.num_steps <= WARM_UP_STEPS:
-                return self.beside(following, batch)
-            if self.graph is None:
-                self.capture(following, batch)
+            if shapes not in self.recorded:
+                if shapes not in self.waiting and len(self.waiting) >= self.num_shapes:
+                    return following(batch)
+                # The optimizer's state is there after the first shape's steps: the next need one.
+                left = self.waiting.setdefault(shapes, 1 if self.recorded else WARM_UP_STEPS)
+                if left:
+                    self.waiting[shapes] -= 1
+                    return self.beside(following, batch)
+                self.capture(following, batch, shapes)
         if self.settings() != self.frozen:
             raise Refused(
                 "the scheduler changes more than the learning rate: a captured step cannot follow it"
             )
-        for static, tensor in zip(tensors(self.batch), tensors(batch), strict=True):
+        recorded = self.recorded[shapes]
+        for static, tensor in zip(tensors(recorded.batch), tensors(batch), strict=True):
             static.copy_(tensor, non_blocking=True)
-        self.graph.replay()
+        recorded.graph.replay()
         self.notes["replays"] += 1
-        loss: torch.Tensor = self.loss
-        return loss.clone()
+        return recorded.loss.clone()
 
     def beside(self, following: Callable[[Any], torch.Tensor], batch: Any) -> torch.Tensor:
         """A step on the side stream, as a capture wants it to have run before."""
@@ -73,26 +87,31 @@ class StepGraph:
         torch.cuda.current_stream().wait_stream(self.side)
         return loss
 
-    def capture(self, following: Callable[[Any], torch.Tensor], batch: Any) -> None:
-        """Record `following`; raises Refused with torch's reason. Recording trains nothing."""
-        self.batch = map_tensors(batch, torch.clone)
+    def capture(self, following: Callable[[Any], torch.Tensor], batch: Any, shapes: str) -> None:
+        """Record `following` for batches of these shapes; recording trains nothing.
+
+        Raises Refused with torch's reason and the line of the person's code that waits for the device.
+        """
+        static = map_tensors(batch, torch.clone)
         self.frozen = self.settings()
         self.state = {parameter: dict(state) for parameter, state in self.optimizer.state.items()}
         graph = torch.cuda.CUDAGraph()
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
         try:
             # The outer context gives the current stream back where ending a failed capture raises. Other
             # threads, such as a DataLoader's for page-locked memory, may call CUDA while we record.
             with (
                 torch.cuda.stream(torch.cuda.current_stream()),
-                torch.cuda.graph(graph, capture_error_mode="thread_local"),
+                torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"),
             ):
-                self.loss = following(self.batch)
+                loss = following(static)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             cause = error.__context__ if isinstance(error.__context__, RuntimeError) else error
-            raise Refused(f"the step cannot be captured: {str(cause).splitlines()[0]}") from error
-        self.graph = graph
+            raise Refused(f"the step cannot be captured: {blame(cause)}") from error
+        self.recorded[shapes] = _Recorded(graph, static, loss)
+        self.notes["graphs"] = len(self.recorded)
 
     def take_over(self, _: Any = None) -> None:
         """Put a loaded optimizer state where the graph reads it; drop the graph where it has another form."""

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.technique import Build
+
+if TYPE_CHECKING:
+    import torch
 
 
 def require_bfloat16(build: Build) -> None:
@@ -42,3 +48,46 @@ def bfloat16_gain(profile: Profile, machine: Machine, casts: float) -> tuple[flo
         return (1 / (1 + 4 * products), 1.0)
     faster, rest = (8 if "amx_bf16" in device.features else 4), 1 - products
     return (1 / (1 + 0.5 * products + casts * rest), 1 / (products / faster + rest / 2))
+
+
+class ScaledOptimizer:
+    """An optimizer to a GradScaler: it sees the same gradients, and its step is the rest of the update seam.
+
+    Where ``notes["skipped_steps"]`` is a number on the device, nobody waits for it: the optimizer is called
+    in any case, with `found_inf` from the scaler, and leaves everything as it is after an overflow.
+    """
+
+    following: Callable[[], None]
+    found_inf: torch.Tensor
+
+    def __init__(self, build: Build) -> None:
+        self.optimizer: Any = build.optimizer
+        self.notes = build.notes
+
+    @property
+    def param_groups(self) -> Any:
+        """The optimizer's own."""
+        return self.optimizer.param_groups
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        return not isinstance(self.notes["skipped_steps"], int)
+
+    def expect(self, following: Callable[[], None]) -> None:
+        """Name the rest of the update seam; on the host a step counts as skipped until it comes."""
+        self.following = following
+        if not self._step_supports_amp_scaling:
+            self.notes["skipped_steps"] += 1
+
+    def step(self) -> None:
+        """Run the rest of the update seam; the scaler calls it, or does not."""
+        if not self._step_supports_amp_scaling:
+            self.notes["skipped_steps"] -= 1
+            self.following()
+            return
+        self.notes["skipped_steps"].add_(self.found_inf)
+        self.optimizer.grad_scale, self.optimizer.found_inf = None, self.found_inf
+        try:
+            self.following()
+        finally:
+            del self.optimizer.grad_scale, self.optimizer.found_inf

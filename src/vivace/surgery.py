@@ -117,7 +117,7 @@ def with_workers(
         for name in ("collate_fn", "pin_memory", "worker_init_fn", "generator", "in_order")
     }
     if batch_sampler is not None or (loader.batch_size is None and loader.batch_sampler is not None):
-        same["batch_sampler"] = batch_sampler or loader.batch_sampler
+        same["batch_sampler"] = loader.batch_sampler if batch_sampler is None else batch_sampler
     else:
         same.update(batch_size=loader.batch_size, sampler=loader.sampler, drop_last=loader.drop_last)
     if num_workers:
@@ -203,6 +203,28 @@ def patched(modules: Sequence[nn.Module], name: str, values: Sequence[Any]) -> I
                 del vars(module)[name]
             else:
                 vars(module)[name] = value
+
+
+class _InPlace:
+    """A forward in the place of a module's own; a deep copy of the module takes a copy that is its own."""
+
+    def __init__(self, module: nn.Module, function: Callable[..., Any], settings: tuple[Any, ...]) -> None:
+        self.module, self.function, self.settings = module, function, settings
+        self.own = module.forward
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(self.module, self.own, *self.settings, *arguments)
+
+
+def put_in_place(
+    modules: Sequence[nn.Module], function: Callable[..., Any], *settings: Any
+) -> Callable[[], None]:
+    """Let ``function(module, own forward, *settings, *arguments)`` be each module's forward; returns what
+    undoes it.
+    """
+    undo = contextlib.ExitStack()
+    undo.enter_context(patched(modules, "forward", [_InPlace(m, function, settings) for m in modules]))
+    return undo.close
 
 
 def sum_in_float32(build: Any) -> None:

@@ -23,6 +23,11 @@ class Scene:
         self.spend(seconds, "data")
         self.clock.fetched(samples)
 
+    def backward(self, seconds):
+        self.spend(seconds, "backward")
+        self.clock.went_backward()
+        self.clock.returned()
+
     def update(self, seconds, optimizer=1):
         self.spend(seconds, "update")
         self.clock.updated(optimizer)
@@ -128,3 +133,64 @@ def test_restarting_forgets_what_was_our_own(scene):
     scene.update(8)
     scene.fetch()
     assert scene.seconds() == {"data": 1, "backward": 4, "update": 8}
+
+
+def test_by_hand_what_follows_the_backward_pass_is_the_update(scene):
+    scene.clock.by_hand = True
+    for _ in range(2):
+        scene.fetch(1)
+        scene.spend(2)
+        scene.backward(4)
+        scene.spend(8)
+    scene.fetch()
+    assert len(scene.steps) == 2
+    assert scene.seconds() == {"data": 1, "forward": 2, "backward": 4, "update": 8}
+
+
+def test_by_hand_without_a_loader_the_backward_pass_ends_the_step(scene):
+    scene.clock.by_hand = True
+    for _ in range(2):
+        scene.spend(2)
+        scene.backward(4)
+        scene.spend(8)
+        scene.clock.cleared()
+    assert [step.backwards for step in scene.steps] == [1, 1]
+    assert scene.seconds(1) == {"forward": 2, "backward": 4, "update": 8}
+
+
+def test_an_optimizer_that_steps_after_all_ends_what_was_by_hand(scene):
+    scene.clock.by_hand = True
+    scene.fetch()
+    scene.backward(4)
+    scene.update(8)
+    assert not scene.clock.by_hand
+    scene.fetch()
+    assert scene.seconds() == {"backward": 4, "update": 8}
+
+
+def test_evaluation_after_an_update_belongs_to_the_next_step(scene):
+    for _ in range(3):
+        scene.fetch(1)
+        scene.spend(4, "backward")
+        scene.update(8)
+        if len(scene.steps) == 1:
+            scene.clock.evaluates()
+    scene.fetch()
+    assert [step.validates for step in scene.steps] == [False, False, True]
+
+
+def test_what_watching_takes_is_no_part_of_the_next_step():
+    scene = Scene()
+
+    def watch(step):
+        scene.steps.append(step)
+        scene.time += 1000
+
+    scene.clock.on_step = watch
+    for _ in range(2):
+        scene.fetch(1)
+        scene.spend(4, "backward")
+        scene.update(8)
+        scene.spend(2)
+    scene.fetch()
+    assert scene.seconds(1) == {"data": 1, "backward": 4, "update": 8, "idle": 2}

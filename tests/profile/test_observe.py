@@ -139,13 +139,13 @@ def test_the_limit_of_loading_is_said_beforehand(monkeypatch):
     from vivace.profile import reference
 
     monkeypatch.setattr(reference, "usable_cores", lambda: 6)
-    parts = {"data": 0.1, "place": 0.0, "forward": 0.01, "backward": 0.01, "update": 0.0}
+    parts = {"data": 0.1, "place": 0.0, "forward": 0.012, "backward": 0.01, "update": 0.0}
     loader = torch.utils.data.DataLoader(range(8))
     assert reference._loading_limit(parts, 100, loader) == (
-        "a core loads 1,000 samples a second, the step consumes 5,000: 5 cores feed it"
+        "a core loads 1,000 samples a second, the step consumes 4,545: 5 cores feed it"
     )
     assert reference._loading_limit({**parts, "data": 0.2}, 100, loader) == (
-        "6 cores can load 3,000 samples a second, the step consumes 5,000: no number of workers can feed it; "
+        "6 cores can load 3,000 samples a second, the step consumes 4,545: no number of workers can feed it; "
         "less work for each sample can"
     )
     assert reference._loading_limit({**parts, "data": 0.0001}, 100, loader) == ""

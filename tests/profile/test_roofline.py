@@ -1,5 +1,6 @@
 import pytest
 
+from vivace.inspect.table import human_bytes
 from vivace.profile.page import count, milliseconds, percent
 from vivace.profile.roofline import bound_of, roofline
 
@@ -20,6 +21,12 @@ def test_each_class_is_bounded_by_the_slower_of_its_operations_and_bytes():
     assert (rows["elementwise"].bound_seconds, rows["elementwise"].bound_by) == (5.0, "memory")
     assert rows["matmul"].share == 0.5
     assert bound_of(list(rows.values())) == 25.0
+
+
+def test_what_is_faster_than_its_ceiling_has_no_share():
+    rows = {row.operator: row for row in roofline(WORK, {**SECONDS, "elementwise": 4.0}, SIZES, CEILINGS)}
+    assert rows["elementwise"].share is None
+    assert rows["convolution"].share == 1.0
 
 
 def test_sixteen_bit_numbers_have_their_own_ceiling():
@@ -58,6 +65,9 @@ def test_operators_that_took_time_without_counted_work_are_shown():
         (percent, 0.123, "12 %"),
         (count, 1925185536, "1.93 G"),
         (count, 0, "-"),
+        (human_bytes, 999, "999 B"),
+        (human_bytes, 1000 * 2**10, "0.977 MiB"),
+        (human_bytes, 3 * 2**30, "3 GiB"),
     ],
 )
 def test_figures_read_well(function, value, text):

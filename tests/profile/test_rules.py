@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from vivace.machine import Device, Machine
-from vivace.profile import rules, rules_precision
+from vivace.profile import rules, rules_memory, rules_precision
 from vivace.profile.bounds import bounds, to_dict
 from vivace.profile.seen import Seen
 
@@ -56,6 +56,19 @@ def seen_with(**changes):
     return Seen(record, dict(TRACE), MACHINE)
 
 
+def course(peaks, **changed):
+    """Rows of the course of the peak, in MiB; `changed` is of the step that first reaches the highest."""
+    rows = [
+        {"peak": peak * 2**20, "wall": 0.1, "elements": 100, "validates": False, "retains": False}
+        for peak in peaks
+    ]
+    rows[peaks.index(max(peaks))].update(changed)
+    return rows
+
+
+RISING = [500, 800, *[1000] * 10, *[1500] * 8]
+
+
 def tried(*ratios):
     return {"ratios": list(ratios), "seconds": 0.09}
 
@@ -84,6 +97,21 @@ PLANTED = {
             "seconds": {"data": 0.4},
             "loader": {"num_workers": 4},
             "fetch": {"worker_batches": 10, "worker_seconds": 20.0},
+        },
+    ),
+    "batches copied from pageable memory": (
+        "input",
+        {
+            "device": "cuda",
+            "seconds": {"place": 0.05},
+            "device_seconds": {
+                "place": 0.05,
+                "forward": 0.03,
+                "backward": 0.06,
+                "update": 0.0,
+                "communication": 0.0,
+            },
+            "batch_bytes": 10**8,
         },
     ),
     "one thread": ("workers", {"flags": {"threads": 1}, "experiments": {"threads": tried(2.9, 3.0, 3.1)}}),
@@ -125,6 +153,17 @@ PLANTED = {
     ),
     "kept graphs": ("memory", {"live": {"after": 45, "held": ["losses (train.py)"]}}),
     "growing memory": ("memory", {"resident": [2**30 + 2**22 * step for step in range(40)]}),
+    "every graph is kept": (
+        "memory",
+        {
+            "course": [{**row, "retains": True} for row in course([1000] * 20)],
+            "activation_bytes": 2**28,
+            "held_bytes": 2**28,
+            "retained_at": "/home/me/train.py:12",
+        },
+    ),
+    "validation peaks": ("memory", {"course": course(RISING, validates=True, wall=2.0)}),
+    "the longest samples peak": ("memory", {"course": course(RISING, elements=400, wall=2.0)}),
     "started anew": ("memory", {"cuda": {"retries": 3}}),
     "communication": (
         "multi_gpu",
@@ -242,6 +281,22 @@ HARMLESS = {
         },
     },
     "memory that settles": {"resident": [2**30 + 2**26 * min(step, 10) for step in range(40)]},
+    "a peak that no step of another kind made": {"course": course(RISING)},
+    "validation below training's peak": {"course": course([500, 800, *[1000] * 18], validates=True)},
+    "evaluation mode in every step": {
+        "course": [{**row, "validates": True} for row in course(RISING, elements=100)]
+    },
+    "kept graphs that go with their loss": {
+        "course": [{**row, "retains": True} for row in course([1000] * 20)],
+        "live": {"before": 0, "after": 0},
+        "activation_bytes": 2**28,
+        "retained_at": "/home/me/train.py:12",
+    },
+    "graphs that some steps keep": {
+        "course": [{**row, "retains": number % 2 > 0} for number, row in enumerate(course([1000] * 20))],
+        "activation_bytes": 2**28,
+        "retained_at": "/home/me/train.py:12",
+    },
     "threads that make no difference": {
         "flags": {"threads": 2},
         "experiments": {"threads": tried(0.98, 1.0, 1.02)},
@@ -256,6 +311,14 @@ HARMLESS = {
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_is_harmless_has_no_verdict(name):
     assert rules.judge_all(seen_with(**HARMLESS[name])) == []
+
+
+def test_a_rare_long_step_is_worth_what_it_takes_longer():
+    seen = seen_with(course=course(RISING, elements=400, wall=2.0))
+    (verdict,) = rules.judge_all(seen)
+    assert "longest samples need 1.46 GiB, the others 0.977 GiB" in verdict.evidence
+    whole = 17 * 0.1 + 2.0
+    assert verdict.high == pytest.approx(1.1 * whole / (18 * 0.1))
 
 
 def test_removing_a_wait_is_worth_its_share():
@@ -301,8 +364,16 @@ def test_wrong_numbers_come_before_slow_ones():
 
 
 def test_every_rule_is_asked():
-    own = {rules.data_wait, rules.threads, rules.restarts, rules.sync, rules.idle, rules.recompiles}
-    own |= {rules.memory, rules.multi_gpu, rules_precision.overflow, rules_precision.amp_misuse}
+    own = {
+        rules.data_wait,
+        rules.placing,
+        rules.threads,
+        rules.restarts,
+        rules.sync,
+        rules.idle,
+        rules.recompiles,
+    }
+    own |= {rules_memory.memory, rules.multi_gpu, rules_precision.overflow, rules_precision.amp_misuse}
     assert set(rules.rules()) == own | {rules_precision.no_gain, rules_precision.no_effect}
 
 

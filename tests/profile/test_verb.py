@@ -2,14 +2,17 @@
 
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 
 import vivace
-from vivace.errors import ChildFailed, InputError, JobError
+from vivace.errors import ChildFailed, FolderError, InputError, JobError
 from vivace.inspect import store
 from vivace.inspect.ceilings import Ceiling, Survey
 from vivace.machine import Machine
@@ -35,6 +38,17 @@ for _ in range(int(sys.argv[1])):
         optimizer.zero_grad()
 print("trained", sys.argv[1:])
 sys.exit(7)
+"""
+
+PROFILING = """
+import json, sys
+from pathlib import Path
+from vivace.machine import Machine
+from vivace.profile import profile
+
+machine = Machine.from_dict(json.loads(Path("machine.json").read_text()))
+done = profile(command=[sys.executable, "train.py"], out="out", machine=machine, timed_seconds=0.1)
+print(done.exit_code, len(done.verdicts))
 """
 
 
@@ -115,6 +129,45 @@ def test_an_unmodified_script_keeps_its_output_and_exit_code(tmp_path, monkeypat
     assert set(document) >= KEYS
     assert document["exit_code"] == 7
     assert document["bound_seconds"] > 0
+
+
+def test_an_interrupted_script_is_judged_by_what_was_recorded(tmp_path, machine):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.replace("int(sys.argv[1])", "10**9"))
+    (tmp_path / "machine.json").write_text(json.dumps(machine.to_dict()))
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROFILING],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not (tmp_path / "out" / "record.json").is_file() and process.poll() is None:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    code, verdicts = output.split()
+    assert code == "130"
+    assert int(verdicts) >= 1
+
+
+def test_a_folder_with_anything_else_in_it_is_refused(tmp_path):
+    (tmp_path / "thesis.txt").write_text("years")
+    with pytest.raises(FolderError, match=r"not empty \(thesis.txt\)"):
+        vivace.profile(command=["python"], out=tmp_path)
+    with pytest.raises(FolderError, match="is a file"):
+        vivace.profile(command=["python"], out=tmp_path / "thesis.txt")
+
+
+def test_an_earlier_profile_is_replaced_and_named(tmp_path, machine):
+    (tmp_path / "profile.json").write_text('{"target": "python old.py"}')
+    (tmp_path / "record.json").write_text('{"clean_steps": 9}')
+    with pytest.raises(ChildFailed, match="nothing was recorded"):
+        vivace.profile(command=[sys.executable, "-c", ""], out=tmp_path, machine=machine)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "profile.json").write_text('{"target": "python old.py"}')
+    done = vivace.profile(TINY_JOBS["mlp"](), out=tmp_path, machine=machine, timed_seconds=0.1)
+    assert done.document["replaced"] == "python old.py"
 
 
 def test_a_script_that_does_not_train_is_said_so(tmp_path, machine):

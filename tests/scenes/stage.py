@@ -1,6 +1,7 @@
 """A job whose step takes a known time, and techniques that help, crash, hang, lie or change nothing."""
 
 import dataclasses
+import fcntl
 import os
 import sys
 import time
@@ -103,3 +104,20 @@ def refusal(build):
 @planted("planted_semantics", Numerics.SEMANTICS)
 def semantics(build):
     raise AssertionError("it must not even be tried")
+
+
+def alone_on_the_device():
+    """The model, while no other process has one: the device has no memory for two."""
+    file = os.open(os.environ["DEVICE"], os.O_CREAT | os.O_RDWR)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if not held:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.") from None
+    else:
+        held.append(file)
+    return job.model()
+
+
+held = []
+large = dataclasses.replace(job, model=alone_on_the_device)

@@ -31,11 +31,12 @@ def test_optimizers_that_cannot_be_captured_are_refused_by_name():
         CudaGraphStep().apply(build_on_cuda(torch.optim.Adagrad))
 
 
-def test_loss_scaling_is_refused():
-    build = build_on_cuda(torch.optim.Adam)
+def test_loss_scaling_needs_an_optimizer_that_skips_on_the_device():
+    build = build_on_cuda(torch.optim.NAdam)
     build.notes["skipped_steps"] = 0
-    with pytest.raises(vivace.Refused, match="loss scaling"):
+    with pytest.raises(vivace.Refused, match="NAdam cannot be captured under fp16 loss scaling"):
         CudaGraphStep().apply(build)
+    CudaGraphStep().apply(build_on_cuda(torch.optim.NAdam))
 
 
 def test_adam_is_capturable_only_while_the_session_is_open():

@@ -20,7 +20,7 @@ JpegDecoder = registry.find("jpeg_decoder")
 
 @pytest.fixture(autouse=True)
 def library(monkeypatch):
-    """simplejpeg, or where it is not installed, a stand-in that decodes through Pillow and can be wrong."""
+    """A stand-in for simplejpeg, which no extra installs: it decodes through Pillow, and can be wrong."""
     stand_in = SimpleNamespace(calls=0, wrong=False)
 
     def decode_jpeg(data, colorspace, fastdct, fastupsample):

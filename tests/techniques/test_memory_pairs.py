@@ -19,6 +19,7 @@ MEMORY = {
     "optimizer_in_backward": {},
     "offload_optimizer": {},
     "micro_batches": {"num": 4},
+    "allocator": {"expandable_segments": False, "max_split_size_mib": 64},
 }
 ROUNDING = ("compress_activations", "micro_batches")  # the others change no bit, beside these neither
 
@@ -26,7 +27,10 @@ ROUNDING = ("compress_activations", "micro_batches")  # the others change no bit
 @pytest.fixture(autouse=True)
 def anywhere(monkeypatch):
     """Let what needs a GPU act on a CPU, whose "host" memory is a copy: the logic without the streams."""
-    for name in ("offload_activations", "offload_optimizer"):
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", lambda text: None)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", list)
+    for name in ("offload_activations", "offload_optimizer", "allocator"):
         cls = registry.find(name)
         monkeypatch.setattr(cls, "card", dataclasses.replace(cls.card, devices=("cpu", "cuda")))
 

@@ -132,6 +132,7 @@ class Child:
             os.close(descriptor)
         self._pid = self._number()
         self._ended: int | None = None
+        self._closed = False
 
     def ask(self, command: str, timeout: float, **arguments: Any) -> Any:
         """Send one command and wait for its answer. Errors of the child are raised here under their own
@@ -165,7 +166,10 @@ class Child:
         return self._ended is None
 
     def close(self) -> None:
-        """End the child, by force if it does not leave by itself."""
+        """End the child, by force if it does not leave by itself; once closed it stays so."""
+        if self._closed:
+            return
+        self._closed = True
         for end in (self._write, self._read):
             with contextlib.suppress(OSError):
                 os.close(end)
@@ -273,8 +277,10 @@ def preload(names: list[str]) -> None:
 def describe(error: BaseException) -> dict[str, str]:
     """An exception as the JSON that travels to the parent; exhausted memory is named as such."""
     text = f"{type(error).__name__}: {error}".strip()
-    if isinstance(error, VivaceError):
+    cause = error.__cause__ if isinstance(error, JobError) else error
+    exhausted = cause is not None and ran_out_of_memory(cause)
+    if isinstance(error, VivaceError) and not exhausted:
         return {"kind": error.kind, "message": str(error)}
-    if ran_out_of_memory(error):
+    if exhausted:
         return {"kind": "ChildFailed", "message": "out of memory: " + text.split("\n")[0]}
     return {"kind": "ChildFailed", "message": text.split("\n")[0][:500]}

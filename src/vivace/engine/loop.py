@@ -136,7 +136,8 @@ class Loop:
             position.step += 1
             position.batch += 1
             if self.job.scheduler_every == "step":
-                self._step_scheduler()
+                for _ in range(self._batches_per_step()):
+                    self._step_scheduler()
             self._after_step()
             if self.stopped_by:
                 return False
@@ -173,7 +174,7 @@ class Loop:
             self.loader,
             seed=seed,
             epoch=position.epoch,
-            start_batch=position.batch,
+            start_batch=position.batch * self._batches_per_step(),
             rank=self.ranks.rank,
             world_size=self.ranks.world_size,
             damage=self.damage,
@@ -197,6 +198,9 @@ class Loop:
 
     def _where(self) -> str:
         return f"batch {self.position.batch} of epoch {self.position.epoch + 1}"
+
+    def _batches_per_step(self) -> int:
+        return int(self.session.build.notes.get("batches_per_step", 1))
 
     def _step(self, batch: Any) -> Any:
         try:

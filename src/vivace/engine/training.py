@@ -117,6 +117,8 @@ def _check(options: Options) -> None:
         value = getattr(options, name)
         if value is not None and not value > 0:
             raise InputError(f"{name} must be more than 0, not {value!r}")
+    if options.seed < 0:
+        raise InputError(f"the seed must be 0 or more, not {options.seed}")
 
 
 def _write_results(loop: Loop) -> Run:

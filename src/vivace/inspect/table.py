@@ -14,7 +14,7 @@ SCALES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 def human_bytes(count: float) -> str:
     """Bytes with a binary unit and three digits."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
+        if count < 999.5:  # three digits
             return f"{count:.3g} {unit}"
         count /= 1024
     return f"{count:.3g} TiB"

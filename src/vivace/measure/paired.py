@@ -8,7 +8,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,8 @@ class Contestant:
         """Open the plan and warm it up, see `Worker.open`. Raises Refused, JobError or ChildFailed."""
         deadline = time.monotonic() + self.timeout
         self._signal(signal.SIGCONT)
-        arguments = {"plan": plan.to_dict(), "strict": strict, "seed": seed, "settled": settled}
+        arguments = {"plan": plan.to_dict(), "strict": strict, "seed": seed}
+        arguments |= {} if settled else {"settled": False}
         self.child.ask("open", self.timeout, **arguments)
         warmed = self.child.ask("warm", max(1.0, deadline - time.monotonic()), seconds=warm_seconds)
         self.step_seconds, self.warmup_seconds = warmed["step_seconds"], warmed["warmup_seconds"]
@@ -140,6 +141,35 @@ def compare(
             f"{len(pairs)} pairs of blocks{others.sentence()}"
         )
     return Comparison(ratio, tuple(pairs))
+
+
+def compare_in_turns(openings: Sequence[Callable[[], Contestant]], *, seconds: float) -> Comparison:
+    """Reference, candidate, reference again, each opened, timed and closed before the next one is opened.
+
+    For what does not fit on the device together. A candidate's block is paired with the mean of the
+    reference's two turns; the interval holds the ratio to either turn, between which minutes may lie.
+    """
+    turns = []
+    for opening in openings:
+        contestant = opening()
+        try:
+            turns.append(_blocks(contestant, seconds / len(openings)))
+        finally:
+            contestant.close()
+    before, middle, after = turns
+    pairs = tuple(((b + a) / 2, m) for b, m, a in zip(before, middle, after, strict=False))
+    ratio = speed_ratio(pairs)
+    either = [speed_ratio(list(zip(turn, middle, strict=False))).estimate for turn in (before, after)]
+    return Comparison(Ratio(ratio.estimate, min(ratio.low, *either), max(ratio.high, *either)), pairs)
+
+
+def _blocks(contestant: Contestant, seconds: float) -> list[float]:
+    """Seconds a sample of at least 4 blocks, and of at most 20."""
+    deadline, found = time.monotonic() + seconds, list[float]()
+    steps = max(1, round(BLOCK_SECONDS / max(contestant.step_seconds, 1e-6)))
+    while len(found) < 4 or (time.monotonic() < deadline and len(found) < 20):
+        found.append(contestant.block(steps))
+    return found
 
 
 def without_loader(contestant: Contestant, *, seconds: float) -> Ratio:

@@ -33,10 +33,12 @@ def judge(
     )
     bound = roofline.bound_of(rows) if record.get("work") else None
     share = bound / seen.step_seconds if bound is not None else None
+    if share is not None and share > 1:
+        share = None  # `missing` says why
     launch_seconds = sum(row.count for row in rows) * machine.ceilings.get("launch_seconds", 0.0)
     launching = launch_seconds / bound if bound else 0.0
     bounds = bounds_of(seen, sum(row.count for row in rows))
-    verdicts = rules.judge_all(seen) or [_healthy(seen, rows, share)]
+    verdicts = rules.judge_all(seen) or [_healthy(seen, rows, share, bound)]
     return {
         "format": FORMAT,
         "target": target,
@@ -47,11 +49,11 @@ def judge(
         "steps": record["clean_steps"],
         "bound_seconds": bound,
         "share_of_limit": share,
-        "bound_by": _bound_by(rows, share, launching),
-        "launch_share": launching * (share or 0.0) if bound else None,
+        "bound_by": _bound_by(rows, bound, launching),
+        "launch_share": launch_seconds / seen.step_seconds if bound else None,
         "prospects": prospects(seen),
         "tune": seen.tune.rstrip(","),
-        "missing": _missing(record, facts, machine, bound),
+        "missing": [*_missing(record, facts, bound), *_beyond(rows, bound, seen.step_seconds)],
         "verdicts": [verdict.to_dict() for verdict in verdicts],
         "bounds": [to_dict(bound) for bound in bounds],
         "roofline": [roofline.to_dict(row) for row in rows],
@@ -79,13 +81,13 @@ def _cpu_name(machine: Machine) -> str:
     return next((d.name for d in machine.devices if d.kind == "cpu"), "cpu")
 
 
-def _healthy(seen: Seen, rows: list[roofline.Roof], share: float | None) -> Verdict:
-    if share is None:
-        limit = "no ceilings were measured, so that the distance to the limit is not known"
-    elif share > 1:
-        limit = "it is at its limit: its data stay in the processor's caches"
-    else:
+def _healthy(seen: Seen, rows: list[roofline.Roof], share: float | None, bound: float | None) -> Verdict:
+    if share is not None:
         limit = f"it runs at {share:.0%} of the limit of its operators on this machine"
+    elif bound is not None:
+        limit = "it is faster than this machine's memory could feed it"
+    else:
+        limit = "no ceilings were measured, so that the distance to the limit is not known"
     largest = next((row for row in rows if row.seconds), None)
     most = f"; most of its time goes to {largest.operator}" if largest else ""
     return Verdict(
@@ -93,11 +95,11 @@ def _healthy(seen: Seen, rows: list[roofline.Roof], share: float | None) -> Verd
     )
 
 
-def _bound_by(rows: list[roofline.Roof], share: float | None, launching: float) -> str | None:
+def _bound_by(rows: list[roofline.Roof], bound: float | None, launching: float) -> str | None:
     """What most of the least time goes to: ``compute`` or ``memory``; ``launch`` where handing the operators
     to the device takes longer than the device needs for them.
     """
-    if share is None:
+    if bound is None:
         return None
     if launching > 1:
         return "launch"
@@ -107,9 +109,7 @@ def _bound_by(rows: list[roofline.Roof], share: float | None, launching: float) 
     return max(sums, key=lambda name: sums[name])
 
 
-def _missing(
-    record: dict[str, Any], facts: dict[str, Any], machine: Machine, bound: float | None
-) -> list[str]:
+def _missing(record: dict[str, Any], facts: dict[str, Any], bound: float | None) -> list[str]:
     """What this profile does not hold, each with its reason."""
     found = []
     state = record["state"]
@@ -121,7 +121,24 @@ def _missing(
         found.append("the limit: this machine's ceilings were not measured (vivace inspect --measure)")
     if record.get("silent_modules"):
         found.append("times by module, and operations of compiled parts: the model is compiled")
+    if not record.get("samples_known", True):
+        found.append(
+            "samples a second: neither a loader nor a module's input shows them; a step counts as one"
+        )
     return found
+
+
+def _beyond(rows: list[roofline.Roof], bound: float | None, step_seconds: float) -> list[str]:
+    """Why a share of the limit is left out: what is faster than a ceiling is not limited by it."""
+    why = (
+        "faster than the measured ceilings: the data stay in the processor's caches, or the machine was busy"
+    )
+    why += " when its ceilings were measured (vivace inspect --measure)"
+    names = [
+        row.operator for row in rows if row.seconds and row.bound_seconds and row.seconds < row.bound_seconds
+    ]
+    found = [f"the share of the limit: the step is {why}"] if bound and step_seconds < bound else []
+    return found or ([f"the share of {', '.join(names)}: {why}"] if names else [])
 
 
 def _modules(record: dict[str, Any], facts: dict[str, Any]) -> list[dict[str, Any]]:

@@ -28,8 +28,8 @@ class Roof:
 
     @property
     def share(self) -> float | None:
-        """Least time over time taken."""
-        if self.bound_seconds is None or not self.seconds:
+        """Least time over time taken; None where it took less, so that the ceiling is none for it."""
+        if self.bound_seconds is None or self.seconds < self.bound_seconds or not self.seconds:
             return None
         return self.bound_seconds / self.seconds
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import statistics
 from collections import Counter
-from itertools import pairwise
 
-from vivace.profile import rules_precision
+from vivace.inspect.table import human_bytes
+from vivace.profile import rules_memory, rules_precision
 from vivace.profile.seen import Seen, Verdict
 
 LARGE_WAIT = 0.15  # of the step; below, the loader keeps up
@@ -16,9 +15,7 @@ LARGE_SYNC = 0.05
 LARGE_IDLE = 0.25
 LARGE_RESTART = 0.10
 CLEAR_GAIN = 1.05
-GROWTH = 0.03
 MANY_GRAPHS = 3  # in the timed window; one or two belong to a first validation
-FIRST_TOUCH = 2**30  # bytes/s at which a system hands out memory that was not used before, about
 
 COLLATING = "collating samples into batches"
 DECODERS = r"PIL|cv2|imageio|torchvision/io|jpeg|decode|soundfile|torchaudio|librosa|zlib|gzip|lzma|bz2|json"
@@ -33,10 +30,11 @@ def rules() -> list[object]:
     return [
         rules_precision.overflow,
         rules_precision.amp_misuse,
-        memory,
+        rules_memory.memory,
         recompiles,
         multi_gpu,
         data_wait,
+        placing,
         threads,
         restarts,
         sync,
@@ -154,6 +152,28 @@ def _next_input(seen: Seen, kind: str) -> str:
     return f"{advice}; {seen.tune} measures workers and prefetching"
 
 
+def placing(seen: Seen) -> Verdict | None:
+    """The step waits while its batch is copied to the device."""
+    share = seen.shares["place"]
+    size = seen.record.get("batch_bytes") or 0
+    if seen.device == "cpu" or share < LARGE_WAIT or not size:
+        return None
+    seconds = share * seen.step_seconds
+    rate, fast = size / seconds, seen.machine.ceilings.get("host_to_device_pinned")
+    evidence = (
+        f"{share:.0%} of the step ({seconds * 1e3:.3g} ms) copies batches to the device: "
+        f"{human_bytes(size)} at {rate / 1e9:.3g} GB/s"
+    )
+    advice = "copy the next batch during this step, or send fewer bytes (uint8 images, converted there)"
+    if not seen.loader.get("pin_memory"):
+        advice = "pin_memory=True in the loader, and .to(device, non_blocking=True)"
+        evidence += f"; from pinned memory this machine copies {fast / 1e9:.3g} GB/s" if fast else ""
+    saved = share * (1 - min(1.0, rate / fast)) if fast else 0.0
+    return Verdict(
+        "input", evidence, 1 / (1 - saved), 1.1 / (1 - share), f"{advice}; {seen.tune} measures it"
+    )
+
+
 def threads(seen: Seen) -> Verdict | None:
     """torch uses fewer or more threads than there are cores, and the experiment says that it matters."""
     found = seen.experiment("threads")
@@ -266,54 +286,6 @@ def recompiles(seen: Seen) -> Verdict | None:
         high = 1 / max(0.3, seen.busy_share)
         return Verdict("recompiles", evidence, 1.0, max(1.1, high), "TORCH_LOGS=graph_breaks shows each line")
     return None
-
-
-def memory(seen: Seen) -> Verdict | None:
-    """Memory grows from step to step."""
-    live = seen.record.get("live") or {}
-    steps = max(1, live.get("steps") or 1)
-    more = (live.get("after") or 0) - (live.get("before") or 0)
-    resident = seen.record.get("resident") or []
-    rate = _growth(resident)
-    if steps >= 8 and more >= 0.9 * steps:
-        held = live.get("held") or []
-        by = f", held by {held[0].split(' (')[0]}" if held else ""
-        size = f", {rate * len(resident) / 2**20:.3g} MiB in {len(resident)} steps" if rate > 0 else ""
-        evidence = f"{more / steps:.1f} tensors with their backward graph stay alive each step{by}{size}"
-        advice = "keep loss.item() or loss.detach(), not the loss"
-        return Verdict("memory", evidence, 1.0, _without_growth(seen, rate), advice)
-    if rate > 0 and rate * len(resident) > max(GROWTH * resident[0], 8 * 2**20):
-        evidence = (
-            f"memory grows by {rate / 2**20:.3g} MiB a step: from {resident[0] / 2**20:.0f} to "
-            f"{resident[-1] / 2**20:.0f} MiB in {len(resident)} steps"
-        )
-        advice = "look for lists or caches that the loop appends to"
-        return Verdict("memory", evidence, 1.0, _without_growth(seen, rate), advice)
-    cuda = seen.record.get("cuda") or {}
-    if cuda.get("retries"):
-        evidence = (
-            f"the allocator ran out of memory and started anew {cuda['retries']} times: it is fragmented"
-        )
-        advice = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-        return Verdict("memory", evidence, 1.0, 1.3, advice)
-    return None
-
-
-def _without_growth(seen: Seen, rate: float) -> float:
-    """At most so many times as fast: memory that is new in every step has to be cleared, bytes a step."""
-    share = min(0.5, rate / FIRST_TOUCH / seen.step_seconds) if seen.device == "cpu" else 0.0
-    return 1.1 / (1 - share)
-
-
-def _growth(resident: list[int]) -> float:
-    """Bytes a step by which memory grows steadily: each quarter of the steps above the one before; else 0."""
-    length = len(resident) // 4
-    if length < 2:
-        return 0.0
-    quarters = [statistics.median(resident[i * length : (i + 1) * length]) for i in range(4)]
-    if any(b <= a for a, b in pairwise(quarters)):
-        return 0.0
-    return (quarters[-1] - quarters[0]) / (3 * length)
 
 
 def multi_gpu(seen: Seen) -> Verdict | None:

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 CEILING_SECONDS = 20.0
 JOB_TIMEOUT = 600.0
+INTERRUPT_SECONDS = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +67,8 @@ def profile(
         job: a Job, or its reference; left out where `command` is given.
         plan: profile the job under this plan.
         command: an unmodified script with its interpreter and arguments, such as ``["python", "train.py"]``.
-        out: folder for the page, the trace and ``profile.json``; made if missing.
+        out: folder for the page, the trace and ``profile.json``; made if missing. An earlier profile in it is
+            replaced, which the document says; anything else in it is refused.
         machine: its `ceilings` bound the step; left out, this machine's stored ones, measured where missing.
         strict: forbid TF32 and its like, as the reference of `tune` does.
         timed_seconds: the least length of the window in which nothing but the clock runs.
@@ -73,9 +76,9 @@ def profile(
 
     Raises InputError, JobError, Refused, FolderError; ChildFailed where nothing was recorded.
     """
-    folder = _prepared(Path(out))
     if (job is None) == (not command):
         raise InputError("profile takes either a JOB or a command after '--', such as -- python train.py")
+    folder, earlier = _prepared(Path(out))
     exit_code, epochs, name = 0, None, " ".join(map(shlex.quote, command))
     from vivace.inspect import inspect
 
@@ -89,36 +92,61 @@ def profile(
     record = _read_record(folder, exit_code)
     if machine is None:
         known = _with_ceilings(known, str(record.get("device", "cpu")))
-    return _judge(record, folder, known, name, epochs, exit_code)
+    document = {"exit_code": exit_code, "replaced": earlier}
+    return _judge(record, folder, known, name, epochs, document)
 
 
 def _judge(
-    record: dict[str, Any], folder: Path, machine: Machine, name: str, epochs: int | None, exit_code: int
+    record: dict[str, Any],
+    folder: Path,
+    machine: Machine,
+    name: str,
+    epochs: int | None,
+    more: dict[str, Any],
 ) -> Profiled:
     from vivace.profile.judge import judge
     from vivace.profile.page import write_page
     from vivace.profile.record.recorder import TRACE
 
     trace = folder / TRACE
-    document = judge(record, trace, machine, name, epochs)
+    document = {**judge(record, trace, machine, name, epochs), **more}
     document["page_path"] = str(folder / "profile.html")
     document["trace_path"] = str(trace) if trace.is_file() else None
-    document["exit_code"] = exit_code
     write_page(document, folder / "profile.html")
     (folder / "profile.json").write_text(json.dumps(document, default=str), encoding="utf-8")
-    return Profiled(document, folder / "profile.html", trace if trace.is_file() else None, exit_code)
+    return Profiled(document, folder / "profile.html", trace if trace.is_file() else None, more["exit_code"])
 
 
-def _prepared(folder: Path) -> Path:
-    """The folder, with nothing of an earlier profile in it."""
+OWN = ("profile.html", "profile.json", "record.json*", "trace.json", "job.log", "worker-*.json", "rank-*")
+
+
+def _prepared(folder: Path) -> tuple[Path, str | None]:
+    """The folder, with nothing of an earlier profile in it, and what that was of. Raises FolderError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for pattern in ("record.json", "trace.json", "worker-*.json", "rank-*/record.json"):
+        strangers = [entry.name for entry in folder.iterdir() if not any(map(entry.match, OWN))]
+        if strangers:
+            raise FolderError(
+                f"the output folder '{folder}' is not empty ({min(strangers)}): name another with --out"
+            )
+        earlier = _earlier(folder / "profile.json")
+        for pattern in (*OWN, "rank-*/*"):
             for file in folder.glob(pattern):
-                file.unlink()
+                if file.is_file():
+                    file.unlink()
+    except (FileExistsError, NotADirectoryError):
+        raise FolderError(f"the output '{folder}' is a file; name a folder") from None
     except OSError as error:
         raise FolderError(f"the folder '{folder}' cannot be used: {error.strerror}") from None
-    return folder.resolve()
+    return folder.resolve(), earlier
+
+
+def _earlier(path: Path) -> str | None:
+    """What the profile that lies here was of."""
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["target"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _run_job(
@@ -154,7 +182,10 @@ QUIET = {"KINETO_LOG_LEVEL": "6", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
 def _run_script(command: list[str], folder: Path, timed_seconds: float, output: int | None) -> int:
-    """Run a person's command with the hooks injected; its output goes where it always goes."""
+    """Run a person's command with the hooks injected; its output goes where it always goes.
+
+    Ctrl-C ends the script, not the profile: what was recorded until then is judged.
+    """
     inject = str(Path(__file__).parent / "inject")
     before = os.environ.get("PYTHONPATH")
     environment = {
@@ -167,11 +198,28 @@ def _run_script(command: list[str], folder: Path, timed_seconds: float, output: 
     if command[0] == "python":
         command = [sys.executable, *command[1:]]
     try:
-        return subprocess.run(command, env=environment, stdout=output, check=False).returncode
+        process = subprocess.Popen(command, env=environment, stdout=output)
     except FileNotFoundError:
         raise InputError(f"there is no program '{command[0]}' to run") from None
     except OSError as error:
         raise InputError(f"'{command[0]}' cannot be run: {error.strerror}") from None
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        _end(process)
+        if not (folder / "record.json").is_file():
+            raise
+        code = -signal.SIGINT
+    return code if code >= 0 else 128 - code
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a script that a terminal interrupted with us; interrupt it where nobody did, then end it."""
+    for ask in (lambda: None, lambda: process.send_signal(signal.SIGINT), process.terminate, process.kill):
+        ask()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(INTERRUPT_SECONDS)
+            return
 
 
 def _read_record(folder: Path, exit_code: int) -> dict[str, Any]:

@@ -47,3 +47,5 @@ def draw(result: Profiled, console: Any) -> None:
     for reason in document["missing"]:
         console.print(f"missing  {reason}", markup=False)
     console.print(f"page  {result.page_path}", markup=False, soft_wrap=True)
+    if document.get("replaced"):
+        console.print(f"It took the place of an earlier profile, of {document['replaced']}.", markup=False)

@@ -21,7 +21,8 @@ class Compile(Technique):
     """The model (or, `regional`, each repeated block of it) compiled in place while a step runs.
 
     Evaluation between steps stays uncompiled, and so does the loss function, which is Python of any kind.
-    A failure to compile is an error, never a silent return to eager.
+    A failure to compile is an error, never a silent return to eager. `products`: 1x1 convolutions become
+    matrix products, with which the compiler fuses what follows.
     """
 
     card: ClassVar[Card] = Card(
@@ -36,6 +37,7 @@ class Compile(Technique):
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
     dynamic: bool | None = None
     regional: bool = False
+    products: bool = False
 
     @property
     def slot(self) -> str | None:
@@ -48,14 +50,10 @@ class Compile(Technique):
 
         from vivace.surgery import map_tensors, patched
 
-        if build.device.type == "cpu":
-            found = any(shutil.which(name) for name in ("g++", "gcc", "clang"))
-            build.require(found, "torch.compile needs a C++ compiler (g++ or clang) on a CPU")
-        done = any(
-            m._compiled_call_impl or hasattr(m, "_orig_mod")
-            for model in build.models
-            for m in model.modules()
-        )
+        found = build.device.type != "cpu" or any(map(shutil.which, ("g++", "gcc", "clang")))
+        build.require(found, "torch.compile needs a C++ compiler (g++ or clang) on a CPU")
+        every = [m for model in build.models for m in model.modules()]
+        done = any(m._compiled_call_impl or hasattr(m, "_orig_mod") for m in every)
         build.require(not done, "the model is compiled already: leave torch.compile to Vivace")
         modules = [m for model in build.models for m in _blocks(model)] if self.regional else build.models
         build.require(modules, "no block is repeated in a ModuleList or Sequential: compile the whole model")
@@ -63,7 +61,9 @@ class Compile(Technique):
         build.set_flag(config, "suppress_errors", False)
         build.set_flag(config, "fail_on_recompile_limit_hit", True)
         build.set_flag(config, "recompile_limit", 8 + 4 * len(modules))
-        compiled = [torch.compile(m._call_impl, mode=self.mode, dynamic=self.dynamic) for m in modules]
+        more = {**torch._inductor.list_mode_options(self.mode), "conv_1x1_as_mm": True}
+        how: Any = {"options": more} if self.products else {"mode": self.mode}
+        compiled = [torch.compile(m._call_impl, dynamic=self.dynamic, **how) for m in modules]
 
         def run(following: Callable[[Any], Any], batch: Any) -> Any:
             try:
@@ -91,8 +91,9 @@ class Compile(Technique):
         """Graphs against launch overhead on GPUs; shorter compilation where blocks repeat."""
         if machine.device.kind == "cpu":
             return [cls(), cls(regional=True)]
-        modes: list[Technique] = [cls(mode="max-autotune-no-cudagraphs"), cls(mode="reduce-overhead")]
-        return [cls(), *modes, cls(regional=True)]
+        products = (False, True) if profile.features.get("convolution_2d") else (False,)
+        tuned = [cls(mode="max-autotune-no-cudagraphs", products=choice) for choice in products]
+        return [cls(), *tuned, cls(mode="reduce-overhead"), cls(regional=True)]
 
     @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
-from vivace.precision import share_in
+from vivace.precision import ScaledOptimizer, share_in
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
 
 if TYPE_CHECKING:
@@ -59,17 +59,16 @@ class Fp16Autocast(Technique):
         def backward(following: Callable[[torch.Tensor], None], loss: torch.Tensor) -> None:
             following(scaler.scale(loss))  # type: ignore[arg-type]
 
-        proxy = _Proxy(build.optimizer)
+        proxy = ScaledOptimizer(build)
 
         def finish(following: Callable[[], None]) -> None:
             following()
             scaler.unscale_(proxy)  # type: ignore[arg-type]
 
         def update(following: Callable[[], None]) -> None:
-            proxy.following, proxy.stepped = following, False
-            scaler.step(proxy)  # type: ignore[arg-type]  # waits for the device: was there an overflow?
+            proxy.expect(following)
+            scaler.step(proxy)  # type: ignore[arg-type]  # waits for the device, unless the optimizer skips
             scaler.update()
-            build.notes["skipped_steps"] += not proxy.stepped
 
         build.wrap(Seam.FORWARD, forward)
         build.wrap(Seam.BACKWARD, backward)
@@ -79,7 +78,7 @@ class Fp16Autocast(Technique):
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """The share of matrix and convolution inputs that were float16."""
-        return f"{share_in('float16', seen)}, {seen.notes.get('skipped_steps', 0)} steps skipped"
+        return f"{share_in('float16', seen)}, {int(seen.notes.get('skipped_steps', 0))} steps skipped"
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
@@ -97,21 +96,3 @@ class Fp16Autocast(Technique):
             return (1 / (1 + 4 * products), 1.0)
         rest = 1 - products
         return (1 / (1 + 0.5 * products + 0.3 * rest), 1 / (products / 8 + rest / 2))
-
-
-class _Proxy:
-    """An optimizer to the scaler: it sees the same gradients, and its step is the rest of the update seam."""
-
-    following: Callable[[], None]
-    stepped = False
-
-    def __init__(self, optimizer: Any) -> None:
-        self.optimizer = optimizer
-
-    @property
-    def param_groups(self) -> Any:
-        return self.optimizer.param_groups
-
-    def step(self) -> None:
-        self.stepped = True
-        self.following()

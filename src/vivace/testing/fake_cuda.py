@@ -133,6 +133,7 @@ _replaced = _Replaced
 _FAKES: dict[str, Any] = {
     "CUDAGraph": Graph,
     "graph": lambda graph, **_: graph,
+    "graph_pool_handle": lambda: (0, 1),
     "Stream": Stream,
     "Event": Stream,
     "stream": lambda _: contextlib.nullcontext(),

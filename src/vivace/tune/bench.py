@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from vivace import registry
@@ -12,7 +13,7 @@ from vivace.engine.launch import Source, preload
 from vivace.errors import AnswerIsNo, ChildFailed, JobError, Refused, VivaceError
 from vivace.ledger import Ledger, Profile, Ratio, Trial
 from vivace.machine import Machine
-from vivace.measure.paired import Comparison, Contestant, across, compare, without_loader
+from vivace.measure.paired import Comparison, Contestant, across, compare, compare_in_turns, without_loader
 from vivace.measure.statistics import width
 from vivace.plan import Plan
 from vivace.technique import Numerics
@@ -20,6 +21,7 @@ from vivace.tune.budget import is_out_of_memory, smaller_plans
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 MOST_ROUNDS, SETTLED_WIDTH = 5, 0.04
+LONGEST_ROUND = 10.0  # seconds: the spread between processes is the larger part of the interval
 
 
 class Bench:
@@ -41,9 +43,8 @@ class Bench:
         self.log = ledger.path.with_name("children.log")
         self._caches: list[tempfile.TemporaryDirectory[str]] = []
         self._renew_cache()
-        self.base = (
-            Plan()
-        )  # the reference: what is slower and smaller only where the job does not fit as it is
+        self.base = Plan()  # the reference; a smaller plan only where the job does not fit as it is
+        self.apart = False  # do reference and candidate lack the memory to be open together?
         self.reference = self._contestant()
         self.observed: dict[str, Any] = {}
         self.facts: dict[str, Any] = {}
@@ -104,6 +105,7 @@ class Bench:
         Its curve of memory against time goes to the ledger.
         """
         assert self.memory is not None
+        self.park()
         contestant = self._contestant(seconds)
         try:
             arguments = {"memory": self.memory, "allow": self.allow.name, "base": self.base.to_dict()}
@@ -122,6 +124,7 @@ class Bench:
         steps = 80  # of the job's own batch: four rounds over all sizes, and their peaks
         if steps * self.reference.step_seconds > seconds:
             return
+        self.park()
         contestant = self._contestant(max(20.0, 2 * seconds), limited=True)
         try:
             arguments = {"plan": self.base.to_dict(), "memory": self.memory, "seconds": seconds / 2}
@@ -134,10 +137,11 @@ class Bench:
     def recall(self) -> None:
         """Take over what the ledger knows of this job on this machine, but for what broke a promise."""
         broken = [verdict["plan"] for verdict in self.ledger.read("verdict") if not verdict["kept"]]
-        guilty = {name for plan in broken if len(plan) == 1 for name in plan}
+        guilty = [plan.items() for plan in broken if len(plan) == 1]
         here = (self.machine.fingerprint, self.facts["signature"])
         for trial in self.ledger.trials():
-            trusted = trial.techniques not in broken and not guilty & set(trial.techniques)
+            innocent = not any(one <= trial.techniques.items() for one in guilty)
+            trusted = innocent and trial.techniques not in broken
             if (trial.machine, trial.job) == here and trusted:
                 self.known[trial.plan_id] = trial
 
@@ -162,27 +166,86 @@ class Bench:
         """
         begin = time.monotonic()
         self.on_event("trial_begin", {"plan": str(plan), "role": role})
-        contestant = self._contestant(max(20.0, seconds), limited=True)
+        confirmed: dict[str, Any] = {}
+
+        def opened() -> Contestant:
+            options = {"strict": strict, "warm_seconds": min(1.0, 0.05 * seconds)}
+            contestant = self._open(plan, timeout=max(20.0, seconds), limited=True, **options)
+            with self._ended(contestant, only_on_error=True):
+                confirmed.update(self._admit(contestant, plan, role))
+            return contestant
+
+        def compared() -> dict[str, Any]:
+            left = max(2.0, min(comparing or seconds, seconds - _since(begin)))
+            contestant, comparison = self._compared(opened, seconds=left, target=target)
+            return self._measured(contestant, [comparison], confirmed)
+
         outcome: dict[str, Any]
         try:
-            contestant.open(plan, strict=strict, warm_seconds=min(1.0, 0.05 * seconds))
-            confirmed = self._admit(contestant, plan, role)
-            left = max(2.0, min(comparing or seconds, seconds - _since(begin)))
-            comparison = compare(self.reference, contestant, seconds=left, target=target)
-            outcome = self._measured(contestant, [comparison], confirmed)
+            try:
+                outcome = compared()
+            except ChildFailed as failed:
+                if not self._crowded(failed):
+                    raise
+                self.apart = True
+                outcome = compared()
         except Refused as refused:
             outcome = {"status": "refused", "reason": str(refused)}
         except ChildFailed as failed:
             outcome = {"status": "failed", "reason": str(failed)}
-            if not contestant.child.alive:
-                self._renew_cache()
-            if not self.reference.child.alive:
-                self._revive()
-        finally:
-            contestant.close()
+            self.apart = self.apart and not is_out_of_memory(failed)
         return self._record(
             self._trial(plan, role=role, predicted=predicted, seconds=_since(begin), **outcome)
         )
+
+    def _compared(
+        self,
+        candidate: Callable[[], Contestant],
+        *,
+        seconds: float,
+        target: float | None = None,
+        seed: int | None = None,
+    ) -> tuple[Contestant, Comparison]:
+        """A candidate against the resident reference, or with a `seed` against a fresh one.
+
+        Both are open together, or in turns where the device lacks the memory for that.
+        """
+        used = list[Contestant]()
+
+        def fresh() -> Contestant:
+            return self._open(self.base, seed=seed or 0)
+
+        def noted() -> Contestant:
+            used.append(candidate())
+            return used[-1]
+
+        if self.apart or seed is not None:
+            self.park()
+        if self.apart:
+            comparison = compare_in_turns([fresh, noted, fresh], seconds=seconds)
+        else:
+            reference = self._resident() if seed is None else fresh()
+            with contextlib.nullcontext() if seed is None else self._ended(reference), self._ended(noted()):
+                comparison = compare(reference, used[0], seconds=seconds, target=target)
+        return used[0], comparison
+
+    def _resident(self) -> Contestant:
+        """The reference, opened again where it was parked or died."""
+        if not self.reference.child.alive:
+            self.park()
+            self.reference = self._contestant()
+            self.open_reference()
+        return self.reference
+
+    def _crowded(self, failed: ChildFailed) -> bool:
+        """Did it lack memory that the reference holds at the same time?"""
+        total = self.machine.device.memory_bytes or 0
+        roomy = self.memory is not None and 2 * self.memory <= total
+        return is_out_of_memory(failed) and not self.apart and not roomy
+
+    def park(self) -> None:
+        """Give the device's memory back that the reference holds; the next comparison opens it again."""
+        self.reference.close()
 
     def confirm(self, plan: Plan, *, seconds: float) -> Trial:
         """Measure a plan afresh: several pairs of new processes, each on batches in another order.
@@ -195,10 +258,12 @@ class Bench:
         self.on_event("trial_begin", {"plan": str(plan), "role": "confirmation"})
         rounds: list[Comparison] = []
         outcome: dict[str, Any]
+        longest = max(LONGEST_ROUND, 20 * self.reference.step_seconds)
+        each = min(max(4.0, seconds / MOST_ROUNDS), longest)
         try:
             while True:
                 started = time.monotonic()
-                comparison, outcome = self._confirm_once(plan, rounds, seconds=max(4.0, seconds / 5))
+                comparison, outcome = self._confirm_once(plan, rounds, seconds=each)
                 rounds.append(comparison)
                 settled = len(rounds) >= 3 and width(across(rounds)) < SETTLED_WIDTH
                 late = seconds - _since(begin) < _since(started)
@@ -213,20 +278,19 @@ class Bench:
         self, plan: Plan, earlier: list[Comparison], *, seconds: float
     ) -> tuple[Comparison, dict[str, Any]]:
         """One pair of new processes; the outcome of it and all `earlier` ones together."""
-        seed = len(earlier) + 1
-        reference, contestant = self._contestant(), self._contestant()
-        try:
-            reference.open(self.base, seed=seed)
-            contestant.open(plan, seed=seed)
-            comparison = compare(reference, contestant, seconds=seconds)
-            if len(earlier) == 2:  # the least that an interval across processes needs
-                self.input_pipeline["plan"] = without_loader(contestant, seconds=seconds / 2)
-            seen = contestant.ask("observe", evaluated=self.memory is not None)
-            found = {"peak_bytes": seen["peak_bytes"], "evidence": self.evidence.get(plan.id, {})}
-            return comparison, self._measured(contestant, [*earlier, comparison], found)
-        finally:
-            contestant.close()
-            reference.close()
+        found: dict[str, Any] = {"evidence": self.evidence.get(plan.id, {})}
+
+        def opened() -> Contestant:
+            contestant = self._open(plan, seed=len(earlier) + 1)
+            with self._ended(contestant, only_on_error=True):
+                if len(earlier) == 2:  # the least that an interval across processes needs
+                    self.input_pipeline["plan"] = without_loader(contestant, seconds=seconds / 2)
+                seen = contestant.ask("observe", evaluated=self.memory is not None)
+            found["peak_bytes"] = seen["peak_bytes"]
+            return contestant
+
+        contestant, comparison = self._compared(opened, seconds=seconds, seed=len(earlier) + 1)
+        return comparison, self._measured(contestant, [*earlier, comparison], found)
 
     def _admit(self, contestant: Contestant, plan: Plan, role: str) -> dict[str, Any]:
         """Let an opened plan prove that it acts, as allowed and unlike any other. Raises Refused."""
@@ -264,6 +328,26 @@ class Bench:
         for cache in self._caches:
             cache.cleanup()
 
+    def _open(self, plan: Plan, *, timeout: float = 600, limited: bool = False, **options: Any) -> Contestant:
+        """A new process with a plan open and warm in it."""
+        contestant = self._contestant(timeout, limited)
+        with self._ended(contestant, only_on_error=True):
+            contestant.open(plan, **options)
+        return contestant
+
+    @contextlib.contextmanager
+    def _ended(self, contestant: Contestant, *, only_on_error: bool = False) -> Iterator[None]:
+        """End a process after its use; where it died meanwhile, later ones compile into another folder."""
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            if failed and not contestant.child.alive:
+                self._renew_cache()
+            if failed or not only_on_error:
+                contestant.close()
+
     def _contestant(self, timeout: float = 600, limited: bool = False) -> Contestant:
         """A new process; where `limited`, a GPU gives it no more than the memory budget."""
         limit = {"VIVACE_MEMORY_BYTES": str(self.memory)} if limited and self.memory else {}
@@ -288,12 +372,6 @@ class Bench:
         if earlier != plan:
             changes = ", ".join(line.removeprefix("~ ") for line in plan.diff(earlier))
             raise Refused(f"it does the same as a plan measured already ({changes})")
-
-    def _revive(self) -> None:
-        """Start the reference again where its process has died."""
-        self.reference.close()
-        self.reference = self._contestant()
-        self.open_reference()
 
     def _trial(self, plan: Plan, **fields: Any) -> Trial:
         fields.setdefault("promise", plan.promise.name.lower())

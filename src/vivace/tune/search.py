@@ -17,6 +17,7 @@ from vivace.tune.bench import Bench, one
 
 WORTH_TRYING = 1.005
 BETTER = 1.01
+LONGEST_COMPARISON = 15.0  # seconds: what stays undecided then differs by less than the winner's confirmation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Search:
         self.best_peak: int = bench.observed["peak_bytes"]
         self.reference_fits = bench.fits(self.best_peak)
         self.measured: dict[str, Trial] = {}
-        self.banned: set[str] = set()
+        self.banned: set[Technique] = set()  # with those settings
         self._warmup_seconds = 0.0
         self._too_slow: dict[Technique, float] = {}  # seconds after which it had not started yet
         self._offered: list[Candidate] = []
@@ -87,9 +88,9 @@ class Search:
             refusing = trial.reason.partition(":")[0] if trial.status == "refused" else ""
             plan = plan.without(refusing)
 
-    def ban(self, names: set[str], seconds: float) -> None:
-        """Leave techniques out from now on, and search again without them for `seconds`."""
-        self.banned |= names
+    def ban(self, techniques: set[Technique], seconds: float) -> None:
+        """Leave techniques with these settings out from now on, and search again for `seconds`."""
+        self.banned |= techniques
         self.best, self.best_ratio, self.best_peak = self.bench.base, one(), self.bench.observed["peak_bytes"]
         self._warmup_seconds = 0.0
         for plan in self.ranking()[:1]:
@@ -98,7 +99,7 @@ class Search:
         self._select()
 
     def _select(self) -> None:
-        candidates = [c for c in self._offered if c.technique.name not in self.banned]
+        candidates = [c for c in self._offered if c.technique not in self.banned]
         changed = True
         while changed and self._left() > 0:
             changed = False
@@ -125,7 +126,7 @@ class Search:
     def ranking(self) -> list[Plan]:
         """Plans that fit and beat the reference, fastest first; any that fit where the reference does not."""
         trials = [t for t in self.measured.values() if t.ratio is not None and self.bench.fits(t.peak_bytes)]
-        trials = [t for t in trials if not self.banned & set(t.techniques)]
+        trials = [t for t in trials if not self.banned & set(Plan.from_dict(t.techniques).techniques)]
         chosen = [t for t in trials if t.ratio.low > 1.0 or not self.reference_fits]  # type: ignore[union-attr]
         ordered = sorted(chosen, key=lambda t: t.ratio.estimate, reverse=True)  # type: ignore[union-attr]
         plans = [Plan.from_dict(trial.techniques) for trial in ordered]
@@ -155,13 +156,15 @@ class Search:
     def measure(
         self, plan: Plan, target: float | None = None, predicted: tuple[float, float] | None = None
     ) -> Trial:
-        """One trial: at most half of the time left, of which a tenth of the time left for the comparison.
+        """One trial: at most half of the time left, of which a tenth for the comparison, up to a limit.
 
         What compiles comes last and may take all of it.
         """
         left = self._left()
         slow = any(technique.card.stage == Stage.COMPILE for technique in plan.techniques)
-        seconds, comparing = left if slow else min(left, max(15.0, 0.5 * left)), max(6.0, 0.1 * left)
+        seconds = left if slow else min(left, max(15.0, 0.5 * left))
+        enough = max(LONGEST_COMPARISON, 30 * self.bench.reference.step_seconds)
+        comparing = max(6.0, min(0.1 * left, enough))
         trial = self.bench.measure(
             plan, seconds=seconds, comparing=comparing, predicted=predicted, target=target
         )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import math
+import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ from vivace.plan import Plan
 from vivace.registry import find
 from vivace.report import report
 from vivace.report.words import size
-from vivace.technique import Numerics
+from vivace.technique import Numerics, Stage
 from vivace.tune.bench import Bench, OnEvent, one
 from vivace.tune.budget import parse_memory
 from vivace.tune.folder import claim_folder
@@ -145,6 +148,7 @@ class _Tuning:
         reason = ""
         while True:
             bench.on_event("phase", {"name": "verifying"})
+            bench.park()
             with Verifier(
                 bench.source,
                 self.machine,
@@ -182,8 +186,8 @@ class _Tuning:
             reason = reason or f"{plan} was faster, and not the same model: {verdict.reason}"
             judged.append(plan)
             alone = [Plan([technique]) for technique in plan.techniques] if len(plan) > 1 else []
-            guilty = {name for one in alone if not self._judge(verifier, one).kept for name in one.names}
-            search.ban(guilty or set(plan.names[:1] if len(plan) == 1 else ()), self._left() / 2)
+            guilty = {t for one in alone if not self._judge(verifier, one).kept for t in one.techniques}
+            search.ban(guilty or set(plan.techniques if len(plan) == 1 else ()), self._left() / 2)
 
     def _reference(self, search: Search, reason: str) -> tuple[Plan, Ratio]:
         if not search.reference_fits:
@@ -229,6 +233,8 @@ class _Tuning:
         bench = self.bench
         path = self.folder / "plan.toml"
         plan.save(path)
+        if any(technique.card.stage == Stage.COMPILE for technique in plan.techniques):
+            _leave_compiled(Path(bench.environment["TORCHINDUCTOR_CACHE_DIR"]))
         chosen = [t for t in bench.trials if t.plan_id == plan.id and t.ratio is not None]
         result = Result(
             plan=plan,
@@ -252,6 +258,15 @@ class _Tuning:
         bench.ledger.append("result", document)
         report(self.folder)
         return result
+
+
+def _leave_compiled(cache: Path) -> None:
+    """Copy what was compiled to where torch looks for it, so that `train` need not compile it again."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    usual = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir()
+    with contextlib.suppress(OSError, shutil.Error):  # a full disk costs only the time that this would spare
+        shutil.copytree(cache, usual, dirs_exist_ok=True)
 
 
 def parse_budget(budget: str | float) -> float:

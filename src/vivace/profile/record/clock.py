@@ -15,15 +15,22 @@ _BETWEEN = {"backward": "forward", "update": "update"}
 
 @dataclasses.dataclass
 class Step:
-    """Seconds by phase of one step; `interrupted` where something else happened in it, such as validation."""
+    """Seconds by phase of one step; `interrupted` where something else happened in it, such as validation.
+
+    `elements` are those of all tensors of its batches; `retains` says whether its last backward pass kept
+    the graph.
+    """
 
     seconds: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     wall_seconds: float = 0.0
     samples: int = 0
+    elements: int = 0
     fetches: int = 0
     backwards: int = 0
     updates: int = 0
     interrupted: bool = False
+    validates: bool = False
+    retains: bool = False
 
 
 class Clock:
@@ -33,6 +40,9 @@ class Clock:
     A step ends where the next batch is fetched after an update; in a loop without a DataLoader, after the
     update of the optimizer that stepped first. Code between the phases is `forward` before a backward pass,
     `update` before an update (unscaling, clipping), and `idle` elsewhere (logging, Python).
+
+    Where the weights are updated `by_hand`, nothing shows the update: what follows a backward pass is
+    `update`, until the next batch is fetched or gradients are cleared, and the backward pass ends the step.
     """
 
     def __init__(self, on_step: Callable[[Step], None], now: Callable[[], float] = time.perf_counter) -> None:
@@ -40,6 +50,9 @@ class Clock:
         self.step = Step()
         self.primary: int | None = None
         self.loop_fetches = False
+        self.by_hand = False
+        self.unanswered = 0  # backward passes since the last update
+        self._validates_next = False
         self._stack: list[str] = []
         self._since = self._step_began = now()
         self._undecided = 0.0
@@ -78,20 +91,45 @@ class Clock:
         """
         self._stack.clear()
         self.loop_fetches = True
-        if self.step.updates:
-            self._settle("data")
+        if self._is_complete():
+            self._settle("update" if self.by_hand else "data")
             self._finish()
         if not training:
-            self.step.interrupted = True
+            self.step.interrupted = self.step.validates = True
 
-    def fetched(self, samples: int) -> None:
+    def fetched(self, samples: int, elements: int = 0) -> None:
         """A batch of so many samples has come."""
         self.step.fetches += 1
         self.step.samples += samples
+        self.step.elements += elements
+
+    def went_backward(self, *, retains: bool = False) -> None:
+        """A backward pass has ended, and its graph stays or goes."""
+        self.step.backwards += 1
+        self.step.retains = retains
+        self.unanswered += 1
+
+    def returned(self) -> None:
+        """The loop goes on after a backward pass."""
+        if self.by_hand and not self.loop_fetches:
+            self._finish()
+
+    def evaluates(self) -> None:
+        """A module is put into evaluation mode; after an update, that is the next step's validation."""
+        if self._is_complete():
+            self._validates_next = True
+        else:
+            self.step.validates = True
+
+    def cleared(self) -> None:
+        """A module's gradients are about to be cleared: an update by hand is over."""
+        if self.by_hand and not self._stack:
+            self._settle("update")
 
     def updated(self, optimizer: int) -> None:
         """An optimizer, named by its id, has stepped."""
         self.primary = self.primary or optimizer
+        self.by_hand, self.unanswered = False, 0
         self.step.updates += 1
         if not self.loop_fetches and optimizer == self.primary:
             self._charge("update")
@@ -109,8 +147,15 @@ class Clock:
     def _finish(self) -> None:
         step, now = self.step, self.now()
         step.wall_seconds = now - self._step_began
-        self.step, self._step_began = Step(), now
+        self.step, self._step_began = Step(validates=self._validates_next), now
+        self._validates_next = False
         self.on_step(step)
+        own = self.now() - now  # what watching takes is no part of the loop
+        if self._step_began == now:
+            self._step_began, self._since = now + own, self._since + own
+
+    def _is_complete(self) -> bool:
+        return bool(self.step.updates or (self.by_hand and self.step.backwards))
 
     def _settle(self, following: str) -> None:
         """Charge the loop's own code since the last phase; before placing it is not yet known what it was."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -43,6 +44,8 @@ class CountedStep:
         """End of the step."""
         self._stack.close()
         self.modules.restore()
+        if not self.hooks.optimizers:
+            self._add_gradients(self.hooks.by_hand)
 
     def result(self) -> dict[str, Any]:
         """Work by class, by module, and what autograd kept."""
@@ -77,5 +80,8 @@ class CountedStep:
         return tensor
 
     def _before_update(self, optimizer: Any, *_: Any) -> None:
-        grads = (p.grad for group in optimizer.param_groups for p in group["params"])
+        self._add_gradients(p for group in optimizer.param_groups for p in group["params"])
+
+    def _add_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
+        grads = (p.grad for p in parameters)
         self.gradient_bytes += sum(g.numel() * g.element_size() for g in grads if g is not None)

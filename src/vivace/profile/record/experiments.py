@@ -16,7 +16,7 @@ from torch import nn
 from vivace.profile.record import bounding
 from vivace.profile.record.hooks import Patches, num_samples
 from vivace.profile.record.shadow import Shadow, compare, same_random_streams
-from vivace.profile.record.waits import calling_site
+from vivace.profile.record.sites import calling_site
 
 
 class CallCatcher:

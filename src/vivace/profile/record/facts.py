@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
+import mmap
 import os
 import resource
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -15,7 +18,11 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
+from vivace.profile.record.hooks import tensors_of
+
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+TOUCHED_BYTES = 32 * 2**20
 
 
 def describe(hooks: Any) -> dict[str, Any]:
@@ -34,7 +41,7 @@ def describe(hooks: Any) -> dict[str, Any]:
         "parameter_bytes": sum(p.numel() * p.element_size() for p in found),
         "parameter_dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in found}),
         "optimizer_bytes": sum(_bytes(t) for o in optimizers for t in _state(o)),
-        "batch_bytes": sum(_bytes(t) for t in _tensors(hooks.batch)),
+        "batch_bytes": sum(_bytes(t) for t in tensors_of(hooks.batch)),
         "flags": _flags(),
         "ranks": _ranks(hooks),
         "cuda": _cuda() if device == "cuda" else {},
@@ -42,14 +49,10 @@ def describe(hooks: Any) -> dict[str, Any]:
 
 
 def parameters(hooks: Any) -> Iterator[torch.Tensor]:
-    """The parameters of all optimizers that stepped, each once."""
-    seen: set[int] = set()
-    for optimizer in hooks.optimizers.values():
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    yield parameter
+    """The parameters of all optimizers that stepped, or those updated by hand, each once."""
+    groups = [group["params"] for o in hooks.optimizers.values() for group in o.param_groups]
+    every = itertools.chain.from_iterable(groups or [hooks.by_hand])
+    yield from {id(parameter): parameter for parameter in every}.values()
 
 
 def held_bytes(hooks: Any) -> int:
@@ -58,7 +61,7 @@ def held_bytes(hooks: Any) -> int:
     found = list(parameters(hooks))
     grads = [p.grad for p in found if p.grad is not None]
     state = [t for optimizer in hooks.optimizers.values() for t in _state(optimizer)]
-    for tensor in [*found, *grads, *state, *_tensors(hooks.batch)]:
+    for tensor in [*found, *grads, *state, *tensors_of(hooks.batch)]:
         storage = tensor.untyped_storage()
         storages[storage._cdata] = storage.nbytes()
     return sum(storages.values())
@@ -71,6 +74,23 @@ def resident_bytes() -> int:
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
     return 0
+
+
+def peak_bytes() -> int:
+    """The most that `resident_bytes` was so far."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return int(torch.cuda.max_memory_allocated())
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def first_touch() -> float:
+    """Bytes/s at which the system hands out memory that was not used before."""
+    with mmap.mmap(-1, TOUCHED_BYTES) as fresh:
+        begin = time.perf_counter()
+        for place in range(0, TOUCHED_BYTES, _PAGE):
+            fresh[place] = 1
+        return TOUCHED_BYTES / (time.perf_counter() - begin)
 
 
 def live_graph_tensors() -> tuple[int, list[str]]:
@@ -224,7 +244,7 @@ def _ranks(hooks: Any) -> dict[str, Any]:
         return {"world_size": 1, "rank": 0}
     loader = hooks.loader
     sampler = type(getattr(loader, "sampler", None)).__name__
-    batch = next((t for t in _tensors(hooks.batch) if t.numel()), None)
+    batch = next((t for t in tensors_of(hooks.batch) if t.numel()), None)
     return {
         "world_size": distributed.get_world_size(),
         "rank": distributed.get_rank(),
@@ -247,19 +267,8 @@ def _cuda() -> dict[str, Any]:
 
 def _state(optimizer: Any) -> Iterator[torch.Tensor]:
     for state in optimizer.state.values():
-        yield from _tensors(dict(state) if hasattr(state, "items") else state)
+        yield from tensors_of(dict(state) if hasattr(state, "items") else state)
 
 
 def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _tensors(tree: Any, depth: int = 0) -> Iterator[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif depth < 6:
-        if hasattr(tree, "keys"):
-            tree = [tree[key] for key in tree.keys()]  # noqa: SIM118
-        if isinstance(tree, (list, tuple)):
-            for item in tree:
-                yield from _tensors(item, depth + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from vivace.profile.record.clock import Clock
+from vivace.profile.record.sites import calling_site
 
 COLLECTIVES = (
     "all_reduce",
@@ -26,6 +28,7 @@ COLLECTIVES = (
     "reduce",
     "reduce_scatter_tensor",
 )
+BACKWARDS_ALONE = 8  # without an update: is there an optimizer at all?
 
 
 class Patches:
@@ -68,6 +71,7 @@ class LoopHooks:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
+        self.by_hand: list[torch.Tensor] = []  # weights that no optimizer updates
         self.loaders: dict[int, Any] = {}
         self.loader: Any = None  # the one that feeds training
         self.annotate = False
@@ -76,8 +80,10 @@ class LoopHooks:
         self.synchronize = False  # let the clock see the device's time, not the host's
         self.examine_losses = False
         self.losses_not_finite = 0
+        self.retained_at = ""  # the line of a backward pass that keeps its graph
         self._patches = Patches()
         self._fetching = 0
+        self._looked = False
         self._ranges: list[Any] = []
 
     def install(self) -> None:
@@ -85,8 +91,9 @@ class LoopHooks:
         patches = self._patches
         patches.replace(_BaseDataLoaderIter, "__next__", self._next)
         patches.replace(DataLoader, "__iter__", self._iter)
-        patches.replace(torch.autograd, "backward", lambda original: self._timed("backward", original))
+        patches.replace(torch.autograd, "backward", self._backward)
         patches.replace(torch.optim.Optimizer, "zero_grad", self._zeroing)
+        patches.replace(torch.nn.Module, "eval", self._evaluating)
         before = optimizers.register_optimizer_step_pre_hook(self._before_update)
         patches.hook(optimizers._global_optimizer_pre_hooks, before)
         after = optimizers.register_optimizer_step_post_hook(self._after_update)
@@ -132,7 +139,7 @@ class LoopHooks:
     def fetched(self, batch: Any) -> None:
         """A batch has come."""
         self.batch = batch
-        self.clock.fetched(num_samples(batch))
+        self.clock.fetched(num_samples(batch), sum(tensor.numel() for tensor in tensors_of(batch)))
 
     def _wait(self) -> None:
         if self.synchronize:
@@ -176,19 +183,91 @@ class LoopHooks:
 
     def _timed(self, name: str, original: Any) -> Any:
         def call(*arguments: Any, **keywords: Any) -> Any:
-            if name == "backward" and self.examine_losses and arguments:
-                losses = arguments[0] if isinstance(arguments[0], (list, tuple)) else arguments[:1]
+            with self.phase(name):
+                return original(*arguments, **keywords)
+
+        return call
+
+    def _backward(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def backward(
+            tensors: Any,
+            grad_tensors: Any = None,
+            retain_graph: Any = None,
+            create_graph: bool = False,
+            **rest: Any,
+        ) -> Any:
+            if self.examine_losses:
+                losses = tensors if isinstance(tensors, (list, tuple)) else [tensors]
                 finite = all(bool(torch.isfinite(t.detach()).all()) for t in losses)
                 self.losses_not_finite += not finite
-            self._push(name)
+            retains = bool(retain_graph) and not create_graph
+            if retains and not self.retained_at:
+                self.retained_at = calling_site()
+            try:
+                with self.phase("backward"):
+                    return original(tensors, grad_tensors, retain_graph, create_graph, **rest)
+            finally:
+                self._look_for_an_optimizer()
+                self.clock.went_backward(retains=retains)
+
+        return backward
+
+    def _look_for_an_optimizer(self) -> None:
+        """Once, where several backward passes came without an update."""
+        if self.clock.unanswered == BACKWARDS_ALONE and not self._looked:
+            self._looked = True
+            self.by_hand = weights_without_optimizer()
+            if self.by_hand:
+                self.clock.by_hand = True
+                self._patches.replace(torch.nn.Module, "zero_grad", self._clearing)
+                self._patches.replace(torch.Tensor, "backward", self._returning)
+
+    def _evaluating(self, original: Any) -> Any:
+        def evaluate(module: Any) -> Any:
+            self.clock.evaluates()
+            return original(module)
+
+        return evaluate
+
+    def _returning(self, original: Any) -> Any:
+        """The step ends after the outermost call: torch calls this again where something counts operations,
+        and what counts them cannot be removed inside of such a call.
+        """
+        depth = 0
+
+        def backward(*arguments: Any, **keywords: Any) -> Any:
+            nonlocal depth
+            depth += 1
             try:
                 return original(*arguments, **keywords)
             finally:
-                self._pop()
-                if name == "backward":
-                    self.clock.step.backwards += 1
+                depth -= 1
+                if not depth:
+                    self.clock.returned()
 
-        return call
+        return backward
+
+    def _clearing(self, original: Any) -> Any:
+        def clear(*arguments: Any, **keywords: Any) -> Any:
+            self.clock.cleared()
+            return original(*arguments, **keywords)
+
+        return clear
+
+    def _evaluating(self, original: Any) -> Any:
+        def evaluate(module: Any) -> Any:
+            self.clock.evaluates()
+            return original(module)
+
+        return evaluate
+
+    def _clearing(self, original: Any) -> Any:
+        def clear(*arguments: Any, **keywords: Any) -> Any:
+            self.clock.cleared()
+            return original(*arguments, **keywords)
+
+        return clear
 
     def _zeroing(self, original: Any) -> Any:
         def zero(*arguments: Any, **keywords: Any) -> Any:
@@ -221,6 +300,19 @@ class LoopHooks:
         self.clock.updated(id(optimizer))
 
 
+def weights_without_optimizer() -> list[torch.Tensor]:
+    """The leaves that have a gradient, where this process holds no optimizer; else nothing."""
+    gc.collect()
+    found: list[torch.Tensor] = []
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if issubclass(kind, torch.optim.Optimizer):
+            return []
+        if issubclass(kind, torch.Tensor) and thing.is_leaf and thing.grad is not None:
+            found.append(thing)
+    return found
+
+
 def named_range(name: str) -> Any:
     """A range of the trace that has begun; ``__exit__`` ends it."""
     found: Any = torch.autograd.profiler.record_function(name)
@@ -241,3 +333,15 @@ def num_samples(batch: Any, depth: int = 0) -> int:
         inner = list(vars(batch).values())
     found = (num_samples(item, depth + 1) for item in inner) if depth < 4 else iter(())
     return next(filter(None, found), 0 if depth else 1)
+
+
+def tensors_of(tree: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    """The tensors in nested mappings and sequences."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif depth < 6:
+        if hasattr(tree, "keys"):
+            tree = [tree[key] for key in tree.keys()]  # noqa: SIM118
+        if isinstance(tree, (list, tuple)):
+            for item in tree:
+                yield from tensors_of(item, depth + 1)

@@ -9,7 +9,7 @@ import torch
 from torch.optim import optimizer as optimizers
 
 from vivace.profile.record.hooks import LoopHooks, Patches
-from vivace.profile.record.waits import calling_site
+from vivace.profile.record.sites import calling_site
 
 SMALLEST_NORMAL = 2.0**-14  # of float16
 

@@ -58,6 +58,7 @@ class Recorder:
         self.patches = Patches()
         self.steps: list[Step] = []
         self.resident: list[int] = []
+        self.course: list[tuple[Step, int]] = []  # every step until the window's end, and the peak after it
         self.graphs: list[int] = []
         self.synchronized: list[Step] = []
         self.document: dict[str, Any] = {"format": 1, "state": "warm"}
@@ -102,6 +103,8 @@ class Recorder:
             return
         self._in_state += 1
         try:
+            if self._state in ("warm", "timed"):
+                self.course.append((step, facts.peak_bytes()))
             if self._state == "timed":
                 self.steps.append(step)
                 self.resident.append(facts.resident_bytes())
@@ -233,6 +236,7 @@ class Recorder:
     def _enter_finished(self) -> None:
         self._guarded(lambda: self.document.update(facts.describe(self.hooks)))
         self._guarded(self._average)
+        self._guarded(lambda: self.document.update(first_touch=facts.first_touch()))
         self.hooks.restore()  # copies of the model and of the optimizer are no part of the loop
         self._guarded(lambda: experiments.run(self, self.document))
         self.finish()
@@ -259,6 +263,7 @@ class Recorder:
 
     def _average(self) -> None:
         """Means over the undisturbed steps of the timed window."""
+        _mark_validation([step for step, _ in self.course])
         clean = _undisturbed([step for step in self.steps if not step.interrupted] or self.steps)
         document = self.document
         document["steps"] = len(self.steps)
@@ -267,7 +272,8 @@ class Recorder:
             document["seconds"] = {p: statistics.fmean(s.seconds[p] for s in clean) for p in PHASES}
             document["step_seconds"] = statistics.fmean(s.wall_seconds for s in clean)
             document["median_step_seconds"] = statistics.median(s.wall_seconds for s in clean)
-            document["samples"] = statistics.fmean(s.samples for s in clean) or self._rows() or 1.0
+            samples = statistics.fmean(s.samples for s in clean) or self._rows()
+            document["samples"], document["samples_known"] = samples or 1.0, samples > 0
             still = [
                 s.wall_seconds
                 for s, (a, b) in zip(self.steps[1:], pairwise(self.graphs), strict=True)
@@ -278,6 +284,8 @@ class Recorder:
             document["sizes"] = sorted({s.samples for s in clean})
             document["backwards"] = statistics.fmean(s.backwards for s in clean)
             document["updates"] = statistics.fmean(s.updates for s in clean)
+            document["course"] = [_brief(step, peak) for step, peak in self.course]
+            document["retained_at"] = self.hooks.retained_at
             broken = [s for s in self.steps if s.interrupted]
             document["interrupted"] = [{"wall": s.wall_seconds, **s.seconds} for s in broken]
 
@@ -292,3 +300,26 @@ def _undisturbed(steps: list[Step]) -> list[Step]:
     dropped = min(DISTURBED_STEPS, len(steps) // FEWEST_STEPS)
     limit = sorted(step.wall_seconds for step in steps)[: len(steps) - dropped][-1] if steps else 0.0
     return [step for step in steps if step.wall_seconds <= limit]
+
+
+def _mark_validation(steps: list[Step]) -> None:
+    """Where gradients stay on in validation, or it needs no loader, what shows it is rare: many fetches for
+    a backward pass, or a module that is put into evaluation mode. A loop that does so in each step is none.
+    """
+    usual = statistics.median(step.fetches for step in steps) if steps else 0
+    for step in steps:
+        step.validates |= step.fetches > 2 * usual and step.backwards < step.fetches
+    if 2 * sum(step.validates for step in steps) < len(steps):
+        for step in steps:
+            step.interrupted |= step.validates
+
+
+def _brief(step: Step, peak: int) -> dict[str, Any]:
+    """What the course of the peak is read from."""
+    return {
+        "peak": peak,
+        "wall": step.wall_seconds,
+        "elements": step.elements,
+        "validates": step.validates,
+        "retains": step.retains,
+    }

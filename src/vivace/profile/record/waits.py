@@ -11,11 +11,11 @@ import torch
 
 from vivace.profile.record.clock import Clock
 from vivace.profile.record.hooks import Patches
+from vivace.profile.record.sites import calling_site
 
 QUESTIONS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__")
 _NOT_THEIRS = tuple(os.path.join(os.path.dirname(path), "") for path in (torch.__file__, __file__))
 LOOP_SECONDS = 0.002  # asked again within this time: a loop
-_OWN = ("vivace/profile", "vivace/engine", "/torch/", "<frozen", "contextlib.py", "functools.py")
 
 
 class WaitWatch:
@@ -82,17 +82,3 @@ class WaitWatch:
         if 0 < gap < LOOP_SECONDS:
             row["span"] += gap
         row["last"] = time.perf_counter()
-
-
-def calling_site(skip: tuple[str, ...] = _OWN) -> str:
-    """``file:line`` of the innermost caller outside of torch and Vivace."""
-    frame = sys._getframe(2)
-    first = frame
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not any(part in name for part in skip):
-            return f"{name}:{frame.f_lineno}"
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-    return f"{first.f_code.co_filename}:{first.f_lineno}"

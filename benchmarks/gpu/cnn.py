@@ -1,0 +1,137 @@
+"""Convolutional networks: are the kernels right, how far does each step of the waterfall come, and why?
+
+The most telling cases come first; what the time does not reach goes on in the next run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from book import Book
+from correctness import Server
+from norm_shapes import ALLOWED, SHAPES
+from speed import Settings, Track
+
+from vivace.engine.launch import Child, Source
+from vivace.measure import paired
+
+HERE = Path(__file__).resolve().parent
+JOBS = HERE / "cnn_jobs.py"
+TINY = Source(f"{HERE / 'tiny.py'}:cnn")
+HALF: Settings = {"bf16_autocast": {}}
+NHWC: Settings = {**HALF, "channels_last": {}, "cudnn_benchmark": {}}
+NORM: Settings = {**NHWC, "fused_batchnorm": {}}
+COMPILED: Settings = {**NORM, "fused_optimizer": {}, "compile": {}}
+# Every step keeps what the ones before it had; TF32 gives way to bf16.
+WATERFALL: dict[str, Settings] = {
+    "TF32": {"tf32": {}},
+    "bf16": HALF,
+    "+ channels_last": NHWC,
+    "+ fused_batchnorm": NORM,
+    "+ compile": COMPILED,
+    "+ graph": {**COMPILED, "cuda_graph_step": {}},
+}
+GRAPH: Settings = {"fused_optimizer": {}, "cuda_graph_step": {}}
+ASIDE: dict[str, Settings] = {  # what one technique is worth where the others are there
+    "graph without compile": {**NORM, **GRAPH},
+    "graph without fused_batchnorm": {**NHWC, **GRAPH, "compile": {}},
+    "graph without both": {**NHWC, **GRAPH},
+    "bf16 weights, graph": {**{k: v for k, v in NORM.items() if k not in HALF}, "bf16_weights": {}, **GRAPH},
+    "padded_stem": {**NORM, **GRAPH, "padded_stem": {}},
+    "conv1x1_gemm": {**NORM, **GRAPH, "conv1x1_gemm": {}},
+}
+SHORT = ("+ channels_last", "+ fused_batchnorm", "+ graph")
+NETWORKS = ("resnext101_32x8d", "mobilenet_v3_large", "efficientnet_b0", "densenet121", "vgg16_bn", "unet")
+PARITY: tuple[Settings, ...] = (
+    {},
+    {"channels_last": {}},
+    {"bf16_autocast": {}, "channels_last": {}},
+    {"fp16_autocast": {}},
+    {"bf16_weights": {}},
+    {"compile": {}},
+    GRAPH,
+)
+
+
+def cnn(book: Book) -> None:
+    """Ceilings, correctness, the waterfall of ResNet-50, each kernel alone, then the other networks."""
+    _in_child(book, "probes:Probes", {"ceiling matmul": ("matmul", {}), "ceiling copy": ("copy", {})})
+    kernels = "norm_kernels:NormKernels"
+    _in_child(book, kernels, {f"kernels {d}": ("check", {"dtype": d}) for d in ALLOWED})
+    _contract(book)
+    _waterfall(book, "resnet50_256", {**WATERFALL, **ASIDE})
+    _in_child(book, kernels, {f"kernels at {s}": ("ablate", {"shape": s}) for s in SHAPES})
+    for name, plans in _rest():
+        if book.dry and name not in ("unet_256", "convnext_tiny_256"):
+            continue
+        _waterfall(book, name, plans)
+
+
+def _rest() -> Iterator[tuple[str, dict[str, Settings]]]:
+    yield "resnet50_32", WATERFALL
+    short = {label: WATERFALL[label] for label in SHORT}
+    for batch in (256, 32):
+        for network in NETWORKS:
+            yield f"{network}_{batch}", short
+        yield f"convnext_tiny_{batch}", short  # no BatchNorm: refused, and said so
+
+
+def _in_child(book: Book, entry: str, cases: dict[str, tuple[str, dict[str, Any]]]) -> None:
+    if all(book.cases.get(name, {}).get("status") == "ok" for name in cases):
+        return
+    child = Child(entry, TINY, {"dry": book.dry})
+    try:
+        for name, (command, arguments) in cases.items():
+            timeout = max(5.0, min(90.0, book.left))
+            book.case(
+                name,
+                lambda c=command, t=timeout, a=arguments: {"found": child.ask(c, t, **a)},
+                seconds=4,
+            )
+    finally:
+        child.close()
+
+
+def _contract(book: Book) -> None:
+    """The contract of the technique beside those that it will be used with."""
+    plans: list[Settings] = [{"fused_batchnorm": {}, **others} for others in PARITY]
+    with Server(lambda: Child("scenes:Contract", TINY, {"dry": book.dry})) as server:
+        for plan in plans:
+            if not (book.dry and "compile" in plan):
+                timeout = max(5.0, min(90.0, book.left))
+                book.case(
+                    f"contract {' + '.join(plan)}",
+                    lambda p=plan, t=timeout: server.ask("check", t, plan=p, job="cnn"),
+                    seconds=8,
+                )
+
+
+def _waterfall(book: Book, name: str, plans: dict[str, Settings]) -> None:
+    """Strict fp32, then each plan beside it, with the bytes that its kernels must move and the bound."""
+    paired.UNSTEADY_WIDTH = math.inf if book.dry else paired.UNSTEADY_WIDTH
+    if book.dry:
+        plans = {label: plans[label] for label in ("+ fused_batchnorm",)}
+    with Track(book, name, JOBS) as track:
+        reference = book.case(f"{name} | strict fp32", track.reference_case, seconds=25)
+        if reference["status"] != "ok":
+            book.unreached += [f"{name} | {label}" for label in plans]
+            return
+        _count(book, name)
+        for label, plan in plans.items():
+            seconds = 45 if "compile" in plan else 20
+            book.case(f"{name} | {label}", lambda plan=plan: track.plan_case(plan), seconds=seconds)
+
+
+def _count(book: Book, name: str) -> None:
+    """Bytes an image and bounds of a network at the ceilings measured here."""
+    rates = {k: v for c in ("matmul", "copy") for k, v in book.cases[f"ceiling {c}"].get("found", {}).items()}
+    if {"copy_device", "matmul_bfloat16", "matmul_float32"} <= rates.keys():
+        arguments = {
+            "name": name.rpartition("_")[0],
+            "bandwidth": rates["copy_device"],
+            "rates": {dtype: rates[f"matmul_{dtype}"] for dtype in ("float32", "bfloat16")},
+        }
+        _in_child(book, "counted:Counted", {f"{name} | bytes": ("traffic", arguments)})

@@ -1,0 +1,128 @@
+"""Bytes that a training step of a convolutional network must move, kernel by kernel, and the time for them.
+
+Counted on meta tensors, which need neither memory nor a GPU, from the operators that would run. Each kernel
+reads its inputs and writes its outputs once; BatchNorm reads its feature maps twice, each way; the backward
+pass of a convolution is two kernels, and both read the gradient. Feature maps are in NHWC order, weights in
+the same dtype; the optimizer's update is left out, since it does not grow with the batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from vivace.matching import install
+from vivace.profile.work import Kernel, count_work
+
+BATCH = 64
+# Vendor's figures of an H200, of which the published bounds are made: bytes/s, dense bf16 operations/s.
+H200 = (4.8e12, 989e12)
+FORGOTTEN = ("clone",)  # on meta tensors a convolution forgets the memory order, and no GPU makes that copy
+
+
+class Pass(NamedTuple):
+    """One kernel: its operator, class and work."""
+
+    name: str
+    kind: str
+    bytes: float
+    flops: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """The kernels of a step of `batch` images."""
+
+    passes: tuple[Pass, ...]
+    batch: int
+
+    @property
+    def bytes(self) -> float:
+        """Bytes an image."""
+        return sum(one.bytes for one in self.passes) / self.batch
+
+    @property
+    def flops(self) -> float:
+        """Operations of matrix kernels an image."""
+        return sum(one.flops for one in self.passes) / self.batch
+
+    def bound(self, bandwidth: float, rate: float) -> float:
+        """Images/s where every kernel runs at the memory's or the matrix units' rate, one after the other."""
+        return self.batch / sum(max(one.bytes / bandwidth, one.flops / rate) for one in self.passes)
+
+
+def traffic(
+    build: Callable[[], nn.Module],
+    size: int,
+    dtype: torch.dtype,
+    *,
+    fused: bool,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    batch: int = BATCH,
+) -> Traffic:
+    """Count one forward and backward pass over `batch` square images of `size` pixels; `fused`: as
+    `fused_batchnorm` runs it. Norms keep their own dtype of weights, fp32.
+    """
+    with torch.device("meta"):
+        model = build().to(dtype).to(memory_format=torch.channels_last).train()
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.float()
+        images = torch.empty(batch, 3, size, size, dtype=dtype).to(memory_format=torch.channels_last)
+    undo, _ = install(model, {}) if fused else (lambda: None, False)
+
+    def step() -> None:
+        outputs = model(images).float()
+        (outputs.mean() if loss is None else loss(outputs)).backward()
+
+    try:
+        kernels = count_work(step).kernels
+    finally:
+        undo()
+    return Traffic(tuple(one for k in kernels for one in _passes(k)), batch)
+
+
+def _passes(kernel: Kernel) -> Iterator[Pass]:
+    """The kernels that an operator is on a GPU."""
+    reads, writes = [a.bytes for a in kernel.reads], [a.bytes for a in kernel.writes]
+    if kernel.name in FORGOTTEN:
+        return
+    if kernel.name == "convolution_backward":
+        gradient, x, weight = reads[:3]
+        for_x = writes[0] if kernel.writes[0].num_elements == kernel.reads[1].num_elements else 0
+        sides = [(gradient + weight + for_x, for_x), (gradient + x + weight, 1)]
+        num_sides = sum(1 for _, there in sides if there)
+        for moved, there in sides:
+            if there:
+                yield Pass(kernel.name, kernel.operator, moved, kernel.flops / num_sides)
+    elif kernel.name == "batch_norm":
+        values, bits = reads[0], writes[1] if len(writes) > 3 else 0
+        yield Pass("batch_norm_statistics", "norm", values, 0)
+        yield Pass("batch_norm_apply", "norm", sum(r for r in reads if 2 * r >= values) + writes[0] + bits, 0)
+    elif kernel.name == "batch_norm_backward" and kernel.operator == "norm" and len(writes) == 4:
+        gradient, x, bits = reads[:3]
+        for_residual = writes[1]
+        yield Pass("batch_norm_backward_sums", "norm", gradient + x + bits + for_residual, 0)
+        again = 0 if for_residual else bits
+        yield Pass("batch_norm_backward_apply", "norm", gradient + x + again + writes[0], 0)
+    else:
+        yield Pass(kernel.name, kernel.operator, kernel.bytes, kernel.flops)
+
+
+def norm_bytes(num_rows: int, width: int, item: int, *, residual: bool) -> dict[str, float]:
+    """Bytes that each of `fused_batchnorm`'s large kernels must move for one BatchNorm with a ReLU.
+
+    `residual`: something is added; then the backward's first pass writes the gradient that the second reads.
+    """
+    values, bits = num_rows * width * item, num_rows * width / 8
+    extra = values if residual else 0.0
+    return {
+        "batch_norm_statistics": values,
+        "batch_norm_apply": 2 * values + extra + bits,
+        "batch_norm_backward_sums": 2 * values + extra + bits,
+        "batch_norm_backward_apply": 3 * values + (0.0 if residual else bits),
+    }

@@ -1,0 +1,176 @@
+"""Compile Vivace's Triton kernels ahead of time for GPUs that need not be there: what each takes of a chip.
+
+    python benchmarks/kernels.py [sm_80 sm_90 gfx942 ...]
+
+Registers, spills and shared memory come from the assembler's own report, the width of memory accesses from
+its machine code. Writes a record; exit code 1 where a kernel does not compile, or spills.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import _record
+
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # what every Triton up to 3.9 does, said aloud
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+import vivace
+from vivace.kernels import batch_norm_backward, batch_norm_forward, tiles
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+OBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+HALF = ("x_ptr", "residual_ptr", "y_ptr", "gradient_ptr", "residual_gradient_ptr", "x_gradient_ptr")
+SETTINGS = {  # a ResNet's: the last BatchNorm of a block, at a width that is a multiple of 8
+    "ALIGNED": True,
+    "AFFINE": True,
+    "TRACKED": True,
+    "RESIDUAL": True,
+    "ACTIVATION": "relu",
+    "ROWS": tiles.TILE // 64,
+    "COLUMNS": 64,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "relu": {"RESIDUAL": False},
+    "add_relu": {},
+    "silu": {"RESIDUAL": False, "ACTIVATION": "silu"},
+    "odd_width": {"ALIGNED": False},
+    "eight_channels": {  # what is absent, and a number that is one, reach a kernel as constants
+        "AFFINE": False,
+        "TRACKED": False,
+        "RESIDUAL": False,
+        "ACTIVATION": "none",
+        "COLUMNS": 16,
+        "ROWS": tiles.TILE // 16,
+        "eighths": 1,
+        "num_splits": 1,
+        **dict.fromkeys(("weight_ptr", "bias_ptr", "residual_ptr", "running_mean_ptr"), None),
+    },
+}
+KERNELS = [
+    batch_norm_forward.batch_norm_statistics,
+    batch_norm_forward.batch_norm_finish,
+    batch_norm_forward.batch_norm_apply,
+    batch_norm_backward.batch_norm_backward_sums,
+    batch_norm_backward.batch_norm_backward_finish,
+    batch_norm_backward.batch_norm_backward_apply,
+]
+
+
+def main() -> int:
+    """Compile every kernel in each of its variants for each target."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(TARGETS))
+    targets = parser.parse_args().targets or list(TARGETS)
+    if unknown := sorted(set(targets) - set(TARGETS)):
+        parser.error(f"there is no target '{unknown[0]}'; there are: {', '.join(TARGETS)}")
+    record = _record.opened("kernels", "python benchmarks/kernels.py", vivace.inspect())
+    record["versions"]["triton"] = triton.__version__
+    record["kernels"] = {target: built(target) for target in targets}
+    _record.write(record)
+    bad = [
+        f"{target}: {name}"
+        for target, found in record["kernels"].items()
+        for name, facts in found.items()
+        if facts.get("error") or facts["spilled_bytes"]
+    ]
+    print("\n".join(["does not compile, or spills:", *bad]) if bad else "all compile, and none spills")
+    return 1 if bad else 0
+
+
+def built(target: str) -> dict[str, dict[str, Any]]:
+    """Facts by ``kernel variant``; a variant that is a kernel's earlier one again is left out."""
+    found: dict[str, dict[str, Any]] = {}
+    for kernel in KERNELS:
+        name, seen = kernel.__name__, []
+        for label, changed in VARIANTS.items():
+            constants = {k: v for k, v in {**SETTINGS, **changed}.items() if k in kernel.arg_names}
+            if name.endswith("finish"):
+                constants |= {"COLUMNS": tiles.FINISH_COLUMNS, "SPLITS": tiles.FINISH_SPLITS}
+            if constants in seen:
+                continue
+            seen.append(constants)
+            key = f"{name} {label}"
+            found[key] = facts_of(kernel, constants, target)
+            print(f"{target}: {key}: {found[key]}", flush=True)
+    return found
+
+
+def facts_of(kernel: Any, constants: dict[str, Any], target: str) -> dict[str, Any]:
+    """What one compiled kernel takes, or why it does not compile."""
+    signature, attributes = {}, {}
+    warps = tiles.SUM_WARPS if kernel.__name__.endswith(("statistics", "sums")) else 4
+    for place, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name.endswith("_ptr"):
+            kind = "bf16" if name in HALF else "u8" if name == "mask_ptr" else "fp32"
+            signature[name] = f"*{kind}"
+            attributes[(place,)] = [["tt.divisibility", 16]]  # what torch's allocator gives
+        else:
+            signature[name] = "fp32" if name in ("epsilon", "momentum") else "i32"
+    try:
+        source = ASTSource(kernel, signature, constants, attributes)
+        compiled = triton.compile(source, target=TARGETS[target], options={"num_warps": warps})
+    except Exception as error:  # the next kernel must come
+        return {"error": str(error).strip().splitlines()[-1][:300]}
+    facts = {"shared_bytes": compiled.metadata.shared, "warps": compiled.metadata.num_warps}
+    if target.startswith("sm"):
+        return facts | of_nvidia(compiled.asm["cubin"])
+    return facts | of_amd(compiled.asm["amdgcn"])
+
+
+def of_nvidia(cubin: bytes) -> dict[str, Any]:
+    """Registers, local memory (where spills go), and how many global accesses of each width there are."""
+    with tempfile.TemporaryDirectory() as folder:
+        binary = Path(folder, "kernel.cubin")
+        binary.write_bytes(cubin)
+        usage, code = (
+            subprocess.run([OBJDUMP, option, binary], capture_output=True, text=True, check=True).stdout
+            for option in ("--dump-resource-usage", "--dump-sass")
+        )
+    widths = collections.Counter(
+        f"{kind}{int(bits or 32) if bits not in ('U8', 'S8', 'U16', 'S16') else int(bits[1:])}"
+        for kind, bits in re.findall(r"\b(LDG|STG)\.E(?:\.EF|\.EL|\.NA)?(?:\.(64|128|U8|S8|U16|S16))?", code)
+    )
+    return {
+        "registers": int(re.findall(r"REG:(\d+)", usage)[-1]),
+        "spilled_bytes": int(re.findall(r"STACK:(\d+)", usage)[-1]),
+        "accesses_by_bits": dict(sorted(widths.items())),
+    }
+
+
+def of_amd(code: str) -> dict[str, Any]:
+    """Vector and scalar registers, spills, and global accesses by width, from the assembly."""
+    numbers = {k: int(v) for k, v in re.findall(r"\.(\w+_count):\s+(\d+)", code)}
+    sizes = {"dwordx4": 128, "dwordx2": 64, "dwordx3": 96, "dword": 32, "ushort": 16, "short": 16}
+    sizes |= {"short_d16": 16, "short_d16_hi": 16, "ubyte": 8, "byte": 8, "sbyte": 8}
+    sizes |= {"ubyte_d16": 8, "ubyte_d16_hi": 8}
+    widths = collections.Counter(
+        f"{'LDG' if kind == 'load' else 'STG'}{sizes.get(width, width)}"
+        for kind, width in re.findall(r"(?:global|buffer)_(load|store)_(\w+)", code)
+    )
+    return {
+        "registers": numbers["vgpr_count"],
+        "scalar_registers": numbers["sgpr_count"],
+        "spilled_bytes": 4 * numbers["vgpr_spill_count"] + 4 * numbers["sgpr_spill_count"],
+        "accesses_by_bits": dict(sorted(widths.items())),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Triton kernels, each beside the plain-PyTorch reference that says what it computes."""

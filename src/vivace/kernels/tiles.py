@@ -1,0 +1,108 @@
+"""What the Triton kernels share: tiles over rows of channels, masks of one bit an element, launch sizes.
+
+A feature map in NHWC order is a matrix of `num_rows` pixels by `width` channels. A width that is a multiple
+of 8 reaches a kernel as `eighths`, from which the compiler sees that rows begin at 16-byte boundaries.
+Offsets inside of a tile are 32-bit, those of tiles 64-bit.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+TILE = 4096  # elements that a program holds at a time
+MOST_COLUMNS = 128
+PROGRAMS_A_PROCESSOR = 4  # of the passes that sum
+FINISH_COLUMNS, FINISH_SPLITS = 16, 64  # the tile of the kernels that add splits up
+SUM_WARPS = 8  # of the passes that sum: their accumulators take most registers
+PROCESSORS_WITHOUT_A_GPU = 2  # in Triton's interpreter
+
+
+@triton.jit
+def true_width(width, eighths, ALIGNED: tl.constexpr):
+    """The number of channels, in the form that shows its divisor."""
+    return eighths * 8 if ALIGNED else width
+
+
+@triton.jit
+def bytes_of_row(width, eighths, ALIGNED: tl.constexpr):
+    """Bytes that one row of a bit mask takes."""
+    return eighths if ALIGNED else (width + 7) // 8
+
+
+@triton.jit
+def store_bits(
+    mask_ptr, bits, first, first_column, end, row_bytes, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Write a tile of booleans, eight neighbouring columns in one byte, the lowest first."""
+    rows = tl.arange(0, ROWS)
+    columns = first_column // 8 + tl.arange(0, COLUMNS // 8)
+    eights = tl.reshape(bits.to(tl.int32), [ROWS, COLUMNS // 8, 8])
+    packed = tl.sum(eights << tl.arange(0, 8)[None, None, :], axis=2).to(tl.uint8)
+    there = (first + rows < end)[:, None] & (columns < row_bytes)[None, :]
+    offsets = rows[:, None] * row_bytes + columns[None, :]
+    tl.store(mask_ptr + first.to(tl.int64) * row_bytes + offsets, packed, mask=there)
+
+
+@triton.jit
+def load_bits(mask_ptr, first, first_column, end, row_bytes, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The tile of zeros and ones that `store_bits` wrote."""
+    rows = tl.arange(0, ROWS)
+    columns = first_column // 8 + tl.arange(0, COLUMNS // 8)
+    there = (first + rows < end)[:, None] & (columns < row_bytes)[None, :]
+    offsets = rows[:, None] * row_bytes + columns[None, :]
+    packed = tl.load(mask_ptr + first.to(tl.int64) * row_bytes + offsets, mask=there, other=0)
+    bits = (packed.to(tl.int32)[:, :, None] >> tl.arange(0, 8)[None, None, :]) & 1
+    return tl.reshape(bits, [ROWS, COLUMNS])
+
+
+@triton.jit
+def scale_and_bias(rstd, weight_ptr, bias_ptr, columns, inside, AFFINE: tl.constexpr):
+    """What deviations from the mean are multiplied by, and what is added, a channel."""
+    if AFFINE:
+        scale = rstd * tl.load(weight_ptr + columns, mask=inside, other=0).to(tl.float32)
+        bias = tl.load(bias_ptr + columns, mask=inside, other=0).to(tl.float32)
+    else:
+        scale = rstd
+        bias = tl.zeros_like(rstd)
+    return scale, bias
+
+
+class Tiles(NamedTuple):
+    """How a matrix is cut: rows and columns of a tile, and for the passes that sum, splits of the rows."""
+
+    rows: int
+    columns: int
+    num_columns: int
+    rows_a_split: int
+    num_splits: int
+
+    @classmethod
+    def of(cls, num_rows: int, width: int, device: torch.device) -> Tiles:
+        """Tiles of `TILE` elements; about `PROGRAMS_A_PROCESSOR` programs a processor that sum."""
+        columns = min(MOST_COLUMNS, max(16, triton.next_power_of_2(width)))
+        rows, num_columns = TILE // columns, triton.cdiv(width, columns)
+        wanted = max(1, PROGRAMS_A_PROCESSOR * _processors(device) // num_columns)
+        rows_a_split = rows * triton.cdiv(triton.cdiv(num_rows, wanted), rows)
+        return cls(rows, columns, num_columns, rows_a_split, triton.cdiv(num_rows, rows_a_split))
+
+    def num_tiles(self, num_rows: int) -> int:
+        """Tiles of the whole matrix."""
+        return -(-num_rows // self.rows) * self.num_columns
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return PROCESSORS_WITHOUT_A_GPU
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[Any]:
+    """Launches go to the tensor's GPU; a CPU's tensors are for the interpreter."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()

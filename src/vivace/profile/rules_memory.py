@@ -1,0 +1,136 @@
+"""Rules about memory: it grows, a graph outlives its step, the peak is not where training is, fragments."""
+
+from __future__ import annotations
+
+import statistics
+from itertools import pairwise
+from typing import Any
+
+from vivace.inspect.table import human_bytes
+from vivace.profile.seen import Seen, Verdict
+
+GROWTH = 0.03
+FIRST_TOUCH = 2**30  # bytes/s at which a system hands out memory that was not used before, where not measured
+TOUCHED_TWICE = 1.5  # new memory is not in the caches either, when it is written
+HIGHER, HIGHER_BYTES = 1.2, 32 * 2**20  # a peak of its own
+LARGE_KEPT = 0.1  # of the step's own peak
+LONG = 2.0  # times the usual batch's elements
+SETTLING = 2  # steps whose peak is the loop's beginning
+
+
+def memory(seen: Seen) -> Verdict | None:
+    """The first that is found: memory grows, a graph is kept, the peak comes late, memory is fragmented."""
+    live = seen.record.get("live") or {}
+    steps = max(1, live.get("steps") or 1)
+    more = (live.get("after") or 0) - (live.get("before") or 0)
+    resident = seen.record.get("resident") or []
+    rate = _growth(resident)
+    if steps >= 8 and more >= 0.9 * steps:
+        held = live.get("held") or []
+        by = f", held by {held[0].split(' (')[0]}" if held else ""
+        size = f", {rate * len(resident) / 2**20:.3g} MiB in {len(resident)} steps" if rate > 0 else ""
+        evidence = f"{more / steps:.1f} tensors with their backward graph stay alive each step{by}{size}"
+        advice = "keep loss.item() or loss.detach(), not the loss"
+        return Verdict("memory", evidence, 1.0, _without_growth(seen, rate), advice)
+    if rate > 0 and rate * len(resident) > max(GROWTH * resident[0], 8 * 2**20):
+        evidence = (
+            f"memory grows by {rate / 2**20:.3g} MiB a step: from {resident[0] / 2**20:.0f} to "
+            f"{resident[-1] / 2**20:.0f} MiB in {len(resident)} steps"
+        )
+        advice = "look for lists or caches that the loop appends to"
+        return Verdict("memory", evidence, 1.0, _without_growth(seen, rate), advice)
+    for rule in (_retained, _late_peak):
+        if (verdict := rule(seen)) is not None:
+            return verdict
+    cuda = seen.record.get("cuda") or {}
+    if cuda.get("retries"):
+        evidence = (
+            f"the allocator ran out of memory and started anew {cuda['retries']} times: it is fragmented"
+        )
+        advice = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        return Verdict("memory", evidence, 1.0, 1.3, advice)
+    return None
+
+
+def _without_growth(seen: Seen, rate: float) -> float:
+    """At most so many times as fast: memory that is new in every step has to be cleared, bytes a step."""
+    return 1.1 / (1 - _touching(seen, rate))
+
+
+def _touching(seen: Seen, size: float) -> float:
+    """Share of the step that it takes to write so many bytes of memory that is new, at most 0.5."""
+    if seen.device != "cpu":
+        return 0.0
+    seconds = TOUCHED_TWICE * size / (seen.record.get("first_touch") or FIRST_TOUCH)
+    return min(0.5, seconds / seen.step_seconds)
+
+
+def _growth(resident: list[int]) -> float:
+    """Bytes a step by which memory grows steadily: each quarter of the steps above the one before; else 0."""
+    length = len(resident) // 4
+    if length < 2:
+        return 0.0
+    quarters = [statistics.median(resident[i * length : (i + 1) * length]) for i in range(4)]
+    if any(b <= a for a, b in pairwise(quarters)):
+        return 0.0
+    return (quarters[-1] - quarters[0]) / (3 * length)
+
+
+def _retained(seen: Seen) -> Verdict | None:
+    """The last backward pass of each step keeps its graph, which no other pass uses.
+
+    To let it go may cost time on a CPU: what is freed goes back to the system, and is new in the next step.
+    """
+    course = seen.record.get("course") or []
+    kept = seen.record.get("activation_bytes") or 0
+    peak = seen.record.get("held_bytes", 0) + seen.trace.get("rise_bytes", 0)
+    alive = (seen.record.get("live") or {}).get("after")  # else the graph goes with its loss
+    retaining = sum(row["retains"] for row in course)
+    if not alive or len(course) < 8 or retaining < 0.9 * len(course) or kept < LARGE_KEPT * peak:
+        return None
+    evidence = (
+        f"{seen.short(seen.record['retained_at'])} keeps the graph of every backward pass: "
+        f"{human_bytes(kept)} of activations are still there while the next step makes its own"
+    )
+    return Verdict("memory", evidence, 1 - _touching(seen, kept), 1.1, "backward() without retain_graph=True")
+
+
+def _late_peak(seen: Seen) -> Verdict | None:
+    """What needs the most memory is a validation pass, or the batch with the longest samples."""
+    course = (seen.record.get("course") or [])[SETTLING:]
+    if len(course) < 8:
+        return None
+    usual = statistics.median(row["elements"] for row in course)
+    validating, long = [], []
+    for before, row in pairwise(course):
+        if row["validates"]:
+            validating.append((row["peak"] - before["peak"], row))
+        elif row["elements"] > LONG * usual > 0:
+            long.append((row["peak"] - before["peak"], row))
+    peak = course[-1]["peak"]
+    for rises, rare in ((validating, 2 * len(validating) < len(course)), (long, True)):
+        own = peak - sum(rise for rise, _ in rises)
+        if not rare or peak < max(HIGHER * own, own + HIGHER_BYTES):
+            continue
+        if rises is validating:
+            evidence = f"validation needs {human_bytes(peak)}, training {human_bytes(own)}"
+            advice = (
+                "torch.no_grad() around validation, smaller batches in it, and outputs that are not collected"
+            )
+        else:
+            largest = max(row["elements"] for _, row in long) / usual
+            evidence = (
+                f"the longest samples need {human_bytes(peak)}, the others {human_bytes(own)}: the largest "
+                f"batch has {largest:.1f} times as many elements as the usual one"
+            )
+            advice = "cut or sort samples by length, or fill a batch up to a number of elements"
+        return Verdict("memory", evidence, 1.0, _without(course, [row for _, row in rises]), advice)
+    return None
+
+
+def _without(course: list[dict[str, Any]], rare: list[dict[str, Any]]) -> float:
+    """How many times as fast all steps were if the rare ones took no longer than the others."""
+    whole = sum(row["wall"] for row in course)
+    usual = statistics.median(row["wall"] for row in course)
+    excess = sum(max(0.0, row["wall"] - usual) for row in rare)
+    return 1.1 / (1 - min(0.9, excess / whole))

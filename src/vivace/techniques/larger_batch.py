@@ -1,0 +1,102 @@
+"""A larger global batch: several of the loader's batches in one step, at a larger learning rate."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from vivace.errors import Refused
+from vivace.ledger import Observation, Profile
+from vivace.machine import Machine
+from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
+
+if TYPE_CHECKING:
+    import torch
+
+ADAPTIVE = ("Adam", "RMSprop", "Adagrad", "Adadelta", "Adafactor")
+FILLS_BETTER = 1.5  # what larger kernels may bring beside the cost of a step that is paid less often
+
+
+@dataclasses.dataclass(frozen=True)
+class LargerBatch(Technique):
+    """`factor` batches are one step, and the learning rate grows by a rule: another training run.
+
+    ``linear`` multiplies it by `factor` (Goyal 2017, for SGD), ``root`` by its square root (Malladi 2022, for
+    Adam and its kin), ``auto`` chooses by the optimizer. Warm-up is the Job's affair. A scheduler that is
+    stepped every step advances by `factor`, so that a schedule ends on the same sample. The last step of an
+    epoch may hold fewer batches.
+    """
+
+    card: ClassVar[Card] = Card(
+        stage=Stage.DATA,
+        numerics=Numerics.SEMANTICS,
+        summary="several batches in one step, the learning rate scaled by rule",
+        source="https://arxiv.org/abs/1706.02677",
+        unit_roundoff=UNIT_ROUNDOFF["float32"],
+        measured_on=("cpu",),
+    )
+
+    factor: Annotated[int, Field(ge=2)] = 2
+    learning_rate: Literal["auto", "linear", "root", "unchanged"] = "auto"
+
+    def apply(self, build: Build) -> None:
+        """Join the batches that the session reads; run every step at the scaled learning rate."""
+        build.require(not build.own_step, "your own step function decides what one step is")
+        optimizer = build.optimizer
+        assert optimizer is not None
+        rule = self._rule(optimizer)
+        scale = {"linear": float(self.factor), "root": math.sqrt(self.factor), "unchanged": 1.0}[rule]
+        build.notes |= {"batches_per_step": self.factor, "learning_rate_rule": rule}
+        build.wrap(Seam.BATCHES, self._together)
+
+        def step(following: Callable[[Any], torch.Tensor], batch: Any) -> torch.Tensor:
+            groups = optimizer.param_groups
+            before = [group["lr"] for group in groups]
+            try:
+                for group in groups:
+                    group["lr"] = group["lr"] * scale
+                return following(batch)
+            finally:
+                for group, rate in zip(groups, before, strict=True):
+                    group["lr"] = rate
+
+        build.wrap(Seam.STEP, step)
+
+    def _rule(self, optimizer: torch.optim.Optimizer) -> str:
+        if self.learning_rate != "auto":
+            return self.learning_rate
+        name = type(optimizer).__name__
+        return "root" if any(kind in name for kind in ADAPTIVE) else "linear"
+
+    def _together(self, following: Callable[[Any], Iterable[Any]], loader: Any) -> Iterator[Any]:
+        from vivace.surgery import joined
+
+        batches = iter(following(loader))
+        while group := list(islice(batches, self.factor)):
+            readable = [batch for batch in group if batch is not None]  # of None every sample is damaged
+            batch = joined(readable) if readable else None
+            if batch is None and readable:
+                raise Refused("batches of different shapes cannot be joined into one")
+            yield batch
+
+    def confirm(self, seen: Observation, reference: Observation) -> str:
+        """The number of batches in a step and the rule; refused where no batch was read by the session."""
+        if "batches_per_step" not in seen.notes:
+            raise Refused("it changed nothing: no batch was read through the session")
+        return f"{self.factor} batches a step, learning rate by the rule '{seen.notes['learning_rate_rule']}'"
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
+        """Two, four and eight times the Job's batch."""
+        return [cls(factor=factor) for factor in (2, 4, 8)]
+
+    @classmethod
+    def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
+        """What each step costs at any batch is paid less often, and larger kernels fill a device better."""
+        each = sum(profile.shares.get(name, 0.0) for name in ("update", "communication", "idle"))
+        return (0.8, FILLS_BETTER / max(0.1, 1 - each))

@@ -1,0 +1,81 @@
+"""The first convolution on images with zero channels added, so that its rows are aligned for matrix units."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from vivace.ledger import Observation, Profile
+from vivace.machine import Machine
+from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Stage, Technique
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@dataclasses.dataclass(frozen=True)
+class PaddedStem(Technique):
+    """Convolutions over fewer channels than `channels`, such as the three of an image, see zeros beside them.
+
+    Input and weight are padded in each forward pass in training; the parameter stays as it was, and gets its
+    own gradient. Eight channels of 16 bits are 16 bytes. Speed has not been measured on a GPU yet.
+    """
+
+    card: ClassVar[Card] = Card(
+        stage=Stage.MODEL,
+        numerics=Numerics.ROUNDING,
+        summary="the first convolution's channels padded to a multiple (speed unmeasured on a GPU)",
+        source="https://docs.nvidia.com/deeplearning/performance/dl-performance-convolutional/index.html",
+        unit_roundoff=UNIT_ROUNDOFF["float32"],
+        measured_on=(),
+    )
+
+    channels: Literal[4, 8] = 8
+
+    def apply(self, build: Build) -> None:
+        """Pad in front of every such convolution."""
+        from torch import nn
+
+        from vivace.surgery import modules_of, put_in_place
+
+        narrow = [
+            m
+            for model in build.models
+            for m in modules_of(model, nn.Conv2d)
+            if type(m) is nn.Conv2d and m.groups == 1 and m.in_channels < self.channels
+        ]
+        build.require(narrow, f"no 2-D convolution has fewer than {self.channels} input channels")
+        build.on_close(put_in_place(narrow, _padded, self.channels))
+        build.notes["padded_convolutions"] = len(narrow)
+
+    def confirm(self, seen: Observation, reference: Observation) -> str:
+        """The number of convolutions, and what pads them."""
+        count = seen.notes["padded_convolutions"]
+        return f"{count} convolution{'s'[: count != 1]} padded to {self.channels} channels"
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
+        """On a GPU, where the convolutions' units want whole groups of channels."""
+        wanted = machine.device.kind == "cuda" and profile.features.get("convolution_2d")
+        return [cls(), cls(channels=4)] if wanted else []
+
+    @classmethod
+    def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
+        """The first of many convolutions: a few percent of them, and the copy of the images."""
+        share = profile.operator_shares.get("convolution", 0.0)
+        return (0.95, 1 / (1 - 0.1 * share)) if machine.device.kind == "cuda" else (0.9, 1.0)
+
+
+def _padded(module: nn.Conv2d, own: Any, channels: int, x: torch.Tensor) -> torch.Tensor:
+    import torch
+    from torch.nn.functional import pad
+
+    if not module.training or x.dim() != 4:
+        plain: torch.Tensor = own(x)
+        return plain
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))  # as the convolution would: half the bytes to pad
+    more = (0, 0, 0, 0, 0, channels - module.in_channels)
+    result: torch.Tensor = module._conv_forward(pad(x, more), pad(module.weight, more), module.bias)
+    return result

@@ -1,0 +1,107 @@
+"""Runs the Triton kernels on random shapes in the interpreter; prints the worst errors against fp64 as JSON.
+
+TRITON_INTERPRET=1 python interpreted.py FIRST_SEED COUNT
+"""
+
+import json
+import random
+import sys
+
+import torch
+from torch.nn import functional
+
+from vivace.kernels import batch_norm, batch_norm_backward, batch_norm_forward, tiles
+
+FUNCTIONS = {
+    "none": lambda z: z,
+    "relu": functional.relu,
+    "relu6": functional.relu6,
+    "silu": functional.silu,
+    "hardswish": functional.hardswish,
+}
+
+
+def image(draw, shape):
+    """Values off zero, in one of the memory orders that a job may bring."""
+    order = draw.choice(["nhwc", "nchw", "sliced", "expanded"])
+    if order == "sliced":
+        return torch.randn(shape[0], shape[1], shape[2], 2 * shape[3])[..., ::2] + 1.5, order
+    if order == "expanded" and shape[2] > 1:
+        return torch.randn(shape[0], shape[1], shape[2], 1).expand(shape) * 1.0 + 0.5, order
+    values = 2 * torch.randn(shape) + draw.choice([0.0, 3.0, 100.0])
+    return values.contiguous(memory_format=torch.channels_last) if order == "nhwc" else values, order
+
+
+def run(seed):
+    """Errors of one random case, each relative to what it is a part of."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    tiles.TILE = draw.choice([512, 4096])
+    shape = (draw.choice([1, 1, 2, 3, 5]), draw.randint(1, 40), draw.randint(1, 7), draw.randint(2, 9))
+    dtype = draw.choice([torch.float32, torch.float16])
+    activation = draw.choice(["relu", "relu", *batch_norm.ACTIVATIONS])
+    x, order = image(draw, shape)
+    x = x.to(dtype).requires_grad_()
+    with_residual = activation in ("none", "relu", "relu6") and draw.random() < 0.6
+    residual = torch.randn(shape).to(dtype).requires_grad_() if with_residual else None
+    affine = draw.random() < 0.8
+    weight, bias = (
+        ((torch.randn(shape[1]) + 1).requires_grad_() for _ in range(2)) if affine else (None, None)
+    )
+    running = (torch.randn(shape[1]), torch.rand(shape[1])) if draw.random() < 0.8 else (None, None)
+    momentum = draw.choice([0.1, 1.0, 0.37])
+    inputs = [t for t in (x, residual, weight, bias) if t is not None]
+    exact = {id(t): t.detach().double().requires_grad_() for t in inputs}
+    means = [None if t is None else t.double() for t in running]
+    more = [None if t is None else exact[id(t)] for t in (weight, bias)]
+    z = functional.batch_norm(exact[id(x)], *means, *more, True, momentum, 1e-5)
+    wanted = FUNCTIONS[activation](z + exact[id(residual)] if with_residual else z)
+    gradient = torch.randn(shape).to(dtype)
+    wanted.backward(gradient.double())
+
+    seen = batch_norm.fused(x, residual, weight, bias, *running, momentum, 1e-5, activation)
+    seen.backward(gradient)
+    assert seen.dtype == dtype
+    assert seen.is_contiguous(memory_format=torch.channels_last)
+    errors = {"output": distance(seen, wanted, wanted)}
+    for name, t in zip(("x", "residual", "weight", "bias"), (x, residual, weight, bias), strict=True):
+        if t is not None:
+            assert t.grad.dtype == t.dtype
+            size = exact[id(t)].grad
+            if name == "x":  # differences of near numbers: their error is that of the parts
+                spread = exact[id(x)].detach().var((0, 2, 3), correction=0, keepdim=True).add(1e-5).rsqrt()
+                size = (
+                    gradient.double()
+                    * spread
+                    * (1 if weight is None else more[0].detach()[None, :, None, None])
+                )
+            elif name in ("weight", "bias"):
+                size = torch.full_like(size, float(gradient.double().norm()))
+            errors[f"gradient of {name}"] = distance(t.grad, exact[id(t)].grad, size)
+    for name, mine, true in zip(("mean", "variance"), running, means, strict=True):
+        if mine is not None:
+            errors[f"running {name}"] = distance(mine, true, true)
+    return {
+        "seed": seed,
+        "shape": shape,
+        "order": order,
+        "dtype": str(dtype),
+        "activation": activation,
+        "errors": errors,
+    }
+
+
+def distance(seen, wanted, size):
+    return float((seen.detach().double() - wanted.detach()).norm() / size.detach().norm().clamp_min(1e-12))
+
+
+def main(first, count):
+    library = torch.library.Library("vivace", "IMPL")
+    library.impl("batch_norm", batch_norm_forward.forward, "CPU", allow_override=True)
+    library.impl("batch_norm_backward", batch_norm_backward.backward, "CPU", allow_override=True)
+    torch.set_num_threads(1)
+    print(json.dumps([run(seed) for seed in range(first, first + count)]))
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,135 @@
+"""Training BatchNorm with add and activation: the Triton kernels in their interpreter, and the reference."""
+
+import copy
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from vivace.kernels.batch_norm import ACTIVATIONS, fused, pack, unpack
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SHAPES = 220
+# Sums in fp32 of numbers whose mean is up to fifty deviations off; a rounding of the output in fp16.
+ALLOWED = {"torch.float32": 2e-5, "torch.float16": 1e-3}
+
+
+@pytest.mark.slow
+def test_kernels_are_their_reference_on_random_shapes():
+    """In a process of its own: Triton asks for its interpreter when a kernel is defined."""
+    pytest.importorskip("triton")
+    script = Path(__file__).with_name("interpreted.py")
+    done = subprocess.run(
+        [sys.executable, str(script), "0", str(SHAPES)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    cases = json.loads(done.stdout)
+    assert len(cases) == SHAPES
+    wrong = [c for c in cases if not max(c["errors"].values()) < ALLOWED[c["dtype"]]]
+    assert wrong == []
+    assert {c["activation"] for c in cases} == set(ACTIVATIONS)
+    assert {c["order"] for c in cases} == {"nhwc", "nchw", "sliced", "expanded"}
+    assert any(c["shape"][0] == 1 for c in cases)
+    assert any(c["shape"][1] % 8 for c in cases)
+
+
+@pytest.mark.parametrize(
+    ("activation", "with_residual", "affine"),
+    [
+        (activation, with_residual, affine)
+        for activation, with_residual, affine in itertools.product(ACTIVATIONS, (False, True), (False, True))
+        if not with_residual or activation in ("none", "relu", "relu6")
+    ],
+)
+def test_the_references_gradients_are_those_of_its_values(activation, with_residual, affine):
+    numbers = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(shape, generator=numbers, dtype=torch.float64, requires_grad=True)
+
+    inputs = [draw(2, 3, 2, 3), draw(2, 3, 2, 3) if with_residual else None]
+    inputs += [draw(3), draw(3)] if affine else [None, None]
+
+    def function(*given):
+        return fused(*given, None, None, 0.1, 1e-5, activation)
+
+    assert torch.autograd.gradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(4, 5, 3, 2), (6, 3), (2, 4, 5), (2, 3, 2, 3, 2)])
+def test_it_is_pytorchs_batch_norm(shape, dtype):
+    torch.manual_seed(0)
+    x, residual = (torch.randn(shape).to(dtype).requires_grad_() for _ in range(2))
+    mean, variance = torch.randn(shape[1]), torch.rand(shape[1])
+    weight, bias = (torch.randn(shape[1], requires_grad=True) for _ in range(2))
+    theirs, mine = (mean.clone(), variance.clone()), (mean.clone(), variance.clone())
+    wanted = functional.relu(functional.batch_norm(x, *theirs, weight, bias, True, 0.3, 1e-3) + residual)
+    seen = fused(x, residual, weight, bias, *mine, 0.3, 1e-3, "relu")
+    rough = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(seen, wanted, rtol=rough, atol=rough)
+    assert seen.dtype == dtype
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    gradient = torch.randn(shape).to(dtype)
+    inputs = (x, residual, weight, bias)
+    pairs = zip(
+        torch.autograd.grad(seen, inputs, gradient),
+        torch.autograd.grad(wanted, inputs, gradient),
+        strict=True,
+    )
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, rtol=rough, atol=10 * rough)
+
+
+def test_not_a_number_stays_one():
+    """A ReLU must not hide an overflow from the loss scaler."""
+    x = torch.randn(2, 3, 2, 2)
+    x[0, 1] = float("nan")
+    assert fused(x, None, None, None, None, None, 0.1, 1e-5, "relu")[:, 1].isnan().all()
+
+
+def test_one_value_a_channel_is_an_error_as_in_pytorch():
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        fused(torch.randn(1, 3, 1, 1), None, None, None, None, None, 0.1, 1e-5, "none")
+
+
+def test_a_residual_of_another_type_widens_the_output():
+    x, residual = (
+        torch.randn(2, 8, 2, 2).bfloat16().requires_grad_(),
+        torch.randn(2, 8, 2, 2, requires_grad=True),
+    )
+    seen = fused(x, residual, None, None, None, None, 0.1, 1e-5, "relu")
+    assert seen.dtype == torch.float32
+    seen.sum().backward()
+    assert (x.grad.dtype, residual.grad.dtype) == (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("width", [1, 7, 8, 9, 24])
+def test_bits_come_back(width):
+    bits = torch.rand(5, width) > 0.5
+    packed = pack(bits)
+    assert packed.shape == (5, -(-width // 8))
+    assert torch.equal(unpack(packed, width), bits)
+
+
+def test_shapes_are_known_without_numbers():
+    """What memory is predicted from, and what torch.compile sees."""
+    norm = nn.BatchNorm2d(6)
+    x = torch.randn(2, 6, 3, 3)
+    options = (norm.running_mean, norm.running_var, 0.1, 1e-5, "relu")
+    arguments = (x.movedim(1, -1).reshape(-1, 6), None, norm.weight.detach(), norm.bias.detach(), *options)
+    torch.library.opcheck(torch.ops.vivace.batch_norm.default, copy.deepcopy(arguments))
+    output, mask, mean, rstd = torch.ops.vivace.batch_norm(*arguments)
+    saved = (mask, mean, rstd, *arguments[2:4], "relu", True)
+    torch.library.opcheck(torch.ops.vivace.batch_norm_backward.default, (output, arguments[0], *saved))

@@ -1,0 +1,345 @@
+"""fused_batchnorm acted out on a CPU, where its operators run the plain-PyTorch reference."""
+
+import copy
+import random
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import vivace
+from vivace import registry
+from vivace.engine.opening import start
+from vivace.errors import Refused
+from vivace.inspect import inspect
+from vivace.ledger import Observation
+from vivace.matching import AsksForTypes, Untraceable, install, rewrite, signature_of
+from vivace.plan import Plan
+from vivace.profile.observe import observe
+from vivace.testing import TINY_JOBS, TechniqueContract, check
+from vivace.testing.fake_cuda import fake_cuda
+
+FusedBatchnorm = registry.find("fused_batchnorm")
+ALL = (-1,)
+
+
+@pytest.fixture(autouse=True)
+def one_thread_each(one_thread):
+    """Tiny operators."""
+
+
+@pytest.fixture
+def acted_out():
+    with fake_cuda():
+        yield
+
+
+@pytest.mark.usefixtures("acted_out")
+class TestFusedBatchnorm(TechniqueContract):
+    technique = FusedBatchnorm
+
+
+class Residual(nn.Module):
+    """A ResNet's block, with one ReLU for all and a BatchNorm in the shortcut."""
+
+    def __init__(self, width=6):
+        super().__init__()
+        self.conv1, self.conv2 = (nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(2))
+        self.bn1, self.bn2 = nn.BatchNorm2d(width), nn.BatchNorm2d(width, momentum=None)
+        self.short = nn.Sequential(nn.Conv2d(width, width, 1), nn.BatchNorm2d(width))
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x, scale=1.0):
+        identity = self.short(x)
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        out += identity
+        return self.relu(out) * scale
+
+
+class Dense(nn.Module):
+    """A DenseNet's layer: tensors or lists of some."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.conv = nn.BatchNorm2d(6), nn.Conv2d(6, 3, 3, padding=1)
+
+    def forward(self, features):
+        if isinstance(features, torch.Tensor):
+            features = [features]
+        return self.conv(functional.relu(self.norm(torch.cat(features, 1)), inplace=True))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.SiLU(inplace=True))
+        self.blocks = nn.Sequential(Residual(), Residual())
+        self.squeeze, self.dense, self.head = nn.Conv2d(6, 3, 1), Dense(), nn.Linear(3, 4)
+
+    def forward(self, x):
+        x = self.squeeze(self.blocks(self.stem(x)))
+        return self.head(self.dense([x, x]).mean((2, 3)))
+
+
+def batches(count=4):
+    numbers = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(4, 3, 7, 7, generator=numbers), torch.randint(4, (4,), generator=numbers))
+        for _ in range(count)
+    ]
+
+
+def loss(model, batch):
+    return functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def opened(model, plan=None, **more):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    plan = Plan.from_dict({"fused_batchnorm": {}} if plan is None else plan)
+    return vivace.attach(plan, model=model, optimizer=optimizer, loss=more.pop("loss", loss), **more)
+
+
+def trained(plan, model=None, between=lambda session: None):
+    torch.manual_seed(0)
+    model = model or Net()
+    with opened(model, plan) as session:
+        losses = []
+        for batch in batches():
+            losses.append(float(session.step(batch)))
+            between(session)
+    return losses, model
+
+
+def assert_alike(mine, theirs, rough=1e-4):
+    assert mine[0] == pytest.approx(theirs[0], rel=rough)
+    ours, wanted = mine[1].state_dict(), theirs[1].state_dict()
+    assert list(ours) == list(wanted)
+    for key, value in wanted.items():
+        torch.testing.assert_close(ours[key], value, rtol=rough, atol=10 * rough, msg=key)
+
+
+def test_on_a_cpu_it_is_refused():
+    with pytest.raises(Refused, match="it acts on cuda, and this job runs on cpu"):
+        opened(Net())
+
+
+@pytest.mark.usefixtures("acted_out")
+def test_every_chain_is_found_and_the_model_trains_the_same():
+    session = opened(Net())
+    for batch in batches(1):
+        session.step(batch)
+    chains = list(session.build.notes["fused_chains"].values())
+    assert len(chains) == 6
+    assert sum(chain.adds for chain in chains) == 2
+    assert sum(chain.activation == "silu" for chain in chains) == 1
+    session.close()
+    assert_alike(trained({"fused_batchnorm": {}}), trained({}))
+
+
+@pytest.mark.usefixtures("acted_out")
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"channels_last": {}, "bf16_autocast": {}},
+        {"bf16_weights": {}},
+        {"fp16_autocast": {}},
+        {"checkpoint": {}},
+        {"fused_optimizer": {}, "cuda_graph_step": {}},
+    ],
+)
+def test_it_goes_with_others(others):
+    model = Net()
+    for norm in [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]:
+        norm.momentum = 0.1  # an average over all batches reads their number, which a graph cannot
+    mine = trained({"fused_batchnorm": {}, **others}, copy.deepcopy(model))
+    assert_alike(
+        mine,
+        trained(others, copy.deepcopy(model)),
+        0.05 if "fl" in str(others) or "16" in str(others) else 1e-3,
+    )
+
+
+@pytest.mark.usefixtures("acted_out")
+def test_eval_mode_and_calls_without_gradients_are_the_persons_own():
+    torch.manual_seed(0)
+    model = Net()
+    pixels = batches(1)[0][0]
+    with opened(model) as session:
+        session.step(batches(1)[0])
+        model.eval()
+        seen = model(pixels)
+        reference = copy.deepcopy(model)
+        model.train()
+    model.eval()
+    assert torch.equal(seen, model(pixels))
+    assert not any("forward" in vars(m) for m in model.modules())
+    assert torch.equal(reference(pixels), seen), "a copy must run on its own weights"
+    assert {id(m) for m in reference.modules()}.isdisjoint({id(m) for m in model.modules()})
+
+
+@pytest.mark.usefixtures("acted_out")
+def test_a_copy_trains_on_its_own_weights():
+    torch.manual_seed(0)
+    model = Net()
+    with opened(model):
+        other = copy.deepcopy(model)
+        nn.init.zeros_(other.head.weight)
+        nn.init.ones_(other.head.bias)
+        other.blocks[0].bn2.weight.data.zero_()
+        assert (other(batches(1)[0][0]) == 1).all()
+        assert not (model(batches(1)[0][0]) == 1).any()
+
+
+@pytest.mark.usefixtures("acted_out")
+def test_a_frozen_norm_and_hooks_that_come_later_are_respected():
+    seen = []
+
+    def freeze(session):
+        session.build.model.blocks[0].bn1.eval()
+        if not seen:
+            session.build.model.blocks[1].relu.register_forward_hook(lambda *_: seen.append(1))
+
+    torch.manual_seed(0)
+    mine = trained({"fused_batchnorm": {}}, Net(), freeze)
+    assert len(seen) == 6, "a hook on the ReLU of a chain fires whenever the ReLU would have run"
+    seen.clear()
+    torch.manual_seed(0)
+    assert_alike(mine, trained({}, Net(), freeze))
+
+
+@pytest.mark.usefixtures("acted_out")
+def test_a_switch_of_the_module_is_followed():
+    class Switched(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.double = nn.BatchNorm2d(3), False
+
+        def forward(self, x):
+            out = functional.relu(self.norm(x))
+            return out * 2 if self.double else out
+
+    model = nn.Sequential(Switched(), nn.Flatten(), nn.Linear(3 * 49, 4))
+    with opened(model):
+        pixels = batches(1)[0][0]
+        once = model[0](pixels)
+        model[0].double = True
+        assert torch.equal(model[0](pixels), 2 * once)
+
+
+@pytest.mark.usefixtures("acted_out")
+def test_models_that_cannot_be_matched_are_refused_by_name():
+    with pytest.raises(Refused, match="'1' is a SyncBatchNorm"):
+        opened(nn.Sequential(nn.Conv2d(3, 4, 1), nn.SyncBatchNorm(4)))
+    with pytest.raises(Refused, match="Sequential has no BatchNorm of images; it has LayerNorm"):
+        opened(nn.Sequential(nn.LayerNorm(4)))
+    with pytest.raises(Refused, match="no BatchNorm of Sequential is followed by"):
+        opened(nn.Sequential(nn.BatchNorm2d(3), nn.Tanh()))
+    with pytest.raises(Refused, match="float64"):
+        opened(nn.Sequential(nn.BatchNorm2d(3), nn.ReLU()).double())
+
+
+class Asks(nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.norm, self.relu, self.seen, self.body = nn.BatchNorm2d(3), nn.ReLU(), [], body
+
+    def forward(self, x):
+        return self.body(self, x)
+
+
+def read(self, x):
+    return self.relu(self.norm(x)) if x.sum() > 0 else x
+
+
+def keep(self, x):
+    self.last = self.norm(x)
+    return self.relu(self.last)
+
+
+def collect(self, x):
+    self.seen.append(self.norm(x))
+    return self.relu(self.seen[-1])
+
+
+def draw(self, x):
+    return self.relu(self.norm(x)) if random.random() < 2 else x
+
+
+def noise(self, x):
+    return self.relu(self.norm(x)) + torch.randn(1)
+
+
+def constant(self, x):
+    return self.relu(self.norm(x)) * torch.tensor([2.0])
+
+
+@pytest.mark.parametrize("body", [read, keep, collect, draw, noise, constant])
+def test_forwards_that_a_trace_would_change_are_left_alone(body):
+    owner = Asks(body)
+    before = dict(vars(owner))
+    streams = torch.get_rng_state(), random.getstate()
+    with pytest.raises(Untraceable):
+        rewrite(owner, ALL)
+    assert vars(owner) == before
+    assert owner.seen == []
+    assert torch.equal(torch.get_rng_state(), streams[0])
+    assert random.getstate() == streams[1]
+
+
+def test_results_that_others_need_are_not_fused():
+    def both(self, x):
+        out = self.norm(x)
+        return self.relu(out) + out
+
+    def mutated(self, x):
+        x += self.norm(x)
+        return self.relu(x)
+
+    def constant_added(self, x):
+        return self.norm(x) + 1
+
+    for body in (both, mutated, constant_added):
+        assert rewrite(Asks(body), ALL).chains == ()
+
+
+def test_changes_in_place_stay_in_place():
+    def changes(self, x):
+        x *= 2
+        return self.relu(self.norm(x))
+
+    found = rewrite(Asks(changes), ALL)
+    assert len(found.chains) == 1
+    x = torch.ones(2, 3, 2, 2)
+    owner = Asks(changes)
+    install(owner, {})
+    found.function(owner, x)
+    assert (x == 2).all()
+
+
+def test_questions_about_types_are_answered_by_the_real_arguments():
+    layer = Dense()
+    with pytest.raises(AsksForTypes):
+        rewrite(layer, ALL)
+    parts = [torch.randn(2, 3, 4, 4), torch.randn(2, 3, 4, 4)]
+    assert signature_of((parts,)) == (2,)
+    assert len(rewrite(layer, (2,)).chains) == 1
+    assert signature_of((torch.ones(1), None)) is None
+
+
+@pytest.mark.usefixtures("acted_out")
+def test_it_confirms_by_the_operators_that_ran():
+    job = TINY_JOBS["cnn"]()
+    plan = Plan([FusedBatchnorm()])
+    with start(job, plan, inspect()) as session:
+        seen = observe(session, list(job.data()))
+    assert FusedBatchnorm().confirm(seen, seen) == "1 fused calls a step, of 1 BatchNorms: 1 BatchNorm + relu"
+    with pytest.raises(Refused, match="changed nothing"):
+        FusedBatchnorm().confirm(Observation({}, {}, 0, 0.0), seen)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("acted_out")
+def test_it_is_compiled_with_the_model():
+    assert check(Plan.from_dict({"fused_batchnorm": {}, "compile": {}}), "cnn") == ""

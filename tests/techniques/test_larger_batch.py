@@ -1,0 +1,100 @@
+import math
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import vivace
+from vivace import registry
+from vivace.engine.opening import start
+from vivace.engine.training import train
+from vivace.inspect import inspect
+from vivace.plan import Plan
+from vivace.testing import TINY_JOBS, TechniqueContract
+
+LargerBatch = registry.find("larger_batch")
+LossOf = torch.nn.functional.cross_entropy
+
+
+@pytest.mark.usefixtures("one_thread")
+class TestLargerBatch(TechniqueContract):
+    technique = LargerBatch
+
+
+def job(optimizer=torch.optim.SGD, batch=4, **fields):
+    """Eighteen samples: five batches of four, the last one of two."""
+    torch.manual_seed(0)
+    samples = TensorDataset(torch.randn(18, 6), torch.randint(5, (18,)))
+    return vivace.Job(
+        model=lambda: torch.nn.Linear(6, 5),
+        data=lambda: DataLoader(samples, batch_size=batch),
+        loss=lambda model, batch: LossOf(model(batch[0]), batch[1]),
+        optimizer=lambda model: optimizer(model.parameters(), lr=0.1),
+        epochs=2,
+        **fields,
+    )
+
+
+def weights_after(folder, job, *settings, **options):
+    train(job, Plan(list(settings)), out=folder, seed=3, **options)
+    return torch.load(folder / "model.pt", weights_only=True)["weight"]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scale"), [(torch.optim.SGD, 3.0), (torch.optim.AdamW, math.sqrt(3.0))]
+)
+def test_it_is_the_job_with_that_batch_and_rate(tmp_path, optimizer, scale):
+    def scaled(parameters, lr):
+        return optimizer(parameters, lr=scale * lr)
+
+    joined = weights_after(tmp_path / "joined", job(optimizer), LargerBatch(factor=3))
+    direct = weights_after(tmp_path / "direct", job(scaled, batch=12))
+    assert torch.allclose(joined, direct, rtol=1e-5)
+
+
+def test_an_interrupted_run_goes_on_with_the_batch_that_is_next(tmp_path):
+    whole = weights_after(tmp_path / "whole", job(), LargerBatch())
+    for steps in (1, 2, 4):
+        weights_after(tmp_path / "parts", job(), LargerBatch(), max_steps=steps, resume=True)
+    assert torch.equal(weights_after(tmp_path / "parts", job(), LargerBatch(), resume=True), whole)
+
+
+def test_a_schedule_in_steps_ends_on_the_same_sample(tmp_path):
+    counted = []
+
+    def scheduler(optimizer):
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: counted.append(n) or 1.0)
+
+    weights_after(tmp_path / "run", job(batch=3, scheduler=scheduler, scheduler_every="step"), LargerBatch())
+    assert max(counted) == 12
+
+
+def test_an_update_during_backward_uses_the_scaled_rate(tmp_path):
+    during = registry.find("optimizer_in_backward")()
+    together = weights_after(tmp_path / "together", job(), LargerBatch(), during)
+    alone = weights_after(tmp_path / "alone", job(), LargerBatch())
+    assert torch.allclose(together, alone, rtol=1e-6)
+
+
+def test_the_rate_is_the_persons_between_steps():
+    with start(job(), Plan([LargerBatch(learning_rate="linear")]), inspect()) as session:
+        for batch in session.batches(job().data()):
+            session.step(batch)
+            assert session.optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_batches_that_cannot_be_joined_are_refused():
+    with start(job(), Plan([LargerBatch()]), inspect()) as session:
+        ragged = [(torch.randn(4, 6), torch.zeros(4)), (torch.randn(4, 7), torch.zeros(4))]
+        with pytest.raises(vivace.Refused, match="different shapes"):
+            list(session.batches(ragged))
+
+
+def test_an_own_step_is_refused():
+    with pytest.raises(vivace.Refused, match="own step"):
+        start(TINY_JOBS["gan"](), Plan([LargerBatch()]), inspect())
+
+
+def test_its_promise_is_another_training_run():
+    with start(job(), Plan([LargerBatch()]), inspect()) as session:
+        assert session.promise is vivace.Numerics.SEMANTICS

@@ -1,0 +1,74 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from vivace import registry
+from vivace.engine.opening import attach
+from vivace.errors import Refused
+from vivace.plan import Plan
+from vivace.testing import TechniqueContract
+
+PaddedStem = registry.find("padded_stem")
+
+
+@pytest.mark.usefixtures("one_thread")
+class TestPaddedStem(TechniqueContract):
+    technique = PaddedStem
+
+
+def opened(model, **settings):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return attach(
+        Plan([PaddedStem(**settings)]),
+        model=model,
+        optimizer=optimizer,
+        loss=lambda m, b: m(b).square().mean(),
+    )
+
+
+@pytest.mark.parametrize("channels", [4, 8])
+@pytest.mark.parametrize("mode", ["zeros", "reflect"])
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_values_and_gradients_are_the_convolutions_own(channels, mode, order):
+    numbers = torch.Generator().manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 5, 3, padding=1, padding_mode=mode, stride=2), nn.Conv2d(5, 9, 1)
+    ).double()
+    plain = copy.deepcopy(model)
+    x = torch.randn(2, 3, 7, 6, generator=numbers, dtype=torch.float64).contiguous(memory_format=order)
+    with opened(model, channels=channels) as session:
+        assert session.build.notes["padded_convolutions"] == (1 if channels == 4 else 2)
+        seen, wanted = model(x), plain(x)
+        torch.testing.assert_close(seen, wanted)
+        seen.square().sum().backward()
+        wanted.square().sum().backward()
+        for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad)
+        assert [p.shape for p in model.parameters()] == [p.shape for p in plain.parameters()]
+    assert not any("forward" in vars(m) for m in model.modules())
+
+
+def test_autocast_rounds_as_the_convolution_would():
+    model = nn.Conv2d(3, 8, 3)
+    plain, x = copy.deepcopy(model), torch.randn(2, 3, 8, 8)
+    with opened(model), torch.autocast("cpu", torch.bfloat16):
+        seen, wanted = model(x), plain(x)
+        assert seen.dtype == torch.bfloat16
+        torch.testing.assert_close(seen, wanted, rtol=0.02, atol=0.02)
+
+
+def test_evaluation_and_copies_use_their_own_weights():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    with opened(model):
+        other = copy.deepcopy(model)
+        nn.init.zeros_(other[0].weight)
+        nn.init.zeros_(other[0].bias)
+        assert not other(torch.randn(1, 3, 5, 5)).any()
+
+
+def test_models_without_narrow_convolutions_are_refused():
+    for layer in (nn.Linear(3, 4), nn.Conv2d(8, 8, 3), nn.Conv2d(4, 4, 3, groups=4)):
+        with pytest.raises(Refused, match="padded_stem: no 2-D convolution has fewer than 8 input channels"):
+            opened(nn.Sequential(layer))
