@@ -102,13 +102,13 @@ def test_a_path_that_cannot_be_used_is_refused(tmp_path):
 
 def write_for_ever(store, ready):
     while True:
-        store.put(os.urandom(16), RECORD)
+        store.put(os.urandom(16), RECORD * 100)
         ready.set()
 
 
 def test_a_killed_writer_leaves_no_lock_and_no_shared_memory():
     before = set(Path("/dev/shm").iterdir())
-    store = SharedStore(1 << 24)
+    store = SharedStore(1 << 30)
     context = multiprocessing.get_context("fork")
     ready = context.Event()
     child = context.Process(target=write_for_ever, args=(store, ready))

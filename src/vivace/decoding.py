@@ -7,26 +7,25 @@ does with the picture afterwards. Imports no torch.
 from __future__ import annotations
 
 import hashlib
+import mmap
+import multiprocessing
 import os
 import stat
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
 
 from vivace.errors import Refused
 from vivace.shared_store import SharedStore
 
+CHECKED = 3
 _BYTES_A_PIXEL = {"L": 1, "RGB": 4, "CMYK": 4}  # as Pillow stores them
 
 
-class KeptDecoding:
-    """While entered, a JPEG that was decoded before, by any process that shares `store`, comes from there.
+class _InPlaceOfLoad:
+    """While entered, `replacing` stands in for `JpegImageFile.load`; workers forked inside keep it."""
 
-    A file is known by device, inode, size and times of change, one in memory by its bytes; what cannot be
-    identified is decoded as ever. Workers forked inside are served for life.
-    """
-
-    def __init__(self, store: SharedStore) -> None:
-        self.store = store
+    def __init__(self) -> None:
         self.entered = 0
         self._before: Any = None
 
@@ -36,7 +35,7 @@ class KeptDecoding:
             from PIL.JpegImagePlugin import JpegImageFile
 
             self._before = vars(JpegImageFile).get("load")
-            JpegImageFile.load = self._replacing(JpegImageFile.load)  # type: ignore
+            JpegImageFile.load = self.replacing(JpegImageFile.load)  # type: ignore
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -49,14 +48,29 @@ class KeptDecoding:
             else:
                 del JpegImageFile.load
 
-    def _replacing(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        from PIL.JpegImagePlugin import JpegImageFile
+    def replacing(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """What loads an image in the place of `original`, for which it stands."""
+        raise NotImplementedError
+
+
+class KeptDecoding(_InPlaceOfLoad):
+    """While entered, a JPEG that was decoded before, by any process that shares `store`, comes from there.
+
+    A file is known by device, inode, size and times of change, one in memory by its bytes; what cannot be
+    identified is decoded as ever.
+    """
+
+    def __init__(self, store: SharedStore) -> None:
+        super().__init__()
+        self.store = store
+
+    def replacing(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """From the store, or by `original` and into the store."""
 
         def load(image: Any) -> Any:
-            width = _BYTES_A_PIXEL.get(image.mode)
-            if type(image) is not JpegImageFile or not image.tile or image._im is not None or width is None:
+            if not _is_fresh(image):
                 return original(image)
-            key, length = key_of(image), image.width * image.height * width
+            key, length = key_of(image), image.width * image.height * _BYTES_A_PIXEL[image.mode]
             if key is None:
                 self.store.count("unknown")
                 return original(image)
@@ -69,6 +83,78 @@ class KeptDecoding:
             return original(image)
 
         return load
+
+
+class OtherDecoder(_InPlaceOfLoad):
+    """While entered, JPEGs are decoded by `decode`; Pillow does what it cannot do or would do otherwise.
+
+    Of each kind of file (mode, sampling of colours, progressive or not) the first `CHECKED` in each process
+    are decoded both ways. A kind of which one bit differs is left to Pillow.
+
+    Args:
+        decode: ``(bytes of a file, mode) -> rows`` of pixels as Pillow stores them, in one buffer.
+    """
+
+    def __init__(self, decode: Callable[[bytes, str], Any]) -> None:
+        super().__init__()
+        self.decode = decode
+        self._counts = mmap.mmap(-1, mmap.PAGESIZE)  # shared with the workers that are forked
+        self._equal: dict[object, int] = {}
+
+    def counts(self) -> dict[str, int]:
+        """Files decoded otherwise, and those left to Pillow because their kind comes out with other bits."""
+        decoded, differing = struct.unpack_from("<QQ", self._counts)
+        return {"decoded": decoded, "differing": differing}
+
+    def replacing(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """By `decode` where that gives what `original` gives."""
+
+        def load(image: Any) -> Any:
+            if not _is_fresh(image) or image.mode == "CMYK" or image.decoderconfig:
+                return original(image)
+            kind = (
+                image.mode,
+                tuple(map(tuple, image.layer)),
+                "progressive" in image.info,
+                image.info.get("adobe_transform"),
+            )
+            if self._equal.get(kind, 0) < 0:
+                self._count(1)
+                return original(image)
+            pixels = self._decoded(image)
+            if pixels is None:  # Pillow says what is wrong with it
+                return original(image)
+            if self._equal.get(kind, 0) < CHECKED:
+                original(image)
+                found = image.tobytes("raw", "RGBX" if image.mode == "RGB" else image.mode)
+                self._equal[kind] = self._equal.get(kind, 0) + 1 if found == bytes(pixels) else -1
+            else:
+                _give(image, pixels)
+            self._count(0 if self._equal[kind] > 0 else 1)
+            return original(image)
+
+        return load
+
+    def _decoded(self, image: Any) -> memoryview | None:
+        image.fp.seek(0)
+        try:
+            pixels = memoryview(self.decode(image.fp.read(), image.mode)).cast("B")
+        except (RuntimeError, ValueError):
+            return None
+        expected = image.width * image.height * _BYTES_A_PIXEL[image.mode]
+        return pixels if len(pixels) == expected else None
+
+    def _count(self, number: int) -> None:
+        (before,) = struct.unpack_from("<Q", self._counts, 8 * number)
+        struct.pack_into("<Q", self._counts, 8 * number, before + 1)
+
+
+def simplejpeg_decode(data: bytes, mode: str) -> Any:
+    """By simplejpeg, which gives libjpeg-turbo the whole file at once. Raises ValueError, on warnings too."""
+    import simplejpeg
+
+    colors = "RGBX" if mode == "RGB" else "GRAY"
+    return simplejpeg.decode_jpeg(data, colorspace=colors, fastdct=False, fastupsample=False)
 
 
 class Within:
@@ -88,6 +174,14 @@ class Within:
                     return
             self.after()
             yield batch
+
+
+def _is_fresh(image: Any) -> bool:
+    """Is it a JPEG of one frame, opened and not decoded yet, in a mode that is known here?"""
+    from PIL.JpegImagePlugin import JpegImageFile
+
+    plain = type(image) is JpegImageFile and image.mode in _BYTES_A_PIXEL
+    return bool(plain and image.tile and image._im is None)
 
 
 def key_of(image: Any) -> bytes | None:
@@ -130,6 +224,16 @@ def _mapped(image: Any, record: memoryview) -> Any:
 
     core: Any = vars(Image)["core"]
     return core.map_buffer(record, image.size, "raw", 0, (image.mode, 0, 1))
+
+
+def unserved(loader: Any) -> str:
+    """Why the workers of a loader not read yet would not inherit what is entered; else empty."""
+    if not getattr(loader, "num_workers", 0):
+        return ""
+    method = (loader.multiprocessing_context or multiprocessing).get_start_method()
+    if method != "fork":
+        return f"your workers start by {method}, and only forked ones inherit the decoder"
+    return "your persistent workers run already" if getattr(loader, "_iterator", None) is not None else ""
 
 
 def require_pillow() -> None:

@@ -3,6 +3,7 @@
     VivaceError                 base; exit code 2
     ├── InputError              what a person handed in cannot be used (also a ValueError)
     │   ├── JobError            the job file, or a callable of the Job
+    │   │   └── SampleError     a sample of the data
     │   ├── PlanError           the plan file, or a technique's settings
     │   └── FolderError         the output folder, its lock, or the disk below it
     ├── Refused                 a technique declines, with its reason
@@ -38,6 +39,13 @@ class InputError(VivaceError, ValueError):
 
 class JobError(InputError):
     """The job file cannot be loaded, or one of the Job's callables does not do what a Job needs."""
+
+
+class SampleError(JobError):
+    """A sample cannot be read. Says the same on both sides of a worker process, which adds a traceback."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message.rpartition(f"{__name__}.{type(self).__name__}: ")[2].strip())
 
 
 class PlanError(InputError):

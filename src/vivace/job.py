@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable
@@ -13,6 +14,10 @@ from types import ModuleType
 from typing import Any, Literal
 
 from vivace.errors import JobError, VivaceError, nearest
+
+# What torch puts before an exception of a DataLoader's worker, and the parts of the traceback inside.
+_FROM_WORKER = re.compile(r"Caught \w+ in .*worker process \d+\.\nOriginal Traceback")
+_FRAMES = re.compile(r'^  File "(.+)", line (\d+), in .*\n    (.*)$', re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +36,8 @@ class Job:
         on_gradients: ``(model) -> None``; sees true, unscaled gradients, for clipping.
         step: ``(model, optimizer, batch) -> scalar loss``: your own step, for training that cannot be cut
             into forward, backward and update (GANs, several optimizers). Takes the place of `loss`.
+        damaged: what becomes of samples that cannot be read: ``"raise"``, ``"skip"`` (a smaller batch) or
+            ``"replace"`` (by another sample of the batch); counted and listed by `train`.
         epochs: passes over `data`.
         scheduler_every: ``"epoch"`` or ``"step"``.
     """
@@ -46,6 +53,7 @@ class Job:
     step: Callable[[Any, Any, Any], Any] | None = None
     epochs: int = 1
     scheduler_every: Literal["epoch", "step"] = "epoch"
+    damaged: Literal["raise", "skip", "replace"] = "raise"
 
     def __post_init__(self) -> None:
         if (self.loss is None) == (self.step is None):
@@ -56,7 +64,7 @@ class Job:
             raise JobError("a Job needs optimizer=(model) -> torch.optim.Optimizer")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name in ("epochs", "scheduler_every"):
+            if field.name in ("epochs", "scheduler_every", "damaged"):
                 continue
             if value is not None and not callable(value):
                 kind = type(value).__name__
@@ -67,6 +75,8 @@ class Job:
             raise JobError(f"Job's epochs must be a whole number of at least 1, not {self.epochs!r}")
         if self.scheduler_every not in ("epoch", "step"):
             raise JobError(f"Job's scheduler_every must be 'epoch' or 'step', not {self.scheduler_every!r}")
+        if self.damaged not in ("raise", "skip", "replace"):
+            raise JobError(f"Job's damaged must be 'raise', 'skip' or 'replace', not {self.damaged!r}")
         if self.step is not None and self.on_gradients is not None:
             raise JobError("a Job with its own step clips its gradients there: leave on_gradients out")
 
@@ -158,8 +168,14 @@ class _blaming:  # noqa: N801 - reads as a phrase: with _blaming(file)
 
 
 def blame(error: BaseException) -> str:
-    """``ValueError: text (file.py, line 7: source)`` of the deepest frame outside of Vivace and libraries."""
-    frames = traceback.extract_tb(error.__traceback__)
+    """``ValueError: text (file.py, line 7: source)`` of the deepest frame outside of Vivace and libraries.
+
+    Of an exception that crossed from a DataLoader's worker, what it was there.
+    """
+    text, frames = str(error).strip(), list(traceback.extract_tb(error.__traceback__))
+    if _FROM_WORKER.match(text):
+        frames = [traceback.FrameSummary(f, int(n), "", line=s) for f, n, s in _FRAMES.findall(text)]
+        text = text.rpartition(f"\n{type(error).__name__}: ")[2] or text.splitlines()[-1]
     own = str(Path(__file__).resolve().parent)
     theirs = [
         f for f in frames if not f.filename.startswith((own, "<")) and "site-packages" not in f.filename
@@ -167,7 +183,7 @@ def blame(error: BaseException) -> str:
     where = ""
     if theirs and "importlib" not in theirs[-1].filename:
         where = f" ({theirs[-1].filename}, line {theirs[-1].lineno}: {theirs[-1].line})"
-    text = str(error).strip().split("\n")[0]
+    text = text.split("\n")[0]
     if isinstance(error, EOFError):
         text = "standard input is closed while Vivace runs a job; the job must not read it"
     return f"{type(error).__name__}: {text}{where}" if text else f"{type(error).__name__}{where}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
+import time
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,6 +14,8 @@ import numpy
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
+
+from vivace.errors import Refused
 
 
 def map_tensors(batch: Any, function: Callable[[torch.Tensor], Any]) -> Any:
@@ -91,16 +94,30 @@ def has_float32(models: Sequence[nn.Module]) -> bool:
     return any(p.dtype == torch.float32 for model in models for p in model.parameters())
 
 
+def with_other(loader: DataLoader[Any], dataset: Any = None, batch_sampler: Any = None) -> DataLoader[Any]:
+    """The same DataLoader over another dataset, or with another batch sampler."""
+    same = loader.num_workers, loader.prefetch_factor or 2, loader.persistent_workers
+    return with_workers(loader, *same, dataset, batch_sampler)
+
+
 def with_workers(
-    loader: DataLoader[Any], num_workers: int, prefetch_factor: int, persistent: bool
+    loader: DataLoader[Any],
+    num_workers: int,
+    prefetch_factor: int,
+    persistent: bool,
+    dataset: Any = None,
+    batch_sampler: Any = None,
 ) -> DataLoader[Any]:
-    """A DataLoader over the same dataset, sampler and functions, with another number of worker processes."""
+    """A DataLoader with the same sampler and functions, with another number of worker processes.
+
+    `dataset` and `batch_sampler` stand in for its own where they are given.
+    """
     same: dict[str, Any] = {
         name: getattr(loader, name)
         for name in ("collate_fn", "pin_memory", "worker_init_fn", "generator", "in_order")
     }
-    if loader.batch_size is None and loader.batch_sampler is not None:
-        same["batch_sampler"] = loader.batch_sampler
+    if batch_sampler is not None or (loader.batch_size is None and loader.batch_sampler is not None):
+        same["batch_sampler"] = loader.batch_sampler if batch_sampler is None else batch_sampler
     else:
         same.update(batch_size=loader.batch_size, sampler=loader.sampler, drop_last=loader.drop_last)
     if num_workers:
@@ -110,7 +127,27 @@ def with_workers(
             multiprocessing_context=loader.multiprocessing_context,
             timeout=loader.timeout,
         )
-    return DataLoader(loader.dataset, num_workers=num_workers, **same)
+    return DataLoader(loader.dataset if dataset is None else dataset, num_workers=num_workers, **same)
+
+
+def small_batch(loader: DataLoader[Any]) -> Any:
+    """The first two readable samples of a loader's dataset, or the first batch of one that gives batches.
+
+    Collated, with equal random numbers in each call; the random streams are given back.
+    """
+    dataset: Any = loader.dataset
+    collate = getattr(dataset, "collate", loader.collate_fn)  # the engine's own datasets collate themselves
+    samples = list[Any]()
+    with _streams_given_back():
+        for index in range(min(16, len(dataset))):
+            random.seed(0), numpy.random.seed(0), torch.default_generator.manual_seed(0)
+            with contextlib.suppress(OSError, RuntimeError, ValueError):
+                samples.append(dataset[index])
+            if samples and getattr(dataset, "single", loader.batch_sampler is None):
+                return collate(samples[0])
+            if len(samples) == 2:
+                break
+        return collate(samples)
 
 
 def draws_random_numbers(dataset: Any) -> bool:
@@ -123,12 +160,20 @@ def notices(dataset: Any, look: Callable[[], Any]) -> bool:
 
     The random streams are given back as they were.
     """
-    before, streams = look(), _random_states()
-    try:
-        dataset[0]
+    before = look()
+    with _streams_given_back():
+        try:
+            dataset[0]
+        except Exception:  # the dataset is a person's code, and its keys need not be numbers
+            return True
         return bool(before != look())
-    except Exception:  # the dataset is a person's code, and its keys need not be numbers
-        return True
+
+
+@contextlib.contextmanager
+def _streams_given_back() -> Iterator[None]:
+    streams = _random_states()
+    try:
+        yield
     finally:
         torch.set_rng_state(streams[0])
         numpy.random.set_state(streams[1])
@@ -326,3 +371,29 @@ class Shell(nn.Module):
     def forward(self, batch: Any) -> torch.Tensor:
         """The scalar loss of a batch."""
         return self.function(batch)
+
+
+def lengths_of(dataset: Any, seconds: float) -> list[int]:
+    """The length of every sample: of its first tensor or list that has one. Reads them all once.
+
+    The random streams are given back. Raises Refused where that would take more than `seconds`.
+    """
+    found, begin = list[int](), time.monotonic()
+    with _streams_given_back():
+        for index in range(len(dataset)):
+            found.append(_length_of(dataset[index]))
+            spent = time.monotonic() - begin
+            if index == 63 and spent / 64 * len(dataset) > seconds:
+                raise Refused(f"reading the lengths of {len(dataset):,} samples would take too long")
+    return found
+
+
+def _length_of(sample: Any) -> int:
+    if isinstance(sample, torch.Tensor | numpy.ndarray):
+        return int(sample.shape[0]) if sample.ndim else 1
+    for value in sample.values() if isinstance(sample, Mapping) else sample:
+        if isinstance(value, torch.Tensor | numpy.ndarray) and value.ndim:
+            return int(value.shape[0])
+        if isinstance(value, (list, tuple, str)):
+            return len(value)
+    return len(sample)

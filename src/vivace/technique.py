@@ -73,6 +73,7 @@ class Seam(enum.StrEnum):
     STEP = "step"  # (placed batch) -> detached mean loss
 
 
+_UNCUT = "your own step function cannot be cut into forward, backward and update"
 OWN_STEP_SEAMS = frozenset({Seam.BATCHES, Seam.PLACE, Seam.STEP})
 
 
@@ -165,6 +166,7 @@ class Build:
         self.close_callbacks: list[Callable[[], None]] = []
         self.kept: dict[str, Any] = {}
         self.optimizers: list[torch.optim.Optimizer] = []  # of an own step too
+        self.parallel: list[Any] = []  # what exchanges gradients between ranks: DistributedDataParallel
         self._wrappers: dict[Seam, list[Callable[..., Any]]] = {}
         self._replacements: dict[Seam, Callable[..., Any]] = {}
         self._current = ""
@@ -173,9 +175,7 @@ class Build:
     @property
     def model(self) -> torch.nn.Module:
         """The single trained module; refused where the person's own step trains several."""
-        self.require(
-            not self.own_step, "your own step function cannot be cut into forward, backward and update"
-        )
+        self.require(not self.own_step, _UNCUT)
         return self.models[0]
 
     def require(self, condition: object, reason: str) -> None:
@@ -237,10 +237,7 @@ class Build:
         self.seams = target
 
     def _may_touch(self, seam: Seam) -> None:
-        self.require(
-            not self.own_step or seam in OWN_STEP_SEAMS,
-            "your own step function cannot be cut into forward, backward and update",
-        )
+        self.require(not self.own_step or seam in OWN_STEP_SEAMS, _UNCUT)
 
 
 def _called_by(technique: str, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -133,3 +133,21 @@ def test_memory_in_the_pools_of_graphs_counts_and_free_memory_of_all_does_not():
     ]
     assert kept_by_graphs(segments) == 45
     assert kept_by_graphs([]) == 0
+
+
+def test_the_limit_of_loading_is_said_beforehand(monkeypatch):
+    from vivace.profile import reference
+
+    monkeypatch.setattr(reference, "usable_cores", lambda: 6)
+    parts = {"data": 0.1, "place": 0.0, "forward": 0.012, "backward": 0.01, "update": 0.0}
+    loader = torch.utils.data.DataLoader(range(8))
+    assert reference._loading_limit(parts, 100, loader) == (
+        "a core loads 1,000 samples a second, the step consumes 4,545: 5 cores feed it"
+    )
+    assert reference._loading_limit({**parts, "data": 0.2}, 100, loader) == (
+        "6 cores can load 3,000 samples a second, the step consumes 4,545: no number of workers can feed it; "
+        "less work for each sample can"
+    )
+    assert reference._loading_limit({**parts, "data": 0.0001}, 100, loader) == ""
+    assert reference._loading_limit(parts, 100, torch.utils.data.DataLoader(range(8), num_workers=1)) == ""
+    assert reference._loading_limit(parts, 100, [1, 2]) == ""

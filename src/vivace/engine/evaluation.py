@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from vivace.engine.damage import Damage
 from vivace.engine.opening import call
 from vivace.engine.order import ordered
 from vivace.engine.session import Session, place
@@ -42,8 +43,9 @@ class Evaluation:
             for module in modules:
                 module.training = False
             with Streams(derive(self.seed, "metric"), device), torch.no_grad():
-                batches = ordered(self._loader, seed=derive(self.seed, "validation"), epoch=0)
-                placed = (place(batch, device=device) for batch in batches)
+                seed, damage = derive(self.seed, "validation"), Damage(self.job.damaged)
+                batches = ordered(self._loader, seed=seed, epoch=0, damage=damage)
+                placed = (place(batch, device=device) for batch in batches if batch is not None)
                 value = call(self.job, "metric", self.session.built, placed)
         finally:
             for module, mode in zip(modules, modes, strict=True):

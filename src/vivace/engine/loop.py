@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from vivace.engine.checkpoints import Checkpoints, Found, Position
+from vivace.engine.damage import Damage
 from vivace.engine.evaluation import Evaluation
+from vivace.engine.losses import WorkerWatch, is_lost_worker
 from vivace.engine.opening import call, reopened, seed_everything
 from vivace.engine.order import isolated, ordered
 from vivace.engine.progress import OnEvent, Progress
@@ -56,7 +58,8 @@ class Loop:
         self.job, self.session, self.ranks, self.path, self.options = job, session, ranks, path, options
         self.device = session.build.device
         with Streams(derive(options.seed, "data")):
-            self.loader = call(job, "data")
+            self.loader = self.own_loader = call(job, "data")
+        self.damage = Damage(job.damaged, path / "damaged.jsonl")
         self.scheduler = call(job, "scheduler", session.optimizer) if job.scheduler is not None else None
         if ranks.rank:
             seed_everything(derive(options.seed, "rank", ranks.rank))
@@ -68,6 +71,8 @@ class Loop:
         self.position, self.saved = Position(), Position()
         if found is not None:
             self._take_up(found)
+        elif ranks.writes:
+            (path / "damaged.jsonl").unlink(missing_ok=True)
         if ranks.writes:
             session.plan.save(path / "plan.toml")
         where = path if ranks.writes else None
@@ -81,6 +86,7 @@ class Loop:
         self.evaluation = Evaluation(job, session, options.seed)
         self.survival = Survival(session, ranks)
         self.stop = StopRequest(quiet_seconds=1.0 if ranks.world_size > 1 else 0.0)
+        self.workers = WorkerWatch()
         self.stopped_by = ""
         self.last_loss: Any = None
         self.bad_looks = 0
@@ -97,7 +103,7 @@ class Loop:
             raise FolderError(
                 f"the ranks see different checkpoints in '{self.path}': it must lie on a disk that all share"
             )
-        with self.stop:
+        with self.stop, self.workers:
             while self.position.epoch < self.job.epochs and not self._reached() and self._train_epoch():
                 self._end_epoch()
             self._require_health()
@@ -116,6 +122,10 @@ class Loop:
         batches = self._batches()
         ended = True
         for batch in batches:
+            if batch is None:  # every sample of it is damaged, and skipped
+                position.batch += 1
+                self.damage.require_few(self.samples)
+                continue
             try:
                 self.last_loss = self._step(batch)
             except Smaller as smaller:
@@ -132,19 +142,34 @@ class Loop:
             if self.stopped_by:
                 return False
             if self._reached():
-                ended = next(batches, None) is None
+                ended = next(batches, self) is self
                 break
-        if position.batch == 0:
-            raise JobError(f"the Job's data() gave no batch in epoch {position.epoch + 1}")
+        if position.batch == 0 or position.step == 0:
+            why = self.damage.sentence()
+            raise JobError(f"the Job's data() gave no batch in epoch {position.epoch + 1}; {why}".strip("; "))
         self._take_stock()
         return ended and not self.stopped_by
 
     def _batches(self) -> Generator[Any, None, None]:
-        """The rest of the epoch's batches, drawn without touching the training's random streams."""
+        """The rest of the epoch's batches; the loader is made anew where its workers are killed."""
+        while (yield from self._until_a_worker_is_lost()):
+            where = self._where()
+            self.loader = self.own_loader  # so that the plan's techniques make theirs anew, too
+            if getattr(self.loader, "_iterator", None) is not None:
+                self.loader._iterator = None  # persistent workers, of which one is dead
+            if not self.workers.may_try_again(where):
+                raise JobError(
+                    f"the data failed at {where}: workers of the loader were killed again and again; "
+                    "too little memory, or a sample that crashes its reader (try num_workers=0)"
+                )
+            self.progress.notice(f"a worker of the loader was killed before {where}: it was replaced")
+
+    def _until_a_worker_is_lost(self) -> Generator[Any, None, bool]:
+        """Batches, drawn without touching the training's random streams; returns whether a worker died."""
         position, seed = self.position, self.options.seed
         if isinstance(self.loader, Iterator):  # a generator lives for one epoch
             with Streams(derive(seed, "data", position.epoch)):
-                self.loader = call(self.job, "data")
+                self.loader = self.own_loader = call(self.job, "data")
         loader = ordered(
             self.loader,
             seed=seed,
@@ -152,22 +177,27 @@ class Loop:
             start_batch=position.batch * self._batches_per_step(),
             rank=self.ranks.rank,
             world_size=self.ranks.world_size,
+            damage=self.damage,
         )
         if type(loader) is type(self.loader):
             self.loader = loader
         batches = isolated(lambda: self.session.batches(loader), derive(seed, position.epoch, "feed"))
         while True:
             try:
+                self.workers.check()
                 batch = next(batches)
             except StopIteration:
-                return
+                return False
             except VivaceError:
                 raise
             except (Exception, SystemExit) as error:
-                raise JobError(
-                    f"the data failed at batch {position.batch} of epoch {position.epoch + 1}: {blame(error)}"
-                ) from error
+                if is_lost_worker(error):
+                    return True
+                raise JobError(f"the data failed at {self._where()}: {blame(error)}") from error
             yield batch
+
+    def _where(self) -> str:
+        return f"batch {self.position.batch} of epoch {self.position.epoch + 1}"
 
     def _batches_per_step(self) -> int:
         return int(self.session.build.notes.get("batches_per_step", 1))
@@ -222,6 +252,7 @@ class Loop:
         if self.looked_at_step == self.position.step:
             return
         self._look()
+        self.damage.require_few(self.samples * self.ranks.world_size)
         late = time.monotonic() - self.saved_at >= self.options.checkpoint_every_seconds
         mine = _SIGNALS.index(self.stop.signal_name)
         stop, save = self.ranks.largest(mine, late and self.ranks.writes)

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from vivace.engine.damage import Damage
 from vivace.engine.order import ordered
 from vivace.engine.session import Session
 from vivace.errors import InputError, JobError, VivaceError, ran_out_of_memory
@@ -210,6 +211,14 @@ def _loaded(loader: Any) -> Iterator[Any]:
         raise JobError(f"the Job's data failed while loading: {blame(error)}") from error
 
 
+def readable(loader: Any, job: Job) -> Any:
+    """The loader as it is, or in a job that goes on without damaged samples, one that does so too."""
+    if job.damaged == "raise":
+        return loader
+    found = ordered(loader, seed=0, epoch=0, damage=Damage(job.damaged))
+    return (batch for batch in found if batch is not None)
+
+
 def first_batches(loader: Any, count: int) -> list[Any]:
     """Up to `count` batches, at least one. Raises JobError where the loader fails or is empty."""
     batches = list(itertools.islice(_loaded(loader), count))
@@ -245,9 +254,10 @@ def endless_batches(
     pass, is made anew. Raises JobError where a pass is empty.
     """
     for epoch in itertools.count():
-        drawn, fed = 0, ordered(loader, seed=seed, epoch=0 if again else epoch)
+        drawn, fed = 0, ordered(loader, seed=seed, epoch=0 if again else epoch, damage=Damage(job.damaged))
         for drawn, batch in enumerate(itertools.islice(session.batches(fed), again), 1):  # noqa: B007
-            yield batch
+            if batch is not None:
+                yield batch
         if not drawn:
             raise JobError("the Job's data() gave no batch when it was read again")
         if isinstance(loader, Iterator):

@@ -25,19 +25,28 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from vivace.engine.damage import Damage
 from vivace.engine.streams import Streams, derive
 from vivace.errors import JobError
 from vivace.surgery import batch_size, split
 
 
 def ordered(
-    loader: Iterable[Any], *, seed: int, epoch: int, start_batch: int = 0, rank: int = 0, world_size: int = 1
+    loader: Iterable[Any],
+    *,
+    seed: int,
+    epoch: int,
+    start_batch: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+    damage: Damage | None = None,
 ) -> Iterable[Any]:
     """One epoch of `loader` from batch `start_batch` on, in an order that depends on `seed` and `epoch`.
 
     A DataLoader over a map-style dataset comes back as a DataLoader that loads none of the skipped samples;
     given back in, it is moved to the new epoch, so that persistent workers live on. Anything else iterable is
-    seeded and skipped forward. Of `world_size` ranks each takes its contiguous share of every batch.
+    seeded and skipped forward. Of `world_size` ranks each takes its contiguous share of every batch. What
+    cannot be read is treated as `damage` says; a batch of which nothing is left comes as None.
 
     Raises JobError where a batch cannot be shared evenly.
     """
@@ -47,7 +56,7 @@ def ordered(
     order = loader.batch_sampler
     if not isinstance(order, _Order):
         order = _Order(loader, seed, rank, world_size)
-        loader = _rebuild(loader, order)
+        loader = _rebuild(loader, order, damage or Damage())
     order.begin(epoch, start_batch)
     loader.generator.manual_seed(derive(seed, epoch, "workers"))
     return loader
@@ -61,9 +70,15 @@ def _rebuildable(loader: Iterable[Any]) -> bool:
     )
 
 
-def _rebuild(loader: DataLoader[Any], order: _Order) -> DataLoader[Any]:
+def _rebuild(loader: DataLoader[Any], order: _Order, damage: Damage) -> DataLoader[Any]:
+    if damage.policy == "skip" and order.world_size > 1:
+        raise JobError(
+            f"damaged='skip' would leave {order.world_size} ranks with unequal batches: choose 'replace'"
+        )
     return DataLoader(
-        SeededDataset(loader.dataset, loader.collate_fn, order.batches is None, order.rank, order.world_size),
+        SeededDataset(
+            loader.dataset, loader.collate_fn, order.batches is None, order.rank, order.world_size, damage
+        ),
         batch_sampler=order,
         num_workers=loader.num_workers,
         collate_fn=_as_it_is,
@@ -83,16 +98,23 @@ class SeededDataset(Dataset[Any]):
     """A dataset that loads and collates a whole batch under random streams of its own.
 
     `dataset` is the person's own; `collate` makes a batch of its samples. With `single`, one index is a whole
-    batch already, of which rank `rank` of `world_size` keeps its share.
+    batch already, of which rank `rank` of `world_size` keeps its share. `damage` reads the samples.
     """
 
     def __init__(
-        self, dataset: Any, collate: Callable[[Any], Any], single: bool, rank: int, world_size: int
+        self,
+        dataset: Any,
+        collate: Callable[[Any], Any],
+        single: bool,
+        rank: int,
+        world_size: int,
+        damage: Damage,
     ) -> None:
         self.dataset = dataset
         self.collate = collate
         self.single = single
         self.rank, self.world_size = rank, world_size
+        self.damage = damage
         self._streams = Streams(0)
 
     def __len__(self) -> int:
@@ -108,10 +130,12 @@ class SeededDataset(Dataset[Any]):
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process to answer
         seed, *indices = ticket
         with self._streams.restart(seed):
+            samples = self.damage.read(self.dataset, indices, seed, many=not self.single)
+            if not samples:
+                return None
             if self.single:
-                return _share_of(self.collate(self.dataset[indices[0]]), self.rank, self.world_size)
-            many = getattr(self.dataset, "__getitems__", None)
-            return self.collate(many(indices) if many else [self.dataset[index] for index in indices])
+                return _share_of(self.collate(samples[0]), self.rank, self.world_size)
+            return self.collate(samples)
 
 
 class _Order(Sampler[list[Any]]):

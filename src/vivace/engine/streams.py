@@ -56,6 +56,13 @@ def from_plain(plain: dict[str, Any]) -> dict[str, Any]:
     return {**plain, **state, "numpy": (name, numpy.array(keys, dtype=numpy.uint32), *rest)}
 
 
+def seed_streams(seed: int) -> None:
+    """Let the CPU's streams begin at `seed`, and leave every GPU's as it is, unlike `torch.manual_seed`."""
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+
+
 class Streams:
     """Own random streams, seeded once: entered, they stand in for the main ones; left, both are as they were.
 
@@ -77,9 +84,7 @@ class Streams:
         if self._own is not None:
             self._put(self._own)
             return self
-        random.seed(self.seed)
-        numpy.random.seed(self.seed % 2**32)
-        torch.default_generator.manual_seed(self.seed)  # torch.manual_seed would also reset every GPU
+        seed_streams(self.seed)
         if self.device is not None:
             with torch.cuda.device(self.device):
                 torch.cuda.manual_seed(self.seed)

@@ -30,7 +30,8 @@ _EXIT_CODES = {"": 0, "SIGINT": 130, "SIGTERM": 143}
 class Run:
     """What `train` did. `metric` and `loss` are the last ones; `seconds` and the speed are of this process.
 
-    `interrupted_by` names the signal that asked for the stop; the run can then be resumed.
+    `interrupted_by` names the signal that asked for the stop; the run can then be resumed. `damaged` are the
+    samples that could not be read: index, path, error, and the times they were met.
     """
 
     run_path: str
@@ -44,6 +45,7 @@ class Run:
     interrupted: bool = False
     interrupted_by: str = ""
     notices: tuple[str, ...] = ()
+    damaged: tuple[dict[str, Any], ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -122,6 +124,8 @@ def _check(options: Options) -> None:
 def _write_results(loop: Loop) -> Run:
     """Leave model.pt, where the run came to its end, and run.json in the run folder."""
     position, ranks = loop.position, loop.ranks
+    if loop.damage.listed():
+        loop.progress.notice(loop.damage.sentence())
     run = Run(
         run_path=str(loop.path),
         steps=position.step,
@@ -134,6 +138,7 @@ def _write_results(loop: Loop) -> Run:
         interrupted=bool(loop.stopped_by),
         interrupted_by=loop.stopped_by,
         notices=tuple(loop.progress.notices),
+        damaged=tuple(loop.damage.listed()),
     )
     document = json.dumps({**run.to_dict(), "plan_id": loop.session.plan.id}, indent=1).encode()
     with ranks.together():

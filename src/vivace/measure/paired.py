@@ -57,7 +57,8 @@ class Contestant:
         """Open the plan and warm it up, see `Worker.open`. Raises Refused, JobError or ChildFailed."""
         deadline = time.monotonic() + self.timeout
         self._signal(signal.SIGCONT)
-        arguments = {"plan": plan.to_dict(), "strict": strict, "seed": seed, "settled": settled}
+        arguments = {"plan": plan.to_dict(), "strict": strict, "seed": seed}
+        arguments |= {} if settled else {"settled": False}
         self.child.ask("open", self.timeout, **arguments)
         warmed = self.child.ask("warm", max(1.0, deadline - time.monotonic()), seconds=warm_seconds)
         self.step_seconds, self.warmup_seconds = warmed["step_seconds"], warmed["warmup_seconds"]

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from vivace import registry
+from vivace.engine.damage import Damage
 from vivace.engine.evaluation import Evaluation
 from vivace.engine.opening import (
     LOOKING_SECONDS,
@@ -23,6 +24,7 @@ from vivace.engine.opening import (
     endless_batches,
     first_batches,
     largest_batch,
+    readable,
     start,
     training_device,
 )
@@ -75,7 +77,7 @@ class Worker:
         return what it consists of. Raises JobError.
         """
         loader = call(self.job, "data")
-        batches = first_batches(loader, 4)
+        batches = first_batches(readable(loader, self.job), 4)
         with start(self.job, Plan.from_dict(plan or {}), self.machine, strict=False) as session:
             model = session.build.models[0]
             size = batch_size(batches[0])
@@ -102,7 +104,9 @@ class Worker:
         """The reference's `Profile`: what bounds the gain of each technique."""
         with start(self.job, Plan.from_dict(plan or {}), self.machine) as session:
             return dataclasses.asdict(
-                profile_reference(session, self.job, first_batches(call(self.job, "data"), 4))
+                profile_reference(
+                    session, self.job, first_batches(readable(call(self.job, "data"), self.job), 4)
+                )
             )
 
     def choose(
@@ -147,7 +151,8 @@ class Worker:
         """
         assert self.session is not None
         deadline, read = time.monotonic() + FIRST_PASS_SECONDS, 0
-        for read, _ in enumerate(self.session.batches(ordered(loader, seed=seed, epoch=0)), 1):  # noqa: B007
+        first = ordered(loader, seed=seed, epoch=0, damage=Damage(self.job.damaged))
+        for read, _ in enumerate(self.session.batches(first), 1):  # noqa: B007
             if time.monotonic() > deadline:
                 break
         length = _length(loader)

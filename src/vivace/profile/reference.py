@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from vivace.engine.opening import call, endless_batches
 from vivace.engine.session import Session
+from vivace.inspect.limits import usable_cores
 from vivace.job import Job
 from vivace.ledger import Profile
 from vivace.profile.observe import is_operator, now, observe, operator_class, profile_step
@@ -42,7 +44,11 @@ def profile_reference(session: Session, job: Job, batches: list[Any]) -> Profile
         page_faults=seen.page_faults,
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
         peak_bytes=seen.peak_bytes,
-        features={**_features(session, batches[0], loader, parameters), "epochs": job.epochs},
+        features={
+            **_features(session, batches[0], loader, parameters),
+            "epochs": job.epochs,
+            "loading_limit": _loading_limit(parts, batch_size(batches[0]), loader),
+        },
     )
 
 
@@ -120,6 +126,23 @@ def _features(
         "own_step": session.build.own_step,
         "loader": _loader_facts(loader),
     }
+
+
+def _loading_limit(parts: dict[str, float], samples: int, loader: Any) -> str:
+    """Can this host's cores feed the step? Empty where loading costs little, or workers hide what it does."""
+    rest = sum(parts.values()) - parts["data"]
+    if not isinstance(loader, DataLoader) or loader.num_workers or parts["data"] < 0.05 * rest:
+        return ""
+    one, wanted, cores = samples / parts["data"], samples / rest, usable_cores()
+    if one * cores < wanted:
+        return (
+            f"{cores} cores can load {one * cores:,.0f} samples a second, the step consumes {wanted:,.0f}: "
+            "no number of workers can feed it; less work for each sample can"
+        )
+    number = math.ceil(wanted / one)
+    return (
+        f"a core loads {one:,.0f} samples a second, the step consumes {wanted:,.0f}: {number} cores feed it"
+    )
 
 
 def _loader_facts(loader: Any) -> dict[str, Any]:

@@ -76,6 +76,7 @@ class DDP(Technique):
         build.wrap(Seam.FORWARD, forward)
         build.wrap(Seam.ACCUMULATING, lambda following: parallel[0].no_sync())
         build.wrap(Seam.GRADIENTS, gradients)
+        build.parallel = parallel
         build.on_close(parallel.clear)
         build.notes["ranks"] = num_ranks
 

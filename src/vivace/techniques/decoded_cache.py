@@ -101,19 +101,14 @@ class DecodedCache(Technique):
 
 
 def _conditions(loader: Any, kept: Any) -> Iterator[tuple[object, str]]:
-    import multiprocessing
-
     from torch.utils.data import DataLoader, IterableDataset
 
-    if not isinstance(loader, DataLoader):
-        return
-    if loader.num_workers:
-        method = (loader.multiprocessing_context or multiprocessing).get_start_method()
-        yield method == "fork", f"your workers start by {method}, and only forked ones find the pictures"
-        yield getattr(loader, "_iterator", None) is None, "your persistent workers run already"
-    if not isinstance(loader.dataset, IterableDataset):
-        from vivace.surgery import notices
+    from vivace.decoding import unserved
+    from vivace.surgery import notices
 
+    reason = unserved(loader)
+    yield not reason, reason
+    if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
         kind = type(getattr(loader.dataset, "dataset", loader.dataset)).__name__
         with kept:
             decodes = notices(loader.dataset, kept.store.counts)

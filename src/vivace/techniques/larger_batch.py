@@ -78,8 +78,9 @@ class LargerBatch(Technique):
 
         batches = iter(following(loader))
         while group := list(islice(batches, self.factor)):
-            batch = joined(group)
-            if batch is None:
+            readable = [batch for batch in group if batch is not None]  # of None every sample is damaged
+            batch = joined(readable) if readable else None
+            if batch is None and readable:
                 raise Refused("batches of different shapes cannot be joined into one")
             yield batch
 

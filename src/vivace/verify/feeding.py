@@ -7,6 +7,7 @@ import time
 
 import torch
 
+from vivace.engine.damage import Damage
 from vivace.engine.opening import call
 from vivace.engine.order import ordered
 from vivace.engine.session import Session
@@ -23,11 +24,12 @@ def fed_alike(session: Session, job: Job, seconds: float) -> bool:
     Nothing is read where no technique touches the batches.
     """
     for epoch in range(EPOCHS):
-        loader = ordered(call(job, "data"), seed=0, epoch=epoch)
+        damage = Damage(job.damaged)
+        loader = ordered(call(job, "data"), seed=0, epoch=epoch, damage=damage)
         fed = session._batches(loader)
         if fed is loader:
             return True
-        own = ordered(call(job, "data"), seed=0, epoch=epoch)
+        own = ordered(call(job, "data"), seed=0, epoch=epoch, damage=damage)
         if not _alike(fed, own, time.perf_counter() + seconds):
             return False
     return True

@@ -1,0 +1,110 @@
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader
+from torchvision import transforms
+from torchvision.datasets import FakeData
+
+from vivace import registry
+from vivace.engine.opening import start
+from vivace.engine.order import ordered
+from vivace.errors import Refused
+from vivace.inspect import inspect
+from vivace.job import Job
+from vivace.ledger import Observation
+from vivace.plan import Plan
+from vivace.technique import Numerics
+from vivace.testing import TINY_JOBS, TechniqueContract
+
+Uint8Transfer = registry.find("uint8_transfer")
+
+
+def dataset(*more):
+    steps = [transforms.RandomCrop(12), transforms.RandomHorizontalFlip(), transforms.ToTensor(), *more]
+    return FakeData(32, (3, 16, 16), 4, transforms.Compose(steps))
+
+
+NORMALIZE = transforms.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+
+
+def pictures():
+    return Job(
+        model=lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(400, 4)),
+        data=lambda: DataLoader(dataset(NORMALIZE), batch_size=8, shuffle=True),
+        loss=lambda model, batch: functional.cross_entropy(model(batch[0]), batch[1]),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.01),
+    )
+
+
+class TestUint8Transfer(TechniqueContract):
+    technique = Uint8Transfer
+    jobs: ClassVar = {"mlp": TINY_JOBS["mlp"], "pictures": pictures}
+
+
+@pytest.fixture
+def session():
+    with start(pictures(), Plan([Uint8Transfer()]), inspect()) as found:
+        yield found
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on one core
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("in_order", [False, True])
+def test_every_batch_is_bit_for_bit_the_same_and_a_quarter_of_the_bytes(session, workers, in_order):
+    def read(loader):
+        torch.manual_seed(5)
+        return ordered(loader, seed=1, epoch=0) if in_order else loader
+
+    loader = DataLoader(dataset(NORMALIZE), batch_size=8, shuffle=True, num_workers=workers)
+    wanted = list(read(loader))
+    torch.manual_seed(5)
+    sent = list(session.batches(read(loader)))
+    for (pixels, labels), (wanted_pixels, wanted_labels) in zip(sent, wanted, strict=True):
+        assert pixels.dtype == torch.uint8
+        placed = session.place([pixels, labels])
+        assert torch.equal(placed[0], wanted_pixels)
+        assert placed[0].stride() == wanted_pixels.stride()
+        assert torch.equal(placed[1], wanted_labels)
+    assert session.promise == Numerics.EXACT
+
+
+def test_batches_that_came_another_way_stay_as_they_are(session):
+    batch = next(iter(DataLoader(dataset(NORMALIZE), batch_size=8)))
+    assert session.place(batch)[0] is batch[0]
+    list(session.batches(DataLoader(dataset(NORMALIZE), batch_size=8)))
+    assert session.place(batch)[0] is batch[0]
+
+
+def test_the_persons_dataset_is_untouched(session):
+    loader = DataLoader(dataset(NORMALIZE), batch_size=8)
+    list(session.batches(loader))
+    assert loader.dataset[0][0].dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("loader", "reason"),
+    [
+        ([1, 2], "the data is a list, not a torch DataLoader"),
+        (DataLoader(range(4)), "your range has no torchvision Compose"),
+        (DataLoader(dataset(transforms.RandomErasing())), "RandomErasing comes"),
+        (
+            DataLoader(
+                dataset(NORMALIZE),
+                batch_size=4,
+                collate_fn=lambda s: torch.stack([a for a, _ in s]).float() * 2,
+            ),
+            "other numbers",
+        ),
+    ],
+)
+def test_what_would_change_is_refused(session, loader, reason):
+    with pytest.raises(Refused, match=f"uint8_transfer: .*{reason}"):
+        session.batches(loader)
+
+
+def test_no_bytes_are_no_evidence():
+    with pytest.raises(Refused, match="no batch of bytes was placed"):
+        Uint8Transfer().confirm(Observation({}, {}, 0, 0.0), Observation({}, {}, 0, 0.0))
