@@ -107,9 +107,8 @@ def test_the_dry_run_of_the_convolutional_networks(tmp_path):
     done = run("--dry-run", "--out", tmp_path, "cnn")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     cases = json.loads((tmp_path / "results.json").read_text())["parts"]["cnn"]
-    refused = [name for name, case in cases.items() if case["status"] != "ok"]
-    assert refused == ["convnext_tiny_256 | + fused_batchnorm"], cases
-    assert "convnext_tiny" in (tmp_path / "results.md").read_text()
+    assert {name: case for name, case in cases.items() if case["status"] != "ok"} == {}
+    assert "| unet_256 | + fused_batchnorm | " in (tmp_path / "results.md").read_text()
     found = cases["resnet50_256 | bytes"]["found"]
     assert found["bfloat16 fused"]["bytes"] < found["bfloat16"]["bytes"] < found["float32"]["bytes"]
 

@@ -60,6 +60,7 @@ def test_a_harsher_setting_is_not_tried_where_a_milder_one_was_far_slower():
     search = Search.__new__(Search)
     search.best_ratio, search._too_slow, search.measured = Ratio(1.0, 1.0, 1.0), {}, {}
     search.best = Plan()
+    search._too_coarse = set()
     search._left = lambda: 100.0
     harsh = Candidate(find("micro_batches")(num=8), (0.5, 1.3))
     assert not search._hopeless(Plan([harsh.technique]), harsh)
@@ -69,6 +70,8 @@ def test_a_harsher_setting_is_not_tried_where_a_milder_one_was_far_slower():
         assert search._hopeless(Plan([harsh.technique]), harsh) == hopeless
     elsewhere = Plan([harsh.technique, find("channels_last")()])
     assert not search._hopeless(elsewhere, harsh)
+    search._too_coarse = {"micro_batches"}
+    assert search._hopeless(elsewhere, harsh)
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ def _healthy(seen: Seen, rows: list[roofline.Roof], share: float | None, bound: 
     elif bound is not None:
         limit = "it is faster than this machine's memory could feed it"
     else:
-        limit = "no ceilings were measured, so that the distance to the limit is not known"
+        limit = "the distance to the limit is not known"
     largest = next((row for row in rows if row.seconds), None)
     most = f"; most of its time goes to {largest.operator}" if largest else ""
     return Verdict(

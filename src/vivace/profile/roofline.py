@@ -28,8 +28,8 @@ class Roof:
 
     @property
     def share(self) -> float | None:
-        """Least time over time taken; None where it took less, so that the ceiling is none for it."""
-        if self.bound_seconds is None or self.seconds < self.bound_seconds or not self.seconds:
+        """Least time over time taken; None without work, and where it took less than the ceiling allows."""
+        if not self.bound_seconds or self.seconds < self.bound_seconds:
             return None
         return self.bound_seconds / self.seconds
 

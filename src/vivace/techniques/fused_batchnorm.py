@@ -94,5 +94,5 @@ class FusedBatchnorm(Technique):
 def _instead(models: list[nn.Module]) -> str:
     """Which other normalisation the models have, as a part of a sentence."""
     kinds = {type(m).__name__ for model in models for m in model.modules()}
-    others = sorted(kind for kind in kinds if "Norm" in kind)
+    others = sorted(kind for kind in kinds if kind.rstrip("123d").endswith("Norm"))
     return f"; it has {', '.join(others)}" if others else ""

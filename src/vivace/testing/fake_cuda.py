@@ -138,6 +138,7 @@ _FAKES: dict[str, Any] = {
     "Event": Stream,
     "stream": lambda _: contextlib.nullcontext(),
     "current_stream": lambda *_: Stream(),
+    "set_stream": lambda _: None,
     "synchronize": lambda *_: None,
     "empty_cache": lambda: None,
     "get_device_capability": lambda *_: (9, 0),

@@ -20,6 +20,7 @@ from vivace.technique import Numerics
 from vivace.tune.budget import is_out_of_memory, smaller_plans
 
 OnEvent = Callable[[str, dict[str, Any]], None]
+TOO_COARSE = "on this job it promises"
 MOST_ROUNDS, SETTLED_WIDTH = 5, 0.04
 LONGEST_ROUND = 10.0  # seconds: the spread between processes is the larger part of the interval
 
@@ -295,8 +296,7 @@ class Bench:
     def _admit(self, contestant: Contestant, plan: Plan, role: str) -> dict[str, Any]:
         """Let an opened plan prove that it acts, as allowed and unlike any other. Raises Refused."""
         if Numerics[contestant.promise.upper()] > self.allow:
-            promised = contestant.promise.upper()
-            raise Refused(f"on this job it promises {promised}, and {self.allow.name} is allowed")
+            raise Refused(f"{TOO_COARSE} {contestant.promise.upper()}, and {self.allow.name} is allowed")
         confirmed: dict[str, Any] = contestant.ask(
             "confirm", reference=self.observed, evaluated=self.memory is not None
         )

@@ -13,7 +13,7 @@ from vivace.ledger import Profile, Ratio, Trial
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.technique import Numerics, Stage, Technique
-from vivace.tune.bench import Bench, one
+from vivace.tune.bench import TOO_COARSE, Bench, one
 
 WORTH_TRYING = 1.005
 BETTER = 1.01
@@ -47,6 +47,7 @@ class Search:
         self.banned: set[Technique] = set()  # with those settings
         self._warmup_seconds = 0.0
         self._too_slow: dict[Technique, float] = {}  # seconds after which it had not started yet
+        self._too_coarse: set[str] = set()  # techniques that promise more on this job than is allowed
         self._offered: list[Candidate] = []
 
     def run(self) -> None:
@@ -137,6 +138,8 @@ class Search:
         predicted = (candidate.predicted[0] * now, candidate.predicted[1] * now) if candidate else None
         target = BETTER * now if self.bench.fits(self.best_peak) else None
         trial = self.measure(plan, target, predicted)
+        if candidate is not None and TOO_COARSE in trial.reason:
+            self._too_coarse.add(candidate.technique.name)
         if trial.ratio is None or not self._better(trial):
             return False
         self._keep(plan, trial)
@@ -185,7 +188,8 @@ class Search:
         """Was it refused for good, is it much slower than what it would displace, or slower to start than
         the time left allows?
         """
-        if self._too_slow.get(candidate.technique, 0.0) > 0.7 * self._left():
+        name = candidate.technique.name
+        if name in self._too_coarse or self._too_slow.get(candidate.technique, 0.0) > 0.7 * self._left():
             return True
         if candidate.technique.card.stage == Stage.MEMORY and self._milder_is_slow(plan, candidate):
             return True

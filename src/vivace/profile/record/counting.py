@@ -22,11 +22,10 @@ class CountedStep:
     def __init__(self, hooks: LoopHooks) -> None:
         self.hooks = hooks
         self.modules = ModuleRanges()
-        self.activations: Counter[str] = Counter()
+        self._kept: dict[int, Counter[str]] = defaultdict(Counter)  # by backward pass
         self.matrix_dtypes: Counter[str] = Counter()
         self.gradient_bytes = 0
-        self.kept_bytes = 0
-        self._seen: set[int] = set()
+        self._seen: set[tuple[int, int]] = set()
         self._stack = contextlib.ExitStack()
 
     def install(self) -> None:
@@ -57,6 +56,7 @@ class CountedStep:
                 shares[kernel.operator][kernel.reads[0].item_bytes] += kernel.flops
         for kind, sizes in shares.items():
             dtypes[f"{kind}:{sizes.most_common(1)[0][0]}"] = sum(sizes.values())
+        activations = max(self._kept.values(), key=Counter.total, default=Counter[str]())
         return {
             "work": work.to_dict(),
             "flops": work.flops,
@@ -64,19 +64,19 @@ class CountedStep:
             "bytes_fused": work.bytes_fused,
             "kernels": work.count,
             "item_bytes": dict(dtypes),
-            "activations": self.activations.most_common(40),
-            "activation_bytes": sum(self.activations.values()),
+            "activations": activations.most_common(40),
+            "activation_bytes": activations.total(),
             "gradient_bytes": self.gradient_bytes,
             "silent_modules": self.modules.silent,
         }
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
+        storage, number = tensor.untyped_storage(), self.hooks.clock.step.backwards
         key = storage._cdata
-        if key not in self._seen and key not in self._parameters:
-            self._seen.add(key)
+        if (number, key) not in self._seen and key not in self._parameters:
+            self._seen.add((number, key))
             stack = self.modules.stack
-            self.activations[stack[-1] if stack else "outside of modules"] += storage.nbytes()
+            self._kept[number][stack[-1] if stack else "outside of modules"] += storage.nbytes()
         return tensor
 
     def _before_update(self, optimizer: Any, *_: Any) -> None:

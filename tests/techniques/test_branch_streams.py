@@ -1,0 +1,161 @@
+"""branch_streams acted out on a CPU: the order of what runs where, and that nothing else changes."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torchvision import models
+
+import vivace
+from vivace import branches, registry
+from vivace.errors import Refused
+from vivace.job import Job
+from vivace.plan import Plan
+from vivace.testing import TINY_JOBS, TechniqueContract
+from vivace.testing.fake_cuda import fake_cuda
+from vivace.tracing import trace
+
+BranchStreams = registry.find("branch_streams")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Inception(nn.Module):
+    """Four branches, one of which joins two of its own; one has no weights."""
+
+    def __init__(self, shared=False, inplace=False):
+        super().__init__()
+        self.one, self.three = (
+            nn.Conv2d(4, 2, 1),
+            nn.Sequential(nn.Conv2d(4, 3, 1), nn.Conv2d(3, 2, 3, padding=1)),
+        )
+        self.left, self.right = (nn.Conv2d(4, 2, k, padding=k // 2) for k in (1, 3))
+        self.pool = nn.MaxPool2d(3, 1, 1)
+        self.shared = self.one if shared else nn.Conv2d(4, 2, 1)
+        self.relu = nn.ReLU(inplace=inplace)
+
+    def forward(self, x):
+        inner = torch.cat([self.left(x), self.right(x)], 1)
+        return torch.cat([self.one(x), self.three(self.relu(x)), inner, self.pool(x), self.shared(x)], 1)
+
+
+def job():
+    """The tiny network of images with such a module."""
+    tiny = TINY_JOBS["cnn"]()
+
+    def model():
+        head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(14, 4))
+        return nn.Sequential(nn.Conv2d(3, 4, 3), Inception(), *head)
+
+    return Job(**{**vars(tiny), "model": model})
+
+
+@pytest.fixture
+def acted_out():
+    branches._sides.cache_clear()
+    with fake_cuda():
+        yield
+    branches._sides.cache_clear()
+
+
+@pytest.mark.usefixtures("acted_out")
+class TestBranchStreams(TechniqueContract):
+    technique = BranchStreams
+    jobs = {"inception": job, "cnn": TINY_JOBS["cnn"], "mlp": TINY_JOBS["mlp"]}  # noqa: RUF012
+
+
+def opened(model, plan=("branch_streams",)):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = Plan.from_dict({name: {} for name in plan})
+    return vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, b: m(b).square().mean())
+
+
+def order_of(owner):
+    graph, inlined = trace(owner, (-1,))
+    found = branches.find_branches(graph, owner, inlined)
+    names = {branches.fork: "fork", branches.enter: "enter", branches.leave: "leave", branches.join: "join"}
+    return found, [names.get(node.target, str(node.target)) for node in graph.nodes]
+
+
+def test_side_branches_run_between_fork_and_join_and_the_largest_on_the_main_stream():
+    found, order = order_of(Inception())
+    assert found == [4]
+    inside = order[order.index("fork") : order.index("join")]
+    assert inside.count("enter") == inside.count("leave") == 3
+    last = len(inside) - 1 - inside[::-1].index("leave")
+    assert "three.0" not in inside[last:]
+    assert {"left", "right"} <= set(inside[last:]), "the two together have the most weights"
+    assert order.index("pool") < order.index("fork"), "what has no weights stays where it is"
+
+
+@pytest.mark.parametrize("settings", [{"shared": True}, {"inplace": True}])
+def test_branches_that_share_a_module_or_write_their_input_are_left_alone(settings):
+    found, order = order_of(Inception(**settings))
+    assert found == [2]
+    assert order.count("fork") == 1
+    assert {"left", "right"} <= set(order[order.index("fork") : order.index("join")])
+
+
+@pytest.mark.usefixtures("acted_out")
+def test_streams_wait_for_each_other(monkeypatch):
+    log = []
+
+    class Stream:
+        def __init__(self, name="side"):
+            self.name = name
+
+        def wait_stream(self, other):
+            log.append((self.name, "waits for", other.name))
+
+    now = [Stream("main")]
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: now[-1])
+    monkeypatch.setattr(torch.cuda, "set_stream", now.append)
+    model = Inception()
+    plain = copy.deepcopy(model)
+    x = torch.randn(2, 4, 5, 5)
+    with opened(model):
+        assert torch.equal(model(x), plain(x))
+    assert now[-1].name == "main"
+    assert log == [("side", "waits for", "main")] * 3 + [("main", "waits for", "side")] * 3
+
+
+@pytest.mark.usefixtures("acted_out")
+def test_an_error_inside_of_a_branch_returns_to_the_main_stream(monkeypatch):
+    streams = [object()]
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: streams[-1])
+    monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
+    monkeypatch.setattr(branches, "fork", lambda *_: None)
+    main = streams[0]
+    model = Inception()
+    with opened(model) as session:
+        monkeypatch.setattr(model.one, "forward", lambda x: 1 / 0)
+        branches.enter(0)
+        with pytest.raises(ZeroDivisionError):
+            session.step(torch.randn(2, 4, 5, 5))
+    assert streams[-1] is main
+    assert not branches._mains
+
+
+@pytest.mark.usefixtures("acted_out")
+def test_it_goes_with_fused_batchnorm_in_one_forward():
+    """A ResNet's shortcut with a convolution is a branch beside the three of the block."""
+    torch.manual_seed(0)
+    model = models.resnet.Bottleneck(8, 4, downsample=nn.Sequential(nn.Conv2d(8, 16, 1), nn.BatchNorm2d(16)))
+    plain = copy.deepcopy(model)
+    x = torch.randn(2, 8, 4, 4)
+    with opened(model, ("branch_streams", "fused_batchnorm")) as session:
+        assert list(session.build.notes["parallel_joins"].values()) == [[2]]
+        assert len(session.build.notes["fused_chains"]) == 3
+        torch.testing.assert_close(model(x), plain(x), rtol=1e-4, atol=1e-4)
+    assert not any("forward" in vars(m) for m in model.modules())
+
+
+def test_inception_has_branches_and_a_plain_network_is_refused():
+    with torch.device("meta"):
+        model = models.inception_v3(init_weights=False)
+    found = {}
+    branches.install(model, found)
+    assert sum(len(counts) for counts in found.values()) >= 11
+    with fake_cuda(), pytest.raises(Refused, match="Sequential has no branches with weights"):
+        opened(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()))
