@@ -77,6 +77,20 @@ def test_a_closure_inside_of_the_update_has_a_forward_of_its_own(scene):
     assert scene.seconds() == {"data": 1, "forward": 2, "backward": 4, "update": 8}
 
 
+def test_gradients_cleared_inside_of_a_closure_leave_its_forward_alone(scene):
+    scene.fetch(1)
+    with scene.clock.phase("update"):
+        scene.spend(2)  # Lightning runs the model before it clears
+        scene.clock.push("update", decides=False)
+        scene.spend(16)
+        scene.clock.pop()
+        scene.spend(4, "backward")
+        scene.spend(8)
+    scene.clock.updated(1)
+    scene.fetch()
+    assert scene.seconds() == {"data": 1, "forward": 2, "backward": 4, "update": 24}
+
+
 def test_several_batches_an_update_are_one_step(scene):
     for _ in range(3):
         scene.fetch(1)

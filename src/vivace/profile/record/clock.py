@@ -71,7 +71,7 @@ class Clock:
         if not self._stack:
             self._settle(name if decides else "place")
         else:
-            closure = self._stack[-1] == "update" and name == "backward"
+            closure = self._stack[-1] == "update" and (name == "backward" or not decides)
             self._charge("forward" if closure else self._stack[-1])
         self._stack.append(name)
 
