@@ -35,6 +35,9 @@ WORDS = {
         "rounding": "`{job}`: the same, rounding allowed",
         "floor": "no plan (at least {smallest_percent:.0f} % are needed)",
         "random": "`{job}`: how much slower than the best of {count} random plans in the same memory",
+        "cnn_models": "Networks that `fused_batchnorm` trains within its promise, {steps} steps",
+        "without": "; refused: {names}",
+        "kernels": "Kernels compiled for {target}: most registers, spilled bytes",
     },
     "README.zh-CN.md": {
         "columns": ("问题", "结果", "记录", "命令"),
@@ -65,6 +68,9 @@ WORDS = {
         "rounding": "`{job}`：同上，允许舍入误差",
         "floor": "无方案（至少需要 {smallest_percent:.0f}%）",
         "random": "`{job}`：比同样内存下 {count} 个随机方案中最快的慢多少",
+        "cnn_models": "`fused_batchnorm` 在承诺范围内训练的含 BatchNorm 网络（{steps} 步）",
+        "without": "；拒绝：{names}",
+        "kernels": "为 {target} 编译的内核：寄存器最多数、溢出字节数",
     },
 }
 TITLES = {
@@ -190,6 +196,25 @@ def advise(record: dict, file: str) -> Iterator[Row]:
         )
 
 
+def cnn_models(record: dict, file: str) -> Iterator[Row]:
+    """How many networks are matched and keep their promise, and which are refused."""
+    words, found = WORDS[file], record["models"]
+    judged = {name: one for name, one in found.items() if one["status"] != "refused"}
+    kept = [name for name, one in judged.items() if one["status"] == "kept"]
+    refused = ", ".join(f"`{name}`" for name in found if name not in judged)
+    counts = {"count": len(kept), "of": len(judged), "rate": len(kept) / len(judged)}
+    asked = words["cnn_models"].format(steps=min(one["steps"] for one in judged.values()))
+    yield asked, words["of"].format(**counts) + words["without"].format(names=refused)
+
+
+def kernels(record: dict, file: str) -> Iterator[Row]:
+    """What the kernels take of each kind of chip, without one."""
+    for target, found in record["kernels"].items():
+        registers = max(one["registers"] for one in found.values())
+        spilled = sum(one["spilled_bytes"] for one in found.values())
+        yield WORDS[file]["kernels"].format(target=target), f"{registers}, {spilled}"
+
+
 KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "ruler": ruler,
     "peer": peer,
@@ -199,9 +224,11 @@ KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "verdicts": verdicts,
     "profile_cost": profile_cost,
     "advise": advise,
+    "cnn_models": cnn_models,
+    "kernels": kernels,
 }
 
-DETAILS = ("memory_budgets",)  # in records/README.md only
+DETAILS = ("memory_budgets", "cnn_models", "kernels")  # in records/README.md only
 
 
 def rows(records: list[dict], file: str, prefix: str) -> Iterator[tuple[str, ...]]:

@@ -40,6 +40,21 @@ def test_bytes_and_bounds_of_resnet50_are_the_published_ones(module):
     assert names.count("batch_norm_apply") == names.count("batch_norm_backward_apply") == 49
 
 
+def test_counters_are_read_from_what_ncu_prints(module):
+    head = '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"'
+    rows = [
+        f'"{number}","batch_norm_apply(args)","{metric}","byte","{value}"'
+        for number, metric, value in (
+            (0, "dram__bytes_read.sum", "1,000"),
+            (0, "dram__bytes_write.sum", "500"),
+            (1, "dram__bytes_read.sum", "10"),
+        )
+    ]
+    printed = "\n".join(["==PROF== Connected", head, *rows, "done"])
+    assert module("counters").summed(printed) == {"batch_norm_apply": 1510.0}
+    assert module("counters").summed("==ERROR== no permission") == {}
+
+
 def test_kernels_of_one_norm_move_what_the_count_says(module):
     """Two counts of one BatchNorm with addition and ReLU: by the shape, and from the operators that run."""
     import torch
@@ -66,7 +81,7 @@ def module(monkeypatch):
     """Loads a file of the script under its own name, as the script does."""
     monkeypatch.syspath_prepend(str(GPU))
     yield importlib.import_module
-    for name in ("book", "summary", "correctness", "traffic"):
+    for name in ("book", "summary", "correctness", "counters", "traffic"):
         sys.modules.pop(name, None)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from book import Book
 from correctness import Server
+from counters import measured
 from norm_shapes import ALLOWED, SHAPES
 from speed import Settings, Track
 
@@ -43,6 +44,7 @@ ASIDE: dict[str, Settings] = {  # what one technique is worth where the others a
     "padded_stem": {**NORM, **GRAPH, "padded_stem": {}},
     "conv1x1_gemm": {**NORM, **GRAPH, "conv1x1_gemm": {}},
 }
+MEASURED = ("56x56x64", "56x56x256 + add")
 SHORT = ("+ channels_last", "+ fused_batchnorm", "+ graph")
 NETWORKS = ("resnext101_32x8d", "mobilenet_v3_large", "efficientnet_b0", "densenet121", "vgg16_bn", "unet")
 PARITY: tuple[Settings, ...] = (
@@ -64,6 +66,12 @@ def cnn(book: Book) -> None:
     _contract(book)
     _waterfall(book, "resnet50_256", {**WATERFALL, **ASIDE})
     _in_child(book, kernels, {f"kernels at {s}": ("ablate", {"shape": s}) for s in SHAPES})
+    for shape in () if book.dry else MEASURED:
+        book.case(
+            f"counters at {shape}",
+            lambda s=shape: {"moved": measured(s, max(10.0, min(90.0, book.left)))},
+            seconds=20,
+        )
     for name, plans in _rest():
         if book.dry and name != "unet_256":
             continue

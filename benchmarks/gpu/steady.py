@@ -27,8 +27,10 @@ class SteadyWorker(Worker):
         if os.environ["VIVACE_GPU_DRY"] == "1":
             self.stack.enter_context(fake_cuda())
 
-    def open(self, plan: dict[str, Any], strict: bool = True, seed: int = 0) -> dict[str, Any]:
-        """Open the job under a plan and place its batches."""
+    def open(
+        self, plan: dict[str, Any], strict: bool = True, seed: int = 0, settled: bool = True
+    ) -> dict[str, Any]:
+        """Open the job under a plan and place its batches; no first pass differs from the others."""
         begin = time.perf_counter()
         self.session = start(self.job, Plan.from_dict(plan), self.machine, seed=seed, strict=strict)
         fed = itertools.islice(self.session.batches(first_batches(call(self.job, "data"), 4)), 4)

@@ -242,6 +242,11 @@ def _cnn(cases: dict[str, Case], rates: dict[str, float]) -> list[str]:
         for name, those in found.items()
         if "kernels" in those
     ]
+    counted = [
+        (name.removeprefix("counters at "), kernel, f"{value / 1e6:,.0f}")
+        for name, case in cases.items()
+        for kernel, value in case.get("moved", {}).items()
+    ]
     return [
         *_grid(("kernels", "worst error against fp64", "allowed"), exact),
         "",
@@ -250,6 +255,8 @@ def _cnn(cases: dict[str, Case], rates: dict[str, float]) -> list[str]:
         *_grid(("feature map", "kernel", "us", "GB/s (of the copy's)"), kernels),
         "",
         *_grid(("feature map", "times as fast as PyTorch's operators"), whole),
+        "",
+        *_grid(("feature map", "kernel", "MB by the GPU's counters"), counted),
     ]
 
 

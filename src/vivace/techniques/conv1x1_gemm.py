@@ -29,7 +29,7 @@ class Conv1x1Gemm(Technique):
         summary="1x1 convolutions as matrix products (speed unmeasured on a GPU)",
         source="https://docs.nvidia.com/deeplearning/performance/dl-performance-convolutional/index.html",
         unit_roundoff=UNIT_ROUNDOFF["float32"],
-        measured_on=(),
+        measured_on=("cpu",),
     )
 
     def apply(self, build: Build) -> None:

@@ -28,7 +28,7 @@ class PaddedStem(Technique):
         summary="the first convolution's channels padded to a multiple (speed unmeasured on a GPU)",
         source="https://docs.nvidia.com/deeplearning/performance/dl-performance-convolutional/index.html",
         unit_roundoff=UNIT_ROUNDOFF["float32"],
-        measured_on=(),
+        measured_on=("cpu",),
     )
 
     channels: Literal[4, 8] = 8
