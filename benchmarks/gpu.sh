@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Check and measure everything that needs a GPU, on a bare CUDA machine without a network:
 #
-#   benchmarks/gpu.sh [ceilings|correctness|speed|tune|peer|memory|verdicts|cnn ...] [--dry-run] [--out DIR] [--limit SECONDS] [--wheels DIR]
+#   benchmarks/gpu.sh [ceilings|correctness|speed|tune|peer|memory|verdicts|cnn|feed ...] [--dry-run] [--out DIR] [--limit SECONDS] [--wheels DIR]
 #
 # Without a part the first five in that order, 25 minutes at most; each part alone at most 9. `cnn` is the kernels
-# of fused_batchnorm, then convolutional networks step by step. What DIR (default
+# of fused_batchnorm, then convolutional networks step by step; `feed` is how much of a copy is hidden. What DIR (default
 # runs/gpu) holds already is not done again, so a part that was cut off goes on where it stopped. Leaves
 # results.json and results.md there. --dry-run runs every path on a CPU with tiny shapes. Exit code 1: a case
 # failed, or a promise was broken.

@@ -128,6 +128,17 @@ def test_the_dry_run_of_the_convolutional_networks(tmp_path):
     assert found["bfloat16 fused"]["bytes"] < found["bfloat16"]["bytes"] < found["float32"]["bytes"]
 
 
+@pytest.mark.slow
+def test_the_dry_run_of_feeding(tmp_path):
+    done = run("--dry-run", "--out", tmp_path, "feed")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    cases = json.loads((tmp_path / "results.json").read_text())["parts"]["feed"]
+    assert [case["status"] for case in cases.values()] == ["ok", "ok"], cases
+    assert cases["floats against bytes"]["found"]["bits_equal"] == 1.0
+    assert {"there_seconds", "hidden_share"} <= cases["overlap of ResNet-50"]["found"].keys()
+    assert "| floats against bytes | uint8_seconds |" in (tmp_path / "results.md").read_text()
+
+
 def test_bad_input_is_one_sentence(tmp_path):
     done = run("velocity", "--dry-run", "--out", tmp_path)
     assert done.returncode == 2

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import cnn
 import correctness
+import feeding
 import others
 import speed
 from book import Book, facts, read
@@ -31,6 +32,7 @@ FUNCTIONS = {
     "memory": others.memory,
     "verdicts": others.verdicts,
     "cnn": cnn.cnn,
+    "feed": feeding.feed,
 }
 
 

@@ -211,6 +211,18 @@ def _verdicts(cases: dict[str, Case], rates: dict[str, float]) -> list[str]:
     )
 
 
+def _feed(cases: dict[str, Case], rates: dict[str, float]) -> list[str]:
+    found = [(name, case["found"]) for name, case in cases.items() if "found" in case]
+    return _grid(
+        ("case", "figure", "value"),
+        [
+            (name, key, f"{1000 * value:.3f} ms" if key.endswith("_seconds") else f"{value:.0%}")
+            for name, figures in found
+            for key, value in figures.items()
+        ],
+    )
+
+
 def _cnn(cases: dict[str, Case], rates: dict[str, float]) -> list[str]:
     found = {name: case["found"] for name, case in cases.items() if "found" in case}
     copy = found.get("ceiling copy", {}).get("copy_device", 0.0)
@@ -302,4 +314,5 @@ SECTIONS: dict[str, Any] = {
     "memory": _memory,
     "verdicts": _verdicts,
     "cnn": _cnn,
+    "feed": _feed,
 }
