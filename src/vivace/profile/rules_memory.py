@@ -130,7 +130,7 @@ def _late_peak(seen: Seen) -> Verdict | None:
 
 def _without(course: list[dict[str, Any]], rare: list[dict[str, Any]]) -> float:
     """How many times as fast all steps were if the rare ones took no longer than the others."""
-    whole = sum(row["wall"] for row in course)
+    whole: float = sum(row["wall"] for row in course)
     usual = statistics.median(row["wall"] for row in course)
-    excess = sum(max(0.0, row["wall"] - usual) for row in rare)
+    excess: float = sum(max(0.0, row["wall"] - usual) for row in rare)
     return 1.1 / (1 - min(0.9, excess / whole))

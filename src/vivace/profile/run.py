@@ -215,8 +215,9 @@ def _run_script(command: list[str], folder: Path, timed_seconds: float, output: 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Wait for a script that a terminal interrupted with us; interrupt it where nobody did, then end it."""
-    for ask in (lambda: None, lambda: process.send_signal(signal.SIGINT), process.terminate, process.kill):
-        ask()
+    for signal_sent in (None, signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        if signal_sent is not None:
+            process.send_signal(signal_sent)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(INTERRUPT_SECONDS)
             return

@@ -255,20 +255,6 @@ class LoopHooks:
 
         return clear
 
-    def _evaluating(self, original: Any) -> Any:
-        def evaluate(module: Any) -> Any:
-            self.clock.evaluates()
-            return original(module)
-
-        return evaluate
-
-    def _clearing(self, original: Any) -> Any:
-        def clear(*arguments: Any, **keywords: Any) -> Any:
-            self.clock.cleared()
-            return original(*arguments, **keywords)
-
-        return clear
-
     def _zeroing(self, original: Any) -> Any:
         def zero(*arguments: Any, **keywords: Any) -> Any:
             self.clock.push("update", decides=False)  # people do this anywhere in the step
