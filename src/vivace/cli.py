@@ -312,6 +312,7 @@ def techniques(as_json: AsJson = False, quiet: Quiet = False, debug: Debug = Fal
                 "stage": cls.card.stage.name,
                 "promise": cls.card.numerics.name.lower(),
                 "devices": list(cls.card.devices),
+                "measured_on": list(cls.card.measured_on),
                 "summary": cls.card.summary,
                 "source": cls.card.source,
             }
@@ -325,12 +326,11 @@ def _draw_cards(cards: list[dict[str, Any]], console: Any) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for column in ("technique", "stage", "promise", "devices", "what it does"):
+    for column in ("technique", "stage", "promise", "devices", "measured on", "what it does"):
         table.add_column(column)
     for card in cards:
-        table.add_row(
-            card["name"], card["stage"], card["promise"], " ".join(card["devices"]), card["summary"]
-        )
+        devices, measured = " ".join(card["devices"]), " ".join(card["measured_on"]) or "none yet"
+        table.add_row(card["name"], card["stage"], card["promise"], devices, measured, card["summary"])
     console.print(table)
 
 

@@ -27,7 +27,7 @@ class Allocator(Technique):
     card: ClassVar[Card] = Card(
         stage=Stage.PROCESS,
         numerics=Numerics.EXACT,
-        summary="CUDA memory in segments that grow, against fragmentation (never run on a GPU yet)",
+        summary="CUDA memory in segments that grow, against fragmentation",
         source="https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf",
         devices=("cuda",),
     )

@@ -22,7 +22,7 @@ class BranchStreams(Technique):
     card: ClassVar[Card] = Card(
         stage=Stage.MODEL,
         numerics=Numerics.ROUNDING,  # gradients of what the branches share are added up in another order
-        summary="independent branches side by side on CUDA streams (speed unmeasured on a GPU)",
+        summary="independent branches side by side on CUDA streams",
         source="https://arxiv.org/abs/2012.02732",
         unit_roundoff=UNIT_ROUNDOFF["float32"],
         devices=("cuda",),

@@ -26,7 +26,7 @@ class Conv1x1Gemm(Technique):
     card: ClassVar[Card] = Card(
         stage=Stage.MODEL,
         numerics=Numerics.ROUNDING,
-        summary="1x1 convolutions as matrix products (speed unmeasured on a GPU)",
+        summary="1x1 convolutions as matrix products",
         source="https://docs.nvidia.com/deeplearning/performance/dl-performance-convolutional/index.html",
         unit_roundoff=UNIT_ROUNDOFF["float32"],
         measured_on=("cpu",),

@@ -28,7 +28,7 @@ class CudaGraphStep(Technique):
     card: ClassVar[Card] = Card(
         stage=Stage.CAPTURE,
         numerics=Numerics.ROUNDING,
-        summary="forward, backward and update replayed as one CUDA graph (never run on a GPU yet)",
+        summary="forward, backward and update replayed as one CUDA graph",
         source="https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs",
         slot="capture",
         unit_roundoff=UNIT_ROUNDOFF["float32"],

@@ -28,7 +28,7 @@ class FusedBatchnorm(Technique):
     card: ClassVar[Card] = Card(
         stage=Stage.MODEL,
         numerics=Numerics.ROUNDING,
-        summary="BatchNorm, addition and activation in one kernel each way (speed unmeasured on a GPU)",
+        summary="BatchNorm, addition and activation in one kernel each way",
         source="https://arxiv.org/abs/1502.03167",
         unit_roundoff=UNIT_ROUNDOFF["float32"],
         devices=("cuda",),

@@ -24,7 +24,7 @@ class OffloadActivations(Technique):
     card: ClassVar[Card] = Card(
         stage=Stage.MEMORY,
         numerics=Numerics.EXACT,
-        summary="activations kept in the host's memory until the backward pass (never run on a GPU yet)",
+        summary="activations kept in the host's memory until the backward pass",
         source="https://arxiv.org/abs/1602.08124",
         devices=("cuda",),
     )

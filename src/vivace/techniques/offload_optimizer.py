@@ -23,7 +23,7 @@ class OffloadOptimizer(Technique):
     card: ClassVar[Card] = Card(
         stage=Stage.MEMORY,
         numerics=Numerics.EXACT,
-        summary="optimizer state kept in the host's memory (never run on a GPU yet)",
+        summary="optimizer state kept in the host's memory",
         source="https://arxiv.org/abs/2101.06840",
         devices=("cuda",),
     )

@@ -25,7 +25,7 @@ class PaddedStem(Technique):
     card: ClassVar[Card] = Card(
         stage=Stage.MODEL,
         numerics=Numerics.ROUNDING,
-        summary="the first convolution's channels padded to a multiple (speed unmeasured on a GPU)",
+        summary="the first convolution's channels padded to a multiple",
         source="https://docs.nvidia.com/deeplearning/performance/dl-performance-convolutional/index.html",
         unit_roundoff=UNIT_ROUNDOFF["float32"],
         measured_on=("cpu",),
