@@ -325,12 +325,12 @@ def techniques(as_json: AsJson = False, quiet: Quiet = False, debug: Debug = Fal
 def _draw_cards(cards: list[dict[str, Any]], console: Any) -> None:
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False)
-    for column in ("technique", "stage", "promise", "devices", "measured on", "what it does"):
-        table.add_column(column)
+    table = Table(box=None, pad_edge=False, caption="? never measured there", caption_justify="left")
+    for column in ("technique", "stage", "promise", "devices", "what it does"):
+        table.add_column(column, no_wrap=column != "what it does")
     for card in cards:
-        devices, measured = " ".join(card["devices"]), " ".join(card["measured_on"]) or "none yet"
-        table.add_row(card["name"], card["stage"], card["promise"], devices, measured, card["summary"])
+        devices = " ".join(d if d in card["measured_on"] else f"{d}?" for d in card["devices"])
+        table.add_row(card["name"], card["stage"], card["promise"], devices, card["summary"])
     console.print(table)
 
 
