@@ -7,7 +7,7 @@ import dataclasses
 import random
 import time
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -389,11 +389,11 @@ def lengths_of(dataset: Any, seconds: float) -> list[int]:
 
 
 def _length_of(sample: Any) -> int:
-    if isinstance(sample, torch.Tensor | numpy.ndarray):
-        return int(sample.shape[0]) if sample.ndim else 1
+    if not isinstance(sample, Collection) or getattr(sample, "ndim", 1) == 0:
+        return 1
+    if isinstance(sample, torch.Tensor | numpy.ndarray | str):
+        return len(sample)
     for value in sample.values() if isinstance(sample, Mapping) else sample:
-        if isinstance(value, torch.Tensor | numpy.ndarray) and value.ndim:
-            return int(value.shape[0])
-        if isinstance(value, (list, tuple, str)):
+        if isinstance(value, list | tuple | str) or getattr(value, "ndim", 0) > 0:
             return len(value)
     return len(sample)
