@@ -26,7 +26,10 @@ WORDS = {
             "gains inside of their interval": "predicted gains whose interval holds the measured one",
         },
         "folders": {"planted": "", "aside": ", of scripts written beside the rules"},
-        "profile_cost": "What `profile` adds to a script of {steps} steps: wall, processor time",
+        "profile_cost": "What `profile` adds to a script of {steps} steps, in {time} time",
+        "wall": "wall",
+        "processor": "processor",
+        "pairs": "{middle:+.1%} (3 % demanded; pairs of runs from {least:+.1%} to {most:+.1%})",
         "advise": "Median error of `advise` on {n:,} published figures, {split} left out of the fit",
         "errs": "{error:.1%} ({demanded:.0%} demanded); by TFLOPS {tflops:.0%}; {inside:.0%} in the interval",
         "memory": "Error of a step's predicted peak memory, {pairs} pairs of job and plan: median, largest",
@@ -61,7 +64,10 @@ WORDS = {
             "gains inside of their interval": "预测的收益区间包含实测值",
         },
         "folders": {"planted": "", "aside": "（另写的脚本，规则并非据其制定）"},
-        "profile_cost": "`profile` 使脚本增加的时间（训练 {steps} 步）：墙钟、处理器",
+        "profile_cost": "`profile` 使脚本增加的{time}时间（训练 {steps} 步）",
+        "wall": "墙钟",
+        "processor": "处理器",
+        "pairs": "{middle:+.1%}（要求 3 %；各对运行为 {least:+.1%} 至 {most:+.1%}）",
         "advise": "`advise` 在 {n:,} 个公开数据上的误差中位数，拟合时不含：{split}",
         "errs": "{error:.1%}（要求 {demanded:.0%}）；只看 TFLOPS：{tflops:.0%}；{inside:.0%} 在区间内",
         "memory": "一步训练峰值内存的预测误差，{pairs} 组任务与方案：中位数、最大值",
@@ -181,8 +187,13 @@ def verdicts(record: dict, file: str) -> Iterator[Row]:
 
 def profile_cost(record: dict, file: str) -> Iterator[Row]:
     """What the recorder costs an unmodified script."""
-    found = f"{record['wall_ratio'] - 1:+.1%}, {record['processor_ratio'] - 1:+.1%}"
-    yield WORDS[file]["profile_cost"].format(steps=record["steps"]), found
+    for which, name in enumerate(("wall", "processor")):
+        pairs = [
+            pair["profiled"][which] / pair["alone"][which] for pair in record["wall_and_processor_seconds"]
+        ]
+        middle, least, most = record[f"{name}_ratio"], min(pairs), max(pairs)
+        shown = WORDS[file]["pairs"].format(middle=middle - 1, least=least - 1, most=most - 1)
+        yield WORDS[file]["profile_cost"].format(steps=record["steps"], time=WORDS[file][name]), shown
 
 
 def advise(record: dict, file: str) -> Iterator[Row]:
