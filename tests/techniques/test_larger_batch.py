@@ -10,6 +10,7 @@ from vivace.engine.opening import start
 from vivace.engine.training import train
 from vivace.inspect import inspect
 from vivace.plan import Plan
+from vivace.profile.observe import observe
 from vivace.testing import TINY_JOBS, TechniqueContract
 
 LargerBatch = registry.find("larger_batch")
@@ -65,8 +66,16 @@ def test_a_schedule_in_steps_ends_on_the_same_sample(tmp_path):
     def scheduler(optimizer):
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: counted.append(n) or 1.0)
 
-    weights_after(tmp_path / "run", job(batch=3, scheduler=scheduler, scheduler_every="step"), LargerBatch())
-    assert max(counted) == 12
+    uneven = job(scheduler=scheduler, scheduler_every="step")  # an epoch of five batches: two, two and one
+    weights_after(tmp_path / "run", uneven, LargerBatch())
+    assert max(counted) == 10
+
+
+def test_where_an_epoch_has_one_batch_nothing_is_joined():
+    with start(job(batch=18), Plan([LargerBatch()]), inspect()) as session:
+        seen = observe(session, list(session.batches(job(batch=18).data())))
+    with pytest.raises(vivace.Refused, match="changed nothing"):
+        LargerBatch().confirm(seen, seen)
 
 
 def test_an_update_during_backward_uses_the_scaled_rate(tmp_path):

@@ -136,7 +136,7 @@ class Loop:
             position.step += 1
             position.batch += 1
             if self.job.scheduler_every == "step":
-                for _ in range(self._batches_per_step()):
+                for _ in range(self._batches_in_step()):
                     self._step_scheduler()
             self._after_step()
             if self.stopped_by:
@@ -201,6 +201,15 @@ class Loop:
 
     def _batches_per_step(self) -> int:
         return int(self.session.build.notes.get("batches_per_step", 1))
+
+    def _batches_in_step(self) -> int:
+        """Of the step just taken; the last one of an epoch may hold fewer."""
+        most = self._batches_per_step()
+        try:
+            left = len(self.own_loader) - (self.position.batch - 1) * most
+        except TypeError:
+            return most
+        return max(1, min(most, left))
 
     def _step(self, batch: Any) -> Any:
         try:

@@ -51,8 +51,14 @@ class LargerBatch(Technique):
         assert optimizer is not None
         rule = self._rule(optimizer)
         scale = {"linear": float(self.factor), "root": math.sqrt(self.factor), "unchanged": 1.0}[rule]
-        build.notes |= {"batches_per_step": self.factor, "learning_rate_rule": rule}
-        build.wrap(Seam.BATCHES, self._together)
+        build.notes |= {"batches_per_step": self.factor, "learning_rate_rule": rule, "joined": 0}
+
+        def batches(following: Callable[[Any], Iterable[Any]], loader: Any) -> Iterator[Any]:
+            for group in self._groups(following(loader)):
+                build.notes["joined"] = max(build.notes["joined"], len(group))
+                yield self._joined(group)
+
+        build.wrap(Seam.BATCHES, batches)
 
         def step(following: Callable[[Any], torch.Tensor], batch: Any) -> torch.Tensor:
             groups = optimizer.param_groups
@@ -73,22 +79,26 @@ class LargerBatch(Technique):
         name = type(optimizer).__name__
         return "root" if any(kind in name for kind in ADAPTIVE) else "linear"
 
-    def _together(self, following: Callable[[Any], Iterable[Any]], loader: Any) -> Iterator[Any]:
+    def _groups(self, batches: Iterable[Any]) -> Iterator[list[Any]]:
+        waiting = iter(batches)
+        while group := list(islice(waiting, self.factor)):
+            yield group
+
+    def _joined(self, group: list[Any]) -> Any:
         from vivace.surgery import joined
 
-        batches = iter(following(loader))
-        while group := list(islice(batches, self.factor)):
-            readable = [batch for batch in group if batch is not None]  # of None every sample is damaged
-            batch = joined(readable) if readable else None
-            if batch is None and readable:
-                raise Refused("batches of different shapes cannot be joined into one").by(self.name)
-            yield batch
+        readable = [batch for batch in group if batch is not None]  # of None every sample is damaged
+        batch = joined(readable) if readable else None
+        if batch is None and readable:
+            raise Refused("batches of different shapes cannot be joined into one").by(self.name)
+        return batch
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
-        """The number of batches in a step and the rule; refused where no batch was read by the session."""
-        if "batches_per_step" not in seen.notes:
-            raise Refused("it changed nothing: no batch was read through the session")
-        return f"{self.factor} batches a step, learning rate by the rule '{seen.notes['learning_rate_rule']}'"
+        """The number of batches in a step and the rule; refused where no two batches were joined."""
+        if seen.notes.get("joined", 0) < 2:
+            raise Refused("it changed nothing: an epoch has one batch, or none was read through the session")
+        rule = seen.notes["learning_rate_rule"]
+        return f"{seen.notes['joined']} batches a step, learning rate by the rule '{rule}'"
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:

@@ -265,7 +265,7 @@ def _leave_compiled(cache: Path) -> None:
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     usual = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir()
-    with contextlib.suppress(OSError, shutil.Error):  # a full disk costs only the time that this would spare
+    with contextlib.suppress(OSError):  # a full disk costs only the time that this would spare
         shutil.copytree(cache, usual, dirs_exist_ok=True)
 
 
