@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from vivace.errors import Refused
 from vivace.surgery import map_tensors, small_batch, tensors, with_other
+from vivace.technique import Seam
 
 SCALING = ("Normalize", "ToDtype", "ConvertImageDtype")
 TO_BYTES = ("ToImage", "PILToTensor")
@@ -104,7 +105,7 @@ class _Finish:
 
 
 class Sender:
-    """What two techniques do: rebuild loaders over datasets of bytes, and finish batches once placed.
+    """What two techniques do to a build: rebuild loaders over datasets of bytes, finish batches once placed.
 
     Args:
         build: gets the notes ``moved`` and ``bytes``, under the technique's `name`.
@@ -116,6 +117,9 @@ class Sender:
         self.rebuilt: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.finish: Callable[[torch.Tensor], torch.Tensor] | None = None
         self.sent: frozenset[int] = frozenset()
+        build.wrap(Seam.BATCHES, self.batches)
+        build.wrap(Seam.PLACE, self.place)
+        build.on_close(self.rebuilt.clear)
 
     def batches(self, following: Callable[[Any], Iterable[Any]], loader: Any) -> Iterable[Any]:
         """The seam `batches`. Raises Refused where the loader's pictures cannot be sent as bytes."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
-from vivace.technique import Build, Card, Numerics, Seam, Stage, Technique
+from vivace.technique import Build, Card, Numerics, Stage, Technique
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,10 +32,7 @@ class Uint8Transfer(Technique):
         """Rebuild every DataLoader that the session reads over a dataset of bytes; finish in `place`."""
         from vivace.pixels import Sender
 
-        sender = Sender(build, self.name, augment=False)
-        build.wrap(Seam.BATCHES, sender.batches)
-        build.wrap(Seam.PLACE, sender.place)
-        build.on_close(sender.rebuilt.clear)
+        Sender(build, self.name, augment=False)
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """What moved to the device, and how much went there as bytes."""
