@@ -10,17 +10,10 @@ LIMIT = "2 cores can load 410 samples a second, the step consumes 1,900: no numb
 
 def trial(techniques, estimate):
     ratio = Ratio(estimate, estimate - 0.05, estimate + 0.05) if estimate else None
-    status = "measured" if estimate else "refused"
+    names = {"plan_id": "p", "machine": "m", "job": "j", "promise": "exact"}
     pairs = ((0.1, 0.1 / estimate),) * 3 if estimate else ()
-    fields = {
-        "plan_id": "p",
-        "machine": "m",
-        "job": "j",
-        "promise": "exact",
-        "reason": "" if estimate else "no",
-        "pairs": pairs,
-    }
-    return Trial(techniques=techniques, status=status, ratio=ratio, **{**fields, **more})
+    status, reason = ("measured", "") if estimate else ("refused", "no")
+    return Trial(techniques=techniques, status=status, ratio=ratio, pairs=pairs, reason=reason, **names)
 
 
 @pytest.mark.parametrize(
