@@ -9,6 +9,7 @@ from vivace import registry
 from vivace.engine.opening import start
 from vivace.errors import Refused
 from vivace.inspect import inspect
+from vivace.ledger import Observation
 from vivace.plan import Plan
 from vivace.technique import Numerics
 from vivace.testing import TINY_JOBS, TechniqueContract, plain_profile
@@ -136,3 +137,36 @@ def test_proposes_nothing_without_a_data_loader_and_many_workers_where_the_step_
     assert [c.num_workers for c in LoaderWorkers.candidates(profile, MACHINE)] == [0, 1, 4]
     profile.features["loader"] = {"is_dataloader": False}
     assert LoaderWorkers.candidates(profile, MACHINE) == []
+
+
+def test_the_step_keeps_some_threads_and_gets_all_back():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with session_with(num_workers=1, step_threads=2) as session:
+            assert read(session, DataLoader(Numbers(), batch_size=5))
+            assert torch.get_num_threads() == 2
+            assert session.promise == Numerics.ROUNDING
+            seen = Observation({}, {}, 0, 0.0, notes=session.build.notes)
+            assert LoaderWorkers(step_threads=2).confirm(seen, seen).endswith(", 2 threads for the step")
+        assert torch.get_num_threads() == 3
+        for settings, reason in (
+            ({"step_threads": 3}, "already runs on step_threads = 3"),
+            ({"step_threads": 9}, "only 4 cores"),
+        ):
+            with pytest.raises(Refused, match=reason):
+                session_with(**settings)
+        threads = registry.find("cpu_threads")(num_threads=2)
+        with pytest.raises(Refused, match="cpu_threads sets the step's threads already"):
+            start(TINY_JOBS["mlp"](), Plan([threads, LoaderWorkers(step_threads=1)]), MACHINE)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_on_a_cpu_workers_are_offered_with_the_threads_that_they_leave_and_as_they_are():
+    profile = plain_profile()
+    profile.features["num_threads"] = 4
+    offered = [(c.num_workers, c.step_threads) for c in LoaderWorkers.candidates(profile, MACHINE)]
+    assert offered == [(4, 1), (4, 0), (2, 2), (2, 0), (1, 3), (1, 0)]
+    gpu = dataclasses.replace(profile, device="cuda")
+    assert not any(c.step_threads for c in LoaderWorkers.candidates(gpu, MACHINE))
