@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from vivace.profile.record import experiments, facts
+from vivace.profile.record import RECORD, TRACE, experiments, facts
 from vivace.profile.record.clock import PHASES, Clock, Step
 from vivace.profile.record.counting import CountedStep
 from vivace.profile.record.fetches import FetchSampler
@@ -30,7 +30,6 @@ from vivace.profile.record.mixed import PrecisionWatch
 from vivace.profile.record.modules import ModuleRanges
 from vivace.profile.record.waits import WaitWatch
 
-RECORD, TRACE = "record.json", "trace.json"
 WARM_STEPS, MOST_WARM_STEPS = 3, 8
 FEWEST_STEPS, MOST_STEPS = 10, 1500
 TIMED_SECONDS, SLOW_SECONDS = 4.0, 30.0
