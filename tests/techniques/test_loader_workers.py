@@ -148,7 +148,7 @@ def test_the_step_keeps_some_threads_and_gets_all_back():
             assert torch.get_num_threads() == 2
             assert session.promise == Numerics.ROUNDING
             seen = Observation({}, {}, 0, 0.0, notes=session.build.notes)
-            assert LoaderWorkers(step_threads=2).confirm(seen, seen).endswith(", 2 threads for the step")
+            assert LoaderWorkers(step_threads=2).confirm(seen, seen).endswith(", the step on 2 of 3 threads")
         assert torch.get_num_threads() == 3
         for settings, reason in (
             ({"step_threads": 3}, "already runs on step_threads = 3"),

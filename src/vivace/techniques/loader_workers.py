@@ -88,7 +88,8 @@ class LoaderWorkers(Technique):
         if "loader_workers" not in seen.notes:
             raise Refused("it changed nothing: no batch was read through the session")
         before, during = seen.notes["loader_workers"]
-        threads = f", {self.step_threads} threads for the step" if self.step_threads else ""
+        now, most = self.step_threads, seen.notes.get("threads", (0, 0))[0]
+        threads = f", the step on {now} of {most} threads" if now else ""
         return f"{during} workers instead of {before}{threads}"
 
     @classmethod
