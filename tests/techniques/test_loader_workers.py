@@ -130,7 +130,7 @@ def test_refuses_more_workers_than_cores():
 
 
 def test_proposes_nothing_without_a_data_loader_and_many_workers_where_the_step_waits():
-    profile = plain_profile()
+    profile = dataclasses.replace(plain_profile(), device="cuda")
     assert [c.num_workers for c in LoaderWorkers.candidates(profile, MACHINE)] == [4, 2, 1]
     profile.features["loader"] = {"is_dataloader": True, "num_workers": 2}
     profile.shares["data"] = 0.0
@@ -166,7 +166,9 @@ def test_the_step_keeps_some_threads_and_gets_all_back():
 def test_on_a_cpu_workers_are_offered_with_the_threads_that_they_leave_and_as_they_are():
     profile = plain_profile()
     profile.features["num_threads"] = 4
-    offered = [(c.num_workers, c.step_threads) for c in LoaderWorkers.candidates(profile, MACHINE)]
-    assert offered == [(4, 1), (4, 0), (2, 2), (2, 0), (1, 3), (1, 0)]
+    for waiting, order in ((0.2, [1, 2, 4]), (0.8, [2, 4, 1]), (0.95, [4, 2, 1])):
+        profile.shares["data"] = waiting
+        offered = [(c.num_workers, c.step_threads) for c in LoaderWorkers.candidates(profile, MACHINE)]
+        assert offered == [pair for n in order for pair in ((n, max(1, 4 - n)), (n, 0))]
     gpu = dataclasses.replace(profile, device="cuda")
     assert not any(c.step_threads for c in LoaderWorkers.candidates(gpu, MACHINE))

@@ -21,8 +21,7 @@ class LoaderWorkers(Technique):
 
     Random augmentation draws other numbers in other workers, as it does from seed to seed; where reading a
     sample draws any, the promise on this job is raised to rounding. `persistent` workers see the dataset as
-    it was when they started. On a CPU workers and step compete for cores: `step_threads` is how many the
-    step's operators keep, 0 as many as before.
+    it was when they started. On a CPU `step_threads` is how many cores the step keeps, 0 as many as before.
     """
 
     card: ClassVar[Card] = Card(
@@ -94,18 +93,19 @@ class LoaderWorkers(Technique):
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
-        """Powers of two up to the usable cores, many first where the step waits for data, and none at all.
+        """Powers of two up to the usable cores, and none at all; where the step waits for data, many first.
 
-        On a CPU each number of workers also with the step on the cores that they leave it.
+        On a CPU first what divides the cores as loading and step need them, the step on those left to it.
         """
         loader = profile.features.get("loader", {})
         if not loader.get("is_dataloader"):
             return []
         now, cores = loader["num_workers"], machine.num_cores
         counts = [2**n for n in range(min(cores, 16).bit_length()) if 2**n != now]
-        waits = profile.shares.get("data", 0.0) > 0.05
-        ordered = [*reversed(counts), 0] if waits else [0, *counts]
-        threads = profile.features.get("num_threads", 1) if profile.device == "cpu" else 1
+        waiting = profile.shares.get("data", 0.0)
+        threads = profile.features.get("num_threads", 1) if profile.device == "cpu" else 0
+        wanted = cores * waiting / (waiting + (0 if now else 1 - waiting) * threads) if waiting > 0.05 else 0
+        ordered = [*sorted(counts, key=lambda n: max(n / wanted, wanted / n)), 0] if wanted else [0, *counts]
         found: list[Technique] = []
         for count in ordered:
             left = max(1, cores - count)
