@@ -32,8 +32,8 @@ from vivace.profile.fusion import fused_bytes
 _FREE = re.compile(r"^(new_)?empty|^detach|^alias$|^set_|^resize_|^is_|^_local_scalar|^item$|^_unsafe_view$")
 _WRITES_ONLY = re.compile(r"^(copy|fill|zero|normal|uniform|bernoulli|random)_?$")
 _READS_WHAT_IT_WRITES = re.compile(r"^(embedding|index_select|index|gather|_unsafe_index)$")
-# Two passes over their input: the statistics first, then the values.
-_PASSES = re.compile(r"(batch|group|instance)_norm")
+# Two passes over their input: the statistics first, then the values; one where the statistics are there.
+_PASSES = re.compile(r"(batch|group|instance)_norm(?!_from)")
 
 
 @dataclasses.dataclass(frozen=True)
