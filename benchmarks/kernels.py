@@ -26,7 +26,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import vivace
-from vivace.kernels import batch_norm_backward, batch_norm_forward, tiles
+from vivace.kernels import batch_norm_backward, batch_norm_forward, product, product_forward, tiles
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -61,6 +61,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("weight_ptr", "bias_ptr", "residual_ptr", "running_mean_ptr"), None),
     },
 }
+PRODUCTS: dict[str, dict[str, Any]] = {  # by the columns of the result's tile and what it computes in
+    "wide": {"COLUMNS": product.MOST_COLUMNS},
+    "64_channels": {"COLUMNS": 64},
+    "16_channels": {"COLUMNS": 16},
+    "tf32": {"COLUMNS": product.MOST_COLUMNS, "PRECISION": "tf32"},
+}
 KERNELS = [
     batch_norm_forward.batch_norm_statistics,
     batch_norm_forward.batch_norm_finish,
@@ -68,6 +74,7 @@ KERNELS = [
     batch_norm_backward.batch_norm_backward_sums,
     batch_norm_backward.batch_norm_backward_finish,
     batch_norm_backward.batch_norm_backward_apply,
+    product_forward.statistics_mm,
 ]
 
 
@@ -96,9 +103,14 @@ def built(target: str) -> dict[str, dict[str, Any]]:
     """Facts by ``kernel variant``; a variant that is a kernel's earlier one again is left out."""
     found: dict[str, dict[str, Any]] = {}
     for kernel in KERNELS:
-        name, seen = kernel.__name__, []
-        for label, changed in VARIANTS.items():
+        name, seen = kernel.__name__, list[dict[str, Any]]()
+        is_product = kernel is product_forward.statistics_mm
+        for label, changed in (PRODUCTS if is_product else VARIANTS).items():
             constants = {k: v for k, v in {**SETTINGS, **changed}.items() if k in kernel.arg_names}
+            if is_product:
+                item = 4 if constants.setdefault("PRECISION", "ieee") == "tf32" else 2
+                constants["DEPTH"] = product_forward.DEPTH_BYTES // item
+                constants["ROWS"], _ = product.tile_of(constants["COLUMNS"])
             if name.endswith("finish"):
                 constants |= {"COLUMNS": tiles.FINISH_COLUMNS, "SPLITS": tiles.FINISH_SPLITS}
             if constants in seen:
@@ -114,11 +126,16 @@ def facts_of(kernel: Any, constants: dict[str, Any], target: str) -> dict[str, A
     """What one compiled kernel takes, or why it does not compile."""
     signature, attributes = {}, {}
     warps = tiles.SUM_WARPS if kernel.__name__.endswith(("statistics", "sums")) else 4
+    half: tuple[str, ...] = HALF
+    if kernel is product_forward.statistics_mm:
+        warps, half = product_forward.WARPS, (*HALF, "weight_ptr")
+    if constants.get("PRECISION") == "tf32":
+        half = ()
     for place, name in enumerate(kernel.arg_names):
         if name in constants:
             signature[name] = "constexpr"
         elif name.endswith("_ptr"):
-            kind = "bf16" if name in HALF else "u8" if name == "mask_ptr" else "fp32"
+            kind = "bf16" if name in half else "u8" if name == "mask_ptr" else "fp32"
             signature[name] = f"*{kind}"
             attributes[(place,)] = [["tt.divisibility", 16]]  # what torch's allocator gives
         else:

@@ -15,19 +15,21 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize(
-    ("name", "norms", "chains", "added"),
+    ("name", "norms", "chains", "added", "products", "with_products"),
     [
-        ("resnet50", 53, 49, 16),
-        ("resnext101_32x8d", 104, 100, 33),
-        ("mobilenet_v3_large", 46, 41, 10),
-        ("efficientnet_b0", 49, 33, 0),
-        ("vgg16_bn", 13, 13, 0),
-        ("densenet121", 121, 121, 0),
-        ("inception_v3", 96, 96, 0),
+        ("resnet50", 53, 49, 16, 33, 50),
+        ("resnext101_32x8d", 104, 100, 33, 67, 101),
+        ("mobilenet_v3_large", 46, 41, 10, 30, 46),
+        ("efficientnet_b0", 49, 33, 0, 32, 49),
+        ("vgg16_bn", 13, 13, 0, 0, 13),
+        ("densenet121", 121, 121, 0, 58, 121),
+        ("inception_v3", 96, 96, 0, 41, 96),
     ],
 )
-def test_the_chains_of_a_network_are_found(name, norms, chains, added):
-    """On meta tensors: all but the BatchNorms of shortcuts, and those without an activation of their own."""
+def test_the_chains_of_a_network_are_found(name, norms, chains, added, products, with_products):
+    """On meta tensors: all but the BatchNorms of shortcuts, and those without an activation of their own;
+    these too where a 1x1 convolution leaves their statistics.
+    """
     with torch.device("meta"):
         model = getattr(models, name)(**({"init_weights": False} if name == "inception_v3" else {}))
         images = torch.empty(
@@ -39,6 +41,12 @@ def test_the_chains_of_a_network_are_found(name, norms, chains, added):
     assert sum(isinstance(m, nn.BatchNorm2d) for m in model.modules()) == norms
     assert len(found) == chains
     assert sum(chain.adds for chain in found.values()) == added
+    undo()
+    assert not any("forward" in vars(module) for module in model.modules())
+    found = {}
+    undo, _ = install(model, found, products=True)
+    model(images)
+    assert (sum(chain.product for chain in found.values()), len(found)) == (products, with_products)
     undo()
     assert not any("forward" in vars(module) for module in model.modules())
 
@@ -66,10 +74,12 @@ def test_networks_without_batchnorm_are_refused_by_name(name, reason):
         lambda: models.resnet18(num_classes=4),
         lambda: models.mobilenet_v3_small(num_classes=4, dropout=0.0),
         lambda: models.DenseNet(growth_rate=4, block_config=(2, 2), num_init_features=8, num_classes=4),
+        lambda: models.ResNet(models.resnet.Bottleneck, [1, 1, 1, 1], num_classes=4),
     ],
-    ids=["resnet18", "mobilenet_v3_small", "densenet"],
+    ids=["resnet18", "mobilenet_v3_small", "densenet", "bottlenecks"],
 )
-def test_networks_train_the_same(build):
+@pytest.mark.parametrize("products", [False, True])
+def test_networks_train_the_same(build, products):
     """In float64, which the reference can and the technique refuses: a difference is a fault, no rounding."""
     numbers = torch.Generator().manual_seed(0)
     batches = [
@@ -80,7 +90,7 @@ def test_networks_train_the_same(build):
     def trained(fused):
         torch.manual_seed(0)
         model = build().double()
-        undo, _ = install(model, {}) if fused else (lambda: None, False)
+        undo, _ = install(model, {}, products=products) if fused else (lambda: None, False)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         losses = []
         for inputs, labels in batches:

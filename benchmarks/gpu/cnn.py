@@ -13,7 +13,7 @@ from typing import Any
 from book import Book
 from correctness import Server
 from counters import measured
-from norm_shapes import ALLOWED, SHAPES
+from norm_shapes import ALLOWED, PRODUCTS, SHAPES
 from speed import Settings, Track
 
 from vivace.engine.launch import Child, Source
@@ -43,6 +43,7 @@ ASIDE: dict[str, Settings] = {  # what one technique is worth where the others a
     "bf16 weights, graph": {**{k: v for k, v in NORM.items() if k not in HALF}, "bf16_weights": {}, **GRAPH},
     "padded_stem": {**NORM, **GRAPH, "padded_stem": {}},
     "conv1x1_gemm": {**NORM, **GRAPH, "conv1x1_gemm": {}},
+    "products": {**NORM, **GRAPH, "fused_batchnorm": {"products": True}},
 }
 MEASURED = ("56x56x64", "56x56x256 + add")
 SHORT = ("+ channels_last", "+ fused_batchnorm", "+ graph")
@@ -61,11 +62,13 @@ PARITY: tuple[Settings, ...] = (
 def cnn(book: Book) -> None:
     """Ceilings, correctness, the waterfall of ResNet-50, each kernel alone, then the other networks."""
     _in_child(book, "probes:Probes", {"ceiling matmul": ("matmul", {}), "ceiling copy": ("copy", {})})
-    kernels = "norm_kernels:NormKernels"
+    kernels, products = "norm_kernels:NormKernels", "product_kernels:ProductKernels"
     _in_child(book, kernels, {f"kernels {d}": ("check", {"dtype": d}) for d in ALLOWED})
+    _in_child(book, products, {f"products {d}": ("check", {"dtype": d}) for d in ALLOWED})
     _contract(book)
     _waterfall(book, "resnet50_256", {**WATERFALL, **ASIDE})
     _in_child(book, kernels, {f"kernels at {s}": ("ablate", {"shape": s}) for s in SHAPES})
+    _in_child(book, products, {f"kernels at {s}": ("ablate", {"shape": s}) for s in PRODUCTS})
     for shape in () if book.dry else MEASURED:
         book.case(
             f"counters at {shape}",

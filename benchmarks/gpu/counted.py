@@ -21,15 +21,16 @@ class Counted:
 
     def traffic(self, name: str, bandwidth: float, rates: dict[str, float]) -> dict[str, Any]:
         """Bytes and operations of one image, and the bound in images/s, by dtype and by whether BatchNorm is
-        fused; `rates` are operations/s by dtype.
+        fused, and 1x1 convolutions leave its statistics; `rates` are operations/s by dtype.
         """
         size = UNET_SIZE if name == "unet" else SIZE
         size, batch = (64, 2) if self.dry else (size, 64)
         found = {}
         for dtype, kind in COUNTED.items():
-            for fused in (False, True):
-                counted = traffic(BUILDERS[name], size, kind, fused=fused, batch=batch)
-                found[f"{dtype}{' fused' if fused else ''}"] = {
+            for way in ("", " fused", " products"):
+                how: Any = {"fused": bool(way), "products": way == " products"}
+                counted = traffic(BUILDERS[name], size, kind, batch=batch, **how)
+                found[f"{dtype}{way}"] = {
                     "bytes": counted.bytes,
                     "flops": counted.flops,
                     "bound": counted.bound(bandwidth, rates[dtype]),

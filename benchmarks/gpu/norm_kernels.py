@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -74,9 +75,9 @@ class NormKernels:
             used = inputs if residual else [x, weight, bias]
             results.append([seen, *means, *torch.autograd.grad(seen, used, gradient)])
         assert all(map(torch.equal, *results)), (seed, "not repeatable")
-        errors = {"output": _distance(results[0][0], wanted, wanted)}
-        errors |= {"running mean": _distance(results[0][1], true[0], true[0])}
-        errors |= {"running variance": _distance(results[0][2], true[1], true[1])}
+        errors = {"output": distance(results[0][0], wanted, wanted)}
+        errors |= {"running mean": distance(results[0][1], true[0], true[0])}
+        errors |= {"running variance": distance(results[0][2], true[1], true[1])}
         places = (0, 1, 2, 3) if residual else (0, 2, 3)
         spread = exact[0].detach().var((0, 2, 3), correction=0, keepdim=True).add(1e-5).rsqrt()
         parts = gradient.double() * spread * exact[2].detach()[None, :, None, None]
@@ -84,7 +85,7 @@ class NormKernels:
             true_gradient = exact[place].grad
             assert true_gradient is not None
             size = parts if place == 0 else gradient.double()
-            errors[f"gradient {place}"] = _distance(found, true_gradient, size)
+            errors[f"gradient {place}"] = distance(found, true_gradient, size)
         return errors
 
     def _profiled(self, rows: int, width: int, residual: bool, *, fused: bool) -> dict[str, float]:
@@ -109,21 +110,26 @@ class NormKernels:
                 y = functional.relu_(z.add_(other) if residual else z)
             torch.autograd.grad(y, [x, weight, bias, *([other] if residual else [])], gradient)
 
-        for _ in range(3):
-            step()
-        if self.device.type == "cpu":
-            begin = time.perf_counter()
-            step()
-            return {"whole": time.perf_counter() - begin}
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-            for _ in range(ROUNDS):
-                step()
-            torch.cuda.synchronize()
-        events = [e for e in profiler.events() if "CUDA" in str(e.device_type) and e.device_time > 0]
-        names = sorted({e.name for e in events})
-        total = {n: sum(e.device_time for e in events if e.name == n) * 1e-6 / ROUNDS for n in names}
-        return dict(itertools.islice(sorted(total.items(), key=lambda item: -item[1]), 12))
+        return profiled(step, self.device)
 
 
-def _distance(seen: torch.Tensor, wanted: torch.Tensor, size: torch.Tensor) -> float:
+def profiled(step: Callable[[], None], device: torch.device) -> dict[str, float]:
+    """Seconds of each kernel of `step` on a GPU, by name; on a CPU of the whole."""
+    for _ in range(3):
+        step()
+    if device.type == "cpu":
+        begin = time.perf_counter()
+        step()
+        return {"whole": time.perf_counter() - begin}
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(ROUNDS):
+            step()
+        torch.cuda.synchronize()
+    events = [e for e in profiler.events() if "CUDA" in str(e.device_type) and e.device_time > 0]
+    names = sorted({e.name for e in events})
+    total = {n: sum(e.device_time for e in events if e.name == n) * 1e-6 / ROUNDS for n in names}
+    return dict(itertools.islice(sorted(total.items(), key=lambda item: -item[1]), 12))
+
+
+def distance(seen: torch.Tensor, wanted: torch.Tensor, size: torch.Tensor) -> float:
     return float((seen.detach().double() - wanted.detach()).norm() / size.detach().norm().clamp_min(1e-12))

@@ -280,7 +280,9 @@ def _stage(name: str, case: Case, cases: dict[str, Case]) -> tuple[str, ...]:
     plan = case.get("plan") or {}
     dtype = "bfloat16" if any("bf16" in key for key in plan) else "float32"
     counted = cases.get(f"{job} | bytes", {}).get("found", {})
-    bound = counted.get(f"{dtype}{' fused' if 'fused_batchnorm' in plan else ''}")
+    norm = plan.get("fused_batchnorm")
+    way = "" if norm is None else " products" if norm.get("products") else " fused"
+    bound = counted.get(f"{dtype}{way}")
     ratio = case.get("ratio")
     shown = f"{ratio['estimate']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})" if ratio else "1"
     of_bound = f"{case['samples_per_second'] / bound['bound']:.0%}" if bound and "tf32" not in plan else ""

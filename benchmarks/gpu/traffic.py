@@ -61,11 +61,14 @@ def traffic(
     dtype: torch.dtype,
     *,
     fused: bool,
+    products: bool = False,
     loss: Callable[[Any], torch.Tensor] | None = None,
     batch: int = BATCH,
 ) -> Traffic:
-    """Count one forward and backward pass over `batch` square images of `size` pixels; `fused`: as
-    `fused_batchnorm` runs it. Norms keep their own dtype of weights, fp32.
+    """Count one forward and backward pass over `batch` square images of `size` pixels.
+
+    `fused`: as `fused_batchnorm` runs it; `products`: with its setting of that name. Norms keep their own
+    dtype of weights, fp32.
     """
     with torch.device("meta"):
         model = build().to(dtype).to(memory_format=torch.channels_last).train()
@@ -73,7 +76,7 @@ def traffic(
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.float()
         images = torch.empty(batch, 3, size, size, dtype=dtype).to(memory_format=torch.channels_last)
-    undo, _ = install(model, {}) if fused else (lambda: None, False)
+    undo, _ = install(model, {}, products=products) if fused else (lambda: None, False)
 
     def step() -> None:
         outputs = model(images).float()
@@ -99,6 +102,8 @@ def _passes(kernel: Kernel) -> Iterator[Pass]:
         for moved, there in sides:
             if there:
                 yield Pass(kernel.name, kernel.operator, moved, kernel.flops / num_sides)
+    elif kernel.name == "batch_norm_from":
+        yield Pass("batch_norm_apply", "norm", sum(reads) + writes[0] + writes[1], 0)
     elif kernel.name == "batch_norm":
         values, bits = reads[0], writes[1] if len(writes) > 3 else 0
         yield Pass("batch_norm_statistics", "norm", values, 0)
@@ -111,6 +116,11 @@ def _passes(kernel: Kernel) -> Iterator[Pass]:
         yield Pass("batch_norm_backward_apply", "norm", gradient + x + again + writes[0], 0)
     else:
         yield Pass(kernel.name, kernel.operator, kernel.bytes, kernel.flops)
+
+
+def product_bytes(num_rows: int, inner: int, width: int, item: int) -> float:
+    """Bytes that a 1x1 convolution must move; its statistics are hundreds of times smaller."""
+    return (num_rows * (inner + width) + inner * width) * item
 
 
 def norm_bytes(num_rows: int, width: int, item: int, *, residual: bool) -> dict[str, float]:

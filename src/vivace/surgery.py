@@ -205,28 +205,6 @@ def patched(modules: Sequence[nn.Module], name: str, values: Sequence[Any]) -> I
                 vars(module)[name] = value
 
 
-class _InPlace:
-    """A forward in the place of a module's own; a deep copy of the module takes a copy that is its own."""
-
-    def __init__(self, module: nn.Module, function: Callable[..., Any], settings: tuple[Any, ...]) -> None:
-        self.module, self.function, self.settings = module, function, settings
-        self.own = module.forward
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self.function(self.module, self.own, *self.settings, *arguments)
-
-
-def put_in_place(
-    modules: Sequence[nn.Module], function: Callable[..., Any], *settings: Any
-) -> Callable[[], None]:
-    """Let ``function(module, own forward, *settings, *arguments)`` be each module's forward; returns what
-    undoes it.
-    """
-    undo = contextlib.ExitStack()
-    undo.enter_context(patched(modules, "forward", [_InPlace(m, function, settings) for m in modules]))
-    return undo.close
-
-
 def sum_in_float32(build: Any) -> None:
     """Let every LayerNorm on a CPU compute in fp32, between inputs and outputs as they were, until it closes.
 

@@ -1,26 +1,30 @@
 """Forward functions of modules, traced by `torch.fx`, changed, and run in the place of a person's own.
 
 Each module's forward is traced by itself, with the modules that it calls as leaves; plain Sequentials are
-looked into. The changed function runs only where its trace holds: in training, for arguments such as were
-traced, while the module's own numbers and switches are what they were, and nobody has hooked or replaced a
-module that it passes over. Everywhere else the person's own forward runs.
+looked into. The changed function runs only where its trace holds: in training, or in evaluation without
+gradients, as the change asks; for arguments such as were traced, while the module's own numbers and switches
+are what they were, and nobody has hooked or replaced a module that it passes over. Everywhere else the
+person's own forward runs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import operator
 import random
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
 import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_unflatten
+
+from vivace.surgery import patched
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 Signature = tuple[int, ...]  # an argument is a tensor (-1), or a list of so many tensors
@@ -43,12 +47,14 @@ class Change:
     """One way to change a graph: ``edit(graph, owner, passed_over)`` returns what it found, for the report,
     and adds the modules whose own calls disappear to `passed_over`.
 
-    Several changes of one forward act in the order of their `order`.
+    Several changes of one forward act in the order of their `order`. One that is not for `training` is for
+    evaluation without gradients.
     """
 
     order: int
     edit: Callable[[fx.Graph, nn.Module, list[nn.Module]], list[Any]]
     report: Callable[[nn.Module, list[Any]], None]
+    training: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,24 +82,30 @@ class TracedForward(Replacement):
                 self.known[key] = self._rewrite(signature)
             except Untraceable:
                 self.known[key] = None
-            self.by_signature[signature] = self.known[key]
+            if self.owner.training:
+                self.by_signature[signature] = self.known[key]
         return self.known[key]
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """What the module's own forward returns."""
         signature = None if keywords else signature_of(arguments)
         rewritten = None
-        if signature is not None and self.owner.training and torch.is_grad_enabled():
-            compiling = torch.compiler.is_compiling()  # which guards the module's facts itself
-            rewritten = self.by_signature.get(signature) if compiling else self.learn(signature)
+        if signature is not None and self.owner.training == torch.is_grad_enabled():
+            if not torch.compiler.is_compiling():
+                rewritten = self.learn(signature)
+            elif self.owner.training:  # the compiler guards the module's facts itself
+                rewritten = self.by_signature.get(signature)
         if rewritten is None or any(map(is_touched, rewritten.passed_over)):
             return self.own(*arguments, **keywords)
         flat = [item for a in arguments for item in (a if isinstance(a, list) else [a])]
         return rewritten.function(self.owner, *flat)
 
     def _rewrite(self, signature: Signature) -> Rewritten | None:
+        changes = [change for change in self.changes if change.training == self.owner.training]
+        if not changes:
+            return None
         graph, passed_over = trace(self.owner, signature)
-        found = [(change, change.edit(graph, self.owner, passed_over)) for change in self.changes]
+        found = [(change, change.edit(graph, self.owner, passed_over)) for change in changes]
         for change, those in found:
             change.report(self.owner, those)
         if not any(those for _, those in found):
@@ -187,6 +199,28 @@ def is_touched(module: nn.Module) -> bool:
     replaced = vars(module).get("forward")
     hooked = any(getattr(module, name) for name in _HOOKS)
     return hooked or not (replaced is None or isinstance(replaced, Replacement))
+
+
+class _InPlace(Replacement):
+    """A forward in the place of a module's own; a deep copy of the module takes a copy that is its own."""
+
+    def __init__(self, module: nn.Module, function: Callable[..., Any], settings: tuple[Any, ...]) -> None:
+        self.module, self.function, self.settings = module, function, settings
+        self.own = module.forward
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(self.module, self.own, *self.settings, *arguments)
+
+
+def put_in_place(
+    modules: Sequence[nn.Module], function: Callable[..., Any], *settings: Any
+) -> Callable[[], None]:
+    """Let ``function(module, own forward, *settings, *arguments)`` be each module's forward; returns what
+    undoes it.
+    """
+    undo = contextlib.ExitStack()
+    undo.enter_context(patched(modules, "forward", [_InPlace(m, function, settings) for m in modules]))
+    return undo.close
 
 
 class _Proxy(fx.Proxy):

@@ -345,3 +345,81 @@ def test_it_confirms_by_the_operators_that_ran():
 @pytest.mark.usefixtures("acted_out")
 def test_it_is_compiled_with_the_model():
     assert check(Plan.from_dict({"fused_batchnorm": {}, "compile": {}}), "cnn") == ""
+
+
+class Bottleneck(nn.Module):
+    """A ResNet's, with a shortcut whose BatchNorm nothing follows but the addition."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(16, 8, 1, bias=False), nn.BatchNorm2d(8)
+        self.conv2, self.bn2 = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.conv3, self.bn3 = nn.Conv2d(8, 16, 1, bias=False), nn.BatchNorm2d(16)
+        self.short = nn.Sequential(nn.Conv2d(16, 16, 1, bias=False), nn.BatchNorm2d(16))
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.relu(self.bn2(self.conv2(out)))
+        return self.relu(self.bn3(self.conv3(out)) + self.short(x))
+
+
+def bottlenecks():
+    torch.manual_seed(0)
+    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4)
+    return nn.Sequential(nn.Conv2d(3, 16, 3), Bottleneck(), Bottleneck(), *head)
+
+
+PRODUCTS = {"fused_batchnorm": {"products": True}}
+
+
+@pytest.mark.usefixtures("acted_out")
+@pytest.mark.parametrize(
+    "others",
+    [
+        {},
+        {"conv1x1_gemm": {}, "padded_stem": {}},
+        {"channels_last": {}, "bf16_autocast": {}},
+        {"bf16_weights": {}},
+        {"checkpoint": {}},
+        {"fused_optimizer": {}, "cuda_graph_step": {}},
+    ],
+)
+def test_products_leave_statistics_beside_others(others):
+    mine = trained({**PRODUCTS, **others}, bottlenecks())
+    rough = 0.05 if "16" in str(others) else 1e-3
+    assert_alike(mine, trained(others, bottlenecks()), rough)
+    assert not any("forward" in vars(m) for m in mine[1].modules())
+
+
+@pytest.mark.usefixtures("acted_out")
+def test_six_of_eight_statistics_come_from_products():
+    data, model = batches(), bottlenecks()
+    job = vivace.Job(lambda: model, lambda: data, loss, lambda m: torch.optim.SGD(m.parameters(), lr=0.05))
+    with start(job, Plan.from_dict(PRODUCTS), inspect()) as session:
+        seen = observe(session, data)
+    assert seen.operators["vivace::statistics_mm"] == seen.operators["vivace::batch_norm_from"] == 6
+    assert seen.operators["vivace::batch_norm"] == 2
+    sentence = FusedBatchnorm(products=True).confirm(seen, seen)
+    assert sentence.startswith("8 fused calls a step, of 8 BatchNorms: ")
+    assert "2 product + BatchNorm + addition + relu" in sentence
+    assert "2 product + BatchNorm," in f"{sentence},"
+
+
+@pytest.mark.usefixtures("acted_out")
+def test_products_that_others_see_stay_convolutions():
+    seen = []
+
+    def hook(session):
+        if not seen:
+            session.build.model[1].conv1.register_forward_hook(lambda *_: seen.append(1))
+
+    assert_alike(trained(PRODUCTS, bottlenecks(), hook), trained({}, bottlenecks()))
+    assert len(seen) == 3
+    both = bottlenecks()
+    both[1].bn1.forward = both[1].bn1.forward  # replaced by the person
+    with opened(both, PRODUCTS) as session:
+        session.step(batches(1)[0])
+        assert len(session.build.notes["fused_chains"]) == 7
+    with pytest.raises(Refused, match="no 1x1 convolution of Sequential has channels in eights"):
+        opened(nn.Sequential(nn.Conv2d(6, 6, 1, bias=False), nn.BatchNorm2d(6), nn.ReLU()), PRODUCTS)

@@ -25,11 +25,12 @@ _FUNCTIONS: dict[str, Any] = {
     "hardswish": functional.hardswish,
 }
 _LIBRARY = torch.library.Library("vivace", "FRAGMENT")
-_LIBRARY.define(
-    "batch_norm(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, "
-    "Tensor(b!)? running_var, float momentum, float epsilon, str activation) "
-    "-> (Tensor, Tensor, Tensor, Tensor)"
+_REST = (
+    "Tensor? residual, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "
+    "float momentum, float epsilon, str activation) -> (Tensor, Tensor, Tensor, Tensor)"
 )
+_LIBRARY.define(f"batch_norm(Tensor x, {_REST}")
+_LIBRARY.define(f"batch_norm_from(Tensor x, Tensor statistics, int rows_a_split, {_REST}")
 _LIBRARY.define(
     "batch_norm_backward(Tensor gradient, Tensor x, Tensor mask, Tensor mean, Tensor rstd, Tensor? weight, "
     "Tensor? bias, str activation, bool has_residual) -> (Tensor, Tensor, Tensor, Tensor)"
@@ -46,6 +47,7 @@ def fused(
     momentum: float,
     epsilon: float,
     activation: str = "none",
+    statistics: tuple[torch.Tensor, int] | None = None,
 ) -> torch.Tensor:
     """``activation(batch_norm(x) + residual)`` in training mode; running statistics change in place.
 
@@ -54,6 +56,8 @@ def fused(
         residual: of the same shape, or None.
         momentum: weight of this batch in the running statistics, whose variance is the unbiased one.
         activation: one of `ACTIVATIONS`; those that are not in `MASKED` go without a residual.
+        statistics: means and sums of squared deviations of splits of x's pixels, (2, splits, channels), and
+            the pixels of a split, where `vivace.kernels.product` has left them.
 
     Returns a tensor of x's shape in channels-last memory order, in the wider type of x and residual. Raises
     ValueError where there is only one value per channel, as PyTorch does.
@@ -61,7 +65,9 @@ def fused(
     if x.numel() // max(1, x.shape[1]) < 2:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.shape}")
     options = (running_mean, running_variance, momentum, epsilon, activation)
-    result: torch.Tensor = _Fused.apply(x, residual, weight, bias, *options)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _Fused.apply(  # type: ignore[no-untyped-call]
+        x, residual, weight, bias, statistics or (), *options
+    )
     return result
 
 
@@ -73,11 +79,13 @@ class _Fused(torch.autograd.Function):
         residual: torch.Tensor | None,
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
+        statistics: Any,
         *options: Any,
     ) -> torch.Tensor:
         matrix = as_matrix(x)
         other = as_matrix(residual) if residual is not None else None
-        output, mask, mean, rstd = torch.ops.vivace.batch_norm(matrix, other, weight, bias, *options)
+        operator = torch.ops.vivace.batch_norm_from if statistics else torch.ops.vivace.batch_norm
+        output, mask, mean, rstd = operator(matrix, *statistics, other, weight, bias, *options)
         for changed in options[:2]:
             if changed is not None and not torch.compiler.is_compiling():
                 torch.autograd.graph.increment_version(changed)  # an operator of a library does not
@@ -100,7 +108,7 @@ class _Fused(torch.autograd.Function):
             residual = gradient if ctx.activation == "none" else as_image(for_residual, x)
             residual = residual.to(ctx.residual_dtype)
         affine = (for_weight, for_bias) if weight is not None else (None, None)
-        return as_image(for_x, x), residual, *affine, *(None,) * 5
+        return as_image(for_x, x), residual, *affine, *(None,) * 6
 
 
 def apply_activation(z: torch.Tensor, activation: str) -> torch.Tensor:
@@ -115,12 +123,31 @@ def as_matrix(x: torch.Tensor) -> torch.Tensor:
 
 
 def as_image(matrix: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """(pixels, channels) as a channels-last view of the shape of `like`."""
-    return matrix.view(like.shape[0], *like.shape[2:], like.shape[1]).movedim(-1, 1)
+    """(pixels, channels) as a channels-last view, with the batch and the pixels of `like`."""
+    return matrix.view(like.shape[0], *like.shape[2:], matrix.shape[1]).movedim(-1, 1)
 
 
-def reference(
+def reference(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What the kernels of the forward pass compute, in fp32 or, for float64, in that."""
+    return _applied(x, *torch.var_mean(wide(x), 0, correction=0), *rest)
+
+
+def reference_from(
+    x: torch.Tensor, statistics: torch.Tensor, rows_a_split: int, *rest: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same where the first pass over x is spared."""
+    means, squares = statistics
+    begins = torch.arange(0, len(x), rows_a_split, device=x.device)
+    counts = (len(x) - begins).clamp(max=rows_a_split)[:, None]
+    mean = (means * counts).sum(0) / len(x)
+    variance = (squares + counts * (means - mean).square()).sum(0) / len(x)
+    return _applied(x, variance, mean, *rest)
+
+
+def _applied(
     x: torch.Tensor,
+    variance: torch.Tensor,
+    mean: torch.Tensor,
     residual: torch.Tensor | None,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
@@ -130,15 +157,12 @@ def reference(
     epsilon: float,
     activation: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What the kernels of the forward pass compute, in fp32 or, for float64, in that."""
-    exact = wide(x)
-    variance, mean = torch.var_mean(exact, 0, correction=0)
     rstd = torch.rsqrt(variance + epsilon)
     if running_mean is not None and running_var is not None:
         unbiased = variance * (len(x) / (len(x) - 1))
         running_mean.copy_(momentum * mean + (1 - momentum) * running_mean)
         running_var.copy_(momentum * unbiased + (1 - momentum) * running_var)
-    z = _affine((exact - mean) * rstd, weight, bias)
+    z = _affine((wide(x) - mean) * rstd, weight, bias)
     if residual is not None:
         z = z + wide(residual)
     dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
@@ -218,14 +242,20 @@ def _on_cuda(*arguments: Any) -> Any:
     return batch_norm_forward.forward(*arguments)
 
 
+def _from_on_cuda(x: torch.Tensor, *arguments: Any) -> Any:
+    from vivace.kernels import batch_norm_forward
+
+    return batch_norm_forward.forward_from(x, *arguments)
+
+
 def _backward_on_cuda(*arguments: Any) -> Any:
     from vivace.kernels import batch_norm_backward
 
     return batch_norm_backward.backward(*arguments)
 
 
-def _shapes(*arguments: Any) -> Any:
-    x, residual, activation = arguments[0], arguments[1], arguments[-1]
+def _shapes(x: torch.Tensor, residual: torch.Tensor | None, *rest: Any) -> Any:
+    activation = rest[-1]
     dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
     mask = x.new_empty((len(x) if activation in MASKED else 0, packed_width(x)), dtype=torch.uint8)
     mean, rstd = (x.new_empty(x.shape[1], dtype=wide(x).dtype) for _ in range(2))
@@ -241,8 +271,13 @@ def _backward_shapes(*arguments: Any) -> Any:
 
 
 _LIBRARY.impl("batch_norm", reference, "CPU")
+_LIBRARY.impl("batch_norm_from", reference_from, "CPU")
 _LIBRARY.impl("batch_norm_backward", reference_backward, "CPU")
 _LIBRARY.impl("batch_norm", _on_cuda, "CUDA")
+_LIBRARY.impl("batch_norm_from", _from_on_cuda, "CUDA")
 _LIBRARY.impl("batch_norm_backward", _backward_on_cuda, "CUDA")
 torch.library.register_fake("vivace::batch_norm", _shapes, lib=_LIBRARY)
+torch.library.register_fake(
+    "vivace::batch_norm_from", lambda x, _, __, *rest: _shapes(x, *rest), lib=_LIBRARY
+)
 torch.library.register_fake("vivace::batch_norm_backward", _backward_shapes, lib=_LIBRARY)

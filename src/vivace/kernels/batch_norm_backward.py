@@ -20,6 +20,8 @@ from vivace.kernels.tiles import (
     load_bits,
     on_device_of,
     scale_and_bias,
+    splits_from,
+    tile_of_program,
     true_width,
 )
 
@@ -119,9 +121,7 @@ def batch_norm_backward_finish(
     sums = tl.zeros([SPLITS, COLUMNS], tl.float32)
     products = tl.zeros([SPLITS, COLUMNS], tl.float32)
     for start in range(0, num_splits, SPLITS):
-        splits = start + tl.arange(0, SPLITS)
-        there = (splits < num_splits)[:, None] & inside[None, :]
-        offsets = splits[:, None] * width + columns[None, :]
+        _, there, offsets = splits_from(start, num_splits, columns, inside, width, SPLITS)
         sums += tl.load(sums_ptr + offsets, mask=there, other=0)
         products += tl.load(products_ptr + offsets, mask=there, other=0)
     rstd = tl.load(rstd_ptr + columns, mask=inside, other=0)
@@ -160,15 +160,8 @@ def batch_norm_backward_apply(
     """The input's gradient; one tile a program."""
     width = true_width(width, eighths, ALIGNED)
     row_bytes = bytes_of_row(width, eighths, ALIGNED)
-    num_columns = tl.cdiv(width, COLUMNS)
-    first = (tl.program_id(0) // num_columns) * ROWS
-    first_column = (tl.program_id(0) % num_columns) * COLUMNS
-    columns = first_column + tl.arange(0, COLUMNS)
-    inside = columns < width
-    rows = tl.arange(0, ROWS)
-    there = (first + rows < num_rows)[:, None] & inside[None, :]
-    start = first.to(tl.int64) * width
-    offsets = rows[:, None] * width + columns[None, :]
+    tile = tile_of_program(num_rows, width, ROWS, COLUMNS)
+    first, first_column, columns, inside, there, start, offsets = tile
     gradient = tl.load(gradient_ptr + start + offsets, mask=there, other=0).to(tl.float32)
     x = tl.load(x_ptr + start + offsets, mask=there, other=0).to(tl.float32)
     mean = tl.load(mean_ptr + columns, mask=inside, other=0)
@@ -211,12 +204,7 @@ def backward(
     residual_gradient = torch.empty_like(gradient) if kept else gradient.new_empty(0)
     weight_gradient = torch.empty_like(weight) if weight is not None else x.new_empty(0)
     bias_gradient = torch.empty_like(bias) if bias is not None else x.new_empty(0)
-    shape = {
-        "ALIGNED": width % 8 == 0,
-        "ROWS": tiles.rows,
-        "COLUMNS": tiles.columns,
-        "AFFINE": weight is not None,
-    }
+    shape = {**tiles.constants(width), "AFFINE": weight is not None}
     saved = (mask, mean, rstd, weight, bias)
     with on_device_of(x):
         batch_norm_backward_sums[(tiles.num_columns, tiles.num_splits)](

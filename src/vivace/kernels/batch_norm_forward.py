@@ -8,6 +8,8 @@ Sources: https://arxiv.org/abs/1502.03167 (BatchNorm), Chan, Golub, LeVeque 1983
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -20,7 +22,9 @@ from vivace.kernels.tiles import (
     bytes_of_row,
     on_device_of,
     scale_and_bias,
+    splits_from,
     store_bits,
+    tile_of_program,
     true_width,
 )
 
@@ -92,18 +96,14 @@ def batch_norm_finish(
     inside = columns < width
     total = tl.zeros([SPLITS, COLUMNS], tl.float32)
     for start in range(0, num_splits, SPLITS):
-        splits = start + tl.arange(0, SPLITS)
+        splits, there, offsets = splits_from(start, num_splits, columns, inside, width, SPLITS)
         counts = tl.minimum(rows_a_split, num_rows - splits * rows_a_split).to(tl.float32)
-        there = (splits < num_splits)[:, None] & inside[None, :]
-        offsets = splits[:, None] * width + columns[None, :]
         total += tl.load(means_ptr + offsets, mask=there, other=0) * counts[:, None]
     mean = tl.sum(total, axis=0) / num_rows
     total = tl.zeros([SPLITS, COLUMNS], tl.float32)
     for start in range(0, num_splits, SPLITS):
-        splits = start + tl.arange(0, SPLITS)
+        splits, there, offsets = splits_from(start, num_splits, columns, inside, width, SPLITS)
         counts = tl.minimum(rows_a_split, num_rows - splits * rows_a_split).to(tl.float32)
-        there = (splits < num_splits)[:, None] & inside[None, :]
-        offsets = splits[:, None] * width + columns[None, :]
         apart = tl.load(means_ptr + offsets, mask=there, other=0) - mean[None, :]
         squares = tl.load(squares_ptr + offsets, mask=there, other=0)
         total += tl.where(there, squares + apart * apart * counts[:, None], 0.0)
@@ -142,15 +142,8 @@ def batch_norm_apply(
     """Normalise, add the residual, activate; one tile a program."""
     width = true_width(width, eighths, ALIGNED)
     row_bytes = bytes_of_row(width, eighths, ALIGNED)
-    num_columns = tl.cdiv(width, COLUMNS)
-    first = (tl.program_id(0) // num_columns) * ROWS
-    first_column = (tl.program_id(0) % num_columns) * COLUMNS
-    columns = first_column + tl.arange(0, COLUMNS)
-    inside = columns < width
-    rows = tl.arange(0, ROWS)
-    there = (first + rows < num_rows)[:, None] & inside[None, :]
-    start = first.to(tl.int64) * width
-    offsets = rows[:, None] * width + columns[None, :]
+    tile = tile_of_program(num_rows, width, ROWS, COLUMNS)
+    first, first_column, columns, inside, there, start, offsets = tile
     x = tl.load(x_ptr + start + offsets, mask=there, other=0).to(tl.float32)
     mean = tl.load(mean_ptr + columns, mask=inside, other=0)
     rstd = tl.load(rstd_ptr + columns, mask=inside, other=0)
@@ -173,8 +166,27 @@ def batch_norm_apply(
     tl.store(y_ptr + start + offsets, z.to(y_ptr.dtype.element_ty), mask=there)
 
 
-def forward(
+def forward(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Launch the three kernels on matrices of pixels by channels; running statistics change in place.
+
+    Returns the output, its bit mask (empty without a ReLU), and mean and reciprocal deviation a channel.
+    """
+    num_rows, width = x.shape
+    tiles = Tiles.of(num_rows, width, x.device)
+    statistics = x.new_empty((2, tiles.num_splits, width), dtype=torch.float32)
+    with on_device_of(x):
+        batch_norm_statistics[(tiles.num_columns, tiles.num_splits)](
+            *(x, statistics[0], statistics[1], num_rows, tiles.rows_a_split, width, width // 8),
+            **tiles.constants(width),
+            num_warps=SUM_WARPS,
+        )
+    return forward_from(x, statistics, tiles.rows_a_split, *rest)
+
+
+def forward_from(
     x: torch.Tensor,
+    statistics: torch.Tensor,
+    rows_a_split: int,
     residual: torch.Tensor | None,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
@@ -184,35 +196,26 @@ def forward(
     epsilon: float,
     activation: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Launch the three kernels on matrices of pixels by channels; running statistics change in place.
-
-    Returns the output, its bit mask (empty without a ReLU), and mean and reciprocal deviation a channel.
-    """
+    """The last two kernels, where the statistics of splits of the rows are there."""
     num_rows, width = x.shape
     tiles = Tiles.of(num_rows, width, x.device)
-    partial = x.new_empty((2, tiles.num_splits, width), dtype=torch.float32)
     mean, rstd = x.new_empty((2, width), dtype=torch.float32).unbind()
     output = torch.empty_like(
         x, dtype=x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
     )
     masked = activation in ("relu", "relu6")
     mask = x.new_empty((num_rows if masked else 0, (width + 7) // 8), dtype=torch.uint8)
-    shape = {"ALIGNED": width % 8 == 0, "ROWS": tiles.rows, "COLUMNS": tiles.columns}
-    cut = (num_rows, tiles.rows_a_split)
     with on_device_of(x):
-        batch_norm_statistics[(tiles.num_columns, tiles.num_splits)](
-            x, partial[0], partial[1], *cut, width, width // 8, **shape, num_warps=SUM_WARPS
-        )
         batch_norm_finish[(triton.cdiv(width, FINISH_COLUMNS),)](
-            *(partial[0], partial[1], running_mean, running_variance, mean, rstd),
-            *(*cut, tiles.num_splits, width, epsilon, momentum),
+            *(statistics[0], statistics[1], running_mean, running_variance, mean, rstd),
+            *(num_rows, rows_a_split, statistics.shape[1], width, epsilon, momentum),
             TRACKED=running_mean is not None,
             SPLITS=FINISH_SPLITS,
             COLUMNS=FINISH_COLUMNS,
         )
         batch_norm_apply[(tiles.num_tiles(num_rows),)](
             *(x, residual, output, mask, mean, rstd, weight, bias, num_rows, width, width // 8),
-            **shape,
+            **tiles.constants(width),
             AFFINE=weight is not None,
             RESIDUAL=residual is not None,
             ACTIVATION=activation,

@@ -36,6 +36,30 @@ def bytes_of_row(width, eighths, ALIGNED: tl.constexpr):
 
 
 @triton.jit
+def tile_of_program(num_rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Where the tile of a program over all tiles is: its first row and column, its columns and which of them
+    there are, which elements there are, where it begins, and the elements' offsets from there.
+    """
+    num_columns = tl.cdiv(width, COLUMNS)
+    first = (tl.program_id(0) // num_columns) * ROWS
+    first_column = (tl.program_id(0) % num_columns) * COLUMNS
+    columns = first_column + tl.arange(0, COLUMNS)
+    inside = columns < width
+    rows = tl.arange(0, ROWS)
+    there = (first + rows < num_rows)[:, None] & inside[None, :]
+    offsets = rows[:, None] * width + columns[None, :]
+    return first, first_column, columns, inside, there, first.to(tl.int64) * width, offsets
+
+
+@triton.jit
+def splits_from(start, num_splits, columns, inside, width, SPLITS: tl.constexpr):
+    """The numbers of some splits, which of their partial sums there are, and the offsets of these."""
+    splits = start + tl.arange(0, SPLITS)
+    there = (splits < num_splits)[:, None] & inside[None, :]
+    return splits, there, splits[:, None] * width + columns[None, :]
+
+
+@triton.jit
 def store_bits(
     mask_ptr, bits, first, first_column, end, row_bytes, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
@@ -90,6 +114,10 @@ class Tiles(NamedTuple):
         wanted = max(1, PROGRAMS_A_PROCESSOR * _processors(device) // num_columns)
         rows_a_split = rows * triton.cdiv(triton.cdiv(num_rows, wanted), rows)
         return cls(rows, columns, num_columns, rows_a_split, triton.cdiv(num_rows, rows_a_split))
+
+    def constants(self, width: int) -> dict[str, Any]:
+        """What a kernel over a matrix of that width is compiled for."""
+        return {"ALIGNED": width % 8 == 0, "ROWS": self.rows, "COLUMNS": self.columns}
 
     def num_tiles(self, num_rows: int) -> int:
         """Tiles of the whole matrix."""

@@ -36,9 +36,11 @@ class Conv1x1Gemm(Technique):
         """Put a matrix product in the place of every such convolution's forward."""
         from torch import nn
 
-        from vivace.surgery import modules_of, put_in_place
+        from vivace.matching import is_product
+        from vivace.surgery import modules_of
+        from vivace.tracing import put_in_place
 
-        found = [m for model in build.models for m in modules_of(model, nn.Conv2d) if _is_product(m)]
+        found = [m for model in build.models for m in modules_of(model, nn.Conv2d) if is_product(m)]
         build.require(found, "no 2-D convolution has a 1x1 window, stride one and one group")
         build.on_close(put_in_place(found, _product))
         build.notes["convolutions_as_products"] = len(found)
@@ -61,11 +63,6 @@ class Conv1x1Gemm(Technique):
         """The same operations and bytes, by another library's kernels."""
         share = profile.operator_shares.get("convolution", 0.0)
         return (1 / (1 + 0.5 * share), 1 / (1 - 0.2 * share))
-
-
-def _is_product(module: Any) -> bool:
-    ones = (module.kernel_size, module.stride) == ((1, 1), (1, 1)) and module.padding in ((0, 0), "valid")
-    return ones and module.groups == 1
 
 
 def _product(module: nn.Conv2d, own: Any, x: torch.Tensor) -> torch.Tensor:

@@ -16,13 +16,17 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+_WANTED = "channels in eights, no bias, and a BatchNorm alone behind it"
+
+
 @dataclasses.dataclass(frozen=True)
 class FusedBatchnorm(Technique):
     """Triton kernels for training BatchNorm with the addition and activation that follow, there and back.
 
     They are found in the model's own forward functions; eval mode and whatever does not match runs as it
     was written. Feature maps are kept in NHWC memory order, so it goes well with channels_last; a ReLU leaves
-    one bit an element for the backward pass. Speed has not been measured on a GPU yet.
+    one bit an element for the backward pass. `products`: 1x1 convolutions in front of a BatchNorm run as
+    matrix products that leave its statistics. Speed has not been measured on a GPU yet.
     """
 
     card: ClassVar[Card] = Card(
@@ -34,6 +38,8 @@ class FusedBatchnorm(Technique):
         devices=("cuda",),
         measured_on=(),
     )
+
+    products: bool = False
 
     def apply(self, build: Build) -> None:
         """Find the chains and put fused forwards in the place of the modules' own."""
@@ -58,27 +64,34 @@ class FusedBatchnorm(Technique):
         chains: dict[int, Chain] = {}
         waiting = False
         for model in build.models:
-            undo, later = install(model, chains)
+            undo, later = install(model, chains, products=self.products)
             build.on_close(undo)
             waiting = waiting or later
         reason = "is followed by an addition or activation of its own"
         build.require(chains or waiting, f"no BatchNorm of {names} {reason}")
+        products = waiting or not self.products or any(chain.product for chain in chains.values())
+        build.require(products, f"no 1x1 convolution of {names} has {_WANTED}: leave products off")
         build.notes["fused_chains"] = chains
         build.notes["batch_norms"] = len(found)
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """The chains that ran as one, by what they are made of."""
-        calls = seen.operators.get("vivace::batch_norm", 0)
-        if not calls:
+        names = ("vivace::batch_norm", "vivace::batch_norm_from", "vivace::statistics_mm")
+        first, later, products = (seen.operators.get(name, 0) for name in names)
+        if not (calls := first + later):
             raise Refused("it changed nothing: no BatchNorm ran fused")
+        if self.products and not products:
+            raise Refused("no 1x1 convolution left statistics: leave products off")
         kinds = Counter(str(chain) for chain in seen.notes["fused_chains"].values())
         parts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
         return f"{calls} fused calls a step, of {seen.notes['batch_norms']} BatchNorms: {parts}"
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
-        """Networks with BatchNorm on a GPU."""
-        return [cls()] if machine.device.kind == "cuda" and profile.features.get("batch_norm") else []
+        """Networks with BatchNorm on a GPU; products where there are 2-D convolutions."""
+        if machine.device.kind != "cuda" or not profile.features.get("batch_norm"):
+            return []
+        return [cls(), cls(products=True)] if profile.features.get("convolution_2d") else [cls()]
 
     @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
