@@ -149,5 +149,6 @@ def test_the_limit_of_loading_is_said_beforehand(monkeypatch):
         "less work for each sample can"
     )
     assert reference._loading_limit({**parts, "data": 0.0001}, 100, loader) == ""
+    assert reference._loading_limit({**parts, "data": 0.02}, 100, loader).endswith(": one core feeds it")
     assert reference._loading_limit(parts, 100, torch.utils.data.DataLoader(range(8), num_workers=1)) == ""
     assert reference._loading_limit(parts, 100, [1, 2]) == ""

@@ -136,13 +136,16 @@ def _loading_limit(parts: dict[str, float], samples: int, loader: Any) -> str:
     one, wanted, cores = samples / parts["data"], samples / rest, usable_cores()
     if one * cores < wanted:
         return (
-            f"{cores} cores can load {one * cores:,.0f} samples a second, the step consumes {wanted:,.0f}: "
+            f"{_cores(cores)} can load {one * cores:,.0f} samples a second, the step consumes {wanted:,.0f}: "
             "no number of workers can feed it; less work for each sample can"
         )
     number = math.ceil(wanted / one)
-    return (
-        f"a core loads {one:,.0f} samples a second, the step consumes {wanted:,.0f}: {number} cores feed it"
-    )
+    feed = f"{_cores(number)} feed{'s' if number == 1 else ''} it"
+    return f"a core loads {one:,.0f} samples a second, the step consumes {wanted:,.0f}: {feed}"
+
+
+def _cores(number: int) -> str:
+    return "one core" if number == 1 else f"{number} cores"
 
 
 def _loader_facts(loader: Any) -> dict[str, Any]:
