@@ -40,6 +40,8 @@ WORDS = {
         "random": "`{job}`: how much slower than the best of {count} random plans in the same memory",
         "cnn_models": "Networks that `fused_batchnorm` trains within its promise, {steps} steps",
         "without": "; refused: {names}",
+        "float64": "The same in float64, with products: largest difference of a loss, of what training moved",
+        "fold_eval": "Evaluation of `{name}` with `fold_eval`, on one core",
         "kernels": "Kernels compiled for {target}: most registers, spilled bytes",
         "feed": "{images} JPEG files, {part}: tuned over the naive loader, over the best set by hand",
         "feed_parts": {"first_pass": "first epoch", "later_passes": "later epochs"},
@@ -78,6 +80,8 @@ WORDS = {
         "random": "`{job}`：比同样内存下 {count} 个随机方案中最快的慢多少",
         "cnn_models": "`fused_batchnorm` 在承诺范围内训练的含 BatchNorm 网络（{steps} 步）",
         "without": "；拒绝：{names}",
+        "float64": "同上，float64，`products = true`：损失的最大差异、训练改变量的最大差异",
+        "fold_eval": "使用 `fold_eval` 评估 `{name}`（单核）",
         "kernels": "为 {target} 编译的内核：寄存器最多数、溢出字节数",
         "feed": "{images} 个 JPEG 文件，{part}：调优后相对朴素加载器、相对手工最佳设置",
         "feed_parts": {"first_pass": "第一轮", "later_passes": "之后各轮"},
@@ -220,6 +224,15 @@ def cnn_models(record: dict, file: str) -> Iterator[Row]:
     counts = {"count": len(kept), "of": len(judged), "rate": len(kept) / len(judged)}
     asked = words["cnn_models"].format(steps=min(one["steps"] for one in judged.values()))
     yield asked, words["of"].format(**counts) + words["without"].format(names=refused)
+    if followed := [one["float64"] for one in judged.values() if "float64" in one]:
+        worst = (max(one[key] for one in followed) for key in ("loss", "displacement"))
+        yield words["float64"], ", ".join(f"{value:.0e}" for value in worst)
+
+
+def fold_eval(record: dict, file: str) -> Iterator[Row]:
+    """How much faster networks are evaluated."""
+    for name, found in record["models"].items():
+        yield WORDS[file]["fold_eval"].format(name=name), _interval(found["ratio"])
 
 
 def kernels(record: dict, file: str) -> Iterator[Row]:
@@ -251,9 +264,10 @@ KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "cnn_models": cnn_models,
     "kernels": kernels,
     "feed": feed,
+    "fold_eval": fold_eval,
 }
 
-DETAILS = ("memory_budgets", "cnn_models", "kernels", "feed")  # in records/README.md only
+DETAILS = ("memory_budgets", "cnn_models", "kernels", "feed", "fold_eval")  # in records/README.md only
 
 
 def rows(records: list[dict], file: str, prefix: str) -> Iterator[tuple[str, ...]]:
