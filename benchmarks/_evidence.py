@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator
 
 Row = tuple[str, str]  # what was asked, what was found
@@ -26,10 +27,18 @@ WORDS = {
             "gains inside of their interval": "predicted gains whose interval holds the measured one",
         },
         "folders": {"planted": "", "aside": ", of scripts written beside the rules"},
-        "profile_cost": "What `profile` adds to a script of {steps} steps, in {time} time",
+        "profile_cost": {
+            "recorded": "What the hooks of `profile` add to a script of {seconds:.0f} s, in {clock} time",
+            "command": "The same with starting Vivace and writing the page",
+        },
         "wall": "wall",
         "processor": "processor",
-        "pairs": "{middle:+.1%} (3 % demanded; pairs of runs from {least:+.1%} to {most:+.1%})",
+        "added": "{middle:+.1%} ({low:+.1%} to {high:+.1%}; 3 % demanded), {extra:+.1f} s",
+        "whole": "{middle:+.1%} ({low:+.1%} to {high:+.1%}), {extra:+.1f} s",
+        "loop": "What `profile` says of `{loop}` ({repository}), unmodified",
+        "said": "{mark} `{said}`{limit}",
+        "marks": {True: "right:", False: "wrong:"},
+        "at_limit": ", {share:.0%} of the limit",
         "advise": "Median error of `advise` on {n:,} published figures, {split} left out of the fit",
         "errs": "{error:.1%} ({demanded:.0%} demanded); by TFLOPS {tflops:.0%}; {inside:.0%} in the interval",
         "memory": "Error of a step's predicted peak memory, {pairs} pairs of job and plan: median, largest",
@@ -66,10 +75,18 @@ WORDS = {
             "gains inside of their interval": "预测的收益区间包含实测值",
         },
         "folders": {"planted": "", "aside": "（另写的脚本，规则并非据其制定）"},
-        "profile_cost": "`profile` 使脚本增加的{time}时间（训练 {steps} 步）",
+        "profile_cost": {
+            "recorded": "`profile` 的钩子使一个 {seconds:.0f} 秒的脚本增加的{clock}时间",
+            "command": "同上，并包括启动 Vivace 和写页面",
+        },
         "wall": "墙钟",
         "processor": "处理器",
-        "pairs": "{middle:+.1%}（要求 3 %；各对运行为 {least:+.1%} 至 {most:+.1%}）",
+        "added": "{middle:+.1%}（{low:+.1%} 至 {high:+.1%}；要求 3 %），{extra:+.1f} 秒",
+        "whole": "{middle:+.1%}（{low:+.1%} 至 {high:+.1%}），{extra:+.1f} 秒",
+        "loop": "`profile` 对未经修改的 `{loop}`（{repository}）的结论",
+        "said": "{mark} `{said}`{limit}",
+        "marks": {True: "正确：", False: "错误："},
+        "at_limit": "，达到极限的 {share:.0%}",
         "advise": "`advise` 在 {n:,} 个公开数据上的误差中位数，拟合时不含：{split}",
         "errs": "{error:.1%}（要求 {demanded:.0%}）；只看 TFLOPS：{tflops:.0%}；{inside:.0%} 在区间内",
         "memory": "一步训练峰值内存的预测误差，{pairs} 组任务与方案：中位数、最大值",
@@ -190,14 +207,26 @@ def verdicts(record: dict, file: str) -> Iterator[Row]:
 
 
 def profile_cost(record: dict, file: str) -> Iterator[Row]:
-    """What the recorder costs an unmodified script."""
-    for which, name in enumerate(("wall", "processor")):
-        pairs = [
-            pair["profiled"][which] / pair["alone"][which] for pair in record["wall_and_processor_seconds"]
-        ]
-        middle, least, most = record[f"{name}_ratio"], min(pairs), max(pairs)
-        shown = WORDS[file]["pairs"].format(middle=middle - 1, least=least - 1, most=most - 1)
-        yield WORDS[file]["profile_cost"].format(steps=record["steps"], time=WORDS[file][name]), shown
+    """What the recorder costs an unmodified script, and what the whole command does."""
+    words = WORDS[file]
+    seconds = statistics.median(each["alone"][0] for each in record["rounds"])
+    for way, clock in (("recorded", "wall"), ("recorded", "processor"), ("command", "wall")):
+        found = record[way][clock]
+        shares = {"middle": found["estimate"] - 1, "low": found["low"] - 1, "high": found["high"] - 1}
+        shown = words["added" if way == "recorded" else "whole"]
+        asked = words["profile_cost"][way].format(seconds=seconds, clock=words[clock])
+        yield asked, shown.format(**shares, extra=found["extra_seconds"])
+
+
+def real_loops(record: dict, file: str) -> Iterator[Row]:
+    """What is said of loops that people use."""
+    words = WORDS[file]
+    for row in record["rows"]:
+        share = row["share_of_limit"]
+        limit = words["at_limit"].format(share=share) if share else ""
+        mark = words["marks"][row["right"]]
+        said = words["said"].format(mark=mark, said=row["said"][0], limit=limit)
+        yield words["loop"].format(**row), said
 
 
 def advise(record: dict, file: str) -> Iterator[Row]:
@@ -260,6 +289,7 @@ KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "memory_budgets": memory_budgets,
     "verdicts": verdicts,
     "profile_cost": profile_cost,
+    "real_loops": real_loops,
     "advise": advise,
     "cnn_models": cnn_models,
     "kernels": kernels,
@@ -267,7 +297,8 @@ KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "fold_eval": fold_eval,
 }
 
-DETAILS = ("memory_budgets", "cnn_models", "kernels", "feed", "fold_eval")  # in records/README.md only
+# In records/README.md only.
+DETAILS = ("memory_budgets", "cnn_models", "kernels", "feed", "real_loops", "fold_eval")
 
 
 def rows(records: list[dict], file: str, prefix: str) -> Iterator[tuple[str, ...]]:

@@ -5,7 +5,7 @@ import numpy
 import pytest
 from PIL import Image, ImageDraw, ImageFile, JpegImagePlugin
 
-from vivace.decoding import KeptDecoding, Within, require_pillow
+from vivace.decoding import KeptDecoding, OtherDecoder, Within, require_pillow, simplejpeg_decode
 from vivace.shared_store import SharedStore
 
 
@@ -97,11 +97,22 @@ def test_a_damaged_record_is_decoded_again(kept, path):
     assert kept.store.counts()["hits"] == 1
 
 
+def test_another_decoder_below_fills_it_too(kept, path):
+    wanted = pixels(path)
+    with OtherDecoder(simplejpeg_decode) as other, kept:
+        for _ in range(6):
+            assert numpy.array_equal(pixels(path), wanted)
+            assert numpy.array_equal(pixels(in_memory(path)), wanted)
+    assert kept.store.counts()["hits"] >= 10
+    assert sum(other.counts().values()) == (0 if len(wanted.shape) == 3 and wanted.shape[2] == 4 else 2)
+
+
 def test_what_cannot_be_decoded_raises_as_ever_and_is_not_kept(kept, path):
     path.write_bytes(path.read_bytes()[:-100])
     for _ in range(2):
         with kept, pytest.raises(OSError, match="truncated"):
             pixels(path)
+    assert kept.store.counts()["bytes"] == 0
     ImageFile.LOAD_TRUNCATED_IMAGES = True
     try:
         with kept:

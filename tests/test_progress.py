@@ -101,3 +101,8 @@ def test_a_warm_up_that_one_run_does_not_gain_back_is_said(steps, told):
     file = io.StringIO()
     epilogue(result, "train.py:job", Console(file=file, width=80))
     assert ("after 791 steps, and this job takes 300" in file.getvalue()) is told
+
+
+def test_the_limit_of_loading_is_said_before_the_search():
+    text = "2 cores can load 410 samples a second, the step consumes 1,900: no number of workers can feed it"
+    assert shown(TuneProgress(), ("notice", {"text": text})) == [text]

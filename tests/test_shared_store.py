@@ -122,3 +122,17 @@ def test_a_killed_writer_leaves_no_lock_and_no_shared_memory():
     store.close()
     del ready
     assert set(Path("/dev/shm").iterdir()) <= before
+
+
+def test_room_that_was_not_used_is_free_again_and_empty(store):
+    fill(store, KEYS[:1])
+    before = store.counts()
+    room = store.reserve(KEYS[1], 1000)
+    room.view[:] = RECORD
+    assert store.get(KEYS[1], 1000) is None
+    store.give_back(room)
+    assert store.counts() == before | {"misses": 1}
+    again = store.reserve(KEYS[1], 1000)
+    assert (again.offset, bytes(again.view)) == (room.offset, bytes(1000))
+    assert store.publish(KEYS[1], again)
+    assert bytes(store.get(KEYS[1], 1000)) == bytes(1000)

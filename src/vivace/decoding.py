@@ -78,11 +78,28 @@ class KeptDecoding(_InPlaceOfLoad):
             if found is not None:
                 _give(image, found)
                 return original(image)  # with no tile left it does the rest
-            original(image)
-            self.store.put(key, image.tobytes("raw", "RGBX" if image.mode == "RGB" else image.mode))
+            room = self.store.reserve(key, length)
+            if room is None:
+                return original(image)
+            try:
+                self._decode(original, image, room.view)
+            except BaseException:
+                image.im = None  # another record will lie there
+                self.store.give_back(room)
+                raise
+            self.store.publish(key, room)
             return original(image)
 
         return load
+
+    def _decode(self, original: Callable[[Any], Any], image: Any, place: memoryview) -> None:
+        """Let `original` decode into `place`, which new memory of the image's own would cost as much as."""
+        image.im = ours = _mapped(image, place)
+        original(image)
+        if image.im is not ours:  # another decoder gave it memory of its own
+            ours.paste(image.im, (0, 0, *image.size))
+            image.im = ours
+        image.readonly = 1
 
 
 class OtherDecoder(_InPlaceOfLoad):
@@ -181,7 +198,7 @@ def _is_fresh(image: Any) -> bool:
     from PIL.JpegImagePlugin import JpegImageFile
 
     plain = type(image) is JpegImageFile and image.mode in _BYTES_A_PIXEL
-    return bool(plain and image.tile and image._im is None)
+    return bool(plain and image.tile)
 
 
 def key_of(image: Any) -> bytes | None:

@@ -82,6 +82,8 @@ class TuneProgress(_Lines):
             self._doing(self._phase)
             if self._status is None:
                 self._print(self._phase, "dim")
+        elif kind == "notice":
+            self._print(payload["text"], "yellow")
         elif kind == "trial_begin":
             self._doing(f"{self._phase}: {payload['plan']}")
         elif kind == "trial_end":
@@ -190,6 +192,8 @@ def epilogue(result: Result, job: str, console: Any) -> None:
             style="yellow",
             soft_wrap=whole,
         )
+    if result.loading:
+        console.print(result.loading, markup=False, soft_wrap=whole)
     if result.interrupted:
         console.print("interrupted: this is the best so far, not yet verified", style="yellow")
     console.print(f"plan    {plan}\nreport  {result.report_path}\n\nnext:", markup=False, soft_wrap=True)

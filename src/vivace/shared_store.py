@@ -7,6 +7,7 @@ a disk it stays, and the next run begins where this one ended. Imports no torch.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import mmap
 import os
@@ -30,6 +31,15 @@ _PROBES = 32
 _WORD = 8
 
 
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """Where a record is to be written, found by nobody yet: `size` bytes, of which `view` is the record."""
+
+    offset: int
+    size: int
+    view: memoryview
+
+
 class SharedStore:
     """Records by a key of 16 bytes. The first to publish a key wins; nothing is ever evicted.
 
@@ -49,6 +59,8 @@ class SharedStore:
         self._file = _opened(path, header, self.records_at, size)
         self._map = mmap.mmap(self._file, size)
         self._map[: len(header)] = header
+        self._on_disk = path is not None and not str(path).startswith("/proc/")
+        self._sound: set[tuple[bytes, int]] = set()
 
     @property
     def path(self) -> str:
@@ -67,29 +79,41 @@ class SharedStore:
         _COUNTER.pack_into(self._map, at, before + amount)
 
     def get(self, key: bytes, length: int) -> memoryview | None:
-        """The record of a key where it is there, of this length and undamaged."""
+        """The record of a key where it is there, of this length, and undamaged when first seen here."""
         _, held, offset, found, total = self._slot(key)
         if held != key:
             self.count("misses")
             return None
-        if found - length in range(_WORD) and self.records_at <= offset <= len(self._map) - found:
-            record = memoryview(self._map)[offset : offset + found]
-            if _sum(record) == total:
-                self.count("hits")
-                return record[:length]
-        self.count("damaged")
-        return None
+        within = found - length in range(_WORD) and self.records_at <= offset <= len(self._map) - found
+        if not within or ((key, offset) not in self._sound and _sum(self._at(offset, found)) != total):
+            self.count("damaged")
+            return None
+        self._sound.add((key, offset))
+        self.count("hits")
+        return self._at(offset, length)
 
     def put(self, key: bytes, data: bytes) -> bool:
         """Keep a copy of `data` and let every process find it; False where the budget or the disk is full."""
-        data += bytes(-len(data) % _WORD)
+        room = self.reserve(key, len(data))
+        if room is None:
+            return False
+        room.view[:] = data
+        return self.publish(key, room)
+
+    def reserve(self, key: bytes, length: int) -> Room | None:
+        """Room for a record of `key`, for the caller alone; None where the budget or the disk is full."""
+        size = -(-length // _WORD) * _WORD
         with self._locked():
             used = self.counts()["bytes"]
-            room = used + len(data) <= self.budget_bytes and self._slot(key)[0] >= 0
-            self.count("bytes" if room else "full", len(data) if room else 1)
+            fits = used + size <= self.budget_bytes and self._slot(key)[0] >= 0
+            self.count("bytes" if fits else "full", size if fits else 1)
         offset = self.records_at + used
-        if not room or not self._written(data, offset):
-            return False
+        if not fits or not self._allocated(offset, size):
+            return None
+        return Room(offset, size, self._at(offset, length))
+
+    def publish(self, key: bytes, room: Room) -> bool:
+        """Let every process find what was written into `room`."""
         with self._locked():
             slot, held, *_ = self._slot(key)
             if slot < 0:
@@ -97,9 +121,20 @@ class SharedStore:
             self.count("records", int(held != key))
             at = _SLOTS_AT + slot * _SLOT.size
             self._map[at : at + 16] = bytes(16)  # nobody may find the key beside another record's place
-            _SLOT.pack_into(self._map, at, bytes(16), offset, len(data), _sum(data))
+            total = _sum(self._at(room.offset, room.size))
+            _SLOT.pack_into(self._map, at, bytes(16), room.offset, room.size, total)
             self._map[at : at + 16] = key
         return True
+
+    def give_back(self, room: Room) -> None:
+        """What was reserved is free again, unless more was reserved behind it since."""
+        self._at(room.offset, room.size)[:] = bytes(room.size)
+        with self._locked():
+            last = self.records_at + self.counts()["bytes"] == room.offset + room.size
+            self.count("bytes", -room.size if last else 0)
+
+    def _at(self, offset: int, length: int) -> memoryview:
+        return memoryview(self._map)[offset : offset + length]
 
     def _slot(self, key: bytes) -> tuple[int, bytes, int, int, int]:
         """The key's slot or the free one that it would take, with what it holds; -1 where there is none."""
@@ -111,13 +146,11 @@ class SharedStore:
                 return number, held, offset, length, total
         return -1, b"", 0, 0, 0
 
-    def _written(self, data: bytes, offset: int) -> bool:
-        """Write through the file: a full disk is an error there; through the mapping it ends the process."""
-        rest = memoryview(data)
+    def _allocated(self, offset: int, size: int) -> bool:
+        """Claim room on a disk: a full one is an error here; through the mapping it ends the process."""
         try:
-            while rest:
-                done = os.pwrite(self._file, rest, offset)
-                rest, offset = rest[done:], offset + done
+            if self._on_disk:
+                os.posix_fallocate(self._file, offset, size)
         except OSError:
             self.count("full")
             return False

@@ -8,7 +8,8 @@ import torch
 
 from vivace.machine import Device, Machine
 from vivace.profile.judge import judge
-from vivace.profile.record.recorder import RECORD, TRACE, Recorder
+from vivace.profile.record import RECORD, TRACE
+from vivace.profile.record.recorder import Recorder
 
 CEILINGS = {
     "matmul_fp32": 1e11,

@@ -1,7 +1,9 @@
 """The recorder in a real loop: what it sees, what it leaves behind, and faults planted in the loop."""
 
+import json
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +12,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from vivace.profile.record import facts, hooks
+from vivace.profile.record import RECORD, facts, fetches, hooks
+from vivace.profile.record.late import LatePeak
 
 PATCHED = (
     (torch.autograd, "backward"),
@@ -149,6 +152,17 @@ def test_workers_own_time_is_seen(recorded, batches):
     fetch = record["fetch"]
     assert fetch["worker_batches"] > 0
     assert fetch["worker_seconds"] / fetch["worker_batches"] >= 0.01
+
+
+def test_a_worker_that_outlives_the_profile_stops_watching(tmp_path):
+    worker = fetches._Worker(tmp_path)
+    worker.fetched(0.5)
+    assert json.loads(worker.path.read_text())["seconds"] == 0.5
+    worker.path.unlink()
+    (tmp_path / RECORD).write_text("{}")
+    worker.fetched(0.5)
+    assert not worker.watches
+    assert not worker.path.exists()
 
 
 def test_values_asked_in_a_loop_are_named_by_line(recorded, batches):
@@ -334,6 +348,33 @@ def test_validation_with_gradients_that_peaks_is_named(recorded, batches, monkey
     document, _ = recorded(loop)
     assert causes(document) == ["memory"], document["verdicts"]
     assert "validation needs" in document["verdicts"][0]["evidence"]
+
+
+def test_what_a_later_validation_adds_to_the_peak_is_noted(tmp_path, batches, monkeypatch):
+    peaks = [2**30]
+    monkeypatch.setattr(facts, "peak_bytes", lambda: peaks[0])
+    recorder = SimpleNamespace(folder=tmp_path, done=False)
+    evaluate, backward = nn.Module.eval, torch.autograd.backward
+    late, loop = LatePeak(recorder), Loop(batches)
+    late.install()
+
+    def validation_takes(size):
+        loop.model.eval()
+        peaks[0] += size
+
+    validation_takes(2**20)  # the recorder itself sees this one
+    recorder.done = True
+    (tmp_path / RECORD).write_text("{}")
+    for _ in range(2):
+        validation_takes(2**21)
+        loop()
+        peaks[0] += 2**22  # in training
+    assert torch.autograd.backward is backward
+    validation_takes(2**23)  # the script ends with it
+    late.finish()
+    assert nn.Module.eval is evaluate
+    expected = {"peak": peaks[0], "rise": 2 * 2**21 + 2**23}
+    assert json.loads((tmp_path / RECORD).read_text()) == {"late": expected}
 
 
 def test_graphs_kept_for_nothing_are_named_by_line(recorded, batches):

@@ -164,7 +164,8 @@ PLANTED = {
     ),
     "validation peaks": ("memory", {"course": course(RISING, validates=True, wall=2.0)}),
     "the longest samples peak": ("memory", {"course": course(RISING, elements=400, wall=2.0)}),
-    "started anew": ("memory", {"cuda": {"retries": 3}}),
+    "a validation that came later peaks": ("memory", {"late": {"peak": 2**31, "rise": 2**30}}),
+    "started anew": ("memory", {"allocator_retries": 3}),
     "communication": (
         "multi_gpu",
         {"seconds": {"communication": 0.1}, "ranks": {"world_size": 2, "sampler": "DistributedSampler"}},
@@ -224,8 +225,15 @@ PLANTED = {
     ),
     "anomaly detection": ("no_effect", {"experiments": {"anomaly": tried(1.4, 1.5, 1.6)}}),
     "float64": ("no_effect", {"experiments": {"double": tried(1.9, 2.0, 2.1)}}),
-    "pinned for nothing": ("no_effect", {"loader": {"pin_memory": True}}),
 }
+
+
+def test_pinning_for_a_model_on_the_cpu_is_for_nothing_where_there_is_a_gpu():
+    seen = seen_with(loader={"pin_memory": True})
+    devices = (Device("cuda", "a GPU", 2**34, ()), *MACHINE.devices)
+    machine = dataclasses.replace(MACHINE, devices=devices)
+    found = rules.judge_all(dataclasses.replace(seen, machine=machine))
+    assert [verdict.cause for verdict in found] == ["no_effect"]
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -280,9 +288,11 @@ HARMLESS = {
             "seen": [["/x/torch/utils/data/_utils/collate.py:9 collate_tensor_fn | collate.py:9 collate", 30]]
         },
     },
+    "memory that is not pinned without a GPU": {"loader": {"pin_memory": True}},
     "memory that settles": {"resident": [2**30 + 2**26 * min(step, 10) for step in range(40)]},
     "a peak that no step of another kind made": {"course": course(RISING)},
     "validation below training's peak": {"course": course([500, 800, *[1000] * 18], validates=True)},
+    "a later validation that needs little": {"late": {"peak": 2**31, "rise": 2**24}},
     "evaluation mode in every step": {
         "course": [{**row, "validates": True} for row in course(RISING, elements=100)]
     },

@@ -1,6 +1,8 @@
 """What a trace says, on traces of a few events."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -33,3 +35,8 @@ def test_collectives_of_another_thread_count_where_no_operator_runs(tmp_path):
     assert found["collective_seconds"] == pytest.approx(500e-6)
     assert found["communication_seconds"] == pytest.approx(400e-6)
     assert found["operators"] == {"matmul": pytest.approx(300e-6), "elementwise": pytest.approx(100e-6)}
+
+
+def test_a_trace_is_read_and_judged_without_torch():
+    code = "import sys, vivace.profile.judge, vivace.profile.page; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from vivace.profile.work import count_work, work_class
+from vivace.profile.classes import work_class
+from vivace.profile.work import count_work
 
 
 def on_meta(build):

@@ -8,7 +8,7 @@ import pytest
 
 import vivace
 from vivace.report import memory
-from vivace.report.content import load
+from vivace.report.reading import load
 
 MIB = 2**20
 CHOICE = {

@@ -8,6 +8,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+import vivace
 from vivace.errors import FolderError
 from vivace.report import terminal
 
@@ -78,3 +79,17 @@ def test_a_train_run(train_folder):
 def test_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(FolderError):
         shown(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    "features", [{"loading_limit": "<b>2 cores can load 410"}, {"batch_norm": True}, [], None]
+)
+@pytest.mark.parametrize("told", ["", "2 cores can load 410; measured to help: decoded_cache"])
+def test_the_limit_of_loading_stands_on_the_page_too(features, told, ledger, tune_folder):
+    ledger[1]["features"], ledger[-1]["loading"] = features, told
+    folder = tune_folder(ledger)
+    page = vivace.report(folder).read_text(encoding="utf-8")
+    limited = isinstance(features, dict) and "loading_limit" in features
+    text = told or ("<b>2 cores can load 410" if limited else "")
+    assert (f"Loading: {text.replace('<', '&lt;').replace('>', '&gt;')}." in page) is bool(text)
+    assert (f"Loading: {text}." in shown(folder)) is bool(text)

@@ -1,55 +1,25 @@
 import io
-import sys
-from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy
 import pytest
+import simplejpeg
+import torch
 from PIL import Image
+from torch import nn
+from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from vivace import registry
 from vivace.engine.opening import start
 from vivace.errors import Refused
 from vivace.inspect import inspect
+from vivace.job import Job
 from vivace.ledger import Observation
 from vivace.plan import Plan
 from vivace.testing import TINY_JOBS, TechniqueContract
 
 JpegDecoder = registry.find("jpeg_decoder")
-
-
-@pytest.fixture(autouse=True)
-def library(monkeypatch):
-    """A stand-in for simplejpeg, which no extra installs: it decodes through Pillow, and can be wrong."""
-    stand_in = SimpleNamespace(calls=0, wrong=False)
-
-    def decode_jpeg(data, colorspace, fastdct, fastupsample):
-        stand_in.calls += 1
-        if data[-2:] != b"\xff\xd9":
-            raise ValueError("premature end of JPEG file")
-        mode = "RGB" if colorspace == "RGBX" else "L"
-        pixels = bytearray(
-            Image.open(io.BytesIO(data + b"\0"))
-            .convert(mode)
-            .tobytes("raw", colorspace[:4] if mode == "RGB" else "L")
-        )
-        pixels[0] ^= int(stand_in.wrong)
-        return pixels
-
-    def plain_load(data, **settings):
-        from PIL.JpegImagePlugin import JpegImageFile
-
-        patched = vars(JpegImageFile)["load"]
-        del JpegImageFile.load
-        try:
-            return decode_jpeg(data, **settings)
-        finally:
-            JpegImageFile.load = patched
-
-    stand_in.decode_jpeg = plain_load
-    stand_in.__spec__ = object()
-    monkeypatch.setitem(sys.modules, "simplejpeg", stand_in)
-    return stand_in
 
 
 def jpeg(seed, **settings):
@@ -74,8 +44,24 @@ class Pictures(Dataset):
             return numpy.asarray(image).astype(numpy.int64)
 
 
+class Labelled(Pictures):
+    def __getitem__(self, index):
+        return torch.from_numpy(super().__getitem__(index)[..., 0]).float(), index % 4
+
+
+def pictures():
+    files = [jpeg(seed) for seed in range(24)]
+    return Job(
+        model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(1200, 4)),
+        data=lambda: DataLoader(Labelled(files), batch_size=8),
+        loss=lambda model, batch: functional.cross_entropy(model(batch[0] / 255), batch[1]),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.01),
+    )
+
+
 class TestJpegDecoder(TechniqueContract):
     technique = JpegDecoder
+    jobs: ClassVar = {"mlp": TINY_JOBS["mlp"], "pictures": pictures}
 
 
 @pytest.fixture
@@ -101,12 +87,20 @@ def test_pictures_are_the_same_and_come_from_the_library(session, workers, kind)
     assert JpegDecoder().confirm(seen, seen) == "6 files decoded by simplejpeg, 0 by Pillow"
 
 
-def test_a_kind_that_comes_out_otherwise_stays_with_pillow(session, library):
-    files = [jpeg(seed) for seed in range(6)]
-    library.wrong = True
+def test_a_kind_that_comes_out_otherwise_stays_with_pillow(session, monkeypatch):
+    files, calls = [jpeg(seed) for seed in range(6)], []
+    right = simplejpeg.decode_jpeg
+
+    def wrong(data, **settings):
+        calls.append(data)
+        pixels = bytearray(right(data, **settings))
+        pixels[0] ^= 1
+        return pixels
+
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", wrong)
     assert read(files, session) == read(files)
     assert session.build.notes["jpeg_decoder"] == {"decoded": 0, "differing": 6}
-    assert library.calls == 1
+    assert len(calls) == 1
     seen = Observation({}, {}, 0, 0.0, notes=session.build.notes)
     with pytest.raises(Refused, match="only such that it decodes to other bits"):
         JpegDecoder().confirm(seen, seen)
@@ -118,7 +112,6 @@ def test_a_damaged_file_fails_as_in_pillow(session):
 
 
 def test_without_the_library_it_is_refused(monkeypatch):
-    monkeypatch.delitem(sys.modules, "simplejpeg")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(Refused, match="simplejpeg is not installed"):
         start(TINY_JOBS["mlp"](), Plan([JpegDecoder()]), inspect())

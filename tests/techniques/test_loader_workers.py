@@ -9,6 +9,7 @@ from vivace import registry
 from vivace.engine.opening import start
 from vivace.errors import Refused
 from vivace.inspect import inspect
+from vivace.ledger import Observation
 from vivace.plan import Plan
 from vivace.technique import Numerics
 from vivace.testing import TINY_JOBS, TechniqueContract, plain_profile
@@ -129,10 +130,45 @@ def test_refuses_more_workers_than_cores():
 
 
 def test_proposes_nothing_without_a_data_loader_and_many_workers_where_the_step_waits():
-    profile = plain_profile()
+    profile = dataclasses.replace(plain_profile(), device="cuda")
     assert [c.num_workers for c in LoaderWorkers.candidates(profile, MACHINE)] == [4, 2, 1]
     profile.features["loader"] = {"is_dataloader": True, "num_workers": 2}
     profile.shares["data"] = 0.0
     assert [c.num_workers for c in LoaderWorkers.candidates(profile, MACHINE)] == [0, 1, 4]
     profile.features["loader"] = {"is_dataloader": False}
     assert LoaderWorkers.candidates(profile, MACHINE) == []
+
+
+def test_the_step_keeps_some_threads_and_gets_all_back():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with session_with(num_workers=1, step_threads=2) as session:
+            assert read(session, DataLoader(Numbers(), batch_size=5))
+            assert torch.get_num_threads() == 2
+            assert session.promise == Numerics.ROUNDING
+            seen = Observation({}, {}, 0, 0.0, notes=session.build.notes)
+            assert LoaderWorkers(step_threads=2).confirm(seen, seen).endswith(", the step on 2 of 3 threads")
+        assert torch.get_num_threads() == 3
+        for settings, reason in (
+            ({"step_threads": 3}, "already runs on step_threads = 3"),
+            ({"step_threads": 9}, "only 4 cores"),
+        ):
+            with pytest.raises(Refused, match=reason):
+                session_with(**settings)
+        threads = registry.find("cpu_threads")(num_threads=2)
+        with pytest.raises(Refused, match="cpu_threads sets the step's threads already"):
+            start(TINY_JOBS["mlp"](), Plan([threads, LoaderWorkers(step_threads=1)]), MACHINE)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_on_a_cpu_workers_are_offered_with_the_threads_that_they_leave_and_as_they_are():
+    profile = plain_profile()
+    profile.features["num_threads"] = 4
+    for waiting, order in ((0.2, [1, 2, 4]), (0.8, [2, 4, 1]), (0.95, [4, 2, 1])):
+        profile.shares["data"] = waiting
+        offered = [(c.num_workers, c.step_threads) for c in LoaderWorkers.candidates(profile, MACHINE)]
+        assert offered == [pair for n in order for pair in ((n, max(1, 4 - n)), (n, 0))]
+    gpu = dataclasses.replace(profile, device="cuda")
+    assert not any(c.step_threads for c in LoaderWorkers.candidates(gpu, MACHINE))

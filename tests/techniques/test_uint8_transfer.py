@@ -18,6 +18,7 @@ from vivace.ledger import Observation
 from vivace.plan import Plan
 from vivace.technique import Numerics
 from vivace.testing import TINY_JOBS, TechniqueContract
+from vivace.verify.ruler import Ruler
 
 Uint8Transfer = registry.find("uint8_transfer")
 
@@ -108,3 +109,11 @@ def test_what_would_change_is_refused(session, loader, reason):
 def test_no_bytes_are_no_evidence():
     with pytest.raises(Refused, match="no batch of bytes was placed"):
         Uint8Transfer().confirm(Observation({}, {}, 0, 0.0), Observation({}, {}, 0, 0.0))
+
+
+def test_it_is_verified_by_what_reaches_the_step():
+    ruler = Ruler(pictures(), inspect().to_dict())
+    ruler.prepare()
+    verdict = ruler.judge(Plan([Uint8Transfer()]).to_dict())
+    assert verdict["kept"], verdict["reason"]
+    assert verdict["promise"] == "exact"

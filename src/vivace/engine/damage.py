@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +38,22 @@ class Damage:
     def __init__(self, policy: str = "raise", path: Path | None = None) -> None:
         self.policy, self.path = policy, path
         self.before = self._times()  # of an earlier part of the run
+        self.reading: Callable[[str], None] = _nobody  # is told what is read, before it is
 
     def read(self, dataset: Any, indices: Sequence[Any], seed: int, many: bool = True) -> list[Any]:
         """The samples of one batch; none where all are skipped. `seed` is where its random streams begin.
 
         Raises SampleError with index, path and what the dataset raised.
         """
+        try:
+            return self._read(dataset, indices, seed, many)
+        finally:
+            self.reading("")
+
+    def _read(self, dataset: Any, indices: Sequence[Any], seed: int, many: bool) -> list[Any]:
         at_once = getattr(dataset, "__getitems__", None) if many else None
         if at_once is not None:
+            self.reading(f"samples {list(indices)}")
             try:
                 return list(at_once(indices))
             except _MISTAKES:
@@ -62,6 +70,7 @@ class Damage:
 
     def _one(self, dataset: Any, index: Any) -> tuple[Any] | None:
         """The sample in a tuple; None where it is damaged and the policy says how to go on."""
+        self.reading(f"sample {index!r}")
         try:
             return (dataset[index],)
         except _MISTAKES:
@@ -137,3 +146,6 @@ def path_of(dataset: Any, index: Any) -> str:
         if isinstance(first, (str, os.PathLike)):
             return os.fspath(first)
     return ""
+
+
+def _nobody(_: str) -> None: ...

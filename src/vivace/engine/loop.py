@@ -5,24 +5,21 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from vivace.engine.checkpoints import Checkpoints, Found, Position
-from vivace.engine.damage import Damage
 from vivace.engine.evaluation import Evaluation
-from vivace.engine.losses import WorkerWatch, is_lost_worker
+from vivace.engine.feed import Feed
 from vivace.engine.opening import call, reopened, seed_everything
-from vivace.engine.order import isolated, ordered
 from vivace.engine.progress import OnEvent, Progress
 from vivace.engine.ranks import Ranks
 from vivace.engine.resuming import compare, facts_of, load_into, state_of
 from vivace.engine.session import Session
 from vivace.engine.stopping import StopRequest
-from vivace.engine.streams import Streams, capture, derive, from_plain, restore, to_plain
+from vivace.engine.streams import capture, derive, from_plain, restore, to_plain
 from vivace.engine.survival import Smaller, Survival
 from vivace.errors import Diverged, FolderError, JobError, VivaceError
 from vivace.job import Job, blame
@@ -57,13 +54,12 @@ class Loop:
     ) -> None:
         self.job, self.session, self.ranks, self.path, self.options = job, session, ranks, path, options
         self.device = session.build.device
-        with Streams(derive(options.seed, "data")):
-            self.loader = self.own_loader = call(job, "data")
-        self.damage = Damage(job.damaged, path / "damaged.jsonl")
+        self.feed = Feed(job, ranks, options.seed, path, lambda text: self.progress.notice(text))
+        self.damage = self.feed.damage
         self.scheduler = call(job, "scheduler", session.optimizer) if job.scheduler is not None else None
         if ranks.rank:
             seed_everything(derive(options.seed, "rank", ranks.rank))
-        facts = facts_of(session, self.loader, options.seed, ranks.world_size)
+        facts = facts_of(session, self.feed.own_loader, options.seed, ranks.world_size)
         self.checkpoints = Checkpoints(path / "checkpoints", facts)
         found = self.checkpoints.newest()
         notice = compare(found.manifest, facts, path) if found is not None else ""
@@ -86,7 +82,6 @@ class Loop:
         self.evaluation = Evaluation(job, session, options.seed)
         self.survival = Survival(session, ranks)
         self.stop = StopRequest(quiet_seconds=1.0 if ranks.world_size > 1 else 0.0)
-        self.workers = WorkerWatch()
         self.stopped_by = ""
         self.last_loss: Any = None
         self.bad_looks = 0
@@ -103,7 +98,7 @@ class Loop:
             raise FolderError(
                 f"the ranks see different checkpoints in '{self.path}': it must lie on a disk that all share"
             )
-        with self.stop, self.workers:
+        with self.stop, self.feed:
             while self.position.epoch < self.job.epochs and not self._reached() and self._train_epoch():
                 self._end_epoch()
             self._require_health()
@@ -119,7 +114,7 @@ class Loop:
     def _train_epoch(self) -> bool:
         """Train on the rest of the epoch; False where something stopped it before its end."""
         position = self.position
-        batches = self._batches()
+        batches = self.feed.batches(self.session, position)
         ended = True
         for batch in batches:
             if batch is None:  # every sample of it is damaged, and skipped
@@ -136,7 +131,7 @@ class Loop:
             position.step += 1
             position.batch += 1
             if self.job.scheduler_every == "step":
-                for _ in range(self._batches_in_step()):
+                for _ in range(self.feed.num_batches_in(position.batch, self._batches_per_step())):
                     self._step_scheduler()
             self._after_step()
             if self.stopped_by:
@@ -150,66 +145,8 @@ class Loop:
         self._take_stock()
         return ended and not self.stopped_by
 
-    def _batches(self) -> Generator[Any, None, None]:
-        """The rest of the epoch's batches; the loader is made anew where its workers are killed."""
-        while (yield from self._until_a_worker_is_lost()):
-            where = self._where()
-            self.loader = self.own_loader  # so that the plan's techniques make theirs anew, too
-            if getattr(self.loader, "_iterator", None) is not None:
-                self.loader._iterator = None  # persistent workers, of which one is dead
-            if not self.workers.may_try_again(where):
-                raise JobError(
-                    f"the data failed at {where}: workers of the loader were killed again and again; "
-                    "too little memory, or a sample that crashes its reader (try num_workers=0)"
-                )
-            self.progress.notice(f"a worker of the loader was killed before {where}: it was replaced")
-
-    def _until_a_worker_is_lost(self) -> Generator[Any, None, bool]:
-        """Batches, drawn without touching the training's random streams; returns whether a worker died."""
-        position, seed = self.position, self.options.seed
-        if isinstance(self.loader, Iterator):  # a generator lives for one epoch
-            with Streams(derive(seed, "data", position.epoch)):
-                self.loader = self.own_loader = call(self.job, "data")
-        loader = ordered(
-            self.loader,
-            seed=seed,
-            epoch=position.epoch,
-            start_batch=position.batch * self._batches_per_step(),
-            rank=self.ranks.rank,
-            world_size=self.ranks.world_size,
-            damage=self.damage,
-        )
-        if type(loader) is type(self.loader):
-            self.loader = loader
-        batches = isolated(lambda: self.session.batches(loader), derive(seed, position.epoch, "feed"))
-        while True:
-            try:
-                self.workers.check()
-                batch = next(batches)
-            except StopIteration:
-                return False
-            except VivaceError:
-                raise
-            except (Exception, SystemExit) as error:
-                if is_lost_worker(error):
-                    return True
-                raise JobError(f"the data failed at {self._where()}: {blame(error)}") from error
-            yield batch
-
-    def _where(self) -> str:
-        return f"batch {self.position.batch} of epoch {self.position.epoch + 1}"
-
     def _batches_per_step(self) -> int:
         return int(self.session.build.notes.get("batches_per_step", 1))
-
-    def _batches_in_step(self) -> int:
-        """Of the step just taken; the last one of an epoch may hold fewer."""
-        most = self._batches_per_step()
-        try:
-            left = len(self.own_loader) - (self.position.batch - 1) * most
-        except TypeError:
-            return most
-        return max(1, min(most, left))
 
     def _step(self, batch: Any) -> Any:
         try:
@@ -268,6 +205,12 @@ class Loop:
         self.stopped_by = _SIGNALS[int(stop)]
         if (save or due) and not self.stopped_by and self._is_healthy():
             self._save()
+            self._ask_for_order()
+
+    def _ask_for_order(self) -> None:
+        if self.ranks.writes and (text := self.feed.unordered()):
+            self.progress.notice(text)
+        self._mark()
 
     def _look(self) -> None:
         """Wait for the device and read the loss; log it; decide on which step all ranks look again."""
@@ -345,6 +288,7 @@ class Loop:
             "scheduler": state_of(self.scheduler),
             "techniques": state_of(self.session.build.kept),
             "streams": streams,
+            "data": self.feed.state(self.session, self.position),
         }
         with self.ranks.together():
             if self.ranks.writes:
@@ -362,6 +306,7 @@ class Loop:
         load_into(self.session.optimizer, state["optimizer"], "the optimizer")
         load_into(self.scheduler, state["scheduler"], "the scheduler")
         load_into(self.session.build.kept, state["techniques"], "the plan's techniques")
+        self.feed.place = state.get("data")
         if self.ranks.rank < len(state["streams"]):
             restore(from_plain(state["streams"][self.ranks.rank]), self.device)
         self.position = found.position

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from vivace.engine.damage import Damage
-from vivace.engine.order import ordered
+from vivace.engine.order import ordered, require_index
 from vivace.engine.session import Session
 from vivace.errors import InputError, JobError, VivaceError, ran_out_of_memory
 from vivace.inspect import inspect
@@ -212,9 +212,13 @@ def _loaded(loader: Any) -> Iterator[Any]:
 
 
 def readable(loader: Any, job: Job) -> Any:
-    """The loader as it is, or in a job that goes on without damaged samples, one that does so too."""
+    """The loader as it is, or in a job that goes on without damaged samples, one that does so too.
+
+    Raises JobError where that cannot be.
+    """
     if job.damaged == "raise":
         return loader
+    require_index(loader, job.damaged)
     found = ordered(loader, seed=0, epoch=0, damage=Damage(job.damaged))
     return (batch for batch in found if batch is not None)
 

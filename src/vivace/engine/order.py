@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -26,6 +27,7 @@ from torch.utils.data import (
 )
 
 from vivace.engine.damage import Damage
+from vivace.engine.iterable import IterableData, Place
 from vivace.engine.streams import Streams, derive
 from vivace.errors import JobError
 from vivace.surgery import batch_size, split
@@ -40,18 +42,22 @@ def ordered(
     rank: int = 0,
     world_size: int = 1,
     damage: Damage | None = None,
+    place: Place | None = None,
+    renew: Callable[[], Any] | None = None,
 ) -> Iterable[Any]:
     """One epoch of `loader` from batch `start_batch` on, in an order that depends on `seed` and `epoch`.
 
     A DataLoader over a map-style dataset comes back as a DataLoader that loads none of the skipped samples;
-    given back in, it is moved to the new epoch, so that persistent workers live on. Anything else iterable is
-    seeded and skipped forward. Of `world_size` ranks each takes its contiguous share of every batch. What
-    cannot be read is treated as `damage` says; a batch of which nothing is left comes as None.
+    given back in, it is moved to the new epoch, so that persistent workers live on. Anything else iterable
+    comes back as `IterableData`, to which `place` and `renew` go. Of `world_size` ranks each takes its
+    contiguous share of every batch. What cannot be read is treated as `damage` says; a batch of which nothing
+    is left comes as None.
 
     Raises JobError where a batch cannot be shared evenly.
     """
     if not _rebuildable(loader):
-        return _Passes(loader, derive(seed, epoch), start_batch, rank, world_size)
+        share = partial(_share_of, rank=rank, world_size=world_size)
+        return IterableData(loader, derive(seed, epoch), epoch, start_batch, share, place, renew)
     assert isinstance(loader, DataLoader)
     order = loader.batch_sampler
     if not isinstance(order, _Order):
@@ -62,12 +68,22 @@ def ordered(
     return loader
 
 
+def require_index(loader: Iterable[Any], policy: str) -> None:
+    """Raises JobError where the data cannot be read as a policy about damaged samples needs it."""
+    if policy != "raise" and not _rebuildable(loader):
+        kind = type(getattr(loader, "dataset", loader)).__name__
+        raise JobError(
+            f"damaged='{policy}' needs a DataLoader over data with an index; your {kind} ends at a sample "
+            "that cannot be read, unless it passes over such samples itself"
+        )
+
+
 def _rebuildable(loader: Iterable[Any]) -> bool:
-    return (
-        isinstance(loader, DataLoader)
-        and type(loader).__iter__ is DataLoader.__iter__
-        and not isinstance(loader.dataset, IterableDataset)
-    )
+    """Is it a DataLoader over map-style data, or torchdata's, which takes the same arguments?"""
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return False
+    reads: Any = type(loader).__iter__
+    return reads is DataLoader.__iter__ or reads.__module__.startswith("torchdata.stateful_dataloader")
 
 
 def _rebuild(loader: DataLoader[Any], order: _Order, damage: Damage) -> DataLoader[Any]:
@@ -207,23 +223,6 @@ class _Order(Sampler[list[Any]]):
         source: Iterable[Any] = self.sampler if self.batches is None else self.batches
         for batch in isolated(lambda: source, seed):
             yield [batch] if self.batches is None else list(batch)
-
-
-class _Passes:
-    """A pass over any other iterable: seeded, skipped forward, shared between the ranks."""
-
-    def __init__(
-        self, source: Iterable[Any], seed: int, start_batch: int, rank: int, world_size: int
-    ) -> None:
-        self.source, self.seed, self.start_batch = source, seed, start_batch
-        self.rank, self.world_size = rank, world_size
-
-    def __iter__(self) -> Iterator[Any]:
-        generator = getattr(self.source, "generator", None)
-        if isinstance(generator, torch.Generator):
-            generator.manual_seed(self.seed)
-        for batch in islice(isolated(lambda: self.source, self.seed), self.start_batch, None):
-            yield _share_of(batch, self.rank, self.world_size)
 
 
 class _WorkerStart:

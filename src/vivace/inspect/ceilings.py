@@ -9,7 +9,7 @@ Keys and units (a key that could not be measured is absent, and named with its r
     host_to_device_pageable, host_to_device_pinned, device_to_host_pinned      bytes/s, one copy at a time
     launch_seconds               seconds a tiny operator takes to be handed over, many in a row
     all_reduce                   bytes/s on the bus, 2 (n - 1) / n times size / time, between n ranks
-    disk_read                    bytes/s of one reader of large blocks of a file in the working folder
+    disk_read                    bytes/s of four readers of a file in the working folder, past the page cache
     jpeg_decode_per_core         images/s of 500x375 pixels, decoded by Pillow to RGB on one core
 
 fp32 is strict; matmul_tf32 and convolution_tf32_* have TF32 allowed. Every gauge is read once a round, rounds

@@ -40,12 +40,16 @@ def measure(
 
 def with_spread_since(before: Survey, now: Survey) -> Survey:
     """The spread of a ceiling is at least its distance from the stored one: minutes later a shared disk, or a
-    neighbour on the same host, makes another figure out of readings that agreed with each other.
+    neighbour on the same host, makes another figure out of readings that agreed with each other. What was
+    seen so fades by half with each measurement.
     """
     for key in before.ceilings.keys() & now.ceilings.keys():
         ceiling = now.ceilings[key]
-        apart = abs(ceiling.value - before.ceilings[key].value) / ceiling.value
-        now.ceilings[key] = dataclasses.replace(ceiling, spread=max(ceiling.spread, apart))
+        earlier = before.ceilings[key]
+        apart = abs(ceiling.value - earlier.value) / ceiling.value
+        now.ceilings[key] = dataclasses.replace(
+            ceiling, spread=max(ceiling.spread, apart, earlier.spread / 2)
+        )
     return now
 
 

@@ -16,6 +16,9 @@ HIGHER, HIGHER_BYTES = 1.2, 32 * 2**20  # a peak of its own
 LARGE_KEPT = 0.1  # of the step's own peak
 LONG = 2.0  # times the usual batch's elements
 SETTLING = 2  # steps whose peak is the loop's beginning
+VALIDATION_ADVICE = (
+    "torch.no_grad() around validation, smaller batches in it, and outputs that are not collected"
+)
 
 
 def memory(seen: Seen) -> Verdict | None:
@@ -39,13 +42,13 @@ def memory(seen: Seen) -> Verdict | None:
         )
         advice = "look for lists or caches that the loop appends to"
         return Verdict("memory", evidence, 1.0, _without_growth(seen, rate), advice)
-    for rule in (_retained, _late_peak):
+    for rule in (_retained, _late_peak, _later_validation):
         if (verdict := rule(seen)) is not None:
             return verdict
-    cuda = seen.record.get("cuda") or {}
-    if cuda.get("retries"):
+    if retries := seen.record.get("allocator_retries"):
         evidence = (
-            f"the allocator ran out of memory and started anew {cuda['retries']} times: it is fragmented"
+            f"the allocator ran out of memory and started anew {retries} times in {len(resident)} steps: "
+            "it is fragmented"
         )
         advice = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
         return Verdict("memory", evidence, 1.0, 1.3, advice)
@@ -114,9 +117,7 @@ def _late_peak(seen: Seen) -> Verdict | None:
             continue
         if rises is validating:
             evidence = f"validation needs {human_bytes(peak)}, training {human_bytes(own)}"
-            advice = (
-                "torch.no_grad() around validation, smaller batches in it, and outputs that are not collected"
-            )
+            advice = VALIDATION_ADVICE
         else:
             largest = max(row["elements"] for _, row in long) / usual
             evidence = (
@@ -126,6 +127,16 @@ def _late_peak(seen: Seen) -> Verdict | None:
             advice = "cut or sort samples by length, or fill a batch up to a number of elements"
         return Verdict("memory", evidence, 1.0, _without(course, [row for _, row in rises]), advice)
     return None
+
+
+def _later_validation(seen: Seen) -> Verdict | None:
+    """The same for validation after the profiled steps, of which only the peak is known."""
+    late = seen.record.get("late") or {"peak": 0, "rise": 0}
+    peak, own = late["peak"], late["peak"] - late["rise"]
+    if peak <= max(HIGHER * own, own + HIGHER_BYTES):
+        return None
+    evidence = f"validation needs {human_bytes(peak)}, everything before it {human_bytes(own)}"
+    return Verdict("memory", evidence, 1.0, 1.1, VALIDATION_ADVICE)
 
 
 def _without(course: list[dict[str, Any]], rare: list[dict[str, Any]]) -> float:

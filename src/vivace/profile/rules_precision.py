@@ -144,8 +144,8 @@ def no_effect(seen: Seen) -> Verdict | None:
         where = seen.short(asked["channels_last"])
         evidence = f"{where} asks for channels-last, but the step has no convolution"
         return Verdict("no_effect", evidence, 0.98, 1.05, "leave it out")
-    if seen.loader.get("pin_memory") and seen.device == "cpu":
-        evidence = "the loader pins memory, but the model is on the CPU"
+    if seen.loader.get("pin_memory") and seen.device == "cpu" and seen.machine.device.kind != "cpu":
+        evidence = "the loader pins memory, but the model is on the CPU"  # where there is no GPU, it does not
         return Verdict("no_effect", evidence, 0.98, 1.05, "pin_memory=False")
     return None
 

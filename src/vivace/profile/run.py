@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import ChildFailed, FolderError, InputError
+from vivace.profile.record import RECORD, TRACE
 
 if TYPE_CHECKING:
     from vivace.job import Job
@@ -106,7 +107,6 @@ def _judge(
 ) -> Profiled:
     from vivace.profile.judge import judge
     from vivace.profile.page import write_page
-    from vivace.profile.record.recorder import TRACE
 
     trace = folder / TRACE
     document = {**judge(record, trace, machine, name, epochs), **more}
@@ -207,7 +207,7 @@ def _run_script(command: list[str], folder: Path, timed_seconds: float, output: 
         code = process.wait()
     except KeyboardInterrupt:
         _end(process)
-        if not (folder / "record.json").is_file():
+        if not (folder / RECORD).is_file():
             raise
         code = -signal.SIGINT
     return code if code >= 0 else 128 - code
@@ -224,7 +224,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _read_record(folder: Path, exit_code: int) -> dict[str, Any]:
-    path = folder / "record.json"
+    path = folder / RECORD
     ended = f" (it ended with exit code {exit_code})" if exit_code else ""
     if not path.is_file():
         raise ChildFailed(f"nothing was recorded{ended}: did the command start Python, and train with torch?")
@@ -236,7 +236,7 @@ def _read_record(folder: Path, exit_code: int) -> dict[str, Any]:
             f"no training step was timed{ended}{detail}; a profile needs about 15 steps after the first three"
         )
     record["other_ranks"] = [
-        json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("rank-*/record.json"))
+        json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob(f"rank-*/{RECORD}"))
     ]
     return record
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vivace.profile.work import work_class
+from vivace.profile.classes import work_class
 
 MOST_POINTS = 400
 

@@ -25,21 +25,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from vivace.profile.as_one import AsOneKernel
+from vivace.profile.classes import CLASSES, work_class
 from vivace.profile.formulas import convolution_backward, convolution_shape, other_flops
 from vivace.profile.fusion import fused_bytes
 
-# The first pattern that matches an operator's name names its class; what matches none is elementwise.
-CLASSES = {
-    "attention": r"attention",
-    "recurrent": r"(^|_)(lstm|gru|rnn)(_|$)",
-    "convolution": r"conv(?!ert)",
-    "norm": r"(batch|layer|group|instance|rms)_norm",
-    "matmul": r"(^|_)(mm|addmm|bmm|baddbmm|mv|addmv|dot|matmul)(_|$)|linear(?!_)|linear_backward",
-    "memory": r"copy|clone|contiguous|(slice|select|diagonal|as_strided)_backward|(?<!masked)(^|_)(cat|stack"
-    r"|zeros?|ones|full|fill|index|gather|scatter|roll|flip|pad|repeat|constant|arange|eye|tril|triu)(_|$)",
-    "other": r"pool|embedding|sort|topk|upsample|interpolate|grid_sample|unique|nonzero|fft|cumsum|unfold"
-    r"|im2col|col2im|linalg|cdist|random|bernoulli|uniform|normal_|multinomial|nms|roi",
-}
 _FREE = re.compile(r"^(new_)?empty|^detach|^alias$|^set_|^resize_|^is_|^_local_scalar|^item$|^_unsafe_view$")
 _WRITES_ONLY = re.compile(r"^(copy|fill|zero|normal|uniform|bernoulli|random)_?$")
 _READS_WHAT_IT_WRITES = re.compile(r"^(embedding|index_select|index|gather|_unsafe_index)$")
@@ -151,12 +140,6 @@ def counting(updating: Callable[[], bool] | None = None) -> Iterator[KernelCount
     phases = contextlib.nullcontext() if updating else counter.phases()
     with phases, fused.attention(), fused, counter:
         yield counter
-
-
-def work_class(name: str) -> str:
-    """The class of an operator by its bare name, such as ``matmul`` for ``addmm``."""
-    short = name.rpartition("::")[2].partition(".")[0].removesuffix("_")
-    return next((kind for kind, pattern in CLASSES.items() if re.search(pattern, short)), "elementwise")
 
 
 class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -13,7 +13,8 @@ import jinja2
 
 from vivace.errors import FolderError
 from vivace.report import charts, memory, words
-from vivace.report.content import Content, load
+from vivace.report.content import Content
+from vivace.report.reading import load
 
 _TEMPLATES = Path(__file__).parent / "templates"
 

@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from vivace.report import memory, words
-from vivace.report.content import Content, load
+from vivace.report.content import Content
+from vivace.report.reading import load
 
 
 def terminal(folder: str | os.PathLike[str], console: Console) -> None:
@@ -22,6 +23,8 @@ def terminal(folder: str | os.PathLike[str], console: Console) -> None:
     console.print(_text(content.headline + ".", "bold"))
     if content.why:
         console.print(_text(content.why))
+    if content.loading:
+        console.print(_text(f"Loading: {content.loading}."))
     if content.result.get("interrupted"):
         console.print(Text("The run was interrupted: this is the best it had found.", style="yellow"))
     tables = (

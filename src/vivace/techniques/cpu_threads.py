@@ -34,16 +34,9 @@ class CpuThreads(Technique):
 
     def apply(self, build: Build) -> None:
         """Set the number; refuse the present one, and more than there are cores to use."""
-        import torch
+        from vivace.threads import run_on
 
-        before, cores = torch.get_num_threads(), build.machine.num_cores
-        build.require(self.num_threads != before, f"PyTorch already runs on num_threads = {before}")
-        build.require(
-            self.num_threads <= cores, f"num_threads = {self.num_threads}, but only {cores} cores can be used"
-        )
-        torch.set_num_threads(self.num_threads)
-        build.on_close(lambda: torch.set_num_threads(before))
-        build.notes["threads"] = (before, torch.get_num_threads())
+        run_on(build, self.num_threads, "num_threads")
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """The numbers of threads before and during the step."""

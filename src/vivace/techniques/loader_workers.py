@@ -21,7 +21,7 @@ class LoaderWorkers(Technique):
 
     Random augmentation draws other numbers in other workers, as it does from seed to seed; where reading a
     sample draws any, the promise on this job is raised to rounding. `persistent` workers see the dataset as
-    it was when they started.
+    it was when they started. On a CPU `step_threads` is how many cores the step keeps, 0 as many as before.
     """
 
     card: ClassVar[Card] = Card(
@@ -35,13 +35,19 @@ class LoaderWorkers(Technique):
     num_workers: Annotated[int, Field(ge=0)] = 2
     prefetch_factor: Annotated[int, Field(ge=1)] = 2
     persistent: bool = True
+    step_threads: Annotated[int, Field(ge=0)] = 0
 
     def apply(self, build: Build) -> None:
         """Rebuild every DataLoader that the session reads, once; refuse more workers than cores."""
+        from vivace.threads import run_on
+
         cores = build.machine.num_cores
         build.require(
             self.num_workers <= cores, f"num_workers = {self.num_workers}, but only {cores} cores can be used"
         )
+        if self.step_threads:
+            run_on(build, self.step_threads, "step_threads")
+            build.declare(Numerics.ROUNDING, "sums are cut at other places on other threads")
         rebuilt: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
         def batches(following: Callable[[Any], Iterable[Any]], loader: Any) -> Iterable[Any]:
@@ -81,19 +87,32 @@ class LoaderWorkers(Technique):
         if "loader_workers" not in seen.notes:
             raise Refused("it changed nothing: no batch was read through the session")
         before, during = seen.notes["loader_workers"]
-        return f"{during} workers instead of {before}"
+        now, most = self.step_threads, seen.notes.get("threads", (0, 0))[0]
+        threads = f", the step on {now} of {most} threads" if now else ""
+        return f"{during} workers instead of {before}{threads}"
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
-        """Powers of two up to the usable cores, many first where the step waits for data, and none at all."""
+        """Powers of two up to the usable cores, and none at all; where the step waits for data, many first.
+
+        On a CPU first what divides the cores as loading and step need them, the step on those left to it.
+        """
         loader = profile.features.get("loader", {})
         if not loader.get("is_dataloader"):
             return []
         now, cores = loader["num_workers"], machine.num_cores
         counts = [2**n for n in range(min(cores, 16).bit_length()) if 2**n != now]
-        waits = profile.shares.get("data", 0.0) > 0.05
-        ordered = [*reversed(counts), 0] if waits else [0, *counts]
-        return [cls(num_workers=count) for count in ordered if count != now]
+        waiting = profile.shares.get("data", 0.0)
+        threads = profile.features.get("num_threads", 1) if profile.device == "cpu" else 0
+        wanted = cores * waiting / (waiting + (0 if now else 1 - waiting) * threads) if waiting > 0.05 else 0
+        ordered = [*sorted(counts, key=lambda n: max(n / wanted, wanted / n)), 0] if wanted else [0, *counts]
+        found: list[Technique] = []
+        for count in ordered:
+            left = max(1, cores - count)
+            if count and left < threads:
+                found.append(cls(num_workers=count, step_threads=left))
+            found += [cls(num_workers=count)] if count != now else []
+        return found
 
     @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:

@@ -19,7 +19,8 @@ class Result:
     the reference, where it is. `input_pipeline` is the ratio that one cached batch instead of the loader
     would bring to the ``reference`` and to the ``plan``. `break_even_steps` counts the steps after which
     warm-up has paid for itself, `job_steps` those of a whole training, where its length is known. `reference`
-    is the empty plan, unless the job runs out of memory under that.
+    is the empty plan, unless the job runs out of memory under that. `loading` says whether the machine can
+    feed the step, and what helped it; it is empty where that was no limit.
     """
 
     plan: Plan
@@ -38,6 +39,7 @@ class Result:
     reason: str = ""
     reference: Plan = dataclasses.field(default_factory=Plan)
     job_steps: int | None = None
+    loading: str = ""
 
     @property
     def promise(self) -> str:
@@ -64,4 +66,5 @@ class Result:
             "reason": self.reason,
             "reference": self.reference.to_dict(),
             "job_steps": self.job_steps,
+            "loading": self.loading,
         }

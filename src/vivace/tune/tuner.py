@@ -29,6 +29,7 @@ from vivace.technique import Numerics, Stage
 from vivace.tune.bench import Bench, OnEvent, one
 from vivace.tune.budget import parse_memory
 from vivace.tune.folder import claim_folder
+from vivace.tune.loading import sentence
 from vivace.tune.result import Result
 from vivace.tune.search import Search
 from vivace.verify.equivalence import judge_by_metric
@@ -94,11 +95,15 @@ class _Tuning:
         self.verdict: Verdict | None = None
         self.baselines: dict[str, float | None] = {}
         self.notes: dict[str, str] = {}
+        self.limit = ""  # of loading
 
     def run(self, profile: Any) -> Result:
         bench = self.bench
         search = None
         plan, speedup = bench.base, one()
+        self.limit = profile.features.get("loading_limit", "")
+        if self.limit:
+            bench.on_event("notice", {"text": self.limit})
         try:
             bench.on_event("phase", {"name": "measuring the baselines"})
             bench.open_reference()
@@ -253,6 +258,7 @@ class _Tuning:
             reason=self.reason,
             reference=bench.base,
             job_steps=bench.facts["epochs"] * (bench.facts["steps_per_epoch"] or 0) or None,
+            loading=sentence(self.limit, bench.trials),
         )
         document = {key: value for key, value in result.to_dict().items() if key != "trials"}
         bench.ledger.append("result", document)

@@ -46,12 +46,15 @@ def _hook() -> None:
     try:
         if "vivace" not in sys.modules:
             _find_vivace()
+        from vivace.profile.record.late import LatePeak
         from vivace.profile.record.recorder import Recorder
 
         rank = os.environ.get("RANK", "0")
         folder = Path(str(_FOLDER))
         seconds = float(os.environ.get("VIVACE_PROFILE_SECONDS", "4"))
-        Recorder(folder if rank == "0" else folder / f"rank-{rank}", seconds).install()
+        recorder = Recorder(folder if rank == "0" else folder / f"rank-{rank}", seconds)
+        LatePeak(recorder).install()
+        recorder.install()
     except Exception as error:
         print(f"vivace: this run is not profiled: {type(error).__name__}: {error}", file=sys.stderr)
 

@@ -84,6 +84,13 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def allocator_retries() -> int:
+    """How often torch's allocator ran out of memory on a GPU so far, gave back what it kept, and went on."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
+    return 0
+
+
 def first_touch() -> float:
     """Bytes/s at which the system hands out memory that was not used before."""
     with mmap.mmap(-1, TOUCHED_BYTES) as fresh:
@@ -259,7 +266,6 @@ def _cuda() -> dict[str, Any]:
     return {
         "peak_allocated": torch.cuda.max_memory_allocated(),
         "peak_reserved": torch.cuda.max_memory_reserved(),
-        "retries": stats.get("num_alloc_retries", 0),
         "inactive_split_peak": stats.get("inactive_split_bytes.all.peak", 0),
         "total": torch.cuda.get_device_properties().total_memory,
     }

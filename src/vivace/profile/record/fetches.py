@@ -17,6 +17,7 @@ from typing import Any
 
 from torch.utils.data import _utils, get_worker_info
 
+from vivace.profile.record import RECORD
 from vivace.profile.record.clock import Clock
 from vivace.profile.record.hooks import Patches
 
@@ -91,27 +92,31 @@ class FetchSampler:
 
 
 class _Worker:
-    """The same in a worker process, for as long as it lives."""
+    """The same in a worker process, until the profile is over."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / f"worker-{os.getpid()}.json"
         self.seen: Counter[str] = Counter()
         self.batches, self.seconds, self.written = 0, 0.0, time.monotonic()
         self.fetcher = threading.get_ident()
-        self.busy = True
+        self.watches = True
         threading.Thread(target=self._look, daemon=True, name="vivace-fetches").start()
 
     def fetched(self, seconds: float) -> None:
-        """One more batch."""
+        """One more batch. Where the record stands the profile is over, and so is this."""
+        if not self.watches:
+            return
         self.batches += 1
         self.seconds += seconds
         if time.monotonic() - self.written > WRITE_SECONDS or self.batches <= 2:
             self.written = time.monotonic()
+            self.watches = not (self.path.parent / RECORD).exists()
             document = {"seen": self.seen, "batches": self.batches, "seconds": self.seconds}
-            self.path.write_text(json.dumps(document), encoding="utf-8")
+            if self.watches:
+                self.path.write_text(json.dumps(document), encoding="utf-8")
 
     def _look(self) -> None:
-        while True:
+        while self.watches:
             time.sleep(EVERY_SECONDS)
             site = _site(self.fetcher)
             if site:

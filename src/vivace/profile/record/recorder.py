@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from vivace.profile.record import experiments, facts
+from vivace.profile.record import RECORD, TRACE, experiments, facts
 from vivace.profile.record.clock import PHASES, Clock, Step
 from vivace.profile.record.counting import CountedStep
 from vivace.profile.record.fetches import FetchSampler
@@ -30,7 +30,6 @@ from vivace.profile.record.mixed import PrecisionWatch
 from vivace.profile.record.modules import ModuleRanges
 from vivace.profile.record.waits import WaitWatch
 
-RECORD, TRACE = "record.json", "trace.json"
 WARM_STEPS, MOST_WARM_STEPS = 3, 8
 FEWEST_STEPS, MOST_STEPS = 10, 1500
 TIMED_SECONDS, SLOW_SECONDS = 4.0, 30.0
@@ -156,6 +155,7 @@ class Recorder:
         self._live = facts.live_graph_tensors()
         self.hooks.fetch_cpu_seconds = 0.0
         self._faults = facts.page_faults()
+        self._retries = facts.allocator_retries()
         self.precision.begin()
 
     def _enter_watched(self) -> None:
@@ -168,6 +168,7 @@ class Recorder:
             (now - before) / steps for now, before in zip(facts.page_faults(), self._faults, strict=True)
         ]
         self.document["page_faults"], self.document["disk_faults"] = faults
+        self.document["allocator_retries"] = facts.allocator_retries() - self._retries
         self.document["data_cpu_seconds"] = self.hooks.fetch_cpu_seconds / steps
         self.document["precision"] = self.precision.result(steps)
         self.hooks.examine_losses = self.precision.examine = True
@@ -258,7 +259,8 @@ class Recorder:
         document["waits"] = self.waits.result()
         document.setdefault("precision", self.precision.result(len(self.steps)))
         document["fetch"] = self.fetches.result()
-        document.update(facts.describe(self.hooks))
+        if "device" not in document:  # else described before the experiments, which take memory of their own
+            document.update(facts.describe(self.hooks))
         document["command"] = sys.argv
 
     def _average(self) -> None:

@@ -1,0 +1,81 @@
+"""What validation does to the peak of memory after the profiled steps, until the script's end.
+
+The profiled steps are the first ones, and validation often comes later. Watched is what a training loop calls
+once a validation: `Module.eval`, and the first backward pass after it; a step pays nothing for it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vivace.profile.record import RECORD, facts
+from vivace.profile.record.hooks import Patches
+
+MOST_VALIDATIONS = 50  # a loop that calls eval() in each step is not asked for ever
+
+
+class LatePeak:
+    """Call `install` before the recorder's; at exit the record gets ``late``.
+
+    ``late`` holds the peak in bytes and how much of it passes of validation raised. What the profile itself
+    took, its copies of the model and its trace, is in the peak that they have to surpass.
+    """
+
+    def __init__(self, recorder: Any) -> None:
+        self.recorder = recorder
+        self.rise, self.num_validations = 0, 0
+        self._before: int | None = None  # the peak when validation began; None while there is none
+        self._eval, self._backward = Patches(), Patches()
+
+    def install(self) -> None:
+        """Begin to watch."""
+        self._pid = os.getpid()
+        self._eval.replace(torch.nn.Module, "eval", self._evaluating)
+        atexit.register(self.finish)
+
+    def finish(self) -> None:
+        """Add what was seen to a record that is finished; nothing is added where it is not there."""
+        if os.getpid() != self._pid:  # a forked loader worker inherits this
+            return
+        atexit.unregister(self.finish)
+        self._trains()
+        self._eval.restore()
+        path: Path = self.recorder.folder / RECORD
+        if self.num_validations:
+            with contextlib.suppress(OSError, ValueError):
+                document = json.loads(path.read_text(encoding="utf-8"))
+                document["late"] = {"peak": facts.peak_bytes(), "rise": self.rise}
+                part = path.with_suffix(".json.part")
+                part.write_text(json.dumps(document), encoding="utf-8")
+                part.replace(path)
+
+    def _evaluating(self, original: Any) -> Any:
+        def evaluate(module: Any) -> Any:
+            if self.recorder.done and self._before is None and self.num_validations < MOST_VALIDATIONS:
+                self._before = facts.peak_bytes()
+                self.num_validations += 1
+                self._backward.replace(torch.autograd, "backward", self._first_backward)
+            return original(module)
+
+        return evaluate
+
+    def _first_backward(self, original: Any) -> Any:
+        def backward(*arguments: Any, **keywords: Any) -> Any:
+            self._trains()
+            return original(*arguments, **keywords)
+
+        return backward
+
+    def _trains(self) -> None:
+        """Training goes on, or the script ends: validation is over."""
+        if self._before is not None:
+            self.rise += max(0, facts.peak_bytes() - self._before)
+            self._before = None
+        self._backward.restore()
