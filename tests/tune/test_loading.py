@@ -19,8 +19,8 @@ def trial(techniques, estimate):
 @pytest.mark.parametrize(
     ("tried", "told"),
     [
-        ([], "nothing against it was measured alone"),
-        ([({"bf16_autocast": {}}, 3.0)], "nothing against it was measured alone"),
+        ([], "nothing against it was measured by itself"),
+        ([({"bf16_autocast": {}}, 3.0)], "nothing against it was measured by itself"),
         (
             [({"loader_workers": {}}, 0.9), ({"decoded_cache": {}}, None)],
             "none of what was measured against it",
@@ -34,6 +34,14 @@ def trial(techniques, estimate):
                 ({"decoded_cache": {}}, 1.4),
             ],
             "measured to help: decoded_cache 1.40×, jpeg_decoder 1.20×",
+        ),
+        (
+            [
+                ({"bf16_autocast": {}}, 2.0),
+                ({"loader_workers": {"num_workers": 1}, "bf16_autocast": {}}, 3.0),
+                ({"loader_workers": {}, "bf16_autocast": {}}, 2.02),
+            ],
+            "measured to help: loader_workers (num_workers=1) 1.50×",
         ),
     ],
 )
