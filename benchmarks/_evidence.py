@@ -29,7 +29,7 @@ WORDS = {
         "folders": {"planted": "", "aside": ", of scripts written beside the rules"},
         "profile_cost": {
             "recorded": "What the hooks of `profile` add to a script of {seconds:.0f} s, in {clock} time",
-            "command": "The same with starting Vivace and writing the page",
+            "whole": "The same with starting Vivace and writing the page",
         },
         "wall": "wall",
         "processor": "processor",
@@ -77,7 +77,7 @@ WORDS = {
         "folders": {"planted": "", "aside": "（另写的脚本，规则并非据其制定）"},
         "profile_cost": {
             "recorded": "`profile` 的钩子使一个 {seconds:.0f} 秒的脚本增加的{clock}时间",
-            "command": "同上，并包括启动 Vivace 和写页面",
+            "whole": "同上，并包括启动 Vivace 和写页面",
         },
         "wall": "墙钟",
         "processor": "处理器",
@@ -210,7 +210,7 @@ def profile_cost(record: dict, file: str) -> Iterator[Row]:
     """What the recorder costs an unmodified script, and what the whole command does."""
     words = WORDS[file]
     seconds = statistics.median(each["alone"][0] for each in record["rounds"])
-    for way, clock in (("recorded", "wall"), ("recorded", "processor"), ("command", "wall")):
+    for way, clock in (("recorded", "wall"), ("recorded", "processor"), ("whole", "wall")):
         found = record[way][clock]
         shares = {"middle": found["estimate"] - 1, "low": found["low"] - 1, "high": found["high"] - 1}
         shown = words["added" if way == "recorded" else "whole"]
