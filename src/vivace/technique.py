@@ -28,13 +28,8 @@ from vivace.machine import Machine
 if TYPE_CHECKING:
     import torch
 
-UNIT_ROUNDOFF = {
-    "float64": 2.0**-53,
-    "float32": 2.0**-24,
-    "tf32": 2.0**-11,
-    "float16": 2.0**-11,
-    "bfloat16": 2.0**-8,
-}
+_BITS = {"float64": 53, "float32": 24, "tf32": 11, "float16": 11, "bfloat16": 8}
+UNIT_ROUNDOFF = {dtype: 2.0**-bits for dtype, bits in _BITS.items()}
 
 
 class Stage(enum.IntEnum):
@@ -63,6 +58,7 @@ class Seam(enum.StrEnum):
     """The places of a step that a technique may wrap or replace, with the signatures of their functions."""
 
     BATCHES = "batches"  # (loader) -> iterable of batches
+    VALIDATION = "validation"  # (loader) -> iterable of the same batches, which the metric reads
     PLACE = "place"  # (batch) -> batch on the device
     FORWARD = "forward"  # (batch) -> scalar loss
     BACKWARD = "backward"  # (scalar loss) -> None
@@ -74,7 +70,7 @@ class Seam(enum.StrEnum):
 
 
 _UNCUT = "your own step function cannot be cut into forward, backward and update"
-OWN_STEP_SEAMS = frozenset({Seam.BATCHES, Seam.PLACE, Seam.STEP})
+OWN_STEP_SEAMS = frozenset({Seam.BATCHES, Seam.VALIDATION, Seam.PLACE, Seam.STEP})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +182,8 @@ class Build:
     def wrap(self, seam: Seam, function: Callable[..., Any]) -> None:
         """Call ``function(next, *arguments)`` in place of the seam; `next` is what it would have been."""
         self._may_touch(seam)
-        self._wrappers.setdefault(seam, []).append(partial(_called_by, self._current, function))
+        called = self._where_it_serves if seam == Seam.VALIDATION else _called_by
+        self._wrappers.setdefault(seam, []).append(partial(called, self._current, function))
 
     def replace(self, seam: Seam, function: Callable[..., Any]) -> None:
         """Make `function` the innermost body of the seam. Only one technique of a plan can."""
@@ -221,9 +218,8 @@ class Build:
         self._current = technique.name
         card = technique.card
         where = self.device.type
-        self.require(
-            where in card.devices, f"it acts on {' and '.join(card.devices)}, and this job runs on {where}"
-        )
+        acting = " and ".join(card.devices)
+        self.require(where in card.devices, f"it acts on {acting}, and this job runs on {where}")
         self.numerics = max(self.numerics, card.numerics)
         self.unit_roundoff = max(self.unit_roundoff, card.unit_roundoff)
 
@@ -235,6 +231,13 @@ class Build:
                 function = partial(wrapper, function)
             setattr(target, seam.value, function)
         self.seams = target
+
+    def _where_it_serves(self, technique: str, function: Any, following: Any, loader: Any) -> Any:
+        try:
+            return function(following, loader)
+        except Refused as refused:  # the plan is for the training data: these are read as ever
+            self.notes.setdefault("validation_as_ever", {})[technique] = str(refused)
+            return following(loader)
 
     def _may_touch(self, seam: Seam) -> None:
         self.require(not self.own_step or seam in OWN_STEP_SEAMS, _UNCUT)

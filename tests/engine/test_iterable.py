@@ -1,18 +1,26 @@
 """Data without an index: brought back to their place exactly, or the person is told that they were not."""
 
+import contextlib
 import itertools
 import json
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from vivace.engine import iterable
+from vivace.engine.checkpoints import Position
+from vivace.engine.feed import Feed
 from vivace.engine.iterable import IterableData, is_plain, keeper_of, marked
+from vivace.engine.opening import start
 from vivace.engine.training import train
 from vivace.errors import JobError
+from vivace.inspect import inspect
 from vivace.job import Job
+from vivace.plan import Plan
+from vivace.verify.feeding import fed_otherwise
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on one core
 SAMPLES, BATCH = 48, 4
@@ -233,3 +241,20 @@ class TestTraining:
     def test_damaged_samples_of_a_stream_are_not_its_policys(self, tmp_path):
         with pytest.raises(JobError, match="damaged='skip' needs a DataLoader over data with an index; your"):
             train(job(damaged="skip"), out=tmp_path / "run")
+
+    @pytest.mark.parametrize("split", [False, True])
+    def test_ranks_that_read_different_streams_are_refused(self, tmp_path, split):
+        ranks = SimpleNamespace(rank=0, world_size=2)
+        ranks.gather = lambda mark: [mark, "of another rank" if split else mark]
+        feed = Feed(job(), ranks, 0, tmp_path, pytest.fail)
+        session = SimpleNamespace(build=SimpleNamespace(notes={}), batches=iter)
+        assert len(next(feed.batches(session, Position()))[0]) == BATCH // 2
+        with pytest.raises(JobError, match="split_by_node") if split else contextlib.nullcontext():
+            feed.require_one_stream(session, Position(step=1, batch=1))
+
+
+@pytest.mark.parametrize(("seed", "said"), [(0, ""), (None, "your data come otherwise each time")])
+def test_verify_blames_the_data_and_not_the_plan(seed, said):
+    made = job(lambda: Stream(seed))
+    with start(made, Plan.from_dict({"decoded_cache": {}}), inspect()) as session:
+        assert fed_otherwise(session, made, 1.0)[: len(said) or None] == said

@@ -7,7 +7,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    WeightedRandomSampler,
+)
 
 from vivace.engine.damage import Damage
 from vivace.engine.order import ordered
@@ -30,6 +37,16 @@ class Noisy(Dataset):
             raise OSError("damaged")
         noise = torch.rand(()) + random.random() + float(numpy.random.rand())
         return torch.stack([torch.tensor(float(index)), noise])
+
+
+class Counted(IterableDataset):
+    """The same as a stream."""
+
+    def __init__(self, size):
+        self.inner = Noisy(size)
+
+    def __iter__(self):
+        return (self.inner[index] for index in range(len(self.inner)))
 
 
 SAMPLERS = {
@@ -103,6 +120,33 @@ def test_ranks_together_see_each_batch_of_one_process(per_rank, ranks, size, shu
     ]
     together = [torch.cat(batch)[:, 0] for batch in zip(*shares, strict=True)]
     same(together, [batch[:, 0] for batch in whole[start:]])
+
+
+@given(
+    per_rank=st.integers(1, 4),
+    ranks=st.integers(1, 4),
+    size=st.integers(1, 60),
+    sampler=st.sampled_from(sorted(SAMPLERS)),
+    stream=st.booleans(),
+    data=st.data(),
+)
+@settings(max_examples=100, deadline=None)
+def test_every_rank_goes_on_bit_for_bit(per_rank, ranks, size, sampler, stream, data):
+    shape = {"size": size, "batch": per_rank * ranks, "drop_last": True, "sampler": sampler}
+
+    def loader():
+        if stream:
+            return DataLoader(Counted(size), batch_size=per_rank * ranks, drop_last=True)
+        return loader_of({**shape, "own_batch_sampler": False})
+
+    rank = data.draw(st.integers(0, ranks - 1))
+    options = {"seed": 11, "epoch": 2, "rank": rank, "world_size": ranks}
+    whole = read(loader(), **options)
+    stops = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=3)))
+    parts = []
+    for start, end in zip([0, *stops], [*stops, len(whole)], strict=True):
+        parts += read(loader(), start_batch=start, **options)[: end - start]
+    same(parts, whole)
 
 
 @given(shape=shapes, workers=st.integers(1, 3), later=st.integers(0, 2), data=st.data())

@@ -111,6 +111,16 @@ def test_a_damaged_file_fails_as_in_pillow(session):
         read([jpeg(1)[:-60]], session)
 
 
+def test_validation_data_are_served_too_or_left_as_they_are(session):
+    files = [jpeg(seed) for seed in range(4)]
+    loader = DataLoader(Pictures(files), batch_size=None)
+    assert [batch.tolist() for batch in session.validation(loader)] == read(files)
+    assert session.build.notes["jpeg_decoder"]["decoded"] == 4
+    other = DataLoader(Pictures(files), num_workers=1, multiprocessing_context="spawn")
+    assert session.validation(other) is other
+    assert "your workers start by spawn" in session.build.notes["validation_as_ever"]["jpeg_decoder"]
+
+
 def test_without_the_library_it_is_refused(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(Refused, match="simplejpeg is not installed"):

@@ -21,7 +21,7 @@ class Evaluation:
 
     The modules are in evaluation mode and gradients are off while the metric runs; afterwards every module's
     mode and all random streams are as before. Equal weights give equal metrics: the streams start alike each
-    time.
+    time, and the plan's techniques feed the same batches faster, or leave these data alone (`left_alone`).
     """
 
     def __init__(self, job: Job, session: Session, seed: int) -> None:
@@ -29,6 +29,10 @@ class Evaluation:
         self.session = session
         self.seed = seed
         self._loader: Any = None
+
+    def left_alone(self) -> dict[str, str]:
+        """Why techniques that feed the training did not feed the last metric, by their names."""
+        return dict(self.session.build.notes.get("validation_as_ever", {}))
 
     def metric(self) -> float:
         """The metric now. Raises JobError where the Job's metric or validation data fail."""
@@ -45,7 +49,8 @@ class Evaluation:
             with Streams(derive(self.seed, "metric"), device), torch.no_grad():
                 seed, damage = derive(self.seed, "validation"), Damage(self.job.damaged)
                 batches = ordered(self._loader, seed=seed, epoch=0, damage=damage)
-                placed = (place(batch, device=device) for batch in batches if batch is not None)
+                fed = self.session.validation(batches)
+                placed = (place(batch, device=device) for batch in fed if batch is not None)
                 value = call(self.job, "metric", self.session.built, placed)
         finally:
             for module, mode in zip(modules, modes, strict=True):

@@ -41,7 +41,7 @@ class Feed:
         self.loader = self.own_loader
         self.place: Place | None = None  # where a stream stood when it was left
         self._pass: IterableData | None = None
-        self._asked = False
+        self._asked = self._compared = False
 
     def __enter__(self) -> Feed:
         self.workers.__enter__()
@@ -83,6 +83,18 @@ class Feed:
         if self._pass is None or not position.batch:
             return None
         return self._pass.place(position.batch * _batches_per_step(session))
+
+    def require_one_stream(self, session: Session, position: Position) -> None:
+        """Once in a run. Raises JobError on all ranks where these read different streams."""
+        asked, self._compared = self._compared, True
+        if asked or self.ranks.world_size == 1:
+            return
+        place = self.state(session, position)
+        if len(set(self.ranks.gather(place["mark"] if place is not None else ""))) > 1:
+            raise JobError(
+                "the ranks read different streams, and Vivace splits every batch itself: most of "
+                "the data would be lost; leave out what splits the data by rank (split_by_node)"
+            )
 
     def unordered(self) -> str:
         """Once in a run: a sentence where a stream, read a second time, begins otherwise; else empty."""

@@ -215,6 +215,7 @@ class Loop:
     def _look(self) -> None:
         """Wait for the device and read the loss; log it; decide on which step all ranks look again."""
         position = self.position
+        self.feed.require_one_stream(self.session, position)
         steps = position.step - self.looked_at_step
         loss = self.ranks.mean(float(self.last_loss))
         seconds = max(time.monotonic() - self.looked_at, 1e-9)
@@ -277,7 +278,14 @@ class Loop:
         with self.ranks.together():
             if self.ranks.writes:
                 value = self.evaluation.metric()
+                self._tell_what_validation_lacks()
         position.metric, position.metric_step = self.ranks.from_first(value), position.step
+
+    def _tell_what_validation_lacks(self) -> None:
+        for technique, reason in self.evaluation.left_alone().items():
+            text = f"{technique} leaves the validation data as they are: {reason}"
+            if text not in self.progress.notices:
+                self.progress.notice(text)
 
     def _save(self) -> None:
         began = time.monotonic()

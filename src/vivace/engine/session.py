@@ -19,6 +19,7 @@ class Session:
     """Built by `attach` or `start`. Closing it restores every process flag and the person's objects."""
 
     # The composed seams, see vivace.technique.Seam.
+    validation: Callable[[Any], Iterable[Any]]
     place: Callable[[Any], Any]
     forward: Callable[[Any], torch.Tensor]
     backward: Callable[[torch.Tensor], None]
@@ -49,6 +50,7 @@ class Session:
         self._step: Callable[[Any], torch.Tensor] = self._default_step
         defaults: dict[Seam, Callable[..., Any]] = {
             Seam.BATCHES: lambda loader: loader,
+            Seam.VALIDATION: lambda loader: loader,
             Seam.PLACE: partial(place, device=build.device),
             Seam.FORWARD: self._default_forward,
             Seam.BACKWARD: torch.Tensor.backward,

@@ -49,6 +49,7 @@ class JpegDecoder(Technique):
             return Within(following(loader), decoder, note)
 
         build.wrap(Seam.BATCHES, batches)
+        build.wrap(Seam.VALIDATION, batches)
         build.on_close(served.clear)
 
     def confirm(self, seen: Observation, reference: Observation) -> str:

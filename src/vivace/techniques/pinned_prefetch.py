@@ -37,6 +37,7 @@ class PinnedPrefetch(Technique):
             return one_ahead(following(loader), begin, complete)
 
         build.wrap(Seam.BATCHES, batches)
+        build.wrap(Seam.VALIDATION, batches)
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """Batches that came through the session were on the GPU before their step."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from typing import Any
 
 import torch
 
@@ -18,22 +19,27 @@ EPOCHS = 2
 LEAST_BATCHES, MOST_BATCHES = 3, 256
 
 
-def fed_alike(session: Session, job: Job, seconds: float) -> bool:
-    """Do two epochs come bit for bit as `train` would feed them, as far as `seconds` for each reach?
+def fed_otherwise(session: Session, job: Job, seconds: float) -> str:
+    """How two epochs come otherwise than `train` would feed them, as far as `seconds` for each reach; else
+    empty.
 
     What travels in another form is compared as the step gets it: both batches placed by the session.
     Nothing is read where no technique touches the batches.
     """
     for epoch in range(EPOCHS):
-        damage = Damage(job.damaged)
-        loader = ordered(call(job, "data"), seed=0, epoch=epoch, damage=damage)
+
+        def own(epoch: int = epoch) -> Any:
+            return ordered(call(job, "data"), seed=0, epoch=epoch, damage=Damage(job.damaged))
+
+        loader = own()
         fed = session._batches(loader)
         if fed is loader:
-            return True
-        own = ordered(call(job, "data"), seed=0, epoch=epoch, damage=damage)
-        if not _alike(session, fed, own, time.perf_counter() + seconds):
-            return False
-    return True
+            return ""
+        if not _alike(session, fed, own(), time.perf_counter() + seconds):
+            if not _alike(session, own(), own(), time.perf_counter() + seconds):
+                return "your data come otherwise each time that they are read: their shuffle needs a seed"
+            return "it feeds other batches, or in another order"
+    return ""
 
 
 def _alike(session: Session, fed: object, own: object, deadline: float) -> bool:

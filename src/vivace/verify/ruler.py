@@ -32,7 +32,7 @@ from vivace.verify.displacement import (
 )
 from vivace.verify.effort import MOST_REHEARSED, Effort
 from vivace.verify.facts import difference, facts_of_session
-from vivace.verify.feeding import fed_alike
+from vivace.verify.feeding import fed_otherwise
 from vivace.verify.ground import Ground, Ran
 from vivace.verify.judgement import (
     LIMIT,
@@ -193,8 +193,8 @@ class Ruler:
         ran = Ran()
         if fault := difference(facts_of_session(session), self.facts):
             return ran.ended(fault)
-        if not fed_alike(session, self.job, self.feeding_seconds):
-            return ran.ended("it feeds other batches, or in another order")
+        if fault := fed_otherwise(session, self.job, self.feeding_seconds):
+            return ran.ended(fault)
         for position in range(SETTLING_STEPS if session.build.kept else 0):
             self._step(session, position)  # a loss scale halves until it fits, and skips steps meanwhile
         ran.outcomes = [self._lockstep(session, self.snapshots[0], stream=0)]
