@@ -29,7 +29,7 @@ WORDS = {
         "folders": {"planted": "", "aside": ", of scripts written beside the rules"},
         "profile_cost": {
             "recorded": "What the hooks of `profile` add to a script of {seconds:.0f} s, in {clock} time",
-            "command": "The same with starting Vivace and writing the page",
+            "whole": "The same with starting Vivace and writing the page",
         },
         "wall": "wall",
         "processor": "processor",
@@ -49,6 +49,8 @@ WORDS = {
         "random": "`{job}`: how much slower than the best of {count} random plans in the same memory",
         "cnn_models": "Networks that `fused_batchnorm` trains within its promise, {steps} steps",
         "without": "; refused: {names}",
+        "float64": "The same in float64, with products: largest difference of a loss, of what training moved",
+        "fold_eval": "Evaluation of `{name}` with `fold_eval`, on one core",
         "kernels": "Kernels compiled for {target}: most registers, spilled bytes",
         "feed": "{images} JPEG files, {part}: tuned over the naive loader, over the best set by hand",
         "feed_parts": {"first_pass": "first epoch", "later_passes": "later epochs"},
@@ -75,7 +77,7 @@ WORDS = {
         "folders": {"planted": "", "aside": "（另写的脚本，规则并非据其制定）"},
         "profile_cost": {
             "recorded": "`profile` 的钩子使一个 {seconds:.0f} 秒的脚本增加的{clock}时间",
-            "command": "同上，并包括启动 Vivace 和写页面",
+            "whole": "同上，并包括启动 Vivace 和写页面",
         },
         "wall": "墙钟",
         "processor": "处理器",
@@ -95,6 +97,8 @@ WORDS = {
         "random": "`{job}`：比同样内存下 {count} 个随机方案中最快的慢多少",
         "cnn_models": "`fused_batchnorm` 在承诺范围内训练的含 BatchNorm 网络（{steps} 步）",
         "without": "；拒绝：{names}",
+        "float64": "同上，float64，`products = true`：损失的最大差异、训练改变量的最大差异",
+        "fold_eval": "使用 `fold_eval` 评估 `{name}`（单核）",
         "kernels": "为 {target} 编译的内核：寄存器最多数、溢出字节数",
         "feed": "{images} 个 JPEG 文件，{part}：调优后相对朴素加载器、相对手工最佳设置",
         "feed_parts": {"first_pass": "第一轮", "later_passes": "之后各轮"},
@@ -206,7 +210,7 @@ def profile_cost(record: dict, file: str) -> Iterator[Row]:
     """What the recorder costs an unmodified script, and what the whole command does."""
     words = WORDS[file]
     seconds = statistics.median(each["alone"][0] for each in record["rounds"])
-    for way, clock in (("recorded", "wall"), ("recorded", "processor"), ("command", "wall")):
+    for way, clock in (("recorded", "wall"), ("recorded", "processor"), ("whole", "wall")):
         found = record[way][clock]
         shares = {"middle": found["estimate"] - 1, "low": found["low"] - 1, "high": found["high"] - 1}
         shown = words["added" if way == "recorded" else "whole"]
@@ -249,6 +253,15 @@ def cnn_models(record: dict, file: str) -> Iterator[Row]:
     counts = {"count": len(kept), "of": len(judged), "rate": len(kept) / len(judged)}
     asked = words["cnn_models"].format(steps=min(one["steps"] for one in judged.values()))
     yield asked, words["of"].format(**counts) + words["without"].format(names=refused)
+    if followed := [one["float64"] for one in judged.values() if "float64" in one]:
+        worst = (max(one[key] for one in followed) for key in ("loss", "displacement"))
+        yield words["float64"], ", ".join(f"{value:.0e}" for value in worst)
+
+
+def fold_eval(record: dict, file: str) -> Iterator[Row]:
+    """How much faster networks are evaluated."""
+    for name, found in record["models"].items():
+        yield WORDS[file]["fold_eval"].format(name=name), _interval(found["ratio"])
 
 
 def kernels(record: dict, file: str) -> Iterator[Row]:
@@ -281,9 +294,11 @@ KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "cnn_models": cnn_models,
     "kernels": kernels,
     "feed": feed,
+    "fold_eval": fold_eval,
 }
 
-DETAILS = ("memory_budgets", "cnn_models", "kernels", "feed", "real_loops")  # in records/README.md only
+# In records/README.md only.
+DETAILS = ("memory_budgets", "cnn_models", "kernels", "feed", "real_loops", "fold_eval")
 
 
 def rows(records: list[dict], file: str, prefix: str) -> Iterator[tuple[str, ...]]:

@@ -33,6 +33,7 @@ TARGETS = {
     "sm_90": GPUTarget("cuda", 90, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
+WIDTHS = {"64", "128", "U8", "S8", "U16", "S16"}  # of an access in NVIDIA's machine code; the others have 32
 OBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 HALF = ("x_ptr", "residual_ptr", "y_ptr", "gradient_ptr", "residual_gradient_ptr", "x_gradient_ptr")
 SETTINGS = {  # a ResNet's: the last BatchNorm of a block, at a width that is a multiple of 8
@@ -160,10 +161,9 @@ def of_nvidia(cubin: bytes) -> dict[str, Any]:
             subprocess.run([OBJDUMP, option, binary], capture_output=True, text=True, check=True).stdout
             for option in ("--dump-resource-usage", "--dump-sass")
         )
-    widths = collections.Counter(
-        f"{kind}{int(bits or 32) if bits not in ('U8', 'S8', 'U16', 'S16') else int(bits[1:])}"
-        for kind, bits in re.findall(r"\b(LDG|STG)\.E(?:\.EF|\.EL|\.NA)?(?:\.(64|128|U8|S8|U16|S16))?", code)
-    )
+    found = re.findall(r"\b(LDGSTS|LDG|STG)\.E((?:\.\w+)*)", code)  # the first goes into shared memory
+    bits = [(kind, WIDTHS.intersection(options.split("."))) for kind, options in found]
+    widths = collections.Counter(f"{kind}{min(one).lstrip('US') if one else 32}" for kind, one in bits)
     return {
         "registers": int(re.findall(r"REG:(\d+)", usage)[-1]),
         "spilled_bytes": int(re.findall(r"STACK:(\d+)", usage)[-1]),

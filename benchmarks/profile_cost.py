@@ -3,7 +3,7 @@
     scripts/bench profile_cost [--steps 1800] [--rounds 4] [--keep FILE] [--record]
 
 The script trains a fixed number of steps of a small network, about a minute: `alone`, `recorded` (with the
-hooks that a profile injects), and as the whole `command` (vivace profile -- python script.py), which also
+hooks that a profile injects), and as a `whole` command (vivace profile -- python script.py), which also
 starts Vivace before the script and writes the page after it. The three run through the same minutes: each
 for a slice of time while the others are stopped, so that a machine which others slow down slows all of them.
 All keep the memory that the C library would give back to the system: how often it does so differs from run to
@@ -40,7 +40,7 @@ INJECT = HERE.parent / "src" / "vivace" / "profile" / "inject"
 DEMANDED = 1.03
 SLICE_SECONDS = 0.5
 TIMED_SECONDS = 4.0  # the default of `vivace profile`
-WAYS = ("alone", "recorded", "command")
+WAYS = ("alone", "recorded", "whole")
 WARMING_STEPS = 150
 FEWEST_ROUNDS = 3
 KEEPING = {  # names of glibc; another C library does not know them
@@ -60,7 +60,7 @@ def main() -> None:
     chosen = parser.parse_args()
     rounds = json.loads(chosen.keep.read_text()) if chosen.keep and chosen.keep.is_file() else []
     if len(rounds) < chosen.rounds:
-        in_turns(WARMING_STEPS, ("command",))  # measures this machine's ceilings where none are stored
+        in_turns(WARMING_STEPS, ("whole",))  # measures this machine's ceilings where none are stored
     while len(rounds) < chosen.rounds:
         first = len(rounds) % len(WAYS)
         rounds.append(in_turns(chosen.steps, (*WAYS[first:], *WAYS[:first])))
@@ -120,7 +120,7 @@ def start(way: str, steps: int, folder: Path, ways: int) -> subprocess.Popen:
         before = os.environ.get("PYTHONPATH")
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(INJECT), before]))
         environment |= {"VIVACE_PROFILE": str(folder), "VIVACE_PROFILE_SECONDS": timed}
-    elif way == "command":
+    elif way == "whole":
         options = ["--quiet", "--out", str(folder)]
         command = [sys.executable, "-m", "vivace", "profile", *options, "--", "python", str(SCRIPT)]
     nothing = subprocess.DEVNULL

@@ -154,6 +154,16 @@ def test_workers_own_time_is_seen(recorded, batches):
     assert fetch["worker_seconds"] / fetch["worker_batches"] >= 0.01
 
 
+def test_what_somebody_holds_is_counted_once_it_is_given_out():
+    before = facts.allocated_bytes()
+    if before is None:
+        pytest.skip("this C library does not say what it gave out")
+    held = [torch.ones(2**20) for _ in range(8)]
+    assert facts.allocated_bytes() - before >= 8 * 2**22
+    del held
+    assert facts.allocated_bytes() - before < 2**22
+
+
 def test_a_worker_that_outlives_the_profile_stops_watching(tmp_path):
     worker = fetches._Worker(tmp_path)
     worker.fetched(0.5)

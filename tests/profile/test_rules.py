@@ -135,6 +135,19 @@ PLANTED = {
             }
         },
     ),
+    "a compilation that failed for its limit": (
+        "recompiles",
+        {
+            "dynamo": {
+                "new_graphs": 0,
+                "graphs": 8,
+                "reasons": [{"place": "m.py:3 forward", "seconds": 0.3, "reason": "len(factors) == 3"}] * 8,
+                "compilations": [{"place": "None:None None", "seconds": 0.01, "reason": "len(factors) == 9"}],
+                "failed": [{"place": "None:None None", "failed": "Dynamo recompile limit exceeded"}],
+                "breaks": [],
+            }
+        },
+    ),
     "graph breaks": (
         "recompiles",
         {"dynamo": {"new_graphs": 0, "graphs": 3, "compilations": [], "breaks": [["item() in m.py", 4]]}},
@@ -153,6 +166,10 @@ PLANTED = {
     ),
     "kept graphs": ("memory", {"live": {"after": 45, "held": ["losses (train.py)"]}}),
     "growing memory": ("memory", {"resident": [2**30 + 2**22 * step for step in range(40)]}),
+    "growing memory that is held": (
+        "memory",
+        {"resident": [2**30 + 2**22 * step for step in range(40)], "allocated": [2**29, 2**29 + 2**27]},
+    ),
     "every graph is kept": (
         "memory",
         {
@@ -288,6 +305,11 @@ HARMLESS = {
             "seen": [["/x/torch/utils/data/_utils/collate.py:9 collate_tensor_fn | collate.py:9 collate", 30]]
         },
     },
+    "memory in pieces that nobody holds": {
+        "resident": [2**30 + 2**22 * step for step in range(40)],
+        "allocated": [2**29, 2**29 + 2**24],
+    },
+    "memory that levels off": {"resident": [2**30 + int(2**27 * (1 - 0.9**step)) for step in range(40)]},
     "memory that is not pinned without a GPU": {"loader": {"pin_memory": True}},
     "memory that settles": {"resident": [2**30 + 2**26 * min(step, 10) for step in range(40)]},
     "a peak that no step of another kind made": {"course": course(RISING)},

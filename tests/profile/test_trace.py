@@ -37,6 +37,24 @@ def test_collectives_of_another_thread_count_where_no_operator_runs(tmp_path):
     assert found["operators"] == {"matmul": pytest.approx(300e-6), "elementwise": pytest.approx(100e-6)}
 
 
+def test_the_timeline_holds_every_whole_step(tmp_path):
+    path = tmp_path / "trace.json"
+    parts = (("data", 0, 100), ("backward", 400, 900))
+    steps = [event("vivace:step", begin, begin + 1000, "user_annotation") for begin in (0, 1000, 2000)]
+    steps[2]["dur"] = 200  # cut off
+    phases = [
+        event(f"vivace:{name}", begin + start, begin + end, "user_annotation")
+        for begin in (0, 1000)
+        for name, start, end in parts
+    ]
+    path.write_text(json.dumps({"traceEvents": [*steps, *phases]}))
+    found = read_trace(path)
+    assert found["step_starts"] == [0.0, 1e-3]
+    assert found["timeline_seconds"] == pytest.approx(2e-3)
+    assert [name for name, _, _ in found["phases"]] == ["data", "backward"] * 2
+    assert found["phases"][3][1:] == pytest.approx([1.4e-3, 1.9e-3])
+
+
 def test_a_trace_is_read_and_judged_without_torch():
     code = "import sys, vivace.profile.judge, vivace.profile.page; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,6 +1,7 @@
 """fold_eval: in evaluation without gradients, and nowhere else; never out of date."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -10,11 +11,14 @@ from torchvision import models
 
 import vivace
 from vivace import registry
+from vivace.engine.evaluation import Evaluation
+from vivace.engine.opening import start
 from vivace.errors import Refused
 from vivace.folding import install
+from vivace.inspect import inspect
 from vivace.ledger import Observation
 from vivace.plan import Plan
-from vivace.testing import TechniqueContract
+from vivace.testing import TINY_JOBS, TechniqueContract
 from vivace.verify.states import repeatable
 
 FoldEval = registry.find("fold_eval")
@@ -46,6 +50,10 @@ def opened(model, plan=None):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     plan = Plan.from_dict({"fold_eval": {}} if plan is None else plan)
     return vivace.attach(plan, model=model, optimizer=optimizer, loss=loss)
+
+
+def mean_output(model, batches):
+    return float(torch.cat([model(images) for images, _ in batches]).abs().mean())
 
 
 @torch.no_grad()
@@ -83,6 +91,23 @@ def test_evaluation_follows_the_weights_and_runs_no_batchnorm():
         assert norms_run(plain, images) == 2
     assert norms_run(model, images) == 2
     assert not any("forward" in vars(m) for m in model.modules())
+
+
+def test_the_metric_of_a_job_is_folded_and_the_same():
+    job = dataclasses.replace(TINY_JOBS["cnn"](), metric=mean_output)
+
+    def seen(plan):
+        with start(job, Plan.from_dict(plan), inspect()) as session:
+            for batch in session.batches(job.data()):
+                session.step(batch)
+            evaluation = Evaluation(job, session, seed=0)
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+                value = evaluation.metric()
+            return value, sum(event.name == "aten::batch_norm" for event in profiler.events())
+
+    (mine, none), (theirs, some) = seen({"fold_eval": {}}), seen({})
+    assert mine == pytest.approx(theirs, rel=1e-5)
+    assert none == 0 < some
 
 
 def test_training_is_bit_for_bit_what_it_was():

@@ -392,6 +392,13 @@ def test_products_leave_statistics_beside_others(others):
     assert not any("forward" in vars(m) for m in mine[1].modules())
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("acted_out")
+def test_products_are_compiled_with_the_model():
+    plan = {**PRODUCTS, "compile": {}}
+    assert_alike(trained(plan, bottlenecks()), trained({}, bottlenecks()), 1e-3)
+
+
 @pytest.mark.usefixtures("acted_out")
 def test_six_of_eight_statistics_come_from_products():
     data, model = batches(), bottlenecks()

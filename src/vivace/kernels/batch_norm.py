@@ -66,7 +66,7 @@ def fused(
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.shape}")
     options = (running_mean, running_variance, momentum, epsilon, activation)
     result: torch.Tensor = _Fused.apply(  # type: ignore[no-untyped-call]
-        x, residual, weight, bias, statistics or (), *options
+        x, residual, weight, bias, *(statistics or (None, 0)), *options
     )
     return result
 
@@ -79,13 +79,16 @@ class _Fused(torch.autograd.Function):
         residual: torch.Tensor | None,
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
-        statistics: Any,
+        statistics: torch.Tensor | None,
+        rows_a_split: int,
         *options: Any,
     ) -> torch.Tensor:
-        matrix = as_matrix(x)
-        other = as_matrix(residual) if residual is not None else None
-        operator = torch.ops.vivace.batch_norm_from if statistics else torch.ops.vivace.batch_norm
-        output, mask, mean, rstd = operator(matrix, *statistics, other, weight, bias, *options)
+        given = (as_matrix(residual) if residual is not None else None, weight, bias, *options)
+        if statistics is None:
+            output, mask, mean, rstd = torch.ops.vivace.batch_norm(as_matrix(x), *given)
+        else:
+            found = torch.ops.vivace.batch_norm_from(as_matrix(x), statistics, rows_a_split, *given)
+            output, mask, mean, rstd = found
         for changed in options[:2]:
             if changed is not None and not torch.compiler.is_compiling():
                 torch.autograd.graph.increment_version(changed)  # an operator of a library does not
@@ -108,7 +111,7 @@ class _Fused(torch.autograd.Function):
             residual = gradient if ctx.activation == "none" else as_image(for_residual, x)
             residual = residual.to(ctx.residual_dtype)
         affine = (for_weight, for_bias) if weight is not None else (None, None)
-        return as_image(for_x, x), residual, *affine, *(None,) * 6
+        return as_image(for_x, x), residual, *affine, *(None,) * 7
 
 
 def apply_activation(z: torch.Tensor, activation: str) -> torch.Tensor:

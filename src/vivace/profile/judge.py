@@ -61,6 +61,8 @@ def judge(
         "slowest": facts.get("slowest", []),
         "memory": _memory(record, facts),
         "timeline": facts.get("phases", []),
+        "timeline_seconds": facts.get("timeline_seconds"),
+        "step_starts": facts.get("step_starts", []),
         "traced_seconds": facts.get("step_seconds"),
         "busy_share": seen.busy_share if facts else None,
         "experiments": record.get("experiments") or {},

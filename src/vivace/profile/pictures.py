@@ -58,26 +58,29 @@ def _figure(height: float) -> tuple[Figure, Any]:
 
 
 def timeline(document: dict[str, Any]) -> Figure | None:
-    """One traced step: what the loop did when, from left to right."""
+    """The traced steps: what the loop did when, from left to right."""
     spans = _whole_timeline(document)
     if not spans:
         return None
     figure, axes = _figure(1.15)
-    total = document["traced_seconds"] * 1e3
+    total, starts = document["timeline_seconds"] * 1e3, document["step_starts"]
     for name, start, end in spans:
         width = (end - start) * 1e3
         axes.broken_barh([(start * 1e3, width)], (0, 1), color=COLOURS[name], linewidth=0)
         if width > 0.07 * total:
             middle = (start + end) / 2 * 1e3
             axes.text(middle, 1.12, name, ha="center", va="bottom", fontsize=9, color=COLOURS["quiet"])
-    axes.set(xlim=(0, total), ylim=(0, 1.5), yticks=[], xlabel="ms, one step under the profiler")
+    for start in starts[1:]:
+        axes.axvline(start * 1e3, ymax=0.75, color=COLOURS["ink"], linewidth=1.2)
+    steps = "one step" if len(starts) == 1 else f"{len(starts)} steps"
+    axes.set(xlim=(0, total), ylim=(0, 1.5), yticks=[], xlabel=f"ms, {steps} under the profiler")
     axes.spines["left"].set_visible(False)
     return figure
 
 
 def _whole_timeline(document: dict[str, Any]) -> list[tuple[str, float, float]]:
     """The ranges of the trace with the loop's own code between them named, as the clock names it."""
-    total = document.get("traced_seconds") or 0.0
+    total = document.get("timeline_seconds") or 0.0
     spans: list[tuple[str, float, float]] = []
     last = 0.0
     for name, start, end in [*document.get("timeline", []), ["end", total, total]]:

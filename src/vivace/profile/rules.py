@@ -253,19 +253,22 @@ def recompiles(seen: Seen) -> Verdict | None:
     seconds = sum(row["seconds"] for row in found.get("compilations") or [])
     late = found.get("compilations") or []
     anew = [row for row in late if row["reason"]]
-    gave_up = any(re.search(r"recompile.{0,20}limit", str(reason)) for reason, _ in found.get("breaks") or [])
+    stops = [reason for reason, _ in found.get("breaks") or []]
+    stops += [row["failed"] for row in found.get("failed") or []]
+    gave_up = any(re.search(r"recompile.{0,20}limit", str(reason)) for reason in stops)
     often = len(late) >= MANY_GRAPHS and seconds / window > LARGE_SYNC
     if often or len(anew) >= MANY_GRAPHS or gave_up:
         share = min(0.97, seconds / window)
         rows = reasons or found["compilations"]
-        theirs = [row for row in rows if "site-packages" not in row["place"]]
-        row = (theirs or rows)[-1]
+        named = [row for row in rows if not row["place"].startswith("None")]
+        theirs = [row for row in named if "site-packages" not in row["place"]]
+        row = (theirs or named or rows)[-1]
         why = " ".join(str(row["reason"] or "a new graph").split())[:160]
         where = seen.short(row["place"].split(" ")[0])
         evidence = (
             f"torch.compile made {found['new_graphs']} graphs in {seen.record['steps']} steps after warm-up"
             f" ({seconds:.3g} s of {window:.3g} s), last {where}: {why}"
-            if late
+            if often or len(anew) >= MANY_GRAPHS
             else f"torch.compile compiled {where} {len(reasons)} times anew, and gave up: {why}"
         )
         best = 1 / (1 - share)

@@ -10,6 +10,7 @@ from vivace.inspect.table import human_bytes
 from vivace.profile.seen import Seen, Verdict
 
 GROWTH = 0.03
+STEADY = 0.5
 FIRST_TOUCH = 2**30  # bytes/s at which a system hands out memory that was not used before, where not measured
 TOUCHED_TWICE = 1.5  # new memory is not in the caches either, when it is written
 HIGHER, HIGHER_BYTES = 1.2, 32 * 2**20  # a peak of its own
@@ -27,7 +28,7 @@ def memory(seen: Seen) -> Verdict | None:
     steps = max(1, live.get("steps") or 1)
     more = (live.get("after") or 0) - (live.get("before") or 0)
     resident = seen.record.get("resident") or []
-    rate = _growth(resident)
+    rate = _growth(resident) if _holds_more(seen, resident) else 0.0
     if steps >= 8 and more >= 0.9 * steps:
         held = live.get("held") or []
         by = f", held by {held[0].split(' (')[0]}" if held else ""
@@ -68,15 +69,26 @@ def _touching(seen: Seen, size: float) -> float:
     return min(0.5, seconds / seen.step_seconds)
 
 
+def _holds_more(seen: Seen, resident: list[int]) -> bool:
+    """Is at least half of what memory grew by held by somebody? The rest lies in pieces between what is used,
+    as batches of many sizes leave it.
+    """
+    before, after = seen.record.get("allocated") or (None, None)
+    return before is None or after is None or after - before >= 0.5 * (resident[-1] - resident[0])
+
+
 def _growth(resident: list[int]) -> float:
-    """Bytes a step by which memory grows steadily: each quarter of the steps above the one before; else 0."""
+    """Bytes a step by which memory grows steadily: each quarter of the steps above the one before, the last
+    by at least half as much as the others; else 0. What levels off is the C library's, not a leak.
+    """
     length = len(resident) // 4
     if length < 2:
         return 0.0
     quarters = [statistics.median(resident[i * length : (i + 1) * length]) for i in range(4)]
-    if any(b <= a for a, b in pairwise(quarters)):
+    rises = [after - before for before, after in pairwise(quarters)]
+    if min(rises) <= 0 or rises[-1] < STEADY * statistics.fmean(rises):
         return 0.0
-    return (quarters[-1] - quarters[0]) / (3 * length)
+    return sum(rises) / (3 * length)
 
 
 def _retained(seen: Seen) -> Verdict | None:

@@ -60,12 +60,28 @@ def read_trace(path: Path) -> dict[str, Any]:
         "busy_seconds": _busy(kernels, operators, begin),
         "slowest": _slowest(spent),
         "modules": _by_module(spent, owner, phases),
-        "phases": [
-            [e.name.removeprefix("vivace:"), (e.start - begin) / 1e6, (e.end - begin) / 1e6]
-            for e in _top(phases)
-        ],
+        **_timeline(complete, whole),
         **_communication([*operators, *ranges], kernels),
         **_memory(events, (begin, end), operators, owner, phases),
+    }
+
+
+def _timeline(complete: list[dict[str, Any]], steps: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the loop did when in all traced steps, and when each began, from the beginning of the first."""
+    begin, end = steps[0]["ts"], steps[-1]["ts"] + steps[-1]["dur"]
+    inside = (
+        e
+        for e in complete
+        if e.get("cat") == "user_annotation" and begin <= e["ts"] < end
+        if e["name"].startswith("vivace:") and e["name"] != "vivace:step"
+    )
+    return {
+        "phases": [
+            [e.name.removeprefix("vivace:"), (e.start - begin) / 1e6, (e.end - begin) / 1e6]
+            for e in _top(_nest(inside))
+        ],
+        "step_starts": [(e["ts"] - begin) / 1e6 for e in steps],
+        "timeline_seconds": (end - begin) / 1e6,
     }
 
 

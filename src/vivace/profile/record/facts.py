@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import itertools
 import mmap
@@ -23,6 +24,7 @@ from vivace.profile.record.hooks import tensors_of
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 TOUCHED_BYTES = 32 * 2**20
+PYTHON_BLOCK_BYTES = 64  # of an object below 512 bytes, roughly
 
 
 def describe(hooks: Any) -> dict[str, Any]:
@@ -74,6 +76,35 @@ def resident_bytes() -> int:
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
     return 0
+
+
+def allocated_bytes() -> int | None:
+    """Bytes of this process's memory that somebody holds: what the C library gave out, and Python's objects.
+
+    Resident memory also counts what was freed in pieces that nobody can use at the moment. None where the C
+    library does not say (it is not glibc 2.33 or later, or another allocator stands before it), and on a GPU,
+    where `resident_bytes` says it.
+    """
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallinfo2") or "malloc" in os.environ.get("LD_PRELOAD", ""):
+        return None
+    library.mallinfo2.restype = _Mallinfo
+    found = library.mallinfo2()
+    return int(found.uordblks + found.hblkhd) + PYTHON_BLOCK_BYTES * sys.getallocatedblocks()
+
+
+class _Mallinfo(ctypes.Structure):
+    """What glibc's mallinfo2 returns."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
+            "keepcost",
+        )
+    ]  # fmt: skip
 
 
 def peak_bytes() -> int:

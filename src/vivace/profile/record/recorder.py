@@ -156,6 +156,7 @@ class Recorder:
         self.hooks.fetch_cpu_seconds = 0.0
         self._faults = facts.page_faults()
         self._retries = facts.allocator_retries()
+        self._allocated = facts.allocated_bytes()
         self.precision.begin()
 
     def _enter_watched(self) -> None:
@@ -168,6 +169,7 @@ class Recorder:
             (now - before) / steps for now, before in zip(facts.page_faults(), self._faults, strict=True)
         ]
         self.document["page_faults"], self.document["disk_faults"] = faults
+        self.document["allocated"] = [self._allocated, facts.allocated_bytes()]
         self.document["allocator_retries"] = facts.allocator_retries() - self._retries
         self.document["data_cpu_seconds"] = self.hooks.fetch_cpu_seconds / steps
         self.document["precision"] = self.precision.result(steps)
