@@ -2,6 +2,7 @@ import io
 import os
 
 import numpy
+import pyarrow
 import pytest
 from PIL import Image, ImageDraw, ImageFile, JpegImagePlugin
 
@@ -41,7 +42,7 @@ def test_what_is_read_again_is_bit_for_bit_what_was_decoded(kept, path):
     with Image.open(path) as image:
         converted = numpy.asarray(image.convert("RGB"))
     with kept, path.open("rb") as file:
-        for source in (path, in_memory(path), file):
+        for source in (path, in_memory(path), pyarrow.BufferReader(path.read_bytes()), file):
             for _ in range(3):
                 with Image.open(source) as image:
                     assert numpy.array_equal(numpy.asarray(image), wanted)

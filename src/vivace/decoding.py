@@ -218,8 +218,13 @@ def _content(file: Any) -> object:
     try:
         found = os.fstat(file.fileno())
     except (AttributeError, OSError):
-        getbuffer = getattr(file, "getbuffer", None)
-        return hashlib.sha256(getbuffer()).digest() if getbuffer is not None else None
+        if not file.seekable():
+            return None
+        position = file.seek(0, os.SEEK_CUR)
+        file.seek(0)
+        found_bytes = hashlib.sha256(file.read()).digest()
+        file.seek(position)
+        return found_bytes
     if not stat.S_ISREG(found.st_mode):
         return None
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

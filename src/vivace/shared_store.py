@@ -73,7 +73,11 @@ class SharedStore:
         return dict(zip(_COUNTERS, (value for (value,) in found), strict=True))
 
     def count(self, name: str, amount: int = 1) -> None:
-        """Add to a counter. Exact under the lock, else a few may be lost between processes."""
+        """Add to a counter."""
+        with self._locked():
+            self._add(name, amount)
+
+    def _add(self, name: str, amount: int) -> None:
         at = 32 + _COUNTER.size * _COUNTERS.index(name)
         (before,) = _COUNTER.unpack_from(self._map, at)
         _COUNTER.pack_into(self._map, at, before + amount)
@@ -106,7 +110,7 @@ class SharedStore:
         with self._locked():
             used = self.counts()["bytes"]
             fits = used + size <= self.budget_bytes and self._slot(key)[0] >= 0
-            self.count("bytes" if fits else "full", size if fits else 1)
+            self._add("bytes" if fits else "full", size if fits else 1)
         offset = self.records_at + used
         if not fits or not self._allocated(offset, size):
             return None
@@ -118,7 +122,7 @@ class SharedStore:
             slot, held, *_ = self._slot(key)
             if slot < 0:
                 return False
-            self.count("records", int(held != key))
+            self._add("records", int(held != key))
             at = _SLOTS_AT + slot * _SLOT.size
             self._map[at : at + 16] = bytes(16)  # nobody may find the key beside another record's place
             total = _sum(self._at(room.offset, room.size))
@@ -131,7 +135,7 @@ class SharedStore:
         self._at(room.offset, room.size)[:] = bytes(room.size)
         with self._locked():
             last = self.records_at + self.counts()["bytes"] == room.offset + room.size
-            self.count("bytes", -room.size if last else 0)
+            self._add("bytes", -room.size if last else 0)
 
     def _at(self, offset: int, length: int) -> memoryview:
         return memoryview(self._map)[offset : offset + length]

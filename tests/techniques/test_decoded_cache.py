@@ -155,3 +155,15 @@ def test_the_promise_is_exact_and_one_epoch_is_no_reason_for_it():
     assert len(DecodedCache.candidates(profile, inspect())) == 1
     profile.features["epochs"] = 1
     assert DecodedCache.candidates(profile, inspect()) == []
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_validation_data_are_kept_too_and_read_by_workers(folder):
+    wanted = epochs(DataLoader(folder, batch_size=4), count=1)
+    with session_with(DecodedCache(budget_gib=0.05), LoaderWorkers(num_workers=1)) as session:
+        for _ in range(2):
+            fed = session.validation(ordered(DataLoader(folder, batch_size=4), seed=1, epoch=0))
+            assert all(torch.equal(batch[0], one) for batch, one in zip(fed, wanted, strict=True))
+        counts = session.build.notes["decoded_cache"]
+        assert (counts["records"], counts["misses"]) == (12, 12)
+        assert session.build.notes["loader_workers"] == (0, 1)

@@ -54,10 +54,11 @@ class DecodedCache(Technique):
             if loader not in judged:
                 for condition, reason in _conditions(loader, kept):
                     build.require(condition, reason)
-                judged[:] = [loader]
+                judged[:] = [*judged[-1:], loader]
             return Within(following(loader), kept, note)
 
         build.wrap(Seam.BATCHES, batches)
+        build.wrap(Seam.VALIDATION, batches)
         build.on_close(judged.clear)
 
     def _store(self) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -50,7 +50,7 @@ class LoaderWorkers(Technique):
             build.declare(Numerics.ROUNDING, "sums are cut at other places on other threads")
         rebuilt: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
-        def batches(following: Callable[[Any], Iterable[Any]], loader: Any) -> Iterable[Any]:
+        def batches(following: Callable[[Any], Any], loader: Any, persistent: bool = self.persistent) -> Any:
             from vivace.surgery import draws_random_numbers, with_workers
 
             if loader not in rebuilt:
@@ -58,20 +58,20 @@ class LoaderWorkers(Technique):
                     build.require(condition, reason)
                 if draws_random_numbers(loader.dataset):
                     build.declare(Numerics.ROUNDING, "other workers draw other random numbers for samples")
-                rebuilt[loader] = with_workers(
-                    loader, self.num_workers, self.prefetch_factor, self.persistent
-                )
+                rebuilt[loader] = with_workers(loader, self.num_workers, self.prefetch_factor, persistent)
                 build.notes["loader_workers"] = (loader.num_workers, self.num_workers)
             return following(rebuilt[loader])
 
         build.wrap(Seam.BATCHES, batches)
+        build.wrap(Seam.VALIDATION, lambda following, loader: batches(following, loader, False))
         build.on_close(rebuilt.clear)  # the last reference: the workers end with their loader
 
     def _conditions(self, loader: Any) -> Iterator[tuple[object, str]]:
         from torch.utils.data import DataLoader, IterableDataset
 
         kind = type(loader)
-        yield isinstance(loader, DataLoader), f"the data is a {kind.__name__}, not a torch DataLoader"
+        name = "stream" if kind.__name__ == "IterableData" else kind.__name__
+        yield isinstance(loader, DataLoader), f"the data is a {name}, not a torch DataLoader"
         yield kind.__iter__ is DataLoader.__iter__, f"your {kind.__name__} iterates in its own way"
         yield not isinstance(loader.dataset, IterableDataset), "an iterable dataset is cut by its workers"
         present = (loader.num_workers, loader.prefetch_factor, loader.persistent_workers)
