@@ -126,7 +126,7 @@ def test_what_cannot_be_decoded_raises_as_ever_and_is_not_kept(kept, path):
 
 
 def test_other_formats_and_files_without_identity_are_left_alone(kept, tmp_path):
-    class Nameless(io.RawIOBase):
+    class Nameless:
         def __init__(self, data):
             self.data = io.BytesIO(data)
 

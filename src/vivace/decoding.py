@@ -218,7 +218,7 @@ def _content(file: Any) -> object:
     try:
         found = os.fstat(file.fileno())
     except (AttributeError, OSError):
-        if not file.seekable():
+        if not getattr(file, "seekable", bool)():
             return None
         position = file.seek(0, os.SEEK_CUR)
         file.seek(0)
