@@ -298,7 +298,7 @@ KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
 }
 
 # In records/README.md only.
-DETAILS = ("memory_budgets", "cnn_models", "kernels", "feed", "real_loops", "fold_eval")
+DETAILS = ("memory_budgets", "cnn_models", "kernels", "real_loops", "fold_eval")
 
 
 def rows(records: list[dict], file: str, prefix: str) -> Iterator[tuple[str, ...]]:
