@@ -42,8 +42,8 @@ def test_page_faults_vanish_where_tensors_are_large():
     assert before.page_faults > 10_000
     assert "page faults a step" in HostAllocator().confirm(during, before)
     # A part of the blocks may find room in what earlier tests left of the heap.
-    given_back = after.page_faults > max(2_000, 10 * during.page_faults)
-    assert given_back, "closing did not give large blocks back to the kernel"
+    given_back = after.page_faults > max(2_000, 2 * during.page_faults)
+    assert given_back, f"closing kept large blocks: {[one.page_faults for one in seen]}"
 
 
 def test_unchanged_page_faults_are_no_evidence():
