@@ -21,6 +21,14 @@ def fork_server():
     return context
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _threads_as_before():
+    """Files of jobs that a module of tests loads may set the number of threads for the whole process."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def one_thread():
     """Tiny operators on several threads wait for each other longer than they work."""

@@ -5,31 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from norm_kernels import distance, profiled
-from norm_shapes import ALLOWED, BATCH, NUM_CASES, PRODUCTS
+from norm_kernels import NormKernels, distance, profiled
+from norm_shapes import BATCH, PRODUCTS
 from torch.nn import functional
 from traffic import product_bytes
 
-from vivace.engine.opening import training_device
-from vivace.job import Job
 from vivace.kernels import batch_norm
 from vivace.kernels.product import product, split_rows
 
 
-class ProductKernels:
-    """Serves `vivace.engine.launch.Child`; in a dry run the operators run their reference on a CPU."""
-
-    def __init__(self, job: Job, dry: bool) -> None:
-        self.dry, self.device = dry, training_device()
-
-    def check(self, dtype: str) -> dict[str, Any]:
-        """Worst relative errors against fp64 on random shapes; equal bits when repeated."""
-        worst: dict[str, float] = {}
-        for seed in range(3 if self.dry else NUM_CASES):
-            for name, error in self._case(seed, getattr(torch, dtype)).items():
-                assert error < ALLOWED[dtype], (dtype, seed, name, error)
-                worst[name] = max(worst.get(name, 0.0), error)
-        return {"worst": worst, "allowed": ALLOWED[dtype]}
+class ProductKernels(NormKernels):
+    """As its parent, for products."""
 
     def ablate(self, shape: str) -> dict[str, Any]:
         """Seconds and bytes/s of the product at one shape, and PyTorch's seconds for convolution and norm."""

@@ -2,11 +2,6 @@
 
 import copy
 import itertools
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,20 +17,8 @@ ALLOWED = {"torch.float32": 2e-5, "torch.float16": 1e-3}
 
 
 @pytest.mark.slow
-def test_kernels_are_their_reference_on_random_shapes():
-    """In a process of its own: Triton asks for its interpreter when a kernel is defined."""
-    pytest.importorskip("triton")
-    script = Path(__file__).with_name("interpreted.py")
-    done = subprocess.run(
-        [sys.executable, str(script), "0", str(SHAPES)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    cases = json.loads(done.stdout)
-    assert len(cases) == SHAPES
+def test_kernels_are_their_reference_on_random_shapes(interpreted):
+    cases = interpreted("interpreted.py", SHAPES)
     wrong = [c for c in cases if not max(c["errors"].values()) < ALLOWED[c["dtype"]]]
     assert wrong == []
     assert {c["activation"] for c in cases} == set(ACTIVATIONS)

@@ -1,11 +1,6 @@
 """1x1 convolutions that leave BatchNorm's statistics: the Triton kernel interpreted, and the reference."""
 
 import copy
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,20 +19,8 @@ ALLOWED = {"torch.float32": 1e-5, "torch.float16": 1e-3}
 
 
 @pytest.mark.slow
-def test_the_kernel_is_its_reference_on_random_shapes():
-    """In a process of its own: Triton asks for its interpreter when a kernel is defined."""
-    pytest.importorskip("triton")
-    script = Path(__file__).with_name("interpreted_products.py")
-    done = subprocess.run(
-        [sys.executable, str(script), "0", str(SHAPES)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    cases = json.loads(done.stdout)
-    assert len(cases) == SHAPES
+def test_the_kernel_is_its_reference_on_random_shapes(interpreted):
+    cases = interpreted("interpreted_products.py", SHAPES)
     wrong = [c for c in cases if not max(c["errors"].values()) < ALLOWED[c["dtype"]]]
     assert wrong == []
     exact = ("running mean", "running variance")  # of the numbers as they are rounded, in every type

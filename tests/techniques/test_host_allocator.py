@@ -1,4 +1,8 @@
 import ctypes
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,18 +36,25 @@ def large_job():
     )
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="acts on a CPU")
-def test_page_faults_vanish_where_tensors_are_large():
+def page_faults_before_during_and_after():
     seen = []
     for plan in (Plan(), Plan([HostAllocator()]), Plan()):
         with start(large_job(), plan, inspect()) as session:
             seen.append(observe(session, large_job().data()))
-    before, during, after = seen
+    return [one.page_faults for one in seen]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="acts on a CPU")
+def test_page_faults_vanish_where_tensors_are_large():
+    # In a process of its own: glibc uses holes that earlier tests left in its heap, whatever the thresholds.
+    code = "import test_host_allocator as here; print(here.page_faults_before_during_and_after())"
+    here = Path(__file__).parent
+    done = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    before, during, after = (Observation({}, {}, 0, faults) for faults in json.loads(done.stdout))
     assert before.page_faults > 10_000
     assert "page faults a step" in HostAllocator().confirm(during, before)
-    # A part of the blocks may find room in what earlier tests left of the heap.
-    given_back = after.page_faults > max(2_000, 2 * during.page_faults)
-    assert given_back, f"closing kept large blocks: {[one.page_faults for one in seen]}"
+    assert after.page_faults > 10_000, "closing did not give large blocks back to the kernel"
 
 
 def test_unchanged_page_faults_are_no_evidence():

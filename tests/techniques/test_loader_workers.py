@@ -150,12 +150,12 @@ def test_the_step_keeps_some_threads_and_gets_all_back():
             seen = Observation({}, {}, 0, 0.0, notes=session.build.notes)
             assert LoaderWorkers(step_threads=2).confirm(seen, seen).endswith(", the step on 2 of 3 threads")
         assert torch.get_num_threads() == 3
-        for settings, reason in (
-            ({"step_threads": 3}, "already runs on step_threads = 3"),
-            ({"step_threads": 9}, "only 4 cores"),
-        ):
-            with pytest.raises(Refused, match=reason):
-                session_with(**settings)
+        with session_with(num_workers=1, step_threads=3) as session:  # as it is already: the workers act
+            read(session, DataLoader(Numbers(), batch_size=5))
+            seen = Observation({}, {}, 0, 0.0, notes=session.build.notes)
+            assert LoaderWorkers(step_threads=3).confirm(seen, seen) == "1 workers instead of 0"
+        with pytest.raises(Refused, match="only 4 cores"):
+            session_with(step_threads=9)
         threads = registry.find("cpu_threads")(num_threads=2)
         with pytest.raises(Refused, match="cpu_threads sets the step's threads already"):
             start(TINY_JOBS["mlp"](), Plan([threads, LoaderWorkers(step_threads=1)]), MACHINE)

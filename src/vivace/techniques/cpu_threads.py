@@ -37,6 +37,7 @@ class CpuThreads(Technique):
         from vivace.threads import run_on
 
         run_on(build, self.num_threads, "num_threads")
+        build.require("threads" in build.notes, f"PyTorch already runs on num_threads = {self.num_threads}")
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """The numbers of threads before and during the step."""

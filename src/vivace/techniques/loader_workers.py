@@ -87,7 +87,7 @@ class LoaderWorkers(Technique):
         if "loader_workers" not in seen.notes:
             raise Refused("it changed nothing: no batch was read through the session")
         before, during = seen.notes["loader_workers"]
-        now, most = self.step_threads, seen.notes.get("threads", (0, 0))[0]
+        most, now = seen.notes.get("threads", (0, 0)) if self.step_threads else (0, 0)
         threads = f", the step on {now} of {most} threads" if now else ""
         return f"{during} workers instead of {before}{threads}"
 

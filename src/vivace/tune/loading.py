@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
-from vivace import registry
 from vivace.ledger import Ratio, Trial
+from vivace.plan import Plan
 from vivace.report import words
 from vivace.technique import Stage
 
@@ -19,18 +18,18 @@ def sentence(limit: object, trials: Iterable[Trial]) -> str:
     """
     if not limit:
         return ""
-    feeding = {cls.name for cls in registry.everything() if cls.card.stage == Stage.DATA}
-    plans = [(trial.techniques, trial.ratio) for trial in trials if trial.ratio is not None]
-    ratios = {_key(techniques): ratio for techniques, ratio in plans}  # the later one is the confirmation
-    ratios[_key({})] = Ratio(1.0, 1.0, 1.0)
+    measured = [
+        (Plan.from_dict(trial.techniques), trial.ratio) for trial in trials if trial.ratio is not None
+    ]
+    ratios = {plan.id: ratio for plan, ratio in measured}  # the later one is the confirmation
+    ratios[Plan().id] = Ratio(1.0, 1.0, 1.0)
     gains: dict[str, float] = {}
-    for techniques, _ in plans:
-        for name in feeding & set(techniques):
-            rest = {other: settings for other, settings in techniques.items() if other != name}
-            found, without = ratios[_key(techniques)], ratios.get(_key(rest))
-            if without is not None:
+    for plan, _ in measured:
+        for technique in plan.techniques:
+            found, without = ratios[plan.id], ratios.get(plan.without(technique.name).id)
+            if technique.card.stage == Stage.DATA and without is not None:
+                shown = words.plan_name(Plan([technique]).to_dict())
                 gain = found.estimate / without.estimate if found.low > without.high else 0.0
-                shown = words.plan_name({name: techniques[name]})
                 gains[shown] = max(gains.get(shown, 0.0), gain)
     helped = sorted(((gain, name) for name, gain in gains.items() if gain), reverse=True)
     if helped:
@@ -40,7 +39,3 @@ def sentence(limit: object, trials: Iterable[Trial]) -> str:
     else:
         told = "nothing against it was measured by itself"
     return f"{limit}; {told}"
-
-
-def _key(techniques: Mapping[str, Any]) -> str:
-    return repr(sorted((name, sorted(settings.items())) for name, settings in techniques.items()))
