@@ -53,6 +53,12 @@ def recorded(tmp_path, one_thread, monkeypatch):
     return record
 
 
+@pytest.fixture
+def judged(tmp_path):
+    """``judged()``: the document of the record that lies there."""
+    return lambda: judge(json.loads((tmp_path / RECORD).read_text()), tmp_path / TRACE, MACHINE, "test", None)
+
+
 @pytest.fixture(scope="session")
 def batches():
     generator = torch.Generator().manual_seed(0)

@@ -13,7 +13,9 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from vivace.profile.record import RECORD, facts, fetches, hooks
+from vivace.profile.record.clock import Clock
 from vivace.profile.record.late import LatePeak
+from vivace.profile.record.recorder import Recorder
 
 PATCHED = (
     (torch.autograd, "backward"),
@@ -186,6 +188,25 @@ def test_values_asked_in_a_loop_are_named_by_line(recorded, batches):
     assert "test_recorder.py" in document["verdicts"][0]["evidence"]
 
 
+def test_lines_that_take_turns_in_a_loop_share_its_seconds(recorded, batches):
+    def count(loss, output, labels):
+        for row in range(len(labels)):
+            if output[row, 0].item() > 0:
+                labels[row].item()
+            else:
+                output[row, 1].item()
+
+    _, record = recorded(Loop(batches, after=count))
+    whole = sum(row["span"] for row in record["waits"]) / record["watched_steps"]
+    assert len(record["waits"]) > 1
+    assert whole < 1.5 * record["seconds"]["idle"]
+
+
+def test_printing_a_tensor_asks_for_its_values(recorded, batches):
+    _, record = recorded(Loop(batches, after=lambda loss, *_: [str(loss), f"{loss:.3f}"]))
+    assert sum(row["count"] for row in record["waits"]) == 2 * record["watched_steps"]
+
+
 def test_values_that_a_data_set_asks_for_are_its_fetching(recorded, batches):
     class Labelled(Dataset):
         def __len__(self):
@@ -205,6 +226,19 @@ def test_kept_losses_are_named_by_their_list(recorded, batches):
     losses = []
     document, _ = recorded(Loop(batches, after=lambda loss, *_: losses.append(loss)))
     assert causes(document)[0] == "memory"
+    assert "held by losses (test_recorder.py)" in document["verdicts"][0]["evidence"]
+
+
+def test_a_chain_of_losses_is_named_by_the_object_that_holds_it(recorded, batches):
+    loop = Loop(batches)
+
+    def average(loss, *_):
+        loop.average = loss if loop.average is None else 0.9 * loop.average + 0.1 * loss
+
+    loop.average, loop.after = None, average
+    document, _ = recorded(loop)
+    assert causes(document)[0] == "memory"
+    assert "held by self.average (test_recorder.py)" in document["verdicts"][0]["evidence"]
 
 
 def test_a_slow_loop_is_idle(recorded, batches):
@@ -245,6 +279,90 @@ def test_clipping_scaled_gradients_is_misuse(recorded, batches):
     document, _ = recorded(epoch)
     assert causes(document)[0] == "amp_misuse"
     assert "test_recorder.py" in document["verdicts"][0]["evidence"]
+
+
+def clip_by_hand(loop):
+    norm = torch.stack([p.grad.norm() for p in loop.model.parameters()]).norm()
+    for parameter in loop.model.parameters():
+        parameter.grad.mul_(1 / norm)
+
+
+def accumulate_by_hand(loop):
+    for parameter in loop.model.parameters():
+        parameter.grad.div_(4)
+
+
+def freeze_by_hand(loop):
+    loop.model[0].weight.grad[:8] = 0
+
+
+@pytest.mark.parametrize(
+    ("change", "second_loss", "misused"),
+    [
+        (clip_by_hand, False, True),
+        (accumulate_by_hand, False, False),
+        (freeze_by_hand, False, False),
+        (None, True, True),
+        (None, False, False),
+    ],
+)
+def test_what_is_done_to_scaled_gradients(recorded, batches, change, second_loss, misused):
+    loop = Loop(batches)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+
+    def epoch():
+        for inputs, labels in loop.loader:
+            loop.optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                output = loop.model(inputs)
+            loss = functional.cross_entropy(output.float(), labels)
+            (scaler.scale(loss) / 2).backward(retain_graph=second_loss)
+            if second_loss:
+                output.float().pow(2).mean().backward()
+            if change is not None:
+                change(loop)
+            scaler.step(loop.optimizer)
+            scaler.update()
+
+    document, _ = recorded(epoch)
+    assert ("amp_misuse" in causes(document)) == misused, document["verdicts"]
+
+
+@pytest.mark.parametrize("state", ["traced", "counted"])
+def test_a_step_that_was_not_finished_is_not_counted(tmp_path, batches, one_thread, judged, state):
+    recorder = Recorder(tmp_path, timed_seconds=0.1)
+
+    class Over(Exception):
+        pass
+
+    def end(*_):
+        if recorder._state == state:
+            raise Over
+
+    loop = Loop(batches * 20, after=end)
+    recorder.install()
+    with pytest.raises(Over):
+        loop()
+    recorder.finish()
+    document = judged()
+    assert document["bound_seconds"] is None
+    assert bool(document["memory"]["curve"]) == (state == "counted")
+    assert "until the run ended" in document["verdicts"][0]["evidence"]
+
+
+def test_ending_workers_is_waiting_for_data():
+    clock = Clock(lambda step: None)
+    watched = hooks.LoopHooks(clock)
+    watched.install()
+    try:
+        iterator = iter(DataLoader(Rows([1.0] * 8), batch_size=2, num_workers=1))
+        next(iterator)
+        clock.restart()
+        del iterator
+    finally:
+        watched.restore()
+    assert clock.step.interrupted
+    assert clock.step.seconds["data"] > 0
 
 
 @pytest.fixture
@@ -357,7 +475,7 @@ def test_validation_with_gradients_that_peaks_is_named(recorded, batches, monkey
     loop.after = validate
     document, _ = recorded(loop)
     assert causes(document) == ["memory"], document["verdicts"]
-    assert "validation needs" in document["verdicts"][0]["evidence"]
+    assert "validation (test_recorder.py:" in document["verdicts"][0]["evidence"]
 
 
 def test_what_a_later_validation_adds_to_the_peak_is_noted(tmp_path, batches, monkeypatch):
@@ -384,7 +502,9 @@ def test_what_a_later_validation_adds_to_the_peak_is_noted(tmp_path, batches, mo
     late.finish()
     assert nn.Module.eval is evaluate
     expected = {"peak": peaks[0], "rise": 2 * 2**21 + 2**23}
-    assert json.loads((tmp_path / RECORD).read_text()) == {"late": expected}
+    found = json.loads((tmp_path / RECORD).read_text())["late"]
+    assert "test_recorder.py" in found.pop("at")
+    assert found == expected
 
 
 def test_graphs_kept_for_nothing_are_named_by_line(recorded, batches):
@@ -404,10 +524,6 @@ def test_graphs_kept_for_nothing_are_named_by_line(recorded, batches):
 
 
 def test_a_loop_that_ends_early_keeps_what_it_has(tmp_path, batches, one_thread):
-    import json
-
-    from vivace.profile.record.recorder import Recorder
-
     recorder = Recorder(tmp_path, timed_seconds=60)
     recorder.install()
     Loop(batches)()
@@ -418,7 +534,6 @@ def test_a_loop_that_ends_early_keeps_what_it_has(tmp_path, batches, one_thread)
 
 
 def test_overflow_and_tiny_gradients_are_named_by_parameter():
-    from vivace.profile.record.clock import Clock
     from vivace.profile.record.hooks import LoopHooks
     from vivace.profile.record.mixed import PrecisionWatch
 

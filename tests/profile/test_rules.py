@@ -6,9 +6,11 @@ import dataclasses
 import pytest
 
 from vivace.machine import Device, Machine
-from vivace.profile import rules, rules_memory, rules_precision
+from vivace.profile import rules, rules_memory, rules_precision, rules_ranks
 from vivace.profile.bounds import bounds, to_dict
 from vivace.profile.seen import Seen
+
+COLLATE = "/x/torch/utils/data/_utils/collate.py:9 collate_tensor_fn"
 
 MACHINE = Machine(
     devices=(Device("cpu", "a processor", 2**34, ("avx2", "avx512_bf16")),),
@@ -301,9 +303,7 @@ HARMLESS = {
     },
     "samples in memory that are collated": {
         "seconds": {"data": 0.03},
-        "fetch": {
-            "seen": [["/x/torch/utils/data/_utils/collate.py:9 collate_tensor_fn | collate.py:9 collate", 30]]
-        },
+        "fetch": {"seen": [[f"{COLLATE} | {COLLATE}", 30]]},
     },
     "memory in pieces that nobody holds": {
         "resident": [2**30 + 2**22 * step for step in range(40)],
@@ -353,6 +353,54 @@ def test_a_rare_long_step_is_worth_what_it_takes_longer():
     assert verdict.high == pytest.approx(1.1 * whole / (18 * 0.1))
 
 
+def two_ranks(**changes):
+    """The second rank waits in its collectives for the first, which takes longer by `changes`."""
+    usual = {"data": 0.0, "place": 0.0, "forward": 0.02, "backward": 0.03, "update": 0.01, "idle": 0.0}
+    slow = {**usual, **changes, "communication": 0.02}
+    waiting = sum(slow.values()) - sum(usual.values())
+    other = {
+        "step_seconds": sum(slow.values()),
+        "seconds": {**usual, "communication": waiting},
+        "ranks": {"rank": 1},
+    }
+    ranks = {"world_size": 2, "rank": 0, "sampler": "DistributedSampler"}
+    return seen_with(seconds=slow, step_seconds=sum(slow.values()), ranks=ranks, other_ranks=[other])
+
+
+@pytest.mark.parametrize(
+    ("phase", "words"),
+    [("idle", "of it in its own code"), ("data", "of it waiting for data"), ("forward", "of it in forward")],
+)
+def test_a_straggling_rank_is_named_with_what_it_does(phase, words):
+    seen = two_ranks(**{phase: 0.05})
+    (verdict,) = [verdict for verdict in rules.judge_all(seen) if verdict.cause == "multi_gpu"]
+    assert "rank 0 needs" in verdict.evidence
+    assert words in verdict.evidence
+    assert "idle" not in [verdict.cause for verdict in rules.judge_all(seen)]
+    assert verdict.high > 1.5
+
+
+@pytest.mark.parametrize(
+    ("reason", "advice"),
+    [
+        ("0/6: self.step == 6  # m.py:3", "change self.step outside"),
+        ("0/1: tensor 'x' size mismatch at index 0. expected 4, actual 5", "dynamic=True"),
+        ("0/1: ___check_obj_id(L['f'], 1)", "TORCH_LOGS=recompiles"),
+    ],
+)
+def test_what_to_do_about_recompiling_follows_from_its_reason(reason, advice):
+    row = {"place": "m.py:3 forward", "seconds": 2.0, "reason": reason, "failed": None}
+    found = {"graphs": 5, "new_graphs": 4, "compilations": [row] * 4, "reasons": [row] * 4, "breaks": []}
+    assert advice in rules.recompiles(seen_with(dynamo=found)).next
+
+
+def test_the_lines_that_break_a_graph_are_named():
+    found = {"graphs": 3, "new_graphs": 0, "compilations": [], "breaks": [["item()\n  Explanation: long", 4]]}
+    verdict = rules.recompiles(seen_with(dynamo={**found, "break_places": {"/me/m.py:15": 4}}))
+    assert "4 times (m.py:15): item()" in verdict.evidence
+    assert "long" not in verdict.evidence
+
+
 def test_removing_a_wait_is_worth_its_share():
     (verdict,) = rules.judge_all(seen_with(seconds={"data": 0.099}, data_cpu_seconds=0.0))
     assert verdict.low <= 2.0 <= verdict.high
@@ -364,7 +412,12 @@ def test_workers_bring_less_where_fetching_needs_the_cores_that_training_uses():
     assert busy.low < idle.low
 
 
-COLLATE = "/x/torch/utils/data/_utils/collate.py:9 collate_tensor_fn"
+def test_a_second_kind_of_work_is_named_beside_the_first():
+    decoding = "/me/data.py:3 __getitem__ | /x/site-packages/PIL/ImageFile.py:425 load"
+    resizing = "/me/data.py:4 __getitem__ | /x/site-packages/PIL/Image.py:2440 resize"
+    seen = seen_with(seconds={"data": 0.1}, fetch={"seen": [[decoding, 60], [resizing, 40]]})
+    evidence = rules.data_wait(seen).evidence
+    assert "decoding (60% of it; most in data.py:3, __getitem__) and augmenting (40%; data.py:4" in evidence
 
 
 @pytest.mark.parametrize(
@@ -373,8 +426,15 @@ COLLATE = "/x/torch/utils/data/_utils/collate.py:9 collate_tensor_fn"
         ("/me/data.py:3 __getitem__ | /x/site-packages/PIL/Image.py:900 load", "decoding"),
         ("/me/data.py:3 __getitem__ | /x/site-packages/torchvision/transforms/v2.py:9 rotate", "augmenting"),
         ("/me/data.py:3 load | /me/data.py:3 load", "reading"),
+        ("/me/data.py:3 __getitem__ | /x/site-packages/numpy/lib/_format_impl.py:847 read_array", "reading"),
+        ("/me/data.py:3 __getitem__ | /x/site-packages/PIL/Image.py:2440 resize", "augmenting"),
+        (
+            "/me/read/filters.py:3 thread | /me/read/data.py:3 thread",
+            "code of the dataset or of its collate_fn",
+        ),
+        ("/me/train.py:3 collate | /me/train.py:3 tokenize", "code of the dataset or of its collate_fn"),
         (f"{COLLATE} | {COLLATE}", "collating samples into batches"),
-        ("/me/data.py:3 __getitem__ | /me/data.py:3 __getitem__", "the dataset's own code"),
+        ("/me/data.py:3 __getitem__ | /me/data.py:3 __getitem__", "code of the dataset or of its collate_fn"),
     ],
 )
 def test_what_fetching_does_is_named(site, kind):
@@ -405,7 +465,7 @@ def test_every_rule_is_asked():
         rules.idle,
         rules.recompiles,
     }
-    own |= {rules_memory.memory, rules.multi_gpu, rules_precision.overflow, rules_precision.amp_misuse}
+    own |= {rules_memory.memory, rules_ranks.multi_gpu, rules_precision.overflow, rules_precision.amp_misuse}
     assert set(rules.rules()) == own | {rules_precision.no_gain, rules_precision.no_effect}
 
 

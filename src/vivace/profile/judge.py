@@ -92,9 +92,11 @@ def _healthy(seen: Seen, rows: list[roofline.Roof], share: float | None, bound: 
         limit = "the distance to the limit is not known"
     largest = next((row for row in rows if row.seconds), None)
     most = f"; most of its time goes to {largest.operator}" if largest else ""
-    return Verdict(
-        "healthy", f"nothing is wrong: {limit}{most}", 1.0, 1.0, f"{seen.tune} measures what goes faster"
-    )
+    state, found, advice = seen.record["state"], "nothing is wrong", f"{seen.tune} measures what goes faster"
+    if state != "finished":
+        found = f"nothing wrong was seen until the run ended, while '{state}' was measured"
+        advice = "let it run for more steps, so that the rest is measured too"
+    return Verdict("healthy", f"{found}: {limit}{most}", 1.0, 1.0, advice)
 
 
 def _bound_by(rows: list[roofline.Roof], bound: float | None, launching: float) -> str | None:
@@ -120,7 +122,11 @@ def _missing(record: dict[str, Any], facts: dict[str, Any], bound: float | None)
     if not record.get("work"):
         found.append("operations and bytes: the run ended before a step was counted")
     elif bound is None:
-        found.append("the limit: this machine's ceilings were not measured (vivace inspect --measure)")
+        double = any(name.endswith(":8") for name in record.get("item_bytes") or {})
+        ceilings = "no ceiling is measured for float64"
+        if not double:
+            ceilings = "this machine's ceilings were not measured (vivace inspect --measure)"
+        found.append(f"the limit: {ceilings}")
     if record.get("silent_modules"):
         found.append("times by module, and operations of compiled parts: the model is compiled")
     if not record.get("samples_known", True):

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 
 from vivace.inspect.table import human_bytes
-from vivace.profile import rules_memory, rules_precision
+from vivace.profile import rules_memory, rules_precision, rules_ranks
 from vivace.profile.seen import Seen, Verdict
 
 LARGE_WAIT = 0.15  # of the step; below, the loader keeps up
@@ -18,11 +18,31 @@ CLEAR_GAIN = 1.05
 MANY_GRAPHS = 3  # in the timed window; one or two belong to a first validation
 
 COLLATING = "collating samples into batches"
-DECODERS = r"PIL|cv2|imageio|torchvision/io|jpeg|decode|soundfile|torchaudio|librosa|zlib|gzip|lzma|bz2|json"
-AUGMENTERS = (
-    r"transforms|albumentations|kornia|augment|random|imgaug|numpy|noise|rotate|blur|filter|scipy|skimage"
+OWN_CODE = "code of the dataset or of its collate_fn"
+LARGE_SECOND = 0.25  # of the samples; a second kind of work is then named beside the first
+# By the innermost frame's path and function, then by the text of the lines: what is certain comes first.
+KINDS = (
+    (COLLATING, r"torch/utils/data/_utils/collate"),
+    (
+        "decoding",
+        r"PIL/(ImageFile|\w+Plugin|Image.py:\d+ (open|load))|torchvision/io|jpeg|decode|soundfile|torchaudio"
+        r"|zlib|gzip|lzma|bz2",
+    ),
+    ("decoding", r"\bImage\.open|imread|\bjson\b|json/|librosa"),
+    (
+        "reading",
+        r"_npyio|numpy/lib/\w*format|torch/serialization|\bpickle|h5py|lmdb|sqlite|pandas/io|np\.load",
+    ),
+    (
+        "augmenting",
+        r"transforms|albumentations|kornia|augment|imgaug|noise|rotate|blur|filter|resize|crop|flip",
+    ),
+    ("augmenting", r"random|numpy|scipy|skimage|PIL"),
+    (
+        "reading",
+        r"\bopen|\b_?(read|load)|_(read|load)|sleep|seek|mmap|socket|ssl|http|requests|wait|fetch_|download",
+    ),
 )
-READERS = r"\bopen|read|load|sleep|seek|mmap|h5py|lmdb|sqlite|socket|ssl|http|requests|wait|fetch_|download"
 
 
 def rules() -> list[object]:
@@ -32,7 +52,7 @@ def rules() -> list[object]:
         rules_precision.amp_misuse,
         rules_memory.memory,
         recompiles,
-        multi_gpu,
+        rules_ranks.multi_gpu,
         data_wait,
         placing,
         threads,
@@ -49,7 +69,9 @@ def judge_all(seen: Seen) -> list[Verdict]:
     found = [verdict for rule in rules() if (verdict := rule(seen)) is not None]  # type: ignore[operator]
     wrong = ("overflow", "amp_misuse", "memory")
     causes = {verdict.cause for verdict in found}
-    if "sync" in causes:  # which is what the loop's own code does
+    late = rules_ranks.straggler(seen) if "multi_gpu" in causes else None
+    # Values asked for, or what only one rank does, are what the loop's own code does.
+    if "sync" in causes or (late is not None and late.phase == "idle"):
         found = [verdict for verdict in found if verdict.cause != "idle"]
     return sorted(found, key=lambda v: (v.cause not in wrong, -(v.low + v.high)))
 
@@ -109,30 +131,40 @@ def _with_workers(seen: Seen, wait: float, rest: float) -> float:
 
 
 def _what_fetching_does(seen: Seen) -> tuple[str, str]:
-    """Reading, decoding, augmenting or collating, by where the sampling thread found it, and the line."""
+    """Reading, decoding, augmenting or collating, by where the sampling thread found it, and the line; what
+    else takes long is named behind it.
+    """
     kinds: Counter[str] = Counter()
-    lines: Counter[str] = Counter()
+    lines: dict[str, Counter[str]] = {}
     for site, count in (seen.record.get("fetch") or {}).get("seen", []):
         theirs, _, inner = site.partition(" | ")
-        kinds[_kind_of(inner, theirs)] += count
-        lines[theirs] += count
+        kind = _kind_of(inner, theirs)
+        kinds[kind] += count
+        lines.setdefault(kind, Counter())[theirs] += count
     if not kinds:
         return "the loader's own work", ""
-    kind, count = kinds.most_common(1)[0]
-    place = lines.most_common(1)[0][0]
-    file, _, function = place.partition(" ")
-    share = count / sum(kinds.values())
-    return kind, f" ({share:.0%} of it; most in {seen.short(file)}, {function})"
+    named = []
+    for kind, count in kinds.most_common(2):
+        file, _, function = lines[kind].most_common(1)[0][0].partition(" ")
+        named.append((kind, count / sum(kinds.values()), f"{seen.short(file)}, {function}"))
+    (first, share, place), *others = named
+    where = f" ({share:.0%} of it; most in {place})"
+    for kind, share, place in others:
+        where += f" and {kind} ({share:.0%}; {place})" if share >= LARGE_SECOND else ""
+    return first, where
 
 
 def _kind_of(inner: str, theirs: str) -> str:
-    text = inner + _source(theirs) + _source(inner)
-    if "collate" in inner:
-        return COLLATING
-    for kind, pattern in (("decoding", DECODERS), ("augmenting", AUGMENTERS), ("reading", READERS)):
-        if re.search(pattern, text):
-            return kind
-    return "the dataset's own code"
+    """What a library's path, a function's name, or the text of a line says; the person's folders do not."""
+    path, _, function = inner.rpartition(" ")
+    library = re.search(r"(site-packages|/lib/python[\d.]+|torch/utils)/.*", path)
+    name = path.rpartition("/")[2]
+    line = "" if library else _source(inner)
+    for text in (f"{library.group() if library else ''} {function}", line, _source(theirs), name):
+        for kind, pattern in KINDS:
+            if re.search(pattern, text):
+                return kind
+    return OWN_CODE
 
 
 def _source(place: str) -> str:
@@ -263,7 +295,7 @@ def recompiles(seen: Seen) -> Verdict | None:
         named = [row for row in rows if not row["place"].startswith("None")]
         theirs = [row for row in named if "site-packages" not in row["place"]]
         row = (theirs or named or rows)[-1]
-        why = " ".join(str(row["reason"] or "a new graph").split())[:160]
+        why = " ".join(str(row["reason"] or "a new graph").partition("(HINT")[0].split())[:200]
         where = seen.short(row["place"].split(" ")[0])
         evidence = (
             f"torch.compile made {found['new_graphs']} graphs in {seen.record['steps']} steps after warm-up"
@@ -274,8 +306,7 @@ def recompiles(seen: Seen) -> Verdict | None:
         best = 1 / (1 - share)
         quiet = seen.record.get("quiet_seconds")  # of a step in which nothing was compiled
         most = max(best, seen.step_seconds / quiet) if quiet else 20 * best if late else best
-        advice = "pad to a few shapes, or torch.compile(..., dynamic=True)"
-        return Verdict("recompiles", evidence, max(1.0, 0.7 * best), most * 1.3, advice)
+        return Verdict("recompiles", evidence, max(1.0, 0.7 * best), most * 1.3, _next_recompile(why))
     breaks = found.get("breaks") or []
     failed = found.get("failed") or []
     if failed and not found.get("graphs"):
@@ -284,38 +315,23 @@ def recompiles(seen: Seen) -> Verdict | None:
         evidence = f"torch.compile gave up on {seen.short(row['place'].split(' ')[0])}: {why}"
         return Verdict("recompiles", evidence, 0.9, 1.5, "TORCH_LOGS=graph_breaks shows each line")
     if breaks:
-        reason = " ".join(str(breaks[0][0]).split())[:200]
-        evidence = f"torch.compile breaks the graph {sum(n for _, n in breaks)} times: {reason}"
+        reason = " ".join(str(breaks[0][0]).partition("Explanation:")[0].split())[:200]
+        places = [seen.short(place) for place in found.get("break_places") or {} if place]
+        where = f" ({', '.join(places[:3])})" if places else ""
+        evidence = f"torch.compile breaks the graph {sum(n for _, n in breaks)} times{where}: {reason}"
         high = 1 / max(0.3, seen.busy_share)
-        return Verdict("recompiles", evidence, 1.0, max(1.1, high), "TORCH_LOGS=graph_breaks shows each line")
+        advice = "do that with tensors (torch.where in place of if), or outside of what is compiled"
+        advice += "; TORCH_LOGS=graph_breaks shows each line"
+        return Verdict("recompiles", evidence, 1.0, max(1.1, high), advice)
     return None
 
 
-def multi_gpu(seen: Seen) -> Verdict | None:
-    """Several ranks that wait for each other, or read the same samples."""
-    ranks = [seen.record, *(seen.record.get("other_ranks") or [])]
-    facts = seen.record.get("ranks") or {}
-    if "data_parallel" in (seen.record.get("asked") or {}):
-        where = seen.short(seen.record["asked"]["data_parallel"])
-        evidence = f"{where} uses DataParallel: one process feeds all GPUs, and copies the model each step"
-        return Verdict("multi_gpu", evidence, 1.0, 2.0, "DistributedDataParallel under torchrun")
-    if facts.get("world_size", 1) < 2:
-        return None
-    sums = [((r.get("ranks") or {}).get("batch_sum")) for r in ranks]
-    world = facts["world_size"]
-    if len(sums) > 1 and len(set(sums)) < len(sums) and None not in sums:
-        evidence = f"ranks read the same batch ({facts['sampler']}): {world} processes do the work of one"
-        return Verdict("multi_gpu", evidence, 1.0, float(world), "DistributedSampler(dataset), and set_epoch")
-    share = seen.shares["communication"]
-    own = [r["step_seconds"] - r["seconds"]["communication"] for r in ranks if r.get("seconds")]
-    if share < LARGE_WAIT:
-        return None
-    apart = max(own) / min(own) if own and min(own) > 0 else 1.0
-    straggler = f"; one rank needs {apart:.2f} times as long as another" if apart > 1.2 else ""
-    evidence = f"{share:.0%} of the step is communication between {world} ranks that nothing hides{straggler}"
-    advice = "larger batches, accumulation with no_sync(), or fewer ranks"
-    whole = seen.trace.get("collective_seconds", 0.0) * seen.stretch / seen.step_seconds
-    most = min(
-        0.8, max(share, whole if seen.device == "cpu" else 0.0)
-    )  # on a CPU they take the cores as well
-    return Verdict("multi_gpu", evidence, 1.0, 1.1 / (1 - most), advice)
+def _next_recompile(why: str) -> str:
+    """What to do about a guard that fails again and again."""
+    if number := re.search(r"([A-Za-z_][\w.\[\]']*) == -?[\d.]+", why):
+        return (
+            f"change {number.group(1)} outside of what is compiled, or hold it in a tensor: a graph fixes it"
+        )
+    if re.search(r"size|shape|stride|len\(|dynamic", why):
+        return "pad to a few shapes, or torch.compile(..., dynamic=True)"
+    return "keep what the reason names the same in each step; TORCH_LOGS=recompiles shows each"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from vivace.inspect.table import human_bytes
@@ -31,7 +32,7 @@ def memory(seen: Seen) -> Verdict | None:
     rate = _growth(resident) if _holds_more(seen, resident) else 0.0
     if steps >= 8 and more >= 0.9 * steps:
         held = live.get("held") or []
-        by = f", held by {held[0].split(' (')[0]}" if held else ""
+        by = f", held by {_holder(held[0])}" if held else ""
         size = f", {rate * len(resident) / 2**20:.3g} MiB in {len(resident)} steps" if rate > 0 else ""
         evidence = f"{more / steps:.1f} tensors with their backward graph stay alive each step{by}{size}"
         advice = "keep loss.item() or loss.detach(), not the loss"
@@ -54,6 +55,12 @@ def memory(seen: Seen) -> Verdict | None:
         advice = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
         return Verdict("memory", evidence, 1.0, 1.3, advice)
     return None
+
+
+def _holder(name: str) -> str:
+    """``losses (train.py)`` of a name and its file."""
+    name, _, file = name.removesuffix(")").partition(" (")
+    return f"{name} ({Path(file).name})"
 
 
 def _without_growth(seen: Seen, rate: float) -> float:
@@ -128,7 +135,8 @@ def _late_peak(seen: Seen) -> Verdict | None:
         if not rare or peak < max(HIGHER * own, own + HIGHER_BYTES):
             continue
         if rises is validating:
-            evidence = f"validation needs {human_bytes(peak)}, training {human_bytes(own)}"
+            where = _at(seen, seen.record.get("evaluated_at"))
+            evidence = f"validation{where} needs {human_bytes(peak)}, training {human_bytes(own)}"
             advice = VALIDATION_ADVICE
         else:
             largest = max(row["elements"] for _, row in long) / usual
@@ -147,8 +155,13 @@ def _later_validation(seen: Seen) -> Verdict | None:
     peak, own = late["peak"], late["peak"] - late["rise"]
     if peak <= max(HIGHER * own, own + HIGHER_BYTES):
         return None
-    evidence = f"validation needs {human_bytes(peak)}, everything before it {human_bytes(own)}"
+    where = _at(seen, late.get("at"))
+    evidence = f"validation{where} needs {human_bytes(peak)}, everything before it {human_bytes(own)}"
     return Verdict("memory", evidence, 1.0, 1.1, VALIDATION_ADVICE)
+
+
+def _at(seen: Seen, site: str | None) -> str:
+    return f" ({seen.short(site)})" if site else ""
 
 
 def _without(course: list[dict[str, Any]], rare: list[dict[str, Any]]) -> float:

@@ -46,7 +46,6 @@ def overflow(seen: Seen) -> Verdict | None:
 def amp_misuse(seen: Seen) -> Verdict | None:
     """Clipping scaled gradients, unscaling twice, a scaler that is never updated or serves nothing."""
     precision = seen.precision
-    sites = precision.get("sites") or {}
     dtypes = precision.get("autocast_dtypes") or {}
 
     def found(evidence: str, advice: str) -> Verdict:
@@ -54,17 +53,8 @@ def amp_misuse(seen: Seen) -> Verdict | None:
         extra = 0.5 * seen.shares["update"]
         return Verdict("amp_misuse", evidence, 0.95 / (1 + extra), 1.05 / (1 - extra), advice)
 
-    if precision.get("clip_scaled"):
-        where = seen.short(sites["clip_scaled"])
-        return found(
-            f"{where} clips gradients that are still multiplied by the scale",
-            "call scaler.unscale_(optimizer) before clipping",
-        )
-    if precision.get("unscaled_by_hand"):
-        return found(
-            "gradients are divided by the scale in the loop, and once more by scaler.step",
-            "call scaler.unscale_(optimizer) in place of the division",
-        )
+    if (wrong := _wrong_gradients(seen)) is not None:
+        return found(*wrong)
     steps = precision.get("scaler_steps", 0)
     if steps and not precision.get("scaler_updates"):
         return found("scaler.step is called without scaler.update", "call scaler.update() after each step")
@@ -91,6 +81,38 @@ def amp_misuse(seen: Seen) -> Verdict | None:
         )
     if precision.get("scale") and not dtypes and "float16" not in (seen.record.get("parameter_dtypes") or []):
         return found("the loss is scaled, but nothing computes in float16", "leave the GradScaler out")
+    return None
+
+
+def _wrong_gradients(seen: Seen) -> tuple[str, str] | None:
+    """What is done to gradients before `GradScaler.step` divides them by the scale: evidence and advice."""
+    precision = seen.precision
+    sites = precision.get("sites") or {}
+    if precision.get("clip_scaled"):
+        where = seen.short(sites["clip_scaled"])
+        return (
+            f"{where} clips gradients that are still multiplied by the scale",
+            "call scaler.unscale_(optimizer) before clipping",
+        )
+    if precision.get("unscaled_by_hand"):
+        return (
+            "gradients are divided by the scale in the loop, and once more by scaler.step",
+            "call scaler.unscale_(optimizer) in place of the division",
+        )
+    if precision.get("unscaled_loss"):
+        where = seen.short(sites["unscaled_loss"])
+        return (
+            f"{where} goes backward from a loss that was not scaled, beside one that was: scaler.step "
+            "divides the gradients of both by the scale",
+            "scaler.scale(loss).backward() for every loss",
+        )
+    if precision.get("changed_scaled"):
+        where = seen.short(sites["changed_scaled"])
+        return (
+            f"gradients are changed between the backward pass and scaler.step ({where}), by another factor "
+            "in each step, while they are still multiplied by the scale",
+            "call scaler.unscale_(optimizer) before clipping by hand",
+        )
     return None
 
 

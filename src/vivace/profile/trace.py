@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.profile.classes import work_class
+from vivace.profile.record import CUT
 
 MOST_POINTS = 400
 
@@ -39,6 +40,8 @@ def read_trace(path: Path) -> dict[str, Any]:
     complete = [e for e in events if e.get("ph") == "X"]
     steps = [e for e in complete if e["name"] == "vivace:step" and "gpu" not in e.get("cat", "")]
     longest = max((e["dur"] for e in steps), default=0.0)
+    cuts = [e["ts"] for e in complete if e["name"] == CUT]
+    steps = [e for e in steps if not any(e["ts"] <= cut < e["ts"] + e["dur"] for cut in cuts)]
     whole = [e for e in steps if e["dur"] > 0.3 * longest]
     if not whole:
         return {}

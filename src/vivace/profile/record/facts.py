@@ -11,9 +11,10 @@ import os
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -131,26 +132,38 @@ def first_touch() -> float:
         return TOUCHED_BYTES / (time.perf_counter() - begin)
 
 
-def live_graph_tensors() -> tuple[int, list[str]]:
-    """How many tensors with a history are alive between two steps, and the names of lists that hold them."""
+def live_graph_tensors() -> tuple[int, dict[str, int]]:
+    """How many tensors with a history are alive between two steps, and how many each variable of the loop
+    and each attribute of its objects holds, by name and file: in a list, or one on the other.
+    """
     gc.collect()
     alive = [t for t in gc.get_objects() if _has_history(t)]
-    lists: dict[str, int] = {}
+    holders: dict[str, int] = {}
     if alive:
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
+        for name, value in _names(sys._getframe(1)):
+            if _has_history(value):
+                holders[name] = _chain(value)
+            if isinstance(value, (list, dict)) and len(value) < 10**6:
+                items = value.values() if isinstance(value, dict) else value
+                holders[name] = sum(map(_has_history, list(items)))
+    chain = max((_chain(t) for t in alive[:50]), default=0)
+    return len(alive) + chain, holders
+
+
+def _names(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
+    """Variables of a frame and its callers, and attributes of the objects in them: ``name (file)``, value."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if "vivace/profile" not in file:
             for scope in (frame.f_locals, frame.f_globals):
                 for name, value in list(scope.items()):
-                    if _has_history(value) and _chain(value) > 50:
-                        lists[f"{name} ({frame.f_code.co_filename})"] = _chain(value)
-                    if isinstance(value, (list, dict)) and not name.startswith("_") and len(value) < 10**6:
-                        items = value.values() if isinstance(value, dict) else value
-                        held = sum(_has_history(item) for item in items)
-                        if held > 1:
-                            lists[f"{name} ({frame.f_code.co_filename})"] = held
-            frame = frame.f_back  # type: ignore[assignment]
-    chain = max((_chain(t) for t in alive[:50]), default=0)
-    return len(alive) + chain, sorted(lists, key=lambda name: -lists[name])[:3]
+                    if name.startswith("__"):
+                        continue
+                    yield f"{name} ({file})", value
+                    if not isinstance(value, (type, ModuleType, torch.Tensor)):
+                        for inner, held in list((getattr(value, "__dict__", None) or {}).items()):
+                            yield f"{name}.{inner} ({file})", held
+        frame = frame.f_back
 
 
 def features(roots: Any) -> dict[str, bool]:
@@ -195,7 +208,14 @@ def dynamo() -> dict[str, Any]:
         place = f"{metric.co_filename}:{metric.co_firstlineno} {metric.co_name}"
         rows.append({"place": place, "seconds": seconds, "reason": reason, "failed": metric.fail_reason})
     breaks = [[str(reason)[:600], int(n)] for reason, n in utils.counters["graph_break"].items()]
-    return {"graphs": num_graphs(), "compilations": rows, "breaks": breaks}
+    places = Counter(_own_line(reason.user_stack) for reason in utils.graph_break_reasons)
+    return {"graphs": num_graphs(), "compilations": rows, "breaks": breaks, "break_places": dict(places)}
+
+
+def _own_line(stack: Any) -> str:
+    """``file:line`` of the innermost frame outside of installed packages; else of the innermost."""
+    own = [row for row in stack if "site-packages" not in row.filename and "/torch/" not in row.filename]
+    return next((f"{row.filename}:{row.lineno}" for row in reversed(own or stack)), "")
 
 
 def dynamo_difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
@@ -207,6 +227,7 @@ def dynamo_difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str
         "graphs": after["graphs"],
         "new_graphs": after["graphs"] - before.get("graphs", 0),
         "breaks": after["breaks"],
+        "break_places": after["break_places"],
         "compilations": after["compilations"][old:],
         "reasons": [row for row in after["compilations"] if row["reason"]],
         "failed": [row for row in after["compilations"] if row["failed"]],

@@ -133,7 +133,7 @@ def _site(thread: int) -> str:
         if (code.co_name, os.path.basename(code.co_filename)) in _FETCHING:
             fetching = True
             break
-        names.append(f"{code.co_filename}:{frame.f_lineno} {code.co_name}")
+        names.append(f"{code.co_filename}:{frame.f_lineno or code.co_firstlineno} {code.co_name}")
         frame = frame.f_back
     if not fetching or not names:
         return ""

@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from vivace.profile.record.clock import Clock
 from vivace.profile.record.sites import calling_site
@@ -80,6 +80,8 @@ class LoopHooks:
         self.synchronize = False  # let the clock see the device's time, not the host's
         self.examine_losses = False
         self.losses_not_finite = 0
+        self.evaluated_at = ""  # the line that puts a module into evaluation mode
+        self.on_backward: Callable[[Any], None] = lambda losses: None  # after each pass
         self.retained_at = ""  # the line of a backward pass that keeps its graph
         self._patches = Patches()
         self._fetching = 0
@@ -91,6 +93,7 @@ class LoopHooks:
         patches = self._patches
         patches.replace(_BaseDataLoaderIter, "__next__", self._next)
         patches.replace(DataLoader, "__iter__", self._iter)
+        patches.replace(_MultiProcessingDataLoaderIter, "_shutdown_workers", self._ending_workers)
         patches.replace(torch.autograd, "backward", self._backward)
         patches.replace(torch.optim.Optimizer, "zero_grad", self._zeroing)
         patches.replace(torch.nn.Module, "eval", self._evaluating)
@@ -181,6 +184,16 @@ class LoopHooks:
 
         return begin
 
+    def _ending_workers(self, original: Any) -> Any:
+        def end(iterator: Any) -> Any:
+            if iterator._shutdown:
+                return original(iterator)
+            self.clock.step.interrupted = True
+            with self.phase("data"):
+                return original(iterator)
+
+        return end
+
     def _timed(self, name: str, original: Any) -> Any:
         def call(*arguments: Any, **keywords: Any) -> Any:
             with self.phase(name):
@@ -208,6 +221,7 @@ class LoopHooks:
                 with self.phase("backward"):
                     return original(tensors, grad_tensors, retain_graph, create_graph, **rest)
             finally:
+                self.on_backward(tensors)
                 self._look_for_an_optimizer()
                 self.clock.went_backward(retains=retains)
 
@@ -225,6 +239,7 @@ class LoopHooks:
 
     def _evaluating(self, original: Any) -> Any:
         def evaluate(module: Any) -> Any:
+            self.evaluated_at = self.evaluated_at or calling_site()
             self.clock.evaluates()
             return original(module)
 

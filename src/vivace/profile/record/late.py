@@ -17,6 +17,7 @@ import torch
 
 from vivace.profile.record import RECORD, facts
 from vivace.profile.record.hooks import Patches
+from vivace.profile.record.sites import calling_site
 
 MOST_VALIDATIONS = 50  # a loop that calls eval() in each step is not asked for ever
 
@@ -31,6 +32,7 @@ class LatePeak:
     def __init__(self, recorder: Any) -> None:
         self.recorder = recorder
         self.rise, self.num_validations = 0, 0
+        self.place = ""  # the line that put a module into evaluation mode
         self._before: int | None = None  # the peak when validation began; None while there is none
         self._eval, self._backward = Patches(), Patches()
 
@@ -51,7 +53,7 @@ class LatePeak:
         if self.num_validations:
             with contextlib.suppress(OSError, ValueError):
                 document = json.loads(path.read_text(encoding="utf-8"))
-                document["late"] = {"peak": facts.peak_bytes(), "rise": self.rise}
+                document["late"] = {"peak": facts.peak_bytes(), "rise": self.rise, "at": self.place}
                 part = path.with_suffix(".json.part")
                 part.write_text(json.dumps(document), encoding="utf-8")
                 part.replace(path)
@@ -60,6 +62,7 @@ class LatePeak:
         def evaluate(module: Any) -> Any:
             if self.recorder.done and self._before is None and self.num_validations < MOST_VALIDATIONS:
                 self._before = facts.peak_bytes()
+                self.place = self.place or calling_site()
                 self.num_validations += 1
                 self._backward.replace(torch.autograd, "backward", self._first_backward)
             return original(module)

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch.optim import optimizer as optimizers
 
-from vivace.profile.record.hooks import LoopHooks, Patches
+from vivace.profile.record.hooks import LoopHooks, Patches, tensors_of
 from vivace.profile.record.sites import calling_site
 
 SMALLEST_NORMAL = 2.0**-14  # of float16
+SAMPLE = 256  # gradients of the largest weight
+CHANGING = 1.01
 
 
 class PrecisionWatch:
@@ -31,9 +33,14 @@ class PrecisionWatch:
         self._unscaled: set[int] = set()
         self._scaled = False
         self._stepped: set[int] = set()
+        self._scaled_nodes: list[Any] = []  # of this step's backward graphs, where losses were scaled
+        self._passes: set[bool] = set()  # of this step: from a scaled loss or not
+        self._sample: tuple[Any, torch.Tensor] | None = None  # of scaled gradients as the pass left them
+        self._factors: list[float] = []  # by which they were changed before GradScaler.step
 
     def install(self, patches: Patches) -> None:
         """Patch autocast, GradScaler and the clipping functions."""
+        self.hooks.on_backward = self._went_backward
         patches.replace(torch.autocast, "__enter__", self._enter_autocast)
         for name in ("scale", "unscale_", "step", "update", "get_scale"):
             patches.replace(torch.amp.GradScaler, name, getattr(self, f"_{name.strip('_')}"))
@@ -79,7 +86,10 @@ class PrecisionWatch:
             if scaler.is_enabled():
                 self._scaled = True
                 self._note("scale")
-            return original(scaler, outputs)
+            scaled = original(scaler, outputs)
+            if scaler.is_enabled():
+                self._scaled_nodes += [t.grad_fn for t in tensors_of(scaled) if t.grad_fn is not None]
+            return scaled
 
         return scale
 
@@ -98,6 +108,9 @@ class PrecisionWatch:
                 return original(scaler, optimizer, *arguments, **keywords)
             self._stepped.discard(id(optimizer))
             self._notice_division()
+            self._notice_change()
+            if self._passes == {True, False} and len(self.hooks.optimizers) == 1:
+                self.counts["unscaled_loss"] += 1
             self.hooks.clock.push("update")
             try:
                 result = original(scaler, optimizer, *arguments, **keywords)
@@ -138,6 +151,41 @@ class PrecisionWatch:
         if before > 0 and 0.9 < after * scale / before < 1.1:
             self.counts["unscaled_by_hand"] += 1
 
+    def _went_backward(self, losses: Any) -> None:
+        """Was this pass from a scaled loss, or from what was made of one? Keeps a few of its gradients."""
+        if not self.counts["scale"]:
+            return
+        scaled = any(self._leads_to_scaled(loss.grad_fn) for loss in tensors_of(losses))
+        self._passes.add(scaled)
+        if not scaled and "unscaled_loss" not in self.sites:
+            self.sites["unscaled_loss"] = calling_site()
+        parameter = self._largest_gradient() if self.examine and not self._unscaled else None
+        dense = parameter is not None and not parameter.grad.is_sparse
+        self._sample = (parameter, parameter.grad.flatten()[:SAMPLE].clone()) if dense else None
+
+    def _leads_to_scaled(self, node: Any, depth: int = 6) -> bool:
+        if node is None or not depth:
+            return False
+        if any(node is scaled for scaled in self._scaled_nodes):
+            return True
+        return any(self._leads_to_scaled(following, depth - 1) for following, _ in node.next_functions[:2])
+
+    def _notice_change(self) -> None:
+        """Were gradients changed, other than to zero, between the backward pass and `GradScaler.step`?"""
+        if self._sample is None or self._unscaled:
+            return
+        parameter, before = self._sample
+        self._sample = None
+        after = parameter.grad.flatten()[:SAMPLE] if parameter.grad is not None else before
+        factor = float(after.norm() / before.norm())
+        if bool(((after != before) & (after != 0)).any()) and 0 < factor < float("inf"):
+            self._factors.append(factor)
+            self.sites.setdefault("changed_scaled", calling_site())
+
+    def changed_scaled(self) -> bool:
+        """Were scaled gradients changed by another factor in each step? A constant one does no harm."""
+        return len(self._factors) > 2 and max(self._factors) > CHANGING * min(self._factors)
+
     def tiny_share(self) -> float | None:
         """Mean share of the gradients that are not zero and below float16's normal numbers."""
         return sum(self._tiny) / len(self._tiny) if self._tiny else None
@@ -147,6 +195,8 @@ class PrecisionWatch:
             result = original(scaler, *arguments, **keywords)
             self._scaled = False
             self._unscaled.clear()
+            self._scaled_nodes.clear()
+            self._passes.clear()
             self.counts["scaler_updates"] += 1
             return result
 

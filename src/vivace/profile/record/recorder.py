@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from vivace.profile.record import RECORD, TRACE, experiments, facts
+from vivace.profile.record import CUT, RECORD, TRACE, experiments, facts
 from vivace.profile.record.clock import PHASES, Clock, Step
 from vivace.profile.record.counting import CountedStep
 from vivace.profile.record.fetches import FetchSampler
@@ -162,7 +162,9 @@ class Recorder:
     def _enter_watched(self) -> None:
         now = facts.live_graph_tensors()
         steps = max(1, len(self.steps))
-        self.document["live"] = {"before": self._live[0], "after": now[0], "steps": steps, "held": now[1]}
+        growth = {name: held - self._live[1].get(name, 0) for name, held in now[1].items()}
+        held = sorted((name for name in growth if growth[name] >= steps // 2 > 0), key=lambda n: -growth[n])
+        self.document["live"] = {"before": self._live[0], "after": now[0], "steps": steps, "held": held[:3]}
         self.document["dynamo"] = facts.dynamo_difference(self._dynamo, facts.dynamo())
         self.document["compiled_alive"] = any(reference() is not None for reference in self._compiled)
         faults = [
@@ -184,6 +186,7 @@ class Recorder:
         self.document["watched_steps"] = self.waits.num_steps
         self.document["precision"]["loss_not_finite"] = self.hooks.losses_not_finite
         self.document["precision"]["tiny_gradients"] = self.precision.tiny_share()
+        self.document["precision"]["changed_scaled"] = self.precision.changed_scaled()
 
     def _enter_synchronized(self) -> None:
         self.hooks.synchronize = True
@@ -220,6 +223,7 @@ class Recorder:
         self.document["precision"].update(self.precision.named(self._modules.roots))
         self.document["features"] = facts.features(self._modules.roots.values())
         self.hooks.annotate = False
+        named_range(CUT).__exit__(None, None, None)  # the last range is no whole step
         self._range.__exit__(None, None, None)
         self._profiler.stop()
         self._profiler.export_chrome_trace(str(self.folder / TRACE))
@@ -233,8 +237,9 @@ class Recorder:
     def _leave_counted(self) -> None:
         self._counted.restore()
         self.catcher.restore()
-        self.document.update(self._counted.result())
-        self.document["rows"] = self.catcher.num_rows()
+        if self._in_state:  # else the run ended within this step
+            self.document.update(self._counted.result())
+            self.document["rows"] = self.catcher.num_rows()
 
     def _enter_finished(self) -> None:
         self._guarded(lambda: self.document.update(facts.describe(self.hooks)))
@@ -290,6 +295,7 @@ class Recorder:
             document["updates"] = statistics.fmean(s.updates for s in clean)
             document["course"] = [_brief(step, peak) for step, peak in self.course]
             document["retained_at"] = self.hooks.retained_at
+            document["evaluated_at"] = self.hooks.evaluated_at
             broken = [s for s in self.steps if s.interrupted]
             document["interrupted"] = [{"wall": s.wall_seconds, **s.seconds} for s in broken]
 

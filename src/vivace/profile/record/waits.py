@@ -13,7 +13,10 @@ from vivace.profile.record.clock import Clock
 from vivace.profile.record.hooks import Patches
 from vivace.profile.record.sites import calling_site
 
-QUESTIONS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__")
+QUESTIONS = (
+    "item", "tolist", "numpy", "cpu",
+    "__bool__", "__float__", "__int__", "__index__", "__repr__", "__format__",
+)  # fmt: skip
 _NOT_THEIRS = tuple(os.path.join(os.path.dirname(path), "") for path in (torch.__file__, __file__))
 LOOP_SECONDS = 0.002  # asked again within this time: a loop
 
@@ -27,6 +30,7 @@ class WaitWatch:
         self._patches = Patches()
         self.num_steps = 0
         self._inside = False
+        self._last = 0.0  # when the last question was answered, whoever asked
 
     def install(self) -> None:
         """Begin."""
@@ -78,7 +82,7 @@ class WaitWatch:
         row["seconds"] += end - begin
         row["span"] += end - begin
         # Asked again soon: the loop around it is part of what the questions cost, and our own notes are not.
-        gap = entered - row["last"]
-        if 0 < gap < LOOP_SECONDS:
-            row["span"] += gap
-        row["last"] = time.perf_counter()
+        # Lines that take turns in one loop share it: each is charged from the answer before, of any line.
+        if 0 < entered - row["last"] < LOOP_SECONDS:
+            row["span"] += entered - self._last
+        row["last"] = self._last = time.perf_counter()
