@@ -131,6 +131,7 @@ def profile(
             command=words if a_script else (),
             out=out,
             script_output=shown.script_output,
+            script_input=shown.script_input,
         )
         shown.document(result.to_dict())
         shown.show(lambda console: draw(result, console))

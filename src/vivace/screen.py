@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -23,6 +24,9 @@ class Screen:
     def __init__(self, as_json: bool, quiet: bool, debug: bool) -> None:
         self.as_json, self.quiet, self.debug = as_json, quiet, debug
         self.exit_code = 0
+        self.script_input: int | None = None  # where a person's script reads: the real standard input
+        with contextlib.suppress(OSError):  # it may be closed
+            self.script_input = os.dup(0)
         sys.stdout.flush()
         self._output = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)  # what a job prints goes to standard error

@@ -309,6 +309,9 @@ HARMLESS = {
         "resident": [2**30 + 2**22 * step for step in range(40)],
         "allocated": [2**29, 2**29 + 2**24],
     },
+    "a peak at the end that is gone again": {
+        "resident": [989 * 2**20] * 7 + [1025 * 2**20] * 2 + [989 * 2**20]
+    },
     "memory that levels off": {"resident": [2**30 + int(2**27 * (1 - 0.9**step)) for step in range(40)]},
     "memory that is not pinned without a GPU": {"loader": {"pin_memory": True}},
     "memory that settles": {"resident": [2**30 + 2**26 * min(step, 10) for step in range(40)]},
@@ -351,6 +354,23 @@ def test_a_rare_long_step_is_worth_what_it_takes_longer():
     assert "longest samples need 1.46 GiB, the others 0.977 GiB" in verdict.evidence
     whole = 17 * 0.1 + 2.0
     assert verdict.high == pytest.approx(1.1 * whole / (18 * 0.1))
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({}, True),
+        ({"loader": {"num_workers": 0}}, False),  # whose waiting is timed
+        ({"kernels": 2000}, False),  # it is handing over that takes the time
+        ({"silent_modules": True}, False),  # compiled code is no operator
+    ],
+)
+def test_a_loop_that_makes_its_batches_itself_is_idle(change, found):
+    own = {"loader": None, "kernels": 50, "seconds": {"forward": 0.08, "backward": 0.02}, "step_seconds": 0.1}
+    seen = dataclasses.replace(
+        seen_with(**{**own, **change}), trace={"step_seconds": 0.1, "busy_seconds": 0.03}
+    )
+    assert (rules.idle(seen) is not None) == found
 
 
 def two_ranks(**changes):

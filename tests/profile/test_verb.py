@@ -176,6 +176,31 @@ def test_a_script_that_does_not_train_is_said_so(tmp_path, machine):
         vivace.profile(command=command, out=tmp_path, machine=machine)
 
 
+def test_a_script_reads_its_own_standard_input(tmp_path, machine):
+    command = [sys.executable, "-c", "import sys; sys.exit(sys.stdin.read() != 'Ada')"]
+    source, sink = os.pipe()
+    os.write(sink, b"Ada")
+    os.close(sink)
+    with pytest.raises(ChildFailed, match="nothing was recorded: did"):  # with exit code 0
+        vivace.profile(command=command, out=tmp_path, machine=machine, script_input=source)
+    os.close(source)
+
+
+def test_a_script_interrupted_before_its_first_step_was_interrupted(tmp_path, machine, monkeypatch):
+    class Interrupted:
+        def __init__(self, *_, **__):
+            (tmp_path / "record.json").write_text('{"state": "warm"}')
+
+        def wait(self, timeout=None):
+            if timeout is None:
+                raise KeyboardInterrupt
+            return 1
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        vivace.profile(command=["python", "train.py"], out=tmp_path, machine=machine)
+
+
 def test_a_missing_program_is_one_sentence(tmp_path, machine):
     with pytest.raises(InputError, match="no program 'no-such-program'"):
         vivace.profile(command=["no-such-program"], out=tmp_path, machine=machine)

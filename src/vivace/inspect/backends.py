@@ -41,7 +41,9 @@ def look_closer(machine: Machine, seconds: float = PROBE_SECONDS) -> Machine:
 def _probed(backend: Backend, seconds: float) -> Backend:
     command = [sys.executable, "-P", str(PROBE), backend.name]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False
+        )  # standard input is the profiled script's
         answer = json.loads(done.stdout.strip().splitlines()[-1])
     except subprocess.TimeoutExpired:
         return dataclasses.replace(backend, reason=f"it did not answer within {seconds:.0f} s")

@@ -13,6 +13,8 @@ LARGE_WAIT = 0.15  # of the step; below, the loader keeps up
 LARGE_COLLATING = 0.3  # what every DataLoader does with samples in memory
 LARGE_SYNC = 0.05
 LARGE_IDLE = 0.25
+LARGE_SILENCE = 0.4
+HANDING_SECONDS = 20e-6  # that Python and torch take at most to hand over one operator
 LARGE_RESTART = 0.10
 CLEAR_GAIN = 1.05
 MANY_GRAPHS = 3  # in the timed window; one or two belong to a first validation
@@ -268,13 +270,33 @@ def idle(seen: Seen) -> Verdict | None:
     """The loop's own code between two steps takes long: logging, saving, sleeping."""
     share = seen.shares["idle"]
     if share < LARGE_IDLE:
-        return None
+        return _silence(seen)
     evidence = (
         f"{share:.0%} of the step ({share * seen.step_seconds * 1e3:.3g} ms) is the loop's own code between "
         "an update and the next batch: logging, saving, Python"
     )
     best = 1 / (1 - share)
     return Verdict("idle", evidence, 1 + 0.7 * (best - 1), best * 1.1, "do it once in many steps")
+
+
+def _silence(seen: Seen) -> Verdict | None:
+    """The same in a loop without a DataLoader, where what makes a batch comes before the backward pass and
+    counts to forward: time in which no operator runs, beyond what handing them over takes.
+    """
+    if seen.loader or seen.device != "cpu" or not seen.trace or seen.record.get("silent_modules"):
+        return None
+    handing = HANDING_SECONDS * (seen.record.get("kernels") or 0) / seen.step_seconds
+    elsewhere = seen.shares["data"] + seen.shares["communication"] + handing
+    share = min(1 - seen.busy_share - elsewhere, seen.shares["forward"] + seen.shares["idle"])
+    if share < LARGE_SILENCE:
+        return None
+    evidence = (
+        f"no operator runs for {share:.0%} of the step ({share * seen.step_seconds * 1e3:.3g} ms), most of "
+        "it before the backward pass: the loop's own code, such as making the batch"
+    )
+    best = 1 / (1 - share)
+    advice = "a DataLoader with workers, or batches made before the loop"
+    return Verdict("idle", evidence, 1 + 0.3 * (best - 1), best * 1.2, advice)
 
 
 def recompiles(seen: Seen) -> Verdict | None:

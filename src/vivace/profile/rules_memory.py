@@ -37,7 +37,8 @@ def memory(seen: Seen) -> Verdict | None:
         evidence = f"{more / steps:.1f} tensors with their backward graph stay alive each step{by}{size}"
         advice = "keep loss.item() or loss.detach(), not the loss"
         return Verdict("memory", evidence, 1.0, _without_growth(seen, rate), advice)
-    if rate > 0 and rate * len(resident) > max(GROWTH * resident[0], 8 * 2**20):
+    grown = min(rate * len(resident), resident[-1] - resident[0]) if rate > 0 else 0.0
+    if grown > max(GROWTH * resident[0], 8 * 2**20):
         evidence = (
             f"memory grows by {rate / 2**20:.3g} MiB a step: from {resident[0] / 2**20:.0f} to "
             f"{resident[-1] / 2**20:.0f} MiB in {len(resident)} steps"

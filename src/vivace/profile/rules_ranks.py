@@ -75,4 +75,5 @@ def straggler(seen: Seen) -> Straggler | None:
     what, advice = OF_A_RANK[phase]
     words = f"rank {number[slow]} needs {own[slow] / own[fast]:.2f} times as long as rank {number[fast]}, "
     words += f"{more[phase] * 1e3:.3g} ms of it {what}"
-    return Straggler(phase, own[slow] - own[fast], words, f"{advice}, so that no rank waits for another")
+    # Where ranks share cores, the others are slower for it too: the phase alone says more.
+    return Straggler(phase, max(own[slow] - own[fast], more[phase]), words, f"{advice}, so that no rank waits for another")

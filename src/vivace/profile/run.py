@@ -61,6 +61,7 @@ def profile(
     strict: bool = False,
     timed_seconds: float = 4.0,
     script_output: int | None = None,
+    script_input: int | None = None,
 ) -> Profiled:
     """Where the time and the memory of a training step go, how far it is from the limit, and why.
 
@@ -74,6 +75,7 @@ def profile(
         strict: forbid TF32 and its like, as the reference of `tune` does.
         timed_seconds: the least length of the window in which nothing but the clock runs.
         script_output: file descriptor of the script's standard output; left out, this process's own.
+        script_input: the same of its standard input.
 
     Raises InputError, JobError, Refused, FolderError; ChildFailed where nothing was recorded.
     """
@@ -85,7 +87,7 @@ def profile(
 
     known = machine or inspect()
     if command:
-        exit_code = _run_script(list(command), folder, timed_seconds, script_output)
+        exit_code = _run_script(list(command), folder, timed_seconds, script_output, script_input)
     else:
         assert job is not None
         name = job if isinstance(job, str) else "job"
@@ -181,8 +183,10 @@ def _run_job(
 QUIET = {"KINETO_LOG_LEVEL": "6", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
-def _run_script(command: list[str], folder: Path, timed_seconds: float, output: int | None) -> int:
-    """Run a person's command with the hooks injected; its output goes where it always goes.
+def _run_script(
+    command: list[str], folder: Path, timed_seconds: float, output: int | None, source: int | None
+) -> int:
+    """Run a person's command with the hooks injected; it reads and writes where it always does.
 
     Ctrl-C ends the script, not the profile: what was recorded until then is judged.
     """
@@ -198,7 +202,7 @@ def _run_script(command: list[str], folder: Path, timed_seconds: float, output: 
     if command[0] == "python":
         command = [sys.executable, *command[1:]]
     try:
-        process = subprocess.Popen(command, env=environment, stdout=output)
+        process = subprocess.Popen(command, env=environment, stdout=output, stdin=source)
     except FileNotFoundError:
         raise InputError(f"there is no program '{command[0]}' to run") from None
     except OSError as error:
@@ -207,10 +211,18 @@ def _run_script(command: list[str], folder: Path, timed_seconds: float, output: 
         code = process.wait()
     except KeyboardInterrupt:
         _end(process)
-        if not (folder / RECORD).is_file():
+        if not _has_steps(folder):
             raise
         code = -signal.SIGINT
     return code if code >= 0 else 128 - code
+
+
+def _has_steps(folder: Path) -> bool:
+    """Was a step timed before the script was interrupted?"""
+    try:
+        return bool(json.loads((folder / RECORD).read_text(encoding="utf-8")).get("clean_steps"))
+    except (OSError, ValueError):
+        return False
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -161,7 +161,7 @@ class PrecisionWatch:
             self.sites["unscaled_loss"] = calling_site()
         parameter = self._largest_gradient() if self.examine and not self._unscaled else None
         dense = parameter is not None and not parameter.grad.is_sparse
-        self._sample = (parameter, parameter.grad.flatten()[:SAMPLE].clone()) if dense else None
+        self._sample = (parameter, _some(parameter.grad).clone()) if dense else None
 
     def _leads_to_scaled(self, node: Any, depth: int = 6) -> bool:
         if node is None or not depth:
@@ -176,7 +176,7 @@ class PrecisionWatch:
             return
         parameter, before = self._sample
         self._sample = None
-        after = parameter.grad.flatten()[:SAMPLE] if parameter.grad is not None else before
+        after = _some(parameter.grad) if parameter.grad is not None else before
         factor = float(after.norm() / before.norm())
         if bool(((after != before) & (after != 0)).any()) and 0 < factor < float("inf"):
             self._factors.append(factor)
@@ -246,3 +246,8 @@ class PrecisionWatch:
         if tiniest and tiniest[0][1] and tiniest[0][0] in names:
             found["tiny_layer"] = names[tiniest[0][0]]
         return found
+
+
+def _some(gradients: torch.Tensor) -> torch.Tensor:
+    """About SAMPLE of them, from everywhere: all of one unit may be zero."""
+    return gradients.flatten()[:: max(1, gradients.numel() // SAMPLE)]
