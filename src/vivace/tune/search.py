@@ -60,6 +60,8 @@ class Search:
             chosen = self.bench.choose_blocks(max(20.0, 0.5 * self._left()))
             if chosen is not None and chosen != self.best:
                 self._try(chosen, None)
+        if waits_for_data(self.profile) and self.best == self.bench.base:
+            self._try_feeding()
         self._try_together()
         self._select()
         self._explain()
@@ -71,17 +73,29 @@ class Search:
                 reason = "the budget ended before it could be tried"
                 self.bench.refuse(Plan([candidate.technique]), reason, predicted=candidate.predicted)
 
+    def _try_feeding(self) -> None:
+        """The most promising technique that acts on data, alone; while none is faster, the next one."""
+        tried = set[str]()
+        for candidate in self._offered:
+            technique = candidate.technique
+            if technique.card.stage != Stage.DATA or technique.name in tried or self._left() <= 0:
+                continue
+            tried.add(technique.name)
+            if self._try(self.bench.base.adding(technique), candidate):
+                break
+
     def _try_together(self) -> None:
         """All that is likely to help and quick to start, at once: some techniques only pay in company.
 
         On a CPU, for example, bfloat16 convolutions are slower than fp32 ones unless their layout is
         channels-last.
         """
+        refused = {plan for plan, trial in self.measured.items() if trial.status == "refused"}
         likely = [c.technique for c in self._offered if c.promise >= 1.0]
         plan = self.bench.base
         for technique in likely:
             quick = technique.card.stage != Stage.COMPILE and technique.slot != "capture"
-            if quick and len(plan.adding(technique)) > len(plan):
+            if quick and Plan([technique]).id not in refused and len(plan.adding(technique)) > len(plan):
                 plan = plan.adding(technique)
         while len(plan) > 1 and self._left() > 0 and plan.id not in self.measured:
             self._try(plan, None)
@@ -264,7 +278,8 @@ class Search:
                 self.bench.refuse(Plan([*offered, cls()][:1]), reason, predicted=gain)
             else:
                 found += [Candidate(technique, gain) for technique in offered]
-        return sorted(found, key=lambda candidate: candidate.promise, reverse=True)
+        first = Stage.DATA if waits_for_data(self.profile) else None
+        return sorted(found, key=lambda c: (c.technique.card.stage == first, c.promise), reverse=True)
 
     def _known_best(self, candidates: list[Candidate]) -> Plan | None:
         """The fastest plan that an earlier run measured on this job and machine: tried first."""
@@ -283,6 +298,11 @@ class Search:
 
     def _left(self) -> float:
         return self.deadline - time.monotonic()
+
+
+def waits_for_data(profile: Profile) -> bool:
+    """Is waiting for data the largest part of a step?"""
+    return max(profile.shares, key=profile.shares.__getitem__, default="") == "data"
 
 
 def _prefixes(plan: Plan) -> list[Plan]:
