@@ -17,6 +17,7 @@ from vivace.tune.bench import TOO_COARSE, Bench, one
 
 WORTH_TRYING = 1.005
 BETTER = 1.01
+CLEARLY_BETTER = 1.05  # two processes of the same plan differ by less
 LONGEST_COMPARISON = 15.0  # seconds: what stays undecided then differs by less than the winner's confirmation
 
 
@@ -125,6 +126,7 @@ class Search:
                 if plan != self.best and plan.id not in self.measured and not self._hopeless(plan, candidate):
                     changed |= self._try(plan, candidate)
         self._prune()
+        self._refine()
 
     def _in_turn(self, candidates: list[Candidate]) -> Iterator[Candidate]:
         """First what can be added, then what displaces a technique of the best plan, then what compiles."""
@@ -147,19 +149,30 @@ class Search:
         plans = [Plan.from_dict(trial.techniques) for trial in ordered]
         return sorted(plans, key=lambda plan: plan != self.best)
 
-    def _try(self, plan: Plan, candidate: Candidate | None) -> bool:
+    def _refine(self) -> None:
+        """Double a setting that is worth it only where its technique helps, while that is clearly faster."""
+        for name in self.best.names:
+            found = True
+            while found and self._left() > 0:
+                technique: Any = next(one for one in self.best.techniques if one.name == name)
+                setting = getattr(technique, "doubled_once_it_helps", "")
+                doubled = {setting: 2 * getattr(technique, setting)} if setting else {}
+                plan = self.best.adding(dataclasses.replace(technique, **doubled))
+                found = plan.id not in self.measured and self._try(plan, None, by=CLEARLY_BETTER)
+
+    def _try(self, plan: Plan, candidate: Candidate | None, by: float = BETTER) -> bool:
         now = self.best_ratio.estimate
         predicted = (candidate.predicted[0] * now, candidate.predicted[1] * now) if candidate else None
-        target = BETTER * now if self.bench.fits(self.best_peak) else None
+        target = by * now if self.bench.fits(self.best_peak) else None
         trial = self.measure(plan, target, predicted)
         if candidate is not None and TOO_COARSE in trial.reason:
             self._too_coarse.add(candidate.technique.name)
-        if trial.ratio is None or not self._better(trial):
+        if trial.ratio is None or not self._better(trial, by):
             return False
         self._keep(plan, trial)
         return True
 
-    def _better(self, trial: Trial) -> bool:
+    def _better(self, trial: Trial, by: float) -> bool:
         """Within the memory budget the faster plan wins; outside of it the smaller one."""
         assert trial.ratio is not None
         assert trial.peak_bytes is not None
@@ -168,7 +181,7 @@ class Search:
         if not self.bench.fits(self.best_peak):
             return True
         beats = trial.ratio.low > 1.0 or not self.reference_fits
-        return beats and trial.ratio.estimate >= BETTER * self.best_ratio.estimate
+        return beats and trial.ratio.estimate >= by * self.best_ratio.estimate
 
     def measure(
         self, plan: Plan, target: float | None = None, predicted: tuple[float, float] | None = None
