@@ -206,20 +206,27 @@ def patched(modules: Sequence[nn.Module], name: str, values: Sequence[Any]) -> I
 
 
 def sum_in_float32(build: Any) -> None:
-    """Let every LayerNorm on a CPU compute in fp32, between inputs and outputs as they were, until it closes.
+    """Let sums of half-precision numbers be rounded when they are complete, until the build closes.
 
-    Torch's CPU kernel adds up the gradients of weight and bias in the type of the inputs. A sum of thousands
-    of rows stops growing in sixteen bits: over 8,192 of them half of a bias's gradient was lost.
+    On a CPU every LayerNorm computes in fp32, between inputs and outputs as they were: torch's kernel adds up
+    the gradients of weight and bias in the type of the inputs. A sum of thousands of rows stops growing in
+    sixteen bits: over 8,192 of them half of a bias's gradient was lost.
+
+    Everywhere a linear layer gets its inputs contiguous: ``at::linear`` multiplies others without the bias,
+    such as the batch-first output of an LSTM, and adds it to what is rounded already.
     """
-    if build.device.type != "cpu":
-        return
 
-    def precise(original: Callable[..., torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-        return lambda inputs: original(inputs.float()).to(inputs.dtype)
+    def precise(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        return lambda input: original(input.float()).to(input.dtype)
 
-    norms = [norm for model in build.models for norm in modules_of(model, nn.LayerNorm)]
+    def whole(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        return lambda input, *others, **named: original(input.contiguous(), *others, **named)
+
+    summing = {nn.Linear: whole} | ({nn.LayerNorm: precise} if build.device.type == "cpu" else {})
     undo = contextlib.ExitStack()
-    undo.enter_context(patched(norms, "forward", [precise(norm.forward) for norm in norms]))
+    for kind, better in summing.items():
+        found = [module for model in build.models for module in modules_of(model, kind)]
+        undo.enter_context(patched(found, "forward", [better(module.forward) for module in found]))
     build.on_close(undo.close)
 
 
