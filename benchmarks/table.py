@@ -110,7 +110,7 @@ def wanted(records: list[dict]) -> dict[Path, str]:
 
 
 def evidence(records: list[dict], file: str, prefix: str, most: int | None) -> str:
-    """What the other benchmarks found, by the newest record of each job and machine: its first `most` answers."""
+    """What the other benchmarks found, by the newest record of each job: its first `most` answers."""
     newest = [next(group) for _, group in itertools.groupby(records, key=_job_and_machine)]
     rows = list(_evidence.rows(newest, file, prefix, most))
     return "\n" + _grid(_evidence.WORDS[file]["columns"], rows) + "\n\n" if rows else "\n"
