@@ -108,7 +108,8 @@ def compare(
 ) -> Comparison:
     """Time both in turn until the 95 % interval is tighter than `tolerance`, or time is up.
 
-    With a `target` it ends as soon as the ratio is known to be above it, or far below.
+    With a `target` it ends as soon as the ratio is known to be above it, or far below: however wide the
+    interval is when time is up, that much is a conclusion.
 
     Each candidate block is paired with the mean of the reference blocks just before and after it, which
     cancels a steady drift of the machine. Pairs during which other processes were busy count only where
@@ -131,11 +132,12 @@ def compare(
         if len(pairs) < 4:
             continue
         ratio = speed_ratio(pairs)
-        enough = len(pairs) >= 6 and (width(ratio) < tolerance or (target is not None and ratio.low > target))
+        better = target is not None and ratio.low > target
         hopeless = target is not None and ratio.high < 0.97 * target
-        if enough or hopeless or len(pairs) >= 60 or late:
+        wanted = UNSTEADY_WIDTH if better else tolerance
+        if (len(pairs) >= 6 and width(ratio) < wanted) or hopeless or len(pairs) >= 60 or late:
             break
-    if width(ratio) > UNSTEADY_WIDTH:
+    if width(ratio) > UNSTEADY_WIDTH and not better and not hopeless:
         raise ChildFailed(
             f"the machine was too unsteady to conclude: ratio {ratio.low:.2f} to {ratio.high:.2f} after "
             f"{len(pairs)} pairs of blocks{others.sentence()}"
