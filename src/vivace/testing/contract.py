@@ -288,6 +288,7 @@ def _trained_by_a_copy(job: Job, session: Session, batch: Any) -> list[str]:
     """The person's parameters that the gradients of a deep copy reach."""
     model = session.build.model
     left = _with_gradients(model)
+    assert job.loss is not None
     job.loss(copy.deepcopy(model), session.place(batch)).backward()
     return [name for name in _with_gradients(model) if name not in left]
 
