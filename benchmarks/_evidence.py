@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Iterator
 
@@ -13,14 +14,14 @@ WORDS = {
         "alarms": "Correct plans that `verify` rejects",
         "share": "What verifying takes of a search",
         "of": "{count} of {of} ({rate:.1%})",
-        "peer": "As fast as `pytorch-autotune` {version}, geometric mean over {count} jobs",
+        "peer": "Speed over that of `pytorch-autotune` {version}, geometric mean of {count} jobs",
         "flatters": " (on CPU, which flatters us: it never tries bfloat16 there)",
         "behind": "Jobs on which Vivace is slower than `pytorch-autotune` beyond noise",
         "none": "none",
         "longer": "`{job}`: as fast as `pytorch-autotune` where both search {budget} s instead of 120",
         "broken": "Results that `verify` rejects: Vivace's, `pytorch-autotune`'s",
         "search": "`{job}`: how near `{budget}` comes to the best of {count} plans, in which share of time",
-        "verdicts": "`profile`, on {cores} cores: {words}",
+        "verdicts": "`profile`, cores used: {cores}; {words}",
         "verdicts_words": {
             "planted causes named first": "planted causes that are its first verdict",
             "healthy scripts without a verdict": "healthy scripts without a verdict",
@@ -301,11 +302,13 @@ KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
 DETAILS = ("memory_budgets", "cnn_models", "kernels", "real_loops", "fold_eval")
 
 
-def rows(records: list[dict], file: str, prefix: str) -> Iterator[tuple[str, ...]]:
-    """Cells of the table in the words of a README, from the newest record of each benchmark and machine."""
+def rows(records: list[dict], file: str, prefix: str, most: int | None) -> Iterator[tuple[str, ...]]:
+    """Cells of the table in the words of a README, from the newest record of each benchmark and machine: its
+    first `most` rows.
+    """
     for record in records:
         place = f"{prefix}{record['job']}/{record['machine']['fingerprint']}/{record['date']}.json"
-        for asked, found in KINDS[record["benchmark"]](record, file):
+        for asked, found in itertools.islice(KINDS[record["benchmark"]](record, file), most):
             yield asked, found, f"[{record['date']}]({place})", f"`{record['command']}`"
 
 

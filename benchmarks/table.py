@@ -94,10 +94,10 @@ def wanted(records: list[dict]) -> dict[Path, str]:
     tuned = [record for record in records if record["benchmark"] == "cpu"]
     others = [record for record in records if record["benchmark"] != "cpu"]
     headlines = [record for record in others if record["benchmark"] not in _evidence.DETAILS]
-    files = {ROOT / "records" / "README.md": overview(tuned) + evidence(others, "README.md", "")}
+    files = {ROOT / "records" / "README.md": overview(tuned) + evidence(others, "README.md", "", None)}
     for name in WORDS:
         path = ROOT / name
-        parts = {"figures": table(tuned, name), "evidence": evidence(headlines, name, "records/")}
+        parts = {"figures": table(tuned, name), "evidence": evidence(headlines, name, "records/", 1)}
         text, found = MARKERS.subn(
             lambda match, parts=parts: match[1] + parts[match[2]] + match[3], _present(path)
         )
@@ -109,10 +109,10 @@ def wanted(records: list[dict]) -> dict[Path, str]:
     return files
 
 
-def evidence(records: list[dict], file: str, prefix: str) -> str:
-    """What the other benchmarks found: the newest record of each job and machine."""
+def evidence(records: list[dict], file: str, prefix: str, most: int | None) -> str:
+    """What the other benchmarks found, by the newest record of each job: its first `most` answers."""
     newest = [next(group) for _, group in itertools.groupby(records, key=_job_and_machine)]
-    rows = list(_evidence.rows(newest, file, prefix))
+    rows = list(_evidence.rows(newest, file, prefix, most))
     return "\n" + _grid(_evidence.WORDS[file]["columns"], rows) + "\n\n" if rows else "\n"
 
 

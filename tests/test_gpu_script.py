@@ -95,12 +95,13 @@ def run(*arguments):
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=560,  # alone half as long at most; other work on the machine must not fail it
         env={**os.environ, "PYTHON": sys.executable},
     )
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_dry_run_leaves_every_part_and_goes_on_where_it_stopped(tmp_path):
     done = run("--dry-run", "--out", tmp_path, *PARTS, *NAMED)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -121,6 +122,7 @@ def test_the_dry_run_leaves_every_part_and_goes_on_where_it_stopped(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_dry_run_of_the_convolutional_networks(tmp_path):
     done = run("--dry-run", "--out", tmp_path, "cnn")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -134,6 +136,7 @@ def test_the_dry_run_of_the_convolutional_networks(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_dry_run_of_feeding(tmp_path):
     done = run("--dry-run", "--out", tmp_path, "feed")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

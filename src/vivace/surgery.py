@@ -8,6 +8,7 @@ import random
 import time
 from collections import UserDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MethodType
 from typing import Any
 
 import numpy
@@ -206,21 +207,38 @@ def patched(modules: Sequence[nn.Module], name: str, values: Sequence[Any]) -> I
 
 
 def sum_in_float32(build: Any) -> None:
-    """Let every LayerNorm on a CPU compute in fp32, between inputs and outputs as they were, until it closes.
+    """Let sums of half-precision numbers be rounded when they are complete, until the build closes.
 
-    Torch's CPU kernel adds up the gradients of weight and bias in the type of the inputs. A sum of thousands
-    of rows stops growing in sixteen bits: over 8,192 of them half of a bias's gradient was lost.
+    On a CPU every LayerNorm computes in fp32, between inputs and outputs as they were: torch's kernel adds up
+    the gradients of weight and bias in the type of the inputs. A sum of thousands of rows stops growing in
+    sixteen bits: over 8,192 of them half of a bias's gradient was lost.
+
+    Everywhere a linear layer gets its inputs contiguous: ``at::linear`` multiplies others without the bias,
+    such as the batch-first output of an LSTM, and adds it to what is rounded already.
     """
-    if build.device.type != "cpu":
-        return
 
-    def precise(original: Callable[..., torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-        return lambda inputs: original(inputs.float()).to(inputs.dtype)
-
-    norms = [norm for model in build.models for norm in modules_of(model, nn.LayerNorm)]
+    summing = {nn.Linear: _of_contiguous} | (
+        {nn.LayerNorm: _of_float32} if build.device.type == "cpu" else {}
+    )
     undo = contextlib.ExitStack()
-    undo.enter_context(patched(norms, "forward", [precise(norm.forward) for norm in norms]))
+    for kind, method in summing.items():
+        found = [m for model in build.models for m in modules_of(model, kind) if "forward" not in vars(m)]
+        undo.enter_context(patched(found, "forward", [MethodType(method, module) for module in found]))
     build.on_close(undo.close)
+
+
+def _of_float32(self: Any, input: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = type(self).forward(self, input.float())
+    return result.to(input.dtype)
+
+
+def _of_contiguous(self: Any, input: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
+    result: torch.Tensor = type(self).forward(self, input.contiguous(), *others, **named)
+    return result
+
+
+# Bound methods, and by this name: copies and pickles of a model then get methods of their own modules.
+_of_float32.__name__ = _of_contiguous.__name__ = "forward"
 
 
 def lookup(module: Any, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -141,3 +141,32 @@ def test_sums_over_thousands_of_rows_do_not_stop_growing(plan):
     expected, found = gradients({}), gradients(plan)
     for name in ("0.weight", "2.weight", "2.bias"):  # torch alone is off by 0.2 to 0.9
         assert (found[name] - expected[name]).norm() < 0.1 * expected[name].norm(), name
+
+
+@pytest.mark.parametrize(
+    "plan", [PLAN, {"bf16_autocast": {}}, {"fp16_autocast": {}}], ids=lambda p: next(iter(p))
+)
+def test_a_bias_is_added_before_the_product_is_rounded(plan):
+    """Also where inputs are not contiguous, as behind an LSTM: at::linear rounds these in between."""
+
+    class Turned(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = torch.nn.Linear(64, 8)
+
+        def forward(self, batch):
+            return self.head(input=batch.transpose(0, 1) if batch.shape[0] == 5 else batch)
+
+    torch.manual_seed(0)
+    model, batch, seen = Turned(), torch.randn(5, 30, 64), []
+    attached = vivace.attach(
+        vivace.Plan.from_dict(plan),
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        loss=lambda model, batch: (seen.append(model(batch).float()), seen[-1].mean())[1],
+    )
+    with attached as session:
+        session.step(batch)
+        session.step(batch.transpose(0, 1).contiguous())
+    assert torch.equal(seen[0], seen[1])
+    assert "forward" not in vars(model.head)
