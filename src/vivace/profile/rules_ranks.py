@@ -76,4 +76,6 @@ def straggler(seen: Seen) -> Straggler | None:
     words = f"rank {number[slow]} needs {own[slow] / own[fast]:.2f} times as long as rank {number[fast]}, "
     words += f"{more[phase] * 1e3:.3g} ms of it {what}"
     # Where ranks share cores, the others are slower for it too: the phase alone says more.
-    return Straggler(phase, max(own[slow] - own[fast], more[phase]), words, f"{advice}, so that no rank waits for another")
+    return Straggler(
+        phase, max(own[slow] - own[fast], more[phase]), words, f"{advice}, so that no rank waits for another"
+    )
