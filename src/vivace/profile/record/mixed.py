@@ -160,8 +160,10 @@ class PrecisionWatch:
         if not scaled and "unscaled_loss" not in self.sites:
             self.sites["unscaled_loss"] = calling_site()
         parameter = self._largest_gradient() if self.examine and not self._unscaled else None
-        dense = parameter is not None and not parameter.grad.is_sparse
-        self._sample = (parameter, _some(parameter.grad).clone()) if dense else None
+        if parameter is None or parameter.grad.is_sparse:
+            self._sample = None
+        else:
+            self._sample = (parameter, _some(parameter.grad).clone())
 
     def _leads_to_scaled(self, node: Any, depth: int = 6) -> bool:
         if node is None or not depth:
