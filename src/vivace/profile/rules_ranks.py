@@ -34,12 +34,16 @@ def multi_gpu(seen: Seen) -> Verdict | None:
     if len(sums) > 1 and len(set(sums)) < len(sums) and None not in sums:
         evidence = f"ranks read the same batch ({facts['sampler']}): {world} processes do the work of one"
         return Verdict("multi_gpu", evidence, 1.0, float(world), "DistributedSampler(dataset), and set_epoch")
+    late = straggler(seen)
     share = seen.shares["communication"]
+    if late is not None:  # which itself waits for nobody
+        share = max(
+            share, *(r["seconds"]["communication"] / r["step_seconds"] for r in ranks if r.get("seconds"))
+        )
     if share < LARGE_WAIT:
         return None
     evidence = f"{share:.0%} of the step is communication between {world} ranks that nothing hides"
     advice = "larger batches, accumulation with no_sync(), or fewer ranks"
-    late = straggler(seen)
     if late is not None:
         evidence += f"; {late.words}"
         advice = late.advice
