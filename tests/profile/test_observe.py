@@ -136,6 +136,7 @@ class SlowSamples(torch.utils.data.Dataset):
         return torch.ones(8)
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_waiting_for_workers_that_take_turns_is_not_overlooked():
     def loss(model, batch):
         time.sleep(0.02)
