@@ -23,6 +23,7 @@ from vivace.plan import Plan
 WORKER = "vivace.measure.worker:Worker"
 BLOCK_SECONDS = 0.3
 UNSTEADY_WIDTH = 0.5
+UNSTEADY = "the machine was too unsteady to conclude"
 
 
 class Contestant:
@@ -137,7 +138,7 @@ def compare(
             break
     if width(ratio) > UNSTEADY_WIDTH:
         raise ChildFailed(
-            f"the machine was too unsteady to conclude: ratio {ratio.low:.2f} to {ratio.high:.2f} after "
+            f"{UNSTEADY}: ratio {ratio.low:.2f} to {ratio.high:.2f} after "
             f"{len(pairs)} pairs of blocks{others.sentence()}"
         )
     return Comparison(ratio, tuple(pairs))

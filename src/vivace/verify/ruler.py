@@ -99,7 +99,8 @@ class Ruler:
             checked_step(trial, clone(self.batches[0]))
             before = time.perf_counter()
             self._step(trial, 0)
-            self.effort = effort = Effort.within(seconds, time.perf_counter() - before)
+            step_seconds = time.perf_counter() - before
+            self.effort = effort = Effort.within(seconds, step_seconds)
         self.session = start(self.tap.job, plan, self.machine)
         self.taps[self.session] = self.tap
         self.facts = facts_of_session(self.session)
@@ -118,14 +119,13 @@ class Ruler:
         self.references = self._locksteps(self.session)
         self.modules = self.tap.modules
         self._prepare_rehearsal(seconds)
-        return {"seconds": time.perf_counter() - begin, "batches": len(self.batches)}
+        return {"seconds": time.perf_counter() - begin, "left_seconds": effort.seconds(step_seconds)}
 
     def _load(self, seconds: float | None) -> list[Any]:
         """Batches enough for the course, and for the rehearsal as many more as time and memory allow."""
         if seconds is not None:
             self.feeding_seconds = min(FEEDING_SECONDS, FEEDING_SHARE * seconds)
         deadline, num_bytes = time.perf_counter() + self.feeding_seconds, 0
-
         loader = call(self.job, "data")
 
         def limited() -> Iterator[Any]:
