@@ -125,7 +125,7 @@ class TrainProgress(_Lines):
                 if event["interrupted"]
                 else "trained"
             )
-            self._print(f"{ended}: {event['steps']} steps, {event['run_path']}", "bold")
+            self._print(f"{ended}: {words.count(event['steps'], 'step')}, {event['run_path']}", "bold")
 
 
 class VerifyProgress(_Lines):
