@@ -104,52 +104,89 @@ class _Finish:
         return pixels
 
 
+@dataclasses.dataclass(frozen=True)
+class _Sending:
+    """A loader over a dataset of bytes, and what makes the numbers of before of the tensors in `places`."""
+
+    loader: DataLoader[Any]
+    places: frozenset[int]
+    cut: Cut
+
+    def finished(self, batch: Any, device: torch.device, note: Callable[[int], None]) -> Any:
+        """A batch whose bytes have become floats on the device; `note` is told how many bytes."""
+        numbers = itertools.count()
+
+        def finish(tensor: torch.Tensor) -> torch.Tensor:
+            if next(numbers) not in self.places or tensor.dtype != torch.uint8:
+                return tensor
+            note(tensor.numel())
+            return self.cut.finish(tensor.to(device))
+
+        return map_tensors(batch, finish)
+
+
+def sending(build: Any, loader: Any, augment: bool) -> _Sending:
+    """The loader with its pictures as bytes. Raises Refused where that cannot be, or gives other numbers.
+
+    Two samples are read both ways: without `augment` they must be equal bit for bit.
+    """
+    for condition, reason in _conditions(loader):
+        build.require(condition, reason)
+    found = cut(loader.dataset, augment)
+    other = with_other(loader, dataset=found.dataset)
+    wanted, sent = list(tensors(small_batch(loader))), list(tensors(small_batch(other)))
+    build.require(len(wanted) == len(sent), "its batches come out with other tensors")
+    pairs = list(zip(wanted, sent, strict=True))
+    places = frozenset(n for n, (a, b) in enumerate(pairs) if a.dtype != b.dtype)
+    done = [(a, found.finish(b.clone()) if n in places else b) for n, (a, b) in enumerate(pairs)]
+    alike = places and all(_alike(a, b, bits=not augment) for a, b in done)
+    build.require(alike, "its batches come out with other numbers")
+    return _Sending(other, places, found)
+
+
 class Sender:
     """What two techniques do to a build: rebuild loaders over datasets of bytes, finish batches once placed.
 
     Args:
         build: gets the notes ``moved`` and ``bytes``, under the technique's `name`.
-        augment: see `cut`. Without, two samples are read both ways, and must be equal bit for bit.
+        augment: see `cut`; of the training data alone. Those for the metric stay bit for bit as they are.
     """
 
     def __init__(self, build: Any, name: str, augment: bool) -> None:
         self.build, self.name, self.augment = build, name, augment
-        self.rebuilt: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self.finish: Callable[[torch.Tensor], torch.Tensor] | None = None
-        self.sent: frozenset[int] = frozenset()
+        self.rebuilt: weakref.WeakKeyDictionary[Any, _Sending] = weakref.WeakKeyDictionary()
+        self.sending: _Sending | None = None
         build.wrap(Seam.BATCHES, self.batches)
         build.wrap(Seam.PLACE, self.place)
+        build.wrap(Seam.VALIDATION, self.validation)
         build.on_close(self.rebuilt.clear)
 
     def batches(self, following: Callable[[Any], Iterable[Any]], loader: Any) -> Iterable[Any]:
         """The seam `batches`. Raises Refused where the loader's pictures cannot be sent as bytes."""
         if loader not in self.rebuilt:
-            for condition, reason in _conditions(loader):
-                self.build.require(condition, reason)
-            found = cut(loader.dataset, self.augment)
-            other = with_other(loader, dataset=found.dataset)
-            wanted, sent = list(tensors(small_batch(loader))), list(tensors(small_batch(other)))
-            self.build.require(len(wanted) == len(sent), "its batches come out with other tensors")
-            pairs = list(zip(wanted, sent, strict=True))
-            self.sent = frozenset(n for n, (a, b) in enumerate(pairs) if a.dtype != b.dtype)
-            done = [(a, found.finish(b.clone()) if n in self.sent else b) for n, (a, b) in enumerate(pairs)]
-            alike = self.sent and all(_alike(a, b, bits=not self.augment) for a, b in done)
-            self.build.require(alike, "its batches come out with other numbers")
-            self.finish, self.rebuilt[loader] = found.finish, other
-            self.build.notes[self.name] = {"moved": list(found.moved), "bytes": 0}
-        return following(self.rebuilt[loader])
+            self.sending = self.rebuilt[loader] = sending(self.build, loader, self.augment)
+            self.build.notes[self.name] = {"moved": list(self.sending.cut.moved), "bytes": 0}
+        return following(self.rebuilt[loader].loader)
 
     def place(self, following: Callable[[Any], Any], batch: Any) -> Any:
         """The seam `place`. A batch that did not come through the session stays as it is."""
-        numbers = itertools.count()
+        placed = following(batch)
+        return (
+            placed if self.sending is None else self.sending.finished(placed, self.build.device, self._note)
+        )
 
-        def finished(tensor: torch.Tensor) -> torch.Tensor:
-            if next(numbers) not in self.sent or tensor.dtype != torch.uint8 or self.finish is None:
-                return tensor
-            self.build.notes[self.name]["bytes"] += tensor.numel()
-            return self.finish(tensor)
+    def validation(self, following: Callable[[Any], Iterable[Any]], loader: Any) -> Iterable[Any]:
+        """The seam `validation`: what is done to bytes is done on the device. Raises Refused as `batches`."""
+        found = sending(self.build, loader, augment=False)
 
-        return map_tensors(following(batch), finished)
+        def finished() -> Iterator[Any]:
+            for batch in following(found.loader):
+                yield found.finished(batch, self.build.device, lambda _: None)
+
+        return finished()
+
+    def _note(self, num_bytes: int) -> None:
+        self.build.notes[self.name]["bytes"] += num_bytes
 
 
 def _alike(wanted: torch.Tensor, found: torch.Tensor, bits: bool) -> bool:

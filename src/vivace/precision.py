@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
-from vivace.technique import Build
+from vivace.technique import Build, Seam
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +28,38 @@ def require_bfloat16(build: Build) -> None:
             torch.cuda.get_device_capability(build.device) >= (8, 0),
             "this GPU has no bfloat16 units (they came with compute capability 8.0): try fp16_autocast",
         )
+
+
+def autocast(build: Build, dtype: torch.dtype) -> None:
+    """Run the models under `torch.autocast`; what they return is in fp32 again.
+
+    In an own step nothing else is in `dtype`. Elsewhere the loss is under autocast, too, and gets fp32: a
+    CPU's autocast leaves the log_softmax, sum and mean of half-precision numbers in half precision.
+    """
+    import torch
+
+    from vivace.surgery import cast, patched, sum_in_float32
+
+    sum_in_float32(build)
+    lower: Callable[[], Any] = partial(torch.autocast, build.device.type, dtype)
+    around = nullcontext if build.own_step else lower
+
+    def wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*arguments: Any, **keywords: Any) -> Any:
+            with lower():
+                outputs = original(*arguments, **keywords)
+            return cast(outputs, dtype, torch.float32)
+
+        return forward
+
+    forwards = [wrapped(model.forward) for model in build.models]
+
+    def run(following: Callable[[Any], Any], batch: Any) -> Any:
+        with around(), patched(build.models, "forward", forwards):
+            result = following(batch)
+        return result if build.own_step else result.float()
+
+    build.wrap(Seam.STEP if build.own_step else Seam.FORWARD, run)
 
 
 def share_in(dtype: str, seen: Observation) -> str:

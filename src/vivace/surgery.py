@@ -8,6 +8,7 @@ import random
 import time
 from collections import UserDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MethodType
 from typing import Any
 
 import numpy
@@ -216,18 +217,28 @@ def sum_in_float32(build: Any) -> None:
     such as the batch-first output of an LSTM, and adds it to what is rounded already.
     """
 
-    def precise(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        return lambda input: original(input.float()).to(input.dtype)
-
-    def whole(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        return lambda input, *others, **named: original(input.contiguous(), *others, **named)
-
-    summing = {nn.Linear: whole} | ({nn.LayerNorm: precise} if build.device.type == "cpu" else {})
+    summing = {nn.Linear: _of_contiguous} | (
+        {nn.LayerNorm: _of_float32} if build.device.type == "cpu" else {}
+    )
     undo = contextlib.ExitStack()
-    for kind, better in summing.items():
-        found = [module for model in build.models for module in modules_of(model, kind)]
-        undo.enter_context(patched(found, "forward", [better(module.forward) for module in found]))
+    for kind, method in summing.items():
+        found = [m for model in build.models for m in modules_of(model, kind) if "forward" not in vars(m)]
+        undo.enter_context(patched(found, "forward", [MethodType(method, module) for module in found]))
     build.on_close(undo.close)
+
+
+def _of_float32(self: Any, input: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = type(self).forward(self, input.float())
+    return result.to(input.dtype)
+
+
+def _of_contiguous(self: Any, input: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
+    result: torch.Tensor = type(self).forward(self, input.contiguous(), *others, **named)
+    return result
+
+
+# Bound methods, and by this name: copies and pickles of a model then get methods of their own modules.
+_of_float32.__name__ = _of_contiguous.__name__ = "forward"
 
 
 def lookup(module: Any, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:

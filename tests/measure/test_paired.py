@@ -1,6 +1,9 @@
 """Paired measurement on a job whose step takes a known time."""
 
+import itertools
+import os
 import time
+import types
 from pathlib import Path
 
 import psutil
@@ -8,7 +11,7 @@ import pytest
 
 import vivace
 from vivace.engine.launch import Source
-from vivace.errors import JobError, Refused
+from vivace.errors import ChildFailed, JobError, Refused
 from vivace.job import load
 from vivace.measure.paired import Contestant, compare
 from vivace.plan import Plan
@@ -56,6 +59,28 @@ def test_the_job_is_described(contestants):
     assert facts["optimizer"] == "SGD"
     assert facts["steps_per_epoch"] == 8
     assert facts["signature"] == contestants[1].ask("check")["signature"]
+
+
+class Noisy:
+    """Blocks of a known mean whose seconds a sample swing by a known factor."""
+
+    step_seconds = 1e-3
+
+    def __init__(self, seconds, swing):
+        self.child = types.SimpleNamespace(pid=os.getpid())
+        self.blocks = (seconds * swing**power for power in itertools.cycle([0, 1, -1, 1, 0, -1]))
+
+    def block(self, steps, cached=False):
+        return next(self.blocks)
+
+
+def test_what_is_faster_in_any_case_is_a_conclusion_on_an_unsteady_machine():
+    for target in (None, 1.0):
+        ratio = compare(Noisy(1.0, 1.1), Noisy(1 / 8, 3.0), seconds=1e-3, target=target).ratio
+        assert 1.0 < ratio.low < 0.7 * ratio.high
+    for seconds, target in ((1.0, None), (1.0, 1.0), (1 / 8, 8.0)):
+        with pytest.raises(ChildFailed, match="too unsteady to conclude"):
+            compare(Noisy(1.0, 1.1), Noisy(seconds, 3.0), seconds=1e-3, target=target)
 
 
 BAD = {

@@ -51,6 +51,23 @@ def test_an_own_step_runs_its_models_in_bfloat16_and_sees_fp32_outputs():
     assert not any(inner), "only the forward itself is under autocast"
 
 
+def test_a_loss_written_out_gets_fp32_and_the_model_can_be_saved_whole(tmp_path):
+    model, seen = torch.nn.Linear(4, 3), []
+
+    def loss(model, batch):
+        seen.append(model(batch).log_softmax(-1).dtype)  # a CPU's autocast would leave it in bfloat16
+        return -model(batch).log_softmax(-1)[:, 0].mean()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = vivace.Plan.from_dict(PLAN)
+    with vivace.attach(plan, model=model, optimizer=optimizer, loss=loss) as session:
+        session.step(torch.ones(2, 4))
+        torch.save(model, tmp_path / "model.pt")
+        loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+        assert torch.equal(loaded(torch.ones(2, 4)), model(torch.ones(2, 4)))
+    assert seen == [torch.float32]
+
+
 def test_confirmation_needs_bfloat16_products():
     nothing = Observation({}, {"float32": 9}, 0, 0.0)
     with pytest.raises(vivace.Refused, match="changed nothing"):

@@ -166,4 +166,4 @@ def test_validation_data_are_kept_too_and_read_by_workers(folder):
             assert all(torch.equal(batch[0], one) for batch, one in zip(fed, wanted, strict=True))
         counts = session.build.notes["decoded_cache"]
         assert (counts["records"], counts["misses"]) == (12, 12)
-        assert session.build.notes["loader_workers"] == (0, 1)
+        assert session.build.notes["loader_workers"] == (0, 1, 2)

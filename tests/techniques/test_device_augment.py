@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 from torchvision import transforms
 from torchvision.datasets import FakeData
 
@@ -60,6 +60,48 @@ def test_crops_are_the_workers_and_half_of_them_is_flipped_on_the_device():
     flipped = (found == wanted.flip(-1)).flatten(1).all(1)
     assert (straight ^ flipped).all()
     assert 4 < int(flipped.sum()) < 28
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on one core
+@pytest.mark.parametrize("technique", ["device_augment", "uint8_transfer"])
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("first", [(transforms.CenterCrop(12),), STEPS[:2]])
+def test_data_for_the_metric_travel_as_bytes_and_stay_bit_for_bit(technique, workers, first):
+    travelled = []
+
+    def read(session):
+        steps = transforms.Compose([*first, *STEPS[2:]])
+        dataset = FakeData(20, (3, 16, 16), 4, steps)
+        found = DataLoader(dataset, 8, num_workers=workers, collate_fn=lambda rows: collate(rows, travelled))
+        torch.manual_seed(3)
+        return [batch[0] for batch in session.validation(ordered(found, seed=1, epoch=0))]
+
+    with start(pictures(), Plan(), inspect()) as session:
+        wanted = read(session)
+    assert workers or set(travelled) == {torch.float32}
+    travelled.clear()
+    with start(pictures(), Plan([registry.find(technique)()]), inspect()) as session:
+        found = read(session)
+        assert "validation_as_ever" not in session.build.notes
+        assert session.promise == (Numerics.SEMANTICS if technique == "device_augment" else Numerics.EXACT)
+    assert workers or travelled[-3:] == [torch.uint8] * 3
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one, other)
+        assert one.stride() == other.stride()
+
+
+def collate(rows, travelled):
+    travelled.append(rows[0][0].dtype)
+    return default_collate(rows)
+
+
+def test_data_for_the_metric_without_such_an_end_are_left_alone():
+    found = DataLoader(TensorDataset(torch.rand(8, 3, 16, 16)), batch_size=4)
+    with start(pictures(), Plan([DeviceAugment()]), inspect()) as session:
+        read = [batch[0] for batch in session.validation(found)]
+        reason = session.build.notes["validation_as_ever"]["device_augment"]
+    assert reason == "your TensorDataset has no torchvision Compose as its transform"
+    assert torch.equal(torch.cat(read), found.dataset.tensors[0])
 
 
 def test_it_excludes_the_other_way_of_sending_bytes():

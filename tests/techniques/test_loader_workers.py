@@ -105,7 +105,7 @@ def test_no_workers_takes_workers_away():
     with session_with(num_workers=0) as session:
         batches = read(session, DataLoader(Numbers(), batch_size=5, num_workers=1, timeout=9))
         assert batches == [[0.0, 1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0, 9.0]]
-        assert session.build.notes["loader_workers"] == (1, 0)
+        assert session.build.notes["loader_workers"] == (1, 0, None)
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+import dataclasses
 from typing import ClassVar
 
 import pytest
@@ -8,6 +9,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import FakeData
 
+import vivace
 from vivace import registry
 from vivace.engine.opening import start
 from vivace.engine.order import ordered
@@ -117,3 +119,15 @@ def test_it_is_verified_by_what_reaches_the_step():
     verdict = ruler.judge(Plan([Uint8Transfer()]).to_dict())
     assert verdict["kept"], verdict["reason"]
     assert verdict["promise"] == "exact"
+
+
+def test_a_run_has_the_same_metric_and_nothing_to_tell(tmp_path, one_thread):
+    def accuracy(model, batches):
+        return torch.cat([model(pixels).argmax(1) == labels for pixels, labels in batches]).double().mean()
+
+    made = dataclasses.replace(
+        pictures(), metric=accuracy, validation=lambda: DataLoader(dataset(NORMALIZE), batch_size=8), epochs=2
+    )
+    runs = [vivace.train(made, plan, out=tmp_path / plan.id) for plan in (Plan(), Plan([Uint8Transfer()]))]
+    assert runs[0].metric == runs[1].metric
+    assert runs[1].notices == ()

@@ -93,7 +93,8 @@ class Feed:
         if len(set(self.ranks.gather(place["mark"] if place is not None else ""))) > 1:
             raise JobError(
                 "the ranks read different streams, and Vivace splits every batch itself: most of "
-                "the data would be lost; leave out what splits the data by rank (split_by_node)"
+                "the data would be lost; leave out what splits the data by rank (split_by_node; a WebDataset "
+                "takes nodesplitter=None)"
             )
 
     def unordered(self) -> str:

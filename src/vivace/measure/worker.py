@@ -35,6 +35,7 @@ from vivace.errors import JobError
 from vivace.job import Job
 from vivace.ledger import Observation
 from vivace.machine import Machine
+from vivace.measure.loading import limit_beside
 from vivace.plan import Plan
 from vivace.profile.observe import live_bytes, observe, peak_of
 from vivace.profile.reference import profile_reference
@@ -103,11 +104,12 @@ class Worker:
     def profile(self, plan: dict[str, Any] | None = None) -> dict[str, Any]:
         """The reference's `Profile`: what bounds the gain of each technique."""
         with start(self.job, Plan.from_dict(plan or {}), self.machine) as session:
-            return dataclasses.asdict(
-                profile_reference(
-                    session, self.job, first_batches(readable(call(self.job, "data"), self.job), 4)
-                )
-            )
+            loader = call(self.job, "data")
+            batches = first_batches(readable(loader, self.job), 4)
+            found = profile_reference(session, self.job, batches)
+            beside = limit_beside(session, self.job, loader, batches[0], found)
+            found.features["loading_limit"] = found.features["loading_limit"] or beside
+            return dataclasses.asdict(found)
 
     def choose(
         self, memory: int, allow: str, base: dict[str, Any], seconds: float = math.inf

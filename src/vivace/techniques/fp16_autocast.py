@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
-from vivace.precision import ScaledOptimizer, share_in
+from vivace.precision import ScaledOptimizer, autocast, share_in
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
 
 if TYPE_CHECKING:
@@ -42,19 +42,15 @@ class Fp16Autocast(Technique):
         """Autocast the forward seam; scale, unscale and skip around the seams that follow."""
         import torch
 
-        from vivace.surgery import has_float32, modules_of, sum_in_float32
+        from vivace.surgery import has_float32, modules_of
 
         build.require(has_float32(build.models), "no weight is float32")
         device = build.device.type
         recurrent = device == "cpu" and modules_of(build.model, torch.nn.LSTM)
         build.require(not recurrent, "a CPU cannot train an LSTM in float16: use bf16_autocast")
-        sum_in_float32(build)
+        autocast(build, torch.float16)
         scaler = torch.amp.GradScaler(device, self.initial_scale, growth_interval=self.growth_interval)
         build.notes["skipped_steps"] = 0
-
-        def forward(following: Callable[[Any], torch.Tensor], batch: Any) -> torch.Tensor:
-            with torch.autocast(device, torch.float16):
-                return following(batch).float()
 
         def backward(following: Callable[[torch.Tensor], None], loss: torch.Tensor) -> None:
             following(scaler.scale(loss))  # type: ignore[arg-type]
@@ -70,7 +66,6 @@ class Fp16Autocast(Technique):
             scaler.step(proxy)  # type: ignore[arg-type]  # waits for the device, unless the optimizer skips
             scaler.update()
 
-        build.wrap(Seam.FORWARD, forward)
         build.wrap(Seam.BACKWARD, backward)
         build.wrap(Seam.FINISH, finish)
         build.wrap(Seam.UPDATE, update)

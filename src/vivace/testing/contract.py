@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from vivace.engine.opening import start, training_device
+from vivace.engine.session import Session
 from vivace.errors import Refused
 from vivace.inspect import inspect
 from vivace.job import Job
@@ -39,6 +41,7 @@ class Course:
     losses: list[float]
     gradient_norms: list[float] | None  # None where a captured step cannot be looked into
     gradients_left: list[str]
+    shared_with_copies: list[str]
     random_state: torch.Tensor
     state: dict[str, torch.Tensor]
     flags_before: dict[str, Any]
@@ -60,7 +63,8 @@ def follow(job: Job, plan: Plan) -> Course:
             for batch in islice(session.batches(job.data()), STEPS):
                 losses.append(float(session.step(batch)))
                 if not session.build.own_step:
-                    left += [name for name, p in session.build.model.named_parameters() if p.grad is not None]
+                    left += _with_gradients(session.build.model)
+            shared = [] if session.build.own_step else _trained_by_a_copy(job, session, batch)
     except Refused:
         assert process_flags() == flags, "a refusal left process flags behind"
         raise
@@ -69,6 +73,7 @@ def follow(job: Job, plan: Plan) -> Course:
         losses=losses,
         gradient_norms=norms if watched is not job else None,
         gradients_left=left,
+        shared_with_copies=shared,
         random_state=streams,
         state={f"{i}.{k}": v for i, model in enumerate(models) for k, v in model.state_dict().items()},
         flags_before=flags,
@@ -123,6 +128,12 @@ def gradients_are_cleared(course: Course, reference: Course) -> None:
     assert not course.gradients_left, f"gradients after the step: {course.gradients_left}"
 
 
+def copies_are_their_own(course: Course, reference: Course) -> None:
+    """A deep copy of the model, as for averaged weights, computes with its own parameters."""
+    shared = course.shared_with_copies
+    assert not shared, f"a copy of the model computes with the person's {', '.join(shared)}"
+
+
 def gradients_are_true(course: Course, reference: Course) -> None:
     """`on_gradients` saw the unscaled gradients of the mean loss, within the promise."""
     if course.gradient_norms is not None and reference.gradient_norms is not None:
@@ -142,6 +153,7 @@ CHECKS = (
     randomness_is_untouched,
     state_is_the_persons,
     gradients_are_cleared,
+    copies_are_their_own,
     gradients_are_true,
     promise_is_kept,
 )
@@ -266,6 +278,19 @@ def _observed(build_job: Callable[[], Job], plan: Plan) -> Observation:
     job = build_job()
     with start(job, plan, inspect()) as session:
         return observe(session, list(islice(session.batches(job.data()), STEPS)))
+
+
+def _with_gradients(model: nn.Module) -> list[str]:
+    return [name for name, parameter in model.named_parameters() if parameter.grad is not None]
+
+
+def _trained_by_a_copy(job: Job, session: Session, batch: Any) -> list[str]:
+    """The person's parameters that the gradients of a deep copy reach."""
+    model = session.build.model
+    left = _with_gradients(model)
+    assert job.loss is not None
+    job.loss(copy.deepcopy(model), session.place(batch)).backward()
+    return [name for name in _with_gradients(model) if name not in left]
 
 
 def _captures(plan: Plan) -> bool:

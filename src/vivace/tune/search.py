@@ -17,6 +17,7 @@ from vivace.tune.bench import TOO_COARSE, Bench, one
 
 WORTH_TRYING = 1.005
 BETTER = 1.01
+CLEARLY_BETTER = 1.05  # two processes of the same plan differ by less
 LONGEST_COMPARISON = 15.0  # seconds: what stays undecided then differs by less than the winner's confirmation
 
 
@@ -60,6 +61,8 @@ class Search:
             chosen = self.bench.choose_blocks(max(20.0, 0.5 * self._left()))
             if chosen is not None and chosen != self.best:
                 self._try(chosen, None)
+        if waits_for_data(self.profile) and self.best == self.bench.base:
+            self._try_feeding()
         self._try_together()
         self._select()
         self._explain()
@@ -71,17 +74,29 @@ class Search:
                 reason = "the budget ended before it could be tried"
                 self.bench.refuse(Plan([candidate.technique]), reason, predicted=candidate.predicted)
 
+    def _try_feeding(self) -> None:
+        """The most promising technique that acts on data, alone; while none is faster, the next one."""
+        tried = set[str]()
+        for candidate in self._offered:
+            technique = candidate.technique
+            if technique.card.stage != Stage.DATA or technique.name in tried or self._left() <= 0:
+                continue
+            tried.add(technique.name)
+            if self._try(self.bench.base.adding(technique), candidate):
+                break
+
     def _try_together(self) -> None:
         """All that is likely to help and quick to start, at once: some techniques only pay in company.
 
         On a CPU, for example, bfloat16 convolutions are slower than fp32 ones unless their layout is
         channels-last.
         """
+        refused = {plan for plan, trial in self.measured.items() if trial.status == "refused"}
         likely = [c.technique for c in self._offered if c.promise >= 1.0]
         plan = self.bench.base
         for technique in likely:
             quick = technique.card.stage != Stage.COMPILE and technique.slot != "capture"
-            if quick and len(plan.adding(technique)) > len(plan):
+            if quick and Plan([technique]).id not in refused and len(plan.adding(technique)) > len(plan):
                 plan = plan.adding(technique)
         while len(plan) > 1 and self._left() > 0 and plan.id not in self.measured:
             self._try(plan, None)
@@ -111,6 +126,7 @@ class Search:
                 if plan != self.best and plan.id not in self.measured and not self._hopeless(plan, candidate):
                     changed |= self._try(plan, candidate)
         self._prune()
+        self._refine()
 
     def _in_turn(self, candidates: list[Candidate]) -> Iterator[Candidate]:
         """First what can be added, then what displaces a technique of the best plan, then what compiles."""
@@ -133,19 +149,30 @@ class Search:
         plans = [Plan.from_dict(trial.techniques) for trial in ordered]
         return sorted(plans, key=lambda plan: plan != self.best)
 
-    def _try(self, plan: Plan, candidate: Candidate | None) -> bool:
+    def _refine(self) -> None:
+        """Double a setting that is worth it only where its technique helps, while that is clearly faster."""
+        for name in self.best.names:
+            found = True
+            while found and self._left() > 0:
+                technique: Any = next(one for one in self.best.techniques if one.name == name)
+                setting = getattr(technique, "doubled_once_it_helps", "")
+                doubled = {setting: 2 * getattr(technique, setting)} if setting else {}
+                plan = self.best.adding(dataclasses.replace(technique, **doubled))
+                found = plan.id not in self.measured and self._try(plan, None, by=CLEARLY_BETTER)
+
+    def _try(self, plan: Plan, candidate: Candidate | None, by: float = BETTER) -> bool:
         now = self.best_ratio.estimate
         predicted = (candidate.predicted[0] * now, candidate.predicted[1] * now) if candidate else None
-        target = BETTER * now if self.bench.fits(self.best_peak) else None
+        target = by * now if self.bench.fits(self.best_peak) else None
         trial = self.measure(plan, target, predicted)
         if candidate is not None and TOO_COARSE in trial.reason:
             self._too_coarse.add(candidate.technique.name)
-        if trial.ratio is None or not self._better(trial):
+        if trial.ratio is None or not self._better(trial, by):
             return False
         self._keep(plan, trial)
         return True
 
-    def _better(self, trial: Trial) -> bool:
+    def _better(self, trial: Trial, by: float) -> bool:
         """Within the memory budget the faster plan wins; outside of it the smaller one."""
         assert trial.ratio is not None
         assert trial.peak_bytes is not None
@@ -154,7 +181,7 @@ class Search:
         if not self.bench.fits(self.best_peak):
             return True
         beats = trial.ratio.low > 1.0 or not self.reference_fits
-        return beats and trial.ratio.estimate >= BETTER * self.best_ratio.estimate
+        return beats and trial.ratio.estimate >= by * self.best_ratio.estimate
 
     def measure(
         self, plan: Plan, target: float | None = None, predicted: tuple[float, float] | None = None
@@ -264,7 +291,8 @@ class Search:
                 self.bench.refuse(Plan([*offered, cls()][:1]), reason, predicted=gain)
             else:
                 found += [Candidate(technique, gain) for technique in offered]
-        return sorted(found, key=lambda candidate: candidate.promise, reverse=True)
+        first = Stage.DATA if waits_for_data(self.profile) else None
+        return sorted(found, key=lambda c: (c.technique.card.stage == first, c.promise), reverse=True)
 
     def _known_best(self, candidates: list[Candidate]) -> Plan | None:
         """The fastest plan that an earlier run measured on this job and machine: tried first."""
@@ -283,6 +311,11 @@ class Search:
 
     def _left(self) -> float:
         return self.deadline - time.monotonic()
+
+
+def waits_for_data(profile: Profile) -> bool:
+    """Is waiting for data the largest part of a step?"""
+    return max(profile.shares, key=profile.shares.__getitem__, default="") == "data"
 
 
 def _prefixes(plan: Plan) -> list[Plan]:
