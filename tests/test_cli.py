@@ -242,6 +242,8 @@ def test_techniques_lists_the_cards():
         ("train JOBS:asked", "standard input is closed while Vivace runs a job; the job must not read it"),
         ("train JOBS:no_module", "the Job's model() returned a str; it must return an nn.Module"),
         ("train JOBS:no_optimizer", "optimizer(model) returned NoneType, not a torch.optim.Optimizer"),
+        ("train JOBS:foreign_optimizer", "holds none of the model's parameters, so nothing would be trained"),
+        ("train JOBS:good --resume --restart", "give one of them, not both"),
         ("train JOBS:lost_samples", "the data failed at batch 0 of epoch 1: KeyError"),
     ],
 )

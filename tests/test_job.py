@@ -1,6 +1,7 @@
 """Jobs: what a Job refuses, and the loader's one clear sentence for every bad reference."""
 
 import pytest
+import torch
 
 import vivace
 from vivace.errors import JobError
@@ -74,6 +75,7 @@ def test_an_exception_at_import_shows_their_line(tmp_path):
         ({"step": max}, "needs either loss"),
         ({"optimizer": None}, "needs optimizer"),
         ({"data": [1, 2]}, "data must be a function that builds it, not a list"),
+        ({"model": torch.nn.Linear(2, 2)}, "model must be a function that builds it, not a Linear"),
         ({"epochs": 0}, "epochs must be a whole number of at least 1, not 0"),
         ({"scheduler_every": "batch"}, "scheduler_every must be 'epoch' or 'step', not 'batch'"),
         ({"loss": None, "step": max, "on_gradients": max}, "leave on_gradients out"),

@@ -7,8 +7,10 @@ from rich.console import Console
 
 from vivace.ledger import Ratio, Trial
 from vivace.plan import Plan
-from vivace.progress import TrainProgress, TuneProgress, epilogue
+from vivace.progress import TrainProgress, TuneProgress, VerifyProgress, epilogue
 from vivace.tune.result import Result
+from vivace.verify.table import headline
+from vivace.verify.verdict import Verdict
 
 PLAN = {"host_allocator": {}, "channels_last": {}, "bf16_weights": {}, "fused_optimizer": {"kind": "foreach"}}
 
@@ -81,11 +83,11 @@ def test_a_training_that_goes_on_says_where():
     assert lines == ["goes on after step 19", "epoch 1  step 32  loss 0.5", "trained: 64 steps, runs/train"]
 
 
-@pytest.mark.parametrize(("steps", "told"), [(300, True), (900, False), (None, False)])
-def test_a_warm_up_that_one_run_does_not_gain_back_is_said(steps, told):
+def answer(plan=None, **known):
+    """What `tune` says at its end about a plan and all that is `known` of it."""
     result = Result(
-        plan=Plan.from_dict(PLAN),
-        plan_path="runs/tune/plan.toml",
+        plan=Plan.from_dict(PLAN if plan is None else plan),
+        plan_path="my runs/tune/plan.toml",
         speedup=Ratio(2.0, 1.9, 2.1),
         baselines={},
         baseline_notes={},
@@ -94,13 +96,44 @@ def test_a_warm_up_that_one_run_does_not_gain_back_is_said(steps, told):
         input_pipeline={},
         waterfall=[],
         trials=[],
-        report_path="runs/tune/report.html",
+        report_path="my runs/tune/report.html",
         seconds=60.0,
-        job_steps=steps,
+        **known,
     )
     file = io.StringIO()
     epilogue(result, "train.py:job", Console(file=file, width=80))
-    assert ("after 791 steps, and this job takes 300" in file.getvalue()) is told
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(("steps", "told"), [(300, True), (900, False), (None, False)])
+def test_a_warm_up_that_one_run_does_not_gain_back_is_said(steps, told):
+    assert ("after 791 steps, and this job takes 300" in answer(job_steps=steps)) is told
+
+
+@pytest.mark.parametrize("has_metric", [True, False])
+def test_only_commands_that_work_are_named_at_the_end(has_metric):
+    commands = [line.strip() for line in answer(has_metric=has_metric).partition("next:\n")[2].splitlines()]
+    metric = " --metric" if has_metric else ""
+    assert commands == [
+        "vivace train train.py:job --plan 'my runs/tune/plan.toml'",
+        f"vivace verify train.py:job --plan 'my runs/tune/plan.toml'{metric}",
+        "vivace report 'my runs/tune'",
+    ]
+
+
+def test_the_reference_is_neither_verified_nor_trained_as_a_plan():
+    said = answer({}, has_metric=True, reason="no technique was faster")
+    assert said.endswith("next:\n  vivace profile train.py:job\n  vivace report 'my runs/tune'\n")
+
+
+def test_verify_says_how_long_it_takes():
+    text = "the reference has run; about 2 min 10 s for the plan and its shadows"
+    assert shown(VerifyProgress(), ("prepared", {"seconds": 9.0, "left_seconds": 130.0})) == [text]
+
+
+def test_what_could_not_be_verified_is_not_called_broken():
+    unknown = Verdict(False, "rounding", 0.0, 0.0, 0, 0, "it could not be verified: the child died")
+    assert headline(unknown) == "promise ROUNDING not judged: it could not be verified: the child died"
 
 
 def test_the_limit_of_loading_is_said_before_the_search():

@@ -230,10 +230,12 @@ def verify(
 ) -> None:
     """Is the plan's promise kept? Exit code 1 if not."""
     with screen(as_json, quiet, debug) as out:
+        from vivace.progress import VerifyProgress
         from vivace.verify import verify as run
         from vivace.verify.table import draw
 
-        verdict = run(job, plan, metric=metric, seeds=seeds, margin=margin)
+        with VerifyProgress(quiet) as progress:
+            verdict = run(job, plan, metric=metric, seeds=seeds, margin=margin, on_event=progress)
         out.document(verdict.to_dict())
         out.show(lambda console: draw(verdict, console))
         out.exit_code = 0 if verdict.kept else AnswerIsNo.exit_code

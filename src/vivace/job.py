@@ -66,7 +66,9 @@ class Job:
             value = getattr(self, field.name)
             if field.name in ("epochs", "scheduler_every", "damaged"):
                 continue
-            if value is not None and not callable(value):
+            # A module can be called, and gives outputs.
+            built = field.name == "model" and not isinstance(value, type) and hasattr(value, "state_dict")
+            if value is not None and (built or not callable(value)):
                 kind = type(value).__name__
                 raise JobError(
                     f"Job's {field.name} must be a function that builds it, not a {kind}: write lambda: ..."

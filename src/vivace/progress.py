@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import textwrap
 import time
+from pathlib import PurePath
 from typing import Any, Self
 
 from vivace.ledger import Trial
@@ -123,7 +125,25 @@ class TrainProgress(_Lines):
                 if event["interrupted"]
                 else "trained"
             )
-            self._print(f"{ended}: {event['steps']} steps, {event['run_path']}", "bold")
+            self._print(f"{ended}: {words.count(event['steps'], 'step')}, {event['run_path']}", "bold")
+
+
+class VerifyProgress(_Lines):
+    """Listens to `verify` and says how long it is going to take."""
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._doing("the reference runs in strict fp32")
+        return self
+
+    def __call__(self, kind: str, payload: dict[str, Any]) -> None:
+        """Show one event of `verify`."""
+        if self.quiet:
+            return
+        text = f"about {words.duration(payload['left_seconds'])} for the plan and its shadows"
+        self._doing(text)
+        if self._status is None or payload["left_seconds"] >= 10:
+            self._print(f"the reference has run; {text}", "dim")
 
 
 class MeasureProgress(_Lines):
@@ -197,9 +217,16 @@ def epilogue(result: Result, job: str, console: Any) -> None:
     if result.interrupted:
         console.print("interrupted: this is the best so far, not yet verified", style="yellow")
     console.print(f"plan    {plan}\nreport  {result.report_path}\n\nnext:", markup=False, soft_wrap=True)
-    for command in (
-        f"vivace train {job} --plan {plan}",
-        f"vivace verify {job} --plan {plan} --metric",
-        f"vivace report {plan.rpartition('/')[0] or '.'}",
-    ):
+    for command in _next(result, job):
         console.print("  " + command, markup=False, soft_wrap=True)
+
+
+def _next(result: Result, job: str) -> list[str]:
+    """The commands worth typing: those for a plan, or those that say why there is none."""
+    folder = str(PurePath(result.plan_path).parent)
+    shown = f"vivace report {shlex.quote(folder)}"
+    name, plan = shlex.quote(job), shlex.quote(result.plan_path)
+    if not len(result.plan):
+        return [f"vivace profile {name}", shown]
+    metric = " --metric" if result.has_metric else ""
+    return [f"vivace train {name} --plan {plan}", f"vivace verify {name} --plan {plan}{metric}", shown]

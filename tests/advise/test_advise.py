@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
 import vivace
 from vivace.advise.catalogue import find_gpu
 from vivace.advise.question import amount, seconds_of
 from vivace.advise.reverse import largest_model, trainable
 from vivace.advise.source import open_subject
+from vivace.advise.tables import draw
 from vivace.errors import InputError, JobError
 
 CARDS = ("RTX 4090", "A100-SXM4-80GB", "H100-SXM5-80GB")
@@ -128,6 +131,15 @@ def test_old_prices_are_reported_with_their_date(profile, tmp_path):
     )
     advice = vivace.advise(profile(), gpus=CARDS, prices=own)
     assert any("2024-01-02" in text and "RTX 4090" in text for text in advice.warnings)
+
+
+@pytest.mark.parametrize(("width", "intervals"), [(80, 1), (140, 2)])
+def test_no_word_of_the_table_is_torn(profile, width, intervals):
+    file = io.StringIO()
+    draw(vivace.advise(profile(), gpus=(*CARDS, "RTX PRO 6000", "MI355X")), Console(file=file, width=width))
+    table = file.getvalue().partition("Several")[0]
+    assert {"limited", "(cheapest)", "H100-SXM5-80GB", "launches", "evidence"} <= set(table.split())
+    assert max(line.count("\N{EN DASH}") for line in table.splitlines()) == intervals
 
 
 def test_the_page_is_one_file_and_escapes(profile, tmp_path):

@@ -1,10 +1,13 @@
+import io
+
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 import vivace
 from vivace.engine.opening import first_batches, start
-from vivace.memory.fits import fits
+from vivace.memory.fits import Fit, draw, fits
 from vivace.memory.predict import PARTS, predict
 from vivace.plan import Plan
 from vivace.profile.observe import observe
@@ -96,3 +99,15 @@ def test_cards_are_judged_by_what_would_be_reserved():
     small, large = fits(wide(), {"small": 600 * MIB + reserved, "large": 2**31})
     assert (small.card, small.fits, large.fits) == ("small", False, True)
     assert small.needed_bytes == large.needed_bytes == 600 * MIB + reserved
+
+
+def test_cards_of_one_size_share_a_row():
+    file = io.StringIO()
+    cards = [("A", 8), ("B", 4), ("C", 8)]
+    draw([Fit(card, 5 * 2**30, size * 2**30) for card, size in cards], Console(file=file, width=80))
+    assert [line.split() for line in file.getvalue().splitlines() if line.strip()][1:] == [
+        ["it", "fits", "on", "2", "of", "3", "cards"],
+        ["usable", "GiB", "fits", "cards"],
+        ["4.0", "no", "B"],
+        ["8.0", "yes", "A,", "C"],
+    ]

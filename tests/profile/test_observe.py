@@ -1,3 +1,5 @@
+import time
+
 import pytest
 import torch
 from torch import nn
@@ -123,6 +125,32 @@ def test_a_loader_that_waits_shows_in_the_share_of_data():
         profile = profile_reference(session, job, [torch.ones(2, 8)])
     assert profile.shares["data"] > 0.8
     assert profile.features["loader"]["dataset_length"] == 4
+
+
+class SlowSamples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        time.sleep(0.06)
+        return torch.ones(8)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_waiting_for_workers_that_take_turns_is_not_overlooked():
+    def loss(model, batch):
+        time.sleep(0.02)
+        return model(batch).mean()
+
+    job = vivace.Job(
+        model=lambda: nn.Linear(8, 1),
+        data=lambda: torch.utils.data.DataLoader(SlowSamples(), batch_size=2, num_workers=3),
+        loss=loss,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    with start(job, Plan(), MACHINE) as session:
+        profile = profile_reference(session, job, [torch.ones(2, 8)])
+    assert profile.shares["data"] > 0.3  # a batch each 40 ms, 20 ms for a step: 0, 0, 60 ms of waiting
 
 
 def test_memory_in_the_pools_of_graphs_counts_and_free_memory_of_all_does_not():

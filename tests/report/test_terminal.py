@@ -3,6 +3,7 @@
 # ruff: noqa: RUF001 - the figures stand here as a reader sees them
 
 import io
+import json
 
 import pytest
 from rich.cells import cell_len
@@ -74,6 +75,21 @@ def test_a_train_run(train_folder):
     text = shown(train_folder)
     assert "Trained 900 steps in 3 epochs; metric 0.975; loss 0.0712." in text
     assert "4 min 12 s" in text
+
+
+@pytest.mark.parametrize(("epochs", "said"), [(1, "in 1 epoch;"), (2, "in 2 epochs;")])
+def test_a_run_that_had_nothing_left_to_do_has_no_speed(epochs, said, train_folder):
+    path = train_folder / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "epochs": epochs, "samples_per_second": 0.0}))
+    assert said in shown(train_folder)
+    assert "samples a second" not in shown(train_folder)
+
+
+def test_ceilings_stand_in_their_units(ledger, tune_folder):
+    ledger[0]["machine"]["ceilings"] = {"matmul_bf16": 1.5e12, "launch_seconds": 1.83e-6}
+    text = shown(tune_folder(ledger))
+    assert "1.5 TFLOP/s" in text
+    assert "1.83 µs" in text
 
 
 def test_a_missing_folder_is_refused(tmp_path):

@@ -21,6 +21,8 @@ def test_sizes_and_words():
     assert 0.7 * free < budget.parse_memory("auto") < free
     with pytest.raises(InputError, match="'much'; write a size such as 20GiB or 800MiB, or auto"):
         budget.parse_memory("much")
+    with pytest.raises(InputError, match="'20'; write a size such as 20GiB"):
+        budget.parse_memory("20")  # bytes? GiB?
 
 
 def test_a_containers_limit_bounds_what_is_free(tmp_path, monkeypatch):

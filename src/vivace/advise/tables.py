@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vivace.advise.reverse import Trainable
 
 MOST_ROWS = 16
+WIDE = 110  # columns
 
 
 def shown(advice: Advice) -> list[Offer]:
@@ -40,7 +41,10 @@ def fit_of(offer: Offer) -> str:
 
 
 def draw(advice: Advice, console: Console) -> None:
-    """Headline, ranked table, and the sentences that follow from it."""
+    """Headline, ranked table, and the sentences that follow from it.
+
+    A narrow terminal has no room for the intervals of the costs: they are those of the times.
+    """
     from rich.table import Table
 
     rows = sorted(
@@ -51,18 +55,28 @@ def draw(advice: Advice, console: Console) -> None:
     console.print(
         f"{advice.subject.name}: {advice.amount.words}, {rows[0].prediction.precision if rows else ''}"
     )
-    table = Table(box=None, pad_edge=False)
-    for column in ("card", "time, 80 % interval", "cost", "memory", "limited by", "risk"):
-        table.add_column(column, no_wrap=column in ("time, 80 % interval", "cost"), overflow="fold")
-    for offer in rows:
-        table.add_row(
+    wide = console.width >= WIDE
+    cells = [
+        (
             offer.name + (f" ({marks[offer.name]})" if offer.name in marks else ""),
             _time(offer),
-            words.money(offer.usd, offer.low_usd, offer.high_usd),
+            words.money(offer.usd, *((offer.low_usd, offer.high_usd) if wide else ())),
             fit_of(offer),
             LIMITS[offer.prediction.limit],
             offer.risk,
         )
+        for offer in rows
+    ]
+    table = Table(box=None, pad_edge=False)
+    titles = ("card", "time, 80 % interval", "cost", "memory", "limited by", "risk")
+    for title, *column in zip(titles, *cells, strict=True):
+        longest_word = max(len(word) for text in (title, *column) for word in text.split())
+        whole = title in ("time, 80 % interval", "cost")
+        least = max(longest_word, len("22.8 GiB"))
+        folded = not wide and title in ("memory", "limited by", "risk")
+        table.add_column(title, no_wrap=whole, min_width=longest_word, max_width=least if folded else None)
+    for row in cells:
+        table.add_row(*row)
     console.print(table)
     for line in sentences(advice):
         console.print(line, soft_wrap=True)

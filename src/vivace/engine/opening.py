@@ -157,11 +157,23 @@ def models_of(job: Job, built: Any) -> list[nn.Module]:
 def optimizer_of(job: Job, built: Any) -> Any:
     """What the Job's optimizer(model) returns. Raises JobError where that does not optimize."""
     optimizer = call(job, "optimizer", built) if job.optimizer is not None else None
-    if job.step is None and not isinstance(optimizer, torch.optim.Optimizer):
+    if job.step is not None:
+        return optimizer
+    if not isinstance(optimizer, torch.optim.Optimizer):
         raise JobError(
             f"the Job's optimizer(model) returned {type(optimizer).__name__}, not a torch.optim.Optimizer"
         )
+    if not _shares_parameters(built, optimizer):
+        raise JobError(
+            "the Job's optimizer(model) holds none of the model's parameters, so nothing would be trained: "
+            "build it from the model that it is given"
+        )
     return optimizer
+
+
+def _shares_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> bool:
+    own = {id(parameter) for parameter in model.parameters()}
+    return any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
 
 
 def parts_of(built: Any, kind: type[Part]) -> list[Part]:

@@ -92,6 +92,8 @@ def train(
     """
     options = Options(seed, max_steps, checkpoint_every_seconds, checkpoint_every_steps)
     _check(options)
+    if resume and restart:
+        raise InputError("resume goes on and restart trains from zero: give one of them, not both")
     if isinstance(job, str):
         job = load(job)
     own_plan = Path(out) / "plan.toml"

@@ -23,6 +23,7 @@ from vivace.plan import Plan
 WORKER = "vivace.measure.worker:Worker"
 BLOCK_SECONDS = 0.3
 UNSTEADY_WIDTH = 0.5
+UNSTEADY = "the machine was too unsteady to conclude"
 
 
 class Contestant:
@@ -139,7 +140,7 @@ def compare(
             break
     if width(ratio) > UNSTEADY_WIDTH and ratio.low <= (target or 1.0) <= ratio.high:
         raise ChildFailed(
-            f"the machine was too unsteady to conclude: ratio {ratio.low:.2f} to {ratio.high:.2f} after "
+            f"{UNSTEADY}: ratio {ratio.low:.2f} to {ratio.high:.2f} after "
             f"{len(pairs)} pairs of blocks{others.sentence()}"
         )
     return Comparison(ratio, tuple(pairs))

@@ -35,16 +35,22 @@ class Fit:
 
 
 def draw(found: list[Fit], console: Any) -> None:
-    """A table of the cards, in the order given, under the sentence that says what is needed."""
+    """The sentences that say what is needed and how many cards have it; a row for each size of memory, the
+    smallest first, with its cards in the order given.
+    """
     from rich.table import Table
 
-    table = Table(box=None)
-    for column in ("card", "usable GiB", "fits"):
-        table.add_column(column, justify="right" if "GiB" in column else "left")
-    for fit in found:
-        table.add_row(fit.card, f"{fit.usable_bytes / 2**30:.1f}", "yes" if fit.fits else "no")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("usable GiB", justify="right")
+    table.add_column("fits")
+    table.add_column("cards", overflow="fold")
+    for usable in sorted({fit.usable_bytes for fit in found}):
+        alike = [fit for fit in found if fit.usable_bytes == usable]
+        answer = "yes" if alike[0].fits else "no"
+        table.add_row(f"{usable / 2**30:.1f}", answer, ", ".join(fit.card for fit in alike))
     needed = max((fit.needed_bytes for fit in found), default=0) / 2**30
     console.print(f"a training step needs about {needed:.2f} GiB, predicted without running it")
+    console.print(f"it fits on {sum(fit.fits for fit in found)} of {len(found)} cards\n")
     console.print(table)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,8 @@ from vivace.ledger import Profile
 from vivace.profile.observe import is_operator, now, observe, operator_class, profile_step
 from vivace.surgery import batch_size, has_batch_norm, modules_of
 
-TIMED_STEPS = 5
+TIMED_STEPS, MOST_TIMED_STEPS = 5, 32
+LONGEST_DRAWING = 3.0  # seconds
 PARTS = ("data", "place", "forward", "backward", "update")
 
 
@@ -32,7 +34,9 @@ def profile_reference(session: Session, job: Job, batches: list[Any]) -> Profile
     """
     seen = observe(session, batches)
     loader = call(job, "data")
-    parts = _time_parts(session, endless_batches(session, job, loader))
+    source = endless_batches(session, job, loader)
+    workers = _use_up_prefetched(source, loader)
+    parts = _time_parts(session, source, max(TIMED_STEPS, min(2 * workers, MOST_TIMED_STEPS)))
     step_seconds = sum(parts.values())
     parameters = [p for model in session.build.models for p in model.parameters()]
     return Profile(
@@ -52,12 +56,25 @@ def profile_reference(session: Session, job: Job, batches: list[Any]) -> Profile
     )
 
 
-def _time_parts(session: Session, source: Iterator[Any]) -> dict[str, float]:
-    """Median seconds of each part over a few steps; the first fetch and step only warm up."""
+def _use_up_prefetched(source: Iterator[Any], loader: Any) -> int:
+    """Draw what workers have ready before a run's pace shows; returns the number of workers."""
+    begin, workers = time.perf_counter(), int(getattr(loader, "num_workers", 0))
+    for _ in range(workers * int(getattr(loader, "prefetch_factor", None) or 0)):
+        next(source)
+        if time.perf_counter() - begin > LONGEST_DRAWING:
+            break
+    return workers
+
+
+def _time_parts(session: Session, source: Iterator[Any], num_steps: int) -> dict[str, float]:
+    """Seconds of each part of a step, after one more that warms up: the median, of fetching the mean.
+
+    Workers hand their batches over in turn, so of several steps one waits for all.
+    """
     spent: dict[str, float] = defaultdict(float)
     steps: list[dict[str, float]] = []
     with _timed_seams(session, spent):
-        for _ in range(TIMED_STEPS + 1):
+        for _ in range(num_steps + 1):
             spent.clear()
             start = now(session.build.device)
             batch = next(source)
@@ -67,7 +84,11 @@ def _time_parts(session: Session, source: Iterator[Any]) -> dict[str, float]:
             rest = done - fetched - sum(spent.values())
             last = "forward" if session.build.own_step else "update"
             steps.append({**spent, "data": fetched - start, last: rest})
-    return {part: statistics.median(step.get(part, 0.0) for step in steps[1:]) for part in PARTS}
+    middle = {"data": statistics.fmean}
+    return {
+        part: middle.get(part, statistics.median)([step.get(part, 0.0) for step in steps[1:]])
+        for part in PARTS
+    }
 
 
 @contextmanager

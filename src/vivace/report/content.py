@@ -228,7 +228,7 @@ class Content:
         told += [(name, value) for name, value in (machine.get("versions") or {}).items()]
         for group in ("limits", "ceilings"):
             facts = (machine.get(group) or {}).items()
-            told += [(n.removesuffix("_bytes").replace("_", " "), words.fact(n, v)) for n, v in facts]
+            told += [(n.removesuffix("_bytes").replace("_", " "), words.fact(n, v, group)) for n, v in facts]
         told += [("missing", reason) for reason in machine.get("missing") or []]
         told += [("machine", machine.get("fingerprint")), ("vivace", run.get("version"))]
         told += [("allowed promise", run.get("allow")), ("budget", words.duration(run.get("budget_seconds")))]
@@ -291,7 +291,7 @@ class Content:
         taken = words.real(self.training.get("steps")) or words.real(last.get("step"))
         epochs, metric = self.training.get("epochs"), self.training.get("metric", last.get("metric"))
         parts = [
-            f"Trained {int(taken or 0):,} steps" + (f" in {words.number(epochs)} epochs" if epochs else "")
+            f"Trained {int(taken or 0):,} steps" + (f" in {words.count(epochs, 'epoch')}" if epochs else "")
         ]
         parts += [f"metric {words.number(metric)}"] if words.real(metric) is not None else []
         loss = words.real(self.training.get("loss", last.get("loss")))
@@ -317,7 +317,7 @@ class Content:
         ]
         trained = [
             ("training took", words.duration(self.training.get("seconds"))),
-            ("samples a second", words.number(self.training.get("samples_per_second"))),
+            ("samples a second", words.number(self.training.get("samples_per_second") or None)),
             ("resumed from step", words.number(self.training.get("resumed_from_step") or None)),
         ]
         facts = [(n.removesuffix(f", {words.UNKNOWN}"), v) for n, v in (told if self.tuned else []) + trained]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from vivace.inspect.table import human_ceiling
 from vivace.ledger import Ratio
 
 UNKNOWN = _DASH = "\N{EN DASH}"
@@ -123,8 +124,15 @@ def plain(value: Any) -> Any:
     return f"{value:,}" if isinstance(value, int) else value
 
 
-def fact(name: str, value: Any) -> str:
-    """A machine's fact in its unit, judged by its name's suffix."""
+def count(value: Any, noun: str) -> str:
+    """How many of something: ``1 epoch``, ``3 epochs``, ``1,200 steps``."""
+    return f"{number(value)} {noun}{'' if value == 1 else 's'}"
+
+
+def fact(name: str, value: Any, group: str = "") -> str:
+    """A machine's fact in its unit, judged by its name's suffix, or by its name where it is a ceiling."""
+    if group == "ceilings" and real(value) is not None:
+        return human_ceiling(name, value)
     if name.endswith("_bytes"):
         return size(value)
     return number(value) if real(value) is not None else str(value)

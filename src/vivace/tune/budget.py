@@ -14,7 +14,7 @@ from vivace.inspect import inspect
 from vivace.plan import Plan
 from vivace.technique import Numerics
 
-UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 MARGIN = 0.1  # of what is free: fragmentation, the context, and what others will want
 CONTROL_GROUP = Path("/sys/fs/cgroup")
 

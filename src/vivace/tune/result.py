@@ -20,7 +20,8 @@ class Result:
     would bring to the ``reference`` and to the ``plan``. `break_even_steps` counts the steps after which
     warm-up has paid for itself, `job_steps` those of a whole training, where its length is known. `reference`
     is the empty plan, unless the job runs out of memory under that. `loading` says whether the machine can
-    feed the step, and what helped it; it is empty where that was no limit.
+    feed the step, and what helped it; it is empty where that was no limit. `has_metric` says whether the job
+    can be verified by its metric.
     """
 
     plan: Plan
@@ -40,6 +41,7 @@ class Result:
     reference: Plan = dataclasses.field(default_factory=Plan)
     job_steps: int | None = None
     loading: str = ""
+    has_metric: bool = False
 
     @property
     def promise(self) -> str:
@@ -67,4 +69,5 @@ class Result:
             "reference": self.reference.to_dict(),
             "job_steps": self.job_steps,
             "loading": self.loading,
+            "has_metric": self.has_metric,
         }

@@ -20,7 +20,7 @@ from vivace.inspect.gather import require_torch
 from vivace.job import Job
 from vivace.ledger import Ledger, Ratio, Trial
 from vivace.machine import Machine
-from vivace.measure.paired import without_loader
+from vivace.measure.paired import UNSTEADY, without_loader
 from vivace.plan import Plan
 from vivace.registry import find
 from vivace.report import report
@@ -148,7 +148,9 @@ class _Tuning:
         """The fastest plan that keeps its promise and wins in fresh processes too, else the reference."""
         bench = self.bench
         if not search.ranking():
-            return self._reference(search, "no technique was faster beyond noise")
+            unsteady = sum(UNSTEADY in trial.reason for trial in bench.trials if trial.techniques)
+            noisy = f"; {UNSTEADY} on {unsteady} of the trials" if unsteady else ""
+            return self._reference(search, "no technique was faster beyond noise" + noisy)
         judged = list[Plan]()
         reason = ""
         while True:
@@ -188,7 +190,8 @@ class _Tuning:
             verdict = self._judge(verifier, plan)
             if verdict.kept:
                 return (plan, verdict), ""
-            reason = reason or f"{plan} was faster, and not the same model: {verdict.reason}"
+            found = "and not the same model: " if verdict.judged else "but "
+            reason = reason or f"{plan} was faster, {found}{verdict.reason}"
             judged.append(plan)
             alone = [Plan([technique]) for technique in plan.techniques] if len(plan) > 1 else []
             guilty = {t for one in alone if not self._judge(verifier, one).kept for t in one.techniques}
@@ -257,6 +260,7 @@ class _Tuning:
             interrupted=self.interrupted,
             reason=self.reason,
             reference=bench.base,
+            has_metric=bench.facts["has_metric"],
             job_steps=bench.facts["epochs"] * (bench.facts["steps_per_epoch"] or 0) or None,
             loading=sentence(self.limit, bench.trials),
         )

@@ -129,6 +129,8 @@ def _rounding_of(name: str, buffers: Tensors) -> float:
 
 def output_distance(mine: torch.Tensor, theirs: torch.Tensor) -> float:
     """The root mean square difference of two sets of outputs, relative to the spread of the second."""
+    if mine.shape != theirs.shape:
+        return math.inf
     spread = float(theirs.std()) if theirs.numel() > 1 else 0.0
     difference = float((mine - theirs).square().mean().sqrt())
     return difference / (spread or float(theirs.abs().mean()) or 1.0)

@@ -31,6 +31,7 @@ from vivace.verify.displacement import (
     resolution,
 )
 from vivace.verify.effort import MOST_REHEARSED, Effort
+from vivace.verify.evaluation import Evaluation
 from vivace.verify.facts import difference, facts_of_session
 from vivace.verify.feeding import fed_otherwise
 from vivace.verify.ground import Ground, Ran
@@ -54,7 +55,7 @@ from vivace.verify.rehearsal import (
     slopes_like,
 )
 from vivace.verify.shadow import Rounding
-from vivace.verify.states import Snapshot, clone, decay_of, evaluate, repeatable, restore, state_of
+from vivace.verify.states import Snapshot, clone, decay_of, repeatable, restore, state_of
 from vivace.verify.tap import Tap, random_state
 
 # Shadows round no finer than this: at fp32's last bit it is a rare event that a ReLU flips, which few shadows
@@ -98,11 +99,12 @@ class Ruler:
             checked_step(trial, clone(self.batches[0]))
             before = time.perf_counter()
             self._step(trial, 0)
-            self.effort = effort = Effort.within(seconds, time.perf_counter() - before)
+            step_seconds = time.perf_counter() - before
+            self.effort = effort = Effort.within(seconds, step_seconds)
         self.session = start(self.tap.job, plan, self.machine)
         self.taps[self.session] = self.tap
         self.facts = facts_of_session(self.session)
-        self.evaluation_batch = self.session.place(self.batches[-1])
+        self.evaluation = Evaluation(self.job, self.session.place(self.batches[-1]))
         last = max(0, effort.course - effort.lockstep)
         marks = {round(i * last / max(1, effort.snapshots - 1)) for i in range(effort.snapshots)}
         torch.manual_seed(1)
@@ -117,14 +119,13 @@ class Ruler:
         self.references = self._locksteps(self.session)
         self.modules = self.tap.modules
         self._prepare_rehearsal(seconds)
-        return {"seconds": time.perf_counter() - begin, "batches": len(self.batches)}
+        return {"seconds": time.perf_counter() - begin, "left_seconds": effort.seconds(step_seconds)}
 
     def _load(self, seconds: float | None) -> list[Any]:
         """Batches enough for the course, and for the rehearsal as many more as time and memory allow."""
         if seconds is not None:
             self.feeding_seconds = min(FEEDING_SECONDS, FEEDING_SHARE * seconds)
         deadline, num_bytes = time.perf_counter() + self.feeding_seconds, 0
-
         loader = call(self.job, "data")
 
         def limited() -> Iterator[Any]:
@@ -185,7 +186,9 @@ class Ruler:
         if ran.fault:
             return {**document, **outright(False, ran.fault, "facts")}
         for outcome in ran.outcomes:
-            outcome.outputs = outcome.outputs if len(outcome.outputs) else self._evaluate(outcome.after)
+            outcome.outputs = (
+                outcome.outputs if len(outcome.outputs) else self.evaluation(self.session, outcome.after)
+            )
         return {**document, **self._judge(ran, session)}
 
     def _run(self, session: Session, tap: Tap) -> Ran:
@@ -214,7 +217,7 @@ class Ruler:
         if not (ran.same_streams or ran.silent or session.promise == Numerics.EXACT):
             ran.outcomes = [self._mean_lockstep(session, s, OTHER_STREAMS) for s in self.snapshots]
             ran.curve, ran.end = self._mean_course(session, OTHER_STREAMS)
-        ran.evaluated = evaluate(session, self.job, ran.end, self.evaluation_batch)
+        ran.evaluated = self.evaluation(session, ran.end)
         ran.last = state_of(session)
         return ran
 
@@ -225,7 +228,7 @@ class Ruler:
             different = [name for o, r in pairs for name in identical(o, r)]
             different += ["loss curve"] if ran.curve != self.curve else []
             different += ["rehearsal"] if not same_rehearsals(ran.rehearsal, self.rehearsal) else []
-            apart = output_distance(ran.evaluated, self._evaluate(ran.end))
+            apart = output_distance(ran.evaluated, self.evaluation(self.session, ran.end))
             different += ["evaluation under the plan"] if apart > FINEST_ROUNDOFF else []
             if not different or self._repeats_itself():
                 reason = f"promised to be bit-identical, and {different[0]} is not" if different else ""
@@ -271,7 +274,7 @@ class Ruler:
         checks.append(curve_check(curve, ground.curve, ground.widths))
         apart = self._apart(ran.end, ground.end)
         checks.append(check("displacement of the course", 0, apart, ground.end_envelope, roundoff))
-        plain = self._evaluate(ran.end)
+        plain = self.evaluation(self.session, ran.end)
         inside = output_distance(ran.evaluated, plain)
         checks.append(check("evaluation under the plan", 0, inside, 0.0, roundoff, floor=roundoff / 4))
         if ran.rehearsal is not None and self.rehearsal is not None:
@@ -357,7 +360,7 @@ class Ruler:
         with noise or nullcontext():
             losses = [self._step(session, snapshot.position + i) for i in range(self.effort.lockstep)]
         drawn, after = random_state(), state_of(session)
-        outputs = self._evaluate(after) if session is self.session else torch.empty(0)
+        outputs = self.evaluation(session, after) if session is self.session else torch.empty(0)
         drew = not torch.equal(before, drawn)
         return Outcome(losses, after, outputs, drawn, drew, tap.gradients or {}, list(tap.streams))
 
@@ -379,9 +382,6 @@ class Ruler:
         runs = [self._course(session, stream=stream + seed) for seed in range(self.effort.course_seeds)]
         curve = [sum(values) / len(values) for values in zip(*(run[0] for run in runs), strict=True)]
         return curve, State.mean([run[1] for run in runs])
-
-    def _evaluate(self, state: State) -> torch.Tensor:
-        return evaluate(self.session, self.job, state, self.evaluation_batch)
 
 
 def _same_streams(mine: Outcome, theirs: Outcome) -> bool:

@@ -1,17 +1,16 @@
-"""Copying a session's state out and back, and asking the plain model for its outputs."""
+"""Copying a session's state out and back."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from vivace.engine.session import Session
-from vivace.job import Job
 from vivace.surgery import align_state, map_tensors
 from vivace.verify.displacement import State
 
@@ -96,36 +95,3 @@ def decay_of(session: Session) -> dict[str, float]:
         for p in group["params"]
         if id(p) in names
     }
-
-
-def evaluate(session: Session, job: Job, state: State, batch: Any) -> torch.Tensor:
-    """The plain model's outputs on a placed batch in evaluation mode, with the weights and buffers of
-    `state`.
-
-    All floating-point outputs, flattened into one vector; a single zero for a job with its own step.
-    """
-    load_state(session, state)
-    if job.loss is None:
-        return torch.zeros(1)
-    outputs: list[torch.Tensor] = []
-    (model,) = session.build.models
-    hook = model.register_forward_hook(_keep(outputs))
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        torch.manual_seed(2)
-        with torch.no_grad():
-            job.loss(model, clone(batch))
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        hook.remove()
-    return torch.cat(outputs) if outputs else torch.zeros(1)
-
-
-def _keep(outputs: list[torch.Tensor]) -> Callable[..., None]:
-    def keep(tensor: torch.Tensor) -> None:
-        if tensor.is_floating_point():
-            outputs.append(tensor.detach().float().flatten())
-
-    return lambda module, arguments, output: map_tensors(output, keep) and None

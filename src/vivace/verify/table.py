@@ -9,7 +9,7 @@ from vivace.verify.verdict import Verdict
 
 def headline(verdict: Verdict) -> str:
     """The answer in one sentence."""
-    answer = "kept" if verdict.kept else "BROKEN"
+    answer = "kept" if verdict.kept else "BROKEN" if verdict.judged else "not judged"
     reason = f": {verdict.reason}" if verdict.reason else ""
     return f"promise {verdict.promise.upper()} {answer}{reason}"
 

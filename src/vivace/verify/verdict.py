@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from vivace.plan import Plan
 from vivace.technique import Numerics
 
 RULER = "vivace.verify.ruler:Ruler"
+Listener = Callable[[str, dict[str, Any]], None]
 SEEDS = 5  # of the test of the metric, where nobody says otherwise
 
 
@@ -42,6 +44,11 @@ class Verdict:
     curves: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     metric: dict[str, Any] | None = None
 
+    @property
+    def judged(self) -> bool:
+        """Did a comparison take place? Without one the promise is neither kept nor broken."""
+        return self.steps > 0
+
     def to_dict(self) -> dict[str, Any]:
         """The document that ``vivace verify --json`` prints."""
         return dataclasses.asdict(self)
@@ -59,6 +66,7 @@ class Verifier:
         timeout: float = 3600,
         environment: dict[str, str] | None = None,
         reference: Plan | None = None,
+        on_event: Listener | None = None,
     ) -> None:
         arguments = {"machine": machine.to_dict()}
         repeatable = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # read when CUDA starts; torch asks for it
@@ -66,14 +74,16 @@ class Verifier:
         self._timeout = timeout
         self._prepared = False
         self._reference = reference or Plan()
+        self._on_event = on_event or _silent
 
     def judge(self, plan: Plan, *, seconds: float | None = None) -> Verdict:
         """Verify one plan, within about `seconds` (as much as the ruler can use where it is None)."""
         begin = time.monotonic()
         if not self._prepared:
             reference = self._reference.to_dict()
-            self._child.ask("prepare", self._timeout, seconds=seconds, reference=reference)
+            prepared = self._child.ask("prepare", self._timeout, seconds=seconds, reference=reference)
             self._prepared = True
+            self._on_event("prepared", prepared)
         document = self._child.ask("judge", self._timeout, plan=plan.to_dict())
         document["checks"] = tuple(document["checks"])
         return Verdict(**document, seconds=time.monotonic() - begin)
@@ -96,12 +106,14 @@ def verify(
     metric: bool = False,
     seeds: int = SEEDS,
     margin: float | None = None,
+    on_event: Listener | None = None,
 ) -> Verdict:
     """Compare the plan with strict fp32: bit by bit (EXACT), against the envelope of rounding (ROUNDING), or
     by metric.
 
     A plan that promises SEMANTICS, or `metric`, trains reference and plan to the end with `seeds` seeds each
     and tests their equivalence within `margin` (default: half a percent of the reference's metric).
+    `on_event` hears ``("prepared", {"seconds", "left_seconds"})`` once the reference has run.
 
     Raises JobError, PlanError or Refused where the job or the plan cannot run, ChildFailed where it crashes.
     """
@@ -114,10 +126,14 @@ def verify(
         given = f"margin {margin:g}" if margin is not None else f"{seeds} seeds"
         raise InputError(f"{given} would count for the test of the metric only: ask for metric too")
     source, machine = Source(job), inspect()
-    with Verifier(source, machine) as verifier:
+    with Verifier(source, machine, on_event=on_event) as verifier:
         verdict = verifier.judge(loaded)
     if metric or verdict.promise == Numerics.SEMANTICS.name.lower():
         from vivace.verify.equivalence import judge_by_metric
 
         return judge_by_metric(source, loaded, verdict, seeds=seeds, margin=margin)
     return verdict
+
+
+def _silent(kind: str, payload: dict[str, Any]) -> None:
+    """The default where nobody listens."""
