@@ -230,6 +230,23 @@ class TestJobs:
         train(job, out=tmp_path / "run")
         assert rates[-1] == {"step": STEPS, "epoch": 3}[every]
 
+    @pytest.mark.parametrize(
+        ("every", "length", "told"), [("epoch", 300, 1), ("epoch", 6, 0), ("step", 300, 0)]
+    )
+    def test_a_schedule_in_steps_that_is_stepped_each_epoch_is_told(
+        self, tmp_path, tiny, every, length, told
+    ):
+        def scheduler(optimizer):
+            warm = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=2)
+            cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=length)
+            return torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, cosine], [2])
+
+        events = []
+        job = tiny.make(scheduler=scheduler, scheduler_every=every)
+        train(job, out=tmp_path / "run", max_steps=1, on_event=events.append)
+        texts = [event["text"] for event in events if event["event"] == "notice"]
+        assert [text.startswith("CosineAnnealingLR is 300 steps long") for text in texts] == [True] * told
+
     def test_a_plateau_scheduler_sees_the_metric(self, tmp_path, tiny):
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
         job = tiny.make(scheduler=lambda optimizer: plateau(optimizer, mode="max"))

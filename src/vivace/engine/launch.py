@@ -26,7 +26,7 @@ import cloudpickle
 
 from vivace import errors, registry
 from vivace.errors import ChildFailed, JobError, PlanError, VivaceError, ran_out_of_memory
-from vivace.job import Job, load
+from vivace.job import Job, blame, load
 from vivace.plan import Plan
 
 
@@ -283,4 +283,4 @@ def describe(error: BaseException) -> dict[str, str]:
         return {"kind": error.kind, "message": str(error)}
     if exhausted:
         return {"kind": "ChildFailed", "message": "out of memory: " + text.split("\n")[0]}
-    return {"kind": "ChildFailed", "message": text.split("\n")[0][:500]}
+    return {"kind": "ChildFailed", "message": blame(error)[:500]}

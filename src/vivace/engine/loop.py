@@ -77,8 +77,8 @@ class Loop:
             self.progress.tell("resume", step=self.position.step)
         for reason in found.skipped if found is not None else ():
             self.progress.notice(f"skipped a checkpoint: {reason}")
-        if notice:
-            self.progress.notice(notice)
+        for text in filter(None, (notice, _counts_steps(job, self.scheduler))):
+            self.progress.notice(text)
         self.evaluation = Evaluation(job, session, options.seed)
         self.survival = Survival(session, ranks)
         self.stop = StopRequest(quiet_seconds=1.0 if ranks.world_size > 1 else 0.0)
@@ -319,3 +319,20 @@ class Loop:
             restore(from_plain(state["streams"][self.ranks.rank]), self.device)
         self.position = found.position
         self.saved = dataclasses.replace(self.position)
+
+
+def _counts_steps(job: Job, scheduler: Any) -> str:
+    """What to say of a schedule far longer than the epochs, once in each of which it is stepped; else empty."""
+    if job.scheduler_every == "step" or scheduler is None:
+        return ""
+    parts = list(scheduler) if isinstance(scheduler, (list, tuple)) else [scheduler]
+    parts += [inner for part in parts for inner in getattr(part, "_schedulers", ())]
+    for part in parts:
+        found = (getattr(part, name, 0) for name in ("total_steps", "T_max", "total_iters"))
+        longest = max((length for length in found if isinstance(length, int)), default=0)
+        if longest >= 10 * job.epochs:
+            return (
+                f"{type(part).__name__} is {longest:,} steps long and is stepped once an epoch, {job.epochs} "
+                'in all: if it counts batches, give the Job scheduler_every="step"'
+            )
+    return ""
