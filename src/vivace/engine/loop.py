@@ -322,7 +322,7 @@ class Loop:
 
 
 def _counts_steps(job: Job, scheduler: Any) -> str:
-    """What to say of a schedule far longer than the epochs, once in each of which it is stepped; else empty."""
+    """What to say of a schedule that is far longer than the epochs in which it is stepped; else empty."""
     if job.scheduler_every == "step" or scheduler is None:
         return ""
     parts = list(scheduler) if isinstance(scheduler, (list, tuple)) else [scheduler]
