@@ -24,7 +24,7 @@ GRAPH = {"fused_optimizer": {}, "cuda_graph_step": {}}
 
 
 @pytest.fixture(autouse=True)
-def acted_out():
+def acted_out(one_thread):
     with fake_cuda():
         yield
 
