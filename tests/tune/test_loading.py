@@ -124,4 +124,4 @@ def test_the_depth_is_searched_once_workers_have_helped(ratios, chosen, asked):
     depths = [plan["loader_workers"].get("prefetch_factor", 2) for plan in plans if "loader_workers" in plan]
     assert set(depths) == asked
     found = search.best.to_dict().get("loader_workers")
-    assert (found and found.get("prefetch_factor", 2)) == chosen
+    assert (found if found is None else found.get("prefetch_factor", 2)) == chosen
