@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -178,10 +179,8 @@ def blame(error: BaseException) -> str:
     if _FROM_WORKER.match(text):
         frames = [traceback.FrameSummary(f, int(n), "", line=s) for f, n, s in _FRAMES.findall(text)]
         text = text.rpartition(f"\n{type(error).__name__}: ")[2] or text.splitlines()[-1]
-    own = str(Path(__file__).resolve().parent)
-    theirs = [
-        f for f in frames if not f.filename.startswith((own, "<")) and "site-packages" not in f.filename
-    ]
+    others = ("<", str(Path(__file__).resolve().parent), sysconfig.get_path("stdlib"))
+    theirs = [f for f in frames if not f.filename.startswith(others) and "site-packages" not in f.filename]
     where = ""
     if theirs and "importlib" not in theirs[-1].filename:
         where = f" ({theirs[-1].filename}, line {theirs[-1].lineno}: {theirs[-1].line})"

@@ -211,7 +211,7 @@ def sum_in_float32(build: Any) -> None:
 
     On a CPU every LayerNorm computes in fp32, between inputs and outputs as they were: torch's kernel adds up
     the gradients of weight and bias in the type of the inputs. A sum of thousands of rows stops growing in
-    sixteen bits: over 8,192 of them half of a bias's gradient was lost.
+    sixteen bits: over 8,192 of them nine tenths of a bias's gradient were lost.
 
     Everywhere a linear layer gets its inputs contiguous: ``at::linear`` multiplies others without the bias,
     such as the batch-first output of an LSTM, and adds it to what is rounded already.

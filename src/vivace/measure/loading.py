@@ -1,7 +1,7 @@
 """Can this host feed the step, where worker processes load, or something of which that cannot be asked?
 
-The waiting alone does not tell: workers have batches ready when the first steps are timed, and on a CPU they
-slow the step down. So one core's loading and the step are each timed by themselves.
+The waiting alone does not tell: on a CPU workers slow the step down. So one core's loading and the step are
+each timed by themselves.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from vivace.inspect.limits import usable_cores
 from vivace.job import Job, blame
 from vivace.ledger import Profile
 from vivace.profile.observe import now
+from vivace.profile.reference import in_cores
 from vivace.surgery import batch_size, with_workers
 
 SECONDS = 0.5
@@ -55,21 +56,18 @@ def limit_beside(session: Session, job: Job, loader: Any, batch: Any, profile: P
 def _sentence(one: float, wanted: float, workers: int, profile: Profile) -> str:
     """In words: samples a second that one core loads, and that the step consumes on a batch at hand."""
     cores, waits = usable_cores(), profile.shares["data"]
+    all_cores = in_cores(cores)
     yours = f"your {workers} workers" if workers > 1 else "your worker"
     head = f"a core loads {one:,.0f} samples a second, the step consumes {wanted:,.0f}: "
     if one * cores < wanted:
-        return head + f"with {_cores(cores)} no number of workers can feed it; less work for each sample can"
+        return head + f"with {all_cores} no number of workers can feed it; less work for each sample can"
     if one * workers < wanted:
-        return head + f"{_cores(math.ceil(wanted / one))} feed it, and {yours} cannot"
+        return head + f"{in_cores(math.ceil(wanted / one))} feed it, and {yours} cannot"
     if waits < LITTLE:
         return ""
     crowded = profile.device == "cpu" and workers + profile.features.get("num_threads", 1) > cores
-    share = f": they share {_cores(cores)} with it" if crowded else ""
+    share = f": they share {all_cores} with it" if crowded else ""
     return head + f"{yours} could feed it, and yet it waits {waits:.0%} of its time{share}"
-
-
-def _cores(number: int) -> str:
-    return "one core" if number == 1 else f"{number} cores"
 
 
 def _unreadable(loader: DataLoader[Any]) -> str:

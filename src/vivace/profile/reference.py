@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +22,6 @@ from vivace.profile.observe import is_operator, now, observe, operator_class, pr
 from vivace.surgery import batch_size, has_batch_norm, modules_of
 
 TIMED_STEPS, MOST_TIMED_STEPS = 5, 32
-LONGEST_DRAWING = 3.0  # seconds
 PARTS = ("data", "place", "forward", "backward", "update")
 
 
@@ -34,9 +32,9 @@ def profile_reference(session: Session, job: Job, batches: list[Any]) -> Profile
     """
     seen = observe(session, batches)
     loader = call(job, "data")
-    source = endless_batches(session, job, loader)
-    workers = _use_up_prefetched(source, loader)
-    parts = _time_parts(session, source, max(TIMED_STEPS, min(2 * workers, MOST_TIMED_STEPS)))
+    workers = getattr(loader, "num_workers", 0)
+    steps = max(TIMED_STEPS, min(2 * workers, MOST_TIMED_STEPS))
+    parts = _time_parts(session, endless_batches(session, job, loader), steps)
     step_seconds = sum(parts.values())
     parameters = [p for model in session.build.models for p in model.parameters()]
     return Profile(
@@ -54,16 +52,6 @@ def profile_reference(session: Session, job: Job, batches: list[Any]) -> Profile
             "loading_limit": _loading_limit(parts, batch_size(batches[0]), loader),
         },
     )
-
-
-def _use_up_prefetched(source: Iterator[Any], loader: Any) -> int:
-    """Draw what workers have ready before a run's pace shows; returns the number of workers."""
-    begin, workers = time.perf_counter(), int(getattr(loader, "num_workers", 0))
-    for _ in range(workers * int(getattr(loader, "prefetch_factor", None) or 0)):
-        next(source)
-        if time.perf_counter() - begin > LONGEST_DRAWING:
-            break
-    return workers
 
 
 def _time_parts(session: Session, source: Iterator[Any], num_steps: int) -> dict[str, float]:
@@ -157,15 +145,16 @@ def _loading_limit(parts: dict[str, float], samples: int, loader: Any) -> str:
     one, wanted, cores = samples / parts["data"], samples / rest, usable_cores()
     if one * cores < wanted:
         return (
-            f"{_cores(cores)} can load {one * cores:,.0f} samples a second, the step consumes {wanted:,.0f}: "
-            "no number of workers can feed it; less work for each sample can"
+            f"{in_cores(cores)} can load {one * cores:,.0f} samples a second, the step consumes "
+            f"{wanted:,.0f}: no number of workers can feed it; less work for each sample can"
         )
     number = math.ceil(wanted / one)
-    feed = f"{_cores(number)} feed{'s' if number == 1 else ''} it"
+    feed = f"{in_cores(number)} feed{'s' if number == 1 else ''} it"
     return f"a core loads {one:,.0f} samples a second, the step consumes {wanted:,.0f}: {feed}"
 
 
-def _cores(number: int) -> str:
+def in_cores(number: int) -> str:
+    """``one core``, ``2 cores``."""
     return "one core" if number == 1 else f"{number} cores"
 
 
