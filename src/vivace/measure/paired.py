@@ -113,8 +113,8 @@ def compare(
 
     Each candidate block is paired with the mean of the reference blocks just before and after it, which
     cancels a steady drift of the machine. Pairs during which other processes were busy count only where
-    there are not enough others. Raises ChildFailed where the machine is too unsteady to conclude
-    anything: a wide interval that holds the target, or 1 where there is none.
+    there are not enough others. Raises ChildFailed where the machine is too unsteady: where the
+    interval stays wider than half of the estimate.
     """
     deadline = time.monotonic() + seconds
     steps = [max(1, round(BLOCK_SECONDS / max(c.step_seconds, 1e-6))) for c in (reference, candidate)]
@@ -138,7 +138,7 @@ def compare(
         wanted = UNSTEADY_WIDTH if better else tolerance
         if (len(pairs) >= 6 and width(ratio) < wanted) or hopeless or len(pairs) >= 60 or late:
             break
-    if width(ratio) > UNSTEADY_WIDTH and ratio.low <= (target or 1.0) <= ratio.high:
+    if width(ratio) > UNSTEADY_WIDTH and not hopeless:
         raise ChildFailed(
             f"{UNSTEADY}: ratio {ratio.low:.2f} to {ratio.high:.2f} after "
             f"{len(pairs)} pairs of blocks{others.sentence()}"
