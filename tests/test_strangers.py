@@ -50,7 +50,6 @@ def saved_keys(saved):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150)
 @pytest.mark.parametrize("name", TUNED)
 def test_tune_verify_train(name, tmp_path):
     result = vivace.tune(reference(name), budget=BUDGET_SECONDS, out=tmp_path / "tune")

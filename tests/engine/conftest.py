@@ -74,7 +74,7 @@ def weights_digest(path):
     return digest.hexdigest()
 
 
-def wait_for(condition, seconds=30):
+def wait_for(condition, seconds=600):
     """Poll until `condition()` holds."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -82,8 +82,8 @@ def test_a_hang_is_stopped(source):
     with Child(HERE, source) as child:
         child.ask("echo", 60)
         with pytest.raises(ChildFailed, match="no answer to 'sleep' within 1 s"):
-            child.ask("sleep", 1.0, seconds=60)
-    assert time.monotonic() - begin < 30
+            child.ask("sleep", 1.0, seconds=1000)
+    assert time.monotonic() - begin < 900
 
 
 def test_what_a_child_prints_goes_to_the_log_and_its_input_is_empty(source, tmp_path, capfd):
