@@ -94,6 +94,10 @@ class Book:
         """Seconds until this part has to end."""
         return self.deadline - time.monotonic()
 
+    def patience(self, seconds: float) -> float:
+        """How long a case may take: `seconds`, or what is left of the part; in a dry run all that is left."""
+        return max(5.0, self.left if self.dry else min(seconds, self.left))
+
     def case(self, name: str, measure: Callable[[], Case], *, seconds: float = 2.0) -> Case:
         """The result of a case, from the file where it stands there; `seconds` is what it needs at least.
 

@@ -72,7 +72,7 @@ def cnn(book: Book) -> None:
     for shape in () if book.dry else MEASURED:
         book.case(
             f"counters at {shape}",
-            lambda s=shape: {"moved": measured(s, max(10.0, min(90.0, book.left)))},
+            lambda s=shape: {"moved": measured(s, book.patience(90.0))},
             seconds=20,
         )
     for name, plans in _rest():
@@ -96,7 +96,7 @@ def _in_child(book: Book, entry: str, cases: dict[str, tuple[str, dict[str, Any]
     child = Child(entry, TINY, {"dry": book.dry})
     try:
         for name, (command, arguments) in cases.items():
-            timeout = max(5.0, min(90.0, book.left))
+            timeout = book.patience(90.0)
             book.case(
                 name,
                 lambda c=command, t=timeout, a=arguments: {"found": child.ask(c, t, **a)},
@@ -112,7 +112,7 @@ def _contract(book: Book) -> None:
     with Server(lambda: Child("scenes:Contract", TINY, {"dry": book.dry})) as server:
         for plan in plans:
             if not (book.dry and "compile" in plan):
-                timeout = max(5.0, min(90.0, book.left))
+                timeout = book.patience(90.0)
                 book.case(
                     f"contract {' + '.join(plan)}",
                     lambda p=plan, t=timeout: server.ask("check", t, plan=p, job="cnn"),

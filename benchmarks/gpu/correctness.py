@@ -65,14 +65,14 @@ def correctness(book: Book) -> None:
 def _scene(book: Book, name: str) -> Case:
     child = Child("scenes:Scenes", _source("mlp"), {"dry": book.dry})
     try:
-        return {"found": child.ask(name, max(5.0, min(90.0, book.left)))}
+        return {"found": child.ask(name, book.patience(90.0))}
     finally:
         child.close()
 
 
 def _contract(book: Book, server: Server, plan: dict[str, Any], job: str) -> None:
     def check() -> Case:
-        return server.ask("check", max(5.0, min(60.0, book.left)), plan=plan, job=job)
+        return server.ask("check", book.patience(60.0), plan=plan, job=job)
 
     book.case(f"contract {_name(plan)} on {job}", check)
 
@@ -91,7 +91,7 @@ def _rule(book: Book, job: str, plans: list[dict[str, Any]]) -> None:
             return {**document, "status": "refused", "reason": "it promises SEMANTICS here: for the metric"}
         return {**document, "status": "ok" if verdict.kept else "broken"}
 
-    with Server(lambda: Verifier(_source(job), machine, timeout=max(10.0, min(150.0, book.left)))) as server:
+    with Server(lambda: Verifier(_source(job), machine, timeout=book.patience(150.0))) as server:
         for plan in plans:
             book.case(f"ruler {_name(plan)} on {job}", lambda plan=plan: judge(server, plan), seconds=6)
 

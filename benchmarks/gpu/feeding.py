@@ -19,7 +19,7 @@ def feed(book: Book) -> None:
     child = Child("arrivals:Arrivals", TINY, {"dry": book.dry})
     try:
         for name, command in CASES.items():
-            timeout = max(5.0, min(180.0, book.left))
+            timeout = book.patience(180.0)
             book.case(name, lambda c=command, t=timeout: {"found": child.ask(c, t)}, seconds=8)
     finally:
         child.close()

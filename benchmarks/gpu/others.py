@@ -29,7 +29,7 @@ def ceilings(book: Book) -> None:
     child = Child("probes:Probes", Source(f"{HERE / 'tiny.py'}:mlp"), {"dry": book.dry})
     try:
         for name in ("matmul", "copy", "host_to_device", "device_to_host", "launch"):
-            timeout = max(5.0, min(60.0, book.left))
+            timeout = book.patience(60.0)
             book.case(name, lambda name=name, t=timeout: {"rates": child.ask(name, t)}, seconds=3)
     finally:
         child.close()
@@ -55,7 +55,7 @@ def _tune(book: Book, name: str, budget: float) -> Case:
     job = f"{HERE / 'workloads.py'}:{name}"
     out = book.path.with_name(f"tune-{name}")
     command = [*COMMAND, "tune", job, "--budget", str(budget), "--out", str(out), "--json", "--quiet"]
-    result = _run(command, min(budget * 1.1 + 30, max(30.0, book.left)))
+    result = _run(command, book.patience(budget * 1.1 + 30))
     for trial in result["trials"]:
         for key in ("pairs", "machine", "job"):
             trial.pop(key)

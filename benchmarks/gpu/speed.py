@@ -153,6 +153,4 @@ class Track:
         return 0.01 if self.book.dry else wanted
 
     def _contestant(self) -> paired.Contestant:
-        return paired.Contestant(
-            self.source, self.machine, log=self.log, timeout=max(20.0, min(200.0, self.book.left))
-        )
+        return paired.Contestant(self.source, self.machine, log=self.log, timeout=self.book.patience(200.0))
