@@ -99,11 +99,12 @@ class Outcome(enum.StrEnum):
     NONE_KEPT = "none_kept"  # measured: what was faster broke its promise
     COULD_NOT_MEASURE = "could_not_measure"
     NOTHING_TRIED = "nothing_tried"  # the budget ended first
+    INTERRUPTED = "interrupted"  # the plan, if any, is neither verified nor confirmed
 
     @property
     def answered(self) -> bool:
         """Is it an answer about the job, and not one about the machine or the budget?"""
-        return self not in (Outcome.COULD_NOT_MEASURE, Outcome.NOTHING_TRIED)
+        return self not in (Outcome.COULD_NOT_MEASURE, Outcome.NOTHING_TRIED, Outcome.INTERRUPTED)
 
 
 @dataclasses.dataclass(frozen=True)
