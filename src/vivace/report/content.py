@@ -328,7 +328,8 @@ class Content:
         parts = [
             f"Trained {int(taken or 0):,} steps" + (f" in {words.count(epochs, 'epoch')}" if epochs else "")
         ]
-        parts += [f"{words.metric(metric_data)} {words.number(metric)}"] if words.real(metric) is not None else []
+        measured = words.real(metric) is not None
+        parts += [f"{words.metric(metric_data)} {words.number(metric)}"] if measured else []
         loss = words.real(self.training.get("loss", last.get("loss")))
         return "; ".join(parts + ([f"loss {words.number(loss)}"] if loss is not None else []))
 
@@ -358,7 +359,6 @@ class Content:
         ]
         facts = [(n.removesuffix(f", {words.UNKNOWN}"), v) for n, v in (told if self.tuned else []) + trained]
         return [(name, value) for name, value in facts if value != words.UNKNOWN]
-
 
     def _training_facts(self) -> list[tuple[str, str]]:
         """What one whole training takes, and the warm-up where nothing is compiled, where that is longer."""

@@ -37,15 +37,19 @@ class Result:
 
     `baselines` are samples a second; None where the device has no such mode. `waterfall` is the cumulative
     ratio as each technique of the plan is added, in the order of their stages. `outcome` says how the search
-    ended, and `reason` why the plan is the reference, where it is. `input_pipeline` is the ratio that one cached batch instead of the loader
-    would bring to the ``reference`` and to the ``plan``. `break_even_steps` counts the steps after which
-    warm-up has paid for itself, `job_steps` those of a whole training, where its length is known.
-    `warmup_seconds` is the warm-up that `train` meets next on this machine, `cold_warmup_seconds` where
-    nothing is compiled yet. `training_seconds` are those of the steps and the warm-up of a whole training,
-    under the ``reference`` and under the ``plan``, where its length is known. `reference`
-    is the empty plan, unless the job runs out of memory under that. `loading` says whether the machine can
-    feed the step, and what helped it; it is empty where that was no limit. `has_metric` says whether the job
-    can be verified by its metric, `metric_data` whether that is of ``validation`` or ``training`` data.
+    ended, and `reason` why the plan is the reference, where it is. `input_pipeline` is the ratio that one
+    cached batch instead of the loader would bring to the ``reference`` and to the ``plan``.
+
+    `job_steps` are those of a whole training, where its length is known; `training_seconds` is what its steps
+    and the warm-up take under the ``reference`` and under the ``plan``. `warmup_seconds` is the warm-up that
+    `train` meets next on this machine, `cold_warmup_seconds` the one where nothing is compiled yet;
+    `break_even_steps` counts the steps after which the former has paid for itself. `long_plan` wins where the
+    training is longer.
+
+    `reference` is the empty plan, unless the job runs out of memory under that. `loading` says whether the
+    machine can feed the step, and what helped it; it is empty where that was no limit. `has_metric` says
+    whether the job can be verified by its metric, `metric_data` whether that is of ``validation`` or
+    ``training`` data.
     """
 
     plan: Plan

@@ -132,8 +132,8 @@ class _Tuning:
         except KeyboardInterrupt:
             self.interrupted = True
             self.outcome, self.reason = Outcome.INTERRUPTED, ""
-            best = search.ranking()[:1] if search is not None else []
-            for plan in best:
+            if search is not None and search.ranking():
+                plan = search.ranking()[0]
                 speedup = search.measured[plan.id].ratio or one()
         return self._finish(plan, speedup, search)
 

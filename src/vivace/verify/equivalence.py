@@ -68,8 +68,9 @@ def judge_by_metric(
     difference = [b - a for a, b in zip(reference, candidate, strict=True)]
     p = equivalence_p(difference, width)
     equivalent = p < SIGNIFICANCE
+    name = "metric on the training data" if data == "training" else "metric"
     text = (
-        f"metric{' on the training data' if data == 'training' else ''} {mean(candidate):.4g} against {mean(reference):.4g}, difference {mean(difference):+.2g} "
+        f"{name} {mean(candidate):.4g} against {mean(reference):.4g}, difference {mean(difference):+.2g} "
         f"within a margin of {width:.2g}: p = {p:.2g}, n = {seeds}"
     )
     only_metric = verdict.promise == "semantics"
