@@ -272,7 +272,9 @@ class Content:
         """What more is known than the sentence says: why there is no plan, or what a broken promise is."""
         if self.broken:
             promise = str(self.result.get("promise") or "").upper()
-            return f"{self._promise(promise)}. It ran at {words.ratio(self.speedup)} of strict fp32's speed"
+            reason = str(self.verdict.get("reason") or "")
+            told = f"{self._promise(promise)}{': ' if reason else ''}{reason}"
+            return f"{told}. It ran at {words.ratio(self.speedup)} of strict fp32's speed"
         return str(self.result.get("reason") or "") if self.outcome in words.ENDINGS else ""
 
     @property
@@ -344,11 +346,14 @@ class Content:
         """The few figures that stand under the sentence."""
         pays = words.steps(self.result.get("break_even_steps")) if self.plan else words.UNKNOWN
         late = f"; the job takes {self.job_steps:,.0f}" if self.job_steps else ""
-        told = [
+        speeds = [
             ("over PyTorch's defaults", words.times(self.over_default)),
             ("pays for itself after" + late, pays),
             *self._training_facts(),
             ("more, if loading data cost nothing", words.times(self.without_loader)),
+        ]
+        told = [
+            *(speeds if not self.broken else ()),
             ("peak memory", words.size(self.final.peak_bytes) if self.final else words.UNKNOWN),
             ("trials, " + words.duration(self.result.get("seconds")), str(len(self.trials) or words.UNKNOWN)),
         ]

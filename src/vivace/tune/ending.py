@@ -15,11 +15,15 @@ def ending(trials: Sequence[Trial], budget_seconds: float) -> tuple[Outcome, str
     failed = _undecided(timed)
     left_out = sum(trial.code == Code.NOT_TRIED for trial in timed)
     if not measured and failed:
-        return Outcome.COULD_NOT_MEASURE, f"{_failures(failed)}; the same command tries again"
+        told = _failures(failed)
+        return Outcome.COULD_NOT_MEASURE, f"{told[0].upper()}{told[1:]}; the same command tries again"
     if not measured and left_out:
-        told = f"the budget of {duration(budget_seconds)} ended before the first technique was timed"
+        told = f"The budget of {duration(budget_seconds)} ended before the first technique was timed"
         return Outcome.NOTHING_TRIED, f"{told}; give --budget more"
-    told = "no technique was faster beyond noise" if measured else "no technique can act on this job"
+    if measured:
+        told = f"{count(len(measured), 'trial')} measured, and none was faster beyond noise"
+    else:
+        told = "No technique can act on this job"
     told += f"; {_failures(failed)}" if failed else ""
     told += f"; {count(left_out, 'technique')} not tried, because the time ended" if left_out else ""
     return Outcome.NOTHING_HELPS, told
