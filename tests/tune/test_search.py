@@ -101,7 +101,9 @@ def test_an_absurd_estimate_stands_behind_a_known_one(searched):
 def test_measured_and_nothing_helps(searched):
     bench, search = searched(lambda plan, now: STEADY, seconds=600.0)
     assert search.ranking() == []
-    assert told(bench) == (Outcome.NOTHING_HELPS, "no technique was faster beyond noise")
+    outcome, reason = told(bench)
+    assert outcome == Outcome.NOTHING_HELPS
+    assert reason == "4 trials measured, and none was faster beyond noise"
     assert not [trial for trial in bench.trials if trial.code == Code.NOT_TRIED]
 
 
@@ -110,7 +112,7 @@ def test_some_measured_and_some_not_is_said(searched):
     outcome, reason = told(bench)
     assert outcome == Outcome.NOTHING_HELPS
     assert reason.startswith(
-        "no technique was faster beyond noise; the machine was too unsteady for 1 trial "
+        "3 trials measured, and none was faster beyond noise; the machine was too unsteady"
     )
 
 
@@ -125,7 +127,7 @@ def test_without_time_nothing_is_tried(searched):
 
 def test_what_cannot_act_is_an_answer():
     ruled_out = Trial({"tf32": {}}, "a", "m", "j", "refused", "on cuda", code=Code.RULED_OUT)
-    assert ending([ruled_out], 120.0) == (Outcome.NOTHING_HELPS, "no technique can act on this job")
+    assert ending([ruled_out], 120.0) == (Outcome.NOTHING_HELPS, "No technique can act on this job")
 
 
 @pytest.mark.parametrize(
