@@ -155,6 +155,11 @@ def test_what_was_not_measured_is_not_called_slow(outcome, first):
     assert "vivace tune train.py:job --budget balanced --out 'my runs/tune'" in said
 
 
+@pytest.mark.parametrize(("data", "told"), [("training", True), ("validation", False), (None, False)])
+def test_a_job_without_validation_hears_that(data, told):
+    assert ("its metric is of the training data" in answer(metric_data=data)) is told
+
+
 def test_a_wide_interval_is_told_by_its_lower_end():
     assert answer(speedup=Ratio(2.1, 1.4, 3.24)).startswith(
         "\nat least 1.40x as fast as strict fp32 (1.40-3.24): host_allocator"

@@ -242,7 +242,9 @@ def epilogue(result: Result, job: str, console: Any) -> None:
     console.print()
     answer, style, more = _answer(result)
     console.print(answer, style=style, markup=False, soft_wrap=whole)
-    for text in (more, _training(result), _longer(result)):
+    training_data = "the Job has no validation: its metric is of the training data"
+    told = training_data if result.metric_data == "training" else ""
+    for text in (more, _training(result), _longer(result), told):
         if text:
             console.print(text, markup=False, soft_wrap=whole)
     after, steps = result.break_even_steps, result.job_steps
