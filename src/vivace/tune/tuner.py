@@ -300,7 +300,8 @@ class _Tuning:
     def _reference(self, search: Search, outcome: Outcome, reason: str) -> tuple[Plan, Ratio]:
         if not search.reference_fits:
             assert self.bench.memory is not None
-            peaks = [t.peak_bytes for t in self.bench.trials if t.peak_bytes is not None]
+            measured = [t.peak_bytes for t in self.bench.trials if t.peak_bytes is not None]
+            peaks = [self.bench.observed["peak_bytes"], *measured]
             raise AnswerIsNo(
                 f"no plan fits into {size(self.bench.memory)} and keeps its promise; "
                 f"the smallest peak measured is {size(min(peaks))}{self.bench.no_blocks}"
