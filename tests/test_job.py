@@ -1,5 +1,7 @@
 """Jobs: what a Job refuses, and the loader's one clear sentence for every bad reference."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -85,3 +87,10 @@ def test_what_a_job_refuses(change, message):
     with pytest.raises(JobError) as caught:
         vivace.Job(**{**PARTS, **change})
     assert message in str(caught.value)
+
+
+def test_a_job_says_what_data_its_metric_is_of():
+    job = vivace.Job(**PARTS, metric=lambda model, batches: 1.0)
+    assert vivace.Job(**PARTS).metric_data is None
+    assert job.metric_data == "training"
+    assert dataclasses.replace(job, validation=job.data).metric_data == "validation"

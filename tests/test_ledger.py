@@ -1,9 +1,11 @@
 """The ledger: what cannot be constructed, what survives the file, and torn lines."""
 
+import json
+
 import pytest
 
 from vivace.errors import FolderError
-from vivace.ledger import Ledger, Ratio, Trial
+from vivace.ledger import Code, Ledger, Ratio, Trial
 
 BASE = {"techniques": {"channels_last": {}}, "plan_id": "a" * 12, "machine": "m", "job": "j"}
 MEASURED = Trial(
@@ -35,3 +37,19 @@ def test_trials_survive_the_file_and_a_torn_line_is_ignored(tmp_path):
 def test_a_ledger_that_cannot_be_written_says_so(tmp_path):
     with pytest.raises(FolderError, match="cannot be written"):
         Ledger(tmp_path / "no" / "ledger.jsonl").append("run", {})
+
+
+def test_a_trial_of_an_older_ledger_has_no_code():
+    document = MEASURED.to_dict()
+    coded = Trial(**BASE, status="failed", reason="no answer", code=Code.TIMED_OUT)
+    assert Trial.from_dict(json.loads(json.dumps(coded.to_dict()))) == coded
+    del document["code"], document["foreign_share"]
+    assert Trial.from_dict(document).code is Code.NONE
+
+
+@pytest.mark.parametrize(
+    ("ratio", "counts"),
+    [(Ratio(1.5, 1.3, 1.7), 1.5), (Ratio(20.4, 1.1, 340.0), 1.1), (Ratio(2.0, 0.5, 8.0), 2.0)],
+)
+def test_a_wide_interval_above_one_counts_by_its_lower_end(ratio, counts):
+    assert ratio.counts == counts

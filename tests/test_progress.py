@@ -5,10 +5,10 @@ import io
 import pytest
 from rich.console import Console
 
-from vivace.ledger import Ratio, Trial
+from vivace.ledger import Outcome, Ratio, Trial
 from vivace.plan import Plan
 from vivace.progress import TrainProgress, TuneProgress, VerifyProgress, epilogue
-from vivace.tune.result import Result
+from vivace.tune.result import LongPlan, Result
 from vivace.verify.table import headline
 from vivace.verify.verdict import Verdict
 
@@ -85,20 +85,19 @@ def test_a_training_that_goes_on_says_where():
 
 def answer(plan=None, **known):
     """What `tune` says at its end about a plan and all that is `known` of it."""
+    given = {"speedup": Ratio(2.0, 1.9, 2.1), "verdict": None, "outcome": Outcome.FASTER} | known
     result = Result(
         plan=Plan.from_dict(PLAN if plan is None else plan),
         plan_path="my runs/tune/plan.toml",
-        speedup=Ratio(2.0, 1.9, 2.1),
         baselines={},
         baseline_notes={},
-        verdict=None,
         break_even_steps=791,
         input_pipeline={},
         waterfall=[],
         trials=[],
         report_path="my runs/tune/report.html",
         seconds=60.0,
-        **known,
+        **given,
     )
     file = io.StringIO()
     epilogue(result, "train.py:job", Console(file=file, width=80))
@@ -122,7 +121,8 @@ def test_only_commands_that_work_are_named_at_the_end(has_metric):
 
 
 def test_the_reference_is_neither_verified_nor_trained_as_a_plan():
-    said = answer({}, has_metric=True, reason="no technique was faster")
+    said = answer({}, has_metric=True, outcome=Outcome.NOTHING_HELPS, reason="no technique was faster")
+    assert said.startswith("\nNothing was faster beyond noise: train as you do.\nno technique was faster.\n")
     assert said.endswith("next:\n  vivace profile train.py:job\n  vivace report 'my runs/tune'\n")
 
 
@@ -139,3 +139,66 @@ def test_what_could_not_be_verified_is_not_called_broken():
 def test_the_limit_of_loading_is_said_before_the_search():
     text = "2 cores can load 410 samples a second, the step consumes 1,900: no number of workers can feed it"
     assert shown(TuneProgress(), ("notice", {"text": text})) == [text]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "first"),
+    [
+        (Outcome.COULD_NOT_MEASURE, "Nothing could be measured, and nothing is decided."),
+        (Outcome.NOTHING_TRIED, "Nothing was tried, and nothing is decided."),
+    ],
+)
+def test_what_was_not_measured_is_not_called_slow(outcome, first):
+    said = answer({}, outcome=outcome, reason="the machine was busy")
+    assert said.startswith(f"\n{first}\nthe machine was busy.\n")
+    assert "faster beyond noise" not in said
+    assert "vivace tune train.py:job --budget balanced --out 'my runs/tune'" in said
+
+
+@pytest.mark.parametrize(("data", "told"), [("training", True), ("validation", False), (None, False)])
+def test_a_job_without_validation_hears_that(data, told):
+    assert ("its metric is of the training data" in answer(metric_data=data)) is told
+
+
+def test_a_wide_interval_is_told_by_its_lower_end():
+    assert answer(speedup=Ratio(2.1, 1.4, 3.24)).startswith(
+        "\nat least 1.40x as fast as strict fp32 (1.40-3.24): host_allocator"
+    )
+
+
+def test_a_broken_promise_comes_before_the_speed():
+    broken = Verdict(False, "rounding", 9.0, 9.0, 40, 8, "update scale is 9.8 envelopes off")
+    lines = answer(verdict=broken).splitlines()
+    assert lines[1:3] == [
+        "Not the same model.",
+        "promise ROUNDING BROKEN: update scale is 9.8 envelopes off",
+    ]
+    assert lines[3].startswith("2.00x as fast")
+
+
+def test_the_plan_for_longer_trainings_and_the_minutes_are_named():
+    plan = Plan.from_dict({"compile": {}})
+    longer = LongPlan(plan, "my runs/tune/plan-long.toml", Ratio(1.42, 1.36, 1.49), 20.1, 6614, False)
+    said = answer(
+        job_steps=330,
+        training_seconds={"reference": 3.3, "plan": 2.7},
+        warmup_seconds=0.1,
+        cold_warmup_seconds=9.0,
+        long_plan=longer,
+    )
+    said = " ".join(said.split())
+    assert "one training (330 steps): 3.3 s -> 2.7 s; the warm-up is 9 s where nothing" in said
+    assert (
+        "For trainings of 6,614 steps and more: compile, 1.42x (1.36-1.49), after a warm-up of 20 s" in said
+    )
+    assert "not verified yet; saved as my runs/tune/plan-long.toml" in said
+
+
+@pytest.mark.parametrize(
+    ("data", "name"), [("training", "metric on the training data"), ("validation", "metric")]
+)
+def test_a_metric_of_the_training_data_is_called_that(data, name):
+    epoch = {"event": "epoch", "epoch": 1, "step": 32, "metric": 0.9414, "metric_data": data}
+    stop = {"event": "stop", "interrupted": False, "steps": 64, "run_path": "runs/train"}
+    lines = shown(TrainProgress(), (epoch,), (stop | {"metric": 0.95, "metric_data": data},))
+    assert lines == [f"epoch 1  step 32  {name} 0.9414", f"trained: 64 steps, {name} 0.9500, runs/train"]

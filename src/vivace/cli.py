@@ -163,7 +163,7 @@ def tune(
             )
         shown.document(result.to_dict())
         shown.show(lambda console: epilogue(result, job, console))
-        shown.exit_code = 130 if result.interrupted else 0
+        shown.exit_code = result.exit_code
 
 
 @app.command()

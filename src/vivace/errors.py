@@ -12,6 +12,8 @@
     │   ├── Diverged            training left the finite numbers
     │   └── OutOfMemory         training does not fit, however small its pieces
     └── ChildFailed             a child process crashed, hung or ran out of memory
+        ├── TimedOut            it did not answer in time
+        └── Unsteady            it was timed, and the machine was too unsteady for an answer
 
 Each message is one sentence in the person's nouns, with the offending value and what would be right.
 """
@@ -90,6 +92,21 @@ class OutOfMemory(AnswerIsNo):
 
 class ChildFailed(VivaceError):
     """A child process crashed, hung or ran out of memory; the message says which."""
+
+
+class TimedOut(ChildFailed):
+    """A child process did not answer in time, and was stopped."""
+
+
+class Unsteady(ChildFailed):
+    """A child process was timed, and the interval is too wide to tell faster from slower.
+
+    `foreign_share` is the largest share of the processor that other processes used meanwhile.
+    """
+
+    def __init__(self, message: str, foreign_share: float = 0.0) -> None:
+        super().__init__(message)
+        self.foreign_share = foreign_share
 
 
 OUT_OF_MEMORY = (

@@ -83,6 +83,13 @@ class Job:
         if self.step is not None and self.on_gradients is not None:
             raise JobError("a Job with its own step clips its gradients there: leave on_gradients out")
 
+    @property
+    def metric_data(self) -> Literal["validation", "training"] | None:
+        """What data the metric is of; None where there is no metric."""
+        if self.metric is None:
+            return None
+        return "training" if self.validation is None else "validation"
+
 
 def load(reference: str) -> Job:
     """Load ``path/to/file.py:name``, ``package.module:name`` or a recipe's name; `name` is a Job or returns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import json
 import os
 from pathlib import Path
@@ -51,6 +52,9 @@ class Observation:
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
+WIDE = 0.5  # of the estimate: an interval wider than this has no estimate worth telling
+
+
 @dataclasses.dataclass(frozen=True)
 class Ratio:
     """Speed against the reference with a 95 % interval; 2.0 means twice the samples a second."""
@@ -59,6 +63,49 @@ class Ratio:
     low: float
     high: float
 
+    @property
+    def width(self) -> float:
+        """The interval's whole width as a fraction of the estimate."""
+        return (self.high - self.low) / self.estimate
+
+    @property
+    def wide(self) -> bool:
+        """Is the interval too wide for its estimate to mean anything?"""
+        return self.width > WIDE
+
+    @property
+    def counts(self) -> float:
+        """What it counts for: the estimate, or of a wide interval that above 1 only the lower end."""
+        return self.low if self.wide and self.low > 1.0 else self.estimate
+
+
+class Code(enum.StrEnum):
+    """Why a trial has no ratio, for programs; `Trial.reason` says it to people."""
+
+    NONE = ""  # measured; or refused by a technique, or failed, for the reason given
+    RULED_OUT = "ruled_out"  # by its card: no process was started
+    TOO_COARSE = "too_coarse"  # on this job it promises more than is allowed
+    NOT_TRIED = "not_tried"  # the budget ended first
+    TIMED_OUT = "timed_out"
+    UNSTEADY = "unsteady"  # timed, and the interval holds both faster and slower
+
+
+class Outcome(enum.StrEnum):
+    """How a search for a faster plan ended."""
+
+    FASTER = "faster"
+    FITS = "fits"  # the plan meets the memory budget, which the reference does not; it need not be faster
+    NOTHING_HELPS = "nothing_helps"  # measured: nothing was faster
+    NONE_KEPT = "none_kept"  # measured: what was faster broke its promise
+    COULD_NOT_MEASURE = "could_not_measure"
+    NOTHING_TRIED = "nothing_tried"  # the budget ended first
+    INTERRUPTED = "interrupted"  # the plan, if any, is neither verified nor confirmed
+
+    @property
+    def answered(self) -> bool:
+        """Is it an answer about the job, and not one about the machine or the budget?"""
+        return self not in (Outcome.COULD_NOT_MEASURE, Outcome.NOTHING_TRIED, Outcome.INTERRUPTED)
+
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
@@ -66,8 +113,9 @@ class Trial:
     constructed.
 
     `pairs` are (reference seconds, candidate seconds) a step, of neighbouring blocks. `reason` says why a
-    refused or failed trial has none. `predicted` are the bounds of the gain that the cards named beforehand;
-    `rounds` counts the pairs of processes behind the ratio.
+    refused or failed trial has none, and `code` the same for programs. `predicted` are the bounds of the gain
+    that the cards named beforehand; `rounds` counts the pairs of processes behind the ratio; `foreign_share`
+    is the largest share of the processor that other processes used during the timing.
     """
 
     techniques: dict[str, dict[str, Any]]
@@ -87,6 +135,8 @@ class Trial:
     evidence: dict[str, str] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
     rounds: int = 1
+    code: Code = Code.NONE
+    foreign_share: float = 0.0
 
     def __post_init__(self) -> None:
         if self.status == "measured" and (self.ratio is None or not self.pairs):
@@ -100,13 +150,15 @@ class Trial:
 
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> Trial:
-        """Rebuild a trial from `to_dict`'s document."""
+        """Rebuild a trial from `to_dict`'s document; older ones have no code."""
         fields = dict(document)
+        code = Code(fields.pop("code", Code.NONE))
         ratio = fields.pop("ratio", None)
         predicted = fields.pop("predicted", None)
         pairs = tuple((a, b) for a, b in fields.pop("pairs", ()))
         return cls(
             **fields,
+            code=code,
             ratio=Ratio(**ratio) if ratio else None,
             pairs=pairs,
             predicted=tuple(predicted) if predicted else None,

@@ -125,7 +125,10 @@ class TrainProgress(_Lines):
                 if event["interrupted"]
                 else "trained"
             )
-            self._print(f"{ended}: {words.count(event['steps'], 'step')}, {event['run_path']}", "bold")
+            metric = event.get("metric")
+            told = f"{words.metric(event.get('metric_data'))} {metric:.4f}, " if metric is not None else ""
+            steps = words.count(event["steps"], "step")
+            self._print(f"{ended}: {steps}, {told}{event['run_path']}", "bold")
 
 
 class VerifyProgress(_Lines):
@@ -176,7 +179,7 @@ def _words(event: dict[str, Any]) -> str:
         "metric": "{:.4f}",
         "samples_per_second": "{:.0f}",
     }
-    names = {"samples_per_second": "samples/s"}
+    names = {"samples_per_second": "samples/s", "metric": words.metric(event.get("metric_data"))}
     found = [(k, f) for k, f in shown.items() if isinstance(event.get(k), (int, float))]
     return "  ".join(f"{names.get(key, key)} {form.format(event[key])}" for key, form in found)
 
@@ -185,25 +188,65 @@ def _line(trial: Trial) -> tuple[str, str]:
     plan = words.plan_name(trial.techniques, trial.role)
     if trial.ratio is None:
         return f"{trial.status:>18}  {plan}: {trial.reason}", "dim"
-    ratio = f"{trial.ratio.estimate:.2f}x ({trial.ratio.low:.2f}-{trial.ratio.high:.2f})"
+    ratio = _plain(words.ratio(trial.ratio))
     note = " confirmed in fresh processes" if trial.role == "confirmation" else ""
     return f"{ratio:>18}  {plan}{note}", "bold" if trial.ratio.low > 1.0 else ""
 
 
+def _plain(text: str) -> str:
+    """The signs of ratios and intervals in letters that every terminal has: ``2.31x (2.24-2.38)``."""
+    return text.translate({0xD7: "x", 0x2013: "-"})
+
+
+def _answer(result: Result) -> tuple[str, str, str]:
+    """What `tune` found: the first line, its style, and what more is to say."""
+    verdict = result.verdict
+    if result.outcome in words.ENDINGS:
+        style = "bold" if result.outcome.answered else "bold yellow"
+        return f"{words.ENDINGS[result.outcome]}.", style, f"{result.reason}." if result.reason else ""
+    if not len(result.plan):
+        return "The plan is the reference: the search was interrupted.", "bold", ""
+    ratio, bounds = result.speedup, words.interval(result.speedup.low, result.speedup.high)
+    speed = _plain(f"{words.speed(ratio)} as fast as strict fp32 ({bounds}): {result.plan}")
+    if verdict is not None and verdict.judged and not verdict.kept:
+        return "Not the same model.", "bold red", f"{headline(verdict)}\n{speed}"
+    return speed, "bold", headline(verdict) if verdict is not None else ""
+
+
+def _training(result: Result) -> str:
+    """What one whole training takes with and without the plan, where its length is known."""
+    seconds = result.training_seconds
+    if not seconds or result.job_steps is None:
+        return ""
+    before, after = (words.duration(seconds[key]) for key in ("reference", "plan"))
+    text = f"steps and warm-up of one training ({result.job_steps:,} steps): {before} -> {after}"
+    warm, cold = result.warmup_seconds or 0.0, result.cold_warmup_seconds or 0.0
+    if cold > 2 * warm + 1:
+        text += f"; the warm-up is {words.duration(cold)} where nothing is compiled yet"
+    return text
+
+
+def _longer(result: Result) -> str:
+    plan = result.long_plan
+    if plan is None:
+        return ""
+    known = (plan.speedup, plan.from_steps, plan.warmup_seconds, plan.plan_path)
+    text = words.longer(words.plan_name(plan.plan.to_dict()), *known, verified=plan.verified)
+    return _plain(text)
+
+
 def epilogue(result: Result, job: str, console: Any) -> None:
     """The answer, the plan, and the next commands worth typing."""
-    ratio, plan = result.speedup, result.plan_path
+    plan = result.plan_path
     whole = not console.is_terminal  # a file gets whole lines
     console.print()
-    if len(result.plan):
-        text = (
-            f"{ratio.estimate:.2f}x as fast as strict fp32 ({ratio.low:.2f}-{ratio.high:.2f}): {result.plan}"
-        )
-    else:
-        text = f"The plan is the reference: {result.reason or 'the search was interrupted'}."
-    console.print(text, style="bold", markup=False, soft_wrap=whole)
-    if result.verdict is not None:
-        console.print(headline(result.verdict), markup=False, soft_wrap=whole)
+    answer, style, more = _answer(result)
+    console.print(answer, style=style, markup=False, soft_wrap=whole)
+    training_data = "the Job has no validation: its metric is of the training data"
+    told = training_data if result.metric_data == "training" else ""
+    for text in (more, _training(result), _longer(result), told):
+        if text:
+            console.print(text, markup=False, soft_wrap=whole)
     after, steps = result.break_even_steps, result.job_steps
     if after is not None and steps is not None and after > steps:
         console.print(
@@ -226,6 +269,8 @@ def _next(result: Result, job: str) -> list[str]:
     folder = str(PurePath(result.plan_path).parent)
     shown = f"vivace report {shlex.quote(folder)}"
     name, plan = shlex.quote(job), shlex.quote(result.plan_path)
+    if not result.outcome.answered and not len(result.plan):
+        return [f"vivace tune {name} --budget balanced --out {shlex.quote(folder)}", shown]
     if not len(result.plan):
         return [f"vivace profile {name}", shown]
     metric = " --metric" if result.has_metric else ""

@@ -109,6 +109,10 @@ class TestFolder:
         run = train(tiny.job, out=out, on_event=events.append)
         assert (run.steps, run.epochs, run.interrupted, run.resumed_from_step) == (STEPS, 3, False, None)
         assert json.loads((out / "run.json").read_text())["metric"] == run.metric
+        assert run.metric_data == tiny.job.metric_data == run.to_dict()["metric_data"]
+        told = [event["metric_data"] for event in events if "metric" in event]
+        assert told
+        assert set(told) == {run.metric_data}
         lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
         assert [line["metric"] for line in lines if "epoch" in line and "metric" in line][-1] == run.metric
         assert {"step", "epoch", "loss", "samples_per_second"} <= lines[0].keys()

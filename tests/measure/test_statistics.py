@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vivace.measure.paired import Comparison, across
-from vivace.measure.statistics import _signed_rank_cut, speed_ratio, width
+from vivace.measure.statistics import _signed_rank_cut, speed_ratio
 
 TIMES = st.floats(0.01, 100.0)
 PAIRS = st.lists(st.tuples(TIMES, TIMES), min_size=3, max_size=20)
@@ -27,7 +27,7 @@ def test_the_estimate_lies_in_its_interval_and_swapping_inverts_it(pairs):
 def test_a_slower_machine_changes_nothing(pairs, factor):
     ratio, scaled = speed_ratio(pairs), speed_ratio([(a * factor, b * factor) for a, b in pairs])
     assert scaled.estimate == pytest.approx(ratio.estimate, rel=1e-6)
-    assert width(scaled) == pytest.approx(width(ratio), rel=1e-5, abs=1e-9)
+    assert scaled.width == pytest.approx(ratio.width, rel=1e-5, abs=1e-9)
 
 
 @pytest.mark.parametrize("count", [3, 5, 6, 10, 20])

@@ -202,6 +202,59 @@ def test_nothing_faster_says_train_as_you_do(ledger, tune_folder):
     assert "TF32 allowed – this processor has no TF32" in text
 
 
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        ("nothing_helps", "Nothing was faster beyond noise: train as you do."),
+        ("none_kept", "Nothing faster kept its promise: train as you do."),
+        ("could_not_measure", "Nothing could be measured, and nothing is decided."),
+        ("nothing_tried", "Nothing was tried, and nothing is decided."),
+    ],
+)
+def test_each_ending_has_its_own_sentence(outcome, said, ledger, tune_folder):
+    ledger[-1].update(plan={}, outcome=outcome, reason="because of this", waterfall=[], verdict=None)
+    text = read(tune_folder(ledger)).text
+    assert f"{said} because of this." in text
+    assert ("faster beyond noise" in text) is (outcome == "nothing_helps")
+
+
+def test_a_wide_interval_is_no_estimate_on_the_page(ledger, tune_folder):
+    wide = {"estimate": 20.43, "low": 1.12, "high": 340.0}
+    ledger[-1]["waterfall"][1]["ratio"] = wide
+    next(d for d in ledger if d.get("techniques") == {"channels_last": {}})["ratio"] = wide
+    text = read(tune_folder(ledger)).text
+    assert "20.4" not in text
+    assert "channels_last at least 1.12× +12 %" in text
+    assert "at least 1.12× 1.12–340" in text
+    assert "bf16_autocast 2.02× +80 %" in text
+    ledger[-1]["speedup"] = {"estimate": 2.1, "low": 1.4, "high": 3.24}
+    assert "at least 1.40× (1.40–3.24) faster than strict fp32" in read(tune_folder(ledger)).text
+
+
+def test_a_plan_for_longer_trainings_stands_beside_the_plan(ledger, tune_folder):
+    ledger[-1] |= {
+        "job_steps": 330,
+        "warmup_seconds": 0.2,
+        "cold_warmup_seconds": 9.0,
+        "training_seconds": {"reference": 3.3, "plan": 2.7},
+        "long_plan": {
+            "plan": {"compile": {}},
+            "plan_path": "runs/tune/plan-long.toml",
+            "speedup": {"estimate": 1.42, "low": 1.36, "high": 1.49},
+            "warmup_seconds": 20.1,
+            "from_steps": 6614,
+            "verified": True,
+        },
+    }
+    text = read(tune_folder(ledger)).text
+    assert (
+        "For trainings of 6,614 steps and more: compile, 1.42× (1.36–1.49), after a warm-up of 20 s;" in text
+    )
+    assert "promise kept; saved as runs/tune/plan-long.toml" in text
+    assert "one training (330 steps) 3.3 s → 2.7 s" in text
+    assert "9 s where nothing is compiled yet 200 ms" in text
+
+
 @pytest.mark.parametrize("low", [0.99, 1.0])
 def test_a_gain_inside_the_noise_is_not_called_faster(low, ledger, tune_folder):
     ledger[-1]["speedup"] = {"estimate": 1.02, "low": low, "high": 1.05}
@@ -212,8 +265,14 @@ def test_a_broken_promise_leads(ledger, tune_folder):
     for document in (ledger[-2], ledger[-1]["verdict"]):
         document |= {"kept": False, "reason": "update scale is 9.8 envelopes from strict fp32"}
     ledger[-2]["checks"][1]["kept"] = False
-    text = read(tune_folder(ledger)).text
-    assert "promise ROUNDING broken: not the same model" in text
+    folder = tune_folder(ledger)
+    reader = read(folder)
+    text = reader.text
+    assert "Not the same model. The promise ROUNDING is broken: update scale is 9.8 envelopes from" in text
+    assert "It ran at 2.31× (2.24–2.38) of strict fp32's speed." in text
+    assert "over PyTorch's defaults" not in text
+    assert ("h1", {"class": "broken"}) in reader.tags
+    assert not [tag for tag, found in reader.tags if found.get("class") == "figure"]
     assert "update scale is 9.8 envelopes from strict fp32" in text
     assert "update scale 0.00082 0.00117 0.00469 no" in text
 
@@ -237,6 +296,14 @@ def test_a_train_run_alone(train_folder):
         "Metric",
         "Samples a second",
     ]
+
+
+def test_a_metric_of_the_training_data_is_called_that(train_folder):
+    facts = json.loads((train_folder / "run.json").read_text())
+    (train_folder / "run.json").write_text(json.dumps(facts | {"metric_data": "training"}))
+    assert "metric on the training data 0.975" in read(train_folder).text
+    (train_folder / "run.json").write_text(json.dumps(facts | {"metric_data": "validation"}))
+    assert "epochs; metric 0.975" in read(train_folder).text
 
 
 def test_a_train_run_that_is_still_going(train_folder):

@@ -25,7 +25,7 @@ from typing import Any
 import cloudpickle
 
 from vivace import errors, registry
-from vivace.errors import ChildFailed, JobError, PlanError, VivaceError, ran_out_of_memory
+from vivace.errors import ChildFailed, JobError, PlanError, TimedOut, VivaceError, ran_out_of_memory
 from vivace.job import Job, blame, load
 from vivace.plan import Plan
 
@@ -138,8 +138,8 @@ class Child:
         """Send one command and wait for its answer. Errors of the child are raised here under their own
         class.
 
-        Raises ChildFailed where the child died, ran out of memory, or did not answer within `timeout`
-        seconds.
+        Raises ChildFailed where the child died or ran out of memory, and TimedOut where it did not answer
+        within `timeout` seconds.
         """
         message = json.dumps({"command": command, "arguments": arguments}) + "\n"
         try:
@@ -194,7 +194,7 @@ class Child:
             ready, _, _ = select.select([self._read], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
                 self._kill()
-                raise ChildFailed(f"no answer to '{command}' within {timeout:.0f} s: it was stopped")
+                raise TimedOut(f"no answer to '{command}' within {timeout:.0f} s: it was stopped")
             chunk = os.read(self._read, 1 << 20)
             if not chunk:
                 raise ChildFailed(self._obituary())

@@ -106,7 +106,8 @@ class Loop:
                 self._save()
         if not self.stopped_by and self.job.metric is not None:
             self._evaluate()
-            self.progress.log("metric", {"step": self.position.step, "metric": self.position.metric})
+            found = {"metric": self.position.metric, "metric_data": self.job.metric_data}
+            self.progress.log("metric", {"step": self.position.step, **found})
 
     def _reached(self) -> bool:
         return self.options.max_steps is not None and self.position.step >= self.options.max_steps
@@ -261,7 +262,7 @@ class Loop:
         record: dict[str, Any] = {"step": position.step, "epoch": position.epoch + 1, "loss": position.loss}
         if self.job.metric is not None:
             self._evaluate()
-            record["metric"] = position.metric
+            record |= {"metric": position.metric, "metric_data": self.job.metric_data}
         if self.job.scheduler_every == "epoch":
             self._step_scheduler()
         position.epoch += 1

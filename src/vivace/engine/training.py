@@ -31,7 +31,8 @@ class Run:
     """What `train` did. `metric` and `loss` are the last ones; `seconds` and the speed are of this process.
 
     `interrupted_by` names the signal that asked for the stop; the run can then be resumed. `damaged` are the
-    samples that could not be read: index, path, error, and the times they were met.
+    samples that could not be read: index, path, error, and the times they were met. `metric_data` says
+    whether the metric is of ``validation`` or ``training`` data.
     """
 
     run_path: str
@@ -46,6 +47,7 @@ class Run:
     interrupted_by: str = ""
     notices: tuple[str, ...] = ()
     damaged: tuple[dict[str, Any], ...] = ()
+    metric_data: str | None = None
 
     @property
     def exit_code(self) -> int:
@@ -141,6 +143,7 @@ def _write_results(loop: Loop) -> Run:
         interrupted_by=loop.stopped_by,
         notices=tuple(loop.progress.notices),
         damaged=tuple(loop.damage.listed()),
+        metric_data=loop.job.metric_data,
     )
     document = json.dumps({**run.to_dict(), "plan_id": loop.session.plan.id}, indent=1).encode()
     with ranks.together():

@@ -13,17 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from vivace.engine.launch import Child, Source
-from vivace.errors import ChildFailed
-from vivace.ledger import Ratio
+from vivace.errors import Unsteady
+from vivace.ledger import WIDE, Ratio
 from vivace.machine import Machine
 from vivace.measure.quiet import ForeignLoad
-from vivace.measure.statistics import speed_ratio, width
+from vivace.measure.statistics import speed_ratio
 from vivace.plan import Plan
 
 WORKER = "vivace.measure.worker:Worker"
 BLOCK_SECONDS = 0.3
-UNSTEADY_WIDTH = 0.5
-UNSTEADY = "the machine was too unsteady to conclude"
+UNSTEADY_WIDTH = WIDE
 
 
 class Contestant:
@@ -93,10 +92,14 @@ class Contestant:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """A ratio with the pairs it rests on; seconds are per sample."""
+    """A ratio with the pairs it rests on; seconds are per sample.
+
+    `foreign_share` is the largest share of the processor that other processes used meanwhile.
+    """
 
     ratio: Ratio
     pairs: tuple[tuple[float, float], ...]
+    foreign_share: float = 0.0
 
 
 def compare(
@@ -113,8 +116,8 @@ def compare(
 
     Each candidate block is paired with the mean of the reference blocks just before and after it, which
     cancels a steady drift of the machine. Pairs during which other processes were busy count only where
-    there are not enough others. Raises ChildFailed where the machine is too unsteady: where the
-    interval stays wider than half of the estimate.
+    there are not enough others. Raises Unsteady where the interval stays wider than half of the estimate
+    and holds 1: where it lies above 1 on the whole, the candidate is faster, however wide it is.
     """
     deadline = time.monotonic() + seconds
     steps = [max(1, round(BLOCK_SECONDS / max(c.step_seconds, 1e-6))) for c in (reference, candidate)]
@@ -136,14 +139,16 @@ def compare(
         better = target is not None and ratio.low > target
         hopeless = target is not None and ratio.high < 0.97 * target
         wanted = UNSTEADY_WIDTH if better else tolerance
-        if (len(pairs) >= 6 and width(ratio) < wanted) or hopeless or len(pairs) >= 60 or late:
+        if (len(pairs) >= 6 and ratio.width < wanted) or hopeless or len(pairs) >= 60 or late:
             break
-    if width(ratio) > UNSTEADY_WIDTH and not hopeless:
-        raise ChildFailed(
-            f"{UNSTEADY}: ratio {ratio.low:.2f} to {ratio.high:.2f} after "
-            f"{len(pairs)} pairs of blocks{others.sentence()}"
+    undecided = ratio.low <= 1.0 <= ratio.high and not hopeless
+    if ratio.width > UNSTEADY_WIDTH and undecided:
+        raise Unsteady(
+            f"the machine was too unsteady to conclude: ratio {ratio.low:.2f} to {ratio.high:.2f} after "
+            f"{len(pairs)} pairs of blocks{others.sentence()}",
+            others.largest,
         )
-    return Comparison(ratio, tuple(pairs))
+    return Comparison(ratio, tuple(pairs), others.largest)
 
 
 def compare_in_turns(openings: Sequence[Callable[[], Contestant]], *, seconds: float) -> Comparison:

@@ -32,11 +32,6 @@ def speed_ratio(pairs: Sequence[tuple[float, float]]) -> Ratio:
     return Ratio(math.exp(median(averages)), math.exp(averages[cut]), math.exp(averages[-1 - cut]))
 
 
-def width(ratio: Ratio) -> float:
-    """The interval's whole width as a fraction of the estimate."""
-    return (ratio.high - ratio.low) / ratio.estimate
-
-
 @cache
 def _signed_rank_cut(count: int) -> int:
     """How many pairwise means to leave out on each side for a two-sided 95 % interval of `count` pairs."""

@@ -94,6 +94,7 @@ class Worker:
                 "steps_per_epoch": _length(loader),
                 "epochs": self.job.epochs,
                 "has_metric": self.job.metric is not None,
+                "metric_data": self.job.metric_data,
                 "registered": [cls.name for cls in registry.registered()],
             }
 

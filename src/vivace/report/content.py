@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vivace.ledger import Ratio, Trial
+from vivace.ledger import Outcome, Ratio, Trial
 from vivace.report import words
 
 _BASELINES = ("strict_fp32", "default", "tf32")
@@ -100,7 +100,7 @@ class Content:
     def measured(self) -> list[Row]:
         """The measured trials, fastest first."""
         rows = [self._row(trial, trial.ratio) for trial in self.trials if trial.ratio]
-        return sorted(rows, key=lambda row: row.ratio.estimate, reverse=True)
+        return sorted(rows, key=lambda row: row.ratio.counts, reverse=True)
 
     def _row(self, trial: Trial, ratio: Ratio) -> Row:
         kept = trial is self.final
@@ -153,7 +153,7 @@ class Content:
         if self.plan:
             known = self.final.samples_per_second if self.final else None
             start = bars[0].value
-            product = start * self.speedup.estimate if start and self.speedup else None
+            product = start * self.speedup.counts if start and self.speedup else None
             bars.append(Bar("The plan", known or product, kept=True))
         return bars
 
@@ -182,13 +182,13 @@ class Content:
         for step in self.result.get("waterfall") or []:
             ratio = _ratio(step.get("ratio"))
             if ratio:
-                gains.append(Gain(str(step.get("step")), gains[-1].ratio.estimate if gains else 0.0, ratio))
+                gains.append(Gain(str(step.get("step")), gains[-1].ratio.counts if gains else 0.0, ratio))
         return gains
 
     @property
     def predictions(self) -> list[Prediction]:
-        """Predicted bounds beside the measured ratio, for every candidate that has both."""
-        rows = (row for row in self.measured if row.trial.role == "candidate")
+        """Predicted bounds beside the measured ratio, for every candidate that has both and an estimate."""
+        rows = (row for row in self.measured if row.trial.role == "candidate" and not row.ratio.wide)
         return [Prediction(r.name, *r.trial.predicted, r.ratio) for r in rows if r.trial.predicted]
 
     @property
@@ -242,20 +242,56 @@ class Content:
             return "", self.trained
         if not self.result or (self.result.get("interrupted") and not self.plan):
             return "", self._unfinished()
-        if not self.plan or speedup is None:
-            broken = self.verdict.get("kept") is False
-            cause = "faster kept its promise" if broken else "was faster beyond noise"
-            return "", f"Nothing {cause}: train as you do"
+        if self.outcome in words.ENDINGS or speedup is None:
+            return "", words.ENDINGS.get(self.outcome, words.ENDINGS[Outcome.NOTHING_HELPS])
+        if self.broken:
+            return "", "Not the same model"
         if speedup.low <= 1:
             rest = f"Not faster beyond noise, {words.ratio(speedup)} of strict fp32's speed"
             return "", f"{rest}; {self._promise(promise)}"
         bounds = words.interval(speedup.low, speedup.high)
-        return words.times(speedup.estimate), f" ({bounds}) faster than strict fp32; {self._promise(promise)}"
+        return words.speed(speedup), f" ({bounds}) faster than strict fp32; {self._promise(promise)}"
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the search ended; records of before this was told are read by their plan and verdict."""
+        told = self.result.get("outcome")
+        if told in list(Outcome):
+            return Outcome(told)
+        if self.plan:
+            return Outcome.FASTER
+        return Outcome.NONE_KEPT if self.verdict.get("kept") is False else Outcome.NOTHING_HELPS
+
+    @property
+    def broken(self) -> bool:
+        """Did the kept plan break its promise?"""
+        return bool(self.plan) and self.verdict.get("kept") is False and self.verdict.get("steps") != 0
 
     @property
     def why(self) -> str:
-        """Why the plan is the reference, where it is and more is known than the sentence says."""
-        return "" if self.plan else str(self.result.get("reason") or "")
+        """What more is known than the sentence says: why there is no plan, or what a broken promise is."""
+        if self.broken:
+            promise = str(self.result.get("promise") or "").upper()
+            reason = str(self.verdict.get("reason") or "")
+            told = f"{self._promise(promise)}{': ' if reason else ''}{reason}"
+            return f"{told}. It ran at {words.ratio(self.speedup)} of strict fp32's speed"
+        return str(self.result.get("reason") or "") if self.outcome in words.ENDINGS else ""
+
+    @property
+    def longer(self) -> str:
+        """The plan for longer trainings, and from how many steps on it wins; empty where there is none."""
+        plan = self.result.get("long_plan")
+        if not isinstance(plan, dict):
+            return ""
+        speedup = _ratio(plan.get("speedup"))
+        return words.longer(
+            words.plan_name(plan.get("plan") or {}),
+            speedup,
+            plan.get("from_steps"),
+            plan.get("warmup_seconds"),
+            str(plan.get("plan_path")),
+            verified=bool(plan.get("verified")),
+        )
 
     @property
     def loading(self) -> str:
@@ -274,7 +310,7 @@ class Content:
         if kept is None:
             return f"promise {promise} not verified".replace("  ", " ")
         if not kept:
-            return f"promise {promise} broken: not the same model"
+            return f"The promise {promise} is broken".replace("  ", " ")
         return f"{_SAME.get(promise.lower(), 'same model')}: promise {promise} kept"
 
     def _unfinished(self) -> str:
@@ -290,10 +326,12 @@ class Content:
         last = self.metrics[-1] if self.metrics else {}
         taken = words.real(self.training.get("steps")) or words.real(last.get("step"))
         epochs, metric = self.training.get("epochs"), self.training.get("metric", last.get("metric"))
+        metric_data = self.training.get("metric_data", last.get("metric_data"))
         parts = [
             f"Trained {int(taken or 0):,} steps" + (f" in {words.count(epochs, 'epoch')}" if epochs else "")
         ]
-        parts += [f"metric {words.number(metric)}"] if words.real(metric) is not None else []
+        measured = words.real(metric) is not None
+        parts += [f"{words.metric(metric_data)} {words.number(metric)}"] if measured else []
         loss = words.real(self.training.get("loss", last.get("loss")))
         return "; ".join(parts + ([f"loss {words.number(loss)}"] if loss is not None else []))
 
@@ -308,10 +346,14 @@ class Content:
         """The few figures that stand under the sentence."""
         pays = words.steps(self.result.get("break_even_steps")) if self.plan else words.UNKNOWN
         late = f"; the job takes {self.job_steps:,.0f}" if self.job_steps else ""
-        told = [
+        speeds = [
             ("over PyTorch's defaults", words.times(self.over_default)),
             ("pays for itself after" + late, pays),
+            *self._training_facts(),
             ("more, if loading data cost nothing", words.times(self.without_loader)),
+        ]
+        told = [
+            *(speeds if not self.broken else ()),
             ("peak memory", words.size(self.final.peak_bytes) if self.final else words.UNKNOWN),
             ("trials, " + words.duration(self.result.get("seconds")), str(len(self.trials) or words.UNKNOWN)),
         ]
@@ -322,6 +364,21 @@ class Content:
         ]
         facts = [(n.removesuffix(f", {words.UNKNOWN}"), v) for n, v in (told if self.tuned else []) + trained]
         return [(name, value) for name, value in facts if value != words.UNKNOWN]
+
+    def _training_facts(self) -> list[tuple[str, str]]:
+        """What one whole training takes, and the warm-up where nothing is compiled, where that is longer."""
+        found = self.result.get("training_seconds") or {}
+        before, after = words.real(found.get("reference")), words.real(found.get("plan"))
+        told = []
+        if before is not None and after is not None:
+            steps = words.number(self.result.get("job_steps"))
+            name = f"steps and warm-up of one training ({steps} steps)"
+            told.append((name, f"{words.duration(before)} → {words.duration(after)}"))
+        warm, cold = (words.real(self.result.get(f"{key}warmup_seconds")) for key in ("", "cold_"))
+        if warm is not None and cold is not None and cold > 2 * warm + 1:
+            name = f"warm-up on this machine; {words.duration(cold)} where nothing is compiled yet"
+            told.append((name, words.duration(warm)))
+        return told
 
 
 def _ratio(document: Any) -> Ratio | None:

@@ -12,6 +12,7 @@ from typing import Any
 import jinja2
 
 from vivace.errors import FolderError
+from vivace.ledger import Ratio
 from vivace.report import charts, memory, words
 from vivace.report.content import Content
 from vivace.report.reading import load
@@ -46,7 +47,16 @@ def render(content: Content) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    named = (words.number, words.times, words.ratio, words.percent, words.size, words.duration, words.steps)
+    named = (
+        words.number,
+        words.times,
+        words.speed,
+        words.ratio,
+        words.percent,
+        words.size,
+        words.duration,
+        words.steps,
+    )
     environment.filters.update({filter.__name__: filter for filter in named})
     environment.filters["setting"] = words.setting
     curves = content.verdict.get("curves") or {}
@@ -56,8 +66,8 @@ def render(content: Content) -> str:
         again=f"vivace report {shlex.quote(str(content.folder))}",
         bars=_lengths([bar.value for bar in content.baselines]),
         memory_bars=_lengths([bar.value for bar in content.memory]),
-        waterfall=charts.linear(0.0, max([1.0, *(g.ratio.high for g in content.waterfall)]) * 1.02, 6),
-        ratios=charts.ratios(v for r in content.measured for v in (r.ratio.low, r.ratio.high)),
+        waterfall=charts.linear(0.0, max([1.0, *(_top(g.ratio) for g in content.waterfall)]) * 1.02, 6),
+        ratios=charts.ratios(v for r in content.measured for v in (r.ratio.low, _top(r.ratio))),
         predicted=charts.ratios(v for p in content.predictions for v in (p.low, p.high, *_ends(p.ratio))),
         loss=_loss(curves),
         difference=_difference(curves),
@@ -72,6 +82,11 @@ def render(content: Content) -> str:
 
 def _ends(ratio: Any) -> tuple[float, float]:
     return ratio.low, ratio.high
+
+
+def _top(ratio: Ratio) -> float:
+    """Where an axis for a ratio may end: an interval too wide for an estimate would dwarf the others."""
+    return min(ratio.high, 2 * ratio.counts)
 
 
 def _lengths(values: list[float | None]) -> list[float]:

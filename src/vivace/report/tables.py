@@ -20,9 +20,10 @@ def terminal(folder: str | os.PathLike[str], console: Console) -> None:
     """Print a run's report to `console`. Raises FolderError where the folder is missing or holds no run."""
     content = load(Path(folder))
     console.print()
-    console.print(_text(content.headline + ".", "bold"))
-    if content.why:
-        console.print(_text(content.why))
+    console.print(_text(content.headline + ".", "bold red" if content.broken else "bold"))
+    for text in (content.why, content.longer):
+        if text:
+            console.print(_text(text + "."))
     if content.loading:
         console.print(_text(f"Loading: {content.loading}."))
     if content.result.get("interrupted"):
@@ -102,7 +103,7 @@ def _waterfall(content: Content) -> Table:
     return _fill(
         table,
         *(
-            (g.name, words.ratio(g.ratio), words.change(g.before, g.ratio.estimate) if g.before else "")
+            (g.name, words.ratio(g.ratio), words.change(g.before, g.ratio.counts) if g.before else "")
             for g in content.waterfall
         ),
     )
@@ -131,7 +132,7 @@ def _predictions(content: Content) -> Table:
     held = sum(prediction.held for prediction in content.predictions)
     title = f"Predicted and measured: {held} of {len(content.predictions)} inside"
     rows = (
-        (p.name, words.interval(p.low, p.high), words.times(p.ratio.estimate), "yes" if p.held else "no")
+        (p.name, words.interval(p.low, p.high), words.speed(p.ratio), "yes" if p.held else "no")
         for p in content.predictions
     )
     return _fill(_table(title, "trial", "predicted", "measured", "inside", numbers=3), *rows)

@@ -7,11 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from vivace.inspect.table import human_ceiling
-from vivace.ledger import Ratio
+from vivace.ledger import Outcome, Ratio
 
 UNKNOWN = _DASH = "\N{EN DASH}"
 _TIMES = "\N{MULTIPLICATION SIGN}"
 REFERENCE = "strict fp32"
+METRIC = {"training": "metric on the training data"}  # by what it is of; else the metric alone
+ENDINGS = {  # of a search that has no faster plan
+    Outcome.NOTHING_HELPS: "Nothing was faster beyond noise: train as you do",
+    Outcome.NONE_KEPT: "Nothing faster kept its promise: train as you do",
+    Outcome.COULD_NOT_MEASURE: "Nothing could be measured, and nothing is decided",
+    Outcome.NOTHING_TRIED: "Nothing was tried, and nothing is decided",
+}
 _ROLES = {
     "baseline_strict_fp32": REFERENCE,
     "baseline_default": "PyTorch defaults",
@@ -52,9 +59,21 @@ def interval(low: Any, high: Any) -> str:
     return _DASH.join(times(bound).removesuffix(_TIMES) for bound in (low, high))
 
 
+def speed(value: Ratio) -> str:
+    """What a ratio is known to be: ``2.31×``; of an interval too wide for an estimate ``at least 1.40×``."""
+    if value.wide and value.low > 1.0:
+        return f"at least {times(value.low)}"
+    return times(value.estimate)
+
+
 def ratio(value: Ratio | None) -> str:
-    """A ratio with its interval: ``2.31× (2.24–2.38)``."""
-    return f"{times(value.estimate)} ({interval(value.low, value.high)})" if value else UNKNOWN
+    """A ratio with its interval: ``2.31× (2.24–2.38)``, ``at least 1.40× (1.40–3.24)``."""
+    return f"{speed(value)} ({interval(value.low, value.high)})" if value else UNKNOWN
+
+
+def metric(data: Any) -> str:
+    """The metric's name, which says where it is of the data that were trained on."""
+    return METRIC.get(str(data), "metric")
 
 
 def percent(value: Any) -> str:
@@ -104,6 +123,17 @@ def steps(value: Any) -> str:
         return UNKNOWN
     whole = math.ceil(found)
     return "at once" if whole <= 0 else f"{whole:,} step{'' if whole == 1 else 's'}"
+
+
+def longer(
+    name: str, speedup: Ratio | None, steps: Any, warmup_seconds: Any, path: str, *, verified: bool
+) -> str:
+    """A plan that wins in longer trainings only."""
+    judged = "promise kept" if verified else "not verified yet"
+    return (
+        f"For trainings of {number(steps)} steps and more: {name}, {ratio(speedup)}, after a warm-up of "
+        f"{duration(warmup_seconds)}; {judged}; saved as {path}"
+    )
 
 
 def setting(settings: Mapping[str, Any]) -> str:

@@ -10,19 +10,21 @@ from typing import Any
 
 from vivace import registry
 from vivace.engine.launch import Source, preload
-from vivace.errors import AnswerIsNo, ChildFailed, JobError, Refused, VivaceError
-from vivace.ledger import Ledger, Profile, Ratio, Trial
+from vivace.errors import AnswerIsNo, ChildFailed, JobError, Refused, TimedOut, Unsteady, VivaceError
+from vivace.ledger import Code, Ledger, Profile, Ratio, Trial
 from vivace.machine import Machine
 from vivace.measure.paired import Comparison, Contestant, across, compare, compare_in_turns, without_loader
-from vivace.measure.statistics import width
 from vivace.plan import Plan
 from vivace.technique import Numerics
 from vivace.tune.budget import is_out_of_memory, smaller_plans
 
 OnEvent = Callable[[str, dict[str, Any]], None]
-TOO_COARSE = "on this job it promises"
 MOST_ROUNDS, SETTLED_WIDTH = 5, 0.04
 LONGEST_ROUND = 10.0  # seconds: the spread between processes is the larger part of the interval
+
+
+class TooCoarse(Refused):
+    """A plan promises more on this job than is allowed."""
 
 
 class Bench:
@@ -146,9 +148,10 @@ class Bench:
             if (trial.machine, trial.job) == here and trusted:
                 self.known[trial.plan_id] = trial
 
-    def refuse(self, plan: Plan, reason: str, **fields: Any) -> Trial:
-        """Record that a plan is not worth a process, and why."""
-        return self._record(self._trial(plan, status="refused", reason=reason, **fields))
+    def refuse(self, plan: Plan, reason: str, code: Code, predicted: tuple[float, float]) -> Trial:
+        """Record that a plan gets no process, and why."""
+        fields = {"status": "refused", "reason": reason, "code": code, "predicted": predicted}
+        return self._record(self._trial(plan, **fields))
 
     def measure(
         self,
@@ -190,11 +193,9 @@ class Bench:
                     raise
                 self.apart = True
                 outcome = compared()
-        except Refused as refused:
-            outcome = {"status": "refused", "reason": str(refused)}
-        except ChildFailed as failed:
-            outcome = {"status": "failed", "reason": str(failed)}
-            self.apart = self.apart and not is_out_of_memory(failed)
+        except (Refused, ChildFailed) as error:
+            outcome = _without_ratio(error)
+            self.apart = self.apart and not (isinstance(error, ChildFailed) and is_out_of_memory(error))
         return self._record(
             self._trial(plan, role=role, predicted=predicted, seconds=_since(begin), **outcome)
         )
@@ -244,6 +245,15 @@ class Bench:
         roomy = self.memory is not None and 2 * self.memory <= total
         return is_out_of_memory(failed) and not self.apart and not roomy
 
+    def warm_again(self, plan: Plan, *, seconds: float) -> float | None:
+        """Seconds of a plan's warm-up where all that it compiles is compiled already; None where it fails."""
+        try:
+            contestant = self._open(plan, timeout=seconds, limited=True)
+        except (Refused, ChildFailed):
+            return None
+        contestant.close()
+        return contestant.warmup_seconds
+
     def park(self) -> None:
         """Give the device's memory back that the reference holds; the next comparison opens it again."""
         self.reference.close()
@@ -266,13 +276,12 @@ class Bench:
                 started = time.monotonic()
                 comparison, outcome = self._confirm_once(plan, rounds, seconds=each)
                 rounds.append(comparison)
-                settled = len(rounds) >= 3 and width(across(rounds)) < SETTLED_WIDTH
+                settled = len(rounds) >= 3 and across(rounds).width < SETTLED_WIDTH
                 late = seconds - _since(begin) < _since(started)
                 if settled or late or len(rounds) == MOST_ROUNDS:
                     break
         except (Refused, ChildFailed) as error:
-            status = "refused" if isinstance(error, Refused) else "failed"
-            outcome = {"status": status, "reason": str(error)}
+            outcome = _without_ratio(error)
         return self._record(self._trial(plan, role="confirmation", seconds=_since(begin), **outcome))
 
     def _confirm_once(
@@ -296,7 +305,8 @@ class Bench:
     def _admit(self, contestant: Contestant, plan: Plan, role: str) -> dict[str, Any]:
         """Let an opened plan prove that it acts, as allowed and unlike any other. Raises Refused."""
         if Numerics[contestant.promise.upper()] > self.allow:
-            raise Refused(f"{TOO_COARSE} {contestant.promise.upper()}, and {self.allow.name} is allowed")
+            promised = contestant.promise.upper()
+            raise TooCoarse(f"on this job it promises {promised}, and {self.allow.name} is allowed")
         confirmed: dict[str, Any] = contestant.ask(
             "confirm", reference=self.observed, evaluated=self.memory is not None
         )
@@ -320,6 +330,7 @@ class Bench:
             "warmup_seconds": contestant.warmup_seconds,
             "promise": contestant.promise,
             "evidence": confirmed["evidence"],
+            "foreign_share": max(comparison.foreign_share for comparison in comparisons),
         }
 
     def close(self) -> None:
@@ -388,6 +399,17 @@ class Bench:
         self.ledger.append("trial", trial.to_dict())
         self.on_event("trial_end", {"trial": trial})
         return trial
+
+
+def _without_ratio(error: Refused | ChildFailed) -> dict[str, Any]:
+    """The fields of a trial that ended with an error."""
+    codes = {TooCoarse: Code.TOO_COARSE, TimedOut: Code.TIMED_OUT, Unsteady: Code.UNSTEADY}
+    return {
+        "status": "refused" if isinstance(error, Refused) else "failed",
+        "reason": str(error),
+        "code": codes.get(type(error), Code.NONE),
+        "foreign_share": error.foreign_share if isinstance(error, Unsteady) else 0.0,
+    }
 
 
 def one() -> Ratio:

@@ -8,7 +8,16 @@ from pathlib import Path
 
 from vivace.errors import FolderError
 
-OWN = {"ledger.jsonl", "plan.toml", "report.html", "children.log", "plan.toml.tmp"}
+LONG_PLAN = "plan-long.toml"
+OWN = {
+    "ledger.jsonl",
+    "plan.toml",
+    "plan.toml.tmp",
+    LONG_PLAN,
+    f"{LONG_PLAN}.tmp",
+    "report.html",
+    "children.log",
+}
 
 
 def claim_folder(folder: Path) -> Path:

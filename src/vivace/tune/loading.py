@@ -29,7 +29,7 @@ def sentence(limit: object, trials: Iterable[Trial]) -> str:
             found, without = ratios[plan.id], ratios.get(plan.without(technique.name).id)
             if technique.card.stage == Stage.DATA and without is not None:
                 shown = words.plan_name(Plan([technique]).to_dict())
-                gain = found.estimate / without.estimate if found.low > without.high else 0.0
+                gain = found.counts / without.counts if found.low > without.high else 0.0
                 gains[shown] = max(gains.get(shown, 0.0), gain)
     helped = sorted(((gain, name) for name, gain in gains.items() if gain), reverse=True)
     if helped:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from vivace import registry
-from vivace.ledger import Profile, Ratio, Trial
+from vivace.ledger import Code, Profile, Ratio, Trial
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.technique import Numerics, Stage, Technique
-from vivace.tune.bench import TOO_COARSE, Bench, one
+from vivace.tune.bench import Bench, one
+from vivace.tune.objective import Length
 
 WORTH_TRYING = 1.005
 BETTER = 1.01
@@ -34,12 +36,36 @@ class Candidate:
         return math.sqrt(self.predicted[0] * self.predicted[1])
 
 
-class Search:
-    """Finds the fastest plan until the deadline. `best` and `ranking` may be read at any time."""
+def seconds_left(budget_left: float, reserve: float, *, found: bool) -> float:
+    """What a search may still use of the budget: the reserve is for verifying and confirming what was found.
 
-    def __init__(self, bench: Bench, profile: Profile, machine: Machine, *, deadline: float) -> None:
+    Without anything to verify, a third of it is kept, for what may be found at the last moment.
+    """
+    return budget_left - (reserve if found else reserve / 3)
+
+
+class Search:
+    """Finds the fastest plan. `ranking` and `fastest` may be read at any time.
+
+    Args:
+        end: when the budget is over, on the monotonic clock.
+        reserve: seconds of it that verifying and confirming a plan need.
+        steps: of the whole training; None where its length is not known.
+    """
+
+    def __init__(
+        self,
+        bench: Bench,
+        profile: Profile,
+        machine: Machine,
+        *,
+        end: float,
+        reserve: float,
+        steps: int | None = None,
+    ) -> None:
         self.bench, self.profile, self.machine = bench, profile, machine
-        self.deadline = deadline
+        self.end, self.reserve, self.steps = end, reserve, steps
+        self.warm: dict[str, float] = {}  # by plan: its warm-up where all is compiled, if that was measured
         self.best = bench.base
         self.best_ratio: Ratio = one()
         self.best_peak: int = bench.observed["peak_bytes"]
@@ -57,22 +83,45 @@ class Search:
         known = self._known_best(self._offered)
         if known is not None:
             self._try(known, None)
-        if self.bench.memory is not None and not self.reference_fits and self._left() > 0:
-            chosen = self.bench.choose_blocks(max(20.0, 0.5 * self._left()))
-            if chosen is not None and chosen != self.best:
-                self._try(chosen, None)
+        if self.bench.memory is not None and not self.reference_fits:
+            self._try_blocks()
         if waits_for_data(self.profile) and self.best == self.bench.base:
             self._try_feeding()
         self._try_together()
         self._select()
+        self._try_unsteady()
         self._explain()
+        self._list_untried()
+
+    def _try_blocks(self) -> None:
+        """Decisions for the model's blocks, where the job does not fit into the memory budget as it is."""
+        if self._left() <= 0:
+            self.bench.no_blocks = ", and the budget ended before its blocks could be looked at"
+            return
+        chosen = self.bench.choose_blocks(max(20.0, 0.5 * self._left()))
+        if chosen is not None and chosen != self.best:
+            self._try(chosen, None)
+
+    def _try_unsteady(self) -> None:
+        """While nothing was found, time again what the machine was too unsteady for."""
+        while not self.ranking():
+            unsteady = [trial for trial in self.measured.values() if trial.code == Code.UNSTEADY]
+            for trial in unsteady:
+                if self._left() > 0 and not self.ranking():
+                    self._try(Plan.from_dict(trial.techniques), None)
+            if not unsteady or self._left() <= 0:
+                return
+        self._select()
+
+    def _list_untried(self) -> None:
+        """Say of each technique that was timed neither alone nor with others that the time ended first."""
         conclusive = [t for t in self.bench.trials if t.status != "failed" or len(t.techniques) == 1]
         tried = {name for trial in conclusive for name in trial.techniques}
         for candidate in self._offered:
-            if candidate.technique.name not in tried:
+            if candidate.technique.name not in tried and self._left() <= 0:
                 tried.add(candidate.technique.name)
-                reason = "the budget ended before it could be tried"
-                self.bench.refuse(Plan([candidate.technique]), reason, predicted=candidate.predicted)
+                reason = "the time for the search ended before it could be tried"
+                self.bench.refuse(Plan([candidate.technique]), reason, Code.NOT_TRIED, candidate.predicted)
 
     def _try_feeding(self) -> None:
         """The most promising technique that acts on data, alone; while none is faster, the next one."""
@@ -111,7 +160,7 @@ class Search:
         self._warmup_seconds = 0.0
         for plan in self.ranking()[:1]:
             self._keep(plan, self.measured[plan.id])
-        self.deadline = time.monotonic() + seconds
+        self.reserve = self.end - time.monotonic() - seconds
         self._select()
 
     def _select(self) -> None:
@@ -141,13 +190,48 @@ class Search:
         yield from [*later, *last]
 
     def ranking(self) -> list[Plan]:
-        """Plans that fit and beat the reference, fastest first; any that fit where the reference does not."""
-        trials = [t for t in self.measured.values() if t.ratio is not None and self.bench.fits(t.peak_bytes)]
-        trials = [t for t in trials if not self.banned & set(Plan.from_dict(t.techniques).techniques)]
-        chosen = [t for t in trials if t.ratio.low > 1.0 or not self.reference_fits]  # type: ignore[union-attr]
-        ordered = sorted(chosen, key=lambda t: t.ratio.estimate, reverse=True)  # type: ignore[union-attr]
-        plans = [Plan.from_dict(trial.techniques) for trial in ordered]
-        return sorted(plans, key=lambda plan: plan != self.best)
+        """Plans that fit and with which the training ends sooner than without, the soonest first; any that
+        fit where the reference does not.
+
+        `best` stays before others that are less than 1 % sooner: it was rid of what adds nothing.
+        """
+        length = self.length()
+        totals = {
+            plan: length.seconds(ratio, warmup)
+            for plan, ratio, warmup in self._faster()
+            if self.wins(ratio, warmup)
+        }
+        near = 1.01 * min(totals.values(), default=0.0)
+        return sorted(totals, key=lambda plan: (plan != self.best or totals[plan] > near, totals[plan]))
+
+    def fastest(self) -> Plan | None:
+        """The plan with the fastest step of those that beat the reference, whatever its warm-up."""
+        faster = self._faster()
+        return max(faster, key=lambda found: found[1].counts)[0] if faster else None
+
+    def wins(self, ratio: Ratio, warmup_seconds: float) -> bool:
+        """Is it better than the reference: faster beyond noise, and over the whole training too?"""
+        if not self.reference_fits:
+            return True
+        return ratio.low > 1.0 and self.length().pays(ratio, warmup_seconds)
+
+    def length(self) -> Length:
+        """How long the training takes as it is."""
+        steps = [pair[0] for trial in self.measured.values() for pair in trial.pairs]
+        return Length(self.steps, statistics.median(steps) if steps else self.bench.reference.step_seconds)
+
+    def _faster(self) -> list[tuple[Plan, Ratio, float]]:
+        """What beats the reference a step, or only fits where that does not, with its ratio and warm-up."""
+        found = []
+        for trial in self.measured.values():
+            plan = Plan.from_dict(trial.techniques)
+            banned = self.banned & set(plan.techniques)
+            if trial.ratio is None or banned or not self.bench.fits(trial.peak_bytes):
+                continue
+            if trial.ratio.low > 1.0 or not self.reference_fits:
+                warmup = self.warm.get(plan.id, trial.warmup_seconds or 0.0)
+                found.append((plan, trial.ratio, warmup))
+        return found
 
     def _refine(self) -> None:
         """Double a setting that is worth it only where its technique helps, while that is clearly faster."""
@@ -161,11 +245,11 @@ class Search:
                 found = plan.id not in self.measured and self._try(plan, None, by=CLEARLY_BETTER)
 
     def _try(self, plan: Plan, candidate: Candidate | None, by: float = BETTER) -> bool:
-        now = self.best_ratio.estimate
+        now = self.best_ratio.counts
         predicted = (candidate.predicted[0] * now, candidate.predicted[1] * now) if candidate else None
         target = by * now if self.bench.fits(self.best_peak) else None
         trial = self.measure(plan, target, predicted)
-        if candidate is not None and TOO_COARSE in trial.reason:
+        if candidate is not None and trial.code == Code.TOO_COARSE:
             self._too_coarse.add(candidate.technique.name)
         if trial.ratio is None or not self._better(trial, by):
             return False
@@ -181,7 +265,7 @@ class Search:
         if not self.bench.fits(self.best_peak):
             return True
         beats = trial.ratio.low > 1.0 or not self.reference_fits
-        return beats and trial.ratio.estimate >= by * self.best_ratio.estimate
+        return beats and trial.ratio.counts >= by * self.best_ratio.counts
 
     def measure(
         self, plan: Plan, target: float | None = None, predicted: tuple[float, float] | None = None
@@ -199,7 +283,7 @@ class Search:
             plan, seconds=seconds, comparing=comparing, predicted=predicted, target=target
         )
         self.measured[plan.id] = trial
-        if trial.status == "failed" and "no answer" in trial.reason:
+        if trial.code == Code.TIMED_OUT:
             self._too_slow.update({technique: seconds for technique in plan.techniques if slow})
         return trial
 
@@ -208,7 +292,7 @@ class Search:
         assert trial.ratio is not None
         assert trial.warmup_seconds is not None
         self.best, self.best_ratio, self.best_peak = plan, trial.ratio, trial.peak_bytes or 0
-        self.deadline -= 3 * (trial.warmup_seconds - self._warmup_seconds)
+        self.reserve += 3 * (trial.warmup_seconds - self._warmup_seconds)
         self._warmup_seconds = trial.warmup_seconds
 
     def _hopeless(self, plan: Plan, candidate: Candidate) -> bool:
@@ -223,17 +307,17 @@ class Search:
         alone = self.measured.get(Plan([candidate.technique]).id)
         if alone is None:
             return False
-        if alone.status == "refused" or (alone.status == "failed" and "unsteady" not in alone.reason):
+        if alone.status == "refused" or (alone.status == "failed" and alone.code != Code.UNSTEADY):
             return True
         displaced = len(plan) <= len(self.best)
-        return displaced and alone.ratio is not None and alone.ratio.high < 0.9 * self.best_ratio.estimate
+        return displaced and alone.ratio is not None and alone.ratio.high < 0.9 * self.best_ratio.counts
 
     def _milder_is_slow(self, plan: Plan, candidate: Candidate) -> bool:
         """Was another setting, milder because it was offered earlier, far slower on the same techniques?"""
         name = candidate.technique.name
         return any(
             trial.ratio is not None
-            and trial.ratio.high < 0.9 * self.best_ratio.estimate
+            and trial.ratio.high < 0.9 * self.best_ratio.counts
             and Plan.from_dict(trial.techniques).without(name) == plan.without(name)
             for trial in self.measured.values()
             if name in trial.techniques
@@ -245,8 +329,8 @@ class Search:
             without = self.best.without(name)
             if self._left() <= 0 or len(self.best) < 2 or without.id in self.measured:
                 continue
-            trial = self.measure(without, self.best_ratio.estimate)
-            no_slower = trial.ratio is not None and trial.ratio.estimate >= 0.995 * self.best_ratio.estimate
+            trial = self.measure(without, self.best_ratio.counts)
+            no_slower = trial.ratio is not None and trial.ratio.counts >= 0.995 * self.best_ratio.counts
             if no_slower and self.bench.fits(trial.peak_bytes):
                 self._keep(without, trial)
 
@@ -256,17 +340,18 @@ class Search:
             if self._left() > 0 and plan.id not in self.measured:
                 self.measure(plan)
 
-    def waterfall(self, plan: Plan) -> list[dict[str, Any]]:
+    def waterfall(self, plan: Plan, confirmed: Ratio) -> list[dict[str, Any]]:
         """The ratio as one technique of `plan` after the other is added, in the order of their stages.
 
-        Techniques between two measured plans share a step.
+        Techniques between two measured plans share a step; the last step is the plan's `confirmed` ratio.
         """
         steps, waiting = [], list[str]()
         for prefix, name in zip(_prefixes(plan), plan.names, strict=True):
             waiting.append(name)
             trial = self.measured.get(prefix.id)
-            if trial is not None and trial.ratio is not None:
-                steps.append({"step": " + ".join(waiting), "ratio": dataclasses.asdict(trial.ratio)})
+            ratio = confirmed if prefix == plan else trial.ratio if trial is not None else None
+            if ratio is not None:
+                steps.append({"step": " + ".join(waiting), "ratio": dataclasses.asdict(ratio)})
                 waiting = []
         return steps
 
@@ -288,7 +373,7 @@ class Search:
             elif not offered:
                 reason = "it has no setting that suits this job"
             if reason:
-                self.bench.refuse(Plan([*offered, cls()][:1]), reason, predicted=gain)
+                self.bench.refuse(Plan([*offered, cls()][:1]), reason, Code.RULED_OUT, gain)
             else:
                 found += [Candidate(technique, gain) for technique in offered]
         first = Stage.DATA if waits_for_data(self.profile) else None
@@ -307,10 +392,10 @@ class Search:
         ]
         if not earlier:
             return None
-        return Plan.from_dict(max(earlier, key=lambda t: t.ratio.estimate if t.ratio else 0.0).techniques)
+        return Plan.from_dict(max(earlier, key=lambda t: t.ratio.counts if t.ratio else 0.0).techniques)
 
     def _left(self) -> float:
-        return self.deadline - time.monotonic()
+        return seconds_left(self.end - time.monotonic(), self.reserve, found=bool(self.ranking()))
 
 
 def waits_for_data(profile: Profile) -> bool:

@@ -18,19 +18,21 @@ from vivace.errors import AnswerIsNo, ChildFailed, InputError, Refused
 from vivace.inspect import inspect
 from vivace.inspect.gather import require_torch
 from vivace.job import Job
-from vivace.ledger import Ledger, Ratio, Trial
+from vivace.ledger import Code, Ledger, Outcome, Profile, Ratio, Trial
 from vivace.machine import Machine
-from vivace.measure.paired import UNSTEADY, without_loader
+from vivace.measure.paired import without_loader
 from vivace.plan import Plan
 from vivace.registry import find
 from vivace.report import report
-from vivace.report.words import size
+from vivace.report.words import duration, size
 from vivace.technique import Numerics, Stage
 from vivace.tune.bench import Bench, OnEvent, one
 from vivace.tune.budget import parse_memory
-from vivace.tune.folder import claim_folder
+from vivace.tune.ending import ending
+from vivace.tune.folder import LONG_PLAN, claim_folder
 from vivace.tune.loading import sentence
-from vivace.tune.result import Result
+from vivace.tune.objective import Length
+from vivace.tune.result import LongPlan, Result
 from vivace.tune.search import Search
 from vivace.verify.equivalence import judge_by_metric
 from vivace.verify.verdict import Verdict, Verifier
@@ -91,13 +93,14 @@ class _Tuning:
         self.bench, self.machine, self.folder = bench, machine, folder
         self.begin, self.seconds = begin, seconds
         self.interrupted = False
-        self.reason = ""
+        self.outcome, self.reason = Outcome.NOTHING_TRIED, ""
         self.verdict: Verdict | None = None
         self.baselines: dict[str, float | None] = {}
         self.notes: dict[str, str] = {}
         self.limit = ""  # of loading
+        self.long_plan: LongPlan | None = None
 
-    def run(self, profile: Any) -> Result:
+    def run(self, profile: Profile) -> Result:
         bench = self.bench
         search = None
         plan, speedup = bench.base, one()
@@ -106,26 +109,61 @@ class _Tuning:
             bench.on_event("notice", {"text": self.limit})
         try:
             bench.on_event("phase", {"name": "measuring the baselines"})
+            opening = time.monotonic()
             bench.open_reference()
+            cost = time.monotonic() - opening + 0.05 * self.seconds  # of a baseline
             step = bench.reference.step_seconds
-            self._baselines(profile.device)
+            size = bench.facts["batch_size"]
+            self.baselines = {"strict_fp32": size / step, "default": None, "tf32": None}
+            short = self.seconds < BUDGETS["balanced"]
+            if not short:
+                bench.input_pipeline["reference"] = without_loader(
+                    bench.reference, seconds=0.02 * self.seconds
+                )
+                self._baselines(profile.device)
             if bench.memory is not None:
                 bench.measure_batches(0.05 * self.seconds)
-            reserve = min(0.45 * self.seconds, self._verify_seconds(step) + 21 + 50 * step)
-            search = Search(bench, profile, self.machine, deadline=self.begin + self.seconds - reserve)
+            search = self._search(profile, kept_for_baselines=min(cost, 0.1 * self.seconds) if short else 0.0)
             bench.on_event("phase", {"name": "searching"})
             search.run()
+            if short:  # what may help comes before what it is compared with
+                self._late_baselines(profile.device, cost)
             plan, speedup = self._settle(search)
         except KeyboardInterrupt:
             self.interrupted = True
-            if search is not None:
-                plan, speedup = search.best, search.best_ratio
+            self.outcome, self.reason = Outcome.INTERRUPTED, ""
+            if search is not None and search.ranking():
+                plan = search.ranking()[0]
+                speedup = search.measured[plan.id].ratio or one()
         return self._finish(plan, speedup, search)
+
+    def _search(self, profile: Profile, *, kept_for_baselines: float) -> Search:
+        step = self.bench.reference.step_seconds
+        reserve = min(0.45 * self.seconds, self._verify_seconds(step) + 21 + 50 * step)
+        return Search(
+            self.bench,
+            profile,
+            self.machine,
+            end=self.begin + self.seconds,
+            reserve=reserve + kept_for_baselines,
+            steps=self._job_steps(),
+        )
+
+    def _late_baselines(self, device: str, cost: float) -> None:
+        """The baselines after the search, where one costs less than a tenth of the budget, and it is left."""
+        if cost <= 0.1 * self.seconds and cost < self._left():
+            self.bench.on_event("phase", {"name": "measuring the baselines"})
+            self._baselines(device)
+        else:
+            self.notes["default"] = "the budget is too short to measure it"
+
+    def _job_steps(self) -> int | None:
+        """Of a whole training, where its length is known."""
+        facts = self.bench.facts
+        return facts["epochs"] * (facts["steps_per_epoch"] or 0) or None
 
     def _baselines(self, device: str) -> None:
         bench = self.bench
-        if self.seconds >= BUDGETS["balanced"]:
-            bench.input_pipeline["reference"] = without_loader(bench.reference, seconds=0.02 * self.seconds)
         default = bench.measure(
             bench.base, seconds=0.05 * self.seconds, role="baseline_default", strict=False
         )
@@ -147,12 +185,11 @@ class _Tuning:
     def _settle(self, search: Search) -> tuple[Plan, Ratio]:
         """The fastest plan that keeps its promise and wins in fresh processes too, else the reference."""
         bench = self.bench
+        self._warm_again(search)
         if not search.ranking():
-            unsteady = sum(UNSTEADY in trial.reason for trial in bench.trials if trial.techniques)
-            noisy = f"; {UNSTEADY} on {unsteady} of the trials" if unsteady else ""
-            return self._reference(search, "no technique was faster beyond noise" + noisy)
+            return self._reference(search, *self._none_found(search))
         judged = list[Plan]()
-        reason = ""
+        last: tuple[Outcome, str] | None = None
         while True:
             bench.on_event("phase", {"name": "verifying"})
             bench.park()
@@ -164,48 +201,112 @@ class _Tuning:
                 reference=bench.base,
             ) as verifier:
                 found, broken = self._first_kept(verifier, search, judged)
+                long_verified = found is not None and self._long_kept(verifier, search, found[0])
             if found is None:
-                return self._reference(search, reason or broken)
+                return self._reference(search, *(last or broken))
             plan, verdict = found
             bench.on_event("phase", {"name": "confirming"})
             trial = bench.confirm(plan, seconds=max(6.0, self._left()))
-            if trial.ratio is not None and (trial.ratio.low > 1.0 or not search.reference_fits):
+            if trial.ratio is not None and search.wins(trial.ratio, trial.warmup_seconds or 0.0):
                 self.verdict = verdict
+                self.outcome = Outcome.FASTER if trial.ratio.low > 1.0 else Outcome.FITS
+                self._name_long_plan(search, plan, long_verified)
                 return plan, trial.ratio
             judged.append(plan)
-            reason = f"{plan} was not faster again in fresh processes {trial.reason}".strip()
+            last = _not_confirmed(trial, search)
             if self._left() <= 0:
-                return self._reference(search, reason)
+                return self._reference(search, *last)
 
     def _first_kept(
         self, verifier: Verifier, search: Search, judged: list[Plan]
-    ) -> tuple[tuple[Plan, Verdict] | None, str]:
-        """The fastest plan not yet `judged` that keeps its promise; the guilty of others are banned."""
-        reason = ""
+    ) -> tuple[tuple[Plan, Verdict] | None, tuple[Outcome, str]]:
+        """The first plan not yet `judged` that keeps its promise; the guilty of others are banned.
+
+        Where there is none, the outcome and the reason are of the first that did not.
+        """
+        why: tuple[Outcome, str] | None = None
         while True:
             ranking = [plan for plan in search.ranking() if plan not in judged]
             if not ranking or (judged and self._left() <= 0):
-                return None, reason
+                return None, why or (Outcome.NOTHING_HELPS, "")
             plan = ranking[0]
             verdict = self._judge(verifier, plan)
             if verdict.kept:
-                return (plan, verdict), ""
+                return (plan, verdict), (Outcome.FASTER, "")
             found = "and not the same model: " if verdict.judged else "but "
-            reason = reason or f"{plan} was faster, {found}{verdict.reason}"
+            outcome = Outcome.NONE_KEPT if verdict.judged else Outcome.COULD_NOT_MEASURE
+            why = why or (outcome, f"{plan} was faster, {found}{verdict.reason}")
             judged.append(plan)
             alone = [Plan([technique]) for technique in plan.techniques] if len(plan) > 1 else []
             guilty = {t for one in alone if not self._judge(verifier, one).kept for t in one.techniques}
             search.ban(guilty or set(plan.techniques if len(plan) == 1 else ()), self._left() / 2)
 
-    def _reference(self, search: Search, reason: str) -> tuple[Plan, Ratio]:
+    def _warm_again(self, search: Search) -> None:
+        """Open the plan with the fastest step again where its warm-up with all compiled decides its rank.
+
+        That is the warm-up which `train` meets on this machine; the first one is met elsewhere.
+        """
+        plan, leading = search.fastest(), search.ranking()[:1]
+        if plan is None or plan in leading or self._left() < 20:
+            return
+        length, ratio = search.length(), search.measured[plan.id].ratio
+        assert ratio is not None
+        known = [search.measured[one.id] for one in leading]
+        least = [length.seconds(t.ratio, t.warmup_seconds or 0.0) for t in known if t.ratio is not None]
+        if length.pays(ratio, 0.0) and all(length.seconds(ratio, 0.0) < seconds for seconds in least):
+            self.bench.on_event("phase", {"name": f"warming up again: {plan}"})
+            warmup = self.bench.warm_again(plan, seconds=max(20.0, 0.3 * self._left()))
+            if warmup is not None:
+                search.warm[plan.id] = warmup
+
+    def _none_found(self, search: Search) -> tuple[Outcome, str]:
+        """Why no plan is worth verifying; one whose warm-up does not pay is named as one for longer runs."""
+        fastest = search.fastest()
+        if fastest is None:
+            return ending(self.bench.trials, self.seconds)
+        trial = search.measured[fastest.id]
+        self._name_long_plan(search, self.bench.base, False)
+        return Outcome.NOTHING_HELPS, f"{fastest}{_does_not_pay(trial, search)}"
+
+    def _long_kept(self, verifier: Verifier, search: Search, plan: Plan) -> bool:
+        """Does a plan with faster steps than `plan` keep its promise? No, where there is no time to ask."""
+        fastest = search.fastest()
+        if fastest is None or fastest == plan:
+            return False
+        warmups = 3 * (search.measured[fastest.id].warmup_seconds or 0.0)
+        needed = self._verify_seconds(self.bench.reference.step_seconds) + warmups + 20
+        if self._left() < needed:
+            return False
+        verdict = self._judge(verifier, fastest)
+        if verdict.judged and not verdict.kept:
+            search.banned |= set(fastest.techniques) - set(plan.techniques)
+        return verdict.kept
+
+    def _name_long_plan(self, search: Search, plan: Plan, verified: bool) -> None:
+        """Save the plan that wins where the training is longer, if there is one beside `plan`."""
+        fastest, length = search.fastest(), search.length()
+        if fastest is None or fastest == plan or search.steps is None:
+            return
+        trial, own = search.measured[fastest.id], search.measured.get(plan.id)
+        assert trial.ratio is not None
+        later = (trial.ratio, trial.warmup_seconds or 0.0)
+        chosen = (own.ratio, own.warmup_seconds or 0.0) if own is not None and own.ratio is not None else None
+        steps = length.wins_from(later, chosen) if chosen is not None else length.wins_from(later)
+        if steps is not None and steps > search.steps:
+            path = self.folder / LONG_PLAN
+            fastest.save(path)
+            self.long_plan = LongPlan(fastest, str(path), trial.ratio, later[1], steps, verified)
+
+    def _reference(self, search: Search, outcome: Outcome, reason: str) -> tuple[Plan, Ratio]:
         if not search.reference_fits:
             assert self.bench.memory is not None
-            peaks = [t.peak_bytes for t in self.bench.trials if t.peak_bytes is not None]
+            measured = [t.peak_bytes for t in self.bench.trials if t.peak_bytes is not None]
+            peaks = [self.bench.observed["peak_bytes"], *measured]
             raise AnswerIsNo(
                 f"no plan fits into {size(self.bench.memory)} and keeps its promise; "
                 f"the smallest peak measured is {size(min(peaks))}{self.bench.no_blocks}"
             )
-        self.reason = reason
+        self.outcome, self.reason = outcome, reason
         return self.bench.base, one()
 
     def _judge(self, verifier: Verifier, plan: Plan) -> Verdict:
@@ -241,9 +342,13 @@ class _Tuning:
         bench = self.bench
         path = self.folder / "plan.toml"
         plan.save(path)
+        if self.long_plan is None:
+            (self.folder / LONG_PLAN).unlink(missing_ok=True)
         if any(technique.card.stage == Stage.COMPILE for technique in plan.techniques):
             _leave_compiled(Path(bench.environment["TORCHINDUCTOR_CACHE_DIR"]))
-        chosen = [t for t in bench.trials if t.plan_id == plan.id and t.ratio is not None]
+        chosen = [t for t in bench.trials if len(plan) and t.plan_id == plan.id and t.ratio is not None]
+        warmups = [trial.warmup_seconds or 0.0 for trial in chosen]
+        length = search.length() if search is not None else None
         result = Result(
             plan=plan,
             plan_path=str(path),
@@ -251,17 +356,23 @@ class _Tuning:
             baselines=self.baselines,
             baseline_notes=self.notes,
             verdict=self.verdict,
-            break_even_steps=_break_even(chosen) if len(plan) and chosen else None,
+            break_even_steps=_break_even(chosen[-1]) if chosen else None,
+            warmup_seconds=warmups[-1] if chosen else None,
+            cold_warmup_seconds=max(warmups) if chosen else None,
+            training_seconds=_training_seconds(length, speedup, warmups[-1]) if chosen and length else {},
+            long_plan=self.long_plan,
             input_pipeline=bench.input_pipeline,
-            waterfall=search.waterfall(plan) if search else [],
+            waterfall=search.waterfall(plan, speedup) if search else [],
             trials=bench.trials,
             report_path=str(self.folder / "report.html"),
             seconds=time.monotonic() - self.begin,
+            outcome=self.outcome,
             interrupted=self.interrupted,
             reason=self.reason,
             reference=bench.base,
             has_metric=bench.facts["has_metric"],
-            job_steps=bench.facts["epochs"] * (bench.facts["steps_per_epoch"] or 0) or None,
+            metric_data=bench.facts["metric_data"],
+            job_steps=self._job_steps(),
             loading=sentence(self.limit, bench.trials),
         )
         document = {key: value for key, value in result.to_dict().items() if key != "trials"}
@@ -314,14 +425,41 @@ def _run_document(
     }
 
 
-def _break_even(trials: list[Trial]) -> int | None:
-    """Steps after which the longest warm-up of a plan's trials has paid for itself; None where never."""
-    pairs = trials[-1].pairs
+def _not_confirmed(trial: Trial, search: Search) -> tuple[Outcome, str]:
+    """Why a plan that won in the search is not the result."""
+    plan = Plan.from_dict(trial.techniques)
+    if trial.ratio is None:
+        steady = trial.code != Code.UNSTEADY
+        outcome = Outcome.NOTHING_HELPS if steady else Outcome.COULD_NOT_MEASURE
+        return outcome, f"{plan} was faster, and could not be confirmed: {trial.reason}"
+    if trial.ratio.low > 1.0:
+        return Outcome.NOTHING_HELPS, f"{plan}{_does_not_pay(trial, search)}"
+    return Outcome.NOTHING_HELPS, f"{plan} was not faster again in fresh processes"
+
+
+def _does_not_pay(trial: Trial, search: Search) -> str:
+    return (
+        f" has faster steps, and its warm-up of {duration(trial.warmup_seconds)} does not pay in the "
+        f"{search.steps or 0:,} steps of this training"
+    )
+
+
+def _training_seconds(length: Length, ratio: Ratio, warmup_seconds: float) -> dict[str, float]:
+    """A whole training's steps under the reference, and with the warm-up under a plan."""
+    if length.steps is None:
+        return {}
+    reference = length.steps * length.step_seconds
+    return {"reference": reference, "plan": warmup_seconds + reference / ratio.counts}
+
+
+def _break_even(trial: Trial) -> int | None:
+    """Steps after which a trial's warm-up has paid for itself; None where never."""
+    pairs = trial.pairs
     reference = sorted(pair[0] for pair in pairs)[len(pairs) // 2]
     candidate = sorted(pair[1] for pair in pairs)[len(pairs) // 2]
     if candidate >= reference:
         return None
-    return int(max(trial.warmup_seconds or 0.0 for trial in trials) / (reference - candidate)) + 1
+    return int((trial.warmup_seconds or 0.0) / (reference - candidate)) + 1
 
 
 def _silent(kind: str, payload: dict[str, Any]) -> None:

@@ -42,6 +42,10 @@ class Trainer:
             raise JobError(f"the Job's metric is {run.metric} after training with seed {seed}")
         return run.metric
 
+    def metric_data(self) -> str | None:
+        """What data the metric is of: ``validation`` or ``training``."""
+        return self.job.metric_data
+
 
 def judge_by_metric(
     source: Source, plan: Plan, verdict: Verdict, *, seeds: int, margin: float | None
@@ -57,14 +61,16 @@ def judge_by_metric(
         hours = 24 * 3600.0
         reference = [child.ask("train", hours, plan={}, seed=seed) for seed in range(seeds)]
         candidate = [child.ask("train", hours, plan=plan.to_dict(), seed=seed) for seed in range(seeds)]
+        data = child.ask("metric_data", hours)
     finally:
         child.close()
     width = DEFAULT_MARGIN * abs(mean(reference)) if margin is None else margin
     difference = [b - a for a, b in zip(reference, candidate, strict=True)]
     p = equivalence_p(difference, width)
     equivalent = p < SIGNIFICANCE
+    name = "metric on the training data" if data == "training" else "metric"
     text = (
-        f"metric {mean(candidate):.4g} against {mean(reference):.4g}, difference {mean(difference):+.2g} "
+        f"{name} {mean(candidate):.4g} against {mean(reference):.4g}, difference {mean(difference):+.2g} "
         f"within a margin of {width:.2g}: p = {p:.2g}, n = {seeds}"
     )
     only_metric = verdict.promise == "semantics"
@@ -78,6 +84,7 @@ def judge_by_metric(
         "p": p,
         "n": seeds,
         "kept": equivalent,
+        "data": data,
     }
     return dataclasses.replace(verdict, kept=kept, reason=reason, checks=checks, metric=document)
 
