@@ -29,7 +29,7 @@ class Arrivals:
     """Serves `vivace.engine.launch.Child`: ResNet-50 in bfloat16; in a dry run ResNet-18, tiny images."""
 
     def __init__(self, job: Job, dry: bool) -> None:
-        self.dry, self.device, self.stack = dry, training_device(), ExitStack()
+        self.dry, self.device, self.stack = dry, training_device(inspect()), ExitStack()
         self.samples, self.side = (4, 32) if dry else (256, 224)
         if dry:
             self.stack.enter_context(fake_cuda())

@@ -1,8 +1,8 @@
 """torch's own CUDA code without a GPU: NVIDIA's libraries are stood in for by three small C files.
 
-Real are torch's caching allocator, its streams, events and rules of graph capture, and everything above. Kernels
-do nothing: numbers, speeds and kernels' names are not to be had. The libraries take the place of the true ones by
-LD_PRELOAD, in child processes only.
+Real are torch's caching allocator, its streams, events and rules of graph capture, and everything above.
+Kernels do nothing: numbers, speeds and kernels' names are not to be had. The libraries take the place of the
+true ones by LD_PRELOAD, in child processes only.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ CUPTI_NOT_INITIALIZED = 15
 class StandIn:
     """A machine with H100s that compute nothing.
 
-    Settings, given as keywords to `run` and `python`: ``gpus`` (1), ``gib`` of memory (80), ``exclusive`` (a lock
-    file: one process at a time may use the GPU), ``start_error`` (the number with which CUDA fails to start),
-    ``capability`` (90) and ``cuda`` (13020) as NVML tells them.
+    Settings, given as keywords: ``gpus`` (1), ``gib`` of memory (80), ``exclusive`` (a lock file: one process
+    at a time may use the GPU), ``start_error`` (the number with which CUDA fails to start), ``capability``
+    (90) and ``cuda`` (13020) as NVML tells them.
     """
 
     libraries: Path

@@ -143,7 +143,7 @@ def _hidden(facts: Facts) -> Iterator[Finding]:
                 f"CUDA_VISIBLE_DEVICES={choice!r} names a GPU that is not here: CUDA shows {shown}",
                 f"name GPUs from 0 to {max(gpu.index for gpu in gpus)}",
             )
-    for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+    for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
         if facts.hiding.get(name) in ("", "-1") and facts.amd_gpus:
             yield Finding(f"{name}={facts.hiding[name]!r} hides all AMD GPUs", "unset it")
 

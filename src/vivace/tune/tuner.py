@@ -71,6 +71,8 @@ def tune(
     folder = claim_folder(Path(out))
     machine, ledger = inspect(), Ledger(folder / "ledger.jsonl")
     tell = on_event or _silent
+    if machine.passed_over:
+        tell("notice", {"text": machine.passed_over})
     tell("phase", {"name": "checking the job"})
     bench = Bench(Source(job), machine, ledger, tell, allow=allowed, memory=limit)
     try:
