@@ -235,7 +235,7 @@ def _slow(facts: Facts) -> Iterator[Finding]:
         if state.get("compute_mode"):
             yield Finding(
                 f"GPU {gpu.index} is in compute mode {state['compute_mode']}: one process at most can use it",
-                f"sudo nvidia-smi -i {gpu.index} -c 0, since Vivace measures in child processes",
+                f"sudo nvidia-smi -i {gpu.index} -c 0 ends it; until then plans are timed in turns",
             )
     names = {gpu.device.name for gpu in facts.nvidia.gpus}
     if len(names) > 1 and facts.hiding.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":

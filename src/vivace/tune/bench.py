@@ -45,7 +45,8 @@ class Bench:
         self._caches: list[tempfile.TemporaryDirectory[str]] = []
         self._renew_cache()
         self.base = Plan()  # the reference; a smaller plan only where the job does not fit as it is
-        self.apart = False  # do reference and candidate lack the memory to be open together?
+        self.alone = "compute_mode" in machine.device.state  # may one process at a time use the GPU?
+        self.apart = self.alone  # or do reference and candidate lack the memory to be open together?
         self.reference = self._contestant()
         self.observed: dict[str, Any] = {}
         self.facts: dict[str, Any] = {}
@@ -194,7 +195,7 @@ class Bench:
             outcome = {"status": "refused", "reason": str(refused)}
         except ChildFailed as failed:
             outcome = {"status": "failed", "reason": str(failed)}
-            self.apart = self.apart and not is_out_of_memory(failed)
+            self.apart = self.alone or (self.apart and not is_out_of_memory(failed))
         return self._record(
             self._trial(plan, role=role, predicted=predicted, seconds=_since(begin), **outcome)
         )
@@ -209,7 +210,7 @@ class Bench:
     ) -> tuple[Contestant, Comparison]:
         """A candidate against the resident reference, or with a `seed` against a fresh one.
 
-        Both are open together, or in turns where the device lacks the memory for that.
+        Both are open together, or in turns where the device lacks the memory for that or serves one process.
         """
         used = list[Contestant]()
 

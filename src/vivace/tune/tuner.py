@@ -183,7 +183,7 @@ class _Tuning:
         self, verifier: Verifier, search: Search, judged: list[Plan]
     ) -> tuple[tuple[Plan, Verdict] | None, str]:
         """The fastest plan not yet `judged` that keeps its promise; the guilty of others are banned."""
-        reason = ""
+        bench, reason = self.bench, ""
         while True:
             ranking = [plan for plan in search.ranking() if plan not in judged]
             if not ranking or (judged and self._left() <= 0):
@@ -197,6 +197,8 @@ class _Tuning:
             judged.append(plan)
             alone = [Plan([technique]) for technique in plan.techniques] if len(plan) > 1 else []
             guilty = {t for one in alone if not self._judge(verifier, one).kept for t in one.techniques}
+            if bench.apart:
+                verifier.close()
             search.ban(guilty or set(plan.techniques if len(plan) == 1 else ()), self._left() / 2)
 
     def _reference(self, search: Search, reason: str) -> tuple[Plan, Ratio]:
@@ -219,6 +221,8 @@ class _Tuning:
             reason = f"it could not be verified: {error}"
             verdict = Verdict(False, plan.promise.name.lower(), 0.0, 0.0, 0, 0, reason)
         if verdict.promise == Numerics.SEMANTICS.name.lower():
+            if self.bench.apart:
+                verifier.close()
             verdict = self._judge_semantics(plan, verdict)
         self.bench.ledger.append("verdict", {"plan": plan.to_dict(), **verdict.to_dict()})
         self.bench.on_event("verdict", {"plan": str(plan), "verdict": verdict})
