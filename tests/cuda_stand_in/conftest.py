@@ -49,6 +49,7 @@ class StandIn:
             "LD_LIBRARY_PATH": str(self.libraries),
             "TRITON_LIBCUDA_PATH": str(self.libraries),
             "XDG_CACHE_HOME": str(self.libraries / "cache"),
+            "TRITON_CACHE_DIR": str(self.libraries / "triton"),
             "OMP_NUM_THREADS": "1",
             **{f"STAND_IN_{name.upper()}": str(value) for name, value in settings.items()},
         }

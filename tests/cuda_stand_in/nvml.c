@@ -26,6 +26,12 @@ int nvmlDeviceGetComputeMode(void *gpu, int *mode) { return *mode = getenv("STAN
 int nvmlDeviceGetMigMode(void *gpu, unsigned *current, unsigned *pending) { return NOT_SUPPORTED; }
 int nvmlDeviceGetNvLinkState(void *gpu, unsigned link, unsigned *active) { return NOT_SUPPORTED; }
 
+// Asked for by torch's allocator, where segments grow
+int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **gpu) { return *gpu = gpus, 0; }
+int nvmlDeviceGetNvLinkRemoteDeviceType(void *gpu, unsigned link, int *type) { return NOT_SUPPORTED; }
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *gpu, unsigned link, void *info) { return NOT_SUPPORTED; }
+int nvmlDeviceGetComputeRunningProcesses(void *gpu, unsigned *count, void *found) { return *count = 0, 0; }
+
 int nvmlDeviceGetCudaComputeCapability(void *gpu, int *major, int *minor) {
     long capability = setting("STAND_IN_CAPABILITY", 90);
     return *major = capability / 10, *minor = capability % 10, 0;
