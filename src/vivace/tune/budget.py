@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,15 +34,19 @@ def parse_memory(memory: str | int | None) -> int | None:
 
 
 def free_bytes() -> int:
-    """What the training device has free now: the first GPU, else the host within its container's limit."""
-    if inspect().device.kind == "cuda":
-        import pynvml
+    """What the training device has free now: the GPU that CUDA shows first, else the host within its
+    container's limit. torch is asked, in a child process: it counts GPUs, and parts of them, as training does.
 
-        pynvml.nvmlInit()
-        try:
-            return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).free)
-        finally:
-            pynvml.nvmlShutdown()
+    Raises InputError where torch cannot use the GPU.
+    """
+    device = inspect().device
+    if device.kind == "cuda":
+        code = "import torch; print(torch.cuda.mem_get_info()[0])"
+        asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        if asked.returncode:
+            reason = (asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"])[-1]
+            raise InputError(f"the memory of the {device.name} cannot be read ({reason}): name a size")
+        return int(asked.stdout)
     free = int(psutil.virtual_memory().available)
     with contextlib.suppress(OSError, ValueError):  # no limit reads "max"
         limit = int((CONTROL_GROUP / "memory.max").read_text())
