@@ -229,7 +229,7 @@ def test_all_parts_together_stay_within_25_minutes():
     assert tuple(values["PARTS"]) == PARTS
 
 
-def test_the_drivers_version_is_among_the_facts(monkeypatch):
+def test_the_drivers_version_is_among_the_facts(module, monkeypatch):
     machine = vivace.Machine((Device("cuda", "a card", 1),), 1, {"driver": "580.95.05"}, {})
     book = module("book")
     monkeypatch.setattr(book.vivace, "inspect", lambda: machine)

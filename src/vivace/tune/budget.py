@@ -18,6 +18,13 @@ from vivace.technique import Numerics
 
 UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 MARGIN = 0.1  # of what is free: fragmentation, the context, and what others will want
+ASKING = """
+import sys, torch
+try:
+    print(torch.cuda.mem_get_info()[0])
+except RuntimeError as error:
+    sys.exit(str(error).partition(chr(10))[0])
+"""
 CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
@@ -34,18 +41,21 @@ def parse_memory(memory: str | int | None) -> int | None:
 
 
 def free_bytes() -> int:
-    """What the training device has free now: the GPU that CUDA shows first, else the host within its
-    container's limit. torch is asked, in a child process: it counts GPUs, and parts of them, as training does.
+    """What the training device has free now: the first visible GPU, else the host within its container's limit.
+
+    torch is asked, in a child process: it counts GPUs, and parts of them, as training does.
 
     Raises InputError where torch cannot use the GPU.
     """
     device = inspect().device
     if device.kind == "cuda":
-        code = "import torch; print(torch.cuda.mem_get_info()[0])"
-        asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        asked = subprocess.run([sys.executable, "-c", ASKING], capture_output=True, text=True, check=False)
         if asked.returncode:
             reason = (asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"])[-1]
-            raise InputError(f"the memory of the {device.name} cannot be read ({reason}): name a size")
+            raise InputError(
+                f"torch cannot say what is free on the {device.name} ({reason}): mend that, or set "
+                'CUDA_VISIBLE_DEVICES="" to train on the processor'
+            )
         return int(asked.stdout)
     free = int(psutil.virtual_memory().available)
     with contextlib.suppress(OSError, ValueError):  # no limit reads "max"
