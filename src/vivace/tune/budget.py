@@ -41,7 +41,7 @@ def parse_memory(memory: str | int | None) -> int | None:
 
 
 def free_bytes() -> int:
-    """What the training device has free now: the first visible GPU, else the host within its container's limit.
+    """What the training device has free now: the first visible GPU, else the host in its container.
 
     torch is asked, in a child process: it counts GPUs, and parts of them, as training does.
 
