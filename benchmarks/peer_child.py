@@ -190,6 +190,7 @@ class PeerSearch:
         peer keeps the best so far.
         """
         from vivace.engine.opening import call, first_batches, seed_everything, training_device
+        from vivace.inspect import inspect
 
         seed_everything(0)
         model = call(self.job, "model")
@@ -206,7 +207,7 @@ class PeerSearch:
                 model,
                 batch,
                 loss,
-                device=training_device(),
+                device=training_device(inspect()),
                 budget=seconds,
                 cache="refresh",
                 **(word or given),

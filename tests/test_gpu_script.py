@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+import vivace
 from vivace.errors import ChildFailed, InputError, Refused
+from vivace.machine import Device
 
 ROOT = Path(__file__).resolve().parents[1]
 GPU = ROOT / "benchmarks" / "gpu"
@@ -222,3 +224,10 @@ def test_all_parts_together_stay_within_25_minutes():
     assert sum(values["PARTS"].values()) <= 25 * 60
     assert max([values["ALONE"], *values["PARTS"].values()]) <= 9 * 60
     assert tuple(values["PARTS"]) == PARTS
+
+
+def test_the_drivers_version_is_among_the_facts(module, monkeypatch):
+    machine = vivace.Machine((Device("cuda", "a card", 1),), 1, {"driver": "580.95.05"}, {})
+    book = module("book")
+    monkeypatch.setattr(book.vivace, "inspect", lambda: machine)
+    assert book.facts(dry=True)["driver"] == "580.95.05"

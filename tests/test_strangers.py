@@ -10,6 +10,7 @@ import torch
 
 import vivace
 from vivace import registry
+from vivace.inspect import inspect
 from vivace.job import load
 from vivace.plan import Plan
 from vivace.technique import Stage
@@ -103,7 +104,7 @@ def act(name, plan):
     built = job.model()
     models = [built] if isinstance(built, torch.nn.Module) else list(built.values())
     for model in models:
-        model.to(training_device()).train()
+        model.to(training_device(inspect())).train()
     optimizer = job.optimizer(built)
     flags, keys = process_flags(), state_keys(built)
     form = (

@@ -28,7 +28,7 @@ class Arrivals:
     """Serves `vivace.engine.launch.Child`: ResNet-50 in bfloat16; in a dry run ResNet-18, tiny images."""
 
     def __init__(self, job: Job, dry: bool) -> None:
-        self.dry, self.device, self.stack = dry, training_device(), ExitStack()
+        self.dry, self.device, self.stack = dry, training_device(inspect()), ExitStack()
         self.samples, self.side = (4, 32) if dry else (256, 224)
         self.rounds, self.steps = (2, 2) if dry else (7, 8)
         if dry:

@@ -32,8 +32,7 @@ def facts(dry: bool) -> dict[str, Any]:
         "cores": machine.num_cores,
         "vivace": vivace.__version__,
         "dry": dry,
-        **machine.versions,
-        "driver": machine.limits.get("driver", ""),
+        **machine.versions,  # with the driver's, where there is one
     }
     with contextlib.suppress(Exception):  # a machine without NVML
         import pynvml as nvml

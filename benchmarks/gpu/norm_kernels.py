@@ -13,6 +13,7 @@ from torch.nn import functional
 from traffic import norm_bytes
 
 from vivace.engine.opening import training_device
+from vivace.inspect import inspect
 from vivace.job import Job
 from vivace.kernels import batch_norm
 
@@ -21,7 +22,7 @@ class NormKernels:
     """Serves `vivace.engine.launch.Child`; in a dry run the operators run their reference on a CPU."""
 
     def __init__(self, job: Job, dry: bool) -> None:
-        self.dry, self.device = dry, training_device()
+        self.dry, self.device = dry, training_device(inspect())
 
     def check(self, dtype: str) -> dict[str, Any]:
         """Worst relative errors against fp64 on random shapes, both ways; equal bits when repeated."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from vivace.engine.opening import training_device
+from vivace.inspect import inspect
 from vivace.job import Job
 
 ROUNDS = 7
@@ -20,7 +21,7 @@ class Probes:
     """Serves `vivace.engine.launch.Child`: each method returns rates by name, in SI units."""
 
     def __init__(self, job: Job, dry: bool) -> None:
-        self.dry, self.device = dry, training_device()
+        self.dry, self.device = dry, training_device(inspect())
         self.on_gpu = self.device.type == "cuda"
 
     def matmul(self) -> dict[str, float]:

@@ -47,7 +47,7 @@ class Scenes:
             ":4096:8"  # before CUDA starts: what torch asks for repeatability
         )
         self.dry = dry
-        self.machine, self.device = inspect(), training_device()
+        self.machine, self.device = inspect(), training_device(inspect())
         self.stack = ExitStack()
         if dry:
             self.stack.enter_context(fake_cuda())

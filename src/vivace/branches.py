@@ -70,7 +70,7 @@ def find_branches(graph: fx.Graph, owner: nn.Module, passed_over: list[nn.Module
 def fork(count: int, *inputs: torch.Tensor) -> None:
     """Let `count` side streams begin where the main stream is now, and read `inputs`."""
     main = torch.cuda.current_stream()
-    for side in _sides()[:count]:
+    for side in _sides(torch.cuda.current_device())[:count]:
         side.wait_stream(main)
         for tensor in inputs:
             tensor.record_stream(side)
@@ -80,7 +80,7 @@ def fork(count: int, *inputs: torch.Tensor) -> None:
 def enter(number: int) -> None:
     """Go to a side stream."""
     _mains.append(torch.cuda.current_stream())
-    torch.cuda.set_stream(_sides()[number])
+    torch.cuda.set_stream(_sides(torch.cuda.current_device())[number])
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -93,7 +93,7 @@ def leave() -> None:
 def join(count: int, *outputs: torch.Tensor) -> None:
     """Let the main stream wait for the side streams, whose `outputs` it reads from now on."""
     main = torch.cuda.current_stream()
-    for side in _sides()[:count]:
+    for side in _sides(torch.cuda.current_device())[:count]:
         main.wait_stream(side)
     for tensor in outputs:
         tensor.record_stream(main)
@@ -107,8 +107,8 @@ def come_back() -> None:
 
 
 @cache
-def _sides() -> list[Any]:
-    return [torch.cuda.Stream() for _ in range(MOST_BRANCHES)]  # type: ignore[no-untyped-call]
+def _sides(device: int) -> list[Any]:
+    return [torch.cuda.Stream(device) for _ in range(MOST_BRANCHES)]  # type: ignore[no-untyped-call]
 
 
 def _exclusive(node: fx.Node, operands: list[fx.Node]) -> list[list[fx.Node]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import WeakSet
 
@@ -90,26 +91,32 @@ class StepGraph:
     def capture(self, following: Callable[[Any], torch.Tensor], batch: Any, shapes: str) -> None:
         """Record `following` for batches of these shapes; recording trains nothing.
 
-        Raises Refused with torch's reason and the line of the person's code that waits for the device.
+        Raises Refused with torch's reason and the line of the person's code that waits for the device, and
+        where the step did nothing on the current device.
         """
         static = map_tensors(batch, torch.clone)
         self.frozen = self.settings()
         self.state = {parameter: dict(state) for parameter, state in self.optimizer.state.items()}
         graph = torch.cuda.CUDAGraph()
         self.pool = self.pool or torch.cuda.graph_pool_handle()
+        recording = torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local")
         try:
-            # The outer context gives the current stream back where ending a failed capture raises. Other
-            # threads, such as a DataLoader's for page-locked memory, may call CUDA while we record.
-            with (
-                torch.cuda.stream(torch.cuda.current_stream()),
-                torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"),
-            ):
+            with ExitStack() as stack:
+                # This gives the current stream back where ending a failed capture raises. Other threads, such
+                # as a DataLoader's for page-locked memory, may call CUDA while we record.
+                stack.enter_context(torch.cuda.stream(torch.cuda.current_stream()))
+                stack.enter_context(recording)
                 loss = following(static)
+                with warnings.catch_warnings(record=True) as told:
+                    warnings.simplefilter("always")
+                    stack.close()
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             cause = error.__context__ if isinstance(error.__context__, RuntimeError) else error
             raise Refused(f"the step cannot be captured: {blame(cause)}") from error
+        if told:  # that nothing was recorded: its replays would train nothing
+            raise Refused(f"the step cannot be captured: {told[0].message}")
         self.recorded[shapes] = _Recorded(graph, static, loss)
         self.notes["graphs"] = len(self.recorded)
 

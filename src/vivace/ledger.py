@@ -33,13 +33,16 @@ class Profile:
     features: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
+NO_KERNELS = "this machine shows no kernels (torch's profiler gets none from CUPTI)"
+
+
 @dataclasses.dataclass(frozen=True)
 class Observation:
     """What one profiled step really did: the ground on which a technique confirms that it acted.
 
     `dtypes` counts floating-point operator inputs by dtype over matrix and convolution operators; `operators`
-    counts operator names, `kernels` the device's kernels; `peak_bytes` is the largest number of live tensor
-    bytes; `page_faults` are minor faults a step.
+    counts operator names, `kernels` the device's kernels, none where CUPTI gives none; `peak_bytes` is the
+    largest number of live tensor bytes; `page_faults` are minor faults a step.
     """
 
     operators: dict[str, int]

@@ -7,6 +7,8 @@ import hashlib
 import json
 from typing import Any
 
+TRAINED_ON = ("cuda", "cpu")  # kinds of devices; ROCm's are called cuda too
+
 
 @dataclasses.dataclass(frozen=True)
 class Device:
@@ -70,6 +72,15 @@ class Machine:
     def device(self) -> Device:
         """The device that a job trains on."""
         return self.devices[0]
+
+    @property
+    def passed_over(self) -> str:
+        """Why a job trains on the processor although there is a GPU; empty where there is nothing to say."""
+        idle = [device for device in self.devices if device.kind != "cpu"]
+        if self.device.kind != "cpu" or not idle:
+            return ""
+        why = f": {self.findings[0].problem}" if self.findings and not idle[0].served else ""
+        return f"training on the processor, not on the {idle[0].name}{why} (vivace inspect says more)"
 
     @property
     def fingerprint(self) -> str:

@@ -37,6 +37,16 @@ def test_collectives_of_another_thread_count_where_no_operator_runs(tmp_path):
     assert found["operators"] == {"matmul": pytest.approx(300e-6), "elementwise": pytest.approx(100e-6)}
 
 
+def test_a_gpu_whose_kernels_are_not_shown_gets_no_times_of_the_host(tmp_path):
+    events = [event("vivace:step", 0, 1000, "user_annotation"), event("aten::mm", 100, 400)]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    found = read_trace(path, "cuda")
+    assert (found["operators"], found["slowest"], found["busy_seconds"]) == ({}, [], None)
+    assert found["counts"] == {"matmul": 1}
+    assert read_trace(path, "cpu")["busy_seconds"] == pytest.approx(300e-6)
+
+
 def test_the_timeline_holds_every_whole_step(tmp_path):
     path = tmp_path / "trace.json"
     parts = (("data", 0, 100), ("backward", 400, 900))

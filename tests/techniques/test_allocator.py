@@ -31,7 +31,9 @@ def test_settings_are_written_as_the_allocator_reads_them():
 def test_settings_are_handed_over_and_taken_back(monkeypatch):
     said = []
     segments = [{"is_expandable": True}, {"is_expandable": False}]
-    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", said.append)
+    own = {"allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:32"}}
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", said.append)
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: own)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: said.append("empty"))
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
@@ -54,7 +56,7 @@ def test_settings_are_handed_over_and_taken_back(monkeypatch):
     assert technique.confirm(seen, seen) == "1 of 2 segments can grow; settings expandable_segments:True"
     while build.close_callbacks:
         build.close_callbacks.pop()()
-    assert said[2:] == ["empty", "expandable_segments:False"]
+    assert said[2:] == ["empty", "expandable_segments:False,max_split_size_mb:32"]
 
 
 def test_another_allocator_and_segments_that_do_not_grow_are_refused(monkeypatch):

@@ -101,13 +101,13 @@ def test_streams_wait_for_each_other(monkeypatch):
     log = []
 
     class Stream:
-        def __init__(self, name="side"):
+        def __init__(self, device=0, name="side"):
             self.name = name
 
         def wait_stream(self, other):
             log.append((self.name, "waits for", other.name))
 
-    now = [Stream("main")]
+    now = [Stream(name="main")]
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: now[-1])
     monkeypatch.setattr(torch.cuda, "set_stream", now.append)

@@ -28,6 +28,17 @@ def test_confirms_by_kernels_that_the_reference_did_not_run():
         CudnnBenchmark().confirm(seen("winograd"), seen("winograd"))
 
 
+def test_where_no_kernels_are_shown_cudnns_convolutions_are_the_proof():
+    def unseen(**operators):
+        return Observation({f"aten::{name}": n for name, n in operators.items()}, {}, 0, 0.0)
+
+    evidence = CudnnBenchmark().confirm(unseen(cudnn_convolution=3), unseen(cudnn_convolution=3))
+    assert "shows no kernels" in evidence
+    assert "3 convolutions" in evidence
+    with pytest.raises(Refused, match="no convolution"):
+        CudnnBenchmark().confirm(unseen(mm=3), unseen(mm=3))
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_searches_inside_of_the_session_only():
     with start(TINY_JOBS["cnn"](), Plan([CudnnBenchmark()]), inspect()):

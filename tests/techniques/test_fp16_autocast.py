@@ -4,6 +4,9 @@ import pytest
 import torch
 
 import vivace
+from vivace.machine import Device
+from vivace.registry import find
+from vivace.testing.contract import plain_profile
 
 PLAN = {"fp16_autocast": {"initial_scale": 256.0}}
 
@@ -69,3 +72,11 @@ def test_an_own_step_is_refused():
 def test_an_lstm_on_a_cpu_is_refused(tiny):
     with pytest.raises(vivace.Refused, match="LSTM in float16"):
         tiny("lstm").open(PLAN)
+
+
+def test_bfloat16_comes_first_where_a_gpu_runs_both_at_one_rate():
+    """Loss scaling costs something, and may skip steps."""
+    machine = vivace.Machine((Device("cuda", "a card", 1, ("sm_90",)),), 1, {}, {})
+    profile = plain_profile()
+    fp16, bf16 = (find(name).gain(profile, machine) for name in ("fp16_autocast", "bf16_autocast"))
+    assert bf16[1] > fp16[1]

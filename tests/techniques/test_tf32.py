@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 import torch
 
@@ -29,6 +31,41 @@ def test_confirms_by_kernels_that_the_reference_did_not_run():
 def test_same_kernels_are_no_evidence():
     with pytest.raises(Refused, match="changed nothing"):
         Tf32().confirm(seen("sgemm"), seen("sgemm", "other"))
+
+
+def unseen(**dtypes):
+    """What a machine shows whose CUPTI gives no kernels."""
+    return Observation({"aten::mm": 2}, dtypes, 0, 0.0)
+
+
+@pytest.mark.parametrize(("error", "acts"), [(3e-4, True), (2e-7, False)])
+def test_where_no_kernels_are_shown_a_products_rounding_is_the_proof(monkeypatch, error, acts):
+    monkeypatch.setattr(sys.modules[Tf32.__module__], "product_error", lambda device: error)
+    if acts:
+        evidence = Tf32().confirm(unseen(float32=4), unseen(float32=4))
+        assert "shows no kernels" in evidence
+        assert "off by 3e-04" in evidence
+        with pytest.raises(Refused, match="no matrix operator read float32"):
+            Tf32().confirm(unseen(bfloat16=4), unseen(float32=4))
+    else:
+        with pytest.raises(Refused, match="off by 2e-07"):
+            Tf32().confirm(unseen(float32=4), unseen(float32=4))
+
+
+def test_a_products_error_tells_tf32_from_fp32(monkeypatch):
+    found = sys.modules[Tf32.__module__]
+    assert found.product_error("cpu") < found.FP32_ERROR / 10
+    product = torch.Tensor.__matmul__
+
+    def rounded(left, right):  # TF32 keeps 10 bits of the mantissa's 23
+        if left.dtype == torch.float32:
+            left, right = (
+                (t.view(torch.int32) + 2**12 & -(2**13)).view(torch.float32) for t in (left, right)
+            )
+        return product(left, right)
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", rounded)
+    assert found.product_error("cpu") > 10 * found.FP32_ERROR
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

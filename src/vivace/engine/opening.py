@@ -50,7 +50,7 @@ def attach(
 
     Either `model`, `optimizer` and ``loss(model, batch)``, or an own ``step(batch)`` with the `models` that
     it trains. Raises `Refused` with the technique's name and reason where the plan cannot act, and InputError
-    on wrong arguments.
+    on wrong arguments, or where the models are on the CPU and the machine's GPU cannot be used.
     """
     if step is not None and (model is not None or loss is not None or not models):
         raise InputError(
@@ -60,11 +60,14 @@ def attach(
         raise InputError("attach needs model, optimizer and loss(model, batch); or step(batch) and models")
     trained = [model] if model is not None else list(models)
     first = next((p for m in trained for p in m.parameters()), None)
+    device, machine = first.device if first is not None else torch.device("cpu"), machine or inspect()
+    if device.type == "cpu" and machine.device.kind == "cuda" and not torch.cuda.is_available():
+        training_device(machine)  # says why: who asks torch for a GPU and gets none trains on the CPU unaware
     build = Build(
         models=trained,
         optimizer=optimizer,
-        machine=machine or inspect(),
-        device=first.device if first is not None else torch.device("cpu"),
+        machine=machine,
+        device=device,
         own_step=step is not None,
     )
     optimizers = [optimizer] if optimizer is not None else []
@@ -75,10 +78,11 @@ def start(job: Job, plan: Plan, machine: Machine, *, seed: int = 0, strict: bool
     """Build a job from zero and open it under `plan`, on top of strict fp32 (`strict`) or of PyTorch's
     defaults.
 
-    Raises JobError where one of the Job's callables fails, and `Refused` where the plan cannot act.
+    Raises JobError where one of the Job's callables fails, `Refused` where the plan cannot act, and
+    InputError where the machine's GPU cannot be used.
     """
     seed_everything(seed)
-    device = training_device()
+    device = training_device(machine)
     built = call(job, "model")
     models = models_of(job, built)
     for module in models:
@@ -193,11 +197,25 @@ def items_of(built: Any) -> list[tuple[Any, Any]]:
     return list(vars(built).items()) if fields or isinstance(built, SimpleNamespace) else []
 
 
-def training_device() -> torch.device:
-    """The GPU of this rank where torch can use one, else the CPU."""
-    if torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    return torch.device("cpu")
+def training_device(machine: Machine) -> torch.device:
+    """The GPU of this rank where `machine` trains on one, else the CPU.
+
+    Raises InputError where the driver shows the GPU, and torch cannot compute on it.
+    """
+    if machine.device.kind != "cuda":
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    try:
+        torch.ones(1, device=device)
+    except RuntimeError as error:
+        if ran_out_of_memory(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"torch cannot use the {machine.device.name} that the driver shows ({reason}): mend that, or set "
+            'CUDA_VISIBLE_DEVICES="" to train on the processor'
+        ) from error
+    return device
 
 
 def seed_everything(seed: int) -> None:

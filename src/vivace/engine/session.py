@@ -81,11 +81,19 @@ class Session:
 
     def step(self, batch: Any) -> torch.Tensor:
         """Train on one batch; returns the detached mean loss, without waiting for the device."""
-        return self._step(self.place(batch))
+        with self._on_device():
+            return self._step(self.place(batch))
 
     def plain_step(self, batch: Any) -> torch.Tensor:
         """One step without what wraps it whole, such as a captured graph, which hides its operators."""
-        return self._default_step(self.place(batch))
+        with self._on_device():
+            return self._default_step(self.place(batch))
+
+    def _on_device(self) -> AbstractContextManager[Any]:
+        """Inside, CUDA's current device is the model's: streams, graphs and kernels of Triton go there."""
+        if self.build.device.type != "cuda" or self.build.own_step:  # an own step may use several devices
+            return nullcontext()
+        return torch.cuda.device(self.build.device)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """One pass over a loader, fed as the plan says."""

@@ -108,10 +108,13 @@ def train(
             if ranks.writes:
                 stack.enter_context(RunFolder(out, resume=resume, restart=restart))
         with ranks.together():
-            session = stack.enter_context(start(job, plan, inspect(), seed=seed))
+            machine = inspect()
+            session = stack.enter_context(start(job, plan, machine, seed=seed))
         with ranks.together():
             loop = Loop(job, session, ranks, Path(out), options, on_event)
         stack.callback(lambda: loop.session.close())  # which may be another one by then
+        if machine.passed_over:
+            loop.progress.notice(machine.passed_over)
         loop.run()
         return _write_results(loop)
 

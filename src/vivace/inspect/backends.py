@@ -1,7 +1,7 @@
 """Every way to reach a device, and what it reaches here: pure functions of `Facts`, and a probe.
 
-OpenCL's and Vulkan's loaders load every driver they find, which may be slow, and a broken one may crash:
-they are asked in a child process, and only by `look_closer`.
+OpenCL's and Vulkan's loaders load every driver they find, which may be slow, and a broken one may crash;
+torch takes seconds to import. They are asked in a child process, and only by `look_closer`.
 """
 
 from __future__ import annotations
@@ -16,26 +16,57 @@ from pathlib import Path
 
 from vivace.inspect.facts import Facts
 from vivace.inspect.nvidia import visible
-from vivace.machine import Backend, Device, Machine
+from vivace.machine import TRAINED_ON, Backend, Device, Finding, Machine
 
 PROBE = Path(__file__).with_name("probe.py")
 PROBE_SECONDS = 15.0
+STARTING_SECONDS = 120.0  # torch's import from a cold disk, and CUDA's start on many GPUs
 
 
 def backends(facts: Facts, devices: tuple[Device, ...]) -> tuple[Backend, ...]:
     """One row for each, in the order in which a person would want them; `devices` are the machine's."""
-    rows: tuple[Callable[[Facts], Backend], ...] = (_cuda, _rocm, _xpu, _mps, _directml, _opencl, _vulkan)
+    rows: tuple[Callable[[Facts], Backend], ...] = (_mps, _directml, _opencl, _vulkan)
     cpu = tuple(device.name for device in devices if device.kind == "cpu")
-    return (*(row(facts) for row in rows), Backend("cpu", cpu, torch=facts.torch is not None))
+    served = {device.name for device in devices if device.served} if facts.torch else set[str]()
+    gpus = [
+        dataclasses.replace(row, torch=not served.isdisjoint(row.devices))
+        for row in (_cuda(facts), _rocm(facts), _xpu(facts))
+    ]
+    return (*gpus, *(row(facts) for row in rows), Backend("cpu", cpu, torch=facts.torch is not None))
 
 
 def look_closer(machine: Machine, seconds: float = PROBE_SECONDS) -> Machine:
-    """The machine with the devices that OpenCL and Vulkan name themselves, each asked in a child process."""
-    found = [
-        _probed(backend, seconds) if backend.name in ("opencl", "vulkan") and not backend.reason else backend
-        for backend in machine.backends
-    ]
-    return dataclasses.replace(machine, backends=tuple(found))
+    """The machine with the devices that OpenCL and Vulkan name themselves, each asked in a child process.
+
+    Where torch cannot compute on the GPUs that the driver shows, they serve no more, and a finding says why.
+    """
+    found = tuple(_closer(backend, seconds) for backend in machine.backends)
+    machine = dataclasses.replace(machine, backends=found)
+    broken = next((b for b in found if b.name in ("cuda", "rocm") and b.torch and b.reason), None)
+    if broken is None:
+        return machine
+    devices = [dataclasses.replace(d, served=d.served and d.kind != "cuda") for d in machine.devices]
+    return dataclasses.replace(
+        machine,
+        devices=tuple(sorted(devices, key=lambda device: not (device.served and device.kind in TRAINED_ON))),
+        backends=tuple(dataclasses.replace(b, torch=b.torch and b is not broken) for b in found),
+        findings=(
+            Finding(
+                f"torch cannot use the {broken.devices[0]} that the driver shows: {broken.reason}",
+                'mend that, or set CUDA_VISIBLE_DEVICES="" to train on the processor; else training stops',
+            ),
+            *machine.findings,
+        ),
+    )
+
+
+def _closer(backend: Backend, seconds: float) -> Backend:
+    if backend.name in ("cuda", "rocm") and backend.torch:
+        torch = _probed(dataclasses.replace(backend, name="cuda"), STARTING_SECONDS)
+        return dataclasses.replace(backend, reason=torch.reason)
+    if backend.name in ("opencl", "vulkan") and not backend.reason:
+        return _probed(backend, seconds)
+    return backend
 
 
 def _probed(backend: Backend, seconds: float) -> Backend:
@@ -61,13 +92,12 @@ def _probed(backend: Backend, seconds: float) -> Backend:
 
 def _cuda(facts: Facts) -> Backend:
     shown = visible(facts.nvidia.gpus, facts.hiding.get("CUDA_VISIBLE_DEVICES"))
-    served = bool(facts.torch and facts.torch.cuda)
     if facts.nvidia.gpus:
         reason = "" if shown else "none is visible"
         serves = f"driver {facts.nvidia.driver}" + (
             f", CUDA up to {facts.nvidia.cuda[0]}.{facts.nvidia.cuda[1]}" if facts.nvidia.cuda else ""
         )
-        return Backend("cuda", tuple(g.device.name for g in shown), serves, served and bool(shown), reason)
+        return Backend("cuda", tuple(g.device.name for g in shown), serves, reason=reason)
     if not facts.on_bus("nvidia") and not facts.nvidia_module and "dxg" not in facts.nodes:
         return Backend("cuda", reason="no NVIDIA GPU")
     return Backend("cuda", reason=f"the driver does not answer: {facts.nvidia.error}")
@@ -75,8 +105,7 @@ def _cuda(facts: Facts) -> Backend:
 
 def _rocm(facts: Facts) -> Backend:
     if facts.amd_gpus:
-        names = tuple(device.name for device in facts.amd_gpus)
-        return Backend("rocm", names, facts.rocm, bool(facts.torch and facts.torch.hip))
+        return Backend("rocm", tuple(device.name for device in facts.amd_gpus), facts.rocm)
     reason = "the compute driver lists none" if facts.on_bus("amd") else "no AMD GPU"
     return Backend("rocm", reason=reason)
 
@@ -85,8 +114,7 @@ def _xpu(facts: Facts) -> Backend:
     num = facts.on_bus("intel")
     if not num:
         return Backend("xpu", reason="no Intel GPU beside the processor's own")
-    served = bool(facts.torch and facts.torch.xpu)
-    return Backend("xpu", ("Intel GPU",) * num, torch=served)
+    return Backend("xpu", ("Intel GPU",) * num)
 
 
 def _mps(facts: Facts) -> Backend:

@@ -143,7 +143,7 @@ def _hidden(facts: Facts) -> Iterator[Finding]:
                 f"CUDA_VISIBLE_DEVICES={choice!r} names a GPU that is not here: CUDA shows {shown}",
                 f"name GPUs from 0 to {max(gpu.index for gpu in gpus)}",
             )
-    for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+    for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
         if facts.hiding.get(name) in ("", "-1") and facts.amd_gpus:
             yield Finding(f"{name}={facts.hiding[name]!r} hides all AMD GPUs", "unset it")
 
@@ -235,7 +235,7 @@ def _slow(facts: Facts) -> Iterator[Finding]:
         if state.get("compute_mode"):
             yield Finding(
                 f"GPU {gpu.index} is in compute mode {state['compute_mode']}: one process at most can use it",
-                f"sudo nvidia-smi -i {gpu.index} -c 0, since Vivace measures in child processes",
+                f"sudo nvidia-smi -i {gpu.index} -c 0 ends it; until then plans are timed in turns",
             )
     names = {gpu.device.name for gpu in facts.nvidia.gpus}
     if len(names) > 1 and facts.hiding.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":

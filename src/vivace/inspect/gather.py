@@ -19,7 +19,7 @@ from vivace.inspect.limits import gather_limits, read
 from vivace.inspect.limits import usable_cores as usable_cores
 from vivace.inspect.nvidia import visible
 from vivace.inspect.store import cached_ceilings
-from vivace.machine import Device, Machine
+from vivace.machine import TRAINED_ON, Device, Machine
 
 PACKAGES = ("torch", "torchvision", "triton", "numpy")
 CPU_FEATURES = (
@@ -49,7 +49,7 @@ def inspect() -> Machine:
     cpu = Device("cpu", _cpu_name(), limits["memory_bytes"], _cpu_features())
     devices = (*_gpus(facts), cpu)
     machine = Machine(
-        devices=tuple(sorted(devices, key=lambda device: not device.served)),
+        devices=tuple(sorted(devices, key=lambda device: not (device.served and device.kind in TRAINED_ON))),
         num_cores=limits["cores_usable"],
         versions=_versions(facts),
         limits=limits,
@@ -79,7 +79,8 @@ def _gpus(facts: Facts) -> list[Device]:
         shown = shown[:1]  # CUDA shows a process one instance
     found = [(device, "nvidia") for device in shown]
     if not any(
-        facts.hiding.get(name) in ("", "-1") for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+        facts.hiding.get(name) in ("", "-1")
+        for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
     ):
         found += [(device, "amd") for device in facts.amd_gpus]
     found += [(Device("xpu", "Intel GPU", 0), "intel")] * facts.on_bus("intel")

@@ -9,11 +9,10 @@ from vivace.inspect import store
 from vivace.inspect.ceilings import Progress, Survey, survey
 from vivace.inspect.figures import CatalogueEntry, cpu_figures, gpu_figures, this_processor
 from vivace.inspect.table import facts_of
-from vivace.machine import Machine
+from vivace.machine import TRAINED_ON, Machine
 
 SECONDS = 45.0
 CPU_SHARE = 0.3  # of the time, where there is another device
-KINDS = ("cuda", "cpu")
 
 
 def measure(
@@ -23,7 +22,7 @@ def measure(
 
     An interruption ends it. Where the store cannot be written, the reason stands among the absent keys.
     """
-    kinds = [kind for kind in KINDS if any(d.kind == kind and d.served for d in machine.devices)]
+    kinds = [kind for kind in TRAINED_ON if any(d.kind == kind and d.served for d in machine.devices)]
     found: dict[str, Survey] = {}
     for kind in kinds:
         share = 1.0 if len(kinds) == 1 else CPU_SHARE if kind == "cpu" else 1 - CPU_SHARE

@@ -1,6 +1,6 @@
-"""Ask the OpenCL or Vulkan loader for its devices; run as a script, since a broken driver may crash it.
+"""Ask the OpenCL or Vulkan loader, or torch, for its devices; run as a script: a broken driver may crash it.
 
-Prints one JSON line, ``{"devices": [...], "reason": "..."}``. Uses nothing but Python's own library.
+Prints one JSON line, ``{"devices": [...], "reason": "..."}``. Uses Python's own library, and torch for CUDA.
 """
 
 from __future__ import annotations
@@ -72,6 +72,20 @@ def vulkan() -> tuple[list[str], str]:
     return found, "" if found else "its drivers name no device"
 
 
+def cuda() -> tuple[list[str], str]:
+    """The GPUs that torch can compute on, as CUDA and ROCm name them; the reason is torch's own."""
+    import torch
+
+    found = []
+    try:
+        for number in range(max(1, torch.cuda.device_count())):
+            torch.ones(1, device=f"cuda:{number}")
+            found.append(torch.cuda.get_device_name(number))
+    except (RuntimeError, AssertionError) as error:  # a torch without CUDA asserts
+        return found, str(error).partition("\n")[0]
+    return found, ""
+
+
 def load(name: str, package: str = "", pattern: str = "") -> Any:
     """The system's library, or the one that a package brings."""
     try:
@@ -112,7 +126,7 @@ def _opencl_number(function: Any, handle: ctypes.c_void_p, what: int) -> int:
 def main() -> None:
     """Ask the loader that the first argument names."""
     try:
-        devices, reason = {"opencl": opencl, "vulkan": vulkan}[sys.argv[1]]()
+        devices, reason = {"opencl": opencl, "vulkan": vulkan, "cuda": cuda}[sys.argv[1]]()
     except (OSError, AttributeError) as error:
         devices, reason = [], f"its loader cannot be used: {error}"
     print(json.dumps({"devices": devices, "reason": reason}), flush=True)

@@ -101,7 +101,7 @@ def _rows(machine: Machine) -> Iterator[tuple[str, str]]:
     for device in machine.devices:
         parts = [device.name, human_bytes(device.memory_bytes) if device.memory_bytes else ""]
         features = f" ({' '.join(device.features)})" if device.features else ""
-        served = "" if device.served else "; the installed torch cannot train on it"
+        served = "" if device.served else "; torch cannot train on it"
         yield device.kind, ", ".join(filter(None, parts)) + features + served
         state = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in device.state.items())
         if state:

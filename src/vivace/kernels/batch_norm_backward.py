@@ -14,6 +14,7 @@ import triton.language as tl
 from vivace.kernels.tiles import (
     FINISH_COLUMNS,
     FINISH_SPLITS,
+    FUSED_MULTIPLY_ADD,
     SUM_WARPS,
     Tiles,
     bytes_of_row,
@@ -214,6 +215,7 @@ def backward(
             RESIDUAL=kept,
             ACTIVATION=activation,
             num_warps=SUM_WARPS,
+            **FUSED_MULTIPLY_ADD,
         )
         batch_norm_backward_finish[(triton.cdiv(width, FINISH_COLUMNS),)](
             *(partial[0], partial[1], rstd, weight, weight_gradient, bias_gradient, factors),
@@ -221,11 +223,13 @@ def backward(
             AFFINE=weight is not None,
             SPLITS=FINISH_SPLITS,
             COLUMNS=FINISH_COLUMNS,
+            **FUSED_MULTIPLY_ADD,
         )
         batch_norm_backward_apply[(tiles.num_tiles(num_rows),)](
             *(residual_gradient if kept else gradient, x, *saved, factors, x_gradient),
             *(num_rows, width, width // 8),
             **shape,
             ACTIVATION="none" if kept else activation,
+            **FUSED_MULTIPLY_ADD,
         )
     return x_gradient, residual_gradient, weight_gradient, bias_gradient

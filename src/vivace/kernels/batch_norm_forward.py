@@ -17,6 +17,7 @@ import triton.language as tl
 from vivace.kernels.tiles import (
     FINISH_COLUMNS,
     FINISH_SPLITS,
+    FUSED_MULTIPLY_ADD,
     SUM_WARPS,
     Tiles,
     bytes_of_row,
@@ -179,6 +180,7 @@ def forward(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor, to
             *(x, statistics[0], statistics[1], num_rows, tiles.rows_a_split, width, width // 8),
             **tiles.constants(width),
             num_warps=SUM_WARPS,
+            **FUSED_MULTIPLY_ADD,
         )
     return forward_from(x, statistics, tiles.rows_a_split, *rest)
 
@@ -212,6 +214,7 @@ def forward_from(
             TRACKED=running_mean is not None,
             SPLITS=FINISH_SPLITS,
             COLUMNS=FINISH_COLUMNS,
+            **FUSED_MULTIPLY_ADD,
         )
         batch_norm_apply[(tiles.num_tiles(num_rows),)](
             *(x, residual, output, mask, mean, rstd, weight, bias, num_rows, width, width // 8),
@@ -219,5 +222,6 @@ def forward_from(
             AFFINE=weight is not None,
             RESIDUAL=residual is not None,
             ACTIVATION=activation,
+            **FUSED_MULTIPLY_ADD,
         )
     return output, mask, mean, rstd

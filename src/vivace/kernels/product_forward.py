@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from vivace.kernels.product import split_rows, tile_of
-from vivace.kernels.tiles import on_device_of
+from vivace.kernels.tiles import FUSED_MULTIPLY_ADD, on_device_of
 
 DEPTH_BYTES = 128  # of a row at a time
 WARPS = 8
@@ -94,5 +94,6 @@ def forward(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.
             DEPTH=DEPTH_BYTES // x.element_size(),
             PRECISION="tf32" if backends.cudnn.conv.fp32_precision == "tf32" else "ieee",
             num_warps=WARPS,
+            **FUSED_MULTIPLY_ADD,
         )
     return y, statistics

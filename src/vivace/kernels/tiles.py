@@ -20,6 +20,7 @@ MOST_COLUMNS = 128
 PROGRAMS_A_PROCESSOR = 4  # of the passes that sum
 FINISH_COLUMNS, FINISH_SPLITS = 16, 64  # the tile of the kernels that add splits up
 SUM_WARPS = 8  # of the passes that sum: their accumulators take most registers
+FUSED_MULTIPLY_ADD = {"enable_fp_fusion": True}  # said at each launch: Triton 3.10 changes the default
 PROCESSORS_WITHOUT_A_GPU = 2  # in Triton's interpreter
 
 

@@ -69,9 +69,10 @@ class Worker:
         self._largest: list[Any] | None = None
         self._validation: list[Any] | None = None
         limit = os.environ.get("VIVACE_MEMORY_BYTES")
-        if limit and torch.cuda.is_available():
-            total = torch.cuda.get_device_properties(training_device()).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(1.0, int(limit) / total), training_device())
+        if limit and self.machine.device.kind == "cuda":
+            device = training_device(self.machine)
+            total = torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, int(limit) / total), device)
 
     def check(self, plan: dict[str, Any] | None = None) -> dict[str, Any]:
         """Run one step of the job as it is, or under the plan without which it does not fit into memory;

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from vivace.ledger import NO_KERNELS
 from vivace.machine import Machine
 from vivace.profile import roofline, rules
 from vivace.profile.bounds import bounds as bounds_of
@@ -21,7 +22,7 @@ def judge(
     record: dict[str, Any], trace: Path, machine: Machine, target: str, epochs: int | None
 ) -> dict[str, Any]:
     """The whole document of a profile, without the paths."""
-    facts = read_trace(trace) if trace.is_file() else {}
+    facts = read_trace(trace, str(record["device"])) if trace.is_file() else {}
     seen = Seen(record, facts, machine, target if epochs is not None else None)
     rows = roofline.roofline(
         record.get("work") or {},
@@ -64,7 +65,7 @@ def judge(
         "timeline_seconds": facts.get("timeline_seconds"),
         "step_starts": facts.get("step_starts", []),
         "traced_seconds": facts.get("step_seconds"),
-        "busy_share": seen.busy_share if facts else None,
+        "busy_share": None if facts.get("busy_seconds") is None else seen.busy_share,
         "experiments": record.get("experiments") or {},
         "work": _work(seen, rows, epochs),
         "loader": record.get("loader"),
@@ -119,6 +120,8 @@ def _missing(record: dict[str, Any], facts: dict[str, Any], bound: float | None)
     state = record["state"]
     if not facts:
         found.append(f"operators, modules, memory over time: the run ended while '{state}' was measured")
+    if facts and facts["busy_seconds"] is None:
+        found.append(f"times of operators and modules on the GPU: {NO_KERNELS}")
     if not record.get("work"):
         found.append("operations and bytes: the run ended before a step was counted")
     elif bound is None:

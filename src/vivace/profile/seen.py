@@ -82,9 +82,9 @@ class Seen:
 
     @property
     def busy_share(self) -> float:
-        """Share of the traced step in which the device worked."""
-        traced = self.trace.get("step_seconds")
-        return min(1.0, self.trace["busy_seconds"] / traced) if traced else 1.0
+        """Share of the traced step in which the device worked; 1 where that is not known."""
+        busy = self.trace.get("busy_seconds")
+        return 1.0 if busy is None else min(1.0, busy / self.trace["step_seconds"])
 
     @property
     def loader(self) -> dict[str, Any]:

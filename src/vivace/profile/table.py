@@ -32,7 +32,7 @@ def draw(result: Profiled, console: Any) -> None:
         bound, share = row["bound_seconds"], row["share"]
         table.add_row(
             row["operator"],
-            f"{row['seconds'] * 1e3:.3g} ms",
+            f"{row['seconds'] * 1e3:.3g} ms" if row["seconds"] else "not seen",
             f"{bound * 1e3:.3g} ms" if bound is not None else "",
             f"{share:.0%}" if share is not None else "",
             row["bound_by"],

@@ -34,8 +34,11 @@ class Event:
         return work_class(self.name)
 
 
-def read_trace(path: Path) -> dict[str, Any]:
-    """Facts of the last whole step in the trace; an empty dict where it holds none. Times in seconds."""
+def read_trace(path: Path, device: str = "cpu") -> dict[str, Any]:
+    """Facts of the last whole step in the trace; an empty dict where it holds none. Times in seconds.
+
+    A step on ``cuda`` without kernels gets no times of operators and modules: the host's are not theirs.
+    """
     events = json.loads(path.read_bytes().decode("utf-8", errors="replace"))["traceEvents"]
     complete = [e for e in events if e.get("ph") == "X"]
     steps = [e for e in complete if e["name"] == "vivace:step" and "gpu" not in e.get("cat", "")]
@@ -52,7 +55,9 @@ def read_trace(path: Path) -> dict[str, Any]:
     phases = [e for e in ranges if e.name.startswith("vivace:")]
     modules = [e for e in ranges if e.name.startswith("module:")]
     kernels = [e for e in inside if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
-    spent = _kernel_times(kernels, operators) if kernels else [(e, e.own) for e in operators]
+    unseen = device == "cuda" and not kernels
+    timed = [] if unseen else [(e, e.own) for e in operators]
+    spent = _kernel_times(kernels, operators) if kernels else timed
     owner = _owners(operators, modules)
     return {
         "step_seconds": (end - begin) / 1e6,
@@ -60,7 +65,7 @@ def read_trace(path: Path) -> dict[str, Any]:
         "counts": dict(Counter(e.operator for e in operators)),
         "num_operators": len(operators),
         "num_kernels": len(kernels),
-        "busy_seconds": _busy(kernels, operators, begin),
+        "busy_seconds": None if unseen else _busy(kernels, operators, begin),
         "slowest": _slowest(spent),
         "modules": _by_module(spent, owner, phases),
         **_timeline(complete, whole),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -13,6 +14,7 @@ from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.technique import Build, Card, Numerics, Seam, Stage, Technique
 
+FIXED_SEGMENTS = "expandable_segments:False"
 COUNTED_STEP = 2  # by then the optimizer has its state
 
 
@@ -48,13 +50,17 @@ class Allocator(Technique):
         return ",".join(f"{key}:{value}" for key, value in wanted.items() if value is not None)
 
     def apply(self, build: Build) -> None:
-        """Hand the settings to the allocator, and PyTorch's defaults on close."""
+        """Hand the settings to the allocator, and on close those that it had."""
         import torch
 
         backend = torch.cuda.get_allocator_backend()
         build.require(backend == "native", f"the allocator is '{backend}', which has no such settings")
-        torch.cuda.memory._set_allocator_settings(self.text())
-        build.on_close(lambda: torch.cuda.memory._set_allocator_settings("expandable_segments:False"))
+        # torch.cuda has nothing public for this; what it names deprecated says to call this one instead.
+        hand_over: Callable[[str], None] = torch._C._accelerator_setAllocatorSettings
+        before = torch.cuda.memory._snapshot()["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"]
+        hand_over(self.text())
+        # What is not named goes back to PyTorch's default, but for this; of two, the last counts.
+        build.on_close(partial(hand_over, ",".join(filter(None, (FIXED_SEGMENTS, before)))))
         build.on_close(torch.cuda.empty_cache)
         torch.cuda.empty_cache()
         steps = [0]

@@ -6,7 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from vivace.errors import Refused
-from vivace.ledger import Observation, Profile
+from vivace.ledger import NO_KERNELS, Observation, Profile
 from vivace.machine import Machine
 from vivace.technique import Build, Card, Numerics, Stage, Technique
 
@@ -38,7 +38,12 @@ class CudnnBenchmark(Technique):
         build.set_flag(cudnn, "benchmark", True)
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
-        """Kernels that ran here and not in the reference."""
+        """Kernels that ran here and not in the reference; cuDNN's convolutions where no kernels are shown."""
+        if not reference.kernels:
+            count = sum(n for name, n in seen.operators.items() if "cudnn_conv" in name)
+            if not count:
+                raise Refused("it changed nothing: no convolution ran by cuDNN")
+            return f"{NO_KERNELS}; the search is on, and {count} convolutions ran by cuDNN"
         new = sorted(seen.kernels.keys() - reference.kernels.keys())
         if not new:
             raise Refused("it changed nothing: cuDNN had already chosen the fastest algorithms")

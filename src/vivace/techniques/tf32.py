@@ -6,10 +6,11 @@ import dataclasses
 from typing import Any, ClassVar
 
 from vivace.errors import Refused
-from vivace.ledger import Observation, Profile
+from vivace.ledger import NO_KERNELS, Observation, Profile
 from vivace.machine import Machine
 from vivace.technique import Build, Card, Numerics, Stage, Technique
 
+FP32_ERROR = 1e-5  # of a product's size: fp32 is off by about 1e-7, TF32 by about 3e-4
 MATRIX_CLASSES = ("matmul", "convolution", "recurrent", "attention")
 
 
@@ -42,7 +43,9 @@ class Tf32(Technique):
         set_fp32_precision(build, flags, "tf32")
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
-        """Kernels that ran here and not in the reference."""
+        """Kernels that ran here and not in the reference; a product's rounding where no kernels are shown."""
+        if not reference.kernels:
+            return _rounding(seen)
         new = sorted(seen.kernels.keys() - reference.kernels.keys())
         if not new:
             raise Refused("it changed nothing: the GPU ran the kernels of the reference")
@@ -59,3 +62,25 @@ class Tf32(Technique):
         """Matrix operators may run up to eight times as fast; the rest of the step stays."""
         share = sum(profile.operator_shares.get(kind, 0.0) for kind in MATRIX_CLASSES)
         return (1.0, 1 / (1 - 0.875 * share))
+
+
+def _rounding(seen: Observation) -> str:
+    """The proof by one product on the GPU, and by operators that read float32. Raises Refused."""
+    if not seen.dtypes.get("float32"):
+        raise Refused("it changed nothing: no matrix operator read float32")
+    error = product_error("cuda")
+    if error < FP32_ERROR:
+        raise Refused(
+            f"it changed nothing: a product in fp32 is off by {error:.0e} of its size, as without TF32"
+        )
+    return f"{NO_KERNELS}; a product in fp32 is off by {error:.0e} of its size, as TF32's are"
+
+
+def product_error(device: str) -> float:
+    """How far one fp32 matrix product on a device is from float64's, as a fraction of its size."""
+    import torch
+
+    numbers = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(256, 256, generator=numbers) for _ in range(2))
+    exact = left.double() @ right.double()
+    return float(((left.to(device) @ right.to(device)).cpu() - exact).norm() / exact.norm())

@@ -174,7 +174,7 @@ def plain_profile() -> Profile:
     """The profile of a job in which everything takes some time."""
     kinds = ("convolution", "matmul", "norm", "recurrent", "attention", "elementwise", "memory")
     return Profile(
-        device=training_device().type,
+        device=training_device(inspect()).type,
         step_seconds=0.01,
         shares={"data": 0.2, "place": 0.1, "forward": 0.2, "backward": 0.4, "update": 0.1},
         operator_shares=dict.fromkeys(kinds, 1 / len(kinds)),
@@ -248,7 +248,7 @@ class TechniqueContract:
 
 
 def _hold(plan: Plan, build_job: Callable[[], Job], checks: tuple[Callable[..., None], ...]) -> str:
-    exact = plan.promise == Numerics.EXACT and training_device().type == "cuda"
+    exact = plan.promise == Numerics.EXACT and training_device(inspect()).type == "cuda"
     try:
         with repeatable(exact):
             course = follow(build_job(), plan)

@@ -137,6 +137,7 @@ _FAKES: dict[str, Any] = {
     "Stream": Stream,
     "Event": Stream,
     "stream": lambda _: contextlib.nullcontext(),
+    "current_device": lambda: 0,
     "current_stream": lambda *_: Stream(),
     "set_stream": lambda _: None,
     "synchronize": lambda *_: None,

@@ -47,7 +47,8 @@ class Bench:
         self._caches: list[tempfile.TemporaryDirectory[str]] = []
         self._renew_cache()
         self.base = Plan()  # the reference; a smaller plan only where the job does not fit as it is
-        self.apart = False  # do reference and candidate lack the memory to be open together?
+        self.alone = "compute_mode" in machine.device.state  # may one process at a time use the GPU?
+        self.apart = self.alone  # or do reference and candidate lack the memory to be open together?
         self.reference = self._contestant()
         self.observed: dict[str, Any] = {}
         self.facts: dict[str, Any] = {}
@@ -195,7 +196,8 @@ class Bench:
                 outcome = compared()
         except (Refused, ChildFailed) as error:
             outcome = _without_ratio(error)
-            self.apart = self.apart and not (isinstance(error, ChildFailed) and is_out_of_memory(error))
+            out_of_memory = isinstance(error, ChildFailed) and is_out_of_memory(error)
+            self.apart = self.alone or (self.apart and not out_of_memory)
         return self._record(
             self._trial(plan, role=role, predicted=predicted, seconds=_since(begin), **outcome)
         )
@@ -210,7 +212,7 @@ class Bench:
     ) -> tuple[Contestant, Comparison]:
         """A candidate against the resident reference, or with a `seed` against a fresh one.
 
-        Both are open together, or in turns where the device lacks the memory for that.
+        Both are open together, or in turns where the device lacks the memory for that or serves one process.
         """
         used = list[Contestant]()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,13 @@ from vivace.technique import Numerics
 
 UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 MARGIN = 0.1  # of what is free: fragmentation, the context, and what others will want
+ASKING = """
+import sys, torch
+try:
+    print(torch.cuda.mem_get_info()[0])
+except RuntimeError as error:
+    sys.exit(str(error).partition(chr(10))[0])
+"""
 CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
@@ -32,15 +41,22 @@ def parse_memory(memory: str | int | None) -> int | None:
 
 
 def free_bytes() -> int:
-    """What the training device has free now: the first GPU, else the host within its container's limit."""
-    if inspect().device.kind == "cuda":
-        import pynvml
+    """What the training device has free now: the first visible GPU, else the host in its container.
 
-        pynvml.nvmlInit()
-        try:
-            return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).free)
-        finally:
-            pynvml.nvmlShutdown()
+    torch is asked, in a child process: it counts GPUs, and parts of them, as training does.
+
+    Raises InputError where torch cannot use the GPU.
+    """
+    device = inspect().device
+    if device.kind == "cuda":
+        asked = subprocess.run([sys.executable, "-c", ASKING], capture_output=True, text=True, check=False)
+        if asked.returncode:
+            reason = (asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"])[-1]
+            raise InputError(
+                f"torch cannot say what is free on the {device.name} ({reason}): mend that, or set "
+                'CUDA_VISIBLE_DEVICES="" to train on the processor'
+            )
+        return int(asked.stdout)
     free = int(psutil.virtual_memory().available)
     with contextlib.suppress(OSError, ValueError):  # no limit reads "max"
         limit = int((CONTROL_GROUP / "memory.max").read_text())

@@ -73,6 +73,8 @@ def tune(
     folder = claim_folder(Path(out))
     machine, ledger = inspect(), Ledger(folder / "ledger.jsonl")
     tell = on_event or _silent
+    if machine.passed_over:
+        tell("notice", {"text": machine.passed_over})
     tell("phase", {"name": "checking the job"})
     bench = Bench(Source(job), machine, ledger, tell, allow=allowed, memory=limit)
     try:
@@ -239,6 +241,8 @@ class _Tuning:
             judged.append(plan)
             alone = [Plan([technique]) for technique in plan.techniques] if len(plan) > 1 else []
             guilty = {t for one in alone if not self._judge(verifier, one).kept for t in one.techniques}
+            if self.bench.apart:
+                verifier.close()
             search.ban(guilty or set(plan.techniques if len(plan) == 1 else ()), self._left() / 2)
 
     def _warm_again(self, search: Search) -> None:
@@ -318,6 +322,8 @@ class _Tuning:
             reason = f"it could not be verified: {error}"
             verdict = Verdict(False, plan.promise.name.lower(), 0.0, 0.0, 0, 0, reason)
         if verdict.promise == Numerics.SEMANTICS.name.lower():
+            if self.bench.apart:
+                verifier.close()
             verdict = self._judge_semantics(plan, verdict)
         self.bench.ledger.append("verdict", {"plan": plan.to_dict(), **verdict.to_dict()})
         self.bench.on_event("verdict", {"plan": str(plan), "verdict": verdict})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +71,18 @@ class Verifier:
     ) -> None:
         arguments = {"machine": machine.to_dict()}
         repeatable = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # read when CUDA starts; torch asks for it
-        self._child = Child(RULER, source, arguments, log=log, environment=repeatable | (environment or {}))
-        self._timeout = timeout
+        settings = repeatable | (environment or {})
+        self._start = partial(Child, RULER, source, arguments, log=log, environment=settings)
+        self._child: Child | None = None
         self._prepared = False
+        self._timeout = timeout
         self._reference = reference or Plan()
         self._on_event = on_event or _silent
 
     def judge(self, plan: Plan, *, seconds: float | None = None) -> Verdict:
         """Verify one plan, within about `seconds` (as much as the ruler can use where it is None)."""
         begin = time.monotonic()
+        self._child = self._child or self._start()
         if not self._prepared:
             reference = self._reference.to_dict()
             prepared = self._child.ask("prepare", self._timeout, seconds=seconds, reference=reference)
@@ -89,8 +93,10 @@ class Verifier:
         return Verdict(**document, seconds=time.monotonic() - begin)
 
     def close(self) -> None:
-        """End the child process."""
-        self._child.close()
+        """End the child process; another verdict would begin with a new one."""
+        if self._child is not None:
+            self._child.close()
+        self._child, self._prepared = None, False
 
     def __enter__(self) -> Verifier:
         return self

@@ -1,0 +1,24 @@
+// CUDA's driver without a GPU, as far as Triton asks for it. conftest.py makes the rest, which answers 0.
+#define _GNU_SOURCE
+#include <dlfcn.h>
+
+int cuDriverGetVersion(int *version) { return *version = 13020, 0; }
+int cuDeviceGetCount(int *count) { return *count = 1, 0; }
+int cuDeviceGet(int *device, int number) { return *device = number, 0; }
+int cuCtxGetCurrent(void **context) { return *context = (void *)8, 0; }
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { return *flags = 0, *active = 1, 0; }
+int cuModuleLoadData(void **module, const void *data) { return *module = (void *)8, 0; }
+int cuModuleGetFunction(void **function, void *module, const char *name) { return *function = (void *)8, 0; }
+int cuFuncGetAttribute(int *value, int which, void *function) { return *value = which ? 0 : 1024, 0; }
+int cuGetErrorString(int error, const char **text) { return *text = "an error of the stand-in", 0; }
+
+int cuDeviceGetAttribute(int *value, int which, int device) { // the runtime knows
+    int (*ask)(int *, int, int) = dlsym(RTLD_DEFAULT, "cudaDeviceGetAttribute");
+    return ask ? ask(value, which, device) : (*value = 0, 0);
+}
+
+int cuPointerGetAttribute(void *value, int which, unsigned long long place) {
+    if (which == 3) // CU_POINTER_ATTRIBUTE_DEVICE_POINTER
+        *(unsigned long long *)value = place;
+    return 0;
+}

@@ -1,0 +1,49 @@
+// NVIDIA's management library without a GPU: the H100s of runtime.c, as `pynvml` asks for them.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MOST_GPUS 16
+#define NOT_SUPPORTED 3
+
+static char gpus[MOST_GPUS];
+
+static long setting(const char *name, long otherwise) {
+    const char *value = getenv(name);
+    return value ? atol(value) : otherwise;
+}
+
+int nvmlInitWithFlags(unsigned flags) { return 0; }
+int nvmlInit_v2(void) { return 0; }
+int nvmlShutdown(void) { return 0; }
+const char *nvmlErrorString(int error) { return error == NOT_SUPPORTED ? "Not Supported" : "an error of the stand-in"; }
+int nvmlSystemGetDriverVersion(char *text, unsigned size) { return strncpy(text, "580.159.04", size), 0; }
+int nvmlSystemGetCudaDriverVersion_v2(int *version) { return *version = setting("STAND_IN_CUDA", 13020), 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { return *count = setting("STAND_IN_GPUS", 1), 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **gpu) { return *gpu = &gpus[index], 0; }
+int nvmlDeviceGetName(void *gpu, char *text, unsigned size) { return strncpy(text, "NVIDIA H100 80GB HBM3", size), 0; }
+int nvmlDeviceGetComputeMode(void *gpu, int *mode) { return *mode = getenv("STAND_IN_EXCLUSIVE") ? 3 : 0, 0; }
+int nvmlDeviceGetMigMode(void *gpu, unsigned *current, unsigned *pending) { return NOT_SUPPORTED; }
+int nvmlDeviceGetNvLinkState(void *gpu, unsigned link, unsigned *active) { return NOT_SUPPORTED; }
+
+// Asked for by torch's allocator, where segments grow
+int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **gpu) { return *gpu = gpus, 0; }
+int nvmlDeviceGetNvLinkRemoteDeviceType(void *gpu, unsigned link, int *type) { return NOT_SUPPORTED; }
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *gpu, unsigned link, void *info) { return NOT_SUPPORTED; }
+int nvmlDeviceGetComputeRunningProcesses(void *gpu, unsigned *count, void *found) { return *count = 0, 0; }
+
+int nvmlDeviceGetCudaComputeCapability(void *gpu, int *major, int *minor) {
+    long capability = setting("STAND_IN_CAPABILITY", 90);
+    return *major = capability / 10, *minor = capability % 10, 0;
+}
+
+int nvmlDeviceGetUUID(void *gpu, char *text, unsigned size) {
+    return snprintf(text, size, "GPU-00000000-0000-0000-0000-%012d", (int)((char *)gpu - gpus)), 0;
+}
+
+int nvmlDeviceGetMemoryInfo(void *gpu, unsigned long long *total_free_used) {
+    total_free_used[0] = (unsigned long long)setting("STAND_IN_GIB", 80) << 30;
+    total_free_used[2] = 1ull << 30;
+    total_free_used[1] = total_free_used[0] - total_free_used[2];
+    return 0;
+}

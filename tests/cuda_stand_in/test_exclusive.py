@@ -1,0 +1,44 @@
+"""A GPU in compute mode "exclusive process": the first process that opens it has it alone."""
+
+from pathlib import Path
+
+JOB = f"{Path(__file__).with_name('job.py')}:job"
+
+HOLDS = """
+import subprocess, sys
+import torch
+torch.ones(1, device="cuda")
+other = [sys.executable, "-c", "import torch; torch.ones(1, device='cuda')"]
+print(subprocess.run(other, capture_output=True, text=True).stderr)
+"""
+
+
+def test_the_stand_in_is_exclusive(stand_in, tmp_path):
+    assert "busy or unavailable" in stand_in.python(HOLDS, exclusive=tmp_path / "lock")
+
+
+MEASURES = """
+import sys
+from pathlib import Path
+from vivace.engine.launch import Source
+from vivace.inspect import inspect
+from vivace.ledger import Ledger
+from vivace.plan import Plan
+from vivace.technique import Numerics
+from vivace.tune.bench import Bench
+ledger = Ledger(Path(sys.argv[2], "ledger.jsonl"))
+bench = Bench(Source(sys.argv[1]), inspect(), ledger, lambda *_: None, allow=Numerics.ROUNDING, memory=None)
+try:
+    bench.check()
+    bench.open_reference()
+    found = bench.measure(Plan(), seconds=10, role="baseline_default", strict=False)
+    again = bench.confirm(Plan(), seconds=4)
+    print(found.status, found.reason, again.status, again.reason)
+finally:
+    bench.close()
+"""
+
+
+def test_plans_are_measured_in_turns(stand_in, tmp_path):
+    printed = stand_in.python(MEASURES, JOB, tmp_path, exclusive=tmp_path / "lock")
+    assert printed.split() == ["measured", "measured"]

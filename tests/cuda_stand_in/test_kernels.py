@@ -1,0 +1,21 @@
+"""Triton's kernels are compiled for a GPU and launched; what they compute is tested by the interpreter."""
+
+LAUNCHED = """
+import warnings
+import torch, triton  # what they warn of on import is theirs
+from vivace.kernels.batch_norm_backward import backward
+from vivace.kernels.batch_norm_forward import forward
+from vivace.kernels.product_forward import forward as product
+warnings.simplefilter("error")
+x, one, zero = torch.ones(64, 16).cuda(1), torch.ones(16).cuda(1), torch.zeros(16).cuda(1)
+output, mask, mean, rstd = forward(x, None, one, zero, None, None, 0.1, 1e-5, "relu")
+gradients = backward(output, x, mask, mean, rstd, one, zero, "relu", False)
+y, statistics = product(x, torch.ones(8, 16).cuda(1))
+print(output.shape, gradients[0].shape, y.shape, statistics.device)
+"""
+
+
+def test_launches_warn_of_nothing(stand_in):
+    """Triton 3.9 does where a kernel leaves to it whether a product and a sum are rounded once."""
+    printed = stand_in.python(LAUNCHED, gpus=2)
+    assert printed.strip() == "torch.Size([64, 16]) torch.Size([64, 16]) torch.Size([64, 8]) cuda:1"
