@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from vivace.profile.record import RECORD, facts, fetches, hooks
+from vivace.profile.record import RECORD, facts, fetches, guard, hooks
 from vivace.profile.record.clock import Clock
 from vivace.profile.record.late import LatePeak
 from vivace.profile.record.recorder import Recorder
@@ -70,6 +70,10 @@ class Loop:
             self.optimizer.step()
             if self.after is not None:
                 self.after(loss, output, labels)
+
+
+def fail(error):
+    raise error
 
 
 def causes(document):
@@ -167,7 +171,7 @@ def test_what_somebody_holds_is_counted_once_it_is_given_out():
 
 
 def test_a_worker_that_outlives_the_profile_stops_watching(tmp_path):
-    worker = fetches._Worker(tmp_path)
+    worker = fetches._Worker(tmp_path, guard.Guard(fail))
     worker.fetched(0.5)
     assert json.loads(worker.path.read_text())["seconds"] == 0.5
     worker.path.unlink()
@@ -352,7 +356,7 @@ def test_a_step_that_was_not_finished_is_not_counted(tmp_path, batches, one_thre
 
 def test_ending_workers_is_waiting_for_data():
     clock = Clock(lambda step: None)
-    watched = hooks.LoopHooks(clock)
+    watched = hooks.LoopHooks(clock, guard.Guard(fail))
     watched.install()
     try:
         iterator = iter(DataLoader(Rows([1.0] * 8), batch_size=2, num_workers=1))
@@ -543,7 +547,7 @@ def test_overflow_and_tiny_gradients_are_named_by_parameter():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for parameter, value in zip(model.parameters(), (float("inf"), float("inf"), 1e-6), strict=True):
         parameter.grad = torch.full_like(parameter, value)
-    watch = PrecisionWatch(LoopHooks(Clock(lambda step: None)))
+    watch = PrecisionWatch(LoopHooks(Clock(lambda step: None), guard.Guard(fail)), guard.Guard(fail))
     watch.examine = True
     watch._before_update(optimizer)
     watch._find_overflow(optimizer)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from vivace.profile.record import RECORD, facts
+from vivace.profile.record.guard import Guard, described
 from vivace.profile.record.hooks import Patches
 from vivace.profile.record.sites import calling_site
 
@@ -34,7 +35,9 @@ class LatePeak:
         self.rise, self.num_validations = 0, 0
         self.place = ""  # the line that put a module into evaluation mode
         self._before: int | None = None  # the peak when validation began; None while there is none
-        self._eval, self._backward = Patches(), Patches()
+        self._problems: list[str] = []
+        self._guard = Guard(lambda error: self._problems.append(described(error)))
+        self._eval, self._backward = Patches(self._guard), Patches(self._guard)
 
     def install(self) -> None:
         """Begin to watch."""
@@ -50,10 +53,13 @@ class LatePeak:
         self._trains()
         self._eval.restore()
         path: Path = self.recorder.folder / RECORD
-        if self.num_validations:
+        if self.num_validations or self._problems:
             with contextlib.suppress(OSError, ValueError):
                 document = json.loads(path.read_text(encoding="utf-8"))
-                document["late"] = {"peak": facts.peak_bytes(), "rise": self.rise, "at": self.place}
+                if self._problems:
+                    document["problems"] = [*document.get("problems", []), *self._problems]
+                else:
+                    document["late"] = {"peak": facts.peak_bytes(), "rise": self.rise, "at": self.place}
                 part = path.with_suffix(".json.part")
                 part.write_text(json.dumps(document), encoding="utf-8")
                 part.replace(path)
