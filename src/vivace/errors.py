@@ -92,6 +92,10 @@ class ChildFailed(VivaceError):
     """A child process crashed, hung or ran out of memory; the message says which."""
 
 
+class TechniqueWarning(UserWarning):
+    """A technique is left out because it is broken; the message names it and says why."""
+
+
 OUT_OF_MEMORY = (
     "CUDA error: out of memory",
     "CUDA out of memory",

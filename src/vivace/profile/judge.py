@@ -38,7 +38,10 @@ def judge(
     launch_seconds = sum(row.count for row in rows) * machine.ceilings.get("launch_seconds", 0.0)
     launching = launch_seconds / bound if bound else 0.0
     bounds = bounds_of(seen, sum(row.count for row in rows))
-    verdicts = rules.judge_all(seen) or [_healthy(seen, rows, share, bound)]
+    verdicts = rules.judge_all(seen)
+    if record.get("exit_code"):
+        verdicts = [_ended(record["exit_code"]), *verdicts]
+    verdicts = verdicts or [_healthy(seen, rows, share, bound)]
     return {
         "format": FORMAT,
         "target": target,
@@ -81,6 +84,16 @@ def judge(
 
 def _cpu_name(machine: Machine) -> str:
     return next((d.name for d in machine.devices if d.kind == "cpu"), "cpu")
+
+
+def _ended(exit_code: int) -> Verdict:
+    """A script that did not end well is not healthy, whatever its steps were."""
+    if exit_code == 130:
+        evidence, advice = "the script was interrupted (exit code 130)", "let it run for longer"
+    else:
+        evidence, advice = f"the script ended with exit code {exit_code}", "mend what ended it"
+    evidence += "; what stands here was recorded until then"
+    return Verdict("ended", evidence, 1.0, 1.0, f"{advice}, and profile it again")
 
 
 def _healthy(seen: Seen, rows: list[roofline.Roof], share: float | None, bound: float | None) -> Verdict:

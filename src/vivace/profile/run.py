@@ -96,6 +96,7 @@ def profile(
     record = _read_record(folder, exit_code, command)
     if machine is None:
         known = _with_ceilings(known, str(record.get("device", "cpu")))
+    record["exit_code"] = exit_code
     document = {"exit_code": exit_code, "replaced": earlier}
     return _judge(record, folder, known, name, epochs, document)
 
