@@ -48,7 +48,9 @@ class FetchSampler:
     def start(self) -> None:
         """Begin to look at the main thread."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self.guard.looking(self._look), daemon=True, name="vivace-fetches")
+            self._thread = threading.Thread(
+                target=self.guard.looking(self._look), daemon=True, name="vivace-fetches"
+            )
             self._thread.start()
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""What watches a person's training must not fail into it: one guard around everything that runs in their calls."""
+"""What watches a person's training must not fail into it: one guard around all that runs in their calls."""
 
 from __future__ import annotations
 

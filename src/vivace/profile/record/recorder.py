@@ -69,7 +69,7 @@ class Recorder:
         self._graphs = 0
 
     def install(self) -> None:
-        """Patch torch and begin to watch. Where that fails, torch is left as it was, and the error is raised."""
+        """Patch torch and begin to watch. Where that fails, torch is left as it was, and the error raised."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._pid = os.getpid()
         try:
