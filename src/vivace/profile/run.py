@@ -74,7 +74,8 @@ def profile(
             replaced, which the document says; anything else in it is refused.
         machine: its `ceilings` bound the step; left out, this machine's stored ones, measured where missing.
         strict: forbid TF32 and its like, as the reference of `tune` does.
-        timed_seconds: the least length of the window in which nothing but the clock runs.
+        timed_seconds: the least length of the window in which nothing but the clock runs; a quarter of it is
+            enough for 100 steps.
         script_output: file descriptor of the script's standard output; left out, this process's own.
         script_input: the same of its standard input.
 

@@ -31,8 +31,9 @@ from vivace.profile.record.modules import ModuleRanges
 from vivace.profile.record.waits import WaitWatch
 
 WARM_STEPS, MOST_WARM_STEPS = 3, 8
-FEWEST_STEPS, MOST_STEPS = 10, 1500
+FEWEST_STEPS, MANY_STEPS, MOST_STEPS = 10, 100, 1500
 TIMED_SECONDS, SLOW_SECONDS = 4.0, 30.0
+MANY_SHARE = 0.25  # of the timed seconds: many steps are enough after it
 WATCHED_STEPS, SYNCHRONIZED_STEPS, TRACED_STEPS = 5, 4, 3
 LONG_STEP_SECONDS = 4.0
 DISTURBED_STEPS = 2
@@ -43,7 +44,7 @@ class Recorder:
 
     Args:
         folder: where the record and the trace go; made if missing.
-        timed_seconds: how long the timed window lasts at least.
+        timed_seconds: how long the timed window lasts at least; a quarter of it where that is 100 steps.
     """
 
     def __init__(self, folder: Path, timed_seconds: float = TIMED_SECONDS) -> None:
@@ -147,7 +148,8 @@ class Recorder:
         if self._state == "timed":
             clean = sum(not s.interrupted for s in self.steps)
             enough = clean >= FEWEST_STEPS or len(self.steps) >= 3 * FEWEST_STEPS
-            patient = elapsed >= self.timed_seconds or len(self.steps) >= MOST_STEPS
+            many = len(self.steps) >= MANY_STEPS and elapsed >= MANY_SHARE * self.timed_seconds
+            patient = many or elapsed >= self.timed_seconds or len(self.steps) >= MOST_STEPS
             return (enough and patient) or (len(self.steps) >= 3 and elapsed >= SLOW_SECONDS)
         if self._state == "traced":
             self._mark_step()
@@ -347,5 +349,6 @@ def _brief(step: Step, peak: int) -> dict[str, Any]:
         "wall": step.wall_seconds,
         "elements": step.elements,
         "validates": step.validates,
+        "gradients": not step.without_gradients,
         "retains": step.retains,
     }
