@@ -1,5 +1,6 @@
 """`vivace.profile` from outside: a Job in a child process, and scripts that know nothing of it."""
 
+import importlib.util
 import io
 import json
 import os
@@ -175,6 +176,16 @@ def test_a_script_that_evaluates_in_inference_mode_ends_as_alone(tmp_path, machi
     assert "Nothing is wrong" not in done.page_path.read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
+def test_a_script_that_imports_transformers_first_is_profiled(tmp_path, machine):
+    script = tmp_path / "train.py"
+    script.write_text("import transformers\nfrom transformers import Trainer\n" + EVALUATING)
+    command = [sys.executable, str(script)]
+    done = vivace.profile(command=command, out=tmp_path / "out", machine=machine, timed_seconds=0.1)
+    assert done.document["steps"] > 0
+
+
 def test_python_is_the_one_on_the_path(tmp_path, machine, monkeypatch):
     own = tmp_path / "bin" / "python"
     own.parent.mkdir()
@@ -199,7 +210,9 @@ def test_a_torch_to_which_hooks_cannot_attach_is_named(tmp_path, machine, monkey
     (tmp_path / "torch" / "__init__.py").write_text("__version__ = '0.4'")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     command = [sys.executable, "-c", "import torch; print(torch.__version__)"]
-    with pytest.raises(ChildFailed, match=r"as hooks cannot attach to its torch 0.4 .* runs on Python 3"):
+    with pytest.raises(
+        ChildFailed, match=r"recorded: hooks cannot attach to its torch 0.4 .* runs on Python 3"
+    ):
         vivace.profile(command=command, out=tmp_path / "out", machine=machine)
     shown = capfd.readouterr()
     assert shown.out == "0.4\n"

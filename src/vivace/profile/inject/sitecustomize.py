@@ -74,8 +74,8 @@ def _hook(torch) -> None:  # type: ignore[no-untyped-def]
 def _refuse(reason: str) -> None:
     """Say here and to the process that waits for the record why there is none."""
     python = ".".join(map(str, sys.version_info[:3]))
-    text = f"this run is not profiled, as {reason}; it runs on Python {python}, {sys.executable}"
-    print(f"vivace: {text}", file=sys.stderr)
+    text = f"{reason}; it runs on Python {python}, {sys.executable}"
+    print(f"vivace: this run is not profiled, as {text}", file=sys.stderr)
     record = Path(str(_FOLDER)) / "record.json"
     try:
         if not record.exists():
