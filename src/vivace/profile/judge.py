@@ -39,9 +39,8 @@ def judge(
     launching = launch_seconds / bound if bound else 0.0
     bounds = bounds_of(seen, sum(row.count for row in rows))
     verdicts = rules.judge_all(seen)
-    if record.get("exit_code"):
-        verdicts = [_ended(record["exit_code"]), *verdicts]
-    verdicts = verdicts or [_healthy(seen, rows, share, bound)]
+    if not verdicts or record.get("exit_code"):
+        verdicts = [_as_a_whole(seen, rows, share, bound), *verdicts]
     return {
         "format": FORMAT,
         "target": target,
@@ -87,7 +86,6 @@ def _cpu_name(machine: Machine) -> str:
 
 
 def _ended(exit_code: int) -> Verdict:
-    """A script that did not end well is not healthy, whatever its steps were."""
     if exit_code == 130:
         evidence, advice = "the script was interrupted (exit code 130)", "let it run for longer"
     else:
@@ -96,7 +94,10 @@ def _ended(exit_code: int) -> Verdict:
     return Verdict("ended", evidence, 1.0, 1.0, f"{advice}, and profile it again")
 
 
-def _healthy(seen: Seen, rows: list[roofline.Roof], share: float | None, bound: float | None) -> Verdict:
+def _as_a_whole(seen: Seen, rows: list[roofline.Roof], share: float | None, bound: float | None) -> Verdict:
+    """Of a script that did not end well, that; else that nothing is wrong."""
+    if seen.record.get("exit_code"):
+        return _ended(seen.record["exit_code"])
     if share is not None:
         limit = f"it runs at {share:.0%} of the limit of its operators on this machine"
     elif bound is not None:
