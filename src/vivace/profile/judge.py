@@ -38,9 +38,7 @@ def judge(
     launch_seconds = sum(row.count for row in rows) * machine.ceilings.get("launch_seconds", 0.0)
     launching = launch_seconds / bound if bound else 0.0
     bounds = bounds_of(seen, sum(row.count for row in rows))
-    verdicts = rules.judge_all(seen)
-    if not verdicts or record.get("exit_code"):
-        verdicts = [_as_a_whole(seen, rows, share, bound), *verdicts]
+    verdicts = _verdicts(seen, rows, share, bound)
     return {
         "format": FORMAT,
         "target": target,
@@ -94,10 +92,17 @@ def _ended(exit_code: int) -> Verdict:
     return Verdict("ended", evidence, 1.0, 1.0, f"{advice}, and profile it again")
 
 
-def _as_a_whole(seen: Seen, rows: list[roofline.Roof], share: float | None, bound: float | None) -> Verdict:
-    """Of a script that did not end well, that; else that nothing is wrong."""
+def _verdicts(
+    seen: Seen, rows: list[roofline.Roof], share: float | None, bound: float | None
+) -> list[Verdict]:
+    """What the rules say; a script that did not end well is never healthy."""
+    found = rules.judge_all(seen)
     if seen.record.get("exit_code"):
-        return _ended(seen.record["exit_code"])
+        return [_ended(seen.record["exit_code"]), *found]
+    return found or [_healthy(seen, rows, share, bound)]
+
+
+def _healthy(seen: Seen, rows: list[roofline.Roof], share: float | None, bound: float | None) -> Verdict:
     if share is not None:
         limit = f"it runs at {share:.0%} of the limit of its operators on this machine"
     elif bound is not None:
