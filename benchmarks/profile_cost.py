@@ -122,7 +122,7 @@ def start(way: str, steps: int, folder: Path, ways: int) -> subprocess.Popen:
         environment |= {"VIVACE_PROFILE": str(folder), "VIVACE_PROFILE_SECONDS": timed}
     elif way == "whole":
         options = ["--quiet", "--out", str(folder)]
-        command = [sys.executable, "-m", "vivace", "profile", *options, "--", "python", str(SCRIPT)]
+        command = [sys.executable, "-m", "vivace", "profile", *options, "--", sys.executable, str(SCRIPT)]
     nothing = subprocess.DEVNULL
     process = subprocess.Popen(
         command, env=environment, stdout=nothing, stderr=nothing, start_new_session=True

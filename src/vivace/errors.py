@@ -109,6 +109,10 @@ class Unsteady(ChildFailed):
         self.foreign_share = foreign_share
 
 
+class TechniqueWarning(UserWarning):
+    """A technique is left out because it is broken; the message names it and says why."""
+
+
 OUT_OF_MEMORY = (
     "CUDA error: out of memory",
     "CUDA out of memory",

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.metadata
 import pkgutil
-from functools import cache
-from typing import TypeVar
+import warnings
+from collections.abc import Callable
+from functools import cache, partial
+from types import ModuleType
+from typing import Any, TypeVar
 
-from vivace.errors import PlanError, nearest
+from vivace.errors import PlanError, TechniqueWarning, nearest
+from vivace.job import blame
+from vivace.ledger import Profile
+from vivace.machine import Machine
 from vivace.technique import Card, Technique
 
 ENTRY_POINTS = "vivace.techniques"
@@ -55,21 +62,83 @@ def names() -> list[str]:
 
 
 def find(name: str) -> type[Technique]:
-    """The class of a name. Raises PlanError with the nearest known name."""
+    """The class of a name. Raises PlanError with the nearest known name, or why it cannot be loaded."""
     if name in _registered:
         return _registered[name]
     if name in own_names():
-        module = importlib.import_module(f"vivace.techniques.{name}")
-        found = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]
-        (cls,) = [c for c in found if issubclass(c, Technique)]
+        module = _loaded(name, "", partial(importlib.import_module, f"vivace.techniques.{name}"))
+        cls = _only_class(name, module)
     elif name in _entry_points():
-        cls = _entry_points()[name].load()
+        point = _entry_points()[name]
+        package = f" of the package '{point.dist.name}'" if point.dist is not None else ""
+        cls = _loaded(name, package, point.load)
+        if not (isinstance(cls, type) and issubclass(cls, Technique)):
+            raise PlanError(f"the technique '{name}'{package} is no subclass of vivace.Technique")
+        if not isinstance(getattr(cls, "card", None), Card):
+            raise PlanError(f"the technique '{name}'{package} has no card: set `card = vivace.Card(...)`")
     else:
         raise PlanError(f"unknown technique '{name}'{nearest(name, names())}")
     cls.name = name
     return cls
 
 
+def _loaded(name: str, package: str, load: Callable[[], Any]) -> Any:
+    try:
+        return load()
+    except (Exception, SystemExit) as error:
+        raise PlanError(
+            f"the technique '{name}'{package} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _only_class(name: str, module: ModuleType) -> type[Technique]:
+    """The technique that a module defines; classes that others of it inherit from are none."""
+    own = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]
+    found = [c for c in own if issubclass(c, Technique) and not any(c in o.__mro__[1:] for o in own)]
+    if len(found) != 1:
+        named = ", ".join(c.__name__ for c in found) or "none"
+        raise PlanError(f"the file of the technique '{name}' must define one technique, and defines {named}")
+    return found[0]
+
+
 def everything() -> list[type[Technique]]:
-    """All known classes, in the order of stages, then names."""
-    return sorted((find(name) for name in names()), key=lambda cls: (cls.card.stage, cls.name))
+    """All known classes, in the order of stages, then names. One that cannot be loaded is left out with a
+    warning.
+    """
+    found = []
+    for name in names():
+        try:
+            found.append(find(name))
+        except PlanError as error:
+            _leave_out(str(error))
+    return sorted(found, key=lambda cls: (cls.card.stage, cls.name))
+
+
+@dataclasses.dataclass(frozen=True)
+class Offer:
+    """What a technique offers for a profiled job: settings worth measuring (its defaults where there are
+    none), and the bounds of the speed ratio.
+    """
+
+    cls: type[Technique]
+    candidates: tuple[Technique, ...]
+    default: Technique
+    gain: tuple[float, float]
+
+
+def offers(profile: Profile, machine: Machine) -> list[Offer]:
+    """The offer of every known technique. One that fails to say what it offers is left out with a warning."""
+    found = []
+    for cls in everything():
+        try:
+            candidates = tuple(cls.candidates(profile, machine))
+            low, high = cls.gain(profile, machine)
+            default = candidates[0] if candidates else cls()
+            found.append(Offer(cls, candidates, default, (float(low), float(high))))
+        except Exception as error:
+            _leave_out(f"the technique '{cls.name}' cannot say what it offers: {blame(error)}")
+    return found
+
+
+def _leave_out(reason: str) -> None:
+    warnings.warn(f"{reason}; it is left out", TechniqueWarning, stacklevel=3)

@@ -9,13 +9,16 @@ import os
 import shutil
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import typer
 
-from vivace.errors import VivaceError
+from vivace.errors import TechniqueWarning, VivaceError
+
+_show_warning = warnings.showwarning
 
 
 class Screen:
@@ -27,6 +30,7 @@ class Screen:
         self.script_input: int | None = None  # where a person's script reads: the real standard input
         with contextlib.suppress(OSError):  # it may be closed
             self.script_input = os.dup(0)
+        warnings.showwarning = self._warn  # type: ignore[assignment]
         sys.stdout.flush()
         self._output = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)  # what a job prints goes to standard error
@@ -50,6 +54,13 @@ class Screen:
             width = shutil.get_terminal_size().columns
             text = textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False)
         print(text, file=sys.stderr, flush=True)
+
+    def _warn(self, message: Warning | str, category: type[Warning], *place: Any) -> None:
+        """Vivace's own warnings as one sentence; all others as ever."""
+        if issubclass(category, TechniqueWarning):
+            self.say(f"vivace: {message}")
+        else:
+            _show_warning(message, category, *place)
 
     def show(self, draw: Callable[[Any], None]) -> None:
         """Let `draw` print tables on a console, unless quiet."""

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
+from vivace.step import Seam as Seam
+from vivace.step import Step
 
 if TYPE_CHECKING:
     import torch
@@ -52,21 +54,6 @@ class Numerics(enum.IntEnum):
     EXACT = 0
     ROUNDING = 1
     SEMANTICS = 2
-
-
-class Seam(enum.StrEnum):
-    """The places of a step that a technique may wrap or replace, with the signatures of their functions."""
-
-    BATCHES = "batches"  # (loader) -> iterable of batches
-    VALIDATION = "validation"  # (loader) -> iterable of the same batches, which the metric reads
-    PLACE = "place"  # (batch) -> batch on the device
-    FORWARD = "forward"  # (batch) -> scalar loss
-    BACKWARD = "backward"  # (scalar loss) -> None
-    ACCUMULATING = "accumulating"  # () -> context in which gradients stay on this rank
-    GRADIENTS = "gradients"  # (batch) -> detached mean loss
-    FINISH = "finish"  # () -> None
-    UPDATE = "update"  # () -> None
-    STEP = "step"  # (placed batch) -> detached mean loss
 
 
 _UNCUT = "your own step function cannot be cut into forward, backward and update"
@@ -138,6 +125,8 @@ class Build:
     only the seams `batches`, `place` and `step` may be touched.
     """
 
+    seams: Step  # once all techniques have been applied: for those that call other seams
+
     def __init__(
         self,
         *,
@@ -156,7 +145,6 @@ class Build:
         self.unit_roundoff = 0.0
         self.declared: list[str] = []
         self.notes: dict[str, Any] = {}
-        self.seams: Any = None  # the composed functions by name, once all techniques have been applied
         self.loss: Callable[[Any, Any], Any] | None = None  # the person's own, as is the next
         self.on_gradients: Callable[[Any], Any] | None = None
         self.close_callbacks: list[Callable[[], None]] = []
@@ -223,14 +211,16 @@ class Build:
         self.numerics = max(self.numerics, card.numerics)
         self.unit_roundoff = max(self.unit_roundoff, card.unit_roundoff)
 
-    def compose(self, defaults: dict[Seam, Callable[..., Any]], target: Any) -> None:
-        """Put the composed function of every seam on `target` under the seam's name."""
+    def compose(self, defaults: dict[Seam, Callable[..., Any]]) -> Step:
+        """The step: of every seam the innermost body, within what techniques wrapped around it."""
+        functions = {}
         for seam, default in defaults.items():
             function = self._replacements.get(seam, default)
             for wrapper in self._wrappers.get(seam, []):
                 function = partial(wrapper, function)
-            setattr(target, seam.value, function)
-        self.seams = target
+            functions[seam] = function
+        self.seams = Step(functions)
+        return self.seams
 
     def _where_it_serves(self, technique: str, function: Any, following: Any, loader: Any) -> Any:
         try:

@@ -24,8 +24,8 @@ def test_the_plan_feeds_the_metric(tiny, session):
             torch.rand(1)  # what feeding draws is not the metric's
             yield batch
 
-    session.validation = counted
-    assert evaluation.metric() == plain
+    with session.seams.observed(validation=lambda _, loader: counted(loader)):
+        assert evaluation.metric() == plain
     assert len(fed) == tiny.STEPS_AN_EPOCH
     assert evaluation.left_alone() == {}
 

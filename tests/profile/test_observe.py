@@ -81,9 +81,9 @@ def test_operator_classes(name, wanted):
 def test_profile_of_every_job(name):
     job = TINY_JOBS[name]()
     with start(job, Plan(), MACHINE) as session:
-        seams = dict(vars(session))
+        seams = dict(vars(session.seams))
         profile = profile_reference(session, job, list(session.batches(job.data())))
-        assert {key: vars(session)[key] for key in seams} == seams
+        assert vars(session.seams) == seams
     assert set(profile.shares) == set(PARTS)
     assert sum(profile.shares.values()) == pytest.approx(1)
     assert sum(profile.operator_shares.values()) == pytest.approx(1)
@@ -102,6 +102,19 @@ def test_profile_of_every_job(name):
     if name == "gan":
         assert profile.shares["backward"] == profile.shares["update"] == 0
         assert profile.features["optimizer"] == "Adam"
+
+
+@pytest.mark.parametrize("name", ["lstm", "transformer"])
+def test_the_parts_of_a_step_in_pieces_are_timed_too(name):
+    shares = []
+    for plan in ({}, {"micro_batches": {"num": 2}}):
+        job = TINY_JOBS[name]()
+        with start(job, Plan.from_dict(plan), MACHINE) as session:
+            profile = profile_reference(session, job, list(session.batches(job.data())))
+        shares.append(profile.shares)
+    whole, pieces = ((s["forward"] + s["backward"]) / (1 - s["data"]) for s in shares)
+    assert pieces > 0.8 * whole
+    assert min(shares[1]["forward"], shares[1]["backward"]) > 0
 
 
 def test_a_loader_that_waits_shows_in_the_share_of_data():

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from vivace.profile.record import RECORD, facts, fetches, hooks
+from vivace.profile.record import RECORD, facts, fetches, guard, hooks
 from vivace.profile.record.clock import Clock
 from vivace.profile.record.late import LatePeak
 from vivace.profile.record.recorder import Recorder
@@ -70,6 +70,10 @@ class Loop:
             self.optimizer.step()
             if self.after is not None:
                 self.after(loss, output, labels)
+
+
+def fail(error):
+    raise error
 
 
 def causes(document):
@@ -167,7 +171,7 @@ def test_what_somebody_holds_is_counted_once_it_is_given_out():
 
 
 def test_a_worker_that_outlives_the_profile_stops_watching(tmp_path):
-    worker = fetches._Worker(tmp_path)
+    worker = fetches._Worker(tmp_path, guard.Guard(fail))
     worker.fetched(0.5)
     assert json.loads(worker.path.read_text())["seconds"] == 0.5
     worker.path.unlink()
@@ -352,7 +356,7 @@ def test_a_step_that_was_not_finished_is_not_counted(tmp_path, batches, one_thre
 
 def test_ending_workers_is_waiting_for_data():
     clock = Clock(lambda step: None)
-    watched = hooks.LoopHooks(clock)
+    watched = hooks.LoopHooks(clock, guard.Guard(fail))
     watched.install()
     try:
         iterator = iter(DataLoader(Rows([1.0] * 8), batch_size=2, num_workers=1))
@@ -498,13 +502,56 @@ def test_what_a_later_validation_adds_to_the_peak_is_noted(tmp_path, batches, mo
         loop()
         peaks[0] += 2**22  # in training
     assert torch.autograd.backward is backward
-    validation_takes(2**23)  # the script ends with it
+    with torch.no_grad():
+        validation_takes(2**23)  # the script ends with it
     late.finish()
     assert nn.Module.eval is evaluate
-    expected = {"peak": peaks[0], "rise": 2 * 2**21 + 2**23}
+    expected = {"peak": peaks[0], "rise": 2 * 2**21 + 2**23, "gradients": True}
     found = json.loads((tmp_path / RECORD).read_text())["late"]
     assert "test_recorder.py" in found.pop("at")
     assert found == expected
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("around", [True, False])
+def test_a_later_validation_without_gradients_is_seen_to_be_so(
+    tmp_path, batches, monkeypatch, context, around
+):
+    peaks = [2**30]
+    monkeypatch.setattr(facts, "peak_bytes", lambda: peaks[0])
+    enter = context.__enter__
+    late, loop = LatePeak(SimpleNamespace(folder=tmp_path, done=True)), Loop(batches)
+    late.install()
+    (tmp_path / RECORD).write_text("{}")
+    for _ in range(2):
+        if around:
+            with context():
+                loop.model.eval()
+        else:
+            loop.model.eval()
+            with context():
+                loop.model(batches[0][0])
+        peaks[0] += 2**25
+        loop()
+    assert context.__enter__ is enter
+    late.finish()
+    found = json.loads((tmp_path / RECORD).read_text())["late"]
+    assert found["rise"] == 2**26
+    assert not found["gradients"]
+
+
+def test_many_short_steps_are_enough_before_the_time_is_over(tmp_path, batches, one_thread):
+    recorder = Recorder(tmp_path, timed_seconds=60.0)
+    recorder.install()
+    loop = Loop(batches)
+    loop()
+    recorder._entered -= 20.0  # as if so many seconds had passed
+    for _ in range(8):
+        loop()
+    recorder.finish()
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert record["steps"] == 100
+    assert record["state"] == "finished"
 
 
 def test_graphs_kept_for_nothing_are_named_by_line(recorded, batches):
@@ -543,7 +590,7 @@ def test_overflow_and_tiny_gradients_are_named_by_parameter():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for parameter, value in zip(model.parameters(), (float("inf"), float("inf"), 1e-6), strict=True):
         parameter.grad = torch.full_like(parameter, value)
-    watch = PrecisionWatch(LoopHooks(Clock(lambda step: None)))
+    watch = PrecisionWatch(LoopHooks(Clock(lambda step: None), guard.Guard(fail)), guard.Guard(fail))
     watch.examine = True
     watch._before_update(optimizer)
     watch._find_overflow(optimizer)

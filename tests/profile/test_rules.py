@@ -184,6 +184,10 @@ PLANTED = {
     "validation peaks": ("memory", {"course": course(RISING, validates=True, wall=2.0)}),
     "the longest samples peak": ("memory", {"course": course(RISING, elements=400, wall=2.0)}),
     "a validation that came later peaks": ("memory", {"late": {"peak": 2**31, "rise": 2**30}}),
+    "a validation without gradients where memory is scarce": (
+        "memory",
+        {"late": {"peak": 2**50, "rise": 2**49, "gradients": False}},
+    ),
     "started anew": ("memory", {"allocator_retries": 3}),
     "communication": (
         "multi_gpu",
@@ -317,6 +321,12 @@ HARMLESS = {
     "memory that settles": {"resident": [2**30 + 2**26 * min(step, 10) for step in range(40)]},
     "a peak that no step of another kind made": {"course": course(RISING)},
     "validation below training's peak": {"course": course([500, 800, *[1000] * 18], validates=True)},
+    "a validation without gradients that peaks where memory is plenty": {
+        "course": [{**row, "gradients": False} for row in course(RISING, validates=True, wall=2.0)]
+    },
+    "a later validation without gradients where memory is plenty": {
+        "late": {"peak": 2**31, "rise": 2**30, "gradients": False}
+    },
     "a later validation that needs little": {"late": {"peak": 2**31, "rise": 2**24}},
     "evaluation mode in every step": {
         "course": [{**row, "validates": True} for row in course(RISING, elements=100)]

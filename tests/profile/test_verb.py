@@ -1,5 +1,6 @@
 """`vivace.profile` from outside: a Job in a child process, and scripts that know nothing of it."""
 
+import importlib.util
 import io
 import json
 import os
@@ -38,6 +39,32 @@ for _ in range(int(sys.argv[1])):
         optimizer.zero_grad()
 print("trained", sys.argv[1:])
 sys.exit(7)
+"""
+
+EVALUATING = """
+import importlib.util
+import sys
+
+assert importlib.util.find_spec("torch") is not None  # as transformers and datasets do before they import it
+assert importlib.util.find_spec("torch") is not None
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(256, 3, 8, 8), torch.randint(4, (256,)))
+model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(512, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(4):
+    for inputs, labels in DataLoader(data, batch_size=16, shuffle=True):
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.inference_mode():
+            model(inputs)
+print(*model[0].weight.flatten().tolist())
+sys.exit(3)
 """
 
 PROFILING = """
@@ -110,6 +137,7 @@ def test_an_unmodified_script_keeps_its_output_and_exit_code(tmp_path, monkeypat
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)
     known = vivace.inspect()
     store.save(
         known.fingerprint,
@@ -129,6 +157,66 @@ def test_an_unmodified_script_keeps_its_output_and_exit_code(tmp_path, monkeypat
     assert set(document) >= KEYS
     assert document["exit_code"] == 7
     assert document["bound_seconds"] > 0
+
+
+def test_a_script_that_evaluates_in_inference_mode_ends_as_alone(tmp_path, machine, capfd):
+    script = tmp_path / "train.py"
+    script.write_text(EVALUATING)
+    command = [sys.executable, str(script)]
+    alone = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = vivace.profile(command=command, out=tmp_path / "out", machine=machine, timed_seconds=0.1)
+    assert capfd.readouterr().out == alone.stdout
+    assert done.exit_code == alone.returncode == 3
+    assert done.document["problems"] == []
+    assert done.document["work"]["operators"]["convolution"]["flops"] > 0
+    causes = [verdict["cause"] for verdict in done.verdicts]
+    assert causes[0] == "ended"
+    assert "healthy" not in causes
+    assert "exit code 3" in done.verdicts[0]["evidence"]
+    assert "Nothing is wrong" not in done.page_path.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
+def test_a_script_that_imports_transformers_first_is_profiled(tmp_path, machine):
+    script = tmp_path / "train.py"
+    script.write_text("import transformers\nfrom transformers import Trainer\n" + EVALUATING)
+    command = [sys.executable, str(script)]
+    done = vivace.profile(command=command, out=tmp_path / "out", machine=machine, timed_seconds=0.1)
+    assert done.document["steps"] > 0
+
+
+def test_python_is_the_one_on_the_path(tmp_path, machine, monkeypatch):
+    own = tmp_path / "bin" / "python"
+    own.parent.mkdir()
+    own.write_text(f'#!/bin/sh\nWHOSE=mine exec {sys.executable} "$@"\n')
+    own.chmod(0o755)
+    monkeypatch.setenv("PATH", str(own.parent), prepend=os.pathsep)
+    code = f"import os, pathlib; pathlib.Path({str(tmp_path / 'seen')!r}).write_text(os.environ['WHOSE'])"
+    with pytest.raises(ChildFailed, match=f"did the command .{own}. start Python"):
+        vivace.profile(command=["python", "-c", code], out=tmp_path / "out", machine=machine)
+    assert (tmp_path / "seen").read_text() == "mine"
+
+
+def test_where_no_python_is_on_the_path_vivaces_own_runs_and_says_so(tmp_path, machine, monkeypatch, capfd):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ChildFailed, match="nothing was recorded: did"):  # with exit code 0
+        vivace.profile(command=["python", "-c", ""], out=tmp_path / "out", machine=machine)
+    assert f"no 'python' is on the PATH; {sys.executable} runs the script" in capfd.readouterr().err
+
+
+def test_a_torch_to_which_hooks_cannot_attach_is_named(tmp_path, machine, monkeypatch, capfd):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("__version__ = '0.4'")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    command = [sys.executable, "-c", "import torch; print(torch.__version__)"]
+    with pytest.raises(
+        ChildFailed, match=r"recorded: hooks cannot attach to its torch 0.4 .* runs on Python 3"
+    ):
+        vivace.profile(command=command, out=tmp_path / "out", machine=machine)
+    shown = capfd.readouterr()
+    assert shown.out == "0.4\n"
+    assert shown.err.startswith("vivace: this run is not profiled, as hooks cannot attach to its torch 0.4")
 
 
 def test_an_interrupted_script_is_judged_by_what_was_recorded(tmp_path, machine):

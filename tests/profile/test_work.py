@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -150,3 +152,25 @@ def test_dropout_is_one_kernel():
 )
 def test_operators_have_classes(name, kind):
     assert work_class(name) == kind
+
+
+@pytest.mark.parametrize(
+    ("layer", "size"),
+    [
+        (nn.Conv1d(4, 6, 3, stride=2, padding=1), (9,)),
+        (nn.Conv2d(4, 8, 1), (9, 9)),
+        (nn.Conv2d(4, 8, 3, groups=2, stride=2, padding=1), (9, 9)),
+        (nn.Conv2d(4, 8, 3, padding="same"), (9, 9)),
+        (nn.Conv3d(4, 2, 2), (5, 5, 5)),
+        (nn.ConvTranspose1d(4, 6, 3, groups=2), (9,)),
+        (nn.ConvTranspose2d(4, 6, 3, stride=2), (9, 9)),
+    ],
+)
+def test_inference_mode_hands_arguments_over_without_their_defaults(layer, size):
+    inputs = torch.randn(2, 4, *size)
+    found = []
+    for context in (torch.no_grad, torch.inference_mode):
+        with context():
+            (kernel,) = count_work(lambda: layer(inputs)).kernels
+        found.append(dataclasses.replace(kernel, name=""))
+    assert found[0] == found[1]

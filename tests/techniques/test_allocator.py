@@ -48,9 +48,7 @@ def test_settings_are_handed_over_and_taken_back(monkeypatch):
     build.begin(technique)
     technique.apply(build)
     assert said == ["expandable_segments:True", "empty"]
-    from types import SimpleNamespace
-
-    build.compose({vivace.Seam.STEP: lambda batch: batch}, seams := SimpleNamespace())
+    seams = build.compose({vivace.Seam.STEP: lambda batch: batch})
     assert [seams.step(number) for number in range(3)] == [0, 1, 2]
     seen = Observation({}, {}, 0, 0.0, notes=build.notes)
     assert technique.confirm(seen, seen) == "1 of 2 segments can grow; settings expandable_segments:True"

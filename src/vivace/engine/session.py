@@ -16,17 +16,10 @@ from vivace.technique import Build, Numerics, Seam
 
 
 class Session:
-    """Built by `attach` or `start`. Closing it restores every process flag and the person's objects."""
+    """Built by `attach` or `start`. Closing it restores every process flag and the person's objects.
 
-    # The composed seams, see vivace.technique.Seam.
-    validation: Callable[[Any], Iterable[Any]]
-    place: Callable[[Any], Any]
-    forward: Callable[[Any], torch.Tensor]
-    backward: Callable[[torch.Tensor], None]
-    accumulating: Callable[[], AbstractContextManager[Any]]
-    gradients: Callable[[Any], torch.Tensor]
-    finish: Callable[[], None]
-    update: Callable[[], None]
+    `seams` is the composed step, which `Step.observed` watches.
+    """
 
     def __init__(
         self,
@@ -46,8 +39,6 @@ class Session:
         self.optimizers = build.optimizers = list(optimizers)
         self._loss = build.loss = loss
         self._on_gradients = build.on_gradients = on_gradients
-        self._batches: Callable[[Iterable[Any]], Iterable[Any]] = iter
-        self._step: Callable[[Any], torch.Tensor] = self._default_step
         defaults: dict[Seam, Callable[..., Any]] = {
             Seam.BATCHES: lambda loader: loader,
             Seam.VALIDATION: lambda loader: loader,
@@ -67,9 +58,7 @@ class Session:
                     technique.apply(build)
                 except Refused as refused:
                     raise refused.by(technique.name) from None
-            build.compose(defaults, seams := _Seams())
-            self.__dict__.update({k: v for k, v in vars(seams).items() if k not in ("batches", "step")})
-            self._batches, self._step = seams.batches, seams.step
+            self.seams = build.compose(defaults)
         except BaseException:
             self.close()
             raise
@@ -81,13 +70,14 @@ class Session:
 
     def step(self, batch: Any) -> torch.Tensor:
         """Train on one batch; returns the detached mean loss, without waiting for the device."""
+        seams = self.seams
         with self._on_device():
-            return self._step(self.place(batch))
+            return seams.step(seams.place(batch))
 
     def plain_step(self, batch: Any) -> torch.Tensor:
         """One step without what wraps it whole, such as a captured graph, which hides its operators."""
         with self._on_device():
-            return self._default_step(self.place(batch))
+            return self._default_step(self.seams.place(batch))
 
     def _on_device(self) -> AbstractContextManager[Any]:
         """Inside, CUDA's current device is the model's: streams, graphs and kernels of Triton go there."""
@@ -97,7 +87,15 @@ class Session:
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """One pass over a loader, fed as the plan says."""
-        return iter(self._batches(loader))
+        return iter(self.seams.batches(loader))
+
+    def validation(self, loader: Iterable[Any]) -> Iterable[Any]:
+        """The same batches as the loader gives, for the metric."""
+        return self.seams.validation(loader)
+
+    def place(self, batch: Any) -> Any:
+        """A batch on the device, as the plan puts it there."""
+        return self.seams.place(batch)
 
     def close(self) -> None:
         """Undo everything that the plan changed, last change first."""
@@ -122,25 +120,20 @@ class Session:
         return loss
 
     def _default_gradients(self, batch: Any) -> torch.Tensor:
-        loss = self.forward(batch)
-        self.backward(loss)
+        seams = self.seams
+        loss = seams.forward(batch)
+        seams.backward(loss)
         return loss.detach()
 
     def _default_step(self, batch: Any) -> torch.Tensor:
-        loss = self.gradients(batch)
-        self.finish()
+        seams = self.seams
+        loss = seams.gradients(batch)
+        seams.finish()
         if self._on_gradients is not None:
             self._on_gradients(self.model)
-        self.update()
+        seams.update()
         self.optimizer.zero_grad(set_to_none=True)  # type: ignore[union-attr]
         return loss
-
-
-class _Seams:
-    """The composed functions by seam name, for techniques that call other seams."""
-
-    batches: Any
-    step: Any
 
 
 def place(batch: Any, *, device: torch.device) -> Any:

@@ -6,8 +6,10 @@ over other samples than the plan promises, activations are recomputed instead, w
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,6 +38,7 @@ class Survival:
 
     def __init__(self, session: Session, ranks: Ranks) -> None:
         self.ranks = ranks
+        self._observing = contextlib.ExitStack()
         self._watch(session)
 
     def step(self, batch: Any) -> Any:
@@ -68,13 +71,8 @@ class Survival:
     def _watch(self, session: Session) -> None:
         self.session = session
         self._updating = False
-        own_update = session.update
-
-        def update() -> None:
-            self._updating = True
-            own_update()
-
-        session.update = update
+        self._observing.close()
+        self._observing.enter_context(session.seams.observed(update=self._update))
         norms = [
             n for model in session.build.models for n in modules_of(model, nn.modules.batchnorm._NormBase)
         ]
@@ -84,6 +82,10 @@ class Survival:
         self._all_buffers = named
         self._buffers: list[torch.Tensor] = []
         self._copies: list[torch.Tensor] = []
+
+    def _update(self, following: Callable[[], None]) -> None:
+        self._updating = True
+        following()
 
     def _remember(self) -> None:
         """The random streams, and the buffers that steps write; before the first step, all buffers."""

@@ -109,29 +109,22 @@ class _Tape:
         """Follow what runs inside: the first forward pass of a step, or the whole of an own step."""
         modules = [module for block in self.blocks for module in block.modules]
         instead = [function for block in self.blocks for function in forwards(block, self._around)]
-        build, seams = self.session.build, self.session.build.seams
-        owners = [] if build.own_step else [self.session, seams]
-        before = [owner.forward for owner in owners]
-        for owner in owners:
-            owner.forward = self._forward(owner.forward)
-        hooks = saved_tensors_hooks(self._save, lambda tensor: tensor)
-        try:
-            with patched(modules, "forward", instead), hooks if build.own_step else contextlib.nullcontext():
-                yield
-        finally:
-            for owner, own in zip(owners, before, strict=True):
-                owner.forward = own
+        if self.session.build.own_step:
+            watching: contextlib.AbstractContextManager[Any] = saved_tensors_hooks(
+                self._save, lambda tensor: tensor
+            )
+        else:
+            watching = self.session.seams.observed(forward=self._forward)
+        with patched(modules, "forward", instead), watching:
+            yield
 
-    def _forward(self, own: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def forward(batch: Any) -> Any:
-            if self.over:
-                return own(batch)
-            with saved_tensors_hooks(self._save, lambda tensor: tensor):
-                result = own(batch)
-            self.over = True
-            return result
-
-        return forward
+    def _forward(self, following: Callable[[Any], Any], batch: Any) -> Any:
+        if self.over:
+            return following(batch)
+        with saved_tensors_hooks(self._save, lambda tensor: tensor):
+            result = following(batch)
+        self.over = True
+        return result
 
     def _around(self, block: Block, own: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
         if self.over or not torch.is_grad_enabled():

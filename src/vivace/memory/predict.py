@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -136,34 +137,25 @@ def _step(session: Session, batch: Any) -> None:
         ) from error
 
 
-@contextmanager
-def _phases(session: Session, watch: Watch, parts: dict[int, str]) -> Iterator[None]:
+def _phases(session: Session, watch: Watch, parts: dict[int, str]) -> AbstractContextManager[None]:
     """Tell the watch which seam runs, and note the gradients before the update."""
 
-    def phased(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: Any) -> Any:
-            before, watch.phase = watch.phase, name
-            try:
-                return function(*arguments)
-            finally:
-                watch.phase = before
+    def phased(name: str, following: Callable[..., Any], *arguments: Any) -> Any:
+        before, watch.phase = watch.phase, name
+        try:
+            return following(*arguments)
+        finally:
+            watch.phase = before
 
-        return run
-
-    def finish() -> None:
-        own_finish()
+    def finish(following: Callable[[], None]) -> None:
+        following()
         for model in session.build.models:
             for parameter in model.parameters():
                 if parameter.grad is not None:
                     parts[watch.note(parameter.grad)] = "gradients"
 
-    own_finish = session.finish
-    seams = session.build.seams
-    for owner in (session, seams):
-        for name in ("forward", "backward", "update"):
-            setattr(owner, name, phased(name, getattr(owner, name)))
-    session.finish = finish
-    yield
+    phases = {name: partial(phased, name) for name in ("forward", "backward", "update")}
+    return session.seams.observed(finish=finish, **phases)
 
 
 def _at_peak(watch: Watch, session: Session, parts: dict[int, str], start: int) -> Prediction:

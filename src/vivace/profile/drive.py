@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vivace.engine.opening import call, checked_step, endless_batches, start
-from vivace.engine.session import Session
 from vivace.job import Job
 from vivace.machine import Machine
 from vivace.plan import Plan
@@ -31,13 +31,13 @@ class Driver:
             loader = call(self.job, "data")
             recorder.install()
             recorder.fetches.start()
-            _name_seams(session, recorder.hooks)
             source = endless_batches(session, self.job, loader)
-            first = following(source, recorder.hooks)
-            checked_step(session, first)
-            deadline = time.monotonic() + LONGEST_SECONDS
-            while not recorder.done and time.monotonic() < deadline:
-                session.step(following(source, recorder.hooks))
+            with session.seams.observed(place=partial(_placing, recorder.hooks)):
+                first = following(source, recorder.hooks)
+                checked_step(session, first)
+                deadline = time.monotonic() + LONGEST_SECONDS
+                while not recorder.done and time.monotonic() < deadline:
+                    session.step(following(source, recorder.hooks))
             recorder.finish()
             promise = session.promise.name.lower()
         return {"promise": promise, "epochs": self.job.epochs}
@@ -51,12 +51,7 @@ def following(source: Iterator[Any], hooks: LoopHooks) -> Any:
     return batch
 
 
-def _name_seams(session: Session, hooks: LoopHooks) -> None:
+def _placing(hooks: LoopHooks, place: Callable[[Any], Any], batch: Any) -> Any:
     """Placing is a seam of its own; on a CPU no hook of torch shows it."""
-    original = session.place
-
-    def place(batch: Any) -> Any:
-        with hooks.phase("place"):
-            return original(batch)
-
-    session.place = place
+    with hooks.phase("place"):
+        return place(batch)

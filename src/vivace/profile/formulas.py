@@ -8,6 +8,24 @@ from typing import Any
 import torch
 
 
+def complete(schema: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """An operator's arguments with the defaults that were not passed on: in inference mode they are cut off.
+
+    The positional ones are all given by position.
+    """
+    more, rest = [], dict(kwargs)
+    for argument in schema.arguments[len(args) :]:
+        if argument.kwarg_only:
+            break
+        more.append(rest.pop(argument.name) if argument.name in rest else argument.default_value)
+    return (*args, *more), rest
+
+
+def named(schema: Any, args: Any) -> dict[str, Any]:
+    """Positional arguments by the names in the operator's schema."""
+    return {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)}
+
+
 def convolution_backward(args: Any) -> int:
     """Each gradient as many operations as forward; torch's formula takes groups for one in the weight's."""
     output, inputs, weight = args[:3]
@@ -15,14 +33,16 @@ def convolution_backward(args: Any) -> int:
     return int(2 * (inputs if transposed else output).numel() * weight[0].numel() * sum(mask[:2]))
 
 
-def convolution_shape(name: str, args: Any) -> dict[str, Any]:
-    """Groups, channels that a group reads, and how often a place is read, of a convolution's arguments."""
-    place = 2 if name == "convolution_backward" else 1
-    weight, strides = args[place], args[place + 2]
-    groups = next((int(a) for a in reversed(args) if isinstance(a, int) and not isinstance(a, bool)), 1)
+def convolution_shape(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Groups, channels that a group reads, and how often a place is read, of a convolution's arguments by
+    name; nothing of an operator without a weight of its own.
+    """
+    weight, strides = arguments.get("weight"), arguments.get("stride")
+    if not isinstance(weight, torch.Tensor):
+        return {}
     stride = math.prod(strides) if isinstance(strides, (list, tuple)) else 1
     return {
-        "groups": groups,
+        "groups": int(arguments.get("groups") or 1),
         "width": int(weight.shape[1]),
         "window": math.prod(weight.shape[2:]) / max(stride, 1),
     }
@@ -31,6 +51,9 @@ def convolution_shape(name: str, args: Any) -> dict[str, Any]:
 def other_flops(kind: str, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> int:
     """Operations of the kernels that torch has no formula for; zero for everything bounded by its bytes."""
     backward = "backward" in name
+    if kind == "convolution" and len(inputs) >= 2:  # whole, as inference mode hands it over
+        transposed = "transpose" in name
+        return int(2 * (inputs[0] if transposed else outputs[0]).numel() * inputs[1][0].numel())
     if kind == "recurrent" and inputs:
         sequence = max((t for t in inputs if t.dim() == 3), key=torch.Tensor.numel, default=inputs[0])
         steps = sequence.shape[:-1].numel()

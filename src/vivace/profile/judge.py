@@ -39,7 +39,7 @@ def judge(
     launch_seconds = sum(row.count for row in rows) * machine.ceilings.get("launch_seconds", 0.0)
     launching = launch_seconds / bound if bound else 0.0
     bounds = bounds_of(seen, sum(row.count for row in rows))
-    verdicts = rules.judge_all(seen) or [_healthy(seen, rows, share, bound)]
+    verdicts = _verdicts(seen, rows, share, bound)
     return {
         "format": FORMAT,
         "target": target,
@@ -82,6 +82,25 @@ def judge(
 
 def _cpu_name(machine: Machine) -> str:
     return next((d.name for d in machine.devices if d.kind == "cpu"), "cpu")
+
+
+def _ended(exit_code: int) -> Verdict:
+    if exit_code == 130:
+        evidence, advice = "the script was interrupted (exit code 130)", "let it run for longer"
+    else:
+        evidence, advice = f"the script ended with exit code {exit_code}", "mend what ended it"
+    evidence += "; what stands here was recorded until then"
+    return Verdict("ended", evidence, 1.0, 1.0, f"{advice}, and profile it again")
+
+
+def _verdicts(
+    seen: Seen, rows: list[roofline.Roof], share: float | None, bound: float | None
+) -> list[Verdict]:
+    """What the rules say; a script that did not end well is never healthy."""
+    found = rules.judge_all(seen)
+    if seen.record.get("exit_code"):
+        return [_ended(seen.record["exit_code"]), *found]
+    return found or [_healthy(seen, rows, share, bound)]
 
 
 def _healthy(seen: Seen, rows: list[roofline.Roof], share: float | None, bound: float | None) -> Verdict:

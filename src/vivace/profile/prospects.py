@@ -15,13 +15,11 @@ def prospects(seen: Seen) -> list[dict[str, Any]]:
     """Techniques whose card allows a gain on this device, the largest first; `tune` measures them."""
     profile = as_profile(seen)
     rows = []
-    for cls in registry.everything():
-        if seen.device not in cls.card.devices:
-            continue
-        low, high = cls.gain(profile, seen.machine)
-        if high >= WORTH_A_TRIAL:
+    for offer in registry.offers(profile, seen.machine):
+        card, (low, high) = offer.cls.card, offer.gain
+        if seen.device in card.devices and high >= WORTH_A_TRIAL:
             gain = {"low": round(low, 3), "high": round(high, 3)}
-            rows.append({"technique": cls.name, "summary": cls.card.summary, "gain": gain})
+            rows.append({"technique": offer.cls.name, "summary": card.summary, "gain": gain})
     return sorted(rows, key=lambda row: -row["gain"]["high"])
 
 

@@ -6,7 +6,8 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ def _time_parts(session: Session, source: Iterator[Any], num_steps: int) -> dict
     """
     spent: dict[str, float] = defaultdict(float)
     steps: list[dict[str, float]] = []
-    with _timed_seams(session, spent):
+    with _timed(session, spent):
         for _ in range(num_steps + 1):
             spent.clear()
             start = now(session.build.device)
@@ -79,26 +80,17 @@ def _time_parts(session: Session, source: Iterator[Any], num_steps: int) -> dict
     }
 
 
-@contextmanager
-def _timed_seams(session: Session, spent: dict[str, float]) -> Iterator[None]:
-    def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            start = now(session.build.device)
-            result = function(*arguments)
-            spent[name] += now(session.build.device) - start
-            return result
+def _timed(session: Session, spent: dict[str, float]) -> AbstractContextManager[None]:
+    """Add the seconds of placing, forward and backward to `spent`."""
+    device = session.build.device
 
-        return call
+    def timed(name: str, following: Callable[..., Any], *arguments: Any) -> Any:
+        start = now(device)
+        result = following(*arguments)
+        spent[name] += now(device) - start
+        return result
 
-    names = ("place",) if session.build.own_step else ("place", "forward", "backward")
-    originals = {name: getattr(session, name) for name in names}
-    try:
-        for name, function in originals.items():
-            setattr(session, name, timed(name, function))
-        yield
-    finally:
-        for name, function in originals.items():
-            setattr(session, name, function)
+    return session.seams.observed(**{name: partial(timed, name) for name in ("place", "forward", "backward")})
 
 
 def _operator_shares(profiler: torch.profiler.profile) -> dict[str, float]:

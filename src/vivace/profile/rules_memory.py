@@ -15,6 +15,7 @@ STEADY = 0.5
 FIRST_TOUCH = 2**30  # bytes/s at which a system hands out memory that was not used before, where not measured
 TOUCHED_TWICE = 1.5  # new memory is not in the caches either, when it is written
 HIGHER, HIGHER_BYTES = 1.2, 32 * 2**20  # a peak of its own
+SCARCE = 0.5  # of the memory there is: below it, a validation without gradients may take what it takes
 LARGE_KEPT = 0.1  # of the step's own peak
 LONG = 2.0  # times the usual batch's elements
 SETTLING = 2  # steps whose peak is the loop's beginning
@@ -136,6 +137,8 @@ def _late_peak(seen: Seen) -> Verdict | None:
         if not rare or peak < max(HIGHER * own, own + HIGHER_BYTES):
             continue
         if rises is validating:
+            if not _is_avoidable(seen, peak, any(row.get("gradients", True) for _, row in rises)):
+                continue
             where = _at(seen, seen.record.get("evaluated_at"))
             evidence = f"validation{where} needs {human_bytes(peak)}, training {human_bytes(own)}"
             advice = VALIDATION_ADVICE
@@ -156,9 +159,17 @@ def _later_validation(seen: Seen) -> Verdict | None:
     peak, own = late["peak"], late["peak"] - late["rise"]
     if peak <= max(HIGHER * own, own + HIGHER_BYTES):
         return None
+    if not _is_avoidable(seen, peak, late.get("gradients", True)):
+        return None
     where = _at(seen, late.get("at"))
     evidence = f"validation{where} needs {human_bytes(peak)}, everything before it {human_bytes(own)}"
-    return Verdict("memory", evidence, 1.0, 1.1, VALIDATION_ADVICE)
+    return Verdict("memory", evidence, 1.0, 1.0, VALIDATION_ADVICE)
+
+
+def _is_avoidable(seen: Seen, peak: int, gradients: bool) -> bool:
+    """Is a validation's peak a fault: with `gradients` that nobody needs, or where memory is scarce?"""
+    there = next((d.memory_bytes for d in seen.machine.devices if d.kind == seen.device), 0)
+    return gradients or 0 < SCARCE * there < peak
 
 
 def _at(seen: Seen, site: str | None) -> str:

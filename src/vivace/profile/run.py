@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -73,7 +74,8 @@ def profile(
             replaced, which the document says; anything else in it is refused.
         machine: its `ceilings` bound the step; left out, this machine's stored ones, measured where missing.
         strict: forbid TF32 and its like, as the reference of `tune` does.
-        timed_seconds: the least length of the window in which nothing but the clock runs.
+        timed_seconds: the least length of the window in which nothing but the clock runs; a quarter of it is
+            enough for 100 steps.
         script_output: file descriptor of the script's standard output; left out, this process's own.
         script_input: the same of its standard input.
 
@@ -92,9 +94,10 @@ def profile(
         assert job is not None
         name = job if isinstance(job, str) else "job"
         epochs = _run_job(job, plan, folder, known, strict, timed_seconds)
-    record = _read_record(folder, exit_code)
+    record = _read_record(folder, exit_code, command)
     if machine is None:
         known = _with_ceilings(known, str(record.get("device", "cpu")))
+    record["exit_code"] = exit_code
     document = {"exit_code": exit_code, "replaced": earlier}
     return _judge(record, folder, known, name, epochs, document)
 
@@ -188,6 +191,7 @@ def _run_script(
 ) -> int:
     """Run a person's command with the hooks injected; it reads and writes where it always does.
 
+    ``python`` is the one that the person's shell would find, which need not be Vivace's.
     Ctrl-C ends the script, not the profile: what was recorded until then is judged.
     """
     inject = str(Path(__file__).parent / "inject")
@@ -199,7 +203,8 @@ def _run_script(
         "VIVACE_PROFILE": str(folder),
         "VIVACE_PROFILE_SECONDS": str(timed_seconds),
     }
-    if command[0] == "python":
+    if command[0] == "python" and shutil.which("python") is None:
+        print(f"vivace: no 'python' is on the PATH; {sys.executable} runs the script", file=sys.stderr)
         command = [sys.executable, *command[1:]]
     try:
         process = subprocess.Popen(command, env=environment, stdout=output, stdin=source)
@@ -235,12 +240,18 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             return
 
 
-def _read_record(folder: Path, exit_code: int) -> dict[str, Any]:
+def _read_record(folder: Path, exit_code: int, command: Sequence[str]) -> dict[str, Any]:
     path = folder / RECORD
     ended = f" (it ended with exit code {exit_code})" if exit_code else ""
     if not path.is_file():
-        raise ChildFailed(f"nothing was recorded{ended}: did the command start Python, and train with torch?")
+        program = shutil.which(command[0]) if command else None
+        ran = f" ({program})" if program else ""
+        raise ChildFailed(
+            f"nothing was recorded{ended}: did the command{ran} start Python, and train with torch?"
+        )
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if "refused" in record:
+        raise ChildFailed(f"nothing was recorded{ended}: {record['refused']}")
     if not record.get("clean_steps"):
         problems = record.get("problems") or [""]
         detail = f": {problems[0].strip().splitlines()[-1]}" if problems[0] else ""

@@ -26,7 +26,7 @@ from torch.utils.flop_counter import flop_registry
 
 from vivace.profile.as_one import AsOneKernel
 from vivace.profile.classes import CLASSES, work_class
-from vivace.profile.formulas import convolution_backward, convolution_shape, other_flops
+from vivace.profile.formulas import complete, convolution_backward, convolution_shape, named, other_flops
 from vivace.profile.fusion import fused_bytes
 
 _FREE = re.compile(r"^(new_)?empty|^detach|^alias$|^set_|^resize_|^is_|^_local_scalar|^item$|^_unsafe_view$")
@@ -124,26 +124,18 @@ def count_work(function: Callable[[], Any]) -> Work:
     Raises whatever the function raises. On meta or fake tensors recurrent layers, scaled dot product
     attention and dropout count as the one kernel that a GPU runs; on real tensors as the kernels that ran.
     """
-    with counting() as counter, counter.saving():
+    counter = KernelCounter()
+    fused = AsOneKernel(counter)
+    with counter.phases(), fused.attention(), fused, counter, counter.saving():
         function()
     return counter.work()
 
 
-@contextlib.contextmanager
-def counting(updating: Callable[[], bool] | None = None) -> Iterator[KernelCounter]:
-    """Count what runs inside; ``work()`` of the result says what it was.
-
-    `updating` says whether an optimizer is at work; left out, hooks of its own find out.
-    """
-    counter = KernelCounter(updating)
-    fused = AsOneKernel(counter)
-    phases = contextlib.nullcontext() if updating else counter.phases()
-    with phases, fused.attention(), fused, counter:
-        yield counter
-
-
 class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes each kernel that runs while it is entered."""
+    """Notes each kernel that runs while it is entered; ``work()`` says what it was.
+
+    `updating` says whether an optimizer is at work; left out, `phases` has to find out.
+    """
 
     def __init__(self, updating: Callable[[], bool] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -162,11 +154,13 @@ class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if not _is_view(func):
-            self._count(func, args, kwargs, result)
+        self.note(func, args, kwargs, result)
         return result
 
-    def _count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Note the kernel of an operator that ran."""
+        if _is_view(func):
+            return
         name = func._schema.name.rpartition("::")[2]
         outputs = list(_tensors(result)) or [a for a in args[:1] if isinstance(a, torch.Tensor)]
         if _FREE.match(name) or not outputs:
@@ -178,6 +172,7 @@ class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             inputs = [*outputs[:1], *inputs[1:]]
         formula = flop_registry.get(func._overloadpacket)
         kind = work_class(name)
+        args, kwargs = complete(func._schema, args, kwargs)
         if name == "convolution_backward":
             flops = convolution_backward(args)
         elif formula is not None:
@@ -186,7 +181,8 @@ class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             flops = other_flops(kind, name, inputs, outputs)
         self.add(kind, name, flops, inputs, outputs, 2 if _PASSES.search(name) else 1)
         if kind == "convolution":
-            self.kernels[-1] = dataclasses.replace(self.kernels[-1], **convolution_shape(name, args))
+            shape = convolution_shape(named(func._schema, args))
+            self.kernels[-1] = dataclasses.replace(self.kernels[-1], **shape)
 
     def add(
         self,

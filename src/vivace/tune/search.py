@@ -357,12 +357,11 @@ class Search:
 
     def _candidates(self) -> list[Candidate]:
         found = []
-        for cls in registry.everything():
+        for offer in registry.offers(self.profile, self.machine):
+            cls, offered, gain = offer.cls, offer.candidates, offer.gain
             if cls.name in self.bench.only_here:
                 continue
             device = self.profile.device
-            offered = cls.candidates(self.profile, self.machine)
-            gain = cls.gain(self.profile, self.machine)
             reason = ""
             if device not in cls.card.devices:
                 reason = f"it acts on {' and '.join(cls.card.devices)}, and this job runs on {device}"
@@ -373,7 +372,7 @@ class Search:
             elif not offered:
                 reason = "it has no setting that suits this job"
             if reason:
-                self.bench.refuse(Plan([*offered, cls()][:1]), reason, Code.RULED_OUT, gain)
+                self.bench.refuse(Plan([offer.default]), reason, Code.RULED_OUT, gain)
             else:
                 found += [Candidate(technique, gain) for technique in offered]
         first = Stage.DATA if waits_for_data(self.profile) else None

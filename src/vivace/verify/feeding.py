@@ -32,7 +32,7 @@ def fed_otherwise(session: Session, job: Job, seconds: float) -> str:
             return ordered(call(job, "data"), seed=0, epoch=epoch, damage=Damage(job.damaged))
 
         loader = own()
-        fed = session._batches(loader)
+        fed = session.seams.batches(loader)
         if fed is loader:
             return ""
         if not _alike(session, fed, own(), time.perf_counter() + seconds):

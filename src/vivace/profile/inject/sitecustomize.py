@@ -1,17 +1,20 @@
 """Found by Python at start-up in a profiled script's process: hooks torch once the script has imported it.
 
 It stands before any other `sitecustomize`, and runs that one first. Whatever goes wrong here is reported on
-standard error and leaves the script alone.
+standard error and leaves the script alone. The script's Python need not be Vivace's: this file runs on any
+Python 3, and what it loads of Vivace needs nothing but torch.
 """
 
 import importlib.machinery
 import importlib.util
+import json
 import os
 import sys
 from pathlib import Path
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _FOLDER = os.environ.get("VIVACE_PROFILE")
+_OLDEST_PYTHON = (3, 11)
 
 
 def _run_the_other() -> None:
@@ -22,28 +25,36 @@ def _run_the_other() -> None:
 
 
 class _AfterTorch:
-    """Finds torch once, with a loader that hooks it after it has run."""
+    """Finds torch as the other finders do, with a loader that hooks it after it has run.
+
+    It stays until torch has run: `importlib.util.find_spec("torch")` searches without importing.
+    """
 
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
         """As the import system asks; None for everything but torch."""
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(name)
+        others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
         if spec is None or spec.loader is None:
-            return None
+            return spec
         original = spec.loader.exec_module
 
         def execute(module):  # type: ignore[no-untyped-def]
             original(module)
-            _hook()
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)  # type: ignore[arg-type]
+                _hook(module)
 
         spec.loader.exec_module = execute  # type: ignore[method-assign]
         return spec
 
 
-def _hook() -> None:
+def _hook(torch) -> None:  # type: ignore[no-untyped-def]
     try:
+        if sys.version_info[:2] < _OLDEST_PYTHON:
+            return _refuse("its Python is older than " + ".".join(map(str, _OLDEST_PYTHON)))
         if "vivace" not in sys.modules:
             _find_vivace()
         from vivace.profile.record.late import LatePeak
@@ -56,7 +67,21 @@ def _hook() -> None:
         LatePeak(recorder).install()
         recorder.install()
     except Exception as error:
-        print(f"vivace: this run is not profiled: {type(error).__name__}: {error}", file=sys.stderr)
+        version = getattr(torch, "__version__", "of an unknown version")
+        _refuse(f"hooks cannot attach to its torch {version} ({type(error).__name__}: {error})")
+
+
+def _refuse(reason: str) -> None:
+    """Say here and to the process that waits for the record why there is none."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    text = f"{reason}; it runs on Python {python}, {sys.executable}"
+    print(f"vivace: this run is not profiled, as {text}", file=sys.stderr)
+    record = Path(str(_FOLDER)) / "record.json"
+    try:
+        if not record.exists():
+            record.write_text(json.dumps({"state": "refused", "refused": text}), encoding="utf-8")
+    except OSError:
+        pass  # it was said on standard error
 
 
 def _find_vivace() -> None:

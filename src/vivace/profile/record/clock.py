@@ -30,6 +30,7 @@ class Step:
     updates: int = 0
     interrupted: bool = False
     validates: bool = False
+    without_gradients: bool = False  # a batch was fetched where gradients are off
     retains: bool = False
 
 
@@ -95,7 +96,7 @@ class Clock:
             self._settle("update" if self.by_hand else "data")
             self._finish()
         if not training:
-            self.step.interrupted = self.step.validates = True
+            self.step.interrupted = self.step.validates = self.step.without_gradients = True
 
     def fetched(self, samples: int, elements: int = 0) -> None:
         """A batch of so many samples has come."""

@@ -9,19 +9,21 @@ from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from vivace.profile.record import facts
+from vivace.profile.record.guard import Guard
 from vivace.profile.record.hooks import LoopHooks
 from vivace.profile.record.modules import ModuleRanges
-from vivace.profile.work import counting
+from vivace.profile.work import KernelCounter
 
 
 class CountedStep:
-    """Between `install` and `restore` lies one step of the loop."""
+    """Between `install` and `restore` lies one step of the loop. It counts nothing where `guard` is off."""
 
-    def __init__(self, hooks: LoopHooks) -> None:
-        self.hooks = hooks
-        self.modules = ModuleRanges()
+    def __init__(self, hooks: LoopHooks, guard: Guard) -> None:
+        self.hooks, self.guard = hooks, guard
+        self.modules = ModuleRanges(guard)
         self._kept: dict[int, Counter[str]] = defaultdict(Counter)  # by backward pass
         self.matrix_dtypes: Counter[str] = Counter()
         self.gradient_bytes = 0
@@ -32,11 +34,19 @@ class CountedStep:
         """Begin to count."""
         self._parameters = {p.untyped_storage()._cdata for p in facts.parameters(self.hooks)}
         self.modules.install()
-        pre_hook = register_optimizer_step_pre_hook(self._before_update)
+        pre_hook = register_optimizer_step_pre_hook(self.guard.looking(self._before_update))
         self._stack.callback(pre_hook.remove)
-        self._counter = self._stack.enter_context(counting(lambda: self.hooks.clock.inside == "update"))
+        self._counter = _GuardedCounter(self.hooks, self.guard)
+        self._counter.__enter__()  # type: ignore[no-untyped-call]
+        self._stack.callback(self._leave_counter)
         if not self.modules.silent:
-            saving = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+            noting = self.guard.looking(self._note_kept)
+
+            def pack(tensor: torch.Tensor) -> torch.Tensor:
+                noting(tensor)
+                return tensor
+
+            saving = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
             self._stack.enter_context(saving)
 
     def restore(self) -> None:
@@ -70,14 +80,22 @@ class CountedStep:
             "silent_modules": self.modules.silent,
         }
 
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _leave_counter(self) -> None:
+        """Modes are left in the reverse order of entering: where the person entered one since, ours stays,
+        and does nothing.
+        """
+        if _get_current_dispatch_mode() is self._counter:
+            self._counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        else:
+            self.guard.off = True
+
+    def _note_kept(self, tensor: torch.Tensor) -> None:
         storage, number = tensor.untyped_storage(), self.hooks.clock.step.backwards
         key = storage._cdata
         if (number, key) not in self._seen and key not in self._parameters:
             self._seen.add((number, key))
             stack = self.modules.stack
             self._kept[number][stack[-1] if stack else "outside of modules"] += storage.nbytes()
-        return tensor
 
     def _before_update(self, optimizer: Any, *_: Any) -> None:
         self._add_gradients(p for group in optimizer.param_groups for p in group["params"])
@@ -85,3 +103,15 @@ class CountedStep:
     def _add_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
         grads = (p.grad for p in parameters)
         self.gradient_bytes += sum(g.numel() * g.element_size() for g in grads if g is not None)
+
+
+class _GuardedCounter(KernelCounter):  # type: ignore[no-untyped-call]
+    """Counts inside the person's own calls."""
+
+    def __init__(self, hooks: LoopHooks, guard: Guard) -> None:
+        super().__init__(lambda: hooks.clock.inside == "update")
+        self._noting = guard.looking(super().note)
+
+    def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Note it, if that is possible."""
+        self._noting(func, args, kwargs, result)

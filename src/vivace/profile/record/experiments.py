@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from vivace.profile.record import bounding
+from vivace.profile.record.guard import Guard
 from vivace.profile.record.hooks import Patches, num_samples
 from vivace.profile.record.shadow import Shadow, compare, same_random_streams
 from vivace.profile.record.sites import calling_site
@@ -22,12 +23,12 @@ from vivace.profile.record.sites import calling_site
 class CallCatcher:
     """Keeps the arguments of the last call of each outermost module, and the autocast around it."""
 
-    def __init__(self, roots: dict[str, nn.Module]) -> None:
+    def __init__(self, roots: dict[str, nn.Module], guard: Guard) -> None:
         self.roots = roots
         self.calls: dict[str, tuple[Any, Any]] = {}
         self.autocast: dict[str, tuple[bool, torch.dtype]] = {}
         self._handles = [
-            module.register_forward_pre_hook(self._catch(name), with_kwargs=True)
+            module.register_forward_pre_hook(guard.looking(self._catch(name)), with_kwargs=True)
             for name, module in roots.items()
         ]
 

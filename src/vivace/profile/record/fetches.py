@@ -19,6 +19,7 @@ from torch.utils.data import _utils, get_worker_info
 
 from vivace.profile.record import RECORD
 from vivace.profile.record.clock import Clock
+from vivace.profile.record.guard import Guard
 from vivace.profile.record.hooks import Patches
 
 EVERY_SECONDS = 0.004
@@ -29,8 +30,9 @@ _FETCHING = {("fetch", "fetch.py"), ("following", "drive.py")}  # a DataLoader's
 class FetchSampler:
     """Samples by the person's line and by the innermost frame; seconds and batches of loader workers."""
 
-    def __init__(self, clock: Clock, folder: Path) -> None:
-        self.clock, self.folder = clock, folder
+    def __init__(self, clock: Clock, folder: Path, guard: Guard) -> None:
+        self.clock, self.folder, self.guard = clock, folder, guard
+        self._patches = Patches(guard)
         self.seen: Counter[str] = Counter()
         self._stop = threading.Event()
         self._main = threading.get_ident()
@@ -38,20 +40,23 @@ class FetchSampler:
         self._worker: _Worker | None = None
         self._thread: threading.Thread | None = None
 
-    def install(self, patches: Patches) -> None:
+    def install(self) -> None:
         """Watch the main thread, and every worker from its first batch on."""
         for kind in (_utils.fetch._MapDatasetFetcher, _utils.fetch._IterableDatasetFetcher):
-            patches.replace(kind, "fetch", self._fetch)
+            self._patches.replace(kind, "fetch", self._fetch)
 
     def start(self) -> None:
         """Begin to look at the main thread."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._look, daemon=True, name="vivace-fetches")
+            self._thread = threading.Thread(
+                target=self.guard.looking(self._look), daemon=True, name="vivace-fetches"
+            )
             self._thread.start()
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread, and leave torch as it was."""
         self._stop.set()
+        self._patches.restore()
 
     def result(self) -> dict[str, Any]:
         """Samples of where fetching was, and the workers' own seconds a batch."""
@@ -73,7 +78,7 @@ class FetchSampler:
                 self.start()
                 return original(fetcher, indices)
             if self._worker is None and get_worker_info() is not None:
-                self._worker = _Worker(self.folder)
+                self._worker = _Worker(self.folder, self.guard)
             begin = time.perf_counter()
             try:
                 return original(fetcher, indices)
@@ -94,13 +99,13 @@ class FetchSampler:
 class _Worker:
     """The same in a worker process, until the profile is over."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, guard: Guard) -> None:
         self.path = folder / f"worker-{os.getpid()}.json"
         self.seen: Counter[str] = Counter()
         self.batches, self.seconds, self.written = 0, 0.0, time.monotonic()
         self.fetcher = threading.get_ident()
         self.watches = True
-        threading.Thread(target=self._look, daemon=True, name="vivace-fetches").start()
+        threading.Thread(target=guard.looking(self._look), daemon=True, name="vivace-fetches").start()
 
     def fetched(self, seconds: float) -> None:
         """One more batch. Where the record stands the profile is over, and so is this."""

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from vivace.profile.record.clock import Clock
+from vivace.profile.record.guard import Guard
 from vivace.profile.record.sites import calling_site
 
 COLLECTIVES = (
@@ -32,18 +33,22 @@ BACKWARDS_ALONE = 8  # without an update: is there an optimizer at all?
 
 
 class Patches:
-    """Attributes that were replaced, and what they were."""
+    """Attributes that were replaced, and what they were. What stands in their place cannot fail: `guard`."""
 
-    def __init__(self) -> None:
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
         self._undo: list[Callable[[], None]] = []
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Put ``make(original)`` in place of an attribute that exists; one that is missing stays missing."""
+        """Put ``make(original)`` in place of an attribute that exists; one that is missing stays missing.
+
+        It is made anew for each call: what lasts longer is no variable of `make`.
+        """
         if not hasattr(owner, name):
             return
         own = name in vars(owner)
         original = getattr(owner, name)
-        setattr(owner, name, functools.wraps(original)(make(original)))
+        setattr(owner, name, functools.wraps(original)(self.guard.around(original, make)))
         if own:
             self._undo.append(functools.partial(setattr, owner, name, original))
         else:
@@ -68,8 +73,8 @@ class LoopHooks:
     `seen` collects the optimizers and loaders; `on_fetch(iterator)` is called when a batch has come.
     """
 
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
+    def __init__(self, clock: Clock, guard: Guard) -> None:
+        self.clock, self.guard = clock, guard
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         self.by_hand: list[torch.Tensor] = []  # weights that no optimizer updates
         self.loaders: dict[int, Any] = {}
@@ -83,8 +88,9 @@ class LoopHooks:
         self.evaluated_at = ""  # the line that puts a module into evaluation mode
         self.on_backward: Callable[[Any], None] = lambda losses: None  # after each pass
         self.retained_at = ""  # the line of a backward pass that keeps its graph
-        self._patches = Patches()
+        self._patches = Patches(guard)
         self._fetching = 0
+        self._backwards = 0  # calls of Tensor.backward that have not returned
         self._looked = False
         self._ranges: list[Any] = []
 
@@ -97,9 +103,9 @@ class LoopHooks:
         patches.replace(torch.autograd, "backward", self._backward)
         patches.replace(torch.optim.Optimizer, "zero_grad", self._zeroing)
         patches.replace(torch.nn.Module, "eval", self._evaluating)
-        before = optimizers.register_optimizer_step_pre_hook(self._before_update)
+        before = optimizers.register_optimizer_step_pre_hook(self.guard.looking(self._before_update))
         patches.hook(optimizers._global_optimizer_pre_hooks, before)
-        after = optimizers.register_optimizer_step_post_hook(self._after_update)
+        after = optimizers.register_optimizer_step_post_hook(self.guard.looking(self._after_update))
         patches.hook(optimizers._global_optimizer_post_hooks, after)
         if torch.cuda.is_available():
             for name in ("to", "cuda"):
@@ -249,16 +255,14 @@ class LoopHooks:
         """The step ends after the outermost call: torch calls this again where something counts operations,
         and what counts them cannot be removed inside of such a call.
         """
-        depth = 0
 
         def backward(*arguments: Any, **keywords: Any) -> Any:
-            nonlocal depth
-            depth += 1
+            self._backwards += 1
             try:
                 return original(*arguments, **keywords)
             finally:
-                depth -= 1
-                if not depth:
+                self._backwards -= 1
+                if not self._backwards:
                     self.clock.returned()
 
         return backward
@@ -282,7 +286,7 @@ class LoopHooks:
 
     def _placing(self, original: Any) -> Any:
         def move(tensor: Any, *arguments: Any, **keywords: Any) -> Any:
-            if tensor.is_cuda or self.clock.inside is not None or torch.compiler.is_compiling():
+            if tensor.is_cuda or self.clock.inside is not None:
                 return original(tensor, *arguments, **keywords)
             self._push("place")
             try:

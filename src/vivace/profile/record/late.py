@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from vivace.profile.record import RECORD, facts
+from vivace.profile.record.guard import Guard, described
 from vivace.profile.record.hooks import Patches
 from vivace.profile.record.sites import calling_site
 
@@ -25,7 +26,8 @@ MOST_VALIDATIONS = 50  # a loop that calls eval() in each step is not asked for 
 class LatePeak:
     """Call `install` before the recorder's; at exit the record gets ``late``.
 
-    ``late`` holds the peak in bytes and how much of it passes of validation raised. What the profile itself
+    ``late`` holds the peak in bytes, how much of it passes of validation raised, and whether gradients were
+    on in one that did. What the profile itself
     took, its copies of the model and its trace, is in the peak that they have to surpass.
     """
 
@@ -33,8 +35,12 @@ class LatePeak:
         self.recorder = recorder
         self.rise, self.num_validations = 0, 0
         self.place = ""  # the line that put a module into evaluation mode
+        self.gradients = False
+        self._without_gradients = False  # was something run without, since this validation began?
         self._before: int | None = None  # the peak when validation began; None while there is none
-        self._eval, self._backward = Patches(), Patches()
+        self._problems: list[str] = []
+        self._guard = Guard(lambda error: self._problems.append(described(error)))
+        self._eval, self._backward = Patches(self._guard), Patches(self._guard)
 
     def install(self) -> None:
         """Begin to watch."""
@@ -50,10 +56,14 @@ class LatePeak:
         self._trains()
         self._eval.restore()
         path: Path = self.recorder.folder / RECORD
-        if self.num_validations:
+        if self.num_validations or self._problems:
             with contextlib.suppress(OSError, ValueError):
                 document = json.loads(path.read_text(encoding="utf-8"))
-                document["late"] = {"peak": facts.peak_bytes(), "rise": self.rise, "at": self.place}
+                if self._problems:
+                    document["problems"] = [*document.get("problems", []), *self._problems]
+                else:
+                    document["late"] = {"peak": facts.peak_bytes(), "rise": self.rise, "at": self.place}
+                    document["late"]["gradients"] = self.gradients
                 part = path.with_suffix(".json.part")
                 part.write_text(json.dumps(document), encoding="utf-8")
                 part.replace(path)
@@ -62,12 +72,22 @@ class LatePeak:
         def evaluate(module: Any) -> Any:
             if self.recorder.done and self._before is None and self.num_validations < MOST_VALIDATIONS:
                 self._before = facts.peak_bytes()
+                self._without_gradients = not torch.is_grad_enabled()
+                for context in (torch.no_grad, torch.inference_mode):
+                    self._backward.replace(context, "__enter__", self._entering)
                 self.place = self.place or calling_site()
                 self.num_validations += 1
                 self._backward.replace(torch.autograd, "backward", self._first_backward)
             return original(module)
 
         return evaluate
+
+    def _entering(self, original: Any) -> Any:
+        def enter(context: Any) -> Any:
+            self._without_gradients = True
+            return original(context)
+
+        return enter
 
     def _first_backward(self, original: Any) -> Any:
         def backward(*arguments: Any, **keywords: Any) -> Any:
@@ -79,6 +99,8 @@ class LatePeak:
     def _trains(self) -> None:
         """Training goes on, or the script ends: validation is over."""
         if self._before is not None:
-            self.rise += max(0, facts.peak_bytes() - self._before)
+            rise = max(0, facts.peak_bytes() - self._before)
+            self.rise += rise
+            self.gradients |= rise > 0 and not self._without_gradients
             self._before = None
         self._backward.restore()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.optim import optimizer as optimizers
 
+from vivace.profile.record.guard import Guard
 from vivace.profile.record.hooks import LoopHooks, Patches, tensors_of
 from vivace.profile.record.sites import calling_site
 
@@ -19,8 +20,9 @@ CHANGING = 1.01
 class PrecisionWatch:
     """Notes what is done with autocast, GradScaler and clipping, by the person's line."""
 
-    def __init__(self, hooks: LoopHooks) -> None:
-        self.hooks = hooks
+    def __init__(self, hooks: LoopHooks, guard: Guard) -> None:
+        self.hooks, self.guard = hooks, guard
+        self._patches = Patches(guard)
         self.counts: Counter[str] = Counter()
         self.sites: dict[str, str] = {}
         self.dtypes: Counter[str] = Counter()
@@ -38,9 +40,10 @@ class PrecisionWatch:
         self._sample: tuple[Any, torch.Tensor] | None = None  # of scaled gradients as the pass left them
         self._factors: list[float] = []  # by which they were changed before GradScaler.step
 
-    def install(self, patches: Patches) -> None:
+    def install(self) -> None:
         """Patch autocast, GradScaler and the clipping functions."""
-        self.hooks.on_backward = self._went_backward
+        patches = self._patches
+        self.hooks.on_backward = self.guard.looking(self._went_backward)
         patches.replace(torch.autocast, "__enter__", self._enter_autocast)
         for name in ("scale", "unscale_", "step", "update", "get_scale"):
             patches.replace(torch.amp.GradScaler, name, getattr(self, f"_{name.strip('_')}"))
@@ -48,15 +51,24 @@ class PrecisionWatch:
             for place in (torch.nn.utils, torch.nn.utils.clip_grad):
                 patches.replace(place, name, self._clip)
         patches.replace(torch.optim.lr_scheduler.LRScheduler, "step", self._schedule)
-        handle = optimizers.register_optimizer_step_pre_hook(self._before_update)
+        handle = optimizers.register_optimizer_step_pre_hook(self.guard.looking(self._before_update))
         patches.hook(optimizers._global_optimizer_pre_hooks, handle)
+
+    def restore(self) -> None:
+        """Leave torch as it was."""
+        self._patches.restore()
 
     def begin(self) -> None:
         """The timed window begins: forget the warm-up, where a scaler finds its scale."""
         self.counts.clear()
 
     def result(self, steps: int) -> dict[str, Any]:
-        """Counts over the timed window, the lines that did it, and the gradients' state."""
+        """Counts over the timed window, the lines that did it, and the gradients' state.
+
+        Where watching ended with a fault, nothing is known.
+        """
+        if self.guard.off:
+            return {"steps": steps}
         return {
             **self.counts,
             "steps": steps,
@@ -72,8 +84,6 @@ class PrecisionWatch:
 
     def _enter_autocast(self, original: Any) -> Any:
         def enter(context: Any) -> Any:
-            if torch.compiler.is_compiling():
-                return original(context)
             if context._enabled:
                 self._note("autocast")
                 self.dtypes[str(context.fast_dtype).removeprefix("torch.")] += 1
@@ -206,10 +216,9 @@ class PrecisionWatch:
 
     def _clip(self, original: Any) -> Any:
         def clip(*arguments: Any, **keywords: Any) -> Any:
-            if not torch.compiler.is_compiling():
-                self._note("clip")
-                if self._scaled and not self._unscaled:
-                    self._note("clip_scaled")
+            self._note("clip")
+            if self._scaled and not self._unscaled:
+                self._note("clip_scaled")
             return original(*arguments, **keywords)
 
         return clip

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from vivace.profile.record import facts
+from vivace.profile.record.guard import Guard
 from vivace.profile.record.hooks import named_range
 
 _global_hooks = nn.modules.module
@@ -18,8 +19,8 @@ class ModuleRanges:
     Where torch.compile is at work it stays silent: hooks would be compiled too.
     """
 
-    def __init__(self, *, annotate: bool = False) -> None:
-        self.annotate = annotate
+    def __init__(self, guard: Guard, *, annotate: bool = False) -> None:
+        self.guard, self.annotate = guard, annotate
         self.stack: list[str] = []
         self.roots: dict[str, nn.Module] = {}
         self.silent = facts.compiles()
@@ -32,8 +33,8 @@ class ModuleRanges:
         if self.silent:
             return
         self._handles = [
-            _global_hooks.register_module_forward_pre_hook(self._enter),
-            _global_hooks.register_module_forward_hook(self._leave, always_call=True),
+            _global_hooks.register_module_forward_pre_hook(self.guard.looking(self._enter)),
+            _global_hooks.register_module_forward_hook(self.guard.looking(self._leave), always_call=True),
         ]
 
     def restore(self) -> None:

@@ -13,7 +13,6 @@ import os
 import statistics
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -25,14 +24,16 @@ from vivace.profile.record import CUT, RECORD, TRACE, experiments, facts
 from vivace.profile.record.clock import PHASES, Clock, Step
 from vivace.profile.record.counting import CountedStep
 from vivace.profile.record.fetches import FetchSampler
+from vivace.profile.record.guard import Guard, described
 from vivace.profile.record.hooks import LoopHooks, Patches, named_range
 from vivace.profile.record.mixed import PrecisionWatch
 from vivace.profile.record.modules import ModuleRanges
 from vivace.profile.record.waits import WaitWatch
 
 WARM_STEPS, MOST_WARM_STEPS = 3, 8
-FEWEST_STEPS, MOST_STEPS = 10, 1500
+FEWEST_STEPS, MANY_STEPS, MOST_STEPS = 10, 100, 1500
 TIMED_SECONDS, SLOW_SECONDS = 4.0, 30.0
+MANY_SHARE = 0.25  # of the timed seconds: many steps are enough after it
 WATCHED_STEPS, SYNCHRONIZED_STEPS, TRACED_STEPS = 5, 4, 3
 LONG_STEP_SECONDS = 4.0
 DISTURBED_STEPS = 2
@@ -43,18 +44,20 @@ class Recorder:
 
     Args:
         folder: where the record and the trace go; made if missing.
-        timed_seconds: how long the timed window lasts at least.
+        timed_seconds: how long the timed window lasts at least; a quarter of it where that is 100 steps.
     """
 
     def __init__(self, folder: Path, timed_seconds: float = TIMED_SECONDS) -> None:
         self.folder, self.timed_seconds = folder, timed_seconds
         self.done = False
-        self.clock = Clock(self._stepped)
-        self.hooks = LoopHooks(self.clock)
-        self.precision = PrecisionWatch(self.hooks)
-        self.waits = WaitWatch(self.clock)
-        self.fetches = FetchSampler(self.clock, folder)
-        self.patches = Patches()
+        # Without the loop's own hooks there is nothing to record; any other part is left out alone.
+        guard = Guard(self._give_up)
+        self.clock = Clock(guard.looking(self._stepped))
+        self.hooks = LoopHooks(self.clock, guard)
+        self.precision = PrecisionWatch(self.hooks, Guard(self.note))
+        self.waits = WaitWatch(self.clock, Guard(self.note))
+        self.fetches = FetchSampler(self.clock, folder, Guard(self.note))
+        self.patches = Patches(Guard(self.note))
         self.steps: list[Step] = []
         self.resident: list[int] = []
         self.course: list[tuple[Step, int]] = []  # every step until the window's end, and the peak after it
@@ -67,17 +70,27 @@ class Recorder:
         self._graphs = 0
 
     def install(self) -> None:
-        """Patch torch and begin to watch."""
+        """Patch torch and begin to watch. Where that fails, torch is left as it was, and the error raised."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._pid = os.getpid()
-        self.hooks.install()
-        self.precision.install(self.patches)
-        self.fetches.install(self.patches)
-        self._compiled = experiments.watch_settings(self.patches, self.document)
+        try:
+            self.hooks.install()
+            self.precision.install()
+            self.fetches.install()
+            self._compiled = experiments.watch_settings(self.patches, self.document)
+        except Exception:
+            self._restore()
+            raise
         atexit.register(self.finish)
 
     def finish(self) -> None:
         """Write the record and restore torch; also where the loop ends before the last window."""
+        try:
+            self._finish()
+        except Exception as error:  # within a call of the person's, or at the end of their script
+            print(f"vivace: the profile cannot be written to {self.folder}: {error}", file=sys.stderr)
+
+    def _finish(self) -> None:
         if self.done or os.getpid() != self._pid:  # a forked loader worker inherits this
             return
         self.done = True
@@ -85,9 +98,7 @@ class Recorder:
             self._leave()
         self._leave = lambda: None
         self._guarded(self._describe)
-        self.hooks.restore()
-        self.patches.restore()
-        self.fetches.stop()
+        self._restore()
         if not self.steps and (self.folder / RECORD).exists():
             return  # a launcher or a loader worker, beside the process that trains
         part = self.folder / (RECORD + ".part")
@@ -96,27 +107,35 @@ class Recorder:
         if self._state == "finished":
             atexit.unregister(self.finish)
 
+    def _restore(self) -> None:
+        """Leave torch as it was, last change first."""
+        self.patches.restore()
+        self.fetches.stop()
+        self.precision.restore()
+        self.hooks.restore()
+
+    def _give_up(self, error: Exception) -> None:
+        """The loop's hooks failed: what was recorded until now is all that there will be."""
+        self.note(error)
+        self.finish()
+
     def _stepped(self, step: Step) -> None:
-        """Called by the clock between two steps of the person's loop: nothing here may fail into it."""
+        """Called by the clock between two steps of the person's loop."""
         if self.done:
             return
         self._in_state += 1
-        try:
-            if self._state in ("warm", "timed"):
-                self.course.append((step, facts.peak_bytes()))
-            if self._state == "timed":
-                self.steps.append(step)
-                self.resident.append(facts.resident_bytes())
-                self.graphs.append(facts.num_graphs())
-            elif self._state == "watched":
-                self.waits.new_step()
-            elif self._state == "synchronized":
-                self.synchronized.append(step)
-            if self._is_over(step):
-                self._next_state()
-        except Exception as error:
-            self._note(error)
-            self.finish()
+        if self._state in ("warm", "timed"):
+            self.course.append((step, facts.peak_bytes()))
+        if self._state == "timed":
+            self.steps.append(step)
+            self.resident.append(facts.resident_bytes())
+            self.graphs.append(facts.num_graphs())
+        elif self._state == "watched":
+            self.waits.new_step()
+        elif self._state == "synchronized":
+            self.synchronized.append(step)
+        if self._is_over(step):
+            self._next_state()
         if self._state not in ("warm", "timed") or self._in_state == 0:
             self.clock.restart()
 
@@ -129,7 +148,8 @@ class Recorder:
         if self._state == "timed":
             clean = sum(not s.interrupted for s in self.steps)
             enough = clean >= FEWEST_STEPS or len(self.steps) >= 3 * FEWEST_STEPS
-            patient = elapsed >= self.timed_seconds or len(self.steps) >= MOST_STEPS
+            many = len(self.steps) >= MANY_STEPS and elapsed >= MANY_SHARE * self.timed_seconds
+            patient = many or elapsed >= self.timed_seconds or len(self.steps) >= MOST_STEPS
             return (enough and patient) or (len(self.steps) >= 3 and elapsed >= SLOW_SECONDS)
         if self._state == "traced":
             self._mark_step()
@@ -204,7 +224,7 @@ class Recorder:
         self._profiler = torch.profiler.profile(
             activities=activities, record_shapes=True, profile_memory=True
         )
-        self._modules = ModuleRanges(annotate=True)
+        self._modules = ModuleRanges(Guard(self.note), annotate=True)
         self.document["held_bytes"] = facts.held_bytes(self.hooks)
         self._profiler.start()
         self.hooks.annotate = True
@@ -229,8 +249,8 @@ class Recorder:
         self._profiler.export_chrome_trace(str(self.folder / TRACE))
 
     def _enter_counted(self) -> None:
-        self.catcher = experiments.CallCatcher(self._modules.roots)
-        self._counted = CountedStep(self.hooks)
+        self.catcher = experiments.CallCatcher(self._modules.roots, Guard(self.note))
+        self._counted = CountedStep(self.hooks, Guard(self.note))
         self._counted.install()
         self._leave = self._leave_counted
 
@@ -238,7 +258,8 @@ class Recorder:
         self._counted.restore()
         self.catcher.restore()
         if self._in_state:  # else the run ended within this step
-            self.document.update(self._counted.result())
+            if not self._counted.guard.off:
+                self.document.update(self._counted.result())
             self.document["rows"] = self.catcher.num_rows()
 
     def _enter_finished(self) -> None:
@@ -250,14 +271,11 @@ class Recorder:
         self.finish()
 
     def _guarded(self, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except Exception as error:  # the person's training goes on whatever happens here
-            self._note(error)
+        Guard(self.note).looking(action)()
 
-    def _note(self, error: Exception) -> None:
-        lines = traceback.format_exception(error)
-        self.document.setdefault("problems", []).append("".join(lines)[-2000:])
+    def note(self, error: Exception) -> None:
+        """Keep a fault of the profile's own, which cost a part of it."""
+        self.document.setdefault("problems", []).append(described(error))
 
     def _describe(self) -> None:
         self._average()
@@ -331,5 +349,6 @@ def _brief(step: Step, peak: int) -> dict[str, Any]:
         "wall": step.wall_seconds,
         "elements": step.elements,
         "validates": step.validates,
+        "gradients": not step.without_gradients,
         "retains": step.retains,
     }

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from vivace.profile.record.clock import Clock
+from vivace.profile.record.guard import Guard
 from vivace.profile.record.hooks import Patches
 from vivace.profile.record.sites import calling_site
 
@@ -24,10 +25,10 @@ LOOP_SECONDS = 0.002  # asked again within this time: a loop
 class WaitWatch:
     """Counts and times the questions by the person's file and line; those of a data set are its fetching."""
 
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
+    def __init__(self, clock: Clock, guard: Guard) -> None:
+        self.clock, self.guard = clock, guard
         self.sites: dict[str, dict[str, float]] = {}
-        self._patches = Patches()
+        self._patches = Patches(guard)
         self.num_steps = 0
         self._inside = False
         self._last = 0.0  # when the last question was answered, whoever asked
@@ -50,15 +51,18 @@ class WaitWatch:
         self._patches.restore()
 
     def result(self) -> list[dict[str, Any]]:
-        """Sites by their seconds, the costliest first; sums over all watched steps."""
+        """Sites by their seconds, the costliest first; sums over all watched steps. Nothing after a fault."""
+        if self.guard.off:
+            return []
         costliest = sorted(self.sites.items(), key=lambda item: -item[1]["span"])
         return [{"site": site, **values} for site, values in costliest[:20]]
 
     def _timed(self, original: Any) -> Any:
         def ask(*arguments: Any, **keywords: Any) -> Any:
-            # float(tensor) asks item() in turn; torch's own optimizers ask for their step counts
+            # float(tensor) asks item() in turn; torch's own optimizers ask for their step counts. The frame
+            # between this one and theirs is the guard's.
             fetching = self.clock.inside == "data"
-            if self._inside or fetching or sys._getframe(1).f_code.co_filename.startswith(_NOT_THEIRS):
+            if self._inside or fetching or sys._getframe(2).f_code.co_filename.startswith(_NOT_THEIRS):
                 return original(*arguments, **keywords)
             self._inside = True
             entered = time.perf_counter()

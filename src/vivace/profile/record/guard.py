@@ -1,0 +1,88 @@
+"""What watches a person's training must not fail into it: one guard around all that runs in their calls."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class Guard:
+    """Lets a part of the profile watch for as long as it makes no fault.
+
+    Its first fault switches the part `off` and is told to `on_fault`; the person's call goes on as if nobody
+    had watched. What the person's own functions raise is theirs, and is passed on.
+    """
+
+    def __init__(self, on_fault: Callable[[Exception], None]) -> None:
+        self._on_fault = on_fault
+        self.off = False
+
+    def fail(self, error: Exception) -> None:
+        """Switch the part off."""
+        if not self.off:
+            self.off = True
+            with contextlib.suppress(Exception):
+                self._on_fault(error)
+
+    def looking(self, look: Callable[..., object]) -> Callable[..., None]:
+        """A hook that only looks: it returns None, and raises nothing."""
+
+        def hook(*arguments: Any, **keywords: Any) -> None:
+            if not self.off:
+                try:
+                    look(*arguments, **keywords)
+                except Exception as error:
+                    self.fail(error)
+
+        return hook
+
+    def around(self, original: Callable[..., Any], make: Callable[[Any], Any]) -> Callable[..., Any]:
+        """A function to stand in place of `original`: ``make(original)``, made for each call.
+
+        Where that fails of itself, `original` is called as it would have been, if it was not yet.
+        """
+
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            if torch.compiler.is_compiling() or self.off:  # a watch inside of compiled code would be compiled
+                return original(*arguments, **keywords)
+            theirs = _Call(original)
+            try:
+                return make(theirs)(*arguments, **keywords)
+            except Exception as error:
+                if error is theirs.error:
+                    theirs.error = None  # it holds this frame in turn
+                    raise
+                self.fail(error)
+            if theirs.error is not None:
+                raise theirs.error
+            return theirs.result if theirs.is_done else original(*arguments, **keywords)
+
+        return call
+
+
+def described(error: Exception) -> str:
+    """A fault as a record's ``problems`` hold it: the end of its traceback."""
+    return "".join(traceback.format_exception(error))[-2000:]
+
+
+class _Call:
+    """The person's function, to be called once, and what came of it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.is_done = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        try:
+            self.result = self.function(*arguments, **keywords)
+        except BaseException as error:
+            self.error = error
+            raise
+        self.is_done = True
+        return self.result
