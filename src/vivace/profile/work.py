@@ -29,7 +29,8 @@ from vivace.profile.classes import CLASSES, work_class
 from vivace.profile.formulas import convolution_backward, convolution_shape, other_flops
 from vivace.profile.fusion import fused_bytes
 
-_FREE = re.compile(r"^(new_)?empty|^detach|^alias$|^set_|^resize_|^is_|^_local_scalar|^item$|^_unsafe_view$")
+# Memory without values in it, and one value read back.
+_FREE = re.compile(r"^(new_)?empty|^(set|resize)_|^_local_scalar")
 _WRITES_ONLY = re.compile(r"^(copy|fill|zero|normal|uniform|bernoulli|random)_?$")
 _READS_WHAT_IT_WRITES = re.compile(r"^(embedding|index_select|index|gather|_unsafe_index)$")
 # Two passes over their input: the statistics first, then the values; one where the statistics are there.
@@ -162,7 +163,7 @@ class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if not _is_view(func):
+        if not _moves_nothing(func, (args, kwargs), result):
             self._count(func, args, kwargs, result)
         return result
 
@@ -262,12 +263,16 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(value)
 
 
-def _is_view(func: Any) -> bool:
-    """Does an operator return an alias of an argument that it does not write?"""
-    arguments = func._schema.arguments
-    if any(a.alias_info is not None and a.alias_info.is_write for a in arguments):
+def _moves_nothing(func: Any, given: Any, result: Any) -> bool:
+    """Does an operator only describe its tensors (an attribute: device, size), or return views of them?"""
+    schema = func._schema
+    if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
         return False
-    return any(a.alias_info is not None for a in arguments)
+    results = list(_tensors(result))
+    if not results:
+        return torch.Tag.data_dependent_output not in func.tags
+    storages = {tensor.untyped_storage()._cdata for tensor in _tensors(given)}
+    return all(tensor.untyped_storage()._cdata in storages for tensor in results)
 
 
 def _totals(kernels: tuple[Kernel, ...]) -> dict[str, Totals]:
