@@ -86,7 +86,9 @@ def _averaged(logs: dict[str, torch.Tensor], rows: dict[str, torch.Tensor]) -> d
     found = dict(logs)
     for name, number in rows.items():
         fitted = (number >= FEW_ROWS).float()
-        mean = (logs[name].detach() * fitted).sum(-1, keepdim=True) / fitted.sum(-1, keepdim=True).clamp(min=1)
+        mean = (logs[name].detach() * fitted).sum(-1, keepdim=True) / fitted.sum(-1, keepdim=True).clamp(
+            min=1
+        )
         found[name] = logs[name].where(number > 0, mean)
     return found
 

@@ -211,7 +211,9 @@ def fit(rows: Sequence[Row], left_out: dict[str, int], date: str) -> None:
         splits[name] = {
             "n": int(mask.sum()),
             "median_abs_error": median(error[mask]),
-            "median_over_cards": round(float(np.median([card["median_abs_error"] for card in by_gpu.values()])), 4),
+            "median_over_cards": round(
+                float(np.median([card["median_abs_error"] for card in by_gpu.values()])), 4
+            ),
             "demanded": DEMANDED[name],
             "interval_coverage": round(float(np.mean(fitting.covered(interval, here[mask], error[mask]))), 3),
             "coverage_on_the_other_half": round(

@@ -238,12 +238,13 @@ class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Sum the distinct storages that autograd keeps for the backward pass, parameters apart."""
+        """Sum the distinct storages that autograd keeps for the backward pass, parameters and their views apart."""
         seen: set[int] = set()
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             storage = tensor.untyped_storage()
-            if not isinstance(tensor, torch.nn.Parameter) and storage._cdata not in seen:
+            owner = tensor if tensor._base is None else tensor._base
+            if not isinstance(owner, torch.nn.Parameter) and storage._cdata not in seen:
                 seen.add(storage._cdata)
                 self.saved_bytes += storage.nbytes()
             return tensor
