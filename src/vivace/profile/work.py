@@ -238,7 +238,7 @@ class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Sum the distinct storages that autograd keeps for the backward pass, parameters and their views apart."""
+        """Sum distinct storages that autograd keeps for the backward pass, without parameters and their views."""
         seen: set[int] = set()
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
