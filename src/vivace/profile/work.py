@@ -238,7 +238,7 @@ class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Sum distinct storages that autograd keeps for the backward pass, without parameters and their views."""
+        """Sum distinct storages that autograd keeps for backward, but of parameters and views of them."""
         seen: set[int] = set()
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
