@@ -17,6 +17,7 @@ import argparse
 import datetime
 import json
 import re
+import statistics
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -207,20 +208,16 @@ def fit(rows: Sequence[Row], left_out: dict[str, int], date: str) -> None:
     for name, (error, simple) in found.items():
         mask, here = predicted[name], there[name]
         other = fitting.calibrate(here[mask & half], error[mask & half])
-        by_gpu = medians(error, rows, lambda row: row.gpu.name)
         splits[name] = {
             "n": int(mask.sum()),
             "median_abs_error": median(error[mask]),
-            "median_over_cards": round(
-                float(np.median([card["median_abs_error"] for card in by_gpu.values()])), 4
-            ),
             "demanded": DEMANDED[name],
             "interval_coverage": round(float(np.mean(fitting.covered(interval, here[mask], error[mask]))), 3),
             "coverage_on_the_other_half": round(
                 float(np.mean(fitting.covered(other, here[mask & ~half], error[mask & ~half]))), 3
             ),
             "simple": {other: median(values[mask]) for other, values in simple.items()},
-            "by_gpu": by_gpu,
+            "by_gpu": medians(error, rows, lambda row: row.gpu.name),
             "by_architecture": medians(error, rows, lambda row: architecture(row.gpu)),
             "by_family": medians(error, rows, lambda row: f"{row.setting.harness} {row.family}"),
         }
@@ -245,7 +242,6 @@ def fit(rows: Sequence[Row], left_out: dict[str, int], date: str) -> None:
         name: {
             "n": split["n"],
             "median_abs_error": split["median_abs_error"],
-            "median_over_cards": split["median_over_cards"],
             "interval_coverage": split["interval_coverage"],
             **{other.replace(" ", "_").lower(): value for other, value in split["simple"].items()},
         }
@@ -274,8 +270,16 @@ def with_errors(text: str, record: dict[str, Any]) -> str:
         simple = [f"{100 * value:.0f} %" for value in split["simple"].values()]
         error = f"**{100 * split['median_abs_error']:.1f} %**"
         inside = f"{100 * split['interval_coverage']:.0f} %"
-        middle, demanded = (f"{100 * split[key]:.0f} %" for key in ("median_over_cards", "demanded"))
-        cells = (name, f"{split['n']:,}", error, middle, demanded, inside, *simple)
+        middle = statistics.median(card["median_abs_error"] for card in split["by_gpu"].values())
+        cells = (
+            name,
+            f"{split['n']:,}",
+            error,
+            f"{100 * middle:.0f} %",
+            f"{100 * split['demanded']:.0f} %",
+            inside,
+        )
+        cells += tuple(simple)
         lines.append(f"| {' | '.join(cells)} |")
     table = "\n".join(lines) + "\n"
     return MARKERS.sub(rf"\g<1>{table}\g<2>", text)
