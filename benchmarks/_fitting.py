@@ -6,15 +6,24 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import _likeness
 import numpy as np
 from _published import Row
 
-from vivace.advise.formula import PARAMETERS, STARTS, architecture, make_columns, predict_parts, step_parts
-from vivace.advise.interval import CIRCUMSTANCES, UNSEEN_WIDENING, circumstances, kinds_of
+from vivace.advise.formula import (
+    ARCHITECTURES,
+    MODES,
+    PARAMETERS,
+    STARTS,
+    architecture,
+    make_columns,
+    predict_parts,
+    step_parts,
+)
+from vivace.advise.interval import CIRCUMSTANCES, FEW_ROWS, UNSEEN_WIDENING, circumstances, kinds_of
 from vivace.advise.likeness import Likeness, predict
 
 if TYPE_CHECKING:
@@ -25,11 +34,12 @@ MOST_OF_A_KIND = 300  # rows of one card, harness and layout in the fit of a fol
 CROWDED = 0.3  # power of the number of similar rows by which each of them counts less
 FAMILY_FOLDS, CARD_FOLDS, CARDS_ALONE = 8, 4, 12
 NEVER_NARROWER = ("new_card", "new_architecture", "new_model")
+NEW_ARCHITECTURE = "new architecture"
 
 
 def fit(rows: Sequence[Row], steps: int = STEPS) -> dict[str, np.ndarray]:
     """Parameters that fit the rows: least absolute log errors, held near their physical start where rows are
-    few."""
+    few. An architecture that no row holds is the mean of the others."""
     import torch
 
     columns = {
@@ -42,13 +52,15 @@ def fit(rows: Sequence[Row], steps: int = STEPS) -> dict[str, np.ndarray]:
         [sizes[row.gpu.name, row.setting.harness, row.setting.num_gpus > 1] ** -CROWDED for row in rows]
     )
     start = {name: _start(name) for name in PARAMETERS}
+    held_by = _rows_by_architecture(columns)
     logs = {name: value.clone().requires_grad_() for name, value in start.items()}
     optimizer = torch.optim.Adam(list(logs.values()), lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.15
     )
     for _ in range(steps):
-        parts = step_parts({name: value.exp() for name, value in logs.items()}, columns, torch, _sum_by)
+        theta = {name: value.exp() for name, value in _averaged(logs, held_by).items()}
+        parts = step_parts(theta, columns, torch, _sum_by)
         error = parts["seconds"].log() - target
         loss = (weight * (error.square() + ROUNDING**2).sqrt()).sum() / weight.sum()
         held = sum(PARAMETERS[name][2] * (logs[name] - start[name]).square().sum() for name in logs)
@@ -56,7 +68,29 @@ def fit(rows: Sequence[Row], steps: int = STEPS) -> dict[str, np.ndarray]:
         (loss + PRIOR * held).backward()
         optimizer.step()
         schedule.step()
-    return {name: value.detach().exp().double().numpy() for name, value in logs.items()}
+    return {name: v.detach().exp().double().numpy() for name, v in _averaged(logs, held_by).items()}
+
+
+def _rows_by_architecture(columns: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """For each parameter of an architecture, the number of rows that speak for it."""
+    import torch
+
+    rows = torch.zeros(len(MODES), len(ARCHITECTURES))
+    rows.index_put_((columns["mode"], columns["architecture"]), torch.ones(()), accumulate=True)
+    rows[:, ARCHITECTURES.index("other")] = 0
+    return {"architecture_matrix": rows, "architecture_memory": rows.sum(0)}
+
+
+def _averaged(logs: dict[str, torch.Tensor], rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """`logs`, where an architecture without a row has the mean of those with at least `FEW_ROWS`."""
+    found = dict(logs)
+    for name, number in rows.items():
+        fitted = (number >= FEW_ROWS).float()
+        mean = (logs[name].detach() * fitted).sum(-1, keepdim=True) / fitted.sum(-1, keepdim=True).clamp(
+            min=1
+        )
+        found[name] = logs[name].where(number > 0, mean)
+    return found
 
 
 def _start(name: str) -> torch.Tensor:
@@ -132,14 +166,17 @@ def thin(rows: Sequence[Row]) -> list[Row]:
     return kept
 
 
+Left = Callable[[Row], bool]
+
+
 def held_out(rows: Sequence[Row]) -> dict[str, tuple[np.ndarray, dict[str, np.ndarray]]]:
-    """Errors on rows whose model family, whose card, or both were left out; and those of the simple
-    predictors."""
+    """Errors on rows whose model family, whose card, both, or whose architecture were left out; and those of
+    the simple predictors. NaN where a row was not predicted."""
     families = folds([row.family for row in rows], FAMILY_FOLDS)
     kin = sorted({(architecture(row.gpu), row.gpu.name) for row in rows})  # neighbours in different folds
     cards = {name: number % CARDS_ALONE for number, (_, name) in enumerate(kin)}
     card_groups = folds([row.gpu.name for row in rows], CARD_FOLDS)
-    splits = {
+    splits: dict[str, list[tuple[Left | None, Left | None]]] = {
         "known card, new model": [
             (lambda r, f=f: families[r.family] == f, None) for f in range(FAMILY_FOLDS)
         ],
@@ -149,17 +186,25 @@ def held_out(rows: Sequence[Row]) -> dict[str, tuple[np.ndarray, dict[str, np.nd
             for f in range(3)
             for c in range(CARD_FOLDS)
         ],
+        NEW_ARCHITECTURE: [
+            (None, lambda r, a=a: architecture(r.gpu) == a) for a in sorted({name for name, _ in kin})
+        ],
     }
     found = {}
     for name, parts in splits.items():
         begin = time.perf_counter()
         error, simple = np.full(len(rows), np.nan), {}
         for by_model, by_card in parts:
-            chosen = [
-                (by_model is None or by_model(row)) and (by_card is None or by_card(row)) for row in rows
-            ]
             train = [r for r in rows if not (by_model and by_model(r)) and not (by_card and by_card(r))]
             train = thin(train) if by_card else train
+            # Of a harness that only these cards were measured in nothing is known: that is another question.
+            harnesses = {row.setting.harness for row in train} if name == NEW_ARCHITECTURE else None
+            chosen = [
+                (by_model is None or by_model(row))
+                and (by_card is None or by_card(row))
+                and (harnesses is None or row.setting.harness in harnesses)
+                for row in rows
+            ]
             test = [row for row, wanted in zip(rows, chosen, strict=True) if wanted]
             if not test:
                 continue
@@ -196,6 +241,17 @@ def situations(
         for n, row in enumerate(rows)
     ]  # fmt: skip
     return np.array([[float(name in names) for name in CIRCUMSTANCES] for names in found])
+
+
+def renewed(situation: np.ndarray, new: Sequence[str]) -> np.ndarray:
+    """The circumstances of rows that were left out: `new` holds, and nothing else of the kind; an
+    architecture of few figures stays new."""
+    found = situation.copy()
+    for name in ("new_card", "new_model"):
+        found[:, CIRCUMSTANCES.index(name)] = name in new
+    if "new_architecture" in new:
+        found[:, CIRCUMSTANCES.index("new_architecture")] = 1
+    return found
 
 
 def calibrate(situation: np.ndarray, error: np.ndarray) -> dict[str, object]:

@@ -17,6 +17,7 @@ import argparse
 import datetime
 import json
 import re
+import statistics
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ import numpy as np
 from _published import Row, read
 
 from vivace.advise.demand import Bin, Demand, load_models, save_models
-from vivace.advise.formula import COEFFICIENTS_FILE, PARAMETERS, load_coefficients
+from vivace.advise.formula import COEFFICIENTS_FILE, PARAMETERS, architecture, load_coefficients
 from vivace.advise.likeness import LIKENESS_FILE, load_likeness
 from vivace.advise.reverse import EXAMPLES
 from vivace.errors import InputError
@@ -36,7 +37,16 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data" / "published_throughput.csv"
 HEAD = ("Work of one training step of known models; vivace.advise.demand has the columns.",
         "Written by scripts/bench advise --count; not to be edited.")  # fmt: skip
-DEMANDED = {"known card, new model": 0.12, "new card, known model": 0.18, "both new": 0.25}
+DEMANDED = {
+    "known card, new model": 0.12, "new card, known model": 0.18, "both new": 0.25, "new architecture": 0.25
+}  # fmt: skip
+# What is new about the figures that a split left out of the fit.
+NEW = {
+    "known card, new model": ("new_model",),
+    "new card, known model": ("new_card",),
+    "both new": ("new_card", "new_model"),
+    "new architecture": ("new_card", "new_architecture"),
+}
 SMALL, LARGE = 2, 4
 RECORDS = ROOT / "records" / "advise" / "published"
 DOCS = ROOT / "docs" / "advise.md"
@@ -187,21 +197,16 @@ def fit(rows: Sequence[Row], left_out: dict[str, int], date: str) -> None:
     likeness, lines = _likeness.fit(rows, fitting.errors(theta, rows))
     own = fitting.errors(theta, rows, likeness)
     found = fitting.held_out(rows)
-    known = {"known card, new model": (0, 1), "new card, known model": (1, 0), "both new": (1, 1)}
     situation = fitting.situations(theta, rows, seen)
-    places = [fitting.CIRCUMSTANCES.index(name) for name in ("new_card", "new_model")]
+    there = {name: fitting.renewed(situation, new) for name, new in NEW.items()}
+    predicted = {name: ~np.isnan(error) for name, (error, _) in found.items()}
     parts = [(situation, own)]
-    for name, flags in known.items():
-        here, mask = situation.copy(), ~np.isnan(found[name][0])
-        here[:, places] = flags
-        parts.append((here[mask], found[name][0][mask]))
+    parts += [(there[name][predicted[name]], found[name][0][predicted[name]]) for name in found]
     interval = fitting.calibrate(np.concatenate([s for s, _ in parts]), np.concatenate([e for _, e in parts]))
     half = np.array([len(row.family) % 2 == 0 for row in rows])
     splits: dict[str, Any] = {}
     for name, (error, simple) in found.items():
-        mask = ~np.isnan(error)
-        here = situation.copy()
-        here[:, places] = known[name]
+        mask, here = predicted[name], there[name]
         other = fitting.calibrate(here[mask & half], error[mask & half])
         splits[name] = {
             "n": int(mask.sum()),
@@ -213,6 +218,7 @@ def fit(rows: Sequence[Row], left_out: dict[str, int], date: str) -> None:
             ),
             "simple": {other: median(values[mask]) for other, values in simple.items()},
             "by_gpu": medians(error, rows, lambda row: row.gpu.name),
+            "by_architecture": medians(error, rows, lambda row: architecture(row.gpu)),
             "by_family": medians(error, rows, lambda row: f"{row.setting.harness} {row.family}"),
         }
     document = {
@@ -256,15 +262,24 @@ def with_errors(text: str, record: dict[str, Any]) -> str:
         f"Fitted on {record['date']}: {record['parameters']} parameters, {record['rows']:,} figures of "
         f"{len(record['models'])} models and {record['cards']} cards. On the figures of the fit itself the "
         f"median error is {100 * record['in_sample']:.1f} %.\n",
-        "| left out of the fit | figures | median error | demanded | in interval | roofline "
-        "| bandwidth alone | TFLOPS alone |",
-        "|---|---|---|---|---|---|---|---|",
+        "| left out of the fit | figures | median error | of the median card | demanded | in interval "
+        "| roofline | bandwidth alone | TFLOPS alone |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, split in record["splits"].items():
         simple = [f"{100 * value:.0f} %" for value in split["simple"].values()]
         error = f"**{100 * split['median_abs_error']:.1f} %**"
         inside = f"{100 * split['interval_coverage']:.0f} %"
-        cells = (name, f"{split['n']:,}", error, f"{100 * split['demanded']:.0f} %", inside, *simple)
+        middle = statistics.median(card["median_abs_error"] for card in split["by_gpu"].values())
+        cells = (
+            name,
+            f"{split['n']:,}",
+            error,
+            f"{100 * middle:.0f} %",
+            f"{100 * split['demanded']:.0f} %",
+            inside,
+        )
+        cells += tuple(simple)
         lines.append(f"| {' | '.join(cells)} |")
     table = "\n".join(lines) + "\n"
     return MARKERS.sub(rf"\g<1>{table}\g<2>", text)

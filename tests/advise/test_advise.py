@@ -58,6 +58,42 @@ def test_advice_ranks_picks_and_scales(profile):
     assert json.loads(json.dumps(advice.to_dict()))["errors"]
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda", "TITAN of nobody", None])
+def test_a_step_measured_on_no_known_card_scales_nothing(profile, device):
+    plain = vivace.advise(profile(device=device), gpus=CARDS)
+    measured = vivace.advise(profile(device=device, step_seconds=2.9), gpus=CARDS)
+    assert [offer.hours for offer in measured.offers] == [offer.hours for offer in plain.offers]
+    (note,) = [note for note in measured.notes if "measured step" in note]
+    assert "nothing is scaled" in note
+    assert str(device or "no named GPU") in note
+
+
+def test_a_step_measured_on_a_known_card_scales_all(profile):
+    plain = vivace.advise(profile(), gpus=CARDS, most=1)
+    (there,) = [o for o in plain.offers if o.prediction.gpu.name == find_gpu(CARDS[1]).name]
+    path = profile(device="NVIDIA A100-SXM4-80GB", step_seconds=2 * there.prediction.seconds)
+    measured = vivace.advise(path, gpus=CARDS, most=1)
+    found = {offer.name: offer.prediction.seconds for offer in measured.offers}
+    assert found == pytest.approx({o.name: 2 * o.prediction.seconds for o in plain.offers})
+    assert any("scaled by 2.00" in note and "A100-SXM4-80GB" in note for note in measured.notes)
+
+
+def test_a_card_without_evidence_is_not_taken_for_a_better_one():
+    """Rates and bandwidths of these cards are in the order of the names, and half of that at the ends."""
+    pairs = (("Arc A770", "RTX 4090"), ("RX 7900 XTX", "A100-SXM4-40GB"), ("RTX 3090", "RTX 5090"))
+    advice = vivace.advise(
+        "resnet50",
+        gpus=[n for pair in pairs for n in pair],
+        target="1M",
+        precision="amp",
+        channels_last=True,
+        most=1,
+    )
+    hours = {offer.prediction.gpu.name: offer.hours for offer in advice.offers}
+    for slow, fast in pairs:
+        assert hours[find_gpu(slow).name] > hours[find_gpu(fast).name], (slow, fast)
+
+
 def test_amounts_of_training(profile):
     subject = open_subject(profile())
     assert amount(subject, None, None, None).samples == 10 * 100 * 32
@@ -211,3 +247,10 @@ def test_the_command_works_without_torch(profile, tmp_path):
     document = json.loads(done.stdout)
     assert {offer["gpu"] for offer in document["offers"]} == {"RTX 4090", find_gpu("H100").name}
     assert "80 % interval" in done.stderr
+
+
+def test_numbers_of_cards_on_which_a_job_does_not_fit_are_no_points_of_its_scaling():
+    """A copy of all gradients more is what several cards need; one card alone does with small pieces."""
+    advice = vivace.advise("own:gpt3_27", target="1M", precision="amp", gpus=["H100-SXM5-80GB"])
+    assert {offer.prediction.num_gpus for offer in advice.offers if not offer.prediction.fits} == {2, 4, 8}
+    assert [point["num_gpus"] for point in advice.scaling[0]["points"]] == [1]

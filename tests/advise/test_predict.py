@@ -2,13 +2,23 @@ from __future__ import annotations
 
 import dataclasses
 
+import _fitting
+import numpy as np
 import pytest
+import torch
 
 from vivace.advise import demand as tables
 from vivace.advise.catalogue import find_gpu
 from vivace.advise.demand import Bin, Demand, load_models, save_models
-from vivace.advise.formula import PARAMETERS, Setting, load_coefficients, matrix_rate, predict_parts
-from vivace.advise.interval import CIRCUMSTANCES, circumstances, factor
+from vivace.advise.formula import (
+    ARCHITECTURES,
+    PARAMETERS,
+    Setting,
+    load_coefficients,
+    matrix_rate,
+    predict_parts,
+)
+from vivace.advise.interval import CIRCUMSTANCES, FEW_ROWS, circumstances, factor
 from vivace.advise.predict import Predictor
 from vivace.errors import InputError
 
@@ -26,6 +36,26 @@ def test_coefficients_are_complete_positive_and_dated():
     assert all((value > 0).all() for value in theta.values())
     assert set(rest["interval"]["widening"]) == set(CIRCUMSTANCES)
     assert sum(rest["evidence"]["cards"].values()) > 5000
+
+
+def test_an_unknown_architecture_is_the_mean_of_the_fitted_ones():
+    theta, rest = load_coefficients()
+    rows = rest["evidence"]["architectures"]
+    known = [rows.get(name, 0) >= FEW_ROWS and name != "other" for name in ARCHITECTURES]
+    memory = theta["architecture_memory"]
+    mean = np.exp(np.log(memory[known]).mean())
+    assert memory[ARCHITECTURES.index("other")] == pytest.approx(mean, rel=1e-3)
+    for line in theta["architecture_matrix"]:
+        assert line.min() < line[ARCHITECTURES.index("other")] < line.max()
+
+
+def test_the_fit_gives_an_architecture_without_rows_the_mean_of_the_others():
+    """Of those with few rows each has its own, and no say in the mean."""
+    logs = {"architecture_memory": torch.tensor([0.2, -0.4, 9.0, 9.0], requires_grad=True)}
+    found = _fitting._averaged(logs, {"architecture_memory": torch.tensor([10.0, 500.0, 3.0, 0.0])})
+    assert found["architecture_memory"].tolist() == pytest.approx([0.2, -0.4, 9.0, -0.1])
+    found["architecture_memory"].sum().backward()
+    assert logs["architecture_memory"].grad.tolist() == [1, 1, 1, 0]
 
 
 def test_more_work_takes_longer_and_a_faster_card_less(resnet):

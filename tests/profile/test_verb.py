@@ -101,7 +101,7 @@ def test_a_job_is_profiled(name, machine, tmp_path):
     assert work["batch_size"] == 16
     assert work["epochs"] == 1
     assert work["steps_per_epoch"] == 4 / (2 if name == "gan" else 1)
-    assert work["device"] == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert work["device"] == (torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu")
     assert set(work["operators"]["matmul"]) == {"flops", "bytes", "bytes_fused", "count", "seconds"}
     assert ("convolution" in work["operators"]) == (name == "cnn")
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from vivace.profile.classes import work_class
@@ -131,6 +133,30 @@ def test_counting_leaves_no_trace():
     with pytest.raises(ZeroDivisionError):
         count_work(lambda: 1 / 0)
     assert functional.scaled_dot_product_attention is original
+
+
+@pytest.mark.parametrize("fake", [True, False])
+def test_attributes_and_views_are_no_kernels(fake):
+    with FakeTensorMode() if fake else contextlib.nullcontext():
+        grid = torch.ones(4, 6)
+
+        def ask() -> None:
+            assert (grid.device.type, grid.layout, grid.is_contiguous()) == ("cpu", torch.strided, True)
+            assert (grid.size(0), grid.stride(), grid.numel(), grid.is_pinned()) == (4, (6, 1), 24, False)
+            torch.ops.aten.is_same_size(grid, grid)
+            grid.detach().t().unflatten(0, (3, 2))
+            torch.ops.aten._unsafe_view(grid, [24])
+            torch.ops.aten.alias(grid.expand(2, 4, 6)[0, 1:, None])
+            grid.chunk(2), grid.unsafe_chunk(2), grid.unbind()
+
+        assert [kernel.name for kernel in count_work(ask).kernels] == []
+        written = [kernel.name for kernel in count_work(lambda: grid.view(-1).add_(1).clone()).kernels]
+    assert written == ["add_", "clone"]
+
+
+def test_views_of_parameters_are_not_saved_for_the_backward_pass():
+    model, inputs = on_meta(lambda: (nn.Linear(50, 40), torch.empty(3, 50, requires_grad=True)))
+    assert count_work(step(model, inputs)).saved_bytes == 4 * 3 * 50
 
 
 def test_dropout_is_one_kernel():

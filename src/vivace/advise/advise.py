@@ -137,13 +137,9 @@ def _compared(
     most: int,
 ) -> Advice:
     """Every card's offers, what they lead to, and what is doubtful about them."""
-    here_gpu, notes = _here(predictor.subject, known)
-    if here_gpu is not None and predictor.subject.step_seconds:
-        factor = predictor.learn(here_gpu)
-        if factor != 1.0:
-            notes.append(
-                f"scaled by {factor:.2f}: what the profile measured on {here_gpu.name} over its prediction"
-            )
+    profiled = _profiled_on(predictor.subject, known)
+    here_gpu, notes = (profiled, []) if profiled else _this_machine(known)
+    notes += _learnt(predictor, profiled)
     offers = choose.make_offers(predictor, cards, length, costs, most)
     allowed = choose.affordable(offers, *limits)
     found = choose.picks(allowed)
@@ -200,19 +196,39 @@ def _old_prices(costs: Prices, cards: Sequence[Gpu], today: datetime.date) -> li
     ]
 
 
-def _here(subject: Subject, known: Mapping[str, Gpu]) -> tuple[Gpu | None, list[str]]:
-    """The device of the profile, else of this machine; None with a note where nothing is known of it."""
-    if subject.device:
-        try:
-            return find_gpu(subject.device, known), []
-        except InputError:
-            pass
+def _profiled_on(subject: Subject, known: Mapping[str, Gpu]) -> Gpu | None:
+    """The card that the profile names, where the catalogue knows it."""
+    try:
+        return find_gpu(subject.device, known) if subject.device else None
+    except InputError:
+        return None
+
+
+def _this_machine(known: Mapping[str, Gpu]) -> tuple[Gpu | None, list[str]]:
+    """The device of this machine; None with a note where nothing is known of it."""
     from vivace.inspect.gather import inspect
 
     try:
         return this_machine(inspect(), known), []
     except InputError as error:
         return None, [f"nothing is said about the machine at hand: {error}"]
+
+
+def _learnt(predictor: Predictor, profiled: Gpu | None) -> list[str]:
+    """Scale by the profile's measured step, which only a card that the predictor knows can explain; said."""
+    subject = predictor.subject
+    if not subject.step_seconds:
+        return []
+    if profiled is None:
+        where = (
+            f"on {subject.device!r}, which is no GPU of the catalogue"
+            if subject.device
+            else "on no named GPU"
+        )
+        return [f"nothing is scaled by the profile's measured step: it was measured {where}"]
+    factor = predictor.learn(profiled)
+    measured = f"scaled by {factor:.2f}: what the profile measured on {profiled.name} over its prediction"
+    return [measured] if factor != 1.0 else []
 
 
 def _doubts(predictor: Predictor, cards: Sequence[Gpu]) -> list[str]:

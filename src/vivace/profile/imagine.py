@@ -3,13 +3,15 @@ here.
 
     python -m vivace.profile.imagine JOB OUT.json
 
-Run in a child process, because a job's own code is imported. Where the job cannot be built on fake tensors
-(it reads a value back, or loads a checkpoint), one real step is run and counted instead; the document says
-which.
+Run in a child process, because a job's own code is imported. A model that cannot be built on fake tensors
+(it draws its weights again until they fit, or loads a checkpoint) is built on real ones and copied; where its
+step cannot be run on fake ones either (it reads a value back), one real step is run and counted instead, and
+the document says so.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from collections.abc import Sized
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from vivace.errors import JobError, VivaceError
@@ -39,16 +41,7 @@ def imagine(job: Job, name: str) -> dict[str, Any]:
         batch = next(iter(loader))
     except StopIteration:
         raise JobError("the job's data yields no batch") from None
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            fake = tree_map_only(torch.Tensor, mode.from_tensor, batch)
-            work, model, state = _step(job, fake)
-        how = "fake"
-    except VivaceError:
-        raise
-    except Exception:
-        work, model, state = _step(job, batch)
-        how = "real"
+    how, (work, model, state) = _counted(job, batch)
     samples = batch_size(batch) or 1
     parameters = [p for p in model.parameters() if p.requires_grad]
     half = any(a.item_bytes == 2 for k in work.kernels if k.flops for a in k.reads)
@@ -74,13 +67,41 @@ def imagine(job: Job, name: str) -> dict[str, Any]:
     }
 
 
-def _step(job: Job, batch: Any) -> tuple[Work, torch.nn.Module, int]:
-    """One counted step: its work, the model, and the bytes of the optimizer's state after it."""
+Step = tuple[Work, torch.nn.Module, int]
+
+
+def _counted(job: Job, batch: Any) -> tuple[str, Step]:
+    """One counted step, and whether it was ``fake`` or ``real``."""
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = tree_map_only(torch.Tensor, mode.from_tensor, batch)
+        try:
+            return "fake", _step(job, _built(job), fake)
+        except VivaceError:
+            raise
+        except Exception:
+            pass
+    model = _built(job)
+    try:
+        with mode:
+            with FakeCopyMode(mode):
+                copied = copy.deepcopy(model)
+            return "fake", _step(job, copied, fake)
+    except VivaceError:
+        raise
+    except Exception:
+        return "real", _step(job, model, batch)
+
+
+def _built(job: Job) -> torch.nn.Module:
+    """The job's model; several are one that holds them, as `Job.step` and `Job.loss` take them."""
     model = job.model()
     if isinstance(model, (list, tuple)):
-        model = torch.nn.ModuleList(model)
-    elif isinstance(model, dict):
-        model = torch.nn.ModuleDict(model)
+        return torch.nn.ModuleList(model)
+    return torch.nn.ModuleDict(model) if isinstance(model, dict) else model
+
+
+def _step(job: Job, model: torch.nn.Module, batch: Any) -> Step:
+    """One counted step: its work, the model, and the bytes of the optimizer's state after it."""
     model.train()
     optimizer = job.optimizer(model) if job.optimizer else None
 

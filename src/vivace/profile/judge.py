@@ -242,5 +242,5 @@ def _work(seen: Seen, rows: list[roofline.Roof], epochs: int | None) -> dict[str
         "activation_bytes": record.get("activation_bytes"),
         "peak_bytes": record.get("held_bytes", 0) + seen.trace.get("rise_bytes", 0) or None,
         "host_seconds_per_sample": record["seconds"]["data"] / max(1.0, record["samples"]),
-        "device": seen.device,
+        "device": record.get("device_name"),
     }

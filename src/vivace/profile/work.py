@@ -29,7 +29,8 @@ from vivace.profile.classes import CLASSES, work_class
 from vivace.profile.formulas import complete, convolution_backward, convolution_shape, named, other_flops
 from vivace.profile.fusion import fused_bytes
 
-_FREE = re.compile(r"^(new_)?empty|^detach|^alias$|^set_|^resize_|^is_|^_local_scalar|^item$|^_unsafe_view$")
+# Memory without values in it, and one value read back.
+_FREE = re.compile(r"^(new_)?empty|^(set|resize)_|^_local_scalar")
 _WRITES_ONLY = re.compile(r"^(copy|fill|zero|normal|uniform|bernoulli|random)_?$")
 _READS_WHAT_IT_WRITES = re.compile(r"^(embedding|index_select|index|gather|_unsafe_index)$")
 # Two passes over their input: the statistics first, then the values; one where the statistics are there.
@@ -159,7 +160,7 @@ class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Note the kernel of an operator that ran."""
-        if _is_view(func):
+        if _moves_nothing(func, (args, kwargs), result):
             return
         name = func._schema.name.rpartition("::")[2]
         outputs = list(_tensors(result)) or [a for a in args[:1] if isinstance(a, torch.Tensor)]
@@ -233,12 +234,13 @@ class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Sum the distinct storages that autograd keeps for the backward pass, parameters apart."""
+        """Sum distinct storages that autograd keeps for backward, but of parameters and views of them."""
         seen: set[int] = set()
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             storage = tensor.untyped_storage()
-            if not isinstance(tensor, torch.nn.Parameter) and storage._cdata not in seen:
+            owner = tensor if tensor._base is None else tensor._base
+            if not isinstance(owner, torch.nn.Parameter) and storage._cdata not in seen:
                 seen.add(storage._cdata)
                 self.saved_bytes += storage.nbytes()
             return tensor
@@ -258,12 +260,16 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(value)
 
 
-def _is_view(func: Any) -> bool:
-    """Does an operator return an alias of an argument that it does not write?"""
-    arguments = func._schema.arguments
-    if any(a.alias_info is not None and a.alias_info.is_write for a in arguments):
+def _moves_nothing(func: Any, given: Any, result: Any) -> bool:
+    """Does an operator only describe its tensors (an attribute: device, size), or return views of them?"""
+    schema = func._schema
+    if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
         return False
-    return any(a.alias_info is not None for a in arguments)
+    results = list(_tensors(result))
+    if not results:
+        return torch.Tag.data_dependent_output not in func.tags
+    storages = {tensor.untyped_storage()._cdata for tensor in _tensors(given)}
+    return all(tensor.untyped_storage()._cdata in storages for tensor in results)
 
 
 def _totals(kernels: tuple[Kernel, ...]) -> dict[str, Totals]:
