@@ -37,7 +37,7 @@ class CountedStep:
         pre_hook = register_optimizer_step_pre_hook(self.guard.looking(self._before_update))
         self._stack.callback(pre_hook.remove)
         self._counter = _GuardedCounter(self.hooks, self.guard)
-        self._counter.__enter__()
+        self._counter.__enter__()  # type: ignore[no-untyped-call]
         self._stack.callback(self._leave_counter)
         if not self.modules.silent:
             noting = self.guard.looking(self._note_kept)
@@ -85,7 +85,7 @@ class CountedStep:
         and does nothing.
         """
         if _get_current_dispatch_mode() is self._counter:
-            self._counter.__exit__(None, None, None)
+            self._counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         else:
             self.guard.off = True
 
@@ -105,7 +105,7 @@ class CountedStep:
         self.gradient_bytes += sum(g.numel() * g.element_size() for g in grads if g is not None)
 
 
-class _GuardedCounter(KernelCounter):
+class _GuardedCounter(KernelCounter):  # type: ignore[no-untyped-call]
     """Counts inside the person's own calls."""
 
     def __init__(self, hooks: LoopHooks, guard: Guard) -> None:
