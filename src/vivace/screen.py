@@ -12,7 +12,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 
@@ -55,12 +55,20 @@ class Screen:
             text = textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False)
         print(text, file=sys.stderr, flush=True)
 
-    def _warn(self, message: Warning | str, category: type[Warning], *place: Any) -> None:
+    def _warn(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
         """Vivace's own warnings as one sentence; all others as ever."""
         if issubclass(category, TechniqueWarning):
             self.say(f"vivace: {message}")
         else:
-            _show_warning(message, category, *place)
+            _show_warning(message, category, filename, lineno, file, line)
 
     def show(self, draw: Callable[[Any], None]) -> None:
         """Let `draw` print tables on a console, unless quiet."""

@@ -112,7 +112,7 @@ def test_a_fault_in_a_hook_costs_a_part_of_the_record_and_nothing_else(
     if owner not in LOOP:  # the other parts are there
         assert record["state"] == "finished"
         assert record["clean_steps"] > 0
-        assert ("work" in record) == (owner not in (KernelCounter, CountedStep))
+        assert ("work" in record) == (owner not in (KernelCounter, CountedStep, ModuleRanges))
 
 
 def test_a_fault_after_the_profiled_steps_is_noted_too(tmp_path, monkeypatch):

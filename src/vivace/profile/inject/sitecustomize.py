@@ -44,7 +44,7 @@ class _AfterTorch:
         def execute(module):  # type: ignore[no-untyped-def]
             original(module)
             if self in sys.meta_path:
-                sys.meta_path.remove(self)  # type: ignore[arg-type]
+                sys.meta_path.remove(self)
                 _hook(module)
 
         spec.loader.exec_module = execute  # type: ignore[method-assign]
@@ -54,7 +54,8 @@ class _AfterTorch:
 def _hook(torch) -> None:  # type: ignore[no-untyped-def]
     try:
         if sys.version_info[:2] < _OLDEST_PYTHON:
-            return _refuse("its Python is older than " + ".".join(map(str, _OLDEST_PYTHON)))
+            _refuse("its Python is older than " + ".".join(map(str, _OLDEST_PYTHON)))
+            return
         if "vivace" not in sys.modules:
             _find_vivace()
         from vivace.profile.record.late import LatePeak
