@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from vivace.files import replace_text
 from vivace.profile.record import RECORD, facts
 from vivace.profile.record.hooks import Patches
 from vivace.profile.record.sites import calling_site
@@ -51,12 +52,10 @@ class LatePeak:
         self._eval.restore()
         path: Path = self.recorder.folder / RECORD
         if self.num_validations:
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):  # a FolderError is a ValueError
                 document = json.loads(path.read_text(encoding="utf-8"))
                 document["late"] = {"peak": facts.peak_bytes(), "rise": self.rise, "at": self.place}
-                part = path.with_suffix(".json.part")
-                part.write_text(json.dumps(document), encoding="utf-8")
-                part.replace(path)
+                replace_text(path, json.dumps(document))
 
     def _evaluating(self, original: Any) -> Any:
         def evaluate(module: Any) -> Any:
