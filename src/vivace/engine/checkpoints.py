@@ -224,11 +224,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         digest = manifest.pop("digest")
-    except FileNotFoundError:
-        raise CheckpointError(f"{MANIFEST} is missing") from None
         files, found = manifest["files"], manifest["format"]
         expected = {name: (files[name]["bytes"], files[name]["sha256"]) for name in FILES}
         intact = digest == _digest(manifest) and "position" in manifest
+    except FileNotFoundError:
+        raise CheckpointError(f"{MANIFEST} is missing") from None
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         intact = False
     if not intact:
