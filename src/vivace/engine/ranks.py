@@ -186,7 +186,10 @@ def _break(connections: set[tuple[int, int]]) -> None:
     """
     for descriptor, _ in connections & _open_sockets():
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-            connection.shutdown(socket.SHUT_RDWR)
+            if not connection.getsockopt(
+                socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+            ):  # gloo dies of a dead listener
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
