@@ -186,9 +186,8 @@ def _break(connections: set[tuple[int, int]]) -> None:
     """
     for descriptor, _ in connections & _open_sockets():
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-            if not connection.getsockopt(
-                socket.SOL_SOCKET, socket.SO_ACCEPTCONN
-            ):  # gloo dies of a dead listener
+            listens = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if not listens:  # gloo aborts the process where its listener ends
                 connection.shutdown(socket.SHUT_RDWR)
 
 
