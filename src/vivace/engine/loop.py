@@ -21,7 +21,7 @@ from vivace.engine.session import Session
 from vivace.engine.stopping import SIGNALS, StopRequest
 from vivace.engine.streams import capture, derive, to_plain
 from vivace.engine.survival import Smaller, Survival
-from vivace.errors import Diverged, FolderError, JobError, VivaceError
+from vivace.errors import Diverged, FolderError, JobError, OutOfMemory, VivaceError
 from vivace.job import Job, blame
 from vivace.surgery import batch_size
 
@@ -93,7 +93,7 @@ class Loop:
 
     def run(self) -> None:
         """Train until the epochs, `max_steps` or a signal end it, with a checkpoint at the end."""
-        if len(set(self.ranks.gather(self.position.step))) > 1:
+        if not self._in_one_step():
             raise FolderError(
                 f"the ranks see different checkpoints in '{self.path}': it must lie on a disk that all share"
             )
@@ -106,6 +106,9 @@ class Loop:
         if not self.stopped_by and self.job.metric is not None:
             self._evaluate()
             self.progress.log("metric", {"step": self.position.step, "metric": self.position.metric})
+
+    def _in_one_step(self) -> bool:
+        return len(set(self.ranks.gather(self.position.step))) == 1
 
     def _reached(self) -> bool:
         return self.options.max_steps is not None and self.position.step >= self.options.max_steps
@@ -161,6 +164,10 @@ class Loop:
     def _go_on_under(self, smaller: Smaller) -> None:
         """Take the step again under a plan that needs less memory; the run keeps that plan from here on."""
         session = reopened(self.session, self.job, smaller.plan, self.ranks.regroup)
+        if not self._in_one_step():  # the exchange broke before its last bytes had come
+            raise OutOfMemory(
+                f"{smaller}; one rank was a step behind, so go on from the last checkpoint: --resume"
+            )
         self.session = self.evaluation.session = session
         self.survival.resume(session)
         self.checkpoints.facts |= {"plan_id": session.plan.id, "plan": session.plan.dumps()}
