@@ -14,6 +14,7 @@ from vivace.engine.stopping import StopRequest, ends_like_ctrl_c
 from vivace.engine.training import train
 from vivace.errors import CheckpointError, Diverged, FolderError, InputError, JobError
 
+TINY = Path(__file__).parent / "scenes" / "tiny.py"
 EPOCH, STEPS = 5, 15
 
 
@@ -281,11 +282,12 @@ class TestFolders:
         monkeypatch.chdir(tmp_path)
         (tmp_path / "elsewhere").mkdir()
 
-        def model():
-            os.chdir(tmp_path / "elsewhere")
-            return tiny.build_model()
-
-        run = train(tiny.make(model=model), out="run", checkpoint_every_steps=5)
+        (tmp_path / "job.py").write_text(
+            f"import os, runpy\nos.chdir('elsewhere')\njob = runpy.run_path({str(TINY)!r})['job']\n"
+        )
+        vivace.Plan().save("plan.toml")
+        run = train("job.py:job", "plan.toml", out="run", checkpoint_every_steps=5)
+        assert Path.cwd() == tmp_path / "elsewhere"
         assert Path(run.run_path) == tmp_path / "run"
         assert (tmp_path / "run" / "model.pt").is_file()
         assert list((tmp_path / "elsewhere").iterdir()) == []

@@ -144,7 +144,7 @@ class Checkpoints:
         ):
             raise CheckpointError(f"{MANIFEST} holds no position that can be read")
         for key, value in self.facts.items():
-            if type(manifest.get(key)) is not type(value):
+            if not isinstance(value, type(manifest.get(key))):
                 raise CheckpointError(f"{MANIFEST} holds no '{key}' that can be read")
         if not all(isinstance(line, str) and ": " in line for line in manifest.get("job", ())):
             raise CheckpointError(f"{MANIFEST} holds no 'job' that can be read")

@@ -97,8 +97,9 @@ def plan_of(plan: Plan | str | os.PathLike[str], job: Job | str) -> Plan:
     except PlanError:
         if not isinstance(job, str):
             raise
+        path = Path(plan).absolute()  # the job's file may change the working directory
         load(job)
-        return Plan.load(plan)
+        return Plan.load(path)
 
 
 class Child:

@@ -93,23 +93,19 @@ def train(
     """
     options = Options(seed, max_steps, checkpoint_every_seconds, checkpoint_every_steps)
     _check(options)
-    path = Path(out).absolute()  # before the job's file runs, which may change the working directory
     if resume and restart:
         raise InputError("resume goes on and restart trains from zero: give one of them, not both")
-    if isinstance(job, str):
-        job = load(job)
+    path = Path(out).absolute()
     own_plan = path / "plan.toml"
-    if isinstance(plan, (str, os.PathLike)):
-        plan = Plan.load(plan)
-    if plan is None:
-        plan = Plan.load(own_plan) if resume and own_plan.exists() else Plan()
+    job, plan = _loaded(job, plan if plan is not None or not (resume and own_plan.exists()) else own_plan)
     with joined(plan) as ranks, ExitStack() as stack:
-        again = ranks.began_before(str(path))
-        if again and own_plan.exists():
-            plan = Plan.load(own_plan)  # a smaller one than was given, where a step ran out of memory
+        if ranks.began_before(str(path)):
+            resume, restart = True, False
+            if own_plan.exists():
+                plan = Plan.load(own_plan)  # a smaller one than was given, where a step ran out of memory
         with ranks.together():
             if ranks.writes:
-                stack.enter_context(RunFolder(path, resume=resume or again, restart=restart and not again))
+                stack.enter_context(RunFolder(path, resume=resume, restart=restart))
                 ranks.begin(str(path))
         with ranks.together():
             session = stack.enter_context(start(job, plan, inspect(), seed=seed))
@@ -118,6 +114,17 @@ def train(
         stack.callback(lambda: loop.session.close())  # which may be another one by then
         loop.run()
         return _write_results(loop)
+
+
+def _loaded(job: Job | str, plan: Plan | str | os.PathLike[str] | None) -> tuple[Job, Plan]:
+    """The job and its plan; the job first, because its file may register techniques."""
+    if plan is not None and not isinstance(plan, Plan):
+        plan = Path(plan).absolute()  # the job's file may change the working directory
+    if isinstance(job, str):
+        job = load(job)
+    if plan is None:
+        return job, Plan()
+    return job, plan if isinstance(plan, Plan) else Plan.load(plan)
 
 
 def _check(options: Options) -> None:
