@@ -39,7 +39,8 @@ class Ranks:
     def __init__(self, rank: int = 0, world_size: int = 1, store: Any = None) -> None:
         self.rank = rank
         self.world_size = world_size
-        self._launch, self._store, self._generation = store, None, 0
+        self._launch, self._generation = store, 0
+        self._store: Any = None
         if store is not None and world_size > 1:
             name = agreed_name(store, rank, world_size)
             self._store = dist.PrefixStore(f"vivace/{name}", store)  # type: ignore[attr-defined]

@@ -118,13 +118,12 @@ def train(
 
 def _loaded(job: Job | str, plan: Plan | str | os.PathLike[str] | None) -> tuple[Job, Plan]:
     """The job and its plan; the job first, because its file may register techniques."""
-    if plan is not None and not isinstance(plan, Plan):
-        plan = Path(plan).absolute()  # the job's file may change the working directory
+    here = Path.cwd()
     if isinstance(job, str):
         job = load(job)
-    if plan is None:
-        return job, Plan()
-    return job, plan if isinstance(plan, Plan) else Plan.load(plan)
+    if plan is None or isinstance(plan, Plan):
+        return job, Plan() if plan is None else plan
+    return job, Plan.load(plan if Path.cwd() == here else here / plan)  # the job's file may have left
 
 
 def _check(options: Options) -> None:
