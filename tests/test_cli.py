@@ -301,6 +301,25 @@ def test_training_prints_one_document_however_much_the_job_prints(vivace, tmp_pa
     assert resumed.document["resumed_from_step"] == 4
 
 
+def test_no_sentence_steers_the_terminal(vivace, tmp_path):
+    (tmp_path / "job.py").write_text("raise ValueError('\\x1b]0;mine\\x07 \\x1b[2J \\x9b2J red')\n")
+    done = vivace("train", "job.py:job", "--out", "run")
+    assert done.code == 2
+    assert "]0;mine" in done.sentence
+    assert done.sentence.isprintable()
+
+
+def test_a_notice_steers_no_terminal_either(capfd):
+    from vivace.progress import TrainProgress
+
+    with TrainProgress() as progress:
+        progress({"event": "notice", "text": "\x1b]0;mine\x07 [bold]a sample"})
+    shown = capfd.readouterr().err.rstrip("\n")
+    assert "]0;mine" in shown
+    assert "[bold]a sample" in shown
+    assert shown.isprintable()
+
+
 def test_quiet_says_nothing(vivace):
     done = vivace("train", "JOBS:good", "--out", "run", "--quiet")
     assert (done.code, done.output, done.errors) == (0, "", "printed at import\n")

@@ -130,6 +130,11 @@ def ran_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
 
 
+def printable(text: str) -> str:
+    """`text` in one line, with a space for each character that could steer a terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``; did you mean 'x'?`` for the known name closest to `name`, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vivace.errors import FolderError
+from vivace.files import open_own, read_own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +179,8 @@ class Ledger:
         """Write one record and flush it to the disk. Raises FolderError where the file cannot be written."""
         line = json.dumps({"record": record, **document}, ensure_ascii=False)
         try:
-            with self.path.open("a", encoding="utf-8") as file:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            with os.fdopen(open_own(self.path, flags), "a", encoding="utf-8") as file:
                 file.write(line + "\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -187,10 +189,8 @@ class Ledger:
 
     def read(self, record: str | None = None) -> list[dict[str, Any]]:
         """All records, or those of one kind, oldest first."""
-        if not self.path.exists():
-            return []
         found = []
-        for line in self.path.read_bytes().split(b"\n"):
+        for line in read_own(self.path).split(b"\n"):
             try:
                 document = json.loads(line)
             except ValueError:  # torn JSON, or torn inside a character

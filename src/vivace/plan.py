@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from vivace import registry
 from vivace.errors import PlanError, nearest
+from vivace.files import replace_text
 from vivace.technique import Numerics, Technique
 
 FORMAT = 1
@@ -85,11 +86,8 @@ class Plan:
         return "".join(parts)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the canonical text to `path`, replacing it whole or not at all."""
-        target = Path(path)
-        temporary = target.with_name(target.name + ".tmp")
-        temporary.write_text(self.dumps(), encoding="utf-8")
-        temporary.replace(target)
+        """Write the canonical text to `path`, replacing it whole or not at all. Raises FolderError."""
+        replace_text(Path(path), self.dumps())
 
     @property
     def id(self) -> str:

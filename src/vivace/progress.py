@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 import textwrap
 import time
-from pathlib import PurePath
+from pathlib import Path
 from typing import Any, Self
 
+from vivace.errors import printable
 from vivace.ledger import Trial
 from vivace.report import words
 from vivace.tune.result import Result
 from vivace.verify.table import headline
+
+_STARTED_IN = Path.cwd()  # a job may change it
 
 
 class _Lines:
@@ -39,11 +43,12 @@ class _Lines:
 
     def _doing(self, text: str) -> None:
         if self._status is not None:
-            self._status.update(text)
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                self._status.update(printable(text))
 
     def _print(self, text: str, style: str = "", indent: int = 0) -> None:
         """One line; on a terminal it is folded between words, `indent` columns behind the time."""
-        line = f"[{time.monotonic() - self._begin:5.0f} s] {text}"
+        line = f"[{time.monotonic() - self._begin:5.0f} s] {printable(text)}"
         if self._status is not None:
             line = textwrap.fill(
                 line,
@@ -52,7 +57,8 @@ class _Lines:
                 break_on_hyphens=False,
                 break_long_words=False,
             )
-        self._console.print(line, style=style, markup=False)
+        with contextlib.suppress(OSError):
+            self._console.print(line, style=style, markup=False)
 
 
 class TuneProgress(_Lines):
@@ -128,7 +134,7 @@ class TrainProgress(_Lines):
             metric = event.get("metric")
             told = f"{words.metric(event.get('metric_data'))} {metric:.4f}, " if metric is not None else ""
             steps = words.count(event["steps"], "step")
-            self._print(f"{ended}: {steps}, {told}{event['run_path']}", "bold")
+            self._print(f"{ended}: {steps}, {told}{_short(event['run_path'])}", "bold")
 
 
 class VerifyProgress(_Lines):
@@ -230,14 +236,13 @@ def _longer(result: Result) -> str:
     plan = result.long_plan
     if plan is None:
         return ""
-    known = (plan.speedup, plan.from_steps, plan.warmup_seconds, plan.plan_path)
+    known = (plan.speedup, plan.from_steps, plan.warmup_seconds, _short(plan.plan_path))
     text = words.longer(words.plan_name(plan.plan.to_dict()), *known, verified=plan.verified)
     return _plain(text)
 
 
 def epilogue(result: Result, job: str, console: Any) -> None:
     """The answer, the plan, and the next commands worth typing."""
-    plan = result.plan_path
     whole = not console.is_terminal  # a file gets whole lines
     console.print()
     answer, style, more = _answer(result)
@@ -259,16 +264,24 @@ def epilogue(result: Result, job: str, console: Any) -> None:
         console.print(result.loading, markup=False, soft_wrap=whole)
     if result.interrupted:
         console.print("interrupted: this is the best so far, not yet verified", style="yellow")
-    console.print(f"plan    {plan}\nreport  {result.report_path}\n\nnext:", markup=False, soft_wrap=True)
+    paths = f"plan    {_short(result.plan_path)}\nreport  {_short(result.report_path)}"
+    console.print(f"{paths}\n\nnext:", markup=False, soft_wrap=True)
     for command in _next(result, job):
         console.print("  " + command, markup=False, soft_wrap=True)
 
 
+def _short(path: str) -> str:
+    """A path as a person in the folder where Vivace was started would write it."""
+    found = Path(path)
+    return str(found.relative_to(_STARTED_IN) if found.is_relative_to(_STARTED_IN) else found)
+
+
 def _next(result: Result, job: str) -> list[str]:
     """The commands worth typing: those for a plan, or those that say why there is none."""
-    folder = str(PurePath(result.plan_path).parent)
+    plan_path = _short(result.plan_path)
+    folder = str(Path(plan_path).parent)
     shown = f"vivace report {shlex.quote(folder)}"
-    name, plan = shlex.quote(job), shlex.quote(result.plan_path)
+    name, plan = shlex.quote(job), shlex.quote(plan_path)
     if not result.outcome.answered and not len(result.plan):
         return [f"vivace tune {name} --budget balanced --out {shlex.quote(folder)}", shown]
     if not len(result.plan):

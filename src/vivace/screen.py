@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 import typer
 
-from vivace.errors import TechniqueWarning, VivaceError
+from vivace.errors import TechniqueWarning, VivaceError, printable
 
 _show_warning = warnings.showwarning
 
@@ -49,7 +49,7 @@ class Screen:
     def fail(self, kind: str, message: str) -> None:
         """The error's document, where documents are asked for, and its sentence."""
         self.document({"error": {"kind": kind, "message": message}})
-        text = f"vivace: {message}"
+        text = f"vivace: {printable(message)}"
         if sys.stderr.isatty():  # between words; elsewhere it stays one line
             width = shutil.get_terminal_size().columns
             text = textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False)
@@ -78,8 +78,9 @@ class Screen:
             draw(Console(stderr=True, highlight=False))
 
     def say(self, text: str) -> None:
-        """One line on standard error, unless quiet."""
+        """One line on standard error, unless quiet; it may begin with an empty one."""
         if not self.quiet:
+            text = "\n".join(map(printable, text.split("\n")))
             print(text, file=sys.stderr, flush=True)
 
 

@@ -19,7 +19,23 @@ def checkpoints(tmp_path):
 
 def save(checkpoints, step, value=None):
     model = {"weight": torch.full((64,), float(step if value is None else value))}
-    return checkpoints.save(Position(step=step, epoch=1, batch=2), model, {"optimizer": {"step": step}})
+    return checkpoints.save(Position(step=step, epoch=1, batch=2), model, state_at(step))
+
+
+def state_at(step):
+    return {"optimizer": {"step": step}, "scheduler": None, "techniques": None, "streams": []}
+
+
+def craft(path, name=None, content=None, **changes):
+    """Change a checkpoint's manifest and one of its files so that all hashes hold."""
+    manifest = json.loads((path / "MANIFEST.json").read_text())
+    del manifest["digest"]
+    if name is not None:
+        torch.save(content, path / name)
+        data = (path / name).read_bytes()
+        manifest["files"][name] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    manifest = {key: value for key, value in {**manifest, **changes}.items() if value is not None}
+    (path / "MANIFEST.json").write_text(json.dumps({**manifest, "digest": _digest(manifest)}))
 
 
 def test_what_goes_in_comes_out(checkpoints):
@@ -29,7 +45,7 @@ def test_what_goes_in_comes_out(checkpoints):
     assert found.position == Position(step=3, epoch=1, batch=2)
     assert found.manifest["plan_id"] == "x"
     assert found.model["weight"][0] == 3
-    assert found.state == {"optimizer": {"step": 3}}
+    assert found.state == state_at(3)
     assert torch.load(found.path / "model.pt", weights_only=True).keys() == {"weight"}
 
 
@@ -130,17 +146,59 @@ class Evil:
 def test_a_crafted_checkpoint_runs_no_code(checkpoints, tmp_path_factory, name):
     marker = tmp_path_factory.mktemp("marker") / "ran"
     save(checkpoints, 1)
-    path = save(checkpoints, 2)
-    torch.save({"weight": Evil(marker)}, path / name)
-    manifest = json.loads((path / "MANIFEST.json").read_text())
-    del manifest["digest"]
-    content = (path / name).read_bytes()
-    manifest["files"][name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-    (path / "MANIFEST.json").write_text(json.dumps({**manifest, "digest": _digest(manifest)}))
+    craft(save(checkpoints, 2), name, {"weight": Evil(marker)})
     found = checkpoints.newest()
     assert found.position.step == 1
     assert f"{name} holds more than numbers, texts and tensors" in found.skipped[0]
     assert not marker.exists()
+
+
+GOOD = {"step": 2, "epoch": 1, "batch": 2, "log_bytes": 0, "loss": None, "metric": None, "metric_step": -1}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"format": None},
+        {"files": None},
+        {"files": [1]},
+        {"position": None},
+        {"position": [2]},
+        {"position": {**GOOD, "step": "2"}},
+        {"position": {**GOOD, "batch": -1}},
+        {"position": {**GOOD, "loss": "low"}},
+        {"position": {**GOOD, "more": 1}},
+        {"plan_id": None},
+        {"plan_id": 3},
+        {"job": ["no colon"]},
+        {"job": [3]},
+        {"name": "state.pt", "content": [1]},
+        {"name": "state.pt", "content": {"optimizer": {}}},
+        {
+            "name": "state.pt",
+            "content": {**dict.fromkeys(("optimizer", "scheduler", "techniques", "streams"))},
+        },
+    ],
+)
+def test_what_is_intact_and_of_another_form_is_skipped(tmp_path, changes):
+    checkpoints = Checkpoints(tmp_path, {"plan_id": "x", "job": ["data: list"]})
+    save(checkpoints, 1)
+    craft(save(checkpoints, 2), **changes)
+    found = checkpoints.newest()
+    assert found.position.step == 1
+    assert len(found.skipped) == 1
+
+
+def test_a_manifest_nested_without_end_is_damage(checkpoints):
+    save(checkpoints, 1)
+    (save(checkpoints, 2) / "MANIFEST.json").write_text("[" * 100_000)
+    assert checkpoints.newest().skipped == ("step_2: MANIFEST.json is damaged",)
+
+
+def test_a_folder_that_somebody_removed_is_said(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "gone", {})
+    with pytest.raises(FolderError, match=r"gone' is gone, so the checkpoint of step 2 cannot be written"):
+        save(checkpoints, 2)
 
 
 def test_unsafe_loading_is_refused(tmp_path, monkeypatch):

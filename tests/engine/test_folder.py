@@ -5,8 +5,9 @@ import signal
 
 import pytest
 
-from vivace.engine.folder import RunFolder, check_name, replace_file
+from vivace.engine.folder import RunFolder, check_name
 from vivace.errors import FolderError
+from vivace.files import replace_file
 
 
 def open_folder(path, resume=False):

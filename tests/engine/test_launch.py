@@ -105,10 +105,13 @@ def test_a_child_has_a_terminal_session_of_its_own_and_dies_with_its_parent(sour
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
-def test_no_child_outlives_a_killed_parent(fork_server, tmp_path, until):
+def test_a_killed_parent_leaves_neither_a_child_nor_its_environment(fork_server, tmp_path, until):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
     script = tmp_path / "parent.py"
     script.write_text(
-        "import pathlib, sys, time, vivace\n"
+        "import pathlib, sys, tempfile, time, vivace\n"
+        f"tempfile.tempdir = {str(temporary)!r}\n"
         f"sys.path.insert(0, {str(tmp_path)!r})\n"
         "from vivace.engine.launch import Child, Source\n"
         "job = vivace.Job(model=lambda: None, data=list, loss=max, optimizer=str)\n"
@@ -121,11 +124,25 @@ def test_no_child_outlives_a_killed_parent(fork_server, tmp_path, until):
     (tmp_path / "tests_launch_entry.py").write_text(ENTRY)
     parent = fork_server.Process(target=runpy.run_path, args=(str(script),))
     parent.start()
-    until((tmp_path / "pid").exists, 60)
+    until((tmp_path / "pid").exists, 200)
     pid = int((tmp_path / "pid").read_text())
     parent.kill()
     parent.join()
-    until(lambda: not Path(f"/proc/{pid}").exists(), 10)
+    until(lambda: not Path(f"/proc/{pid}").exists(), 60)
+    assert list(temporary.iterdir()) == []
+
+
+def test_children_begin_in_the_folder_in_which_the_job_was_named(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.py").write_text(
+        "import os, vivace\nos.makedirs('elsewhere', exist_ok=True)\nos.chdir('elsewhere')\n"
+        "job = vivace.Job(model=lambda: None, data=list, loss=lambda m, b: 2 * b, optimizer=str)\n"
+    )
+    named = Source("job.py:job")
+    named.load()
+    assert Path.cwd() == tmp_path / "elsewhere"
+    with Child(HERE, named) as child:
+        assert child.ask("lose", 60, value=2) == 4.0
 
 
 def test_a_job_that_cannot_travel_is_refused_with_the_way_out():

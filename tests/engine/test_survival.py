@@ -1,8 +1,12 @@
 """Running out of memory while training: faults 21 to 23."""
 
 import json
+import os
 import runpy
+import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -134,7 +138,7 @@ def ranks(fork_server, tmp_path, digest):
             child.start()
             children.append(child)
         for child in children:
-            child.join(60)
+            child.join(200)
             if child.exitcode is None:
                 child.kill()
         found = [json.loads(answer.read_text()) for answer in answers]
@@ -156,6 +160,65 @@ def test_all_ranks_go_on_together_when_one_runs_out(ranks, fails):
     assert notices[0][0].endswith("from here on each batch of 4 runs in 2 pieces (micro_batches)")
     assert "another rank did" in notices[0][0]
     assert "CUDA out of memory" in notices[1][0]
+
+
+@pytest.fixture
+def torchrun(tmp_path):
+    """``(*options, out, **environment) -> (exit code, output)``: `vivace train` on two fresh ranks."""
+    agents = []
+
+    def start(*options, out, **environment):
+        (tmp_path / "ddp.toml").write_text(DDP)
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        command += [*options, "-m", "vivace", "train", f"{CROWDED}:job", "--plan", str(tmp_path / "ddp.toml")]
+        shared = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+        with (tmp_path / "output").open("w") as output:
+            agents.append(
+                subprocess.Popen([*command, "--out", str(out)], env=shared, stdout=output, stderr=2)
+            )
+        try:
+            code = agents[-1].wait(400)
+        except subprocess.TimeoutExpired:
+            code = "it hangs"
+        return code, (tmp_path / "output").read_text()
+
+    yield start
+    for agent in agents:
+        for pid in reversed(with_descendants(agent.pid)):
+            os.kill(pid, signal.SIGKILL)
+        agent.wait()
+
+
+def with_descendants(pid):
+    """The ids of a process that is not yet waited for and of all below it, it first."""
+    found = [pid] if Path(f"/proc/{pid}/stat").exists() else []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in task.read_text().split():
+            found += with_descendants(int(child))
+    return found
+
+
+@pytest.mark.slow
+def test_a_launch_of_torchrun_goes_on_when_one_rank_runs_out(ranks, torchrun, tmp_path, digest):
+    """Its ranks import parts of torch that keep the process group only after they have joined it."""
+    wanted, _ = ranks("wanted", f"{DDP}[techniques.micro_batches]\n", FAILS="nothing")
+    out = tmp_path / "run"
+    code, output = torchrun(out=out, FAILS="backward", FAILING_RANK="1", MOST="2")
+    assert code == 0, output
+    assert digest(out / "model.pt") == wanted
+    assert vivace.Plan.load(out).to_dict() == {"ddp": {}, "micro_batches": {}}
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_costs_a_restart_and_no_bit(ranks, torchrun, tmp_path, digest):
+    """The restarted ranks find addresses of the dead, a folder with a run, and a plan other than theirs."""
+    memory = {"FAILS": "backward", "FAILING_RANK": "1", "MOST": "2", "FAILS_AFTER": "3"}
+    wanted, _ = ranks("wanted", DDP, **memory)
+    out = tmp_path / "run"
+    code, output = torchrun("--max-restarts", "1", out=out, DIES_AFTER="5", **memory)
+    assert code == 0, output
+    assert json.loads((out / "run.json").read_text())["resumed_from_step"] == 3
+    assert digest(out / "model.pt") == wanted
 
 
 def test_the_hosts_memory_runs_out_on_one_rank(ranks):

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -8,9 +9,12 @@ import torch
 from torch.distributed.run import main as torchrun
 
 import vivace
+from vivace.engine.resuming import load_streams
+from vivace.engine.stopping import StopRequest, ends_like_ctrl_c
 from vivace.engine.training import train
-from vivace.errors import Diverged, FolderError, InputError, JobError
+from vivace.errors import CheckpointError, Diverged, FolderError, InputError, JobError
 
+TINY = Path(__file__).parent / "scenes" / "tiny.py"
 EPOCH, STEPS = 5, 15
 
 
@@ -275,6 +279,61 @@ class TestJobs:
             train(tiny.make(data=list), out=tmp_path / "b")
         with pytest.raises(InputError, match="max_steps must be more than 0, not 0"):
             train(tiny.job, out=tmp_path / "c", max_steps=0)
+
+
+class TestFolders:
+    def test_a_job_that_goes_elsewhere_leaves_the_run_where_it_was(self, tiny, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "elsewhere").mkdir()
+
+        (tmp_path / "job.py").write_text(
+            f"import os, runpy\nos.chdir('elsewhere')\njob = runpy.run_path({str(TINY)!r})['job']\n"
+        )
+        vivace.Plan().save("plan.toml")
+        run = train("job.py:job", "plan.toml", out="run", checkpoint_every_steps=5)
+        assert Path.cwd() == tmp_path / "elsewhere"
+        assert Path(run.run_path) == tmp_path / "run"
+        assert (tmp_path / "run" / "model.pt").is_file()
+        assert list((tmp_path / "elsewhere").iterdir()) == []
+
+    @pytest.mark.parametrize("what", [".", "checkpoints"])
+    def test_a_folder_removed_in_mid_run_is_a_sentence(self, tiny, tmp_path, what):
+        def remove(event):
+            if event["event"] == "checkpoint":
+                shutil.rmtree(tmp_path / "run" / what)
+
+        with pytest.raises(FolderError, match="removed or renamed it while the run was training"):
+            train(tiny.job, out=tmp_path / "run", checkpoint_every_steps=2, on_event=remove)
+
+    def test_streams_of_another_form_are_said(self, tiny, tmp_path):
+        with pytest.raises(CheckpointError, match="random streams cannot be read"):
+            load_streams({"torch": "no"}, torch.device("cpu"))
+
+
+class TestSignals:
+    @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
+    def test_a_lost_terminal_or_scheduler_stops_with_a_checkpoint(self, launch, tmp_path, until, number):
+        out = tmp_path / "run"
+        child = launch("slow", {"out": str(out)})
+        until(lambda: (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").read_text())
+        os.kill(child.process.pid, number)
+        assert child.wait() == 128 + number
+        assert len(checkpoints(out)) == 1
+
+    def test_who_has_taken_a_signal_keeps_it(self):
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        try:
+            with StopRequest() as stop:
+                os.kill(os.getpid(), signal.SIGHUP)
+                assert stop.signal_name == ""
+        finally:
+            signal.signal(signal.SIGHUP, before)
+
+    def test_a_request_to_end_is_taken_for_ctrl_c(self):
+        before = signal.getsignal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt), ends_like_ctrl_c():
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is before
 
 
 class TestRanks:

@@ -155,7 +155,7 @@ def test_a_second_run_builds_upon_the_first_and_ctrl_c_keeps_its_best(tuned, tmp
             if any(trial.role == "candidate" for trial in second):
                 break
             time.sleep(0.2)
-        os.kill(process.pid, signal.SIGINT)
+        os.kill(process.pid, signal.SIGTERM)  # taken for Ctrl-C
         output, errors = process.communicate(timeout=600)
     assert process.returncode == 130, errors
     tried = next(trial for trial in second if trial.role == "candidate")

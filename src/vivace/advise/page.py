@@ -15,6 +15,7 @@ from vivace.advise.advise import Advice
 from vivace.advise.choose import Offer
 from vivace.advise.predict import LIMITS
 from vivace.errors import FolderError
+from vivace.files import replace_text
 
 _TEMPLATES = Path(__file__).parent / "templates"
 MOST_POINTS = 60
@@ -50,8 +51,8 @@ def write(advice: Advice, folder: Path) -> Advice:
     named = dataclasses.replace(advice, page_path=str(page))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        page.write_text(render(named), encoding="utf-8")
-        (folder / "advise.json").write_text(json.dumps(named.to_dict(), indent=1) + "\n", encoding="utf-8")
+        replace_text(page, render(named))
+        replace_text(folder / "advise.json", json.dumps(named.to_dict(), indent=1) + "\n")
     except OSError as error:
         raise FolderError(f"the advice cannot be written to '{folder}': {error.strerror}") from None
     return named

@@ -91,10 +91,10 @@ class Checkpoints:
         checkpoints that were there before stay as they are.
         """
         needed = _num_bytes((model, state)) + _SLACK_BYTES
-        self._require_space(needed)
         target = self.folder / f"step_{position.step}"
         temporary = self._beside(target)
         try:
+            self._require_space(needed)
             self._write(temporary, position, dict(zip(FILES, (model, state), strict=True)))
             if target.exists():
                 os.rename(target, self._beside(target))
@@ -117,7 +117,9 @@ class Checkpoints:
         for path in self._listed():
             try:
                 manifest = read_manifest(path)
+                self._require_form(manifest)
                 model, state = (_load(path / name) for name in FILES)
+                _require_state(state)
             except CheckpointError as error:
                 skipped.append(f"{path.name}: {error}")
                 continue
@@ -128,6 +130,24 @@ class Checkpoints:
                 "copy, or train from zero again (--restart, restart=True)"
             )
         return None
+
+    def _require_form(self, manifest: dict[str, Any]) -> None:
+        """Raises CheckpointError where a manifest lacks something, or holds it in another form."""
+        position, like = manifest["position"], dataclasses.asdict(Position())
+        counts = ("step", "epoch", "batch", "log_bytes")
+        if (
+            not isinstance(position, dict)
+            or position.keys() != like.keys()
+            or any(type(position[key]) is not int or position[key] < 0 for key in counts)
+            or type(position["metric_step"]) is not int
+            or not all(isinstance(position[key], (int, float, type(None))) for key in ("loss", "metric"))
+        ):
+            raise CheckpointError(f"{MANIFEST} holds no position that can be read")
+        for key, value in self.facts.items():
+            if not isinstance(value, type(manifest.get(key))):
+                raise CheckpointError(f"{MANIFEST} holds no '{key}' that can be read")
+        if not all(isinstance(line, str) and ": " in line for line in manifest.get("job", ())):
+            raise CheckpointError(f"{MANIFEST} holds no 'job' that can be read")
 
     def _listed(self) -> list[Path]:
         """Everything named like a checkpoint, the newest first."""
@@ -167,6 +187,13 @@ class Checkpoints:
             raise FolderError(_full(self.folder, needed, free))
 
     def _explain(self, error: Exception, needed: int, step: int) -> Exception:
+        if isinstance(error, FolderError):
+            return error
+        if not self.folder.is_dir():
+            return FolderError(
+                f"the folder '{self.folder}' is gone, so the checkpoint of step {step} cannot be written: "
+                "somebody has removed or renamed it while the run was training"
+            )
         disk = isinstance(error, OSError) and error.errno in _DISK_ERRORS
         if disk or (isinstance(error, RuntimeError) and "unexpected pos" in str(error)):
             return FolderError(_full(self.folder, needed, shutil.disk_usage(self.folder).free))
@@ -197,29 +224,40 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         digest = manifest.pop("digest")
+        files, found = manifest["files"], manifest["format"]
+        expected = {name: (files[name]["bytes"], files[name]["sha256"]) for name in FILES}
+        intact = digest == _digest(manifest) and "position" in manifest
     except FileNotFoundError:
         raise CheckpointError(f"{MANIFEST} is missing") from None
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        raise CheckpointError(f"{MANIFEST} is damaged") from None
-    if digest != _digest(manifest):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        intact = False
+    if not intact:
         raise CheckpointError(f"{MANIFEST} is damaged")
-    if manifest["format"] != FORMAT:
-        raise CheckpointError(f"format {manifest['format']}; this Vivace reads format {FORMAT}")
+    if found != FORMAT:
+        raise CheckpointError(f"format {found}; this Vivace reads format {FORMAT}")
     for name in FILES:
-        _verify(path / name, manifest["files"][name])
+        _verify(path / name, *expected[name])
     return manifest
 
 
-def _verify(file: Path, expected: dict[str, Any]) -> None:
+def _require_state(state: Any) -> None:
+    parts = ("optimizer", "scheduler", "techniques", "streams")
+    if not isinstance(state, dict) or not all(part in state for part in parts):
+        raise CheckpointError(f"{FILES[1]} lacks one of {', '.join(parts)}")
+    if not isinstance(state["streams"], list):
+        raise CheckpointError(f"{FILES[1]} holds no random streams that can be read")
+
+
+def _verify(file: Path, num_bytes: Any, sha256: Any) -> None:
     try:
         size = file.stat().st_size
-        if size != expected["bytes"]:
-            raise CheckpointError(f"{file.name} has {size} bytes instead of {expected['bytes']}")
+        if size != num_bytes:
+            raise CheckpointError(f"{file.name} has {size} bytes instead of {num_bytes}")
         with file.open("rb") as stream:
             actual = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise CheckpointError(f"{file.name} cannot be read ({error.strerror})") from None
-    if actual != expected["sha256"]:
+    if actual != sha256:
         raise CheckpointError(f"the sha256 of {file.name} differs from the manifest's")
 
 

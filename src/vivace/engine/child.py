@@ -16,13 +16,13 @@ from vivace import registry
 from vivace.engine.launch import describe
 
 
-def serve(payload: str, read: int, write: int) -> None:
-    """Load the job of `payload`, then answer commands until the parent closes its end."""
+def serve(payload: int, read: int, write: int) -> None:
+    """Load the job of the open file `payload`, then answer commands until the parent closes its end."""
     commands, answers = os.fdopen(read, "r"), os.fdopen(write, "w")
     handler, problem = None, None
     try:
         with open(payload, "rb") as file:
-            head = pickle.load(file)  # written by our own parent, in a file that only this user can write
+            head = pickle.load(file)  # written by our own parent, into a file without a name
         sys.path[:] = head["sys_path"]
         os.chdir(head["folder"])
         os.environ.clear()

@@ -10,6 +10,7 @@ from typing import Any
 
 from vivace.engine.streams import seed_streams
 from vivace.errors import JobError, SampleError
+from vivace.files import open_own, read_own
 from vivace.job import blame
 
 MOST_SHARE = 0.1  # of the samples read; more is no longer damage here and there
@@ -93,7 +94,7 @@ class Damage:
     def _list(self, entry: dict[str, Any]) -> None:
         if self.path is not None:
             line = json.dumps(entry, default=repr) + "\n"
-            file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            file = open_own(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             try:
                 os.write(file, line.encode())  # one call: lines of several workers do not mix
             finally:
@@ -102,7 +103,7 @@ class Damage:
     def listed(self) -> list[dict[str, Any]]:
         """Each damaged sample once, by its first reading: index, path, error, and `times` it was met."""
         found: dict[str, dict[str, Any]] = {}
-        lines = self.path.read_bytes().splitlines() if self.path is not None and self.path.exists() else []
+        lines = read_own(self.path).splitlines() if self.path is not None else []
         for line in lines:
             entry = json.loads(line)
             known = found.setdefault(repr(entry["index"]), {**entry, "times": 0})

@@ -9,11 +9,11 @@ import re
 import shutil
 import socket
 import uuid
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, BinaryIO, Self
+from typing import IO, Self
 
 from vivace.errors import FolderError
+from vivace.files import is_leftover, open_own, own_folder
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _LOCK = "lock"
@@ -34,10 +34,14 @@ class RunFolder:
         self._refuse_foreign(resume or restart)
         self._lock = self._take_lock()
         try:
+            own_folder(self.checkpoints)
             if restart:
                 shutil.rmtree(self.checkpoints, ignore_errors=True)
-            self.checkpoints.mkdir(exist_ok=True)
+                own_folder(self.checkpoints)
             _rehearse(self.checkpoints)
+            for item in self.path.iterdir():
+                if is_leftover(item.name):
+                    item.unlink()
         except BaseException:
             self.close()
             raise
@@ -71,7 +75,8 @@ class RunFolder:
             raise FolderError(f"the folder '{self.path}' cannot be made: {error.strerror}") from None
 
     def _refuse_foreign(self, continues: bool) -> None:
-        found = sorted(item.name for item in self.path.iterdir() if item.name not in (_LOCK, "checkpoints"))
+        names = {item.name for item in self.path.iterdir() if not is_leftover(item.name)}
+        found = sorted(names - {_LOCK, "checkpoints"})
         if _PLAN in found and not continues:
             raise FolderError(
                 f"the folder '{self.path}' already holds a run: go on with it (--resume, resume=True) "
@@ -88,7 +93,7 @@ class RunFolder:
             raise FolderError(f"this process is already training in '{self.path}': choose a new name")
         path = self.path / _LOCK
         try:
-            file = path.open("a+", encoding="utf-8")
+            file = os.fdopen(open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "a+", encoding="utf-8")
         except OSError as error:
             raise FolderError(f"the folder '{self.path}' cannot be written: {error.strerror}") from None
         file.seek(0)
@@ -127,20 +132,6 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Let `write` fill a new file that takes the place of `path`, whole or not at all. Raises FolderError."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError
-        temporary.unlink(missing_ok=True)
-        raise FolderError(f"'{path}' cannot be written: {error}") from None
 
 
 def _rehearse(folder: Path) -> None:

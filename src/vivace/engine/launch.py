@@ -26,8 +26,11 @@ import cloudpickle
 
 from vivace import errors, registry
 from vivace.errors import ChildFailed, JobError, PlanError, TimedOut, VivaceError, ran_out_of_memory
+from vivace.files import open_own
 from vivace.job import Job, blame, load
 from vivace.plan import Plan
+
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
 class Source:
@@ -37,6 +40,7 @@ class Source:
         self.reference = job if isinstance(job, str) else None
         self.name = self.reference or "job"
         self.payload: Job | str = job
+        self.folder = os.getcwd()  # a job that is loaded here may change it
 
     def load(self) -> None:
         """Load the job in this process too, so that the techniques that its file registers are known here."""
@@ -59,7 +63,7 @@ class Source:
             for module in by_value:
                 cloudpickle.unregister_pickle_by_value(module)
         head = {"entry": entry, "arguments": arguments, "body": body, "sys_path": sys.path}
-        head |= {"folder": os.getcwd(), "environment": {**os.environ, **environment}}
+        head |= {"folder": self.folder, "environment": {**os.environ, **environment}}
         return bytes(cloudpickle.dumps(head))
 
 
@@ -93,8 +97,9 @@ def plan_of(plan: Plan | str | os.PathLike[str], job: Job | str) -> Plan:
     except PlanError:
         if not isinstance(job, str):
             raise
+        path = Path(plan).absolute()  # the job's file may change the working directory
         load(job)
-        return Plan.load(plan)
+        return Plan.load(path)
 
 
 class Child:
@@ -119,16 +124,16 @@ class Child:
         environment: dict[str, str] | None = None,
     ) -> None:
         payload = source.pickled(entry, arguments or {}, environment or {})
-        with tempfile.NamedTemporaryFile(prefix="vivace-", suffix=".job", delete=False) as file:
-            file.write(payload)
-        self._payload = Path(file.name)
         to_child, self._write = os.pipe()
         self._read, from_child = os.pipe()
         self._status, report = os.pipe()
         self._buffer = b""
-        with open(log or os.devnull, "ab") as output:
-            _zygote().fork(file.name, [to_child, from_child, output.fileno(), report])
-        for descriptor in (to_child, from_child, report):
+        output = open_own(log, _APPEND) if log is not None else os.open(os.devnull, os.O_WRONLY)
+        with tempfile.TemporaryFile() as file:  # has no name: it holds the environment, secrets and all
+            file.write(payload)
+            file.seek(0)
+            _zygote().fork([to_child, from_child, output, report, file.fileno()])
+        for descriptor in (to_child, from_child, output, report):
             os.close(descriptor)
         self._pid = self._number()
         self._ended: int | None = None
@@ -178,7 +183,6 @@ class Child:
         self._wait()
         with contextlib.suppress(OSError):
             os.close(self._status)
-        self._payload.unlink(missing_ok=True)
 
     def __enter__(self) -> Child:
         return self
@@ -245,8 +249,8 @@ class _Zygote:
         )
         theirs.close()
 
-    def fork(self, payload: str, descriptors: list[int]) -> None:
-        socket.send_fds(self._socket, [json.dumps({"payload": payload}).encode()], descriptors)
+    def fork(self, descriptors: list[int]) -> None:
+        socket.send_fds(self._socket, [json.dumps({"fork": True}).encode()], descriptors)
 
     def preload(self, names: list[str]) -> None:
         self._socket.sendall(json.dumps({"preload": names}).encode())

@@ -16,18 +16,18 @@ from vivace.engine.feed import Feed
 from vivace.engine.opening import call, reopened, seed_everything
 from vivace.engine.progress import OnEvent, Progress
 from vivace.engine.ranks import Ranks
-from vivace.engine.resuming import compare, facts_of, load_into, state_of
+from vivace.engine.resuming import compare, facts_of, load_into, load_streams, state_of
 from vivace.engine.session import Session
-from vivace.engine.stopping import StopRequest
-from vivace.engine.streams import capture, derive, from_plain, restore, to_plain
+from vivace.engine.stopping import SIGNALS, StopRequest
+from vivace.engine.streams import capture, derive, to_plain
 from vivace.engine.survival import Smaller, Survival
-from vivace.errors import Diverged, FolderError, JobError, VivaceError
+from vivace.errors import Diverged, FolderError, JobError, OutOfMemory, VivaceError
 from vivace.job import Job, blame
 from vivace.surgery import batch_size
 
 _LOOK_SECONDS = 0.5
 _MAX_BAD_LOOKS = 3
-_SIGNALS = ("", "SIGINT", "SIGTERM")
+_SIGNALS = ("", *SIGNALS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +93,7 @@ class Loop:
 
     def run(self) -> None:
         """Train until the epochs, `max_steps` or a signal end it, with a checkpoint at the end."""
-        steps = {len(set(row)) for row in zip(*self.ranks.gather((self.position.step,)), strict=True)}
-        if steps != {1}:
+        if not self._in_one_step():
             raise FolderError(
                 f"the ranks see different checkpoints in '{self.path}': it must lie on a disk that all share"
             )
@@ -108,6 +107,9 @@ class Loop:
             self._evaluate()
             found = {"metric": self.position.metric, "metric_data": self.job.metric_data}
             self.progress.log("metric", {"step": self.position.step, **found})
+
+    def _in_one_step(self) -> bool:
+        return len(set(self.ranks.gather(self.position.step))) == 1
 
     def _reached(self) -> bool:
         return self.options.max_steps is not None and self.position.step >= self.options.max_steps
@@ -163,6 +165,10 @@ class Loop:
     def _go_on_under(self, smaller: Smaller) -> None:
         """Take the step again under a plan that needs less memory; the run keeps that plan from here on."""
         session = reopened(self.session, self.job, smaller.plan, self.ranks.regroup)
+        if not self._in_one_step():  # the exchange broke before its last bytes had come
+            raise OutOfMemory(
+                f"{smaller}; one rank was a step behind, so go on from the last checkpoint: --resume"
+            )
         self.session = self.evaluation.session = session
         self.survival.resume(session)
         self.checkpoints.facts |= {"plan_id": session.plan.id, "plan": session.plan.dumps()}
@@ -317,7 +323,7 @@ class Loop:
         load_into(self.session.build.kept, state["techniques"], "the plan's techniques")
         self.feed.place = state.get("data")
         if self.ranks.rank < len(state["streams"]):
-            restore(from_plain(state["streams"][self.ranks.rank]), self.device)
+            load_streams(state["streams"][self.ranks.rank], self.device)
         self.position = found.position
         self.saved = dataclasses.replace(self.position)
 

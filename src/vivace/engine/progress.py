@@ -10,6 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from vivace.errors import FolderError
+from vivace.files import open_own, own_folder
+
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 OnEvent = Callable[[dict[str, Any]], None]
 
 
@@ -55,13 +59,13 @@ class Progress:
 
     def _open(self, folder: Path, step: int, log_bytes: int) -> None:
         assert self._path is not None
-        with self._path.open("ab") as file:
+        with os.fdopen(open_own(self._path, _APPEND), "ab") as file:
             file.truncate(min(log_bytes, self.num_bytes))
         self._scalars = tensorboard_writer(folder / "tensorboard", step)
 
     def _append(self, record: dict[str, Any]) -> None:
         assert self._path is not None
-        with self._path.open("a", encoding="utf-8") as file:
+        with os.fdopen(open_own(self._path, _APPEND), "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
         if self._scalars is not None:
             numbers = {k: v for k, v in record.items() if k != "step" and isinstance(v, (int, float))}
@@ -70,9 +74,10 @@ class Progress:
     def _guard(self, write: Callable[[], None]) -> None:
         try:
             write()
-        except OSError as error:
+        except (OSError, FolderError) as error:
             path, self._path, self._scalars = self._path, None, None
-            self.notice(f"the log '{path}' cannot be written ({error.strerror}): training goes on without it")
+            reason = error.strerror if isinstance(error, OSError) else error
+            self.notice(f"the log '{path}' cannot be written ({reason}): training goes on without it")
 
 
 def tensorboard_writer(folder: Path, step: int) -> Callable[[int, dict[str, float]], None] | None:
@@ -87,11 +92,11 @@ def tensorboard_writer(folder: Path, step: int) -> Callable[[int, dict[str, floa
         records = importlib.import_module("tensorboard.summary.writer.record_writer")
     except ImportError:
         return None
-    folder.mkdir(exist_ok=True)
+    own_folder(folder)
     path = folder / f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
 
     def append(*found: Any) -> None:
-        with path.open("ab") as file:
+        with os.fdopen(open_own(path, _APPEND), "ab") as file:
             for event in found:
                 records.RecordWriter(file).write(event.SerializeToString())
 

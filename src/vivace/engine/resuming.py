@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from vivace.engine.opening import items_of
 from vivace.engine.session import Session
+from vivace.engine.streams import from_plain, restore
 from vivace.errors import CheckpointError, InputError, JobError, PlanError
 from vivace.plan import Plan
 
@@ -81,6 +82,14 @@ def load_into(thing: Any, state: Any, what: str) -> None:
         raise CheckpointError(
             f"the checkpoint does not fit {what}: {type(error).__name__}: {reason}"
         ) from error
+
+
+def load_streams(state: Any, device: torch.device) -> None:
+    """Put back random streams. Raises CheckpointError where the state is of another form."""
+    try:
+        restore(from_plain(state), device)
+    except Exception as error:
+        raise CheckpointError(f"the checkpoint's random streams cannot be read: {error!r}") from error
 
 
 def _signature(session: Session, loader: Any) -> list[str]:

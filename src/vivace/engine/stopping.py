@@ -1,23 +1,27 @@
-"""Stopping on request: the first SIGTERM or Ctrl-C asks for a stop after the step, the second one ends."""
+"""Stopping on request: the first signal asks for a stop after the step, a further Ctrl-C ends at once."""
 
 from __future__ import annotations
 
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# Ctrl-C; a scheduler's or torchrun's request; a terminal that is gone; Slurm's --signal=USR1
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
 
 
 class StopRequest:
-    """While entered, SIGTERM and SIGINT only set `signal_name`; a further SIGINT raises KeyboardInterrupt.
+    """While entered, the `SIGNALS` only set `signal_name`; a further SIGINT raises KeyboardInterrupt.
+
+    SIGHUP and SIGUSR1 are left to who has taken them already, such as nohup.
 
     Args:
         quiet_seconds: a SIGINT so soon after the first request is taken for the same one, because torchrun
-        repeats
-            to its ranks the Ctrl-C that the terminal has sent them already.
+            repeats to its ranks the Ctrl-C that the terminal has sent them already.
     """
 
     def __init__(self, quiet_seconds: float = 0.0) -> None:
@@ -27,13 +31,11 @@ class StopRequest:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._ask) for number in _SIGNALS}
+        self._before = _handle(SIGNALS, self._ask)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        _give_back(self._before)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         again = self.signal_name and time.monotonic() - self._asked_at >= self._quiet_seconds
@@ -42,3 +44,31 @@ class StopRequest:
         if not self.signal_name:
             self.signal_name = signal.Signals(number).name
             self._asked_at = time.monotonic()
+
+
+@contextmanager
+def ends_like_ctrl_c() -> Iterator[None]:
+    """While entered, SIGTERM and SIGHUP raise KeyboardInterrupt."""
+    before = _handle(("SIGTERM", "SIGHUP"), signal.default_int_handler)
+    try:
+        yield
+    finally:
+        _give_back(before)
+
+
+def _handle(names: tuple[str, ...], handler: Any) -> dict[int, Any]:
+    """Let `handler` answer signals, in the main thread, which alone may; returns who answered them before."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    found = [signal.Signals[name] for name in names]
+    free = [
+        number
+        for number in found
+        if number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) is signal.SIG_DFL
+    ]
+    return {number: signal.signal(number, handler) for number in free}
+
+
+def _give_back(before: dict[int, Any]) -> None:
+    for number, handler in before.items():
+        signal.signal(number, handler)

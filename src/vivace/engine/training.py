@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,18 +13,17 @@ from typing import Any
 
 import torch
 
-from vivace.engine.folder import RunFolder, replace_file
+from vivace.engine.folder import RunFolder
 from vivace.engine.loop import Loop, Options
 from vivace.engine.opening import start
 from vivace.engine.progress import OnEvent
 from vivace.engine.ranks import joined
 from vivace.engine.resuming import state_of
 from vivace.errors import InputError
+from vivace.files import replace_file
 from vivace.inspect import inspect
 from vivace.job import Job, load
 from vivace.plan import Plan
-
-_EXIT_CODES = {"": 0, "SIGINT": 130, "SIGTERM": 143}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Run:
 
     @property
     def exit_code(self) -> int:
-        """What a command that trained should end with: 0, 130 after Ctrl-C, 143 after SIGTERM."""
-        return _EXIT_CODES[self.interrupted_by]
+        """What a command that trained ends with: 0, or 128 and the signal's number, 130 after Ctrl-C."""
+        return 128 + signal.Signals[self.interrupted_by] if self.interrupted_by else 0
 
     def to_dict(self) -> dict[str, Any]:
         """The document that ``vivace train --json`` prints."""
@@ -75,8 +75,9 @@ def train(
     """Train `job` under `plan` in the run folder `out`, on top of strict fp32.
 
     Writes plan.toml, metrics.jsonl (epochs counted from 1), tensorboard/, checkpoints/, at the end model.pt
-    (your own `state_dict` keys) and run.json. SIGTERM or Ctrl-C stops after the current step with a
-    checkpoint.
+    (your own `state_dict` keys) and run.json. Ctrl-C, SIGTERM, SIGHUP (a lost terminal) or
+    SIGUSR1 (Slurm) stops after the current step with a checkpoint. Ranks that torchrun starts again resume by
+    themselves.
 
     Args:
         job: a Job, or a reference such as ``train.py:job``.
@@ -96,27 +97,38 @@ def train(
     _check(options)
     if resume and restart:
         raise InputError("resume goes on and restart trains from zero: give one of them, not both")
-    if isinstance(job, str):
-        job = load(job)
-    own_plan = Path(out) / "plan.toml"
-    if isinstance(plan, (str, os.PathLike)):
-        plan = Plan.load(plan)
-    if plan is None:
-        plan = Plan.load(own_plan) if resume and own_plan.exists() else Plan()
+    path = Path(out).absolute()
+    own_plan = path / "plan.toml"
+    job, plan = _loaded(job, plan if plan is not None or not (resume and own_plan.exists()) else own_plan)
     with joined(plan) as ranks, ExitStack() as stack:
+        if ranks.began_before(str(path)):
+            resume, restart = True, False
+            if own_plan.exists():
+                plan = Plan.load(own_plan)  # a smaller one than was given, where a step ran out of memory
         with ranks.together():
             if ranks.writes:
-                stack.enter_context(RunFolder(out, resume=resume, restart=restart))
+                stack.enter_context(RunFolder(path, resume=resume, restart=restart))
+                ranks.begin(str(path))
         with ranks.together():
             machine = inspect()
             session = stack.enter_context(start(job, plan, machine, seed=seed))
         with ranks.together():
-            loop = Loop(job, session, ranks, Path(out), options, on_event)
+            loop = Loop(job, session, ranks, path, options, on_event)
         stack.callback(lambda: loop.session.close())  # which may be another one by then
         if machine.passed_over:
             loop.progress.notice(machine.passed_over)
         loop.run()
         return _write_results(loop)
+
+
+def _loaded(job: Job | str, plan: Plan | str | os.PathLike[str] | None) -> tuple[Job, Plan]:
+    """The job and its plan; the job first, because its file may register techniques."""
+    here = Path.cwd()
+    if isinstance(job, str):
+        job = load(job)
+    if plan is None or isinstance(plan, Plan):
+        return job, Plan() if plan is None else plan
+    return job, Plan.load(plan if Path.cwd() == here else here / plan)  # the job's file may have left
 
 
 def _check(options: Options) -> None:

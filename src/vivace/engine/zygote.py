@@ -24,8 +24,8 @@ PRELOADED = ("torch", "torch._dynamo", "vivace.engine.opening")
 def main(channel: int, parent: int) -> None:
     """Serve requests on the socket `channel` until its other end closes: preload modules, or fork a child.
 
-    A request is JSON. ``{"preload": [names]}`` imports modules. ``{"payload": file}`` comes with four file
-    descriptors: commands, answers, log, and a pipe for the child's process id and wait status.
+    A request is JSON. ``{"preload": [names]}`` imports modules. ``{"fork": true}`` comes with five file
+    descriptors: commands, answers, log, a pipe for the child's process id and wait status, and the payload.
     """
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -42,7 +42,7 @@ def main(channel: int, parent: int) -> None:
                 os.read(wake_read, 512)
                 _report_the_dead(statuses)
             if requests.fileno() in ready:
-                data, descriptors, _, _ = socket.recv_fds(requests, 1 << 20, 4)
+                data, descriptors, _, _ = socket.recv_fds(requests, 1 << 20, 5)
                 if not data:
                     return
                 request = json.loads(data)
@@ -50,17 +50,17 @@ def main(channel: int, parent: int) -> None:
                     _import(request["preload"])
                     requests.sendall(b"\n")
                 else:
-                    _fork(request["payload"], descriptors, statuses, (requests, wake_read, wake_write))
+                    _fork(descriptors, statuses, (requests, wake_read, wake_write))
 
 
-def _fork(payload: str, descriptors: list[int], statuses: dict[int, int], own: tuple[Any, ...]) -> None:
-    commands, answers, log, status = descriptors
+def _fork(descriptors: list[int], statuses: dict[int, int], own: tuple[Any, ...]) -> None:
+    commands, answers, log, status, payload = descriptors
     zygote = os.getpid()
     pid = os.fork()
     if pid:
         os.write(status, struct.pack("i", pid))
         statuses[pid] = status
-        for descriptor in (commands, answers, log):
+        for descriptor in (commands, answers, log, payload):
             os.close(descriptor)
         return
     code = 1

@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from vivace.errors import JobError, VivaceError
+from vivace.files import replace_text
 from vivace.job import Job, blame, load
 from vivace.profile.bins import bins_of
 from vivace.profile.work import Work, count_work
@@ -151,7 +152,7 @@ def main() -> None:
         document, code = {"error": {"kind": error.kind, "message": str(error)}}, 2
     except Exception as error:
         document, code = {"error": {"kind": "JobError", "message": str(error) or blame(error)}}, 2
-    out.write_text(json.dumps(document), encoding="utf-8")
+    replace_text(out, json.dumps(document))
     sys.exit(code)
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from vivace.errors import FolderError
+from vivace.files import replace_text
 from vivace.inspect.table import human_bytes
 from vivace.profile import pictures
 
@@ -19,12 +18,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 def write_page(document: dict[str, Any], path: Path) -> None:
     """Write the page. Raises FolderError where the folder cannot be written."""
-    part = path.with_suffix(".html.part")
-    try:
-        part.write_text(render(document), encoding="utf-8", errors="replace")
-        os.replace(part, path)
-    except OSError as error:
-        raise FolderError(f"the page '{path}' cannot be written: {error.strerror}") from None
+    replace_text(path, render(document))
 
 
 def render(document: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import ChildFailed, FolderError, InputError
+from vivace.files import is_leftover, replace_text
 from vivace.profile.record import RECORD, TRACE
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def _judge(
     document["page_path"] = str(folder / "profile.html")
     document["trace_path"] = str(trace) if trace.is_file() else None
     write_page(document, folder / "profile.html")
-    (folder / "profile.json").write_text(json.dumps(document, default=str), encoding="utf-8")
+    replace_text(folder / "profile.json", json.dumps(document, default=str))
     return Profiled(document, folder / "profile.html", trace if trace.is_file() else None, more["exit_code"])
 
 
@@ -129,7 +130,8 @@ def _prepared(folder: Path) -> tuple[Path, str | None]:
     """The folder, with nothing of an earlier profile in it, and what that was of. Raises FolderError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        strangers = [entry.name for entry in folder.iterdir() if not any(map(entry.match, OWN))]
+        names = [entry.name for entry in folder.iterdir() if not any(map(entry.match, OWN))]
+        strangers = [name for name in names if not is_leftover(name)]
         if strangers:
             raise FolderError(
                 f"the output folder '{folder}' is not empty ({min(strangers)}): name another with --out"

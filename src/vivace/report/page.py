@@ -11,7 +11,7 @@ from typing import Any
 
 import jinja2
 
-from vivace.errors import FolderError
+from vivace.files import replace_text
 from vivace.ledger import Ratio
 from vivace.report import charts, memory, words
 from vivace.report.content import Content
@@ -27,13 +27,8 @@ def report(folder: str | os.PathLike[str], *, open_page: bool = False) -> Path:
     """
     where = Path(folder)
     content = load(where)
-    path, part = where / "report.html", where / "report.html.part"
-    try:
-        part.write_text(render(content), encoding="utf-8", errors="replace")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise FolderError(f"the report '{path}' cannot be written: {error.strerror}") from None
+    path = where / "report.html"
+    replace_text(path, render(content))
     if open_page:
         webbrowser.open(path.resolve().as_uri())
     return path

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import FolderError
+from vivace.files import read_own
 from vivace.ledger import Ledger, Trial
 from vivace.report import words
 from vivace.report.content import Content
@@ -53,7 +54,7 @@ def load(folder: Path) -> Content:
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_bytes()) if path.exists() else {}
+        document = json.loads(read_own(path) or b"{}")
     except ValueError:  # torn: the metrics beside it still say what happened
         return {}
     return document if isinstance(document, dict) else {}

@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from vivace.errors import printable
 from vivace.report import memory, words
 from vivace.report.content import Content
 from vivace.report.reading import load
@@ -76,7 +77,7 @@ def _fill(table: Table, *rows: tuple[str, ...]) -> Table:
 
 
 def _text(text: str, style: str = "") -> Text:
-    return Text("".join(letter if letter.isprintable() else " " for letter in text), style=style)
+    return Text(printable(text), style=style)
 
 
 def _facts(content: Content) -> Table:

@@ -14,6 +14,7 @@ from typing import Any
 
 import vivace
 from vivace.engine.launch import Source
+from vivace.engine.stopping import ends_like_ctrl_c
 from vivace.errors import AnswerIsNo, ChildFailed, InputError, Refused
 from vivace.inspect import inspect
 from vivace.inspect.gather import require_torch
@@ -64,28 +65,27 @@ def tune(
         out: folder for plan, ledger and report. An earlier run there on the same job and machine is built
             upon.
 
-    Ctrl-C ends the search and keeps the best so far (`Result.interrupted`). Raises JobError where the job
-    itself is at fault, FolderError where `out` cannot be used, AnswerIsNo where nothing fits into `memory`.
+    Ctrl-C or SIGTERM ends the search and keeps the best so far (`Result.interrupted`). Raises JobError where
+    the job itself is at fault, FolderError where `out` cannot be used, AnswerIsNo where nothing fits into
+    `memory`.
     """
     require_torch()
     begin = time.monotonic()
     seconds, limit, allowed = parse_budget(budget), parse_memory(memory), parse_allow(allow)
-    folder = claim_folder(Path(out))
+    folder, source = claim_folder(Path(out)), Source(job)
     machine, ledger = inspect(), Ledger(folder / "ledger.jsonl")
     tell = on_event or _silent
     if machine.passed_over:
         tell("notice", {"text": machine.passed_over})
     tell("phase", {"name": "checking the job"})
-    bench = Bench(Source(job), machine, ledger, tell, allow=allowed, memory=limit)
-    try:
+    bench = Bench(source, machine, ledger, tell, allow=allowed, memory=limit)
+    with ends_like_ctrl_c(), contextlib.closing(bench):
         profile = bench.check()
         document = _run_document(bench, machine, seconds, allowed, limit, command)
         bench.recall()
         ledger.append("run", document)
         ledger.append("profile", dataclasses.asdict(profile))
         return _Tuning(bench, machine, folder, begin, seconds).run(profile)
-    finally:
-        bench.close()
 
 
 class _Tuning:

@@ -1,6 +1,11 @@
-"""A job that runs out of memory above a number of samples, where and how the environment says."""
+"""A job that runs out of memory above a number of samples, where and how the environment says.
+
+FAILS_AFTER: so many steps before it does. DIES_AFTER: rank 1 kills itself after so many steps of torchrun's
+first attempt.
+"""
 
 import os
+import signal
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -16,9 +21,10 @@ TEXTS = {
 
 
 def fails(what, samples):
+    early = Failing.steps < int(os.environ.get("FAILS_AFTER", "0"))
     most, rank = int(os.environ.get("MOST", "4")), os.environ.get("FAILING_RANK")
     mine = rank is None or rank == os.environ.get("RANK", "0")
-    return mine and os.environ.get("FAILS", "forward") == what and samples > most
+    return mine and not early and os.environ.get("FAILS", "forward") == what and samples > most
 
 
 class Crowded(torch.autograd.Function):
@@ -49,10 +55,17 @@ class Net(torch.nn.Module):
 
 
 class Failing(torch.optim.Adam):
+    steps = 0
+
     def step(self, closure=None):
         if os.environ.get("FAILS") == "update":
             raise TEXTS["class"]
-        return super().step(closure)
+        found = super().step(closure)
+        Failing.steps += 1
+        attempt, rank = os.environ.get("TORCHELASTIC_RESTART_COUNT"), os.environ.get("RANK")
+        if (str(Failing.steps), attempt, rank) == (os.environ.get("DIES_AFTER"), "0", "1"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
 
 
 def data():

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from vivace.files import replace_text
 from vivace.profile.record import RECORD, facts
 from vivace.profile.record.guard import Guard, described
 from vivace.profile.record.hooks import Patches
@@ -57,16 +58,14 @@ class LatePeak:
         self._eval.restore()
         path: Path = self.recorder.folder / RECORD
         if self.num_validations or self._problems:
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):  # a FolderError is a ValueError
                 document = json.loads(path.read_text(encoding="utf-8"))
                 if self._problems:
                     document["problems"] = [*document.get("problems", []), *self._problems]
                 else:
                     document["late"] = {"peak": facts.peak_bytes(), "rise": self.rise, "at": self.place}
                     document["late"]["gradients"] = self.gradients
-                part = path.with_suffix(".json.part")
-                part.write_text(json.dumps(document), encoding="utf-8")
-                part.replace(path)
+                replace_text(path, json.dumps(document))
 
     def _evaluating(self, original: Any) -> Any:
         def evaluate(module: Any) -> Any:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from vivace.files import replace_text
 from vivace.profile.record import CUT, RECORD, TRACE, experiments, facts
 from vivace.profile.record.clock import PHASES, Clock, Step
 from vivace.profile.record.counting import CountedStep
@@ -101,9 +102,7 @@ class Recorder:
         self._restore()
         if not self.steps and (self.folder / RECORD).exists():
             return  # a launcher or a loader worker, beside the process that trains
-        part = self.folder / (RECORD + ".part")
-        part.write_text(json.dumps(self.document, default=str), encoding="utf-8")
-        part.replace(self.folder / RECORD)
+        replace_text(self.folder / RECORD, json.dumps(self.document, default=str))
         if self._state == "finished":
             atexit.unregister(self.finish)
 

@@ -1,0 +1,81 @@
+"""Files of ours in folders that others may have filled: replaced whole or not at all, through no link."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from vivace.errors import FolderError
+
+_LEFTOVER = re.compile(r".+\.tmp\.[0-9a-f]{8}")
+
+
+def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Let `write` fill a new file that takes the place of `path`, whole or not at all. Raises FolderError."""
+    temporary = path.with_name(f"{path.name}.tmp.{uuid.uuid4().hex[:8]}")
+    try:
+        try:
+            with _new(temporary) as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise FolderError(f"'{path}' cannot be written: {reason}") from None
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Like `replace_file`, with a text; what UTF-8 cannot hold becomes '?'."""
+    replace_file(path, lambda file: file.write(text.encode(errors="replace")))
+
+
+def open_own(path: Path, flags: int) -> int:
+    """A descriptor of our own file `path`, opened with `flags` of `os.open`.
+
+    Raises FolderError where a link, a folder or a pipe stands in its place, OSError as `os.open` does.
+    """
+    if path.is_symlink():
+        raise FolderError(f"'{path}' is a link, and Vivace writes into files of its own only: remove it")
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FolderError(f"'{path}' is not a file: remove it")
+    return descriptor
+
+
+def read_own(path: Path) -> bytes:
+    """All of our own file `path`; nothing where there is none. Raises as `open_own` does."""
+    try:
+        with os.fdopen(open_own(path, os.O_RDONLY), "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return b""
+
+
+def own_folder(path: Path) -> Path:
+    """Our own folder `path`, made where there is none. Raises FolderError where a link stands there."""
+    if path.is_symlink():
+        raise FolderError(f"'{path}' is a link, and Vivace writes into folders of its own only: remove it")
+    try:
+        path.mkdir(exist_ok=True)
+    except OSError as error:
+        raise FolderError(f"the folder '{path}' cannot be made: {error.strerror}") from None
+    return path
+
+
+def is_leftover(name: str) -> bool:
+    """Is this the name of a file that a killed process had begun to write?"""
+    return _LEFTOVER.fullmatch(name) is not None
+
+
+def _new(path: Path) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), "wb")
