@@ -243,8 +243,8 @@ class Content:
         if not self.result or (self.result.get("interrupted") and not self.plan):
             return "", self._unfinished()
         if not self.plan or speedup is None:
-            broken = self.verdict.get("kept") is False
-            cause = "faster kept its promise" if broken else "was faster beyond noise"
+            causes = {False: "faster kept its promise", None: "faster could be judged"}
+            cause = causes.get(self.verdict.get("kept", ""), "was faster beyond noise")
             return "", f"Nothing {cause}: train as you do"
         if speedup.low <= 1:
             rest = f"Not faster beyond noise, {words.ratio(speedup)} of strict fp32's speed"

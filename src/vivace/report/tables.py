@@ -142,7 +142,7 @@ def _checks(content: Content) -> Table:
         (
             str(check.get("name")),
             *(words.number(check.get(key)) for key in ("value", "envelope", "limit")),
-            "yes" if check.get("kept") else "NO",
+            {True: "yes", False: "NO"}.get(check.get("kept"), "not judged"),
         )
         for check in content.checks
     )

@@ -215,7 +215,7 @@ class _Tuning:
             verdict = verifier.judge(plan, seconds=seconds)
         except (ChildFailed, Refused) as error:
             reason = f"it could not be verified: {error}"
-            verdict = Verdict(False, plan.promise.name.lower(), 0.0, 0.0, 0, 0, reason)
+            verdict = Verdict(None, plan.promise.name.lower(), 0.0, 0.0, 0, 0, reason)
         if verdict.promise == Numerics.SEMANTICS.name.lower():
             verdict = self._judge_semantics(plan, verdict)
         self.bench.ledger.append("verdict", {"plan": plan.to_dict(), **verdict.to_dict()})
@@ -232,7 +232,7 @@ class _Tuning:
             f"the budget is too short for it ({needed:.0f} s)" if facts["has_metric"] else "the Job has none"
         )
         reason = f"it promises SEMANTICS, which only the metric can judge, and {lacks}"
-        return dataclasses.replace(verdict, kept=False, reason=reason)
+        return dataclasses.replace(verdict, kept=None, reason=reason)
 
     def _left(self) -> float:
         return self.begin + self.seconds - time.monotonic()

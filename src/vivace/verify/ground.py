@@ -23,6 +23,19 @@ class Ground:
 
 
 @dataclasses.dataclass
+class Standing:
+    """The reference's runs under the circumstances in which a plan is judged: `grounds` by unit roundoff and
+    by whether random streams are the same.
+    """
+
+    references: list[Outcome]
+    curve: list[float]
+    end: State
+    rehearsal: Rehearsal | None = None
+    grounds: dict[tuple[float, bool], Ground] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
 class Ran:
     """What a plan's session did. `fault` is a plain one, which ends it; `last`: before closing."""
 

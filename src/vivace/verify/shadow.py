@@ -17,6 +17,8 @@ from vivace.surgery import map_tensors
 MARKS = ("mm", "convolution", "attention", "rnn", "lstm", "gru", "linear")
 # A bias's gradient is the sum of its product's output gradient, which lower precision rounds as well.
 BACKWARD_MARKS = (*MARKS, "sum.dim_IntList")
+# Attention's statistic, one number a row, which every kernel keeps in fp32.
+STATISTIC = "logsumexp"
 
 
 class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -25,7 +27,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Each tensor is rounded at a random scale, so that other seeds round otherwise: multiply by s in [1, 2),
     round to fewer bits by Veltkamp's splitting (Dekker 1971), divide by s. Relative error: at most about
-    `unit_roundoff`.
+    `unit_roundoff`. Numbers too large for that, such as a mask's -inf, stay as they are.
     """
 
     def __init__(self, unit_roundoff: float, seed: int) -> None:
@@ -40,9 +42,19 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         marks = BACKWARD_MARKS if backward else MARKS
         if not any(mark in func.__name__ for mark in marks) or func.is_view:
             return func(*args, **kwargs)
-        if not func._schema.is_mutable:
-            args, kwargs = map_tensors(tuple(args), self._round), map_tensors(kwargs, self._round)
-        return map_tensors(func(*args, **kwargs), self._round)
+        schema = func._schema
+        if not schema.is_mutable:
+            args = self._rounded(args, schema.arguments)
+            kwargs = map_tensors(kwargs, self._round)
+        found = func(*args, **kwargs)
+        if isinstance(found, tuple):
+            return self._rounded(found, schema.returns)
+        return map_tensors(found, self._round)
+
+    def _rounded(self, values: Any, declared: Any) -> tuple[Any, ...]:
+        """The values, rounded but for attention's statistics, which the schema names."""
+        kept = [STATISTIC in (d.name or "").replace("_", "") for d in declared[: len(values)]]
+        return tuple(v if keep else map_tensors(v, self._round) for v, keep in zip(values, kept, strict=True))
 
     def _round(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype != torch.float32 or tensor.layout != torch.strided or tensor.numel() == 0:
@@ -50,4 +62,5 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         scale = 1.0 + self.random.random()
         scaled = tensor * scale
         split = scaled * self.factor
-        return split.sub_(split - scaled).div_(scale)
+        rounded = split.sub_(split - scaled).div_(scale)
+        return torch.where(rounded.isfinite(), rounded, tensor)

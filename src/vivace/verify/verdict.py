@@ -24,14 +24,14 @@ SEEDS = 5  # of the test of the metric, where nobody says otherwise
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Was the plan's promise kept?
+    """Was the plan's promise kept? None: that could not be judged, and `reason` says why.
 
     `loss_envelopes` and `displacement_envelopes` are the largest distances from the reference, of losses and
     of everything else, in units of what rounding alone causes; `checks` holds every figure; `curves` the loss
     curves.
     """
 
-    kept: bool
+    kept: bool | None
     promise: str
     loss_envelopes: float
     displacement_envelopes: float
@@ -46,8 +46,8 @@ class Verdict:
 
     @property
     def judged(self) -> bool:
-        """Did a comparison take place? Without one the promise is neither kept nor broken."""
-        return self.steps > 0
+        """Is there an answer? Without one the promise is neither kept nor broken."""
+        return self.kept is not None
 
     def to_dict(self) -> dict[str, Any]:
         """The document that ``vivace verify --json`` prints."""
