@@ -9,6 +9,7 @@ from typing import Any
 LIMIT = 8.0  # envelopes, for figures over the whole model
 SPREAD_LIMIT = math.log(8.0)  # of 5 runs; by chance in fewer than one of a thousand pairs
 LAYER_LIMIT = 20.0  # envelopes, for each of many layers
+NEAR = 4.0  # times its limit: as far off as few shadows may put a plan that more of them keep
 SMALLEST_LOSS, SMALLEST_DECAY = 2.0**-22, 1e-3  # floors of an envelope beside those from the unit roundoff
 
 
@@ -30,8 +31,8 @@ def check(
     """One figure of the verdict: `value` in units of its envelope, against the limit of its kind.
 
     `floor` and `limit` stand in place of the kind's own smallest envelope and limit. An envelope that is NaN
-    comes from a shadow that is not finite: then nothing is known, and `kept` and `score` are None. Infinite is
-    that of a layer which does not move.
+    comes from a shadow that is not finite: then nothing is known, and `kept` and `score` are None. Infinite
+    is that of a layer which does not move.
     """
     layer = " of " in kind or kind.startswith("buffer ")
     # Gradients themselves may be rounded, and a layer's update with them.
@@ -96,6 +97,11 @@ def summary(checks: list[dict[str, Any]], note: str = "") -> dict[str, Any]:
         "checks": shown,
         "num_checks": len(checks),
     }
+
+
+def is_near(document: dict[str, Any]) -> bool:
+    """Is a broken verdict so near to the limits that a judgement with more shadows may find otherwise?"""
+    return all(c["score"] <= NEAR * c["limit"] < math.inf for c in document["checks"] if c["kept"] is False)
 
 
 def outright(kept: bool, reason: str, name: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import time
 from collections.abc import Iterator
@@ -36,11 +37,13 @@ from vivace.verify.evaluation import Evaluation
 from vivace.verify.facts import difference, facts_of_session
 from vivace.verify.feeding import fed_otherwise
 from vivace.verify.ground import Ground, Ran, Standing
+from vivace.verify.halves import Halves, Place
 from vivace.verify.judgement import (
     LIMIT,
     band,
     check,
     curve_check,
+    is_near,
     outright,
     root_mean_square,
     spread_check,
@@ -76,11 +79,9 @@ class Ruler:
         self.machine = Machine.from_dict(machine)
         self.effort = Effort()
         self.batches: list[Any] = []
-        self.snapshots: list[Snapshot] = []
         self.repeats = False  # are the algorithms now such that give equal bits every time?
         self.draws = LogicalDraws()
         self.ordered = False  # do steps draw their random numbers in logical order now?
-        self.standings: dict[tuple[bool, bool], Standing] = {}  # by the two
         self.tap = Tap(job)
         self.taps = WeakKeyDictionary[Session, Tap]()
         self.feeding_seconds = FEEDING_SECONDS
@@ -93,7 +94,10 @@ class Ruler:
 
         `reference` is a plan for a job that does not fit into memory without one.
         """
-        plan = Plan.from_dict(reference or {})
+        self.reference = plan = Plan.from_dict(reference or {})
+        self.snapshots: list[Snapshot] = []
+        self.halves = {Plan().id: dict[Place, list[bool]]()}  # by the part of a plan that lowers precision
+        self.standings: dict[tuple[bool, bool], Standing] = {}  # by `repeats` and `ordered`
         begin = time.perf_counter()
         seed_everything(0)
         self.batches = self._load(seconds)
@@ -103,8 +107,8 @@ class Ruler:
             self.ordered = not torch.equal(before, random_state())
             since = time.perf_counter()
             self._step(trial, 0)
-            step_seconds = time.perf_counter() - since
-            self.effort = effort = Effort.within(seconds, step_seconds)
+            self.step_seconds = time.perf_counter() - since
+            self.effort = effort = Effort.within(seconds, self.step_seconds)
         self.session = self._opened(plan, self.tap)
         self.facts = facts_of_session(self.session)
         self.evaluation = Evaluation(self.job, self.session.place(self.batches[-1]))
@@ -123,7 +127,7 @@ class Ruler:
         self.standings[self.repeats, self.ordered] = self.standing
         self.modules = self.tap.modules
         self._prepare_rehearsal(seconds)
-        return {"seconds": time.perf_counter() - begin, "left_seconds": effort.seconds(step_seconds)}
+        return {"seconds": time.perf_counter() - begin, "left_seconds": effort.seconds(self.step_seconds)}
 
     def _load(self, seconds: float | None) -> list[Any]:
         """Batches enough for the course, and for the rehearsal as many more as time and memory allow."""
@@ -168,20 +172,40 @@ class Ruler:
             roundoff=session.build.unit_roundoff,
         )
 
-    def judge(self, plan: dict[str, Any]) -> dict[str, Any]:
-        """Run a plan in lockstep and along the course; return the verdict's document (see `Verdict`)."""
+    def judge(self, plan: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
+        """Return the verdict's document (see `Verdict`) on a plan.
+
+        What is broken near the limits after a short effort is judged again with the full one, where
+        `seconds` allow it, and else not yet.
+        """
+        document, full = self._judgement(plan), Effort()
+        least = dataclasses.replace(full, rehearsal=self.effort.rehearsal)
+        if document["kept"] is not False or self.effort == least or not is_near(document):
+            return document
+        needed = full.seconds(self.step_seconds)
+        if seconds is not None and needed > seconds:
+            reason = f"{document['reason']}; too near to say with so few runs, and more take {needed:.0f} s"
+            return {**document, "kept": None, "reason": reason}
+        self.session.close()
+        self.prepare(None, self.reference.to_dict())
+        return self._judgement(plan)
+
+    def _judgement(self, plan: dict[str, Any]) -> dict[str, Any]:
+        """Run a plan in lockstep and along the course, and compare."""
         loaded = Plan.from_dict(plan)
         compiled = any(technique.card.stage == Stage.COMPILE for technique in loaded.techniques)
         device = self.session.build.device
         if device.type == "cuda" and loaded.promise == Numerics.EXACT and not self.repeats:
             with repeatable(True), self._standing_on(repeats=True, ordered=self.ordered):
-                return self.judge(plan)
+                return self._judgement(plan)
         if compiled and self.ordered:  # compiled code draws as it will; so must the reference
             with self._standing_on(repeats=self.repeats, ordered=False):
-                return self.judge(plan)
+                return self._judgement(plan)
+        precision = self._note_halves(loaded)
         tap = Tap(self.job)
         with _equal_random_streams(compiled), self._opened(loaded, tap) as session:
             ran = self._run(session, tap)
+        ran.precision = precision
         document: dict[str, Any] = {
             "promise": session.promise.name.lower(),
             "steps": self.effort.course + self.effort.lockstep * len(self.snapshots),
@@ -201,6 +225,22 @@ class Ruler:
                 outcome.outputs if len(outcome.outputs) else self.evaluation(self.session, outcome.after)
             )
         return {**document, **self._judge(ran, session)}
+
+    def _note_halves(self, plan: Plan) -> Plan:
+        """The part of a plan that lowers precision; what it stores in 16 bits is seen in a step of its own.
+
+        Alone, as it is: the other techniques cannot widen the envelope by what they do.
+        """
+        precision = Plan([t for t in plan.techniques if t.card.stage == Stage.PRECISION])
+        if precision.id not in self.halves:
+            noted = Halves()
+            with start(self.job, precision, self.machine) as session:
+                for position in range(SETTLING_STEPS if session.build.kept else 0):
+                    self._step(session, position)
+                with noted:
+                    self._step(session, 0)
+            self.halves[precision.id] = noted.places()
+        return precision
 
     def _run(self, session: Session, tap: Tap) -> Ran:
         """All that a plan's session has to do while it is open; it ends at the first plain fault."""
@@ -281,7 +321,7 @@ class Ruler:
 
     def _compare(self, ran: Ran, roundoff: float, note: str = "") -> dict[str, Any]:
         outcomes, curve, same_streams = ran.outcomes, ran.curve, ran.same_streams
-        ground = self._ground(roundoff, same_streams)
+        ground = self._ground(roundoff, same_streams, ran.precision)
         checks = []
         for index, (outcome, snapshot) in enumerate(zip(outcomes, self.snapshots, strict=True)):
             values = self._distances(outcome, snapshot, ground.references[index])
@@ -307,13 +347,15 @@ class Ruler:
         curves = {"steps": steps, "reference": ground.curve, "plan": curve, "low": low, "high": high}
         return {**summary(checks, note), "curves": curves}
 
-    def _ground(self, roundoff: float, same_streams: bool) -> Ground:
-        """The envelope: shadows of this roundoff, with the reference's random streams or with others.
+    def _ground(self, roundoff: float, same_streams: bool, precision: Plan) -> Ground:
+        """The envelope: shadows of this roundoff that store in half what `precision` does, with the
+        reference's random streams or with others.
 
         Where streams differ, means over seeds are compared: one shadow's distance from a mean over n seeds is
         sqrt((n + 1) / 2) times that of another mean over n seeds.
         """
-        key, standing = (roundoff, same_streams), self.standing
+        halves = self.halves[precision.id]
+        key, standing = (roundoff, same_streams, precision.id if halves else ""), self.standing
         if key in standing.grounds:
             return standing.grounds[key]
         effort, session = self.effort, self.session
@@ -326,7 +368,7 @@ class Ruler:
         for index, snapshot in enumerate(self.snapshots):
             runs = []
             for seed in range(effort.seeds):
-                noise = Rounding(roundoff, seed=100 * index + seed)
+                noise = Rounding(roundoff, seed=100 * index + seed, halves=halves)
                 stream = index if same_streams else 80 + seed
                 outcome = self._lockstep(session, snapshot, stream=stream, noise=noise)
                 runs.append(self._distances(outcome, snapshot, references[index]))
@@ -337,7 +379,7 @@ class Ruler:
             envelopes.append({n: least[n] if math.isfinite(v) else math.nan for n, v in spread.items()})
         courses, ends = [], []
         for seed in range(effort.course_seeds):
-            noise = Rounding(roundoff, seed=9000 + seed)
+            noise = Rounding(roundoff, seed=9000 + seed, halves=halves)
             shadow, shadow_end = self._course(session, stream=1 if same_streams else 80 + seed, noise=noise)
             courses.append(shadow)
             ends.append(self._apart(shadow_end, end))
@@ -417,14 +459,13 @@ class Ruler:
 
 def _in_other_order(mine: Session, theirs: Session) -> bool:
     """Have weights another memory order? Then outputs and their random masks may have it, too."""
-    models = zip(mine.build.models, theirs.build.models, strict=True)
-    orders = ([p.stride() for p in model.parameters()] for pair in models for model in pair)
-    return any(a != b for a, b in zip(orders, orders, strict=True))
+    orders = ([p.stride() for m in s.build.models for p in m.parameters()] for s in (mine, theirs))
+    return next(orders) != next(orders)
 
 
 def _same_streams(mine: Outcome, theirs: Outcome, rearranged: bool) -> bool:
     """Did both draw the same numbers for the same purposes, as far as evaluations of the loss show?"""
-    seen = not theirs.drew or not (rearranged or mine.streams and mine.streams != theirs.streams)
+    seen = not theirs.drew or not (rearranged or (mine.streams and mine.streams != theirs.streams))
     return seen and torch.equal(mine.random_state, theirs.random_state)
 
 

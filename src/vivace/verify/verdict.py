@@ -77,14 +77,17 @@ class Verifier:
         self._on_event = on_event or _silent
 
     def judge(self, plan: Plan, *, seconds: float | None = None) -> Verdict:
-        """Verify one plan, within about `seconds` (as much as the ruler can use where it is None)."""
+        """Verify one plan, within about `seconds` (as much as the ruler can use where it is None).
+
+        The first plan's seconds decide how much is run for each; the others' how much may be run again.
+        """
         begin = time.monotonic()
         if not self._prepared:
             reference = self._reference.to_dict()
             prepared = self._child.ask("prepare", self._timeout, seconds=seconds, reference=reference)
             self._prepared = True
             self._on_event("prepared", prepared)
-        document = self._child.ask("judge", self._timeout, plan=plan.to_dict())
+        document = self._child.ask("judge", self._timeout, plan=plan.to_dict(), seconds=seconds)
         document["checks"] = tuple(document["checks"])
         return Verdict(**document, seconds=time.monotonic() - begin)
 
