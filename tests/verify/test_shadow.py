@@ -11,7 +11,9 @@ ROUNDOFF = 2.0**-8
 MASKS = {
     "boolean": torch.ones(5, 5).tril().bool(),
     "-inf": torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf),
-    "smallest": torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), torch.finfo(torch.float32).min),
+    "smallest": torch.zeros(5, 5).masked_fill(
+        torch.ones(5, 5).triu(1).bool(), torch.finfo(torch.float32).min
+    ),
 }
 
 

@@ -142,7 +142,7 @@ def _checks(content: Content) -> Table:
         (
             str(check.get("name")),
             *(words.number(check.get(key)) for key in ("value", "envelope", "limit")),
-            {True: "yes", False: "NO"}.get(check.get("kept"), "not judged"),
+            "not judged" if check.get("kept") is None else "yes" if check["kept"] else "NO",
         )
         for check in content.checks
     )
