@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vivace.verify.displacement import Outcome, State, distances
-from vivace.verify.judgement import check, curve_check, summary
+from vivace.verify.judgement import check, curve_check, is_near, outright, summary
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-6, math.inf, math.nan])
@@ -56,3 +56,20 @@ def test_a_running_mean_that_hardly_moves_is_held_against_the_spread_of_a_batch(
     found = distances(moved_to(1e-8 + shift), moved_to(1e-8), before, {}, steps=1)
     name = "buffer norm.running_mean"
     assert check(name, 0, found[name], 0.0, 2.0**-16)["kept"] == kept
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "near"),
+    [
+        ("loss", 14.9, True),
+        ("loss", 100.0, False),
+        ("scale of 0.w", 70.0, True),
+        ("dictated loss", 9.0, False),
+    ],
+)
+def test_what_more_shadows_may_keep_is_near(kind, value, near):
+    assert is_near(summary([check("loss", 0, 0.0, 1.0, 0.0), check(kind, 0, value, 1.0, 0.0)])) == near
+
+
+def test_a_plain_fault_is_never_near():
+    assert not is_near(outright(False, "closing the session changes the weights", "facts"))

@@ -1,4 +1,4 @@
-"""Healthy plans on jobs with masked attention, dropout on feature maps and noise are kept; defects are not."""
+"""Healthy plans on jobs with masked attention, dropout on maps and noise are kept; defects are not."""
 
 import importlib
 

@@ -23,8 +23,8 @@ class Tap:
     It notes the random stream's state after each evaluation of the loss, the modules' settings at the first,
     and the gradients, while it is asked to. Where the job has no `on_gradients` it gets none, as techniques
     ask for it: then the gradients are those that the optimizer is called with. While `dictated` is set
-    it stands for the loss, an own step does nothing, `pieces` holds the batches that came, and `asked` says that any did,
-    be it while a CUDA graph was captured.
+    it stands for the loss, an own step does nothing, `pieces` holds the batches that came, and `asked` says
+    that any did, be it while a CUDA graph was captured.
     """
 
     def __init__(self, job: Job) -> None:
