@@ -191,13 +191,13 @@ class Digits(nn.Module):
         super().__init__()
         self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 16, 3)
         self.maps, self.rows = nn.Dropout(0.25), nn.Dropout(0.5)
-        self.hidden, self.head = nn.Linear(256, 32), nn.Linear(32, NUM_CLASSES)
+        self.hidden, self.scores = nn.Linear(256, 32), nn.Linear(32, NUM_CLASSES)
 
     def forward(self, pictures: Tensor) -> Tensor:
         """Map (batch, 3, 12, 12) to the logarithms of probabilities."""
         maps = functional.max_pool2d(functional.relu(self.second(functional.relu(self.first(pictures)))), 2)
         hidden = functional.relu(self.hidden(torch.flatten(self.maps(maps), 1)))
-        return functional.log_softmax(self.head(self.rows(hidden)), dim=1)
+        return functional.log_softmax(self.scores(self.rows(hidden)), dim=1)
 
 
 class Variational(nn.Module):
