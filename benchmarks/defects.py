@@ -464,7 +464,8 @@ def statistics_not_updated(build: Build) -> None:
 @plant(PLANTED, value=1e-15)
 def epsilon_lost(build: Build, value: float) -> None:
     """An own implementation of the update with another epsilon."""
-    groups(build, "eps")
+    others = [group for group in groups(build, "eps") if group["eps"] != value]
+    build.require(others, f"the optimizer's epsilon is {value:g}")
     with_settings(build, lambda group: {"eps": value})
 
 

@@ -184,6 +184,73 @@ def warm_up(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRSche
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / 10, 0.999**step))
 
 
+class Digits(nn.Module):
+    """The network of PyTorch's MNIST example, narrower: dropout on feature maps, and log_softmax inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 16, 3)
+        self.maps, self.rows = nn.Dropout(0.25), nn.Dropout(0.5)
+        self.hidden, self.scores = nn.Linear(256, 32), nn.Linear(32, NUM_CLASSES)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Map (batch, 3, 12, 12) to the logarithms of probabilities."""
+        maps = functional.max_pool2d(functional.relu(self.second(functional.relu(self.first(pictures)))), 2)
+        hidden = functional.relu(self.hidden(torch.flatten(self.maps(maps), 1)))
+        return functional.log_softmax(self.scores(self.rows(hidden)), dim=1)
+
+
+class Variational(nn.Module):
+    """A variational autoencoder whose code is a feature map, with noise drawn like it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Conv2d(3, 16, 3, stride=2, padding=1)
+        self.code = nn.Conv2d(16, 8, 3, padding=1)
+        self.decoder = nn.Sequential(nn.ConvTranspose2d(4, 16, 4, 2, 1), nn.ReLU(), nn.Conv2d(16, 3, 1))
+
+    def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The pictures again, and mean and logarithm of the variance of their code."""
+        mean, log_variance = self.code(functional.relu(self.encoder(pictures))).chunk(2, 1)
+        deviation = torch.exp(0.5 * log_variance)
+        return self.decoder(mean + deviation * torch.randn_like(deviation)), mean, log_variance
+
+
+class Masked(nn.Module):
+    """BERT's encoder over padded tokens, its attention without dropout and with a mask of one of three kinds:
+    additive, boolean, or the key padding mask of `nn.MultiheadAttention`, a layer each."""
+
+    def __init__(self, width: int = 32, num_heads: int = 4) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.embedding, self.position = nn.Embedding(NUM_TOKENS, width), nn.Embedding(16, width)
+        self.projections = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(2))
+        self.attention = nn.MultiheadAttention(width, num_heads, batch_first=True)
+        self.feeds = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(),
+                          nn.Dropout(0.1), nn.Linear(2 * width, width)) for _ in range(3)
+        )  # fmt: skip
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, NUM_TOKENS)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map (batch, length) tokens to (batch, length, tokens) logits."""
+        there = (tokens != PADDING)[:, None, None, :]
+        added = torch.zeros(there.shape, device=tokens.device)
+        added = added.masked_fill(~there, torch.finfo(torch.float32).min)
+        hidden = self.embedding(tokens) + self.position.weight[: tokens.shape[1]]
+        for number in range(2):
+            heads = (
+                self.projections[number](hidden).unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+            )
+            mask = there if number else added.to(heads.dtype)
+            attended = functional.scaled_dot_product_attention(*heads, attn_mask=mask)
+            hidden = hidden + attended.transpose(1, 2).flatten(2)
+            hidden = hidden + self.feeds[number](hidden)
+        attended, _ = self.attention(hidden, hidden, hidden, ~there[:, 0, 0], need_weights=False)
+        hidden = hidden + attended
+        return self.head(self.norm(hidden + self.feeds[2](hidden)))
+
+
 def one_cycle(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
     """One cycle of learning rate and momentum over the whole training."""
     return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10 * 13)
@@ -292,6 +359,49 @@ def autoencoder(seed: int) -> vivace.Job:
     )
 
 
+def digits(seed: int) -> vivace.Job:
+    """PyTorch's MNIST example: dropout on feature maps, Adadelta, steps by the epoch."""
+    return vivace.Job(
+        model=seeded(Digits, seed, is_scheduled=1),
+        data=lambda: loader(images(seed)),
+        loss=lambda model, batch: functional.nll_loss(model(batch[0]), batch[1]),
+        optimizer=lambda model: torch.optim.Adadelta(model.parameters(), lr=1.0),
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7),
+        epochs=10,
+    )
+
+
+def evidence(model: nn.Module, batch: list[Tensor]) -> Tensor:
+    """The mean squared error and a little of the divergence of the code from noise."""
+    again, mean, log_variance = model(batch[0])
+    divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).mean()
+    return functional.mse_loss(again, batch[0]) + 0.1 * divergence
+
+
+def vae(seed: int) -> vivace.Job:
+    """A variational autoencoder: noise like a feature map; Adam."""
+    return vivace.Job(
+        model=seeded(Variational, seed),
+        data=lambda: loader(images(seed)),
+        loss=evidence,
+        optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=2e-3),
+        epochs=10,
+    )
+
+
+def bert(seed: int) -> vivace.Job:
+    """Attention with masks of three kinds, dropout; AdamW, warm-up by the step."""
+    return vivace.Job(
+        model=seeded(Masked, seed, is_scheduled=1),
+        data=lambda: loader(sentences(seed), 24),
+        loss=next_token,
+        optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3),
+        scheduler=warm_up,
+        scheduler_every="step",
+        epochs=10,
+    )
+
+
 def architecture(seed: int, build: Callable[..., nn.Module], optimizer: Callable[..., object]) -> vivace.Job:
     """A published architecture on small images, fine-tuned as is usual for it."""
     return vivace.Job(
@@ -316,6 +426,7 @@ def convnext(seed: int) -> vivace.Job:
 
 
 JOBS = {"cnn": cnn, "transformer": transformer, "lstm": lstm, "mlp": mlp}
+JOBS |= {"digits": digits, "vae": vae, "bert": bert}
 JOBS |= {"residual": residual, "autoencoder": autoencoder, "mobilenet": mobilenet, "convnext": convnext}
 for _name, _job in JOBS.items():
     globals().update({f"{_name}_{seed}": _job(seed) for seed in SEEDS})

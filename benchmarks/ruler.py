@@ -35,7 +35,7 @@ from vivace.verify.verdict import Verifier
 
 HERE = Path(__file__).resolve().parent
 PARTIAL = HERE.parent / "runs" / "ruler.jsonl"
-JOBS = ("cnn", "transformer", "lstm", "mlp", "residual", "autoencoder")
+JOBS = ("cnn", "transformer", "lstm", "mlp", "residual", "autoencoder", "digits", "vae", "bert")
 NUM_SEEDS = 3
 LEAST_SECONDS = 1e-3  # `tune`'s smallest effort
 TUNED = {"cnn_0": 40}  # job: budget in seconds
@@ -167,7 +167,7 @@ def judge_group(job: str, effort: str, group: list[Item], deadline: float) -> It
 
 
 def judge(verifier: Verifier, plan: dict[str, Any], seconds: float | None) -> Item:
-    """The ruler's answer to one plan: kept, broken, refused, or failed with the reason."""
+    """The ruler's answer to one plan: kept, broken, unjudged, refused, or failed with the reason."""
     begin = time.monotonic()
     try:
         verdict = verifier.judge(Plan.from_dict(plan), seconds=seconds)
@@ -175,9 +175,10 @@ def judge(verifier: Verifier, plan: dict[str, Any], seconds: float | None) -> It
         return {"answer": "refused", "reason": str(refused)}
     except ChildFailed as failed:
         return {"answer": "failed", "reason": str(failed)[:200]}
-    worst = max((c["score"] / c["limit"] if c["limit"] else c["score"] for c in verdict.checks), default=0.0)
+    known = [c for c in verdict.checks if c["score"] is not None]
+    worst = max((c["score"] / c["limit"] if c["limit"] else c["score"] for c in known), default=0.0)
     return {
-        "answer": "kept" if verdict.kept else "broken",
+        "answer": {True: "kept", False: "broken", None: "unjudged"}[verdict.kept],
         "promise": verdict.promise,
         "reason": verdict.reason,
         "score": worst if math.isfinite(worst) else None,  # of the limit; None: no figure, or not finite
@@ -201,8 +202,11 @@ def rate(entries: list[Item], answer: str) -> dict[str, Any]:
 
 
 def summarise(done: list[Item]) -> dict[str, Any]:
-    """The figures of the record. A crash is nobody's catch and counts as a miss or as a false alarm."""
-    acted = [d for d in done if d["answer"] != "refused"]
+    """The figures of the record. A crash is nobody's catch and counts as a miss or as a false alarm.
+
+    What a short judgement leaves open is neither: `tune` takes no such plan, and names it as what it is.
+    """
+    acted = [d for d in done if d["answer"] not in ("refused", "unjudged")]
     planted = [d for d in acted if d["kind"] == "defect"]
     correct = [d for d in acted if d["kind"] == "correct" and d.get("promise") != "semantics"]
     groups = {}
@@ -221,6 +225,7 @@ def summarise(done: list[Item]) -> dict[str, Any]:
             "of": len(correct),
             "rate": len(alarms) / max(1, len(correct)),
         },
+        "unjudged": [d["name"] for d in done if d["answer"] == "unjudged"],
         "verify_share_of_search": share,
         "missed": [d["name"].removeprefix("defect ") for d in planted if d["answer"] != "broken"],
         "alarms": [f"{d['name']}: {d['reason']}" for d in alarms],
@@ -238,20 +243,24 @@ def show(record: dict[str, Any], done: list[Item]) -> None:
     """Print the table: defects by jobs, then the rates."""
     jobs = list(dict.fromkeys(d["job"] for d in done if d["kind"] == "defect"))
     print(f"\n{'defect':44}" + "".join(f"{job.removesuffix('_0'):>13}" for job in jobs))
-    marks = {"broken": "caught", "kept": "MISSED", "failed": "FAILED", "refused": "-"}
+    marks = {"broken": "caught", "kept": "MISSED", "failed": "FAILED", "unjudged": "OPEN", "refused": "-"}
     for defect in [*defects.PLANTED, *defects.FURTHER]:
         cells = []
         for job in jobs:
             found = [d for d in done if d["kind"] == "defect" and d["job"] == job and defect in d["plan"]]
             cells.append("/".join(marks[d["answer"]][0] for d in found))
         print(f"{defect.removeprefix('defect_'):44}" + "".join(f"{cell:>13}" for cell in cells))
-    print("\nC caught, M missed, F failed, - cannot act; alone, with bf16 autocast, with least effort\n")
+    print(
+        "\nC caught, M missed, F failed, O not judged yet, - cannot act; "
+        "alone, with bf16 autocast, with least effort\n"
+    )
     for title, found in record["caught"].items():
         print(f"caught, {title:28} {found['count']:4} of {found['of']:4}")
     alarms = record["false_alarms"]
     print(f"false alarms {alarms['count']:28} of {alarms['of']:4}")
     if record["verify_share_of_search"] is not None:
         print(f"share of a search that verifying takes: {record['verify_share_of_search']:.1%}")
+    print(f"not judged yet {len(record['unjudged']):26}")
     for line in [*record["missed"], *record["alarms"]]:
         print("  " + line)
     planted = [found for title, found in record["caught"].items() if title.startswith("planted")]

@@ -132,7 +132,7 @@ def test_verify_says_how_long_it_takes():
 
 
 def test_what_could_not_be_verified_is_not_called_broken():
-    unknown = Verdict(False, "rounding", 0.0, 0.0, 0, 0, "it could not be verified: the child died")
+    unknown = Verdict(None, "rounding", 0.0, 0.0, 0, 0, "it could not be verified: the child died")
     assert headline(unknown) == "promise ROUNDING not judged: it could not be verified: the child died"
 
 

@@ -14,7 +14,7 @@ from vivace.errors import printable
 from vivace.ledger import Trial
 from vivace.report import words
 from vivace.tune.result import Result
-from vivace.verify.table import headline
+from vivace.verify.table import COLOURS, headline
 
 _STARTED_IN = Path.cwd()  # a job may change it
 
@@ -99,7 +99,7 @@ class TuneProgress(_Lines):
         elif kind == "verdict":
             verdict = payload["verdict"]
             text = f"{'':>18}  {payload['plan']}: {headline(verdict)}"
-            self._print(text, "green" if verdict.kept else "red", indent=20)
+            self._print(text, COLOURS[verdict.kept], indent=20)
 
     def _tell_refused(self) -> None:
         for reason, names in self._refused.items():

@@ -144,7 +144,7 @@ def _checks(content: Content) -> Table:
         (
             str(check.get("name")),
             *(words.number(check.get(key)) for key in ("value", "envelope", "limit")),
-            "yes" if check.get("kept") else "NO",
+            "not judged" if check.get("kept") is None else "yes" if check["kept"] else "NO",
         )
         for check in content.checks
     )

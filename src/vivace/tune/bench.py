@@ -140,7 +140,7 @@ class Bench:
 
     def recall(self) -> None:
         """Take over what the ledger knows of this job on this machine, but for what broke a promise."""
-        broken = [verdict["plan"] for verdict in self.ledger.read("verdict") if not verdict["kept"]]
+        broken = [verdict["plan"] for verdict in self.ledger.read("verdict") if verdict["kept"] is False]
         guilty = [plan.items() for plan in broken if len(plan) == 1]
         here = (self.machine.fingerprint, self.facts["signature"])
         for trial in self.ledger.trials():

@@ -284,7 +284,7 @@ class _Tuning:
         verdict = self._judge(verifier, fastest)
         if verdict.judged and not verdict.kept:
             search.banned |= set(fastest.techniques) - set(plan.techniques)
-        return verdict.kept
+        return bool(verdict.kept)
 
     def _name_long_plan(self, search: Search, plan: Plan, verified: bool) -> None:
         """Save the plan that wins where the training is longer, if there is one beside `plan`."""
@@ -320,7 +320,7 @@ class _Tuning:
             verdict = verifier.judge(plan, seconds=seconds)
         except (ChildFailed, Refused) as error:
             reason = f"it could not be verified: {error}"
-            verdict = Verdict(False, plan.promise.name.lower(), 0.0, 0.0, 0, 0, reason)
+            verdict = Verdict(None, plan.promise.name.lower(), 0.0, 0.0, 0, 0, reason)
         if verdict.promise == Numerics.SEMANTICS.name.lower():
             if self.bench.apart:
                 verifier.close()
@@ -339,7 +339,7 @@ class _Tuning:
             f"the budget is too short for it ({needed:.0f} s)" if facts["has_metric"] else "the Job has none"
         )
         reason = f"it promises SEMANTICS, which only the metric can judge, and {lacks}"
-        return dataclasses.replace(verdict, kept=False, reason=reason)
+        return dataclasses.replace(verdict, kept=None, reason=reason)
 
     def _left(self) -> float:
         return self.begin + self.seconds - time.monotonic()

@@ -13,6 +13,7 @@ from vivace.errors import ran_out_of_memory
 from vivace.job import Job
 from vivace.surgery import map_tensors
 from vivace.verify.displacement import State
+from vivace.verify.draws import LogicalDraws
 from vivace.verify.states import clone, load_state
 
 
@@ -62,7 +63,7 @@ class Evaluation:
                 for module in filter(_of_torch, model.modules()):
                     module.training = False
             torch.manual_seed(2)
-            with torch.no_grad():
+            with torch.no_grad(), LogicalDraws():
                 self.job.loss(model, clone(self.batch))
         finally:
             for module, mode in modes:

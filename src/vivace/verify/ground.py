@@ -6,6 +6,7 @@ import dataclasses
 
 import torch
 
+from vivace.plan import Plan
 from vivace.verify.displacement import Outcome, State
 from vivace.verify.rehearsal import Rehearsal
 
@@ -23,6 +24,19 @@ class Ground:
 
 
 @dataclasses.dataclass
+class Standing:
+    """The reference's runs under the circumstances in which a plan is judged: `grounds` by unit roundoff, by
+    whether random streams are the same, and by the id of the part of the plan that lowers precision.
+    """
+
+    references: list[Outcome]
+    curve: list[float]
+    end: State
+    rehearsal: Rehearsal | None = None
+    grounds: dict[tuple[float, bool, str], Ground] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
 class Ran:
     """What a plan's session did. `fault` is a plain one, which ends it; `last`: before closing."""
 
@@ -32,6 +46,7 @@ class Ran:
     last: State = dataclasses.field(default_factory=lambda: State({}, {}))
     rehearsal: Rehearsal | None = None
     evaluated: torch.Tensor = dataclasses.field(default_factory=lambda: torch.zeros(1))
+    precision: Plan = dataclasses.field(default_factory=Plan)
     same_streams: bool = True
     silent: bool = False
     fault: str = ""

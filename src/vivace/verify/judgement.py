@@ -9,6 +9,7 @@ from typing import Any
 LIMIT = 8.0  # envelopes, for figures over the whole model
 SPREAD_LIMIT = math.log(8.0)  # of 5 runs; by chance in fewer than one of a thousand pairs
 LAYER_LIMIT = 20.0  # envelopes, for each of many layers
+NEAR = 4.0  # times its limit: as far off as few shadows may put a plan that more of them keep
 SMALLEST_LOSS, SMALLEST_DECAY = 2.0**-22, 1e-3  # floors of an envelope beside those from the unit roundoff
 
 
@@ -29,7 +30,9 @@ def check(
 ) -> dict[str, Any]:
     """One figure of the verdict: `value` in units of its envelope, against the limit of its kind.
 
-    `floor` and `limit` stand in place of the kind's own smallest envelope and limit.
+    `floor` and `limit` stand in place of the kind's own smallest envelope and limit. An envelope that is NaN
+    comes from a shadow that is not finite: then nothing is known, and `kept` and `score` are None. Infinite
+    is that of a layer which does not move.
     """
     layer = " of " in kind or kind.startswith("buffer ")
     # Gradients themselves may be rounded, and a layer's update with them.
@@ -38,10 +41,7 @@ def check(
     floor = smallest.get(kind, share * roundoff) if floor is None else floor
     limit = (LAYER_LIMIT if layer else LIMIT) if limit is None else limit
     score = abs(value) / max(envelope, floor) if value else 0.0
-    score = math.inf if math.isnan(score) else score
-    name = f"{kind}, from step {position}"
-    kept = score <= limit
-    return {"name": name, "value": value, "envelope": envelope, "score": score, "limit": limit, "kept": kept}
+    return _figure(f"{kind}, from step {position}", value, envelope, score, limit)
 
 
 def band(reference: Sequence[float], courses: Sequence[Sequence[float]], scale: float) -> list[float]:
@@ -59,47 +59,53 @@ def curve_check(
 ) -> dict[str, Any]:
     """The mean distance of two loss curves, in envelopes."""
     score = sum(abs(a - b) / w for a, b, w in zip(curve, reference, widths, strict=True)) / len(curve)
-    score = score if math.isfinite(score) else math.inf
-    kept = score <= LIMIT
-    return {
-        "name": "loss curve",
-        "value": score,
-        "envelope": 1.0,
-        "score": score,
-        "limit": LIMIT,
-        "kept": kept,
-    }
+    envelope = 1.0 if all(map(math.isfinite, widths)) else math.nan
+    return _figure("loss curve", score, envelope, score, LIMIT)
 
 
 def spread_check(position: int, mine: float, theirs: float) -> dict[str, Any]:
     """How much a plan's steps vary with the random stream, beside how much the reference's do."""
     score = abs(math.log(mine / theirs)) if mine and theirs else (math.inf if mine != theirs else 0.0)
-    return {
-        "name": f"spread over random streams, from step {position}",
-        "value": mine,
-        "envelope": theirs,
-        "score": score,
-        "limit": SPREAD_LIMIT,
-        "kept": score <= SPREAD_LIMIT,
-    }
+    return _figure(f"spread over random streams, from step {position}", mine, theirs, score, SPREAD_LIMIT)
+
+
+def _figure(name: str, value: float, envelope: float, score: float, limit: float) -> dict[str, Any]:
+    known = None if math.isnan(envelope) else math.inf if math.isnan(score) else score
+    kept = None if known is None else known <= limit
+    return {"name": name, "value": value, "envelope": envelope, "score": known, "limit": limit, "kept": kept}
 
 
 def summary(checks: list[dict[str, Any]], note: str = "") -> dict[str, Any]:
-    """The verdict's fields over all checks; of the layers only the worst and the broken ones are listed."""
-    broken = [c for c in checks if not c["kept"]]
-    worst = sorted(checks, key=lambda c: c["score"] / c["limit"], reverse=True)[:5]
+    """The verdict's fields over all checks; of the layers only the worst and the broken ones are listed.
+
+    `kept` is None where nothing is broken and something cannot be judged.
+    """
+    judged = [c for c in checks if c["kept"] is not None]
+    unknown = [c for c in checks if c["kept"] is None]
+    worst = sorted(judged, key=lambda c: c["score"] / c["limit"], reverse=True)[:5]
+    broken = [c for c in judged if not c["kept"]]
     shown = [c for c in checks if " of " not in c["name"] and not c["name"].startswith("buffer ")]
-    shown += [c for c in [*worst, *broken[:50]] if c not in shown]
-    loss = [c["score"] for c in checks if c["name"].startswith("loss")]
-    rest = [c["score"] * LIMIT / c["limit"] for c in checks if not c["name"].startswith("loss")]
+    shown += [c for c in [*worst, *broken[:50], *unknown[:50]] if c not in shown]
+    loss = [c["score"] for c in judged if c["name"].startswith("loss")]
+    rest = [c["score"] * LIMIT / c["limit"] for c in judged if not c["name"].startswith("loss")]
+    guilty = worst[:1] if broken else unknown[:1]
     return {
-        "kept": not broken,
-        "reason": "; ".join(filter(None, (_sentence(worst[0]) if broken else "", note))),
-        "loss_envelopes": max(loss),
-        "displacement_envelopes": max(rest),
+        "kept": False if broken else None if unknown else True,
+        "reason": "; ".join(filter(None, (*map(_sentence, guilty), note))),
+        "loss_envelopes": max(loss, default=math.nan),
+        "displacement_envelopes": max(rest, default=math.nan),
         "checks": shown,
         "num_checks": len(checks),
     }
+
+
+def is_near(document: dict[str, Any]) -> bool:
+    """Is a broken verdict so near to the limits that a judgement with more shadows may find otherwise?
+
+    A rehearsal's figures need none.
+    """
+    broken = [check for check in document["checks"] if check["kept"] is False]
+    return not any(c["name"].startswith("dictated") or c["score"] > NEAR * c["limit"] for c in broken)
 
 
 def outright(kept: bool, reason: str, name: str) -> dict[str, Any]:
@@ -111,7 +117,7 @@ def outright(kept: bool, reason: str, name: str) -> dict[str, Any]:
 
 
 def _sentence(worst: dict[str, Any]) -> str:
-    if not (math.isfinite(worst["value"]) or math.isfinite(worst["envelope"])):
+    if worst["kept"] is None:
         return f"{worst['name']}, cannot be judged: rounding alone makes this job diverge"
     if worst["name"].startswith("spread"):
         return f"{worst['name']}, is {worst['value']:.3g}, and {worst['envelope']:.3g} in the job"

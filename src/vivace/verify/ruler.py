@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -30,16 +31,19 @@ from vivace.verify.displacement import (
     output_distance,
     resolution,
 )
+from vivace.verify.draws import LogicalDraws
 from vivace.verify.effort import MOST_REHEARSED, Effort
 from vivace.verify.evaluation import Evaluation
 from vivace.verify.facts import difference, facts_of_session
 from vivace.verify.feeding import fed_otherwise
-from vivace.verify.ground import Ground, Ran
+from vivace.verify.ground import Ground, Ran, Standing
+from vivace.verify.halves import Halves, Place
 from vivace.verify.judgement import (
     LIMIT,
     band,
     check,
     curve_check,
+    is_near,
     outright,
     root_mean_square,
     spread_check,
@@ -75,14 +79,13 @@ class Ruler:
         self.machine = Machine.from_dict(machine)
         self.effort = Effort()
         self.batches: list[Any] = []
-        self.snapshots: list[Snapshot] = []
-        self.grounds: dict[tuple[float, bool], Ground] = {}
         self.repeats = False  # are the algorithms now such that give equal bits every time?
+        self.draws = LogicalDraws()
+        self.ordered = False  # do steps draw their random numbers in logical order now?
         self.tap = Tap(job)
         self.taps = WeakKeyDictionary[Session, Tap]()
         self.feeding_seconds = FEEDING_SECONDS
         self.slopes: Tensors = {}
-        self.rehearsal: Rehearsal | None = None
 
     def prepare(
         self, seconds: float | None = None, reference: dict[str, Any] | None = None
@@ -91,35 +94,40 @@ class Ruler:
 
         `reference` is a plan for a job that does not fit into memory without one.
         """
-        plan = Plan.from_dict(reference or {})
+        self.reference = plan = Plan.from_dict(reference or {})
+        self.snapshots: list[Snapshot] = []
+        self.halves = {Plan().id: dict[Place, list[bool]]()}  # by the part of a plan that lowers precision
+        self.standings: dict[tuple[bool, bool], Standing] = {}  # by `repeats` and `ordered`
         begin = time.perf_counter()
         seed_everything(0)
         self.batches = self._load(seconds)
         with start(self.job, plan, self.machine) as trial:
+            before = random_state()
             checked_step(trial, clone(self.batches[0]))
-            before = time.perf_counter()
+            self.ordered = not torch.equal(before, random_state())
+            since = time.perf_counter()
             self._step(trial, 0)
-            step_seconds = time.perf_counter() - before
-            self.effort = effort = Effort.within(seconds, step_seconds)
-        self.session = start(self.tap.job, plan, self.machine)
-        self.taps[self.session] = self.tap
+            self.step_seconds = time.perf_counter() - since
+            self.effort = effort = Effort.within(seconds, self.step_seconds)
+        self.session = self._opened(plan, self.tap)
         self.facts = facts_of_session(self.session)
         self.evaluation = Evaluation(self.job, self.session.place(self.batches[-1]))
         last = max(0, effort.course - effort.lockstep)
         marks = {round(i * last / max(1, effort.snapshots - 1)) for i in range(effort.snapshots)}
         torch.manual_seed(1)
-        self.curve = []
+        curve = []
         for position in range(effort.course):
             if position in marks:
                 optimizers = [copy.deepcopy(o.state_dict()) for o in self.session.optimizers]
                 decay = decay_of(self.session)
                 self.snapshots.append(Snapshot(state_of(self.session), optimizers, position, decay))
-            self.curve.append(self._step(self.session, position))
-        self.end = state_of(self.session)
-        self.references = self._locksteps(self.session)
+            curve.append(self._step(self.session, position))
+        end = state_of(self.session)
+        self.standing = Standing(self._locksteps(self.session), curve, end)
+        self.standings[self.repeats, self.ordered] = self.standing
         self.modules = self.tap.modules
         self._prepare_rehearsal(seconds)
-        return {"seconds": time.perf_counter() - begin, "left_seconds": effort.seconds(step_seconds)}
+        return {"seconds": time.perf_counter() - begin, "left_seconds": effort.seconds(self.step_seconds)}
 
     def _load(self, seconds: float | None) -> list[Any]:
         """Batches enough for the course, and for the rehearsal as many more as time and memory allow."""
@@ -141,7 +149,7 @@ class Ruler:
 
     def _prepare_rehearsal(self, seconds: float | None) -> None:
         """Rehearse the reference; two steps show how many can be afforded."""
-        reference, first = self.references[0], self.snapshots[0].state
+        reference, first = self.standing.references[0], self.snapshots[0].state
         if any(getattr(m, "sparse", False) for model in self.session.build.models for m in model.modules()):
             return  # an optimizer for sparse gradients takes no dense ones
         self.slopes = slopes_like(reference.gradients, first.parameters)
@@ -150,7 +158,7 @@ class Ruler:
         begin = time.perf_counter()
         self._rehearse(self.session, self.tap, 2)
         self.effort = self.effort.rehearsing(seconds, (time.perf_counter() - begin) / 2)
-        self.rehearsal = self._rehearse(self.session, self.tap, self.effort.rehearsal)
+        self.standing.rehearsal = self._rehearse(self.session, self.tap, self.effort.rehearsal)
 
     def _rehearse(self, session: Session, tap: Tap, steps: int) -> Rehearsal:
         return rehearse(
@@ -164,22 +172,49 @@ class Ruler:
             roundoff=session.build.unit_roundoff,
         )
 
-    def judge(self, plan: dict[str, Any]) -> dict[str, Any]:
-        """Run a plan in lockstep and along the course; return the verdict's document (see `Verdict`)."""
+    def judge(self, plan: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
+        """Return the verdict's document (see `Verdict`) on a plan.
+
+        What is broken near the limits after a short effort is judged again with the full one, where
+        `seconds` allow it, and else not yet.
+        """
+        document, full = self._judgement(plan), Effort()
+        least = dataclasses.replace(full, rehearsal=self.effort.rehearsal)
+        if document["kept"] is not False or self.effort == least or not is_near(document):
+            return document
+        needed = full.seconds(self.step_seconds)
+        if seconds is not None and needed > seconds:
+            reason = f"{document['reason']}; too near to say with so few runs, and more take {needed:.0f} s"
+            return {**document, "kept": None, "reason": reason}
+        self.session.close()
+        self.prepare(None, self.reference.to_dict())
+        return self._judgement(plan)
+
+    def _judgement(self, plan: dict[str, Any]) -> dict[str, Any]:
+        """Run a plan in lockstep and along the course, and compare."""
         loaded = Plan.from_dict(plan)
         compiled = any(technique.card.stage == Stage.COMPILE for technique in loaded.techniques)
         device = self.session.build.device
         if device.type == "cuda" and loaded.promise == Numerics.EXACT and not self.repeats:
-            return self._judge_repeatably(plan)
+            with repeatable(True), self._standing_on(repeats=True, ordered=self.ordered):
+                return self._judgement(plan)
+        if compiled and self.ordered:  # compiled code draws as it will; so must the reference
+            with self._standing_on(repeats=self.repeats, ordered=False):
+                return self._judgement(plan)
+        precision = self._note_halves(loaded)
         tap = Tap(self.job)
-        with _equal_random_streams(compiled), start(tap.job, loaded, self.machine) as session:
-            self.taps[session] = tap
+        with _equal_random_streams(compiled), self._opened(loaded, tap) as session:
             ran = self._run(session, tap)
+        ran.precision = precision
         document: dict[str, Any] = {
             "promise": session.promise.name.lower(),
             "steps": self.effort.course + self.effort.lockstep * len(self.snapshots),
             "seeds": self.effort.seeds,
-            "curves": {"steps": list(range(len(ran.curve))), "reference": self.curve, "plan": ran.curve},
+            "curves": {
+                "steps": list(range(len(ran.curve))),
+                "reference": self.standing.curve,
+                "plan": ran.curve,
+            },
         }
         if not ran.fault and different_states(state_of(session), ran.last):
             ran.fault = "closing the session changes the weights"
@@ -191,9 +226,25 @@ class Ruler:
             )
         return {**document, **self._judge(ran, session)}
 
+    def _note_halves(self, plan: Plan) -> Plan:
+        """The part of a plan that lowers precision; what it stores in 16 bits is seen in a step of its own.
+
+        Alone, as it is: the other techniques cannot widen the envelope by what they do.
+        """
+        precision = Plan([t for t in plan.techniques if t.card.stage == Stage.PRECISION])
+        if precision.id not in self.halves:
+            noted = Halves()
+            with start(self.job, precision, self.machine) as session:
+                for position in range(SETTLING_STEPS if session.build.kept else 0):
+                    self._step(session, position)
+                with noted:
+                    self._step(session, 0)
+            self.halves[precision.id] = noted.places()
+        return precision
+
     def _run(self, session: Session, tap: Tap) -> Ran:
         """All that a plan's session has to do while it is open; it ends at the first plain fault."""
-        ran = Ran()
+        ran, standing = Ran(), self.standing
         if fault := difference(facts_of_session(session), self.facts):
             return ran.ended(fault)
         if fault := fed_otherwise(session, self.job, self.feeding_seconds):
@@ -204,15 +255,16 @@ class Ruler:
         if fault := difference(tap.modules or {}, self.modules or {}, only_shared=True):
             return ran.ended(fault)
         # Before the other points: what begins late has begun by then.
-        if self.rehearsal is not None:
+        if standing.rehearsal is not None:
             ran.rehearsal = self._rehearse(session, tap, self.effort.rehearsal)
-            if fault := fault_of(ran.rehearsal, self.rehearsal):
+            if fault := fault_of(ran.rehearsal, standing.rehearsal):
                 return ran.ended(fault)
         rest = list(enumerate(self.snapshots))[1:]
         ran.outcomes += [self._lockstep(session, s, stream=i) for i, s in rest]
         ran.curve, ran.end = self._course(session)
-        pairs = list(zip(ran.outcomes, self.references, strict=True))
-        ran.same_streams = all(_same_streams(o, r) for o, r in pairs)
+        pairs = list(zip(ran.outcomes, standing.references, strict=True))
+        rearranged = not self.ordered and _in_other_order(session, self.session)
+        ran.same_streams = all(_same_streams(o, r, rearranged) for o, r in pairs)
         ran.silent = any(r.drew and not o.drew for o, r in pairs)
         if not (ran.same_streams or ran.silent or session.promise == Numerics.EXACT):
             ran.outcomes = [self._mean_lockstep(session, s, OTHER_STREAMS) for s in self.snapshots]
@@ -224,10 +276,11 @@ class Ruler:
     def _judge(self, ran: Ran, session: Session) -> dict[str, Any]:
         promise, roundoff = session.promise, max(session.build.unit_roundoff, FINEST_ROUNDOFF)
         if promise == Numerics.EXACT:
-            pairs = zip(ran.outcomes, self.references, strict=True)
+            standing = self.standing
+            pairs = zip(ran.outcomes, standing.references, strict=True)
             different = [name for o, r in pairs for name in identical(o, r)]
-            different += ["loss curve"] if ran.curve != self.curve else []
-            different += ["rehearsal"] if not same_rehearsals(ran.rehearsal, self.rehearsal) else []
+            different += ["loss curve"] if ran.curve != standing.curve else []
+            different += ["rehearsal"] if not same_rehearsals(ran.rehearsal, standing.rehearsal) else []
             apart = output_distance(ran.evaluated, self.evaluation(self.session, ran.end))
             different += ["evaluation under the plan"] if apart > FINEST_ROUNDOFF else []
             if not different or self._repeats_itself():
@@ -240,29 +293,35 @@ class Ruler:
             return outright(False, reason, "random numbers drawn")
         return self._compare(ran, roundoff)
 
-    def _judge_repeatably(self, plan: dict[str, Any]) -> dict[str, Any]:
-        """Judge bits where the algorithms of plan and reference repeat theirs; a GPU's fastest do not."""
-        fast = self.references, self.curve, self.end, self.rehearsal
-        self.repeats = True
+    @contextmanager
+    def _standing_on(self, *, repeats: bool, ordered: bool) -> Iterator[None]:
+        """Inside, the reference is what it is under other circumstances: with algorithms that repeat their
+        bits, as a GPU's fastest do not, or without random numbers in logical order.
+        """
+        before = self.repeats, self.ordered, self.standing
+        changed = repeats != self.repeats or self.draws.rearranged
+        self.repeats, self.ordered = repeats, ordered
         try:
-            with repeatable(True):
-                self.references = self._locksteps(self.session)
-                self.curve, self.end = self._course(self.session)
-                if self.rehearsal is not None:
-                    self.rehearsal = self._rehearse(self.session, self.tap, self.effort.rehearsal)
-                return self.judge(plan)
+            if changed and (repeats, ordered) not in self.standings:
+                references, (curve, end) = self._locksteps(self.session), self._course(self.session)
+                rehearsal = self.standing.rehearsal
+                if rehearsal is not None:
+                    rehearsal = self._rehearse(self.session, self.tap, self.effort.rehearsal)
+                self.standings[repeats, ordered] = Standing(references, curve, end, rehearsal)
+            self.standing = self.standings.get((repeats, ordered), self.standing)
+            yield
         finally:
-            self.repeats = False
-            self.references, self.curve, self.end, self.rehearsal = fast
+            self.repeats, self.ordered, self.standing = before
 
     def _repeats_itself(self) -> bool:
         """Does the reference end with equal bits when it is run again?"""
-        pairs = zip(self._locksteps(self.session), self.references, strict=True)
-        return not any(identical(o, r) for o, r in pairs) and self._course(self.session)[0] == self.curve
+        pairs = zip(self._locksteps(self.session), self.standing.references, strict=True)
+        again = not any(identical(o, r) for o, r in pairs)
+        return again and self._course(self.session)[0] == self.standing.curve
 
     def _compare(self, ran: Ran, roundoff: float, note: str = "") -> dict[str, Any]:
         outcomes, curve, same_streams = ran.outcomes, ran.curve, ran.same_streams
-        ground = self._ground(roundoff, same_streams)
+        ground = self._ground(roundoff, same_streams, ran.precision)
         checks = []
         for index, (outcome, snapshot) in enumerate(zip(outcomes, self.snapshots, strict=True)):
             values = self._distances(outcome, snapshot, ground.references[index])
@@ -277,9 +336,9 @@ class Ruler:
         plain = self.evaluation(self.session, ran.end)
         inside = output_distance(ran.evaluated, plain)
         checks.append(check("evaluation under the plan", 0, inside, 0.0, roundoff, floor=roundoff / 4))
-        if ran.rehearsal is not None and self.rehearsal is not None:
+        if ran.rehearsal is not None and self.standing.rehearsal is not None:
             before = self.snapshots[0].state.parameters
-            checks += checks_of(ran.rehearsal, self.rehearsal, before, self.slopes, roundoff)
+            checks += checks_of(ran.rehearsal, self.standing.rehearsal, before, self.slopes, roundoff)
         if not same_streams:
             note = note or f"random streams differ: means over {self.effort.seeds} seeds were compared"
         low = [a - LIMIT * w for a, w in zip(ground.curve, ground.widths, strict=True)]
@@ -288,18 +347,20 @@ class Ruler:
         curves = {"steps": steps, "reference": ground.curve, "plan": curve, "low": low, "high": high}
         return {**summary(checks, note), "curves": curves}
 
-    def _ground(self, roundoff: float, same_streams: bool) -> Ground:
-        """The envelope: shadows of this roundoff, with the reference's random streams or with others.
+    def _ground(self, roundoff: float, same_streams: bool, precision: Plan) -> Ground:
+        """The envelope: shadows of this roundoff that store in half what `precision` does, with the
+        reference's random streams or with others.
 
         Where streams differ, means over seeds are compared: one shadow's distance from a mean over n seeds is
         sqrt((n + 1) / 2) times that of another mean over n seeds.
         """
-        key = (roundoff, same_streams)
-        if key in self.grounds:
-            return self.grounds[key]
+        halves = self.halves[precision.id]
+        key, standing = (roundoff, same_streams, precision.id if halves else ""), self.standing
+        if key in standing.grounds:
+            return standing.grounds[key]
         effort, session = self.effort, self.session
         if same_streams:
-            references, curve, end = self.references, self.curve, self.end
+            references, curve, end = standing.references, standing.curve, standing.end
         else:
             references = [self._mean_lockstep(session, s, STREAMS) for s in self.snapshots]
             curve, end = self._mean_course(session, STREAMS)
@@ -307,24 +368,27 @@ class Ruler:
         for index, snapshot in enumerate(self.snapshots):
             runs = []
             for seed in range(effort.seeds):
-                noise = Rounding(roundoff, seed=100 * index + seed)
+                noise = Rounding(roundoff, seed=100 * index + seed, halves=halves)
                 stream = index if same_streams else 80 + seed
                 outcome = self._lockstep(session, snapshot, stream=stream, noise=noise)
                 runs.append(self._distances(outcome, snapshot, references[index]))
             scale = 1.0 if same_streams else math.sqrt(2 / (effort.seeds + 1))
             smallest = resolution(references[index], snapshot.state)
             spread = {name: scale * root_mean_square([run[name] for run in runs]) for name in runs[0]}
-            envelopes.append({name: max(value, smallest.get(name, 0.0)) for name, value in spread.items()})
+            least = {name: max(value, smallest.get(name, 0.0)) for name, value in spread.items()}
+            envelopes.append({n: least[n] if math.isfinite(v) else math.nan for n, v in spread.items()})
         courses, ends = [], []
         for seed in range(effort.course_seeds):
-            noise = Rounding(roundoff, seed=9000 + seed)
+            noise = Rounding(roundoff, seed=9000 + seed, halves=halves)
             shadow, shadow_end = self._course(session, stream=1 if same_streams else 80 + seed, noise=noise)
             courses.append(shadow)
             ends.append(self._apart(shadow_end, end))
         scale = 1.0 if same_streams else math.sqrt(2 / (effort.course_seeds + 1))
         widths = band(curve, courses, scale)
-        ground = Ground(references, envelopes, curve, end, widths, scale * root_mean_square(ends))
-        self.grounds[key] = ground
+        end_envelope = scale * root_mean_square(ends)
+        end_envelope = end_envelope if math.isfinite(end_envelope) else math.nan
+        ground = Ground(references, envelopes, curve, end, widths, end_envelope)
+        standing.grounds[key] = ground
         return ground
 
     def _distances(self, outcome: Outcome, snapshot: Snapshot, reference: Outcome) -> dict[str, float]:
@@ -337,8 +401,15 @@ class Ruler:
         way = sum(float((t - begin[name]).double().square().sum()) for name, t in theirs.items())
         return math.sqrt(gap / way) if way else math.inf if gap else 0.0
 
+    def _opened(self, plan: Plan, tap: Tap) -> Session:
+        session = start(tap.job, plan, self.machine)
+        tap.attach(session)
+        self.taps[session] = tap
+        return session
+
     def _step(self, session: Session, position: int) -> float:
-        loss = session.step(clone(self.batches[position % len(self.batches)]))
+        with self.draws if self.ordered else nullcontext():
+            loss = session.step(clone(self.batches[position % len(self.batches)]))
         return float(torch.as_tensor(loss).detach())
 
     def _locksteps(self, session: Session) -> list[Outcome]:
@@ -358,11 +429,13 @@ class Ruler:
         before, tap = random_state(), self.taps[session]
         tap.watch()
         with noise or nullcontext():
-            losses = [self._step(session, snapshot.position + i) for i in range(self.effort.lockstep)]
+            losses = [self._step(session, snapshot.position)]
+            tap.watching = False
+            losses += [self._step(session, snapshot.position + i) for i in range(1, self.effort.lockstep)]
         drawn, after = random_state(), state_of(session)
         outputs = self.evaluation(session, after) if session is self.session else torch.empty(0)
         drew = not torch.equal(before, drawn)
-        return Outcome(losses, after, outputs, drawn, drew, tap.gradients or {}, list(tap.streams))
+        return Outcome(losses, after, outputs, drawn, drew, tap.gradients, list(tap.streams))
 
     def _mean_lockstep(self, session: Session, snapshot: Snapshot, stream: int) -> Outcome:
         return mean_outcome(
@@ -384,9 +457,15 @@ class Ruler:
         return curve, State.mean([run[1] for run in runs])
 
 
-def _same_streams(mine: Outcome, theirs: Outcome) -> bool:
+def _in_other_order(mine: Session, theirs: Session) -> bool:
+    """Have weights another memory order? Then outputs and their random masks may have it, too."""
+    orders = ([p.stride() for m in s.build.models for p in m.parameters()] for s in (mine, theirs))
+    return next(orders) != next(orders)
+
+
+def _same_streams(mine: Outcome, theirs: Outcome, rearranged: bool) -> bool:
     """Did both draw the same numbers for the same purposes, as far as evaluations of the loss show?"""
-    seen = not mine.streams or not theirs.drew or mine.streams == theirs.streams
+    seen = not theirs.drew or not (rearranged or (mine.streams and mine.streams != theirs.streams))
     return seen and torch.equal(mine.random_state, theirs.random_state)
 
 

@@ -6,10 +6,12 @@ from typing import Any
 
 from vivace.verify.verdict import Verdict
 
+COLOURS = {True: "green", False: "red", None: "yellow"}
+
 
 def headline(verdict: Verdict) -> str:
     """The answer in one sentence."""
-    answer = "kept" if verdict.kept else "BROKEN" if verdict.judged else "not judged"
+    answer = {True: "kept", False: "BROKEN", None: "not judged"}[verdict.kept]
     reason = f": {verdict.reason}" if verdict.reason else ""
     return f"promise {verdict.promise.upper()} {answer}{reason}"
 
@@ -18,7 +20,7 @@ def draw(verdict: Verdict, console: Any) -> None:
     """Print the answer and the figures over the whole model."""
     from rich.table import Table
 
-    console.print(headline(verdict), style="bold green" if verdict.kept else "bold red")
+    console.print(headline(verdict), style=f"bold {COLOURS[verdict.kept]}")
     table = Table(box=None, pad_edge=False)
     table.add_column("check")
     for column in ("value", "envelope", "in envelopes", "limit"):
@@ -31,7 +33,7 @@ def draw(verdict: Verdict, console: Any) -> None:
             f"{check['envelope']:.3g}",
             f"{score:.2f}" if score is not None else "",
             f"{check['limit']:g}",
-            style="" if check["kept"] else "red",
+            style="" if check["kept"] else COLOURS[check["kept"]],
         )
     console.print(table)
     console.print(f"{verdict.num_checks} figures, {verdict.seeds} shadows, {verdict.seconds:.0f} s")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
+from vivace.engine.session import Session
 from vivace.job import Job
 from vivace.surgery import batch_size, map_tensors, tensors
 from vivace.verify.facts import Facts, facts_of_modules
@@ -20,9 +21,10 @@ class Tap:
     """Stands where the job's loss (or own step) and `on_gradients` stood.
 
     It notes the random stream's state after each evaluation of the loss, the modules' settings at the first,
-    and the gradients that `on_gradients` sees, while it is asked to. While `dictated` is set it stands for
-    the loss, an own step does nothing, `pieces` holds the batches that came, and `asked` says that any did,
-    be it while a CUDA graph was captured.
+    and the gradients, while it is asked to. Where the job has no `on_gradients` it gets none, as techniques
+    ask for it: then the gradients are those that the optimizer is called with. While `dictated` is set
+    it stands for the loss, an own step does nothing, `pieces` holds the batches that came, and `asked` says
+    that any did, be it while a CUDA graph was captured.
     """
 
     def __init__(self, job: Job) -> None:
@@ -32,21 +34,34 @@ class Tap:
         self.asked = False
         self.streams: list[int] = []
         self.modules: Facts | None = None
-        self.gradients: dict[str, torch.Tensor] | None = None
+        self.gradients: dict[str, torch.Tensor] = {}
         self.watching = False
-        own = {"step": self._step} if job.step else {"loss": self._loss, "on_gradients": self._on_gradients}
-        self.job = dataclasses.replace(job, **own)  # type: ignore[arg-type]
+        own: dict[str, Any] = {"step": self._step} if job.step else {"loss": self._loss}
+        own |= {"on_gradients": self._on_gradients} if job.on_gradients else {}
+        self.job = dataclasses.replace(job, **own)
+
+    def attach(self, session: Session) -> None:
+        """Hear of the session's updates, each of all parameters or of some."""
+        if self.person.step is None and self.person.on_gradients is None:
+            (model,), (optimizer,) = session.build.models, session.optimizers
+            names = {id(p): name for name, p in model.named_parameters()}
+
+            def note(updating: torch.optim.Optimizer, *_: Any) -> None:
+                updated = [p for group in updating.param_groups for p in group["params"]]
+                self._note_gradients((names[id(p)], p) for p in updated if id(p) in names)
+
+            session.build.on_close(optimizer.register_step_pre_hook(note).remove)
 
     def watch(self) -> None:
-        """Look at the next step: its random streams, module settings and gradients."""
-        self.watching, self.streams, self.modules, self.gradients = True, [], None, None
+        """Look at a step, until `watching` is unset: its random streams, module settings and gradients."""
+        self.watching, self.streams, self.modules, self.gradients = True, [], None, {}
 
     def _loss(self, model: nn.Module, batch: Any) -> Any:
         assert self.person.loss is not None
         if self.dictated is not None:
             self._note_piece(batch)
             return self.dictated(model, batch)
-        if not self._seen():
+        if not self.watching or recomputing() or capturing():
             return self.person.loss(model, batch)
         self.modules = self.modules or facts_of_modules([model])
         loss = self.person.loss(model, batch)
@@ -61,18 +76,15 @@ class Tap:
         return self.person.step(models, optimizer, batch)
 
     def _on_gradients(self, model: nn.Module) -> None:
-        if self._seen():
-            self.gradients = {
-                f"0.{name}": p.grad.detach().to_dense().clone()
-                for name, p in model.named_parameters()
-                if p.grad is not None
-            }
-            self.watching = False
-        if self.person.on_gradients is not None:
-            self.person.on_gradients(model)
+        self._note_gradients(model.named_parameters())
+        assert self.person.on_gradients is not None
+        self.person.on_gradients(model)
 
-    def _seen(self) -> bool:
-        return self.watching and not (recomputing() or capturing())
+    def _note_gradients(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+        if self.watching and not capturing():
+            for name, p in parameters:
+                if p.grad is not None:
+                    self.gradients.setdefault(f"0.{name}", p.grad.detach().to_dense().clone())
 
     def _note_piece(self, batch: Any) -> None:
         self.asked = True

@@ -25,14 +25,14 @@ SEEDS = 5  # of the test of the metric, where nobody says otherwise
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Was the plan's promise kept?
+    """Was the plan's promise kept? None: that could not be judged, and `reason` says why.
 
     `loss_envelopes` and `displacement_envelopes` are the largest distances from the reference, of losses and
     of everything else, in units of what rounding alone causes; `checks` holds every figure; `curves` the loss
     curves.
     """
 
-    kept: bool
+    kept: bool | None
     promise: str
     loss_envelopes: float
     displacement_envelopes: float
@@ -47,8 +47,8 @@ class Verdict:
 
     @property
     def judged(self) -> bool:
-        """Did a comparison take place? Without one the promise is neither kept nor broken."""
-        return self.steps > 0
+        """Is there an answer? Without one the promise is neither kept nor broken."""
+        return self.kept is not None
 
     def to_dict(self) -> dict[str, Any]:
         """The document that ``vivace verify --json`` prints."""
@@ -80,7 +80,10 @@ class Verifier:
         self._on_event = on_event or _silent
 
     def judge(self, plan: Plan, *, seconds: float | None = None) -> Verdict:
-        """Verify one plan, within about `seconds` (as much as the ruler can use where it is None)."""
+        """Verify one plan, within about `seconds` (as much as the ruler can use where it is None).
+
+        The first plan's seconds decide how much is run for each; the others' how much may be run again.
+        """
         begin = time.monotonic()
         self._child = self._child or self._start()
         if not self._prepared:
@@ -88,7 +91,7 @@ class Verifier:
             prepared = self._child.ask("prepare", self._timeout, seconds=seconds, reference=reference)
             self._prepared = True
             self._on_event("prepared", prepared)
-        document = self._child.ask("judge", self._timeout, plan=plan.to_dict())
+        document = self._child.ask("judge", self._timeout, plan=plan.to_dict(), seconds=seconds)
         document["checks"] = tuple(document["checks"])
         return Verdict(**document, seconds=time.monotonic() - begin)
 
