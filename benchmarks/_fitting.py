@@ -13,7 +13,7 @@ import _likeness
 import numpy as np
 from _published import Row
 
-from vivace.advise.formula import (
+from vivace.advising.formula import (
     ARCHITECTURES,
     MODES,
     PARAMETERS,
@@ -23,8 +23,8 @@ from vivace.advise.formula import (
     predict_parts,
     step_parts,
 )
-from vivace.advise.interval import CIRCUMSTANCES, FEW_ROWS, UNSEEN_WIDENING, circumstances, kinds_of
-from vivace.advise.likeness import Likeness, predict
+from vivace.advising.interval import CIRCUMSTANCES, FEW_ROWS, UNSEEN_WIDENING, circumstances, kinds_of
+from vivace.advising.likeness import Likeness, predict
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,4 @@
-"""Fits `vivace.advise.likeness`: lengths and amplitudes by marginal likelihood, weights by the posterior.
+"""Fits `vivace.advising.likeness`: lengths and amplitudes by marginal likelihood, weights by the posterior.
 
 Beside what is shipped, the process explains what belongs to one model, one harness or one number of cards,
 so that these do not pass for likeness. Figures that differ only in their software's age count as one.
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from _published import Row
 
-from vivace.advise.formula import architecture
-from vivace.advise.likeness import COLUMNS, TERMS, WIDTHS, Likeness, coordinates, mode_of, scaled
+from vivace.advising.formula import architecture
+from vivace.advising.likeness import COLUMNS, TERMS, WIDTHS, Likeness, coordinates, mode_of, scaled
 
 if TYPE_CHECKING:
     import torch
@@ -130,7 +130,7 @@ def _maximised(figures: Figures) -> dict[str, torch.Tensor]:
 def write(lines: Sequence[tuple[str, ...]], path: Path) -> None:
     """The shipped table."""
     with path.open("w", encoding="utf-8", newline="") as file:
-        file.write("# Fitted by scripts/bench advise --fit; vivace.advise.likeness says what it is.\n")
+        file.write("# Fitted by scripts/bench advise --fit; vivace.advising.likeness says what it is.\n")
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         writer.writerows(lines)

@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from vivace.advise.catalogue import Gpu, find_gpu
-from vivace.advise.demand import Demand
-from vivace.advise.formula import HALF, Setting
+from vivace.advising.catalogue import Gpu, find_gpu
+from vivace.advising.demand import Demand
+from vivace.advising.formula import HALF, Setting
 from vivace.errors import InputError
 
 # PyTorch releases by date; the middle of 2022 where a row names none.

@@ -27,15 +27,15 @@ from typing import Any
 import numpy as np
 from _published import Row, read
 
-from vivace.advise.demand import Bin, Demand, load_models, save_models
-from vivace.advise.formula import COEFFICIENTS_FILE, PARAMETERS, architecture, load_coefficients
-from vivace.advise.likeness import LIKENESS_FILE, load_likeness
-from vivace.advise.reverse import EXAMPLES
+from vivace.advising.demand import Bin, Demand, load_models, save_models
+from vivace.advising.formula import COEFFICIENTS_FILE, PARAMETERS, architecture, load_coefficients
+from vivace.advising.likeness import LIKENESS_FILE, load_likeness
+from vivace.advising.reverse import EXAMPLES
 from vivace.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data" / "published_throughput.csv"
-HEAD = ("Work of one training step of known models; vivace.advise.demand has the columns.",
+HEAD = ("Work of one training step of known models; vivace.advising.demand has the columns.",
         "Written by scripts/bench advise --count; not to be edited.")  # fmt: skip
 DEMANDED = {
     "known card, new model": 0.12, "new card, known model": 0.18, "both new": 0.25, "new architecture": 0.25
@@ -111,8 +111,8 @@ def count(key: str) -> Demand:
     import _zoo
     import torch
 
-    from vivace.profile.bins import make_bins
-    from vivace.profile.work import count_work
+    from vivace.work.bins import make_bins
+    from vivace.work.count import count_work
 
     works = []
     name, _, pixels = key.partition("@")
@@ -323,7 +323,7 @@ def write(theta: dict[str, np.ndarray], rest: dict[str, Any], date: str) -> None
                 for key, line in zip(labels[0], value, strict=True)
             }
     document = {"format": 1, "date": date, "parameters": parameters, **rest}
-    head = "# Fitted by scripts/bench advise --fit; vivace.advise.formula says what each parameter is.\n\n"
+    head = "# Fitted by scripts/bench advise --fit; vivace.advising.formula says what each parameter is.\n\n"
     COEFFICIENTS_FILE.write_text(head + tomlkit.dumps(document), encoding="utf-8")
 
 

@@ -27,13 +27,13 @@ from torch import Tensor, nn
 from torchvision import models
 
 import vivace
-from vivace.engine.opening import start
 from vivace.errors import Refused
-from vivace.matching import install
 from vivace.plan import Plan
+from vivace.session.opening import start
+from vivace.techniques.untried.fused_batchnorm.matching import install
 from vivace.testing.fake_cuda import fake_cuda
-from vivace.verify.effort import Effort
-from vivace.verify.ruler import Ruler
+from vivace.verifying.effort import Effort
+from vivace.verifying.ruler import Ruler
 
 STEPS = 50
 EFFORT = Effort(seeds=5, snapshots=2, lockstep=2, course=STEPS, course_seeds=2, rehearsal=8)

@@ -18,7 +18,7 @@ from torch import nn
 
 import vivace
 from vivace import Build, Card, Numerics, Seam, Stage, Technique
-from vivace.surgery import batch_size, map_tensors, split
+from vivace.tensors.trees import batch_size, map_tensors, split
 
 PLANTED: list[str] = []
 FURTHER: list[str] = []

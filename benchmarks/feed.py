@@ -35,13 +35,12 @@ from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
 import vivace
-from vivace import registry
-from vivace.engine.launch import Source
-from vivace.measure.paired import Contestant
-from vivace.measure.quiet import ForeignLoad
-from vivace.measure.statistics import speed_ratio
+from vivace.measuring.paired import Contestant
+from vivace.measuring.quiet import ForeignLoad
+from vivace.measuring.statistics import speed_ratio
 from vivace.plan import Plan
-from vivace.technique import Stage
+from vivace.processes.launch import Source
+from vivace.technique import Stage, registry
 
 PHOTOGRAPHS = (
     "astronaut",

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torchvision import models
 
 import vivace
-from vivace.folding import install
-from vivace.measure.statistics import speed_ratio
+from vivace.measuring.statistics import speed_ratio
+from vivace.techniques.fold_eval.folding import install
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     name: getattr(models, name) for name in ("resnet50", "mobilenet_v3_large", "densenet121")

@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn import functional
 
 from vivace import Build, Seam
-from vivace.surgery import map_tensors
+from vivace.tensors.trees import map_tensors
 
 
 @plant(FURTHER, factor=0.98)

@@ -26,7 +26,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import vivace
-from vivace.kernels import batch_norm_backward, batch_norm_forward, product, product_forward, tiles
+from vivace.techniques.untried.fused_batchnorm.kernels import (
+    batch_norm_backward,
+    batch_norm_forward,
+    product,
+    product_forward,
+    tiles,
+)
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),

@@ -18,11 +18,11 @@ import _record
 import jobs
 
 import vivace
-from vivace.engine.opening import first_batches, start
 from vivace.errors import Refused
 from vivace.memory.predict import predict
-from vivace.profile.observe import observe
-from vivace.surgery import batch_size, split
+from vivace.observing.observe import observe
+from vivace.session.opening import first_batches, start
+from vivace.tensors.trees import batch_size, split
 
 PLANS: dict[str, dict[str, dict[str, Any]]] = {
     "reference": {},

@@ -26,15 +26,15 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import vivace
-from vivace.blocks import find_blocks
-from vivace.engine.opening import first_batches, start
-from vivace.measure.statistics import speed_ratio
+from vivace.measuring.statistics import speed_ratio
+from vivace.mechanisms.blocks import find_blocks
 from vivace.memory.choosing import Chooser, Chosen, TooLittle, cheapest, choosers
 from vivace.memory.planner import Decision
 from vivace.memory.predict import predict
-from vivace.profile.observe import observe
-from vivace.surgery import batch_size, split
+from vivace.observing.observe import observe
+from vivace.session.opening import first_batches, start
 from vivace.technique import Numerics
+from vivace.tensors.trees import batch_size, split
 
 COMPILED = ("gpt",)  # where torch.compile takes a minute and not ten; the model has no dropout
 SAMPLES = {"gpt": 8, "bert": 8, "unet": 4, "resnet50_128": 4}

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 import vivace
-from vivace.measure.statistics import speed_ratio
+from vivace.measuring.statistics import speed_ratio
 
 STEPS, BLOCKS, DEMANDED_MICROSECONDS = 2000, 15, 20.0
 

@@ -39,14 +39,14 @@ from peer_child import (
 from peer_timing import REFERENCE, Field, heat, ratios
 
 import vivace
-from vivace.engine.launch import Child, Source, preload
 from vivace.errors import ChildFailed, JobError, Refused
 from vivace.job import load
 from vivace.machine import Machine
 from vivace.plan import Plan
-from vivace.registry import find
-from vivace.tune.tuner import parse_budget
-from vivace.verify.verdict import Verifier
+from vivace.processes.launch import Child, Source, preload
+from vivace.technique.registry import find
+from vivace.tuning.tuner import parse_budget
+from vivace.verifying.verdict import Verifier
 
 HERE = Path(__file__).resolve().parent
 JOBS = (

@@ -1,7 +1,7 @@
 """The child's side of `scripts/bench peer`: what a person of another library would write, as techniques.
 
 Each takes the place of the whole step by that library's own calls, on the job's own model, loss, optimizer
-and gradient clipping, so that `vivace.measure` times it and `vivace.verify` judges it like any plan.
+and gradient clipping, so that `vivace.measuring` times it and `vivace.verify` judges it like any plan.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ class PeerResult(OtherStep):
         """The result's step. Raises RuntimeError where the cache does not hold one."""
         import torch
 
-        from vivace.engine.opening import call, first_batches
         from vivace.job import load
-        from vivace.surgery import switch_optimizer
+        from vivace.session.opening import call, first_batches
+        from vivace.tensors.optimizers import switch_optimizer
 
         _give_back_flags(build)
         optimizer, function = build.optimizer, build.loss
@@ -178,7 +178,7 @@ class AccelerateBf16(OtherStep):
 
 
 class PeerSearch:
-    """Serves `vivace.engine.launch.Child`: lets the peer search as its README shows."""
+    """Serves `vivace.processes.launch.Child`: lets the peer search as its README shows."""
 
     def __init__(self, job: vivace.Job) -> None:
         self.job = job
@@ -189,8 +189,8 @@ class PeerSearch:
         One trial may take longer than the whole budget; it is then interrupted as by Ctrl-C, upon which the
         peer keeps the best so far.
         """
-        from vivace.engine.opening import call, first_batches, seed_everything, training_device
-        from vivace.inspect import inspect
+        from vivace.inspection import inspect
+        from vivace.session.opening import call, first_batches, seed_everything, training_device
 
         seed_everything(0)
         model = call(self.job, "model")

@@ -7,13 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vivace.engine.launch import Source
 from vivace.errors import ChildFailed, JobError, Refused
 from vivace.machine import Machine
-from vivace.measure.paired import Comparison, Contestant, across
-from vivace.measure.quiet import ForeignLoad
-from vivace.measure.statistics import speed_ratio
+from vivace.measuring.paired import Comparison, Contestant, across
+from vivace.measuring.quiet import ForeignLoad
+from vivace.measuring.statistics import speed_ratio
 from vivace.plan import Plan
+from vivace.processes.launch import Source
 
 Field = dict[str, tuple[Plan, bool]]  # by name: the plan, and whether it stands on strict fp32
 REFERENCE = "strict_fp32"
@@ -57,7 +57,7 @@ def turns_of(
 ) -> tuple[list[dict[str, float]], int]:
     """Turn after turn, every second one backwards, which cancels a steady drift; and how many were disturbed.
 
-    Disturbed turns count only where there are not enough others, as in `vivace.measure.paired.compare`.
+    Disturbed turns count only where there are not enough others, as in `vivace.measuring.paired.compare`.
     """
     deadline = time.monotonic() + seconds
     others = ForeignLoad([contestant.child.pid for contestant in running.values()])

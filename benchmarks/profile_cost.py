@@ -32,7 +32,7 @@ from pathlib import Path
 import _record
 
 import vivace
-from vivace.measure.statistics import speed_ratio
+from vivace.measuring.statistics import speed_ratio
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = HERE / "planted" / "healthy_cnn.py"

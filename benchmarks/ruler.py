@@ -27,11 +27,11 @@ import defects
 import further_defects  # noqa: F401 - registers the rest of them
 
 import vivace
-from vivace.engine.launch import Source
 from vivace.errors import ChildFailed, Refused
 from vivace.ledger import Ledger
 from vivace.plan import Plan
-from vivace.verify.verdict import Verifier
+from vivace.processes.launch import Source
+from vivace.verifying.verdict import Verifier
 
 HERE = Path(__file__).resolve().parent
 PARTIAL = HERE.parent / "runs" / "ruler.jsonl"

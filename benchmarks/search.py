@@ -24,16 +24,15 @@ from pathlib import Path
 import _record
 
 import vivace
-from vivace import registry
-from vivace.engine.launch import Source
 from vivace.ledger import Ledger, Profile, Ratio, Trial
 from vivace.machine import Machine
-from vivace.measure.paired import Comparison, Contestant, across, compare
+from vivace.measuring.paired import Comparison, Contestant, across, compare
 from vivace.plan import Plan
-from vivace.technique import Numerics, Technique
-from vivace.tune.bench import Bench
-from vivace.tune.search import WORTH_TRYING
-from vivace.verify.verdict import Verifier
+from vivace.processes.launch import Source
+from vivace.technique import Numerics, Technique, registry
+from vivace.tuning.bench import Bench
+from vivace.tuning.search import WORTH_TRYING
+from vivace.verifying.verdict import Verifier
 
 HERE = Path(__file__).resolve().parent
 JOBS = ("search_cnn", "search_gpt", "search_table")

@@ -13,8 +13,7 @@ from typing import Any
 import gpu_guide
 
 import vivace
-from vivace import registry
-from vivace.technique import Technique
+from vivace.technique import Technique, registry
 
 OUT = Path(__file__).resolve().parent / "generated"
 PROMISES = {

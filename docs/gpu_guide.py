@@ -6,8 +6,8 @@ import csv
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from vivace.advise.catalogue import Gpu, find_gpu, load_catalogue
-from vivace.advise.prices import Prices, load_prices
+from vivace.advising.catalogue import Gpu, find_gpu, load_catalogue
+from vivace.advising.prices import Prices, load_prices
 
 DOCS = Path(__file__).resolve().parent
 OUT = DOCS / "generated"
@@ -227,7 +227,7 @@ def catalogue_page() -> str:
     """Every device of the catalogue, by vendor."""
     parts = [
         "# The catalogue of GPUs\n",
-        "Every number names its document in `src/vivace/advise/gpus.toml`; a test checks them against each",
+        "Every number names its document in `src/vivace/advising/gpus.toml`; a test checks them against each",
         "other and against other lists. Rates are dense, in TFLOP/s. *Italic*: computed from units, clock",
         "and width, because no document quotes it. A dash: the device has no unit for it, or nobody says.",
         "What one module shows to PyTorch as two devices stands here as one of the two.\n",

@@ -7,9 +7,9 @@ PRELOADED = (
     "torch._dynamo",  # what building an optimizer imports
     "tensorboard.summary.writer.record_writer",
     "tensorboard.compat.proto.event_pb2",
-    "vivace.engine.training",
+    "vivace.training.training",
     "vivace.tune",
-    "vivace.cli",
+    "vivace.command.cli",
 )
 
 

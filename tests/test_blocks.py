@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 import vivace
-from vivace.blocks import find_blocks
+from vivace.mechanisms.blocks import find_blocks
 
 
 class Inner(nn.Module):

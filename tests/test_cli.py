@@ -127,7 +127,7 @@ def test_help_is_quick_and_imports_no_torch():
     assert done.code == 0
     assert all(command in done.output for command in COMMANDS)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime <= 0.5
-    code = "import sys, vivace.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    code = "import sys, vivace.command.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -310,7 +310,7 @@ def test_no_sentence_steers_the_terminal(vivace, tmp_path):
 
 
 def test_a_notice_steers_no_terminal_either(capfd):
-    from vivace.progress import TrainProgress
+    from vivace.command.progress import TrainProgress
 
     with TrainProgress() as progress:
         progress({"event": "notice", "text": "\x1b]0;mine\x07 [bold]a sample"})
@@ -326,7 +326,7 @@ def test_quiet_says_nothing(vivace):
 
 
 def test_documents_hold_no_number_that_json_lacks():
-    from vivace.screen import _finite
+    from vivace.command.screen import _finite
 
     content = {
         "checks": [{"score": float("inf"), "value": float("nan"), "seeds": 8}],
@@ -366,7 +366,7 @@ def test_an_interrupted_training_keeps_its_work_and_ends_with_130(begin, tmp_pat
 
 
 def test_fits_answers_for_every_card_of_the_catalogue(vivace):
-    from vivace.advise.catalogue import load_catalogue
+    from vivace.advising.catalogue import load_catalogue
 
     done = vivace("inspect", "--fits", "JOBS:good", "--json")
     assert done.code == 0

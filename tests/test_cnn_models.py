@@ -5,11 +5,10 @@ import torch
 from torch import nn
 from torchvision import models
 
-from vivace import registry
 from vivace.errors import Refused
-from vivace.inspect import inspect
-from vivace.matching import install
-from vivace.technique import Build
+from vivace.inspection import inspect
+from vivace.technique import Build, registry
+from vivace.techniques.untried.fused_batchnorm.matching import install
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

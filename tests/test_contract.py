@@ -4,10 +4,9 @@ import itertools
 
 import pytest
 
-from vivace import registry
 from vivace.errors import PlanError
 from vivace.plan import Plan
-from vivace.technique import Stage
+from vivace.technique import Stage, registry
 from vivace.testing import TINY_JOBS, check, variants
 
 NAMES = [cls.name for cls in registry.everything()]

@@ -22,11 +22,11 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from torchvision import transforms
 
 import vivace
-from vivace.engine import iterable
+from vivace.data import iterable
 from vivace.errors import JobError
 from vivace.ledger import Observation
 from vivace.plan import Plan
-from vivace.surgery import batch_size, tensors
+from vivace.tensors.trees import batch_size, tensors
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # on one core
@@ -327,8 +327,8 @@ del SAID["uint8_transfer", "image folder"], SAID["uint8_transfer", "cifar"]
 @pytest.mark.parametrize("technique", ["decoded_cache", "uint8_transfer", "loader_workers"])
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_technique_acts_on_it_or_says_why_not(name, technique, root):
-    from vivace.engine.opening import endless_batches, start
-    from vivace.inspect import inspect
+    from vivace.inspection import inspect
+    from vivace.session.opening import endless_batches, start
 
     settings = {"num_workers": 1} if technique == "loader_workers" else {}
     made = job(lambda: LOADERS[name](root))

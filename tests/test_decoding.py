@@ -6,8 +6,8 @@ import pyarrow
 import pytest
 from PIL import Image, ImageDraw, ImageFile, JpegImagePlugin
 
-from vivace.decoding import KeptDecoding, OtherDecoder, Within, require_pillow, simplejpeg_decode
-from vivace.shared_store import SharedStore
+from vivace.mechanisms.decoding import KeptDecoding, OtherDecoder, Within, require_pillow, simplejpeg_decode
+from vivace.mechanisms.shared_store import SharedStore
 
 
 @pytest.fixture

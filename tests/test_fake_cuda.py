@@ -8,17 +8,17 @@ import dataclasses
 import pytest
 import torch
 
-from vivace.capture import WARM_UP_STEPS
-from vivace.engine.opening import start
-from vivace.engine.training import train
 from vivace.errors import Refused
-from vivace.inspect import inspect
+from vivace.inspection import inspect
 from vivace.job import Job
+from vivace.observing.observe import observe
 from vivace.plan import Plan
-from vivace.profile.observe import observe
+from vivace.session.opening import start
+from vivace.techniques.untried.cuda_graph_step.graph import WARM_UP_STEPS
 from vivace.testing import TINY_JOBS, check
 from vivace.testing.fake_cuda import Graph, fake_cuda
-from vivace.verify.ruler import Effort, Ruler
+from vivace.training.training import train
+from vivace.verifying.ruler import Effort, Ruler
 
 GRAPH = {"fused_optimizer": {}, "cuda_graph_step": {}}
 

@@ -6,11 +6,11 @@ import os
 import pytest
 
 import vivace
-from vivace.engine.folder import RunFolder
-from vivace.engine.progress import Progress
 from vivace.errors import FolderError
 from vivace.files import is_leftover, own_folder, read_own, replace_file, replace_text
 from vivace.ledger import Ledger
+from vivace.training.folder import RunFolder
+from vivace.training.progress import Progress
 
 
 @pytest.fixture

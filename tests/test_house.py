@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import vivace
-from vivace import registry
+from vivace.technique import registry
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "vivace"

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from vivace import registry
-from vivace.engine.opening import call, first_batches, start
-from vivace.engine.session import Session
 from vivace.errors import Refused
-from vivace.inspect import inspect
+from vivace.inspection import inspect
 from vivace.job import Job
 from vivace.plan import Plan
+from vivace.session.opening import call, first_batches, start
+from vivace.session.session import Session
+from vivace.technique import registry
 from vivace.testing.jobs import mlp
 
 PEER = """

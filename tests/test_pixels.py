@@ -6,7 +6,7 @@ from torchvision import transforms
 from torchvision.transforms import v2
 
 from vivace.errors import Refused
-from vivace.pixels import cut
+from vivace.mechanisms.pixels import cut
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vivace import registry
 from vivace.errors import PlanError
 from vivace.plan import Plan
-from vivace.technique import Numerics
+from vivace.technique import Numerics, registry
 
 ALL = [cls() for cls in registry.everything()]
 

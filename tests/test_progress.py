@@ -5,12 +5,12 @@ import io
 import pytest
 from rich.console import Console
 
+from vivace.command.progress import TrainProgress, TuneProgress, VerifyProgress, epilogue
 from vivace.ledger import Outcome, Ratio, Trial
 from vivace.plan import Plan
-from vivace.progress import TrainProgress, TuneProgress, VerifyProgress, epilogue
-from vivace.tune.result import LongPlan, Result
-from vivace.verify.table import headline
-from vivace.verify.verdict import Verdict
+from vivace.tuning.result import LongPlan, Result
+from vivace.verifying.table import headline
+from vivace.verifying.verdict import Verdict
 
 PLAN = {"host_allocator": {}, "channels_last": {}, "bf16_weights": {}, "fused_optimizer": {"kind": "foreach"}}
 

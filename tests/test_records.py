@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import table
 
-from vivace import registry
-from vivace.verify.judgement import LIMIT
+from vivace.technique import registry
+from vivace.verifying.judgement import LIMIT
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = sorted((ROOT / "records").glob("*/*/*.json"))

@@ -7,10 +7,10 @@ import sys
 import pytest
 
 import vivace.techniques
-from vivace import registry
 from vivace.errors import PlanError, TechniqueWarning
-from vivace.inspect import inspect
+from vivace.inspection import inspect
 from vivace.plan import Plan
+from vivace.technique import registry
 from vivace.testing.contract import plain_profile
 
 PLUGINS = """

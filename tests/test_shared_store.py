@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vivace.errors import Refused
-from vivace.shared_store import SharedStore
+from vivace.mechanisms.shared_store import SharedStore
 
 KEYS = [os.urandom(16) for _ in range(40)]
 RECORD = bytes(range(250)) * 4

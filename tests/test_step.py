@@ -2,7 +2,7 @@
 
 import pytest
 
-from vivace.step import Seam, Step
+from vivace.technique.step import Seam, Step
 
 
 @pytest.fixture

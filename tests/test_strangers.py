@@ -9,11 +9,10 @@ import pytest
 import torch
 
 import vivace
-from vivace import registry
-from vivace.inspect import inspect
+from vivace.inspection import inspect
 from vivace.job import load
 from vivace.plan import Plan
-from vivace.technique import Stage
+from vivace.technique import Stage, registry
 from vivace.testing import variants
 from vivace.testing.contract import process_flags, training_device
 

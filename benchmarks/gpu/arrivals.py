@@ -13,19 +13,19 @@ import torchvision
 from torch.nn import functional
 from torchvision import transforms
 
-from vivace.engine.opening import start, training_device
-from vivace.engine.session import Session
-from vivace.inspect import inspect
+from vivace.inspection import inspect
 from vivace.job import Job
-from vivace.pixels import cut
+from vivace.mechanisms.pixels import cut
 from vivace.plan import Plan
+from vivace.session.opening import start, training_device
+from vivace.session.session import Session
 from vivace.testing.fake_cuda import fake_cuda
 
 NORMALIZE = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 class Arrivals:
-    """Serves `vivace.engine.launch.Child`: ResNet-50 in bfloat16; in a dry run ResNet-18, tiny images."""
+    """Serves `vivace.processes.launch.Child`: ResNet-50 in bfloat16; in a dry run ResNet-18, tiny images."""
 
     def __init__(self, job: Job, dry: bool) -> None:
         self.dry, self.device, self.stack = dry, training_device(inspect()), ExitStack()

@@ -11,11 +11,11 @@ import memory
 import memory_budgets
 
 import vivace
-from vivace.engine.opening import first_batches
+from vivace.session.opening import first_batches
 
 
 class Budgets:
-    """Serves `vivace.engine.launch.Child`: the memory benchmarks on one of the GPU's jobs."""
+    """Serves `vivace.processes.launch.Child`: the memory benchmarks on one of the GPU's jobs."""
 
     def __init__(self, job: vivace.Job) -> None:
         batches = first_batches(job.data(), 2)

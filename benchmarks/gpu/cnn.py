@@ -16,8 +16,8 @@ from counters import measured
 from norm_shapes import ALLOWED, PRODUCTS, SHAPES
 from speed import Settings, Track
 
-from vivace.engine.launch import Child, Source
-from vivace.measure import paired
+from vivace.measuring import paired
+from vivace.processes.launch import Child, Source
 
 HERE = Path(__file__).resolve().parent
 JOBS = HERE / "cnn_jobs.py"

@@ -13,12 +13,11 @@ from typing import Any
 from book import Book, Case
 
 import vivace
-from vivace import registry
-from vivace.engine.launch import Child, Source
 from vivace.errors import ChildFailed, PlanError
 from vivace.plan import Plan
-from vivace.technique import Stage
-from vivace.verify.verdict import Verifier
+from vivace.processes.launch import Child, Source
+from vivace.technique import Stage, registry
+from vivace.verifying.verdict import Verifier
 
 HERE = Path(__file__).resolve().parent
 TINY = HERE / "tiny.py"

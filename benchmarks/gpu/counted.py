@@ -14,7 +14,7 @@ COUNTED = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Counted:
-    """Serves `vivace.engine.launch.Child`."""
+    """Serves `vivace.processes.launch.Child`."""
 
     def __init__(self, job: Job, dry: bool) -> None:
         self.dry = dry

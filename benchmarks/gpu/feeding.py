@@ -6,7 +6,7 @@ from pathlib import Path
 
 from book import Book
 
-from vivace.engine.launch import Child, Source
+from vivace.processes.launch import Child, Source
 
 TINY = Source(f"{Path(__file__).resolve().parent / 'tiny.py'}:cnn")
 CASES = {"overlap of ResNet-50": "overlap", "floats against bytes": "sent"}

@@ -12,14 +12,14 @@ from norm_shapes import ALLOWED, BATCH, NUM_CASES, ROUNDS, SHAPES
 from torch.nn import functional
 from traffic import norm_bytes
 
-from vivace.engine.opening import training_device
-from vivace.inspect import inspect
+from vivace.inspection import inspect
 from vivace.job import Job
-from vivace.kernels import batch_norm
+from vivace.session.opening import training_device
+from vivace.techniques.untried.fused_batchnorm.kernels import batch_norm
 
 
 class NormKernels:
-    """Serves `vivace.engine.launch.Child`; in a dry run the operators run their reference on a CPU."""
+    """Serves `vivace.processes.launch.Child`; in a dry run the operators run their reference on a CPU."""
 
     def __init__(self, job: Job, dry: bool) -> None:
         self.dry, self.device = dry, training_device(inspect())

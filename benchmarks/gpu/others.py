@@ -14,11 +14,11 @@ from typing import Any
 
 from book import Book, Case
 
-from vivace.engine.launch import Child, Source
 from vivace.errors import ChildFailed, Refused
+from vivace.processes.launch import Child, Source
 
 HERE = Path(__file__).resolve().parent
-COMMAND = [sys.executable, "-c", "from vivace.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from vivace.command.cli import main; main()"]
 TUNED = {"resnet50_256": 360.0, "mlp": 60.0}
 BUDGETED = ("resnet50_64", "gpt", "bert", "unet")
 PEER, PEER_JOBS = "pytorch_autotune", ("resnet50", "gpt", "resnet18", "mobilenet_v3_small", "bert")

@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from vivace.engine.opening import training_device
-from vivace.inspect import inspect
+from vivace.inspection import inspect
 from vivace.job import Job
+from vivace.session.opening import training_device
 
 ROUNDS = 7
 
 
 class Probes:
-    """Serves `vivace.engine.launch.Child`: each method returns rates by name, in SI units."""
+    """Serves `vivace.processes.launch.Child`: each method returns rates by name, in SI units."""
 
     def __init__(self, job: Job, dry: bool) -> None:
         self.dry, self.device = dry, training_device(inspect())

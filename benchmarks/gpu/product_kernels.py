@@ -10,8 +10,8 @@ from norm_shapes import BATCH, PRODUCTS
 from torch.nn import functional
 from traffic import product_bytes
 
-from vivace.kernels import batch_norm
-from vivace.kernels.product import product, split_rows
+from vivace.techniques.untried.fused_batchnorm.kernels import batch_norm
+from vivace.techniques.untried.fused_batchnorm.kernels.product import product, split_rows
 
 
 class ProductKernels(NormKernels):

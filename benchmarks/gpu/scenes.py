@@ -20,27 +20,27 @@ from torch import nn
 from torch.nn import functional
 
 import vivace
-from vivace import registry
-from vivace.capture import WARM_UP_STEPS
-from vivace.engine.launch import Source
-from vivace.engine.opening import start, training_device
-from vivace.engine.streams import Streams, capture, restore
-from vivace.engine.training import train
 from vivace.errors import Refused, VivaceError
-from vivace.inspect import inspect
+from vivace.inspection import inspect
 from vivace.job import Job
-from vivace.measure.paired import Contestant
+from vivace.measuring.paired import Contestant
+from vivace.observing.observe import observe
 from vivace.plan import Plan
-from vivace.profile.observe import observe
+from vivace.processes.launch import Source
+from vivace.session.opening import start, training_device
+from vivace.technique import registry
+from vivace.techniques.untried.cuda_graph_step.graph import WARM_UP_STEPS
+from vivace.tensors.randomness import Streams, capture, restore
 from vivace.testing import TINY_JOBS, contract
 from vivace.testing.fake_cuda import fake_cuda
+from vivace.training.training import train
 
 GRAPH: dict[str, Any] = {"fused_optimizer": {}, "cuda_graph_step": {}}
 Found = dict[str, Any]
 
 
 class Scenes:
-    """Serves `vivace.engine.launch.Child`."""
+    """Serves `vivace.processes.launch.Child`."""
 
     def __init__(self, job: Job, dry: bool) -> None:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = (
@@ -309,7 +309,7 @@ class Scenes:
 
 
 class Contract:
-    """Serves `vivace.engine.launch.Child`: the contract of techniques, on the tiny jobs."""
+    """Serves `vivace.processes.launch.Child`: the contract of techniques, on the tiny jobs."""
 
     def __init__(self, job: Job, dry: bool) -> None:
         self.dry = dry

@@ -11,9 +11,9 @@ from typing import Any
 from book import Book, Case
 
 import vivace
-from vivace.engine.launch import Source
-from vivace.measure import paired
+from vivace.measuring import paired
 from vivace.plan import Plan
+from vivace.processes.launch import Source
 
 HERE = Path(__file__).resolve().parent
 paired.WORKER = "steady:SteadyWorker"

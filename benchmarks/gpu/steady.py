@@ -10,11 +10,11 @@ from typing import Any
 
 from torch.utils.flop_counter import FlopCounterMode
 
-from vivace.engine.opening import call, first_batches, start
 from vivace.job import Job
-from vivace.measure.worker import Worker
+from vivace.measuring.worker import Worker
 from vivace.plan import Plan
-from vivace.surgery import batch_size, map_tensors
+from vivace.session.opening import call, first_batches, start
+from vivace.tensors.trees import batch_size, map_tensors
 from vivace.testing.fake_cuda import fake_cuda
 
 

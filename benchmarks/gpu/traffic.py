@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from vivace.matching import install
-from vivace.profile.work import Kernel, count_work
+from vivace.techniques.untried.fused_batchnorm.matching import install
+from vivace.work.count import Kernel, count_work
 
 BATCH = 64
 # Vendor's figures of an H200, of which the published bounds are made: bytes/s, dense bf16 operations/s.

@@ -18,9 +18,9 @@ _HOME = {
     "Job": "vivace.job",
     "Plan": "vivace.plan",
     "Machine": "vivace.machine",
-    "Session": "vivace.engine.session",
-    "attach": "vivace.engine.opening",
-    "register": "vivace.registry",
+    "Session": "vivace.session.session",
+    "attach": "vivace.session.opening",
+    "register": "vivace.technique.registry",
     "Technique": "vivace.technique",
     "Card": "vivace.technique",
     "Stage": "vivace.technique",
@@ -33,7 +33,7 @@ _HOME = {
     "profile": "vivace.profile",
     "tune": "vivace.tune",
     "verify": "vivace.verify",
-    "train": "vivace.engine.training",
+    "train": "vivace.training.training",
     "report": "vivace.report",
     "advise": "vivace.advise",
 }
@@ -54,24 +54,24 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from vivace.advise import advise as advise
-    from vivace.engine.opening import attach as attach
-    from vivace.engine.session import Session as Session
-    from vivace.engine.training import train as train
+    from vivace.advising import advise as advise
     from vivace.errors import Refused as Refused
     from vivace.errors import VivaceError as VivaceError
-    from vivace.inspect import inspect as inspect
+    from vivace.inspection import inspect as inspect
     from vivace.job import Job as Job
     from vivace.machine import Machine as Machine
     from vivace.plan import Plan as Plan
-    from vivace.profile import profile as profile
-    from vivace.registry import register as register
-    from vivace.report import report as report
+    from vivace.profiling import profile as profile
+    from vivace.reporting import report as report
+    from vivace.session.opening import attach as attach
+    from vivace.session.session import Session as Session
     from vivace.technique import Build as Build
     from vivace.technique import Card as Card
     from vivace.technique import Numerics as Numerics
     from vivace.technique import Seam as Seam
     from vivace.technique import Stage as Stage
     from vivace.technique import Technique as Technique
-    from vivace.tune import tune as tune
-    from vivace.verify import verify as verify
+    from vivace.technique.registry import register as register
+    from vivace.training.training import train as train
+    from vivace.tuning import tune as tune
+    from vivace.verifying import verify as verify

@@ -1,5 +1,5 @@
 """``python -m vivace``: the command line, for torchrun."""
 
-from vivace.cli import main
+from vivace.command.cli import main
 
 main()

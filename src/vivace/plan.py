@@ -15,10 +15,9 @@ from typing import Any
 import tomlkit
 from pydantic import TypeAdapter, ValidationError
 
-from vivace import registry
 from vivace.errors import PlanError, nearest
 from vivace.files import replace_text
-from vivace.technique import Numerics, Technique
+from vivace.technique import Numerics, Technique, registry
 
 FORMAT = 1
 _HEADER = "# vivace plan - what to do. Evidence is in the ledger beside it.\n"

@@ -1,4 +1,4 @@
-"""A verb is a folder and a function of one name: `vivace.tune(job)` and `vivace.tune.search` both work."""
+"""A verb is a folder and a function of one name: `vivace.tune(job)` and `vivace.tuning.search` both work."""
 
 from __future__ import annotations
 

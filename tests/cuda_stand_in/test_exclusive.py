@@ -20,12 +20,12 @@ def test_the_stand_in_is_exclusive(stand_in, tmp_path):
 MEASURES = """
 import sys
 from pathlib import Path
-from vivace.engine.launch import Source
+from vivace.processes.launch import Source
 from vivace.inspect import inspect
 from vivace.ledger import Ledger
 from vivace.plan import Plan
 from vivace.technique import Numerics
-from vivace.tune.bench import Bench
+from vivace.tuning.bench import Bench
 ledger = Ledger(Path(sys.argv[2], "ledger.jsonl"))
 bench = Bench(Source(sys.argv[1]), inspect(), ledger, lambda *_: None, allow=Numerics.ROUNDING, memory=None)
 try:

@@ -3,9 +3,9 @@
 LAUNCHED = """
 import warnings
 import torch, triton  # what they warn of on import is theirs
-from vivace.kernels.batch_norm_backward import backward
-from vivace.kernels.batch_norm_forward import forward
-from vivace.kernels.product_forward import forward as product
+from vivace.techniques.untried.fused_batchnorm.kernels.batch_norm_backward import backward
+from vivace.techniques.untried.fused_batchnorm.kernels.batch_norm_forward import forward
+from vivace.techniques.untried.fused_batchnorm.kernels.product_forward import forward as product
 warnings.simplefilter("error")
 x, one, zero = torch.ones(64, 16).cuda(1), torch.ones(16).cuda(1), torch.zeros(16).cuda(1)
 output, mask, mean, rstd = forward(x, None, one, zero, None, None, 0.1, 1e-5, "relu")

@@ -2,7 +2,7 @@
 
 import json
 
-FREE = "from vivace.tune.budget import free_bytes; print(free_bytes())"
+FREE = "from vivace.tuning.budget import free_bytes; print(free_bytes())"
 
 
 def test_free_memory_is_what_cuda_says(stand_in):

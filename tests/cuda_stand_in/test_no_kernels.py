@@ -7,11 +7,11 @@ JOB = f"{Path(__file__).with_name('job.py')}:job"
 
 CONFIRM = """
 import sys
-from vivace.engine.opening import start
+from vivace.session.opening import start
 from vivace.inspect import inspect
 from vivace.job import load
 from vivace.plan import Plan
-from vivace.profile.observe import observe
+from vivace.observing.observe import observe
 job, machine, plan = load(sys.argv[1]), inspect(), Plan.from_dict({"tf32": {}})
 with start(job, Plan(), machine) as session:
     reference = observe(session, list(job.data()))

@@ -10,7 +10,12 @@ import sys
 import torch
 from torch.nn import functional
 
-from vivace.kernels import batch_norm, batch_norm_backward, batch_norm_forward, tiles
+from vivace.techniques.untried.fused_batchnorm.kernels import (
+    batch_norm,
+    batch_norm_backward,
+    batch_norm_forward,
+    tiles,
+)
 
 FUNCTIONS = {
     "none": lambda z: z,

@@ -11,7 +11,12 @@ import torch
 from interpreted import FUNCTIONS, distance, image
 from torch.nn import functional
 
-from vivace.kernels import batch_norm, batch_norm_forward, product, product_forward
+from vivace.techniques.untried.fused_batchnorm.kernels import (
+    batch_norm,
+    batch_norm_forward,
+    product,
+    product_forward,
+)
 
 
 def run(seed):

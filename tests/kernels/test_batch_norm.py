@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from vivace.kernels.batch_norm import ACTIVATIONS, fused, pack, unpack
+from vivace.techniques.untried.fused_batchnorm.kernels.batch_norm import ACTIVATIONS, fused, pack, unpack
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPES = 220

@@ -7,10 +7,10 @@ import torch
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from vivace.kernels import product as module
-from vivace.kernels.batch_norm import fused
-from vivace.kernels.product import product, split_rows, tile_of
-from vivace.profile.work import count_work
+from vivace.techniques.untried.fused_batchnorm.kernels import product as module
+from vivace.techniques.untried.fused_batchnorm.kernels.batch_norm import fused
+from vivace.techniques.untried.fused_batchnorm.kernels.product import product, split_rows, tile_of
+from vivace.work.count import count_work
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPES = 200

@@ -3,12 +3,12 @@ import torch
 from torch import nn
 
 import vivace
-from vivace.engine.opening import start
 from vivace.errors import AnswerIsNo
 from vivace.memory import costs
 from vivace.memory.choosing import choose, choosers
 from vivace.memory.costs import measure
 from vivace.plan import Plan
+from vivace.session.opening import start
 from vivace.technique import Numerics
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -9,8 +9,8 @@ from torch import nn
 
 import vivace
 from vivace.errors import AnswerIsNo
-from vivace.measure import worker
-from vivace.measure.batches import batch_curve
+from vivace.measuring import worker
+from vivace.measuring.batches import batch_curve
 from vivace.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")

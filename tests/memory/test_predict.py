@@ -6,11 +6,11 @@ from rich.console import Console
 from torch import nn
 
 import vivace
-from vivace.engine.opening import first_batches, start
 from vivace.memory.fits import Fit, draw, fits
 from vivace.memory.predict import PARTS, predict
+from vivace.observing.observe import observe
 from vivace.plan import Plan
-from vivace.profile.observe import observe
+from vivace.session.opening import first_batches, start
 from vivace.testing import jobs
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import vivace
-from vivace.blocks import find_blocks
-from vivace.engine.opening import start
 from vivace.errors import AnswerIsNo
+from vivace.mechanisms.blocks import find_blocks
 from vivace.memory import costs
 from vivace.memory.choosing import choose
+from vivace.observing.observe import observe
 from vivace.plan import Plan
-from vivace.profile.observe import observe
+from vivace.session.opening import start
 from vivace.technique import Numerics
 
 pytestmark = pytest.mark.usefixtures("one_thread")

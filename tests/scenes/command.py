@@ -14,7 +14,7 @@ sys.argv = ["vivace", *scene["arguments"]]
 
 import torch  # noqa: E402
 
-from vivace.cli import main  # noqa: E402
+from vivace.command.cli import main  # noqa: E402
 
 torch.set_num_threads(1)
 main()

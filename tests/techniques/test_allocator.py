@@ -2,10 +2,9 @@ import pytest
 import torch
 
 import vivace
-from vivace import registry
 from vivace.ledger import Observation
 from vivace.plan import Plan
-from vivace.technique import Build
+from vivace.technique import Build, registry
 from vivace.testing import TechniqueContract
 
 Allocator = registry.find("allocator")

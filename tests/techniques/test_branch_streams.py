@@ -8,13 +8,14 @@ from torch import nn
 from torchvision import models
 
 import vivace
-from vivace import branches, registry
 from vivace.errors import Refused
 from vivace.job import Job
+from vivace.mechanisms.graphs import trace
 from vivace.plan import Plan
+from vivace.technique import registry
+from vivace.techniques.untried.branch_streams import branches
 from vivace.testing import TINY_JOBS, TechniqueContract
 from vivace.testing.fake_cuda import fake_cuda
-from vivace.tracing import trace
 
 BranchStreams = registry.find("branch_streams")
 pytestmark = pytest.mark.usefixtures("one_thread")

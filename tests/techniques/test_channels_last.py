@@ -1,12 +1,12 @@
 import pytest
 import torch
 
-from vivace import registry
-from vivace.engine.opening import attach, start
 from vivace.errors import Refused
-from vivace.inspect import inspect
+from vivace.inspection import inspect
 from vivace.plan import Plan
-from vivace.surgery import align_state
+from vivace.session.opening import attach, start
+from vivace.technique import registry
+from vivace.tensors.optimizers import align_state
 from vivace.testing import TINY_JOBS, TechniqueContract
 
 ChannelsLast = registry.find("channels_last")

@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 import vivace
-from vivace import recompute, registry
 from vivace.ledger import Observation
-from vivace.profile.observe import observe
+from vivace.mechanisms import recompute
+from vivace.observing.observe import observe
+from vivace.technique import registry
 from vivace.testing import TechniqueContract
 
 from . import blocky

@@ -4,10 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vivace
-from vivace import registry
 from vivace.ledger import Observation
-from vivace.profile.observe import observe
-from vivace.saved import Bfloat16Store, Int8Store, Stored
+from vivace.mechanisms.saved_tensors import Bfloat16Store, Int8Store, Stored
+from vivace.observing.observe import observe
+from vivace.technique import registry
 from vivace.testing import TechniqueContract
 
 from . import blocky

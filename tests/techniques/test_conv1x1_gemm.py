@@ -5,12 +5,12 @@ import pytest
 import torch
 from torch import nn
 
-from vivace import registry
-from vivace.engine.opening import attach
 from vivace.errors import Refused
 from vivace.job import Job
 from vivace.ledger import Observation
 from vivace.plan import Plan
+from vivace.session.opening import attach
+from vivace.technique import registry
 from vivace.testing import TINY_JOBS, TechniqueContract
 
 Conv1x1Gemm = registry.find("conv1x1_gemm")

@@ -3,11 +3,11 @@ import dataclasses
 import pytest
 import torch
 
-from vivace import registry
-from vivace.engine.opening import start
 from vivace.errors import PlanError, Refused
-from vivace.inspect import inspect
+from vivace.inspection import inspect
 from vivace.plan import Plan
+from vivace.session.opening import start
+from vivace.technique import registry
 from vivace.testing import TINY_JOBS, TechniqueContract, plain_profile
 
 CpuThreads = registry.find("cpu_threads")

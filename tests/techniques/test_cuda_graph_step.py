@@ -7,7 +7,7 @@ import vivace
 from vivace.ledger import Observation, Profile
 from vivace.machine import Device, Machine
 from vivace.technique import Build
-from vivace.techniques.cuda_graph_step import CudaGraphStep
+from vivace.techniques.untried.cuda_graph_step import CudaGraphStep
 
 
 def build_on_cuda(optimizer_class, **settings):

@@ -11,15 +11,14 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchvision import datasets, transforms
 
-from vivace import registry
-from vivace.engine.opening import start
-from vivace.engine.order import ordered
+from vivace.data.order import ordered
 from vivace.errors import Refused
-from vivace.inspect import inspect
+from vivace.inspection import inspect
 from vivace.job import Job
 from vivace.ledger import Observation
 from vivace.plan import Plan
-from vivace.technique import Numerics
+from vivace.session.opening import start
+from vivace.technique import Numerics, registry
 from vivace.testing import TINY_JOBS, TechniqueContract, plain_profile
 
 DecodedCache = registry.find("decoded_cache")

@@ -8,15 +8,14 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 from torchvision import transforms
 from torchvision.datasets import FakeData
 
-from vivace import registry
-from vivace.engine.opening import start
-from vivace.engine.order import ordered
+from vivace.data.order import ordered
 from vivace.errors import PlanError, Refused
-from vivace.inspect import inspect
+from vivace.inspection import inspect
 from vivace.job import Job
 from vivace.ledger import Observation
 from vivace.plan import Plan
-from vivace.technique import Numerics
+from vivace.session.opening import start
+from vivace.technique import Numerics, registry
 from vivace.testing import TINY_JOBS, TechniqueContract
 
 DeviceAugment = registry.find("device_augment")

@@ -10,16 +10,16 @@ from torch.nn import functional
 from torchvision import models
 
 import vivace
-from vivace import registry
-from vivace.engine.evaluation import Evaluation
-from vivace.engine.opening import start
 from vivace.errors import Refused
-from vivace.folding import install
-from vivace.inspect import inspect
+from vivace.inspection import inspect
 from vivace.ledger import Observation
 from vivace.plan import Plan
+from vivace.session.opening import start
+from vivace.technique import registry
+from vivace.techniques.fold_eval.folding import install
 from vivace.testing import TINY_JOBS, TechniqueContract
-from vivace.verify.states import repeatable
+from vivace.training.evaluation import Evaluation
+from vivace.verifying.states import repeatable
 
 FoldEval = registry.find("fold_eval")
 pytestmark = pytest.mark.usefixtures("one_thread")

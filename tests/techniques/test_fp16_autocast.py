@@ -5,7 +5,7 @@ import torch
 
 import vivace
 from vivace.machine import Device
-from vivace.registry import find
+from vivace.technique.registry import find
 from vivace.testing.contract import plain_profile
 
 PLAN = {"fp16_autocast": {"initial_scale": 256.0}}

@@ -9,17 +9,17 @@ from torch import nn
 from torch.nn import functional
 
 import vivace
-from vivace import registry
-from vivace.engine.opening import start
 from vivace.errors import Refused
-from vivace.inspect import inspect
+from vivace.inspection import inspect
 from vivace.ledger import Observation
-from vivace.matching import find_chains, install
+from vivace.mechanisms.graphs import AsksForTypes, Untraceable, signature_of, trace
+from vivace.observing.observe import observe
 from vivace.plan import Plan
-from vivace.profile.observe import observe
+from vivace.session.opening import start
+from vivace.technique import registry
+from vivace.techniques.untried.fused_batchnorm.matching import find_chains, install
 from vivace.testing import TINY_JOBS, TechniqueContract, check
 from vivace.testing.fake_cuda import fake_cuda
-from vivace.tracing import AsksForTypes, Untraceable, signature_of, trace
 
 FusedBatchnorm = registry.find("fused_batchnorm")
 ALL = (-1,)

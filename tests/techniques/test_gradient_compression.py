@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import vivace
-from vivace import registry
+from vivace.technique import registry
 from vivace.testing import TechniqueContract
 
 GradientCompression = registry.find("gradient_compression")

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 import vivace
-from vivace import registry
-from vivace.engine.opening import start
 from vivace.errors import Refused
-from vivace.inspect import inspect
+from vivace.inspection import inspect
 from vivace.ledger import Observation
+from vivace.observing.observe import observe
 from vivace.plan import Plan
-from vivace.profile.observe import observe
+from vivace.session.opening import start
+from vivace.technique import registry
 from vivace.testing import TINY_JOBS, TechniqueContract
 
 HostAllocator = registry.find("host_allocator")

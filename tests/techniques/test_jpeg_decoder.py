@@ -10,13 +10,13 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
-from vivace import registry
-from vivace.engine.opening import start
 from vivace.errors import Refused
-from vivace.inspect import inspect
+from vivace.inspection import inspect
 from vivace.job import Job
 from vivace.ledger import Observation
 from vivace.plan import Plan
+from vivace.session.opening import start
+from vivace.technique import registry
 from vivace.testing import TINY_JOBS, TechniqueContract
 
 JpegDecoder = registry.find("jpeg_decoder")

@@ -5,13 +5,13 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import vivace
-from vivace import registry
-from vivace.engine.opening import start
-from vivace.engine.training import train
-from vivace.inspect import inspect
+from vivace.inspection import inspect
+from vivace.observing.observe import observe
 from vivace.plan import Plan
-from vivace.profile.observe import observe
+from vivace.session.opening import start
+from vivace.technique import registry
 from vivace.testing import TINY_JOBS, TechniqueContract
+from vivace.training.training import train
 
 LargerBatch = registry.find("larger_batch")
 LossOf = torch.nn.functional.cross_entropy

@@ -9,16 +9,16 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
-from vivace import registry
-from vivace.buckets import Buckets
-from vivace.engine.opening import start
-from vivace.engine.order import ordered
+from vivace.data.order import ordered
 from vivace.errors import Refused
-from vivace.inspect import inspect
+from vivace.inspection import inspect
 from vivace.job import Job
 from vivace.ledger import Observation
 from vivace.plan import Plan
-from vivace.surgery import lengths_of
+from vivace.session.opening import start
+from vivace.technique import registry
+from vivace.techniques.length_bucketing.buckets import Buckets
+from vivace.tensors.loaders import lengths_of
 from vivace.testing import TINY_JOBS, TechniqueContract
 
 LengthBucketing = registry.find("length_bucketing")

@@ -5,13 +5,12 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
-from vivace import registry
-from vivace.engine.opening import start
 from vivace.errors import Refused
-from vivace.inspect import inspect
+from vivace.inspection import inspect
 from vivace.ledger import Observation
 from vivace.plan import Plan
-from vivace.technique import Numerics
+from vivace.session.opening import start
+from vivace.technique import Numerics, registry
 from vivace.testing import TINY_JOBS, TechniqueContract, plain_profile
 
 LoaderWorkers = registry.find("loader_workers")

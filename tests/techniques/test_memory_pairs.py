@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import vivace
-from vivace import registry
+from vivace.technique import registry
 
 from . import blocky
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import vivace
-from vivace import registry
 from vivace.ledger import Observation
+from vivace.technique import registry
 from vivace.testing import TechniqueContract
 
 from . import blocky

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import vivace
-from vivace import registry
-from vivace.hosted import HostedState
 from vivace.ledger import Observation
+from vivace.technique import registry
+from vivace.techniques.untried.offload_optimizer.hosted import HostedState
 from vivace.testing import TechniqueContract
 
 from . import blocky

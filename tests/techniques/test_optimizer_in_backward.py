@@ -2,9 +2,9 @@ import pytest
 import torch
 
 import vivace
-from vivace import registry
 from vivace.ledger import Observation
-from vivace.profile.observe import observe
+from vivace.observing.observe import observe
+from vivace.technique import registry
 from vivace.testing import TechniqueContract
 
 from . import blocky

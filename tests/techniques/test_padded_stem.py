@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from vivace import registry
-from vivace.engine.opening import attach
 from vivace.errors import Refused
 from vivace.plan import Plan
+from vivace.session.opening import attach
+from vivace.technique import registry
 from vivace.testing import TechniqueContract
 
 PaddedStem = registry.find("padded_stem")

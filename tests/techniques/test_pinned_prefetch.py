@@ -1,13 +1,13 @@
 import pytest
 import torch
 
-from vivace import registry
-from vivace.engine.opening import start
 from vivace.errors import Refused
-from vivace.inspect import inspect
+from vivace.inspection import inspect
 from vivace.ledger import Observation
 from vivace.plan import Plan
-from vivace.techniques.pinned_prefetch import one_ahead
+from vivace.session.opening import start
+from vivace.technique import registry
+from vivace.techniques.untried.pinned_prefetch import one_ahead
 from vivace.testing import TINY_JOBS, TechniqueContract
 
 PinnedPrefetch = registry.find("pinned_prefetch")

@@ -3,12 +3,12 @@ import sys
 import pytest
 import torch
 
-from vivace import registry
-from vivace.engine.opening import start
 from vivace.errors import Refused
-from vivace.inspect import inspect
+from vivace.inspection import inspect
 from vivace.ledger import Observation
 from vivace.plan import Plan
+from vivace.session.opening import start
+from vivace.technique import registry
 from vivace.testing import TINY_JOBS, TechniqueContract
 from vivace.testing.fake_cuda import fake_cuda
 

@@ -10,17 +10,16 @@ from torchvision import transforms
 from torchvision.datasets import FakeData
 
 import vivace
-from vivace import registry
-from vivace.engine.opening import start
-from vivace.engine.order import ordered
+from vivace.data.order import ordered
 from vivace.errors import Refused
-from vivace.inspect import inspect
+from vivace.inspection import inspect
 from vivace.job import Job
 from vivace.ledger import Observation
 from vivace.plan import Plan
-from vivace.technique import Numerics
+from vivace.session.opening import start
+from vivace.technique import Numerics, registry
 from vivace.testing import TINY_JOBS, TechniqueContract
-from vivace.verify.ruler import Ruler
+from vivace.verifying.ruler import Ruler
 
 Uint8Transfer = registry.find("uint8_transfer")
 

@@ -10,17 +10,17 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from vivace.engine.opening import call, first_batches, start
-from vivace.engine.session import Session
 from vivace.errors import AnswerIsNo, Refused
 from vivace.job import Job
 from vivace.machine import Machine
 from vivace.memory.costs import measure
 from vivace.memory.planner import Decision, decide, pareto, smallest
+from vivace.observing.observe import now, observe
 from vivace.plan import Plan
-from vivace.profile.observe import now, observe
-from vivace.registry import find
+from vivace.session.opening import call, first_batches, start
+from vivace.session.session import Session
 from vivace.technique import Numerics
+from vivace.technique.registry import find
 
 ATTEMPTS = 5
 STEPS = 5

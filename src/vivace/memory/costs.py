@@ -18,16 +18,17 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
-from vivace.blocks import Block, find_blocks, foreign_hook, forwards
-from vivace.engine.session import Session
-from vivace.engine.streams import capture, restore
 from vivace.errors import Refused
+from vivace.mechanisms.blocks import Block, find_blocks, foreign_hook, forwards
+from vivace.mechanisms.recompute import Recomputer, autocasts
+from vivace.mechanisms.saved_tensors import Bfloat16Store, HostStore
 from vivace.memory.planner import Option
-from vivace.profile.observe import now, peak_of
-from vivace.recompute import Recomputer, autocasts
-from vivace.saved import Bfloat16Store, HostStore
-from vivace.surgery import map_tensors, patched, tensors
+from vivace.observing.observe import now, peak_of
+from vivace.session.session import Session
 from vivace.technique import Numerics
+from vivace.tensors.modules import patched
+from vivace.tensors.randomness import capture, restore
+from vivace.tensors.trees import map_tensors, tensors
 
 FEWEST, MOST = 3, 15  # timed rounds
 ENOUGH_SECONDS = 0.6  # for the rounds of one kind of block

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from vivace.engine.opening import LOOKING_SECONDS, call, largest_batch
 from vivace.job import Job
 from vivace.memory.caching import MIB
 from vivace.memory.predict import predict
 from vivace.plan import Plan
+from vivace.session.opening import LOOKING_SECONDS, call, largest_batch
 
 CONTEXT_BYTES = 600 * MIB  # an allowance for the CUDA context and its libraries; not measured by this project
 DRIVER_SHARE = 0.03  # of the nominal memory, which the driver keeps

@@ -13,17 +13,18 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from vivace.engine.opening import call, first_batches, models_of, optimizer_of
-from vivace.engine.session import Session
 from vivace.errors import Refused, VivaceError
-from vivace.inspect import inspect
+from vivace.inspection import inspect
 from vivace.job import Job, blame
 from vivace.machine import Machine
 from vivace.memory.caching import Reserved, simulate
 from vivace.memory.watching import Watch
 from vivace.plan import Plan
-from vivace.surgery import map_tensors, modules_of, tensors
+from vivace.session.opening import call, first_batches, models_of, optimizer_of
+from vivace.session.session import Session
 from vivace.technique import Build
+from vivace.tensors.modules import modules_of
+from vivace.tensors.trees import map_tensors, tensors
 
 PARTS = ("parameters", "gradients", "optimizer", "batch", "activations", "temporary")
 STEPS = 2  # the second one finds the optimizer's state

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
-from vivace.precision import autocast, bfloat16_gain, require_bfloat16, share_in
+from vivace.mechanisms.half_precision import autocast, bfloat16_gain, require_bfloat16, share_in
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Stage, Technique
 
 

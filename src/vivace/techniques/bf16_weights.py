@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
-from vivace.precision import bfloat16_gain, require_bfloat16, share_in
+from vivace.mechanisms.half_precision import bfloat16_gain, require_bfloat16, share_in
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ class Bf16Weights(Technique):
         """Run each model's forward on cast weights while the forward seam, or an own step, runs."""
         from torch import nn
 
-        from vivace.surgery import modules_of, patched, sum_in_float32
+        from vivace.tensors.modules import modules_of, patched
+        from vivace.tensors.precision import sum_in_float32
 
         require_bfloat16(build)
         if build.device.type == "cuda":
@@ -75,7 +76,7 @@ class _Half:
         import torch
         from torch import nn
 
-        from vivace.surgery import Shell, lookup, modules_of
+        from vivace.tensors.modules import Shell, lookup, modules_of
 
         norms = modules_of(
             model, nn.modules.batchnorm._NormBase, *([nn.LayerNorm] if device == "cpu" else [])
@@ -94,7 +95,7 @@ class _Half:
         self.constants = {f"model.{name}": self.model.get_buffer(name).bfloat16() for name in self.names}
 
     def call(self, inputs: Any) -> Any:
-        from vivace.surgery import patched
+        from vivace.tensors.modules import patched
 
         flat = [[getattr(module, name) for name in module._flat_weights_names] for module in self.recurrent]
         recurrent = patched(self.recurrent, "_flat_weights", flat)
@@ -104,7 +105,7 @@ class _Half:
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         import torch
 
-        from vivace.surgery import cast
+        from vivace.tensors.trees import cast
 
         copies = {name: weight.bfloat16() for name, weight in self.weights.items()} | self.constants
         inputs = cast((arguments, keywords), torch.float32, torch.bfloat16)

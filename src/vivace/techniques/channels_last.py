@@ -31,7 +31,9 @@ class ChannelsLast(Technique):
         """Reorder the weights in place and every 4-D floating-point tensor of a batch when it is placed."""
         import torch
 
-        from vivace.surgery import align_state, map_tensors, modules_of
+        from vivace.tensors.modules import modules_of
+        from vivace.tensors.optimizers import align_state
+        from vivace.tensors.trees import map_tensors
 
         convolutions = [
             m for model in build.models for m in modules_of(model, torch.nn.Conv2d, torch.nn.ConvTranspose2d)

@@ -35,8 +35,8 @@ class Checkpoint(Technique):
 
     def apply(self, build: Build) -> None:
         """Take over the calls of the blocks."""
-        from vivace.blocks import claim
-        from vivace.recompute import Recomputer
+        from vivace.mechanisms.blocks import claim
+        from vivace.mechanisms.recompute import Recomputer
 
         cheap = set[str]()
         recomputer = Recomputer(build.device, cheap)

@@ -48,7 +48,8 @@ class Compile(Technique):
         """Compile the modules in place for the length of each forward seam, or of an own step."""
         import torch
 
-        from vivace.surgery import map_tensors, patched
+        from vivace.tensors.modules import patched
+        from vivace.tensors.trees import map_tensors
 
         found = build.device.type != "cpu" or any(map(shutil.which, ("g++", "gcc", "clang")))
         build.require(found, "torch.compile needs a C++ compiler (g++ or clang) on a CPU")
@@ -107,7 +108,7 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
     """The outermost modules with children that stand beside others of their class in a list or Sequential."""
     from torch import nn
 
-    from vivace.surgery import modules_of
+    from vivace.tensors.modules import modules_of
 
     found: list[nn.Module] = []
     for container in modules_of(model, nn.ModuleList, nn.Sequential):

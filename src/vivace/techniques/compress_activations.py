@@ -33,8 +33,8 @@ class CompressActivations(Technique):
 
     def apply(self, build: Build) -> None:
         """Take over the calls of the blocks."""
-        from vivace.blocks import claim
-        from vivace.saved import Bfloat16Store, Int8Store
+        from vivace.mechanisms.blocks import claim
+        from vivace.mechanisms.saved_tensors import Bfloat16Store, Int8Store
 
         store = Bfloat16Store(build, self.name) if self.dtype == "bfloat16" else Int8Store(build, self.name)
         chosen = claim(build, self.blocks, self.name, store.around)

@@ -36,9 +36,8 @@ class Conv1x1Gemm(Technique):
         """Put a matrix product in the place of every such convolution's forward."""
         from torch import nn
 
-        from vivace.matching import is_product
-        from vivace.surgery import modules_of
-        from vivace.tracing import put_in_place
+        from vivace.mechanisms.graphs import is_product, put_in_place
+        from vivace.tensors.modules import modules_of
 
         found = [m for model in build.models for m in modules_of(model, nn.Conv2d) if is_product(m)]
         build.require(found, "no 2-D convolution has a 1x1 window, stride one and one group")

@@ -34,7 +34,7 @@ class CpuThreads(Technique):
 
     def apply(self, build: Build) -> None:
         """Set the number; refuse the present one, and more than there are cores to use."""
-        from vivace.threads import run_on
+        from vivace.mechanisms.threads import run_on
 
         run_on(build, self.num_threads, "num_threads")
         build.require("threads" in build.notes, f"PyTorch already runs on num_threads = {self.num_threads}")

@@ -45,7 +45,7 @@ class DDP(Technique):
         import torch.distributed as dist
         from torch.nn.parallel import DistributedDataParallel
 
-        from vivace.surgery import Shell, has_batch_norm
+        from vivace.tensors.modules import Shell, has_batch_norm
 
         model = build.model
         build.require(dist.is_available() and dist.is_initialized(), ALONE)

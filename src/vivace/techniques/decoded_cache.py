@@ -39,7 +39,7 @@ class DecodedCache(Technique):
 
     def apply(self, build: Build) -> None:
         """Open the store; in the seam `batches` let every pass read through it, and its workers too."""
-        from vivace.decoding import KeptDecoding, Within, require_pillow
+        from vivace.mechanisms.decoding import KeptDecoding, Within, require_pillow
 
         require_pillow()
         store = self._store()
@@ -65,7 +65,7 @@ class DecodedCache(Technique):
         """The store; of ranks on one machine the first one's."""
         import torch.distributed as dist
 
-        from vivace.shared_store import SharedStore
+        from vivace.mechanisms.shared_store import SharedStore
 
         budget_bytes = int(self.budget_gib * 2**30)
         store = SharedStore(budget_bytes, self.file or None)
@@ -104,8 +104,8 @@ class DecodedCache(Technique):
 def _conditions(loader: Any, kept: Any) -> Iterator[tuple[object, str]]:
     from torch.utils.data import DataLoader, IterableDataset
 
-    from vivace.decoding import unserved
-    from vivace.surgery import notices
+    from vivace.mechanisms.decoding import unserved
+    from vivace.tensors.loaders import notices
 
     reason = unserved(loader)
     yield not reason, reason

@@ -31,7 +31,7 @@ class DeviceAugment(Technique):
 
     def apply(self, build: Build) -> None:
         """Rebuild every DataLoader that the session reads over a dataset of bytes; augment in `place`."""
-        from vivace.pixels import Sender
+        from vivace.mechanisms.pixels import Sender
 
         Sender(build, self.name, augment=True)
 

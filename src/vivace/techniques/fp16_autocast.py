@@ -10,7 +10,7 @@ from pydantic import Field
 
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
-from vivace.precision import ScaledOptimizer, autocast, share_in
+from vivace.mechanisms.half_precision import ScaledOptimizer, autocast, share_in
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Fp16Autocast(Technique):
         """Autocast the forward seam; scale, unscale and skip around the seams that follow."""
         import torch
 
-        from vivace.surgery import has_float32, modules_of
+        from vivace.tensors.modules import has_float32, modules_of
 
         build.require(has_float32(build.models), "no weight is float32")
         device = build.device.type

@@ -34,7 +34,7 @@ class FusedOptimizer(Technique):
 
     def apply(self, build: Build) -> None:
         """Set the keys in every parameter group; a saved `state_dict` keeps the person's."""
-        from vivace.surgery import switch_optimizer
+        from vivace.tensors.optimizers import switch_optimizer
 
         build.require(not build.own_step, "your own step function holds its optimizers itself")
         optimizer = build.optimizer

@@ -31,7 +31,13 @@ class JpegDecoder(Technique):
 
     def apply(self, build: Build) -> None:
         """In the seam `batches`, let Pillow's images be decoded by the other library, in workers too."""
-        from vivace.decoding import OtherDecoder, Within, require_pillow, simplejpeg_decode, unserved
+        from vivace.mechanisms.decoding import (
+            OtherDecoder,
+            Within,
+            require_pillow,
+            simplejpeg_decode,
+            unserved,
+        )
 
         build.require(importlib.util.find_spec("simplejpeg"), "simplejpeg is not installed")
         require_pillow()

@@ -85,7 +85,7 @@ class LargerBatch(Technique):
             yield group
 
     def _joined(self, group: list[Any]) -> Any:
-        from vivace.surgery import joined
+        from vivace.tensors.trees import joined
 
         readable = [batch for batch in group if batch is not None]  # of None every sample is damaged
         batch = joined(readable) if readable else None

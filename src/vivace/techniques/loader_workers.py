@@ -40,7 +40,7 @@ class LoaderWorkers(Technique):
 
     def apply(self, build: Build) -> None:
         """Rebuild every DataLoader that the session reads, once; refuse more workers than cores."""
-        from vivace.threads import run_on
+        from vivace.mechanisms.threads import run_on
 
         cores = build.machine.num_cores
         too_many = f"num_workers = {self.num_workers}, but only {cores} cores can be used"
@@ -51,7 +51,7 @@ class LoaderWorkers(Technique):
         rebuilt: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
         def batches(following: Callable[[Any], Any], loader: Any, persistent: bool = self.persistent) -> Any:
-            from vivace.surgery import draws_random_numbers, with_workers
+            from vivace.tensors.loaders import draws_random_numbers, with_workers
 
             if loader not in rebuilt:
                 for condition, reason in self._conditions(loader):

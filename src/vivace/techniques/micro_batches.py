@@ -39,7 +39,8 @@ class MicroBatches(Technique):
 
     def apply(self, build: Build) -> None:
         """Replace the gradients seam by a loop over the pieces."""
-        from vivace.surgery import batch_size, has_batch_norm, split
+        from vivace.tensors.modules import has_batch_norm
+        from vivace.tensors.trees import batch_size, split
 
         if has_batch_norm(build.model):
             build.declare(

@@ -36,7 +36,7 @@ class OptimizerInBackward(Technique):
         """Hook every trained parameter; the update seam has nothing left to do."""
         import torch
 
-        from vivace.surgery import coupled, restricted
+        from vivace.tensors.optimizers import coupled, restricted
 
         model, optimizer = build.model, build.optimizer
         assert optimizer is not None

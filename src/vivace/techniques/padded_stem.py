@@ -37,8 +37,8 @@ class PaddedStem(Technique):
         """Pad in front of every such convolution."""
         from torch import nn
 
-        from vivace.surgery import modules_of
-        from vivace.tracing import put_in_place
+        from vivace.mechanisms.graphs import put_in_place
+        from vivace.tensors.modules import modules_of
 
         narrow = [
             m

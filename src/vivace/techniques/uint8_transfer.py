@@ -30,7 +30,7 @@ class Uint8Transfer(Technique):
 
     def apply(self, build: Build) -> None:
         """Rebuild every DataLoader that the session reads over a dataset of bytes; finish in `place`."""
-        from vivace.pixels import Sender
+        from vivace.mechanisms.pixels import Sender
 
         Sender(build, self.name, augment=False)
 

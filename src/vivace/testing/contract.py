@@ -14,18 +14,18 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from vivace.engine.opening import start, training_device
-from vivace.engine.session import Session
 from vivace.errors import Refused
-from vivace.inspect import inspect
+from vivace.inspection import inspect
 from vivace.job import Job
 from vivace.ledger import Observation, Profile
+from vivace.observing.observe import observe
 from vivace.plan import Plan
-from vivace.profile.observe import observe
+from vivace.session.opening import start, training_device
+from vivace.session.session import Session
 from vivace.technique import Numerics, Stage, Technique
 from vivace.testing.jobs import TINY_JOBS
-from vivace.verify.states import repeatable
-from vivace.verify.tap import random_state
+from vivace.verifying.states import repeatable
+from vivace.verifying.tap import random_state
 
 STEPS = 3
 LOOSEST_FP32 = 1e-3

@@ -17,8 +17,8 @@ from typing import Any, Self
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vivace import registry
-from vivace.surgery import tensors
+from vivace.technique import registry
+from vivace.tensors.trees import tensors
 
 FORBIDDEN = ("_local_scalar_dense", "nonzero")
 

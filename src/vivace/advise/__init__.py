@@ -1,8 +1,0 @@
-"""`vivace.advise`: which device for which job. The catalogue, prices, and predictions. Imports no torch."""
-
-from vivace.advise.advise import Advice as Advice
-from vivace.advise.advise import advise as advise
-from vivace.advise.command import answer as answer
-from vivace.verb import make_callable
-
-make_callable(__name__)

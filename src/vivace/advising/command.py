@@ -1,0 +1,60 @@
+"""What `vivace advise` does with its options: advice on a job, or the reverse for a card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from vivace.advising import tables
+from vivace.advising.advise import advise
+from vivace.advising.catalogue import find_gpu, load_catalogue
+from vivace.advising.reverse import largest_model, trainable
+from vivace.errors import InputError
+
+
+class Screen(Protocol):
+    """Where documents, tables and lines go."""
+
+    def document(self, content: dict[str, Any]) -> None:
+        """Print JSON where it was asked for."""
+
+    def show(self, draw: Callable[[Any], None]) -> None:
+        """Draw on a console."""
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+
+
+def answer(subject: str | None, card: str | None, options: dict[str, Any], screen: Screen) -> int:
+    """Answer on `screen` and return the exit code. Raises InputError where the question is none or two."""
+    if (subject is None) == (card is None):
+        raise InputError(
+            "give a JOB, a profile or a model to advise on, or --on CARD for what a card could train"
+        )
+    if card is not None:
+        return _reverse(card, options, screen)
+    assert subject is not None
+    advice = advise(subject, **options)
+    screen.document(advice.to_dict())
+    screen.show(lambda console: tables.draw(advice, console))
+    if advice.page_path:
+        screen.say(f"page: {advice.page_path}")
+    return advice.exit_code
+
+
+def _reverse(card: str, options: dict[str, Any], screen: Screen) -> int:
+    own: Path | None = options["catalogue"]
+    gpu = find_gpu(card, load_catalogue(own))
+    found = trainable(gpu, "amp" if options["precision"] == "auto" else options["precision"])
+    largest = largest_model(gpu)
+    screen.document(
+        {
+            "gpu": gpu.name,
+            "memory_bytes": gpu.memory_bytes,
+            "largest_parameters": largest,
+            "trainable": [entry.to_dict() for entry in found],
+        }
+    )
+    screen.show(lambda console: tables.draw_card(gpu, found, largest, console))
+    return 0

@@ -1,0 +1,166 @@
+"""Demand: what one step of a model asks of a card, and the shipped table of counted models (`models.csv`).
+
+The counts come from `vivace.work.count` on fake tensors; here they are only read. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from vivace.errors import InputError
+from vivace.operators import KINDS
+
+MODELS_FILE = Path(__file__).resolve().parent / "models.csv"
+# The classes of a profile's operators as kinds; where a profile holds finer bins, those are taken.
+KIND_OF_CLASS = {"convolution": "conv", "norm": "layer_norm"}
+COLUMNS = ("model", "parameters", "tensors", "saved_bytes", "bins")
+
+
+@dataclasses.dataclass(frozen=True)
+class Bin:
+    """Kernels of one kind and similar shape: their number, operations and bytes per sample, constant bytes.
+
+    Bytes are those of fp32 tensors; a narrower precision moves fewer.
+    """
+
+    kind: str
+    count: int
+    flops: float
+    bytes: float
+    constant_bytes: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Demand:
+    """One training step, forward and backward, without the optimizer's update.
+
+    Args:
+        bins: its kernels.
+        num_parameters: weights that train.
+        num_tensors: parameter tensors; each costs the optimizer some launches.
+        saved_bytes: what the backward pass keeps per sample, in fp32.
+    """
+
+    bins: tuple[Bin, ...]
+    num_parameters: int
+    num_tensors: int
+    saved_bytes: float
+
+    @property
+    def flops(self) -> float:
+        """Operations per sample."""
+        return sum(b.flops for b in self.bins)
+
+    @property
+    def bytes(self) -> float:
+        """Bytes per sample in fp32, one kernel an operator."""
+        return sum(b.bytes for b in self.bins)
+
+    @property
+    def count(self) -> int:
+        """Kernels of one step."""
+        return sum(b.count for b in self.bins)
+
+    def count_of(self, kind: str) -> int:
+        """Kernels of a kind."""
+        return sum(b.count for b in self.bins if b.kind == kind)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Demand:
+        """Rebuild a Demand from `to_dict`'s document; raises InputError where it is none."""
+        try:
+            bins = tuple(Bin(**entry) for entry in document["bins"])
+            unknown = {b.kind for b in bins} - set(KINDS)
+            if unknown:
+                raise InputError(f"the work holds kernels of an unknown kind {min(unknown)!r}")
+            return cls(bins, *(document[key] for key in ("num_parameters", "num_tensors", "saved_bytes")))
+        except (KeyError, TypeError) as error:
+            raise InputError(f"the work cannot be read: {error!r} is missing or of a wrong kind") from None
+
+    @classmethod
+    def from_operators(cls, work: Mapping[str, Any]) -> Demand:
+        """From a profile's totals by operator class, counted at its own batch size and precision."""
+        batch = max(work["batch_size"], 1)
+        narrow = 2 if work.get("precision") in ("bf16", "fp16", "amp_bf16", "amp_fp16") else 1
+        bins = tuple(
+            Bin(
+                KIND_OF_CLASS.get(name, name) if KIND_OF_CLASS.get(name, name) in KINDS else "other",
+                max(int(totals["count"]), 1),
+                totals["flops"] / batch,
+                narrow * totals["bytes"] / batch,
+            )
+            for name, totals in work["operators"].items()
+        )
+        parameters = int(work["num_parameters"])
+        saved = narrow * (work.get("activation_bytes") or 0.0) / batch
+        return cls(bins, parameters, int(work.get("num_tensors") or 0), saved)
+
+
+def load_models(path: Path = MODELS_FILE) -> dict[str, Demand]:
+    """The counted models by key, such as ``timm:resnet50@224``; several keys may share one Demand."""
+    return dict(_models(path))
+
+
+@functools.cache
+def _models(path: Path) -> Mapping[str, Demand]:
+    models: dict[str, Demand] = {}
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(line for line in file if not line.startswith("#")):
+            if row["bins"].startswith("="):
+                models[row["model"]] = models[row["bins"][1:]]
+            else:
+                models[row["model"]] = Demand(
+                    tuple(_bin(text) for text in row["bins"].split(" ")),
+                    int(row["parameters"]),
+                    int(row["tensors"]),
+                    float(row["saved_bytes"]),
+                )
+    return models
+
+
+def save_models(models: Mapping[str, Demand], path: Path = MODELS_FILE, head: Iterable[str] = ()) -> None:
+    """Write the table; models that are equal to three digits are written once."""
+    written: dict[str, str] = {}
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.writelines(f"# {line}\n" for line in head)
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for name, model in sorted(models.items()):
+            text = " ".join(_text(b) for b in model.bins)
+            first = written.setdefault(text, name)
+            if first == name:
+                writer.writerow(
+                    [name, model.num_parameters, model.num_tensors, _short(model.saved_bytes), text]
+                )
+            else:
+                writer.writerow([name, "", "", "", f"={first}"])
+
+
+def _bin(text: str) -> Bin:
+    letter, count, *values = text.split(":")
+    flops, moved, constant = (float(value or 0) for value in values)
+    return Bin(KINDS[ord(letter) - ord("a")], int(count), flops, moved, constant)
+
+
+def _text(b: Bin) -> str:
+    values = ":".join(_short(value) for value in (b.flops, b.bytes, b.constant_bytes))
+    return f"{chr(ord('a') + KINDS.index(b.kind))}:{b.count}:{values}"
+
+
+def _short(value: float) -> str:
+    """Three significant digits, as few characters as they need: ``123e4``."""
+    if value < 1:
+        return ""
+    digits, _, exponent = f"{value:.2e}".partition("e")
+    whole = digits.replace(".", "").rstrip("0")
+    power = int(exponent) - len(whole) + 1
+    return f"{whole}e{power}" if power > 2 else f"{int(float(f'{value:.3g}'))}"

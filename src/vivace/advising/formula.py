@@ -1,0 +1,298 @@
+"""The formula behind every predicted time: operators against a roofline, a floor of launches, a cost of
+talking.
+
+It is written once for numpy, which predicts, and for any library with the same functions and gradients, which
+`benchmarks/advise.py --fit` uses. All parameters are positive numbers with a meaning, held in
+`coefficients.toml`:
+
+    a kernel     ((operations / (rate x efficiency))^q + (bytes / (bandwidth x efficiency))^q)^(1/q) + latency
+    one device   the kernels' sum, weights cast and updated
+    one step     (device^h + host^h)^(1/h), where the host issues kernels one after another
+    several      + the part of the gradients' all-reduce that the backward pass does not hide
+
+Rates and bandwidths are the catalogue's. Efficiencies belong to a precision and a kind of kernel; an
+architecture has one factor for its matrix rate and one for its bandwidth, so that a card of a known
+architecture is as good as measured, and one of an unknown architecture is taken for an average one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vivace.advising.catalogue import Gpu
+from vivace.advising.demand import Demand
+from vivace.errors import InputError
+from vivace.operators import KINDS, MATRIX_KINDS
+
+COEFFICIENTS_FILE = Path(__file__).resolve().parent / "coefficients.toml"
+FORMAT = 1
+MODES = ("half", "tf32", "single", "double")
+LAYOUTS = ("half_nchw", "half_nhwc", "single")
+ARCHITECTURES = (
+    "pascal", "volta", "turing", "ampere-ga100", "ampere", "ada", "hopper", "cdna1", "cdna2", "other"
+)  # fmt: skip
+HARNESSES = ("timm", "loop", "ngc", "examples", "mlperf", "other")
+FRAMEWORKS = ("pytorch", "tensorflow", "mxnet", "other")
+LINKS = ("fabric", "bus", "consumer_bus", "network")
+HALF = ("amp_fp16", "amp_bf16", "fp16", "bf16")
+PRECISIONS = ("fp64", "fp32", "tf32", *HALF)
+BASE_YEAR = 2022.5
+GPUS_IN_A_NODE = 8
+PCIE_BYTES = {1: 3e9, 2: 6e9, 3: 12e9, 4: 24e9, 5: 48e9, 6: 96e9}
+NETWORK_BYTES = 25e9  # a 200 Gb/s adapter a GPU
+# Watts per unit and GHz above which power does not hold the clock back.
+FREE_WATTS = 2.4
+RATE_UNIT, BANDWIDTH_UNIT = 3e13, 7e11  # where diminishing returns neither add nor take
+
+Labels = tuple[tuple[str, ...], ...]
+# Name: labels of its dimensions, start of the fit, and how strongly the fit holds it there (per squared log).
+PARAMETERS: dict[str, tuple[Labels, float, float]] = {
+    "matrix_efficiency": ((MODES, MATRIX_KINDS), 0.5, 2.0),
+    "memory_efficiency": ((LAYOUTS, KINDS), 0.6, 2.0),
+    "channels_last": ((MATRIX_KINDS,), 1.0, 1.0),
+    "architecture_matrix": ((MODES, ARCHITECTURES), 1.0, 3.0),
+    "architecture_memory": ((ARCHITECTURES,), 1.0, 3.0),
+    "rate_power": ((), 1.0, 3.0),
+    "bandwidth_power": ((), 1.0, 3.0),
+    "exponent": ((), 1.2, 0.5),
+    "latency_seconds": ((KINDS,), 3e-6, 1.0),
+    "host_seconds": ((HARNESSES,), 1.2e-5, 0.5),
+    "host_autocast": ((), 1.2, 1.0),
+    "host_exponent": ((), 4.0, 1.0),
+    "tensor_seconds": ((HARNESSES,), 2e-5, 1.0),
+    "step_seconds": ((HARNESSES,), 1e-3, 0.5),
+    "update_bytes": ((HARNESSES,), 24.0, 2.0),
+    "cast_bytes": ((), 12.0, 0.5),
+    "power": ((), 0.2, 0.5),
+    "year": ((), 1.05, 3.0),
+    "framework": ((FRAMEWORKS,), 1.0, 2.0),
+    "harness": ((HARNESSES,), 1.0, 2.0),
+    "link_efficiency": ((LINKS,), 0.5, 0.3),
+    "exposed": ((), 0.5, 0.5),
+    "straggling": ((), 0.02, 0.3),
+    "replicate_host": ((), 0.5, 0.3),
+    "replicate_bytes": ((), 8.0, 0.3),
+    "replicate_growth": ((), 0.7, 1.0),
+}
+# Where a kind of kernel is known to be far from the others, the fit starts there.
+STARTS = {
+    "matrix_efficiency": {"grouped": 0.2, "irregular": 0.2, "depthwise": 0.2},
+    "channels_last": {"irregular": 0.2},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """How a step is run.
+
+    Args:
+        precision: one of `PRECISIONS`; ``amp_*`` keeps weights in fp32 and casts them each step.
+        batch_size: samples per device and step.
+        num_gpus: devices that train together.
+        channels_last: memory order of images.
+        updates: does the step update the weights?
+        framework, harness: what ran it; a person's own job counts as ``pytorch`` and the plain loop of
+            ``timm``.
+        year: date of the software; newer than the evidence counts as the newest evidence.
+        data_parallel: replicas in one process (`nn.DataParallel`) instead of one process a device.
+    """
+
+    precision: str = "fp32"
+    batch_size: float = 1
+    num_gpus: int = 1
+    channels_last: bool = False
+    updates: bool = True
+    framework: str = "pytorch"
+    harness: str = "timm"
+    year: float = 2024.8
+    data_parallel: bool = False
+
+    @property
+    def mode(self) -> str:
+        """Which of the `MODES` the matrix kernels run in."""
+        return {"fp64": "double", "fp32": "single", "tf32": "tf32"}.get(self.precision, "half")
+
+
+def matrix_rate(gpu: Gpu, setting: Setting) -> tuple[float, str]:
+    """The rate of matrix kernels in FLOP/s and the mode it belongs to; a card without matrix units falls to
+    fp32."""
+    rates = gpu.rates
+    if setting.mode == "double":
+        return max(rates.get("fp64", 0.0), rates.get("fp64_matrix", 0.0), 1e9), "double"
+    wanted = {"tf32": "tf32", "single": "fp32_matrix"}.get(
+        setting.mode, setting.precision.removeprefix("amp_")
+    )
+    single = max(rates.get("fp32", 0.0), rates.get("fp32_matrix", 0.0) if setting.mode == "single" else 0.0)
+    if setting.mode != "single" and wanted in rates:
+        return rates[wanted], setting.mode
+    if single <= 0:
+        single = max(rates.values(), default=1e12) / 8
+    return single, "single"
+
+
+def architecture(gpu: Gpu) -> str:
+    """The entry of `ARCHITECTURES` for a card; ``other`` without evidence."""
+    family = gpu.family.removesuffix("-geforce").removesuffix("-l40").removesuffix("-gp100")
+    return family if family in ARCHITECTURES else "other"
+
+
+def link(gpu: Gpu, num_gpus: int) -> tuple[str, float]:
+    """Over what gradients travel and its nominal bytes/s per device in one direction."""
+    fabric = gpu.form in ("sxm", "oam") or (num_gpus <= 2 and gpu.form != "laptop")
+    if num_gpus > 2 * GPUS_IN_A_NODE or (num_gpus > GPUS_IN_A_NODE and gpu.form not in ("sxm", "oam")):
+        return "network", NETWORK_BYTES
+    if num_gpus > GPUS_IN_A_NODE:
+        return "network", 2 * NETWORK_BYTES
+    if gpu.link_bandwidth > 0 and fabric:
+        return "fabric", gpu.link_bandwidth / 2
+    bus = PCIE_BYTES.get(gpu.pcie_generation or 3, 12e9) * gpu.pcie_lanes / 16
+    return ("consumer_bus" if gpu.form in ("consumer", "laptop") else "bus"), bus
+
+
+Case = tuple[Demand, Gpu, Setting]
+
+
+def make_columns(cases: Sequence[Case]) -> dict[str, Any]:
+    """The cases as arrays: one entry a case, and for the bins one entry a bin with its case's number."""
+    rows = [_row(*case) for case in cases]
+    columns = {name: np.array([row[name] for row in rows]) for name in (rows[0] if rows else {})}
+    bins = [(number, b) for number, (demand, _, _) in enumerate(cases) for b in demand.bins]
+    columns["case"] = np.array([number for number, _ in bins], dtype=np.int64)
+    columns["kind"] = np.array([KINDS.index(b.kind) for _, b in bins], dtype=np.int64)
+    for name in ("count", "flops", "bytes", "constant_bytes"):
+        columns[name] = np.array([getattr(b, name) for _, b in bins], dtype=np.float64)
+    return columns
+
+
+def _row(demand: Demand, gpu: Gpu, setting: Setting) -> dict[str, Any]:
+    rate, mode = matrix_rate(gpu, setting)
+    half = setting.precision in HALF
+    kind, link_bytes = link(gpu, setting.num_gpus)
+    clock = (gpu.boost_clock or 1.5e9) / 1e9
+    watts = (gpu.power_watts or 250.0) / ((gpu.num_units or 80) * clock)
+    layout = "single" if not half else "half_nhwc" if setting.channels_last else "half_nchw"
+    wide = 0.5 if setting.precision in ("fp16", "bf16") else 1.0
+    return {
+        "rate": rate,
+        "vector_rate": gpu.rates.get("fp64" if mode == "double" else "fp32") or rate / 8,
+        "bandwidth": gpu.bandwidth,
+        "clock": clock / 1.5,
+        "mode": MODES.index(mode),
+        "layout": LAYOUTS.index(layout),
+        "architecture": ARCHITECTURES.index(architecture(gpu)),
+        "width": 2.0 if setting.precision == "fp64" else 0.5 if half else 1.0,
+        "autocast": float(setting.precision.startswith("amp")),
+        "channels_last": float(setting.channels_last and half),
+        "batch": float(setting.batch_size),
+        "updates": float(setting.updates),
+        "parameters": float(demand.num_parameters),
+        "tensors": float(demand.num_tensors),
+        "framework": FRAMEWORKS.index(setting.framework),
+        "harness": HARNESSES.index(setting.harness),
+        "years": max(min(setting.year, 2024.8), 2017.0) - BASE_YEAR,
+        "power": min(math.log(watts / FREE_WATTS), 0.0),
+        "gpus": float(setting.num_gpus),
+        "replicas": float(setting.num_gpus - 1 if setting.data_parallel else 0),
+        "processes": float(1 if setting.data_parallel else setting.num_gpus),
+        "link": LINKS.index(kind),
+        "link_seconds": 2 * (1 - 1 / setting.num_gpus) * 4 * wide * demand.num_parameters / link_bytes,
+        "bus_seconds": 4 * wide * demand.num_parameters / PCIE_BYTES[gpu.pcie_generation or 3],
+    }
+
+
+def step_parts(
+    theta: Mapping[str, Any], columns: Mapping[str, Any], library: Any, sum_by: Callable[..., Any]
+) -> dict[str, Any]:
+    """Seconds of a step and of its parts, one entry a case.
+
+    Args:
+        theta: parameters by name, positive.
+        columns: of `make_columns`, as arrays of `library`.
+        library: numpy, or one with its `where`, `exp` and `log`.
+        sum_by: ``(values, case numbers, number of cases) -> sums``.
+    """
+    c, t = columns, theta
+    of, kind, mode = c["case"], c["kind"], c["mode"]
+    cases = len(c["batch"])
+    matrix, place = kind < len(MATRIX_KINDS), library.where(kind < len(MATRIX_KINDS), kind, 0)
+    efficiency = (
+        t["matrix_efficiency"][mode[of], place] * t["architecture_matrix"][mode, c["architecture"]][of]
+    )
+    efficiency = efficiency * t["channels_last"][place] ** c["channels_last"][of]
+    efficiency = efficiency * library.exp(t["power"] * c["power"])[of]
+    rate = library.where(kind == MATRIX_KINDS.index("depthwise"), c["vector_rate"][of], c["rate"][of])
+    rate = rate * (rate / RATE_UNIT) ** (t["rate_power"] - 1)
+    tiny = 1e-9
+    compute = library.where(matrix, c["flops"] * c["batch"][of] / (rate * efficiency), 0.0) + tiny
+    wide = (kind == KINDS.index("layer_norm")) | (kind == KINDS.index("softmax"))
+    width = library.where(wide & (c["autocast"][of] > 0), 1.0, c["width"][of])
+    moved = (c["bytes"] * c["batch"][of] + c["constant_bytes"]) * width
+    speed = c["bandwidth"] * (c["bandwidth"] / BANDWIDTH_UNIT) ** (t["bandwidth_power"] - 1)
+    bandwidth = (speed * t["architecture_memory"][c["architecture"]])[of]
+    memory = moved / (bandwidth * t["memory_efficiency"][c["layout"][of], kind]) + tiny
+    busy = _joined(compute, memory, t["exponent"], library)
+    latency = sum_by(c["count"] * t["latency_seconds"][kind], of, cases) / c["clock"]
+    written = t["update_bytes"][c["harness"]] * c["updates"] + t["cast_bytes"] * c["autocast"]
+    weights = c["parameters"] * written / speed
+    device = sum_by(busy, of, cases) + latency + weights
+    calls = sum_by(c["count"], of, cases) * t["host_autocast"] ** c["autocast"]
+    tensors = c["updates"] * c["tensors"] * t["tensor_seconds"][c["harness"]]
+    host = calls * t["host_seconds"][c["harness"]] + tensors + t["step_seconds"][c["harness"]]
+    replicas = (c["replicas"] + 1e-6) ** t["replicate_growth"]
+    host = host * (1 + t["replicate_host"] * replicas)
+    single = _joined(device, host, t["host_exponent"], library)
+    talk = c["link_seconds"] / t["link_efficiency"][c["link"]]
+    copied = c["bus_seconds"] * t["replicate_bytes"] / 8 * replicas
+    shown = talk * t["exposed"] * (c["replicas"] == 0) + copied * (c["replicas"] > 0)
+    together = single * (1 + t["straggling"] * library.log(c["processes"])) + shown
+    age = t["framework"][c["framework"]] * t["harness"][c["harness"]] * t["year"] ** (-c["years"])
+    return {
+        "seconds": together * age,
+        "single": single * age,
+        "compute": sum_by(library.where(compute > memory, busy, 0.0 * busy), of, cases) * age,
+        "bandwidth": (sum_by(library.where(compute > memory, 0.0 * busy, busy), of, cases) + weights) * age,
+        "device": device * age,
+        "host": host * age,
+        "communication": (together - single) * age,
+    }
+
+
+def _joined(one: Any, other: Any, power: Any, library: Any) -> Any:
+    """``(one^power + other^power)^(1/power)`` without powers of small numbers: 1 adds, a large one takes
+    the larger."""
+    large, small = library.maximum(one, other), library.minimum(one, other)
+    return large * (1 + (small / large) ** power) ** (1 / power)
+
+
+def predict_parts(theta: Mapping[str, Any], cases: Sequence[Case]) -> dict[str, Any]:
+    """`step_parts` in numpy."""
+    columns = make_columns(cases)
+
+    def sum_by(values: Any, numbers: Any, count: int) -> Any:
+        return np.bincount(numbers, weights=values, minlength=count)
+
+    return step_parts(theta, columns, np, sum_by)
+
+
+def load_coefficients(path: Path = COEFFICIENTS_FILE) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fitted parameters as arrays, and the rest of the file: evidence and intervals."""
+    document = tomllib.loads(path.read_text(encoding="utf-8"))
+    if document.get("format") != FORMAT:
+        raise InputError(f"{path} has format {document.get('format')!r}; this Vivace reads format = {FORMAT}")
+    theta: dict[str, Any] = {}
+    for name, (labels, start, _) in PARAMETERS.items():
+        table = document["parameters"].get(name, {} if labels else start)
+        if not labels:
+            theta[name] = np.float64(table)
+        elif len(labels) == 1:
+            theta[name] = np.array([table.get(key, start) for key in labels[0]])
+        else:
+            theta[name] = np.array([[table.get(a, {}).get(b, start) for b in labels[1]] for a in labels[0]])
+    return theta, {key: value for key, value in document.items() if key != "parameters"}

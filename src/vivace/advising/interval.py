@@ -1,0 +1,84 @@
+"""How far a prediction may be off: 80 % intervals from the errors on held-out cards and models. Imports no
+torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from vivace.advising.catalogue import Gpu
+from vivace.advising.demand import Demand
+from vivace.advising.formula import Setting, architecture
+
+# What widens an interval, in the order of the file.
+CIRCUMSTANCES = (
+    "new_card",
+    "new_architecture",
+    "new_model",
+    "several_gpus",
+    "several_nodes",
+    "double_precision",
+    "tf32_or_single",
+    "other_framework",
+    "other_harness",
+    "host_bound",
+    "language_model",
+    "guessed_batch",
+    "unseen_kind",
+)
+FEW_ROWS = 10
+UNSEEN_WIDENING = 1.5  # no figure can say how far off a kind of kernel is that no figure holds
+
+
+def kinds_of(demand: Demand) -> set[str]:
+    """Kinds of kernels that matter to a demand: at least a tenth of its operations or of its bytes."""
+    total_flops, total_bytes = max(demand.flops, 1.0), max(demand.bytes, 1.0)
+    flops: dict[str, float] = {}
+    moved: dict[str, float] = {}
+    for b in demand.bins:
+        flops[b.kind] = flops.get(b.kind, 0.0) + b.flops / total_flops
+        moved[b.kind] = moved.get(b.kind, 0.0) + b.bytes / total_bytes
+    return {kind for kind in flops if flops[kind] > 0.1 or moved[kind] > 0.1}
+
+
+def unseen_kinds(demand: Demand, evidence: Mapping[str, Any]) -> set[str]:
+    """Kinds that matter to a demand and of which nearly no published figure is known."""
+    rows = evidence.get("kinds", {})
+    return {kind for kind in kinds_of(demand) if rows.get(kind, 0) < FEW_ROWS}
+
+
+def circumstances(
+    demand: Demand, gpu: Gpu, setting: Setting, host_share: float, evidence: Mapping[str, Any], **known: bool
+) -> set[str]:
+    """Which of the `CIRCUMSTANCES` hold for a prediction.
+
+    Args:
+        demand, gpu, setting: what is predicted.
+        host_share: the floor of launches over the device's time.
+        evidence: rows by ``cards`` and ``architectures`` that the coefficients were fitted on.
+        known: circumstances that only the caller knows, such as `new_model`.
+    """
+    cards, architectures = evidence.get("cards", {}), evidence.get("architectures", {})
+    found = {name for name, holds in known.items() if holds}
+    tests = {
+        "new_card": gpu.name not in cards,
+        "new_architecture": architectures.get(architecture(gpu), 0) < FEW_ROWS,
+        "several_gpus": setting.num_gpus > 1,
+        "several_nodes": setting.num_gpus > 8,
+        "double_precision": setting.precision == "fp64",
+        "tf32_or_single": setting.precision in ("tf32", "fp32"),
+        "other_framework": setting.framework != "pytorch",
+        "other_harness": setting.harness not in ("timm", "loop"),
+        "host_bound": host_share > 0.5,
+        "language_model": demand.count_of("layer_norm") > 0
+        and demand.count_of("conv") + demand.count_of("pointwise") == 0,
+        "unseen_kind": bool(unseen_kinds(demand, evidence)),
+    }
+    return found | {name for name, holds in tests.items() if holds}
+
+
+def factor(found: Iterable[str], table: Mapping[str, Any]) -> float:
+    """The factor by which the truth may differ from the prediction, either way, at 80 %."""
+    spread = table["base"] * math.prod(table["widening"].get(name, 1.0) for name in found)
+    return math.exp(min(spread * table["quantile"], 2.0))

@@ -1,0 +1,217 @@
+"""Predictions for one subject: seconds a step on a card with an interval, what limits it, and what it needs
+in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from vivace.advising.catalogue import Gpu
+from vivace.advising.formula import Setting, load_coefficients
+from vivace.advising.interval import circumstances, factor
+from vivace.advising.likeness import load_likeness, predict
+from vivace.advising.source import Subject
+from vivace.errors import InputError, nearest
+
+CONTEXT_BYTES = 0.7 * 2**30  # driver, libraries and the allocator's own
+FRAGMENTATION = 1.1
+FORWARD_SHARE = 1 / 3
+MOST_MICRO_BATCHES = 64
+CHOICES = ("auto", "fp32", "tf32", "fp64", "amp", "amp_fp16", "amp_bf16")
+LIMITS = {
+    "compute": "arithmetic",
+    "bandwidth": "memory bandwidth",
+    "launch": "kernel launches",
+    "host": "the input pipeline",
+    "communication": "gradients between GPUs",
+    "memory": "memory size",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """One step of a subject on a number of cards.
+
+    Args:
+        gpu, num_gpus, precision, batch_size: where and how; the batch is that of one card.
+        seconds, low, high: of a step, with its 80 % interval.
+        limit: a key of `LIMITS`.
+        shares: parts of the step: compute, bandwidth, launch, communication, host.
+        needed_bytes: memory of one card for the whole batch.
+        how: what makes it fit, empty where it fits as it is.
+        slowdown: what fitting costs, already in `seconds`.
+        fits: does it fit at all?
+        doubts: the circumstances that widen the interval.
+        scaled: measured over predicted on the card where the subject was profiled, already in `seconds`.
+    """
+
+    gpu: Gpu
+    num_gpus: int
+    precision: str
+    batch_size: int
+    seconds: float
+    low: float
+    high: float
+    limit: str
+    shares: dict[str, float]
+    needed_bytes: float
+    how: str
+    slowdown: float
+    fits: bool
+    doubts: tuple[str, ...]
+    scaled: float = 1.0
+
+    @property
+    def samples_per_second(self) -> float:
+        """Of all cards together."""
+        return self.batch_size * self.num_gpus / self.seconds
+
+    @property
+    def headroom_bytes(self) -> float:
+        """Memory left on a card; negative where the whole batch does not fit."""
+        return self.gpu.memory_bytes - self.needed_bytes
+
+
+class Predictor:
+    """The shipped coefficients, applied to a subject."""
+
+    def __init__(self, subject: Subject, precision: str = "auto", channels_last: bool = False) -> None:
+        if precision not in CHOICES:
+            raise InputError(
+                f"there is no precision {precision!r}{nearest(precision, CHOICES)} ({', '.join(CHOICES)})"
+            )
+        self.subject, self.channels_last = subject, channels_last
+        self.precision = subject.precision if precision == "auto" else precision
+        self.theta, self.rest = load_coefficients()
+        self.likeness = load_likeness(self.rest["likeness"])
+        self.scaled = 1.0
+
+    def learn(self, gpu: Gpu) -> float:
+        """Scale all predictions by what the subject's profile measured on `gpu`; returns measured over
+        predicted."""
+        measured = self.subject.step_seconds
+        if measured and self.subject.precision == self.precision:
+            self.scaled = measured / self.one(gpu).seconds
+        return self.scaled
+
+    def one(self, gpu: Gpu, num_gpus: int = 1) -> Prediction:
+        """The prediction for a card."""
+        return self.many([(gpu, num_gpus)])[0]
+
+    def many(self, places: Sequence[tuple[Gpu, int]]) -> list[Prediction]:
+        """Predictions for cards and their numbers, in order."""
+        if not places:
+            return []
+        settings = [self._setting(gpu, number) for gpu, number in places]
+        fits = [self._fit(gpu, setting) for (gpu, _), setting in zip(places, settings, strict=True)]
+        shrunk = [
+            dataclasses.replace(setting, batch_size=setting.batch_size / fit[1])
+            for setting, fit in zip(settings, fits, strict=True)
+        ]
+        cases = [(self.subject.demand, gpu, s) for (gpu, _), s in zip(places, shrunk, strict=True)]
+        parts = predict(self.theta, self.likeness, cases)
+        return [
+            self._prediction(
+                gpu, setting, fits[n], {name: float(values[n]) for name, values in parts.items()}
+            )
+            for n, ((gpu, _), setting) in enumerate(zip(places, settings, strict=True))
+        ]
+
+    def _setting(self, gpu: Gpu, num_gpus: int) -> Setting:
+        precision = self.precision
+        if precision == "amp":
+            precision = "amp_bf16" if "bf16" in gpu.rates else "amp_fp16" if "fp16" in gpu.rates else "fp32"
+        if precision == "tf32" and "tf32" not in gpu.rates:
+            precision = "fp32"
+        return Setting(precision, self.subject.batch_size, num_gpus, self.channels_last)
+
+    def needed_bytes(self, setting: Setting) -> float:
+        """Memory of one card: weights, gradients, optimizer, activations, the context."""
+        was_half = self.subject.precision == "amp"
+        is_half = setting.precision.startswith("amp")
+        width = 1.0 if was_half == is_half else 0.5 if is_half else 2.0
+        wide = 8 if setting.precision == "fp64" else 4
+        weights = self.subject.demand.num_parameters * (
+            2 * wide + (2 if is_half else 0) + (wide if setting.num_gpus > 1 else 0)
+        )
+        kept = self.subject.activation_bytes * width * setting.batch_size / self.subject.batch_size
+        return weights + self.subject.optimizer_bytes * wide / 4 + FRAGMENTATION * kept + CONTEXT_BYTES
+
+    def _fit(self, gpu: Gpu, setting: Setting) -> tuple[str, int, float]:
+        """How the batch fits: in words, micro-batches, and the share of activations computed again."""
+        whole = self.needed_bytes(setting)
+        kept = self.needed_bytes(dataclasses.replace(setting, batch_size=0.0))
+        room = gpu.memory_bytes * 0.97
+        if whole <= room:
+            return "", 1, 0.0
+        share = (whole - room) / max(whole - kept, 1.0)
+        if kept < room and share <= 0.75:
+            return "recompute", 1, share
+        for pieces in (2, 4, 8, 16, 32, MOST_MICRO_BATCHES):
+            if setting.batch_size / pieces < 1:
+                break
+            if kept + (whole - kept) / pieces <= room:
+                return f"{pieces} micro-batches", pieces, 0.0
+        return "does not fit", 1, 0.0
+
+    def _prediction(
+        self, gpu: Gpu, setting: Setting, fit: tuple[str, int, float], parts: dict[str, float]
+    ) -> Prediction:
+        how, pieces, again = fit
+        work = (parts["single"] * pieces * (1 + FORWARD_SHARE * again)) * self.scaled
+        seconds = work + parts["communication"]
+        whole = (
+            predict(self.theta, self.likeness, [(self.subject.demand, gpu, setting)])["seconds"][0]
+            if pieces > 1
+            else parts["seconds"]
+        )
+        slowdown = seconds / (float(whole) * self.scaled) if how else 1.0
+        feed = (self.subject.host_seconds_per_sample or 0.0) * setting.batch_size * setting.num_gpus
+        shares = {
+            "compute": parts["compute"] / parts["device"],
+            "bandwidth": parts["bandwidth"] / parts["device"],
+            "launch": min(parts["host"] / parts["device"], 1.0),
+            "communication": parts["communication"] / parts["seconds"],
+            "host": min(feed / seconds, 1.0),
+        }
+        limit = _limit(shares, parts, how)
+        share = parts["host"] / parts["device"]
+        evidence = self.rest["evidence"]
+        found = circumstances(self.subject.demand, gpu, setting, share, evidence, new_model=True)
+        width = factor(found, self.rest["interval"])
+        seconds = max(seconds, feed)
+        return Prediction(
+            gpu,
+            setting.num_gpus,
+            setting.precision,
+            int(setting.batch_size),
+            seconds,
+            max(seconds / width, feed),
+            seconds * width,
+            limit,
+            shares,
+            self.needed_bytes(setting),
+            "" if how == "does not fit" else how,
+            slowdown,
+            how != "does not fit",
+            tuple(sorted(found)),
+            self.scaled,
+        )
+
+    def evidence(self, gpu: Gpu) -> int:
+        """Published rows of this card behind the coefficients."""
+        rows: Any = self.rest["evidence"]["cards"].get(gpu.name, 0)
+        return int(rows)
+
+
+def _limit(shares: dict[str, float], parts: dict[str, float], how: str) -> str:
+    if how == "does not fit":
+        return "memory"
+    if shares["host"] > 0.95:
+        return "host"
+    if shares["communication"] > 0.4:
+        return "communication"
+    if parts["host"] > parts["device"]:
+        return "launch"
+    return "compute" if shares["compute"] >= shares["bandwidth"] else "bandwidth"

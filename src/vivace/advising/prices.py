@@ -1,0 +1,141 @@
+"""What devices cost, to rent and to buy: `prices.toml`, a dated snapshot. Needs no torch and no network."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import statistics
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from vivace.advising.catalogue import Gpu, find_gpu, read_document
+from vivace.errors import InputError
+
+PRICES_FILE = Path(__file__).resolve().with_name("prices.toml")
+STALE_DAYS = 90
+KINDS = {"rent": "usd_per_hour", "buy": "usd"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Price:
+    """One offer for one device: US dollars an hour to rent, or US dollars to buy, seen on `date`."""
+
+    gpu: str
+    provider: str
+    usd: float
+    date: datetime.date
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class PriceRange:
+    """Lowest, middle (median) and highest of several offers, in US dollars, with the offers.
+
+    Offers more than `STALE_DAYS` days older than the newest are left out.
+    """
+
+    low: float
+    typical: float
+    high: float
+    offers: tuple[Price, ...]
+
+    @property
+    def oldest(self) -> datetime.date:
+        """The day on which the oldest of the offers was seen."""
+        return min(offer.date for offer in self.offers)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prices:
+    """All offers that are known, by the hour and for purchase, for one device each."""
+
+    rent: tuple[Price, ...]
+    buy: tuple[Price, ...]
+
+    def hourly(self, gpu: str) -> PriceRange | None:
+        """US dollars an hour for one device of that name on demand, or `None` where no offer is known."""
+        return _range(self.rent, gpu)
+
+    def purchase(self, gpu: str) -> PriceRange | None:
+        """US dollars for one device of that name, or `None` where no offer is known."""
+        return _range(self.buy, gpu)
+
+    def warnings(self, gpus: Iterable[str], today: datetime.date | None = None) -> list[str]:
+        """One sentence for each device whose rental prices include one older than `STALE_DAYS` days."""
+        today = today or datetime.date.today()
+        ranges = {name: self.hourly(name) for name in gpus}
+        return [
+            f"the price of {name} was seen on {found.oldest}, {(today - found.oldest).days} days ago; "
+            "give a prices file of your own"
+            for name, found in ranges.items()
+            if found is not None and (today - found.oldest).days > STALE_DAYS
+        ]
+
+
+def load_prices(path: str | Path | None = None, catalogue: Mapping[str, Gpu] | None = None) -> Prices:
+    """The shipped prices, or those with a person's own over them.
+
+    Args:
+        path: a file in the format of `prices.toml`. For every device that it names, its offers replace the
+            shipped ones of the same kind.
+        catalogue: the devices that may be named, where they are not the shipped ones.
+
+    Raises `InputError` naming file, provider and value where the file cannot be used.
+    """
+    shipped = _load(PRICES_FILE, catalogue)
+    if path is None:
+        return shipped
+    own = _load(Path(path), catalogue)
+    return Prices(*(_replaced(getattr(shipped, kind), getattr(own, kind)) for kind in KINDS))
+
+
+def _replaced(shipped: tuple[Price, ...], own: tuple[Price, ...]) -> tuple[Price, ...]:
+    named = {offer.gpu for offer in own}
+    return (*own, *(offer for offer in shipped if offer.gpu not in named))
+
+
+def _range(offers: tuple[Price, ...], gpu: str) -> PriceRange | None:
+    known = [offer for offer in offers if offer.gpu == gpu]
+    if not known:
+        return None
+    newest = max(offer.date for offer in known)
+    fresh = [offer for offer in known if (newest - offer.date).days <= STALE_DAYS]
+    found = tuple(sorted(fresh, key=lambda offer: offer.usd))
+    return PriceRange(found[0].usd, statistics.median(offer.usd for offer in found), found[-1].usd, found)
+
+
+def _load(path: Path, catalogue: Mapping[str, Gpu] | None) -> Prices:
+    document = read_document(path)
+    unknown = set(document) - {"format", *KINDS}
+    if unknown:
+        raise InputError(f"{path} has an unknown table {min(unknown)!r}; known are {', '.join(KINDS)}")
+    tables = {field: document.get(kind, []) for kind, field in KINDS.items()}
+    return Prices(*(tuple(_offers(tables[field], field, path, catalogue)) for field in tables))
+
+
+def _offers(
+    tables: list[dict[str, Any]], field: str, path: Path, catalogue: Mapping[str, Gpu] | None
+) -> Iterable[Price]:
+    for table in tables:
+        wrong = {"provider", "date", "source", field} ^ set(table)
+        if wrong:
+            what = "lacks" if min(wrong) not in table else "has an unknown field"
+            raise InputError(
+                f"{path}: the offers of {table.get('provider', 'a provider')} {what} {min(wrong)!r}"
+            )
+        provider, date = table["provider"], table["date"]
+        if type(date) is not datetime.date:
+            raise InputError(f"{path}: {provider} has the date {date!r}; write date = 2026-11-09")
+        if path != PRICES_FILE and date > datetime.date.today():
+            raise InputError(f"{path}: {provider} has the date {date}, which has not come yet")
+        if not isinstance(table[field], dict):
+            raise InputError(
+                f"{path}: {provider} has {field} = {table[field]!r}; write {{ 'RTX 4090' = 0.35 }}"
+            )
+        for name, usd in table[field].items():
+            if type(usd) not in (int, float) or not 0 < usd < 1e7:
+                raise InputError(
+                    f"{path}: {provider} asks {usd!r} for {name}; a price is a number of dollars above 0"
+                )
+            yield Price(find_gpu(name, catalogue).name, provider, float(usd), date, table["source"])

@@ -1,0 +1,76 @@
+"""How much training, by when, for how much money: a person's words as numbers, or one sentence of what is
+wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+from vivace.advising.source import Subject
+from vivace.errors import InputError
+
+UNITS = {"": 3600.0, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+SIZES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
+EXAMPLE_STEPS = 100_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Amount:
+    """How many samples are trained on, and in which words to say it."""
+
+    samples: float
+    words: str
+    stated: bool
+
+
+def amount(subject: Subject, epochs: float | None, steps: float | None, target: str | None) -> Amount:
+    """The training's length: at most one of epochs, steps of the job's batch, and samples (``90M``).
+
+    Without any, the job's own epochs; without those, 100,000 steps as an example. Raises InputError.
+    """
+    given = [
+        name
+        for name, value in (("--epochs", epochs), ("--steps", steps), ("--target", target))
+        if value is not None
+    ]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(given)} say the same thing twice: give one")
+    for name, value in (("--epochs", epochs), ("--steps", steps)):
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise InputError(f"{name} must be more than 0, not {value:g}")
+    if target is not None:
+        samples = _number(target, SIZES, "--target", "a number of samples such as 90M")
+        return Amount(samples, f"{target} samples", True)
+    if steps is not None:
+        return Amount(steps * subject.batch_size, f"{steps:,.0f} steps", True)
+    if subject.steps_per_epoch is None:
+        if epochs is not None:
+            raise InputError(
+                "the job does not say how long an epoch is: give --steps or --target instead of --epochs"
+            )
+        return Amount(EXAMPLE_STEPS * subject.batch_size, f"{EXAMPLE_STEPS:,} steps, as an example", False)
+    number = epochs if epochs is not None else subject.epochs or 1
+    samples = number * subject.steps_per_epoch * subject.batch_size
+    return Amount(
+        samples, f"{number:g} epoch{'' if number == 1 else 's'}", epochs is not None or bool(subject.epochs)
+    )
+
+
+def seconds_of(text: str | None) -> float | None:
+    """A deadline such as ``12h``, ``90min`` or ``3d``; a bare number is hours. Raises InputError."""
+    return None if text is None else _number(text, UNITS, "--deadline", "a time such as 12h or 3d")
+
+
+def dollars(value: float | None) -> float | None:
+    """A budget; raises InputError where it is none."""
+    if value is not None and not (value > 0 and math.isfinite(value)):
+        raise InputError(f"--budget-usd must be more than 0 dollars, not {value:g}")
+    return value
+
+
+def _number(text: str, units: dict[str, float], option: str, example: str) -> float:
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\d+)?)\s*([a-z]*)\s*", text.lower())
+    if found is None or found.group(2) not in units or float(found.group(1)) <= 0:
+        raise InputError(f"{option} must be {example}, not {text!r}")
+    return float(found.group(1)) * units[found.group(2)]

@@ -1,0 +1,94 @@
+"""The reverse question: what could be trained on this card? Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from vivace.advising.catalogue import Gpu
+from vivace.advising.predict import CONTEXT_BYTES, Prediction, Predictor
+from vivace.advising.source import counted_model
+from vivace.errors import InputError
+
+# Well-known models, and what a pass over their usual data is.
+EXAMPLES = (
+    ("torchvision:resnet18@224", 1_281_167, "ImageNet"),
+    ("torchvision:resnet50@224", 1_281_167, "ImageNet"),
+    ("timm:efficientnet_b0@224", 1_281_167, "ImageNet"),
+    ("timm:efficientnet_b4@380", 1_281_167, "ImageNet"),
+    ("timm:convnext_tiny@224", 1_281_167, "ImageNet"),
+    ("timm:convnext_large@224", 1_281_167, "ImageNet"),
+    ("timm:vit_small_patch16_224@224", 1_281_167, "ImageNet"),
+    ("timm:vit_base_patch16_224@224", 1_281_167, "ImageNet"),
+    ("timm:vit_large_patch16_224@224", 1_281_167, "ImageNet"),
+    ("timm:swin_base_patch4_window7_224@224", 1_281_167, "ImageNet"),
+    ("own:ssd_resnet50", 118_287, "COCO"),
+    ("own:bert_base_squad", 88_641, "SQuAD"),
+    ("own:bert_large_squad", 88_641, "SQuAD"),
+    ("own:gpt2_large", 97_656, "100 M tokens of 1,024"),
+    ("own:gpt3_xl", 48_828, "100 M tokens of 2,048"),
+    ("own:gpt3_27", 48_828, "100 M tokens of 2,048"),
+    ("own:unet3d", 168, "KiTS19"),
+)
+BYTES_A_PARAMETER = 18  # weights, half copies, gradients and two moments, in mixed precision with AdamW
+LARGEST_BATCH = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class Trainable:
+    """A known model on the card: the largest power-of-two batch that fits, and its speed there."""
+
+    model: str
+    data: str
+    batch_size: int
+    prediction: Prediction | None
+    epoch_hours: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        p = self.prediction
+        speed = (
+            None
+            if p is None
+            else {
+                "estimate": p.samples_per_second,
+                "low": p.batch_size / p.high,
+                "high": p.batch_size / p.low,
+            }
+        )
+        return {
+            "model": self.model,
+            "data": self.data,
+            "fits": p is not None,
+            "batch_size": self.batch_size or None,
+            "samples_per_second": speed,
+            "epoch_hours": self.epoch_hours,
+            "limit": p.limit if p else None,
+        }
+
+
+def largest_model(gpu: Gpu) -> float:
+    """Parameters whose weights, gradients and AdamW state alone fill the card."""
+    return (gpu.memory_bytes * 0.97 - CONTEXT_BYTES) / BYTES_A_PARAMETER
+
+
+def trainable(gpu: Gpu, precision: str = "amp") -> list[Trainable]:
+    """What of the well-known models the card can train, and how fast. Raises InputError for a bad
+    precision."""
+    found = []
+    for key, samples, data in EXAMPLES:
+        best: Prediction | None = None
+        batch = LARGEST_BATCH
+        while batch >= 1 and best is None:
+            subject = counted_model(key, batch)
+            if subject is None:
+                break
+            prediction = Predictor(subject, precision).one(gpu)
+            best = prediction if prediction.fits and not prediction.how else None
+            batch //= 2
+        hours = None if best is None else samples / best.samples_per_second / 3600
+        name = key.partition(":")[2].partition("@")[0]
+        found.append(Trainable(name, data, best.batch_size if best else 0, best, hours))
+    if not found:
+        raise InputError("the table of counted models is empty")
+    return found

@@ -1,0 +1,173 @@
+"""What to advise on: a saved profile, a job counted in a child process, or a model that is already
+counted."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vivace.advising.demand import Demand, load_models
+from vivace.errors import InputError, JobError, nearest
+
+FORMAT = 1
+COUNTING_SECONDS = 600
+PRECISIONS = {
+    "float64": "fp64",
+    "fp64": "fp64",
+    "float32": "fp32",
+    "fp32": "fp32",
+    "tf32": "tf32",
+    "amp": "amp",
+    "float16": "amp",
+    "fp16": "amp",
+    "bfloat16": "amp",
+    "bf16": "amp",
+}
+NEEDED = ("batch_size", "operators", "num_parameters")
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A training job as its work: what a step does, how many steps there are, what it keeps in memory.
+
+    Args:
+        name: the job's reference, the profile's file or the counted model.
+        demand: the work of one step.
+        precision: what it was counted or profiled in: ``fp64``, ``fp32``, ``tf32`` or ``amp``.
+        batch_size: samples a step.
+        steps_per_epoch, epochs: None where the job does not say.
+        optimizer_bytes: state of the optimizer.
+        activation_bytes: what the backward pass keeps, at this batch size and precision.
+        host_seconds_per_sample: what the input pipeline takes a sample; None where it was not measured.
+        device, step_seconds: where it was measured, and how long a step took.
+        counted: ``fake``, ``real``, ``profile`` or ``table``.
+    """
+
+    name: str
+    demand: Demand
+    precision: str
+    batch_size: int
+    steps_per_epoch: float | None = None
+    epochs: int | None = None
+    optimizer_bytes: float = 0.0
+    activation_bytes: float = 0.0
+    host_seconds_per_sample: float | None = None
+    device: str | None = None
+    step_seconds: float | None = None
+    counted: str = "table"
+
+
+def open_subject(reference: str) -> Subject:
+    """``PROFILE.json`` of ``vivace profile --json``, a counted model's key or name, or a JOB to count.
+
+    Raises InputError for a profile of another format, JobError for a job that cannot be counted.
+    """
+    if reference.endswith(".json"):
+        return _read_profile(Path(reference))
+    known = counted_model(reference)
+    if known is not None:
+        return known
+    try:
+        return _count(reference)
+    except JobError as error:
+        names = (key.partition(":")[2].partition("@")[0] for key in load_models())
+        near = "" if re.search(r"[./\\:]", reference) else nearest(reference, names)
+        raise JobError(f"{error}{near}") from None
+
+
+def counted_model(name: str, batch_size: int = 64) -> Subject | None:
+    """A model of the shipped table, by its key or by its name alone; None where there is none."""
+    models = load_models()
+    matches = [key for key in models if key == name or key.partition(":")[2].partition("@")[0] == name]
+    if not matches or ".py" in name:
+        return None
+    key = next((key for key in matches if key.endswith("@224")), matches[0])
+    demand = models[key]
+    return Subject(
+        key,
+        demand,
+        "fp32",
+        batch_size,
+        optimizer_bytes=8.0 * demand.num_parameters,
+        activation_bytes=demand.saved_bytes * batch_size,
+    )
+
+
+def _read_profile(path: Path) -> Subject:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"the profile '{path}' cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise InputError(f"'{path}' is not JSON; write it with vivace profile JOB --json > {path}") from None
+    work = document.get("work") if isinstance(document, dict) else None
+    if not isinstance(work, dict):
+        raise InputError(
+            f"'{path}' holds no work of a step; write it with vivace profile JOB --json > {path}"
+        )
+    return _subject(work, str(path), "profile")
+
+
+def _subject(work: Mapping[str, Any], name: str, counted: str) -> Subject:
+    if work.get("format") != FORMAT:
+        raise InputError(
+            f"'{name}' is a profile of format {work.get('format')!r}; this Vivace reads format {FORMAT}: "
+            "profile again"
+        )
+    absent = [key for key in NEEDED if not work.get(key)]
+    if absent:
+        raise InputError(f"the profile '{name}' lacks {absent[0]!r}; profile the job again")
+    precision = PRECISIONS.get(str(work.get("precision")))
+    if precision is None:
+        known = ", ".join(PRECISIONS)
+        raise InputError(f"'{name}' was profiled in {work.get('precision')!r}; known are {known}")
+    demand = Demand.from_dict(work["demand"]) if "demand" in work else Demand.from_operators(work)
+    batch = int(work["batch_size"])
+    return Subject(
+        name,
+        demand,
+        precision,
+        batch,
+        work.get("steps_per_epoch"),
+        work.get("epochs"),
+        float(work.get("optimizer_bytes") or 8.0 * demand.num_parameters),
+        float(work.get("activation_bytes") or demand.saved_bytes * batch),
+        work.get("host_seconds_per_sample"),
+        work.get("device"),
+        work.get("step_seconds"),
+        str(work.get("counted", counted)),
+    )
+
+
+def _count(reference: str) -> Subject:
+    """Count the job on fake tensors in a child process, which imports torch and the job's own code."""
+    from vivace.inspection.gather import require_torch
+
+    require_torch()
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "work.json"
+        command = [sys.executable, "-m", "vivace.work.imagine", reference, str(out)]
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=COUNTING_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise JobError(f"'{reference}' was not counted within {COUNTING_SECONDS} s") from None
+        if not out.is_file():
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise JobError(f"counting the work of '{reference}' ended with code {done.returncode}: {last}")
+        document = json.loads(out.read_text(encoding="utf-8"))
+    if "error" in document:
+        raise JobError(document["error"]["message"])
+    return _subject(document["work"], reference, "fake")

@@ -1,0 +1,171 @@
+"""An advice in the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vivace.advising import words
+from vivace.advising.advise import Advice
+from vivace.advising.choose import Offer
+from vivace.advising.predict import LIMITS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from vivace.advising.catalogue import Gpu
+    from vivace.advising.reverse import Trainable
+
+MOST_ROWS = 16
+WIDE = 110  # columns
+
+
+def shown(advice: Advice) -> list[Offer]:
+    """The rows worth a place: picks, the Pareto front, then the rest; one row a card and number."""
+    first = [*advice.picks.values(), *advice.pareto]
+    rest = [offer for offer in advice.offers if offer.prediction.num_gpus == 1]
+    return list({offer.name: offer for offer in (*first, *rest)}.values())
+
+
+def _time(offer: Offer) -> str:
+    return words.time(offer.hours, offer.low_hours, offer.high_hours)
+
+
+def fit_of(offer: Offer) -> str:
+    """What makes it fit, and what that costs."""
+    p = offer.prediction
+    if not p.fits:
+        return f"does not fit: needs {words.size(p.needed_bytes)}"
+    if p.how:
+        return f"fits at {p.slowdown:.2f}x time with {p.how}"
+    return f"{words.size(p.headroom_bytes)} left"
+
+
+def draw(advice: Advice, console: Console) -> None:
+    """Headline, ranked table, and the sentences that follow from it.
+
+    A narrow terminal has no room for the intervals of the costs: they are those of the times.
+    """
+    from rich.table import Table
+
+    rows = sorted(
+        shown(advice)[:MOST_ROWS],
+        key=lambda offer: (not offer.prediction.fits, offer.usd or 1e18, offer.hours),
+    )
+    marks = {offer.name: name for name, offer in reversed(advice.picks.items())}
+    console.print(
+        f"{advice.subject.name}: {advice.amount.words}, {rows[0].prediction.precision if rows else ''}"
+    )
+    wide = console.width >= WIDE
+    cells = [
+        (
+            offer.name + (f" ({marks[offer.name]})" if offer.name in marks else ""),
+            _time(offer),
+            words.money(offer.usd, *((offer.low_usd, offer.high_usd) if wide else ())),
+            fit_of(offer),
+            LIMITS[offer.prediction.limit],
+            offer.risk,
+        )
+        for offer in rows
+    ]
+    table = Table(box=None, pad_edge=False)
+    titles = ("card", "time, 80 % interval", "cost", "memory", "limited by", "risk")
+    for title, *column in zip(titles, *cells, strict=True):
+        longest_word = max(len(word) for text in (title, *column) for word in text.split())
+        whole = title in ("time, 80 % interval", "cost")
+        least = max(longest_word, len("22.8 GiB"))
+        folded = not wide and title in ("memory", "limited by", "risk")
+        table.add_column(title, no_wrap=whole, min_width=longest_word, max_width=least if folded else None)
+    for row in cells:
+        table.add_row(*row)
+    console.print(table)
+    for line in sentences(advice):
+        console.print(line, soft_wrap=True)
+
+
+def sentences(advice: Advice) -> list[str]:
+    """The answer in words: picks, several GPUs, buying, errors, doubts."""
+    lines = []
+    if not advice.allowed:
+        lines.append("No card meets the budget and the deadline with enough memory.")
+    if advice.here is not None:
+        lines.append(
+            f"Here ({advice.here.name}): {_time(advice.here)}, "
+            f"limited by {LIMITS[advice.here.prediction.limit]}; {fit_of(advice.here)}."
+        )
+    lines += [worth_it(entry) for entry in advice.scaling]
+    lines += [
+        bought(entry)
+        for entry in advice.buying
+        if entry["gpu"] in {o.prediction.gpu.name for o in advice.picks.values()}
+    ]
+    lines += error_words(advice)
+    return [
+        *lines,
+        *(f"Note: {note}." for note in advice.notes),
+        *(f"Warning: {text}." for text in advice.warnings),
+    ]
+
+
+def worth_it(entry: dict[str, object]) -> str:
+    """Is more than one card worth it?"""
+    points = entry["points"]
+    assert isinstance(points, list)
+    told = ", ".join(f"{p['num_gpus']}: {p['speedup']:.1f}x" for p in points[1:])
+    pays = entry["pays_up_to"]
+    verdict = "one is best value" if pays == 1 else f"doubling pays up to {pays}"
+    return f"Several {entry['gpu']}: {verdict} ({told or 'one only'}), each with the job's own batch."
+
+
+def bought(entry: dict[str, object]) -> str:
+    """Buy or rent?"""
+    hours = entry["break_even_hours"]
+    if not isinstance(hours, float):
+        return f"{entry['gpu']}: renting costs less than the electricity of an own one."
+    return (
+        f"{entry['gpu']}: buying (${entry['buy_usd']:,.0f}) pays after {words.hours(hours)} of use, "
+        f"{entry['trainings']:,.0f} such trainings."
+    )
+
+
+def error_words(advice: Advice) -> list[str]:
+    """The predictor's measured errors."""
+    return [
+        f"Measured error of the predictor, {name}: {words.percent(entry['median_abs_error'])} median over "
+        f"{entry['n']:,} published figures (by TFLOPS alone {words.percent(entry['tflops_only'])})."
+        for name, entry in advice.errors.items()
+    ]
+
+
+def draw_card(gpu: Gpu, found: list[Trainable], largest: float, console: Console) -> None:
+    """What could be trained on a card."""
+    from rich.table import Table
+
+    table = Table(
+        box=None, title=f"{gpu.name}, {words.size(gpu.memory_bytes)}: mixed precision", title_justify="left"
+    )
+    for column in (
+        "model",
+        "batch that fits",
+        "samples/s, 80 % interval",
+        "one pass over",
+        "takes",
+        "limited by",
+    ):
+        table.add_column(column, no_wrap=column.startswith("samples"), overflow="fold")
+    for entry in found:
+        p = entry.prediction
+        if p is None:
+            table.add_row(entry.model, "none", "does not fit as it is", entry.data, words.DASH, "memory size")
+            continue
+        low, high = (words.short(p.batch_size / seconds) for seconds in (p.high, p.low))
+        speed = f"{words.short(p.samples_per_second)} ({low}{words.DASH}{high})"
+        table.add_row(
+            entry.model,
+            str(entry.batch_size),
+            speed,
+            entry.data,
+            words.hours(entry.epoch_hours),
+            LIMITS[p.limit],
+        )
+    console.print(table)
+    console.print(f"Weights, gradients and AdamW alone fill it at {largest / 1e9:.1f} billion parameters.")

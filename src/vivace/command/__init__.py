@@ -1,0 +1,1 @@
+"""The command line: commands, progress on the screen, and the demo."""

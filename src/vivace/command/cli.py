@@ -1,0 +1,360 @@
+"""The command line. With `--json`, standard output holds one document and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vivace.command.screen import Screen, screen
+from vivace.errors import AnswerIsNo, InputError, VivaceError
+
+if TYPE_CHECKING:
+    from vivace.machine import Machine
+
+HELP = """Makes a PyTorch training job faster, proves that it is still the same model, and trains it.
+
+JOB is path/to/file.py:name, package.module:name, or the name of a built-in recipe."""
+
+app = typer.Typer(
+    help=HELP,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="file.py:name, module:name, or a recipe")]
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON document on standard output")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="no progress, no tables")]
+Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks")]
+
+
+@app.command()
+def inspect(
+    measure: Annotated[
+        bool, typer.Option("--measure", help="measure the ceilings afresh, in about 50 seconds")
+    ] = False,
+    fits: Annotated[
+        str | None,
+        typer.Option("--fits", metavar="JOB", help="which cards a job fits on, without running it"),
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """This machine: devices, what serves them, limits, what is missing, and what it can reach."""
+    with screen(as_json, quiet, debug) as out:
+        if fits is not None:
+            _show_fits(fits, out)
+            return
+        from vivace.inspection import inspect as gather
+        from vivace.inspection import measuring
+        from vivace.inspection.backends import look_closer
+        from vivace.inspection.table import draw, draw_ceilings
+
+        machine = look_closer(gather())
+        surveys = measuring.stored(machine)
+        if measure:
+            from vivace.command.progress import MeasureProgress
+
+            with MeasureProgress(quiet) as progress:
+                surveys |= measuring.measure(machine, progress=progress)
+            machine = dataclasses.replace(machine, ceilings=gather().ceilings)
+        figures = {
+            kind: measuring.vendor_figures(machine, kind, _catalogued(machine, kind)) for kind in surveys
+        }
+        out.document(measuring.document(machine, surveys, figures))
+        out.show(lambda console: draw(machine, console))
+        for kind, survey in surveys.items():
+            out.show(partial(draw_ceilings, kind, survey, figures[kind]))
+        if not surveys:
+            out.say("\nnext: vivace inspect --measure")
+        if any(survey.interrupted for survey in surveys.values()):
+            out.say("interrupted: what was measured until then is kept")
+            out.exit_code = 130
+
+
+def _show_fits(reference: str, out: Screen) -> None:
+    from vivace.advising.catalogue import load_catalogue
+    from vivace.inspection.gather import require_torch
+
+    require_torch()  # before anything imports it
+    from vivace.job import load
+    from vivace.memory.fits import draw, fits
+
+    found = fits(load(reference), {name: gpu.memory_bytes for name, gpu in load_catalogue().items()})
+    out.document({"fits": [fit.to_dict() for fit in found]})
+    out.show(partial(draw, found))
+
+
+def _catalogued(machine: Machine, kind: str) -> Any:
+    """The catalogue's entry of the first device of a kind; `None` where it has none."""
+    from vivace.advising.catalogue import find_gpu
+
+    device = next(device for device in machine.devices if device.kind == kind)
+    try:
+        return find_gpu(device.name)
+    except VivaceError:
+        return None
+
+
+@app.command()
+def profile(
+    words: Annotated[list[str], typer.Argument(metavar="JOB | -- COMMAND", help="-- python train.py")],
+    plan: Annotated[Path | None, typer.Option(help="profile the job under this plan")] = None,
+    out: Annotated[Path, typer.Option(help="folder for page, trace and record")] = Path("runs/profile"),
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Where a step's time and memory go, how far it is from the limit, and what is wrong.
+
+    After -- stands any script, unmodified: vivace profile -- python train.py --epochs 3
+    """
+    with screen(as_json, quiet, debug) as shown:
+        from vivace.inspection.gather import require_torch
+
+        require_torch()  # before anything imports it
+        from vivace.profiling import profile as run
+        from vivace.profiling.table import draw
+
+        a_script = "--" in sys.argv or len(words) > 1
+        if a_script and plan is not None:
+            raise InputError(f"--plan {plan} needs a JOB: the plan of a script is the script")
+        result = run(
+            None if a_script else words[0],
+            plan,
+            command=words if a_script else (),
+            out=out,
+            script_output=shown.script_output,
+            script_input=shown.script_input,
+        )
+        shown.document(result.to_dict())
+        shown.show(lambda console: draw(result, console))
+        shown.exit_code = result.exit_code
+
+
+@app.command()
+def tune(
+    job: JobName,
+    budget: Annotated[str, typer.Option(help="fast, balanced, max, or seconds")] = "balanced",
+    memory: Annotated[str | None, typer.Option(help="largest peak memory, such as 20GiB, or auto")] = None,
+    allow: Annotated[str, typer.Option(help="exact, rounding or semantics")] = "rounding",
+    out: Annotated[Path, typer.Option(help="folder for plan, ledger and report")] = Path("runs/tune"),
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Find the fastest plan that trains the same model."""
+    with screen(as_json, quiet, debug) as shown:
+        from vivace.command.progress import TuneProgress, epilogue
+        from vivace.tuning import tune as run
+
+        command = f"vivace tune {job} --budget {budget} --allow {allow}" + (
+            f" --memory {memory}" if memory else ""
+        )
+        with TuneProgress(quiet) as progress:
+            result = run(
+                job, budget=budget, memory=memory, allow=allow, out=out, on_event=progress, command=command
+            )
+        shown.document(result.to_dict())
+        shown.show(lambda console: epilogue(result, job, console))
+        shown.exit_code = result.exit_code
+
+
+@app.command()
+def train(
+    job: JobName,
+    plan: Annotated[Path | None, typer.Option(help="plan file; left out, strict fp32")] = None,
+    out: Annotated[Path, typer.Option(help="run folder")] = Path("runs/train"),
+    resume: Annotated[bool, typer.Option("--resume", help="go on from the newest checkpoint")] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="delete the checkpoints, train from zero")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="of weights, data order and all randomness")] = 0,
+    max_steps: Annotated[int | None, typer.Option(help="stop after so many steps in all")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Train under a plan, without losing work."""
+    with screen(as_json, quiet, debug) as shown:
+        from vivace.inspection.gather import require_torch
+
+        require_torch()  # before anything imports it
+        from vivace.command.progress import TrainProgress
+        from vivace.training.training import train as run
+
+        with TrainProgress(quiet) as progress:
+            result = run(
+                job,
+                plan,
+                out=out,
+                resume=resume,
+                restart=restart,
+                seed=seed,
+                max_steps=max_steps,
+                on_event=progress,
+            )
+        shown.document(result.to_dict())
+        shown.exit_code = result.exit_code
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="folder for everything")] = Path("runs/demo"),
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """The main job on real data: tune, verify, train and report handwritten digits."""
+    with screen(False, quiet, debug) as shown:
+        from vivace.command.demo import demo as run
+
+        shown.exit_code = run(out, quiet)
+
+
+@app.command()
+def verify(
+    job: JobName,
+    plan: Annotated[Path, typer.Option(help="plan file")],
+    metric: Annotated[bool, typer.Option("--metric", help="train to the end and compare the metric")] = False,
+    seeds: Annotated[int, typer.Option(help="seeds of the metric's test")] = 5,
+    margin: Annotated[float | None, typer.Option(help="metric difference that does not matter")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Is the plan's promise kept? Exit code 1 if not."""
+    with screen(as_json, quiet, debug) as out:
+        from vivace.command.progress import VerifyProgress
+        from vivace.verifying import verify as run
+        from vivace.verifying.table import draw
+
+        with VerifyProgress(quiet) as progress:
+            verdict = run(job, plan, metric=metric, seeds=seeds, margin=margin, on_event=progress)
+        out.document(verdict.to_dict())
+        out.show(lambda console: draw(verdict, console))
+        out.exit_code = 0 if verdict.kept else AnswerIsNo.exit_code
+
+
+@app.command()
+def advise(
+    job: Annotated[str | None, typer.Argument(metavar="JOB", help="JOB, a saved profile, or a model")] = None,
+    epochs: Annotated[float | None, typer.Option(help="length of the training")] = None,
+    steps: Annotated[float | None, typer.Option(help="length in steps of the job's batch")] = None,
+    target: Annotated[str | None, typer.Option(help="length in samples, such as 90M")] = None,
+    budget_usd: Annotated[float | None, typer.Option(help="most dollars")] = None,
+    deadline: Annotated[str | None, typer.Option(help="most time, such as 12h or 3d")] = None,
+    gpus: Annotated[str | None, typer.Option(help="cards by name, separated by commas")] = None,
+    most: Annotated[int, typer.Option(help="most GPUs of an offer")] = 8,
+    precision: Annotated[str, typer.Option(help="auto (as profiled), fp32, tf32 or amp")] = "auto",
+    channels_last: Annotated[
+        bool, typer.Option("--channels-last", help="images in that memory order")
+    ] = False,
+    prices: Annotated[Path | None, typer.Option(help="your own prices, over the shipped ones")] = None,
+    catalogue: Annotated[Path | None, typer.Option(help="your own cards, over the shipped ones")] = None,
+    on: Annotated[str | None, typer.Option(metavar="CARD", help="what could this card train?")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for the page")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Time, cost and fit of a job on cards that are not here. Exit code 1 if none meets budget and
+    deadline."""
+    with screen(as_json, quiet, debug) as shown:
+        from vivace.advising import answer
+
+        options = {
+            "epochs": epochs,
+            "steps": steps,
+            "target": target,
+            "budget_usd": budget_usd,
+            "deadline": deadline,
+            "gpus": None if gpus is None else gpus.split(","),
+            "most": most,
+            "precision": precision,
+            "channels_last": channels_last,
+            "prices": prices,
+            "catalogue": catalogue,
+            "out": out,
+        }
+        shown.exit_code = answer(job, on, options, shown)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="--out of a tune or train run")],
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Show a run, and write it as one HTML page."""
+    with screen(as_json, quiet, debug) as out:
+        from vivace.reporting import report as run
+        from vivace.reporting import terminal
+
+        page = run(folder)
+        out.document({"report_path": str(page)})
+        out.show(lambda console: terminal(folder, console))
+        out.say(f"\npage  {page}")
+
+
+@app.command()
+def techniques(as_json: AsJson = False, quiet: Quiet = False, debug: Debug = False) -> None:
+    """List the techniques that a plan can hold."""
+    with screen(as_json, quiet, debug) as out:
+        from vivace.technique import registry
+
+        cards = [
+            {
+                "name": cls.name,
+                "stage": cls.card.stage.name,
+                "promise": cls.card.numerics.name.lower(),
+                "devices": list(cls.card.devices),
+                "measured_on": list(cls.card.measured_on),
+                "summary": cls.card.summary,
+                "source": cls.card.source,
+            }
+            for cls in registry.everything()
+        ]
+        out.document({"techniques": cards})
+        out.show(lambda console: _draw_cards(cards, console))
+
+
+def _draw_cards(cards: list[dict[str, Any]], console: Any) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, caption="? never measured there", caption_justify="left")
+    for column in ("technique", "stage", "promise", "devices", "what it does"):
+        table.add_column(column, no_wrap=column != "what it does")
+    for card in cards:
+        devices = " ".join(d if d in card["measured_on"] else f"{d}?" for d in card["devices"])
+        table.add_row(card["name"], card["stage"], card["promise"], devices, card["summary"])
+    console.print(table)
+
+
+def main() -> None:
+    """The entry point; bad options end with one sentence and exit code 2 like every other bad input."""
+    try:
+        code = app(standalone_mode=False)
+    except Exception as error:  # the usage errors of click, whichever package brings it
+        explain = getattr(error, "format_message", None)
+        if explain is None:
+            raise
+        if len(sys.argv) < 2:  # no command: the error is the help text
+            print(explain(), file=sys.stderr)
+        else:
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context is not None else "vivace"
+            message = " ".join(explain().split()).rstrip(".")
+            Screen("--json" in sys.argv, False, False).fail("UsageError", f"{message}; see {command} --help")
+        code = 2
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What a loader gives: its order, repeatable; its damaged samples; its workers that hang."""

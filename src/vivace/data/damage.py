@@ -1,0 +1,152 @@
+"""Samples that cannot be read: which, what is done about them, and where they are listed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from vivace.errors import JobError, SampleError
+from vivace.files import open_own, read_own
+from vivace.job import blame
+from vivace.tensors.randomness import seed_streams
+
+MOST_SHARE = 0.1  # of the samples read; more is no longer damage here and there
+FEWEST = 10
+# What Python raises where code is wrong; a file that is damaged raises something else.
+_MISTAKES = (
+    AttributeError,
+    ImportError,
+    LookupError,
+    MemoryError,
+    NameError,
+    NotImplementedError,
+    SampleError,
+    TypeError,
+)
+
+
+class Damage:
+    """What a job does about samples that cannot be read, and the list of them. Goes to worker processes.
+
+    Args:
+        policy: ``raise``, ``skip`` (the batch is smaller) or ``replace`` (by the batch's next readable one).
+        path: where they are listed, one JSON line each; None: nowhere.
+    """
+
+    def __init__(self, policy: str = "raise", path: Path | None = None) -> None:
+        self.policy, self.path = policy, path
+        self.before = self._times()  # of an earlier part of the run
+        self.reading: Callable[[str], None] = _nobody  # is told what is read, before it is
+
+    def read(self, dataset: Any, indices: Sequence[Any], seed: int, many: bool = True) -> list[Any]:
+        """The samples of one batch; none where all are skipped. `seed` is where its random streams begin.
+
+        Raises SampleError with index, path and what the dataset raised.
+        """
+        try:
+            return self._read(dataset, indices, seed, many)
+        finally:
+            self.reading("")
+
+    def _read(self, dataset: Any, indices: Sequence[Any], seed: int, many: bool) -> list[Any]:
+        at_once = getattr(dataset, "__getitems__", None) if many else None
+        if at_once is not None:
+            self.reading(f"samples {list(indices)}")
+            try:
+                return list(at_once(indices))
+            except _MISTAKES:
+                raise
+            except Exception:  # one by one, to find out which
+                seed_streams(seed)
+        found = [self._one(dataset, index) for index in indices]
+        good = [sample for one in found if one is not None for sample in one]
+        if self.policy == "skip" or len(good) == len(found):
+            return good
+        if not good:
+            raise SampleError(f"none of the samples {list(indices)} can be read: nothing could replace them")
+        return [self._next(found, number) for number in range(len(found))]
+
+    def _one(self, dataset: Any, index: Any) -> tuple[Any] | None:
+        """The sample in a tuple; None where it is damaged and the policy says how to go on."""
+        self.reading(f"sample {index!r}")
+        try:
+            return (dataset[index],)
+        except _MISTAKES:
+            raise
+        except Exception as error:
+            path, text = path_of(dataset, index), blame(error)
+            if self.policy == "raise":
+                where = f" ('{path}')" if path else ""
+                raise SampleError(
+                    f"sample {index!r}{where} cannot be read: {text}; mend it, or give the Job "
+                    "damaged='skip' or 'replace'"
+                ) from error
+            self._list({"index": index, "path": path, "error": text})
+            return None
+
+    def _next(self, found: list[tuple[Any] | None], number: int) -> Any:
+        turned = found[number:] + found[:number]
+        return next(sample[0] for sample in turned if sample is not None)
+
+    def _list(self, entry: dict[str, Any]) -> None:
+        if self.path is not None:
+            line = json.dumps(entry, default=repr) + "\n"
+            file = open_own(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            try:
+                os.write(file, line.encode())  # one call: lines of several workers do not mix
+            finally:
+                os.close(file)
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Each damaged sample once, by its first reading: index, path, error, and `times` it was met."""
+        found: dict[str, dict[str, Any]] = {}
+        lines = read_own(self.path).splitlines() if self.path is not None else []
+        for line in lines:
+            entry = json.loads(line)
+            known = found.setdefault(repr(entry["index"]), {**entry, "times": 0})
+            known["times"] += 1
+        return list(found.values())
+
+    def _times(self) -> int:
+        return sum(entry["times"] for entry in self.listed())
+
+    def sentence(self) -> str:
+        """How many were damaged, the first few of them, and where the others stand; empty where none was."""
+        found = self.listed()
+        if not found:
+            return ""
+        few = "; ".join(f"{entry['index']} ('{entry['path']}'): {entry['error']}" for entry in found[:3])
+        done = "skipped" if self.policy == "skip" else "replaced"
+        return f"{len(found)} damaged samples were {done}: {few}; all are listed in '{self.path}'"
+
+    def require_few(self, num_read: int) -> None:
+        """Raises JobError where, beside `num_read` others, more than a tenth of the samples were damaged."""
+        times = self._times() - self.before
+        num_read += times
+        if times > max(FEWEST, MOST_SHARE * num_read):
+            first = self.listed()[0]
+            raise JobError(
+                f"{times} of {num_read} samples could not be read, more than damaged='{self.policy}' may "
+                f"hide; the first was {first['index']} ('{first['path']}'): {first['error']}"
+            )
+
+
+def path_of(dataset: Any, index: Any) -> str:
+    """The file of a sample, where the dataset keeps a list of files as torchvision's do; else empty."""
+    while hasattr(dataset, "dataset") and hasattr(dataset, "indices"):  # a Subset
+        dataset, index = dataset.dataset, dataset.indices[index]
+    for name in ("samples", "imgs", "paths", "files", "image_paths", "filenames", "_image_files", "images"):
+        try:
+            entry = getattr(dataset, name)[index]
+            first = entry[0] if isinstance(entry, (tuple, list)) else entry
+        except (AttributeError, LookupError, TypeError):
+            continue
+        if isinstance(first, (str, os.PathLike)):
+            return os.fspath(first)
+    return ""
+
+
+def _nobody(_: str) -> None: ...

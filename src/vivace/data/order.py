@@ -1,0 +1,281 @@
+"""Exact data order: batch k of epoch e holds the same samples and the same random augmentation, for any
+number of worker processes and after any interruption.
+
+The order is a function of (seed, epoch); the randomness inside a batch is a function of (seed, epoch, batch,
+rank). Nothing here draws from the main random streams, and nothing that the training draws reaches the data.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    get_worker_info,
+)
+
+from vivace.data.damage import Damage
+from vivace.data.iterable import IterableData, Place
+from vivace.errors import JobError
+from vivace.tensors.randomness import Streams, derive
+from vivace.tensors.trees import batch_size, split
+
+
+def ordered(
+    loader: Iterable[Any],
+    *,
+    seed: int,
+    epoch: int,
+    start_batch: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+    damage: Damage | None = None,
+    place: Place | None = None,
+    renew: Callable[[], Any] | None = None,
+) -> Iterable[Any]:
+    """One epoch of `loader` from batch `start_batch` on, in an order that depends on `seed` and `epoch`.
+
+    A DataLoader over a map-style dataset comes back as a DataLoader that loads none of the skipped samples;
+    given back in, it is moved to the new epoch, so that persistent workers live on. Anything else iterable
+    comes back as `IterableData`, to which `place` and `renew` go. Of `world_size` ranks each takes its
+    contiguous share of every batch. What cannot be read is treated as `damage` says; a batch of which nothing
+    is left comes as None.
+
+    Raises JobError where a batch cannot be shared evenly.
+    """
+    if not _rebuildable(loader):
+        share = partial(_share_of, rank=rank, world_size=world_size)
+        return IterableData(loader, derive(seed, epoch), epoch, start_batch, share, place, renew)
+    assert isinstance(loader, DataLoader)
+    order = loader.batch_sampler
+    if not isinstance(order, _Order):
+        order = _Order(loader, seed, rank, world_size)
+        loader = _rebuild(loader, order, damage or Damage())
+    order.begin(epoch, start_batch)
+    loader.generator.manual_seed(derive(seed, epoch, "workers"))
+    return loader
+
+
+def require_index(loader: Iterable[Any], policy: str) -> None:
+    """Raises JobError where the data cannot be read as a policy about damaged samples needs it."""
+    if policy != "raise" and not _rebuildable(loader):
+        kind = type(getattr(loader, "dataset", loader)).__name__
+        raise JobError(
+            f"damaged='{policy}' needs a DataLoader over data with an index; your {kind} ends at a sample "
+            "that cannot be read, unless it passes over such samples itself"
+        )
+
+
+def _rebuildable(loader: Iterable[Any]) -> bool:
+    """Is it a DataLoader over map-style data, or torchdata's, which takes the same arguments?"""
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return False
+    reads: Any = type(loader).__iter__
+    return reads is DataLoader.__iter__ or reads.__module__.startswith("torchdata.stateful_dataloader")
+
+
+def _rebuild(loader: DataLoader[Any], order: _Order, damage: Damage) -> DataLoader[Any]:
+    if damage.policy == "skip" and order.world_size > 1:
+        raise JobError(
+            f"damaged='skip' would leave {order.world_size} ranks with unequal batches: choose 'replace'"
+        )
+    return DataLoader(
+        SeededDataset(
+            loader.dataset, loader.collate_fn, order.batches is None, order.rank, order.world_size, damage
+        ),
+        batch_sampler=order,
+        num_workers=loader.num_workers,
+        collate_fn=_as_it_is,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=_WorkerStart(loader.worker_init_fn) if loader.worker_init_fn is not None else None,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=torch.Generator(),
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+        pin_memory_device=loader.pin_memory_device,
+        in_order=loader.in_order,
+    )
+
+
+class SeededDataset(Dataset[Any]):
+    """A dataset that loads and collates a whole batch under random streams of its own.
+
+    `dataset` is the person's own; `collate` makes a batch of its samples. With `single`, one index is a whole
+    batch already, of which rank `rank` of `world_size` keeps its share. `damage` reads the samples.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        collate: Callable[[Any], Any],
+        single: bool,
+        rank: int,
+        world_size: int,
+        damage: Damage,
+    ) -> None:
+        self.dataset = dataset
+        self.collate = collate
+        self.single = single
+        self.rank, self.world_size = rank, world_size
+        self.damage = damage
+        self._streams = Streams(0)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        """One sample, as the person's dataset gives it."""
+        return self.dataset[index]
+
+    def __getitems__(self, ticket: list[Any]) -> Any:
+        """The collated batch of a ticket: the batch's seed, then the indices of its samples."""
+        if get_worker_info() is not None:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process to answer
+        seed, *indices = ticket
+        with self._streams.restart(seed):
+            samples = self.damage.read(self.dataset, indices, seed, many=not self.single)
+            if not samples:
+                return None
+            if self.single:
+                return _share_of(self.collate(samples[0]), self.rank, self.world_size)
+            return self.collate(samples)
+
+
+class _Order(Sampler[list[Any]]):
+    """The batch sampler: tickets of one epoch, from one batch on. `begin` moves it to another epoch."""
+
+    def __init__(self, loader: DataLoader[Any], seed: int, rank: int, world_size: int) -> None:
+        self.batches = loader.batch_sampler
+        self.sampler = getattr(self.batches, "sampler", loader.sampler)
+        self.num_samples = _length(loader.dataset)
+        self.seed, self.rank, self.world_size = seed, rank, world_size
+        self.epoch = self.start_batch = 0
+        if world_size > 1 and isinstance(self.sampler, DistributedSampler):
+            raise JobError(
+                "the data's DistributedSampler splits the samples between the ranks, and Vivace splits "
+                "every batch itself: build the DataLoader with shuffle=True instead of the sampler"
+            )
+        if self.batches is not None and world_size > 1 and type(self.batches) is BatchSampler:
+            _share(list(range(self.batches.batch_size)), rank, world_size)
+            whole = _length(self.sampler)
+            if whole is not None and not self.batches.drop_last:
+                _share(list(range(whole % self.batches.batch_size)), rank, world_size)
+
+    def begin(self, epoch: int, start_batch: int) -> None:
+        """Let the next pass be that of `epoch`, from `start_batch` on."""
+        self.epoch, self.start_batch = epoch, start_batch
+
+    def __len__(self) -> int:
+        whole: Any = self.sampler if self.batches is None else self.batches
+        return max(0, len(whole) - self.start_batch)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        for position, indices in enumerate(self._indices(), self.start_batch):
+            share = indices
+            if self.batches is not None:
+                share = _share(indices, self.rank, self.world_size)
+            yield [derive(self.seed, self.epoch, position, self.rank), *share]
+
+    def _indices(self) -> Iterator[list[Any]]:
+        """The whole batches of indices, skipped forward."""
+        seed = derive(self.seed, self.epoch)
+        known = self._known_order(seed)
+        if known is None:
+            return islice(self._person_order(seed), self.start_batch, None)
+        size = 1 if self.batches is None else self.batches.batch_size  # type: ignore[attr-defined]
+        whole = self.batches is not None and self.batches.drop_last  # type: ignore[attr-defined]
+        end = len(known) - len(known) % size if whole else len(known)
+        return (list(known[i : min(i + size, end)]) for i in range(self.start_batch * size, end, size))
+
+    def _known_order(self, seed: int) -> list[int] | range | None:
+        """All indices of the epoch where the person's sampler is one of torch's two plain ones, else None."""
+        sampler, size = self.sampler, self.num_samples
+        if size is None or (self.batches is not None and type(self.batches) is not BatchSampler):
+            return None
+        if type(sampler) is SequentialSampler and len(sampler) == size:
+            return range(size)
+        if type(sampler) is not RandomSampler or sampler.replacement or sampler.num_samples != size:
+            return None
+        return list(torch.randperm(size, generator=torch.Generator().manual_seed(seed)).tolist())
+
+    def _person_order(self, seed: int) -> Iterator[list[Any]]:
+        """The batches of the person's own sampler, drawn from streams seeded for the epoch."""
+        owner: Any
+        for owner in (self.sampler, self.batches):
+            generator = getattr(owner, "generator", None)
+            if isinstance(generator, torch.Generator):
+                generator.manual_seed(seed)
+            if hasattr(owner, "set_epoch"):
+                owner.set_epoch(self.epoch)
+        source: Iterable[Any] = self.sampler if self.batches is None else self.batches
+        for batch in isolated(lambda: source, seed):
+            yield [batch] if self.batches is None else list(batch)
+
+
+class _WorkerStart:
+    """The person's own `worker_init_fn`, which finds the person's own dataset in `get_worker_info`."""
+
+    def __init__(self, person: Callable[[int], Any]) -> None:
+        self.person = person
+
+    def __call__(self, worker: int) -> None:
+        info = get_worker_info()
+        if info is not None and isinstance(info.dataset, SeededDataset):
+            object.__setattr__(info, "dataset", info.dataset.dataset)  # WorkerInfo forbids plain assignment
+        self.person(worker)
+
+
+def isolated(source: Callable[[], Iterable[Any]], seed: int) -> Iterator[Any]:
+    """The items of ``source()``, each drawn under streams that start at `seed` and are its own."""
+    streams = Streams(seed)
+    with streams:
+        iterator = iter(source())
+    while True:
+        with streams:
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+        yield item
+
+
+def _share(indices: list[Any], rank: int, world_size: int) -> list[Any]:
+    """The contiguous share of one rank. Raises JobError where the batch cannot be cut into equal shares."""
+    if len(indices) % world_size:
+        raise JobError(
+            f"a batch of {len(indices)} samples cannot be shared by {world_size} ranks: choose a batch size "
+            f"that is a multiple of {world_size} and drop_last=True"
+        )
+    size = len(indices) // world_size
+    return indices[rank * size : (rank + 1) * size]
+
+
+def _share_of(batch: Any, rank: int, world_size: int) -> Any:
+    """One rank's share of a batch that is loaded already."""
+    if world_size == 1:
+        return batch
+    return split(batch, len(_share(list(range(batch_size(batch))), rank, world_size)))[rank]
+
+
+def _length(thing: Any) -> int | None:
+    try:
+        return len(thing)
+    except TypeError:
+        return None
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

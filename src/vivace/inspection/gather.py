@@ -1,0 +1,128 @@
+"""What this machine is, read from the operating system, the container and the driver's library."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+
+from vivace.errors import InputError
+from vivace.inspection.backends import backends
+from vivace.inspection.diagnosis import diagnose, torch_trains_on
+from vivace.inspection.facts import Facts, gather_facts
+from vivace.inspection.limits import gather_limits, read
+from vivace.inspection.limits import usable_cores as usable_cores
+from vivace.inspection.nvidia import visible
+from vivace.inspection.store import cached_ceilings
+from vivace.machine import TRAINED_ON, Device, Machine
+
+PACKAGES = ("torch", "torchvision", "triton", "numpy")
+CPU_FEATURES = (
+    "avx2",
+    "avx512f",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_bf16",
+    "amx_fp16",
+    "amx_int8",
+    "asimd",
+    "bf16",
+    "sve",
+)
+OLDEST_TORCH = (2, 11)
+
+
+def inspect() -> Machine:
+    """Gather the Machine that this process runs on; takes milliseconds and touches no GPU memory.
+
+    `Machine.ceilings` are the ones that `vivace inspect --measure` stored, for the training device.
+    What cannot be read is named in `Machine.missing` with its reason; what keeps a device from training, in
+    `Machine.findings` with the next step. Nothing here raises.
+    """
+    facts = gather_facts()
+    limits = gather_limits()
+    cpu = Device("cpu", _cpu_name(), limits["memory_bytes"], _cpu_features())
+    devices = (*_gpus(facts), cpu)
+    machine = Machine(
+        devices=tuple(sorted(devices, key=lambda device: not (device.served and device.kind in TRAINED_ON))),
+        num_cores=limits["cores_usable"],
+        versions=_versions(facts),
+        limits=limits,
+        missing=tuple(_missing(facts)),
+        findings=diagnose(facts, limits),
+        backends=backends(facts, devices),
+        links=facts.nvidia.links,
+    )
+    return dataclasses.replace(machine, ceilings=cached_ceilings(machine.fingerprint, machine.device.kind))
+
+
+def require_torch() -> None:
+    """Raise InputError where torch is missing or older than Vivace needs."""
+    wanted = ".".join(map(str, OLDEST_TORCH))
+    try:
+        found = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        raise InputError(f"torch is not installed; install torch >= {wanted}") from None
+    if tuple(int("".join(filter(str.isdigit, part)) or 0) for part in found.split(".")[:2]) < OLDEST_TORCH:
+        raise InputError(f"torch {found} is too old; Vivace needs torch >= {wanted}")
+
+
+def _gpus(facts: Facts) -> list[Device]:
+    """The GPUs that a process sees, and whether the installed torch trains on them."""
+    shown = [gpu.device for gpu in visible(facts.nvidia.gpus, facts.hiding.get("CUDA_VISIBLE_DEVICES"))]
+    if any("mig" in device.features for device in shown):
+        shown = shown[:1]  # CUDA shows a process one instance
+    found = [(device, "nvidia") for device in shown]
+    if not any(
+        facts.hiding.get(name) in ("", "-1")
+        for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+    ):
+        found += [(device, "amd") for device in facts.amd_gpus]
+    found += [(Device("xpu", "Intel GPU", 0), "intel")] * facts.on_bus("intel")
+    return [
+        dataclasses.replace(device, served=torch_trains_on(facts, device, vendor)) for device, vendor in found
+    ]
+
+
+def _versions(facts: Facts) -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    if facts.nvidia.driver:
+        versions["driver"] = facts.nvidia.driver
+    if facts.amd_gpus and facts.rocm:
+        versions["rocm"] = facts.rocm
+    return versions
+
+
+def _missing(facts: Facts) -> list[str]:
+    missing = []
+    if not facts.nvidia.gpus:
+        missing.append(f"no NVIDIA GPU: {facts.nvidia.error or 'the driver lists none'}")
+    if facts.torch is None:
+        missing.append("torch is not installed: training needs it; reports and advice do not")
+    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")  # as inductor does
+    if shutil.which(compiler) is None:
+        missing.append(f"no C++ compiler ({compiler}): torch.compile cannot build CPU kernels")
+    return missing
+
+
+def _cpu_name() -> str:
+    for line in read(Path("/proc/cpuinfo")).splitlines():
+        if line.lower().startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _cpu_features() -> tuple[str, ...]:
+    for line in read(Path("/proc/cpuinfo")).splitlines():
+        if line.lower().startswith(("flags", "features")):
+            words = set(line.partition(":")[2].split())
+            return tuple(feature for feature in CPU_FEATURES if feature in words)
+    return ()

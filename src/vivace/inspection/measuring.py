@@ -1,0 +1,82 @@
+"""What `vivace inspect --measure` does: survey the training device and the CPU, and keep both."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from vivace.inspection import store
+from vivace.inspection.ceilings import Progress, Survey, survey
+from vivace.inspection.figures import CatalogueEntry, cpu_figures, gpu_figures, this_processor
+from vivace.inspection.table import facts_of
+from vivace.machine import TRAINED_ON, Machine
+
+SECONDS = 45.0
+CPU_SHARE = 0.3  # of the time, where there is another device
+
+
+def measure(
+    machine: Machine, seconds: float = SECONDS, progress: Progress | None = None
+) -> dict[str, Survey]:
+    """Survey each kind of device that torch trains on, and store what was found.
+
+    An interruption ends it. Where the store cannot be written, the reason stands among the absent keys.
+    """
+    kinds = [kind for kind in TRAINED_ON if any(d.kind == kind and d.served for d in machine.devices)]
+    found: dict[str, Survey] = {}
+    for kind in kinds:
+        share = 1.0 if len(kinds) == 1 else CPU_SHARE if kind == "cpu" else 1 - CPU_SHARE
+        before = store.load(machine.fingerprint, kind)
+        found[kind] = with_spread_since(before, survey(kind, seconds=seconds * share, progress=progress))
+        try:
+            store.save(machine.fingerprint, kind, found[kind])
+        except OSError as error:
+            found[kind].absent["store"] = f"{store.path_of(machine.fingerprint)}: {error.strerror or error}"
+        if found[kind].interrupted:
+            break
+    return found
+
+
+def with_spread_since(before: Survey, now: Survey) -> Survey:
+    """The spread of a ceiling is at least its distance from the stored one: minutes later a shared disk, or a
+    neighbour on the same host, makes another figure out of readings that agreed with each other. What was
+    seen so fades by half with each measurement.
+    """
+    for key in before.ceilings.keys() & now.ceilings.keys():
+        ceiling = now.ceilings[key]
+        earlier = before.ceilings[key]
+        apart = abs(ceiling.value - earlier.value) / ceiling.value
+        now.ceilings[key] = dataclasses.replace(
+            ceiling, spread=max(ceiling.spread, apart, earlier.spread / 2)
+        )
+    return now
+
+
+def stored(machine: Machine) -> dict[str, Survey]:
+    """What earlier measurements found for each kind of device."""
+    found = {
+        kind: store.load(machine.fingerprint, kind) for kind in dict.fromkeys(d.kind for d in machine.devices)
+    }
+    return {kind: survey for kind, survey in found.items() if survey.ceilings}
+
+
+def vendor_figures(machine: Machine, kind: str, entry: CatalogueEntry | None) -> dict[str, float]:
+    """What the vendor promises for the first device of a kind; `entry` is its catalogue's, if it has one."""
+    device = next(device for device in machine.devices if device.kind == kind)
+    if kind == "cpu":
+        return cpu_figures(this_processor(device, machine.num_cores))
+    return gpu_figures(device, entry)
+
+
+def document(
+    machine: Machine, surveys: dict[str, Survey], figures: dict[str, dict[str, float]]
+) -> dict[str, Any]:
+    """The JSON document: the machine's, and for each kind of device what was measured and what was not.
+
+    ``ceilings`` are those of the training device in SI units, as `Machine` keeps them.
+    """
+    return {
+        **machine.to_dict(),
+        "ceiling_facts": {kind: facts_of(survey, figures[kind]) for kind, survey in surveys.items()},
+        "unmeasured": {kind: survey.absent for kind, survey in surveys.items()},
+    }

@@ -1,0 +1,210 @@
+"""The parent's side of a measurement: reference and candidate in their own processes, in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from vivace.errors import Unsteady
+from vivace.ledger import WIDE, Ratio
+from vivace.machine import Machine
+from vivace.measuring.quiet import ForeignLoad
+from vivace.measuring.statistics import speed_ratio
+from vivace.plan import Plan
+from vivace.processes.launch import Child, Source
+
+WORKER = "vivace.measuring.worker:Worker"
+BLOCK_SECONDS = 0.3
+UNSTEADY_WIDTH = WIDE
+
+
+class Contestant:
+    """A child process that holds a job open under a plan, ready to run timed blocks."""
+
+    def __init__(
+        self,
+        source: Source,
+        machine: Machine,
+        *,
+        log: Path | None = None,
+        timeout: float = 600,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        arguments = {"machine": machine.to_dict()}
+        self.child = Child(WORKER, source, arguments, log=log, environment=environment)
+        self.timeout = timeout
+        self.step_seconds = 0.0
+        self.warmup_seconds = 0.0
+        self.promise = "exact"
+        self.waiting_share = 0.0  # of the last block, for batches to arrive
+
+    def open(
+        self,
+        plan: Plan,
+        *,
+        strict: bool = True,
+        seed: int = 0,
+        warm_seconds: float = 1.0,
+        settled: bool = True,
+    ) -> None:
+        """Open the plan and warm it up, see `Worker.open`. Raises Refused, JobError or ChildFailed."""
+        deadline = time.monotonic() + self.timeout
+        self._signal(signal.SIGCONT)
+        arguments = {"plan": plan.to_dict(), "strict": strict, "seed": seed}
+        arguments |= {} if settled else {"settled": False}
+        self.child.ask("open", self.timeout, **arguments)
+        warmed = self.child.ask("warm", max(1.0, deadline - time.monotonic()), seconds=warm_seconds)
+        self.step_seconds, self.warmup_seconds = warmed["step_seconds"], warmed["warmup_seconds"]
+        self.promise = warmed["promise"]
+
+    def block(self, steps: int, *, cached: bool = False) -> float:
+        """Seconds a sample over one block of `steps` steps; `cached`: all on one batch, not the loader's.
+
+        Between blocks the process and its loader workers stand still: none prefetches on another's turn.
+        """
+        done = self.ask("block", steps=steps, cached=cached)
+        self._signal(signal.SIGSTOP)
+        self.waiting_share = done["waited"] / done["seconds"]
+        return float(done["seconds"] / done["samples"])
+
+    def ask(self, command: str, **arguments: Any) -> Any:
+        """Any other command of the worker."""
+        self._signal(signal.SIGCONT)
+        return self.child.ask(command, self.timeout, **arguments)
+
+    def close(self) -> None:
+        """End the process."""
+        self._signal(signal.SIGCONT)
+        self.child.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.child.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.child.pid, number)
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A ratio with the pairs it rests on; seconds are per sample.
+
+    `foreign_share` is the largest share of the processor that other processes used meanwhile.
+    """
+
+    ratio: Ratio
+    pairs: tuple[tuple[float, float], ...]
+    foreign_share: float = 0.0
+
+
+def compare(
+    reference: Contestant,
+    candidate: Contestant,
+    *,
+    seconds: float,
+    tolerance: float = 0.03,
+    target: float | None = None,
+) -> Comparison:
+    """Time both in turn until the 95 % interval is tighter than `tolerance`, or time is up.
+
+    With a `target` it ends as soon as the ratio is known to be above it, or far below.
+
+    Each candidate block is paired with the mean of the reference blocks just before and after it, which
+    cancels a steady drift of the machine. Pairs during which other processes were busy count only where
+    there are not enough others. Raises Unsteady where the interval stays wider than half of the estimate
+    and holds 1: where it lies above 1 on the whole, the candidate is faster, however wide it is.
+    """
+    deadline = time.monotonic() + seconds
+    steps = [max(1, round(BLOCK_SECONDS / max(c.step_seconds, 1e-6))) for c in (reference, candidate)]
+    others = ForeignLoad([reference.child.pid, candidate.child.pid])
+    quiet: list[tuple[float, float]] = []
+    disturbed: list[tuple[float, float]] = []
+    before = reference.block(steps[0])
+    while True:
+        middle = candidate.block(steps[1])
+        after = reference.block(steps[0])
+        (disturbed if others.disturb() else quiet).append(((before + after) / 2, middle))
+        before = after
+        late = time.monotonic() > deadline
+        loud = len(quiet) < 4 and (late or len(disturbed) >= 8)
+        pairs = quiet + disturbed if loud else quiet
+        if len(pairs) < 4:
+            continue
+        ratio = speed_ratio(pairs)
+        better = target is not None and ratio.low > target
+        hopeless = target is not None and ratio.high < 0.97 * target
+        wanted = UNSTEADY_WIDTH if better else tolerance
+        if (len(pairs) >= 6 and ratio.width < wanted) or hopeless or len(pairs) >= 60 or late:
+            break
+    undecided = ratio.low <= 1.0 <= ratio.high and not hopeless
+    if ratio.width > UNSTEADY_WIDTH and undecided:
+        raise Unsteady(
+            f"the machine was too unsteady to conclude: ratio {ratio.low:.2f} to {ratio.high:.2f} after "
+            f"{len(pairs)} pairs of blocks{others.sentence()}",
+            others.largest,
+        )
+    return Comparison(ratio, tuple(pairs), others.largest)
+
+
+def compare_in_turns(openings: Sequence[Callable[[], Contestant]], *, seconds: float) -> Comparison:
+    """Reference, candidate, reference again, each opened, timed and closed before the next one is opened.
+
+    For what does not fit on the device together. A candidate's block is paired with the mean of the
+    reference's two turns; the interval holds the ratio to either turn, between which minutes may lie.
+    """
+    turns = []
+    for opening in openings:
+        contestant = opening()
+        try:
+            turns.append(_blocks(contestant, seconds / len(openings)))
+        finally:
+            contestant.close()
+    before, middle, after = turns
+    pairs = tuple(((b + a) / 2, m) for b, m, a in zip(before, middle, after, strict=False))
+    ratio = speed_ratio(pairs)
+    either = [speed_ratio(list(zip(turn, middle, strict=False))).estimate for turn in (before, after)]
+    return Comparison(Ratio(ratio.estimate, min(ratio.low, *either), max(ratio.high, *either)), pairs)
+
+
+def _blocks(contestant: Contestant, seconds: float) -> list[float]:
+    """Seconds a sample of at least 4 blocks, and of at most 20."""
+    deadline, found = time.monotonic() + seconds, list[float]()
+    steps = max(1, round(BLOCK_SECONDS / max(contestant.step_seconds, 1e-6)))
+    while len(found) < 4 or (time.monotonic() < deadline and len(found) < 20):
+        found.append(contestant.block(steps))
+    return found
+
+
+def without_loader(contestant: Contestant, *, seconds: float) -> Ratio:
+    """How many times faster the same job is on one cached batch: what a perfect input pipeline could bring.
+
+    Blocks with and without the loader alternate. Before each timed block with the loader an untimed one uses
+    up what its workers have prefetched during the block without.
+    """
+    deadline = time.monotonic() + seconds
+    steps = max(1, round(BLOCK_SECONDS / max(contestant.step_seconds, 1e-6)))
+    pairs: list[tuple[float, float]] = []
+    while len(pairs) < 4 or (time.monotonic() < deadline and len(pairs) < 30):
+        contestant.block(steps)
+        pairs.append((contestant.block(steps), contestant.block(steps, cached=True)))
+    return speed_ratio(pairs)
+
+
+def across(comparisons: Sequence[Comparison]) -> Ratio:
+    """One ratio over several pairs of processes, with an interval that holds their spread.
+
+    From three on: Student's t over the pairs' estimates, and never narrower than the blocks alone say. With
+    fewer: the hull of their intervals.
+    """
+    ratios = [comparison.ratio for comparison in comparisons]
+    if len(ratios) < 3:
+        middle = math.exp(sum(math.log(ratio.estimate) for ratio in ratios) / len(ratios))
+        return Ratio(middle, min(ratio.low for ratio in ratios), max(ratio.high for ratio in ratios))
+    blocks = speed_ratio([pair for comparison in comparisons for pair in comparison.pairs])
+    spread = speed_ratio([(ratio.estimate, 1.0) for ratio in ratios])
+    return Ratio(spread.estimate, min(blocks.low, spread.low), max(blocks.high, spread.high))

@@ -1,0 +1,72 @@
+"""Are other processes busy on our cores? A step on all cores waits for its slowest thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from vivace.inspection.gather import usable_cores
+
+TOLERATED_SHARE = 0.08  # of our cores
+
+
+class ForeignLoad:
+    """Compares the busy time of our cores with the time that our own processes used.
+
+    Never disturbed where the system does not tell, or where a container's quota is below the cores that it
+    may run on, because others are then expected on them.
+    """
+
+    def __init__(self, own: Sequence[int]) -> None:
+        self._own = [os.getpid(), *own]
+        self._cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        if usable_cores() < len(self._cores):
+            self._cores = []
+        self._last = self._clocks()
+        self.largest = 0.0
+
+    def disturb(self) -> bool:
+        """Did others use more than the tolerated share of our cores since the last call?"""
+        (busy, idle, own), now = self._last, self._clocks()
+        self._last = now
+        whole = now[0] + now[1] - busy - idle
+        if whole <= 0:
+            return False
+        share = (now[0] - busy - (now[2] - own)) / whole
+        self.largest = max(self.largest, share)
+        return share > TOLERATED_SHARE
+
+    def sentence(self) -> str:
+        """What to say beside an unsteady measurement."""
+        if self.largest <= TOLERATED_SHARE:
+            return ""
+        return f"; other processes used up to {self.largest:.0%} of the processor: measure when it is idle"
+
+    def _clocks(self) -> tuple[float, float, float]:
+        """Seconds that our cores were busy, were idle, and that our own processes used."""
+        busy = idle = 0.0
+        tick = os.sysconf("SC_CLK_TCK")
+        names = {f"cpu{core}" for core in self._cores}
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/stat").read_text().splitlines():
+                name, *fields = line.split()
+                if name in names:
+                    numbers = [int(field) / tick for field in fields[:8]]
+                    idle += numbers[3] + numbers[4]
+                    busy += sum(numbers) - numbers[3] - numbers[4]
+        return busy, idle, sum(_seconds(pid) for pid in self._own)
+
+
+def _seconds(pid: int) -> float:
+    total = 0.0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for member in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                times = member.cpu_times()
+                total += times.user + times.system
+    return total

@@ -1,0 +1,1 @@
+"""What several techniques stand on: blocks of a model, recomputing, pictures, graphs, half precision."""

@@ -1,0 +1,245 @@
+"""The blocks of a model: the repeated parts of its module tree, for which memory is decided one by one.
+
+A technique claims blocks by name patterns and is called in place of each; no two can claim the same one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fnmatch
+import math
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from vivace.technique import Build, Seam
+from vivace.tensors.modules import patched
+
+FEW = 6  # fewer blocks than this are cut into the repeated parts inside of them
+
+Around = Callable[["Block", Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Block:
+    """One module that others of its class stand beside, or a run of consecutive ones of a plain Sequential.
+
+    `kind` is equal for blocks that are built alike.
+    """
+
+    name: str
+    kind: str
+    modules: tuple[nn.Module, ...]
+
+    def tree(self) -> list[nn.Module]:
+        """All modules of the block, inner ones too."""
+        return [inner for module in self.modules for inner in module.modules()]
+
+
+def find_blocks(models: Sequence[nn.Module]) -> list[Block]:
+    """The blocks of all models, in the order of their module trees; disjoint, and never a whole model.
+
+    The outermost repeated modules, unless these are fewer than `FEW` and have repeated modules inside, or one
+    of them holds modules such as another is. Where nothing is repeated: the longest plain Sequential, cut
+    into about the square root of its length.
+    """
+    found: list[Block] = []
+    for number, model in enumerate(models):
+        prefix = f"{number}." if len(models) > 1 else ""
+        level = _evened(_repeated(model, prefix, _kinds(model)))
+        while 0 < len(level) < FEW:
+            inner = [
+                b
+                for name, module in level
+                for b in _repeated(module, f"{name}.", _kinds(module)) or [(name, module)]
+            ]
+            if len(inner) <= len(level):
+                break
+            level = inner
+        blocks = [Block(name, _kind((module,)), (module,)) for name, module in level]
+        found += blocks or _runs(model, prefix)
+    return list({id(block.modules[0]): block for block in reversed(found)}.values())[::-1]
+
+
+def claim(build: Build, patterns: Sequence[str], technique: str, around: Around) -> list[Block]:
+    """Let ``around(block, call, arguments, keywords)`` stand in for the blocks whose names match `patterns`.
+
+    `call` is what the block does itself. Acts while the forward seam, or an own step, runs. Raises Refused
+    where a pattern matches no block, or another technique has the block already.
+    """
+    if build not in _CALLS:
+        _CALLS[build] = _Calls(build)
+    return _CALLS[build].claim(build, patterns, technique, around)
+
+
+def running_batch(build: Build) -> Any:
+    """The batch of the forward pass or own step that runs now; it stays alive whatever a block keeps."""
+    return _CALLS[build].batch if build in _CALLS else None
+
+
+class _Calls:
+    """The blocks of one build, and what stands in for each."""
+
+    def __init__(self, build: Build) -> None:
+        self.blocks = find_blocks(build.models)
+        self.owners: dict[str, str] = {}
+        self.batch: Any = None
+        self.modules: list[nn.Module] = []
+        self.forwards: list[Callable[..., Any]] = []
+        build.wrap(Seam.STEP if build.own_step else Seam.FORWARD, self._run)
+
+    def claim(self, build: Build, patterns: Sequence[str], technique: str, around: Around) -> list[Block]:
+        build.require(self.blocks, "no part of the model is repeated, and no nn.Sequential can be cut")
+        names = [block.name for block in self.blocks]
+        for pattern in patterns:
+            hint = ", ".join(names[:4])
+            build.require(fnmatch.filter(names, pattern), f"no block is called '{pattern}'; there are {hint}")
+        chosen = [b for b in self.blocks if any(fnmatch.fnmatchcase(b.name, p) for p in patterns)]
+        for block in chosen:
+            owner = self.owners.setdefault(block.name, technique)
+            build.require(owner == technique, f"'{owner}' already decides on the block '{block.name}'")
+            self.modules += block.modules
+            self.forwards += forwards(block, around)
+        return chosen
+
+    def _run(self, following: Callable[[Any], Any], batch: Any) -> Any:
+        self.batch = batch
+        try:
+            with patched(self.modules, "forward", self.forwards):
+                return following(batch)
+        finally:
+            self.batch = None
+
+
+_CALLS: weakref.WeakKeyDictionary[Build, _Calls] = weakref.WeakKeyDictionary()
+
+
+def forwards(block: Block, around: Around) -> list[Callable[..., Any]]:
+    """What the modules do instead: the first runs the whole block, the others hand on what they are given."""
+    own = [module.forward for module in block.modules]
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        result = own[0](*arguments, **keywords)
+        for function in own[1:]:
+            result = function(result)
+        return result
+
+    def forward(*arguments: Any, **keywords: Any) -> Any:
+        return around(block, call, arguments, keywords)
+
+    return [forward, *(_hand_on for _ in own[1:])]
+
+
+def _hand_on(value: Any) -> Any:
+    return value
+
+
+def _repeated(root: nn.Module, prefix: str, kinds: Counter[Any]) -> list[tuple[str, nn.Module]]:
+    """The outermost modules below `root` that have children and of whose class `kinds` counts several."""
+    found: list[tuple[str, nn.Module]] = []
+    for name, child in root.named_children():
+        if kinds[_class(child)] > 1:
+            found.append((f"{prefix}{name}", child))
+        else:
+            found += _repeated(child, f"{prefix}{name}.", kinds)
+    return found
+
+
+def _evened(level: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+    """Plain Sequentials that hold modules of another block's class give way to these: one stage of a ResNet
+    may look like another, whose neighbours were cut.
+    """
+    kinds = Counter(_class(module) for _, module in level)
+    even = []
+    for name, module in level:
+        inner = _repeated(module, f"{name}.", kinds + kinds) if type(module) is nn.Sequential else []
+        even += inner or [(name, module)]
+    return even
+
+
+def _kinds(root: nn.Module) -> Counter[Any]:
+    """How often each class of composed modules stands below `root`; not those that hold their own kind."""
+    composed = [module for module in root.modules() if module is not root and _is_composed(module)]
+    nested = {
+        _class(module)
+        for module in composed
+        if any(inner is not module and _class(inner) == _class(module) for inner in module.modules())
+    }
+    return Counter(kind for kind in map(_class, composed) if kind not in nested)
+
+
+def _is_composed(module: nn.Module) -> bool:
+    lists = (nn.ModuleList, nn.ModuleDict)
+    return not isinstance(module, lists) and any(True for _ in module.children())
+
+
+def _class(module: nn.Module) -> Any:
+    """A module's class; plain Sequentials are alike where their modules' classes are."""
+    return (nn.Sequential, *map(type, module)) if type(module) is nn.Sequential else type(module)
+
+
+def _runs(model: nn.Module, prefix: str) -> list[Block]:
+    """Runs of the longest plain Sequential whose modules stand in it alone and once."""
+    uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
+    plain = [
+        (name, module)
+        for name, module in model.named_modules()
+        if type(module) is nn.Sequential and all(uses[id(m)] == 1 for m in module)
+    ]
+    name, longest = max(plain, key=lambda item: len(item[1]), default=("", nn.Sequential()))
+    if len(longest) < 2:
+        return []
+    modules, size = list(longest), math.ceil(len(longest) / math.ceil(math.sqrt(len(longest))))
+    found = []
+    for start in range(0, len(modules), size):
+        part = tuple(modules[start : start + size])
+        where = f"{prefix}{name}{'.' if name else ''}{start}-{start + len(part) - 1}"
+        found.append(Block(where, _kind(part), part))
+    return found
+
+
+def _kind(modules: tuple[nn.Module, ...]) -> str:
+    shapes = [(type(m).__qualname__, [tuple(p.shape) for p in m.parameters()]) for m in modules]
+    return repr(shapes)
+
+
+@contextlib.contextmanager
+def holding(modules: Sequence[nn.Module], tensors: Sequence[tuple[Any, Any]]) -> Iterator[None]:
+    """Let modules hold other ``(parameters, buffers)`` inside the block, and their own again afterwards."""
+    before = [(module._parameters, module._buffers) for module in modules]
+    try:
+        for module, (parameters, buffers) in zip(modules, tensors, strict=True):
+            module.__dict__.update(_parameters=parameters, _buffers=buffers)
+        yield
+    finally:
+        for module, (parameters, buffers) in zip(modules, before, strict=True):
+            module.__dict__.update(_parameters=parameters, _buffers=buffers)
+
+
+def held(modules: Sequence[nn.Module]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The ``(parameters, buffers)`` that each module holds now, for `holding`."""
+    return [(dict(module._parameters), dict(module._buffers)) for module in modules]
+
+
+def foreign_hook(block: Block) -> str:
+    """Which forward hook of a person's stands inside of a block; empty where there is none.
+
+    Those of a block that is one module stand around what the block does.
+    """
+    for module in block.tree():
+        if (module,) == block.modules:
+            continue
+        hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+        if any(not type(hook).__module__.startswith("torch.nn.utils") for hook in hooks):
+            return f"the {type(module).__name__} inside of '{block.name}' has a forward hook"
+    return ""
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Has this tensor no numbers, because memory is being predicted?"""
+    return type(tensor).__name__ == "FakeTensor"

@@ -1,0 +1,336 @@
+"""Forward functions of modules, traced by `torch.fx`, changed, and run in the place of a person's own.
+
+Each module's forward is traced by itself, with the modules that it calls as leaves; plain Sequentials are
+looked into. The changed function runs only where its trace holds: in training, or in evaluation without
+gradients, as the change asks; for arguments such as were traced, while the module's own numbers and switches
+are what they were, and nobody has hooked or replaced a module that it passes over. Everywhere else the
+person's own forward runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import operator
+import random
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_unflatten
+
+from vivace.tensors.modules import patched
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+Signature = tuple[int, ...]  # an argument is a tensor (-1), or a list of so many tensors
+
+
+class Untraceable(Exception):
+    """A forward function cannot be followed without numbers, or would not do the same without Python."""
+
+
+class AsksForTypes(Untraceable):
+    """A forward function takes different ways for a tensor and for a list of some."""
+
+
+class Replacement:
+    """A forward that Vivace put in the place of a module's own, as an attribute of the instance."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """One way to change a graph: ``edit(graph, owner, passed_over)`` returns what it found, for the report,
+    and adds the modules whose own calls disappear to `passed_over`.
+
+    Several changes of one forward act in the order of their `order`. One that is not for `training` is for
+    evaluation without gradients.
+    """
+
+    order: int
+    edit: Callable[[fx.Graph, nn.Module, list[nn.Module]], list[Any]]
+    report: Callable[[nn.Module, list[Any]], None]
+    training: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Rewritten:
+    """A changed forward function, called with the module and its flattened arguments."""
+
+    function: Callable[..., Any]
+    passed_over: tuple[nn.Module, ...]
+
+
+class TracedForward(Replacement):
+    """A module's forward, changed where the trace holds, and the person's own elsewhere."""
+
+    def __init__(self, owner: nn.Module) -> None:
+        self.owner, self.own = owner, owner.forward
+        self.changes: list[Change] = []
+        self.known: dict[Any, Rewritten | None] = {}
+        self.by_signature: dict[Signature, Rewritten | None] = {}
+
+    def learn(self, signature: Signature) -> Rewritten | None:
+        """The changed function for arguments of a signature; None where there is none."""
+        key = (signature, *facts_of(self.owner).items())
+        if key not in self.known:
+            try:
+                self.known[key] = self._rewrite(signature)
+            except Untraceable:
+                self.known[key] = None
+            if self.owner.training:
+                self.by_signature[signature] = self.known[key]
+        return self.known[key]
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """What the module's own forward returns."""
+        signature = None if keywords else signature_of(arguments)
+        rewritten = None
+        if signature is not None and self.owner.training == torch.is_grad_enabled():
+            if not torch.compiler.is_compiling():
+                rewritten = self.learn(signature)
+            elif self.owner.training:  # the compiler guards the module's facts itself
+                rewritten = self.by_signature.get(signature)
+        if rewritten is None or any(map(is_touched, rewritten.passed_over)):
+            return self.own(*arguments, **keywords)
+        flat = [item for a in arguments for item in (a if isinstance(a, list) else [a])]
+        return rewritten.function(self.owner, *flat)
+
+    def _rewrite(self, signature: Signature) -> Rewritten | None:
+        changes = [change for change in self.changes if change.training == self.owner.training]
+        if not changes:
+            return None
+        graph, passed_over = trace(self.owner, signature)
+        found = [(change, change.edit(graph, self.owner, passed_over)) for change in changes]
+        for change, those in found:
+            change.report(self.owner, those)
+        if not any(those for _, those in found):
+            return None
+        code = graph.python_code("self")
+        names: dict[str, Any] = dict(code.globals)
+        exec(code.src, names)
+        return Rewritten(names["forward"], tuple(passed_over))
+
+
+def add_change(owner: nn.Module, change: Change) -> Callable[[], None]:
+    """Change the forward of `owner` from now on; returns what undoes it."""
+    forward = vars(owner).get("forward")
+    if not isinstance(forward, TracedForward):
+        forward = owner.forward = TracedForward(owner)
+    own = forward
+
+    def place(changes: list[Change]) -> None:
+        own.changes = sorted(changes, key=lambda c: c.order)
+        own.known.clear()
+        own.by_signature.clear()
+
+    def undo() -> None:
+        place([c for c in own.changes if c is not change])
+        if not own.changes:
+            vars(owner).pop("forward", None)
+
+    place([*own.changes, change])
+    if (signature := tensors_only(owner)) is not None:
+        own.learn(signature)
+    return undo
+
+
+def trace(owner: nn.Module, signature: Signature) -> tuple[fx.Graph, list[nn.Module]]:
+    """The graph of a forward for arguments of `signature`, and the Sequentials that were looked into.
+
+    Raises Untraceable with the reason.
+    """
+    if not isinstance(vars(owner).get("forward"), (type(None), TracedForward)):
+        raise Untraceable("its forward is not its class's own")
+    if isinstance(owner, torch.jit.ScriptModule):
+        raise Untraceable("it is compiled by TorchScript")
+    tracer = _Tracer()
+    concrete = _concrete(owner, signature)
+    graph = _without_traces(owner, lambda: tracer.trace(owner, concrete))
+    if isinstance(graph._codegen, fx.graph._PyTreeCodeGen):
+        (output,) = graph.find_nodes(op="output")  # lists come flat; what is returned keeps its form
+        form: Any = graph._codegen.pytree_info.out_spec
+        output.args = (tree_unflatten(output.args[0], form),)  # type: ignore[arg-type]
+    graph.set_codegen(fx.graph.CodeGen())
+    if tracer.asked and all(length < 0 for length in signature):
+        raise AsksForTypes("its forward asks for the type of what it is given")
+    if tracer.asked:
+        raise Untraceable("its forward asks for the type of what it computes")
+    return graph, tracer.inlined
+
+
+def tensors_only(owner: nn.Module) -> Signature | None:
+    """The signature of a call with tensors alone; None where a forward takes any number of arguments."""
+    try:
+        return (-1,) * len(_required(owner)[0])
+    except Untraceable:
+        return None
+
+
+def called_module(node: fx.Node, root: nn.Module) -> nn.Module | None:
+    """The module that a node calls."""
+    return root.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
+def signature_of(arguments: tuple[Any, ...]) -> Signature | None:
+    """What `rewrite` wants to know of arguments; None where one is neither a tensor nor a list of some."""
+    found = []
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            found.append(-1)
+        elif isinstance(argument, list) and all(isinstance(item, torch.Tensor) for item in argument):
+            found.append(len(argument))
+        else:
+            return None
+    return tuple(found)
+
+
+def facts_of(module: nn.Module) -> dict[str, Any]:
+    """A module's own numbers, texts and switches, which a trace takes for constants."""
+    return {k: v for k, v in vars(module).items() if v is None or isinstance(v, (bool, int, float, str))}
+
+
+def is_touched(module: nn.Module) -> bool:
+    """Has anybody but Vivace's traces replaced a module's forward, or hooked it?"""
+    replaced = vars(module).get("forward")
+    hooked = any(getattr(module, name) for name in _HOOKS)
+    return hooked or not (replaced is None or isinstance(replaced, Replacement))
+
+
+class _InPlace(Replacement):
+    """A forward in the place of a module's own; a deep copy of the module takes a copy that is its own."""
+
+    def __init__(self, module: nn.Module, function: Callable[..., Any], settings: tuple[Any, ...]) -> None:
+        self.module, self.function, self.settings = module, function, settings
+        self.own = module.forward
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(self.module, self.own, *self.settings, *arguments)
+
+
+def put_in_place(
+    modules: Sequence[nn.Module], function: Callable[..., Any], *settings: Any
+) -> Callable[[], None]:
+    """Let ``function(module, own forward, *settings, *arguments)`` be each module's forward; returns what
+    undoes it.
+    """
+    undo = contextlib.ExitStack()
+    undo.enter_context(patched(modules, "forward", [_InPlace(m, function, settings) for m in modules]))
+    return undo.close
+
+
+class _Proxy(fx.Proxy):
+    """Notices when a person's code asks for its type: the answer would not be the one of a run."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        asking = str(sys._getframe(1).f_globals.get("__name__"))
+        if asking != __name__ and asking.partition(".")[0] != "torch":
+            self.tracer.asked = True  # type: ignore[attr-defined]
+        return _Proxy
+
+
+def _in_place(name: str) -> Callable[..., Any]:
+    function = getattr(operator, name)
+
+    def record(self: Any, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+    return record
+
+
+for _name in ("iadd", "isub", "imul", "itruediv", "iand", "ior"):  # fx would trace them out of place
+    setattr(_Proxy, f"__{_name}__", _in_place(_name))
+
+
+class _Tracer(fx.Tracer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = False
+        self.inlined: list[nn.Module] = []
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        plain = isinstance(m, nn.Sequential) and type(m).forward is nn.Sequential.forward
+        if not plain or len(args) != 1 or kwargs or is_touched(m):
+            return super().call_module(m, forward, args, kwargs)
+        assert isinstance(m, nn.Sequential)
+        self.inlined.append(m)
+        value = args[0]
+        for child in m:
+            value = child(value)
+        return value
+
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, torch.Tensor):
+            held = (*self.root.parameters(), *self.root.buffers())
+            if not any(a is tensor for tensor in held):
+                raise Untraceable("its forward makes a tensor of its own")
+        return super().create_arg(a)
+
+
+def _required(owner: nn.Module) -> tuple[list[str], dict[str, Any]]:
+    """The names of a forward's required arguments, and the defaults of the others."""
+    parameters = list(inspect.signature(type(owner).forward).parameters.values())[1:]
+    if any(p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters):
+        raise Untraceable("its forward takes any number of arguments")
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+    return [p.name for p in parameters if p.name not in defaults], defaults
+
+
+def _concrete(owner: nn.Module, signature: Signature) -> dict[str, Any] | None:
+    """What fx is told of arguments: defaults stay, lists have so many places."""
+    required, concrete = _required(owner)
+    if len(signature) != len(required):
+        raise Untraceable("it was called with other than its required arguments")
+    for name, length in zip(required, signature, strict=True):
+        if length >= 0:
+            concrete[name] = [fx._symbolic_trace.PH] * length
+    return concrete or None
+
+
+def _without_traces(owner: nn.Module, trace: Callable[[], fx.Graph]) -> fx.Graph:
+    """A trace that drew no random numbers and changed no attribute of the module; both are put back."""
+    streams = (torch.get_rng_state(), random.getstate(), numpy.random.get_state())
+    before = dict(vars(owner))
+    contents = {k: list(v) for k, v in before.items() if isinstance(v, list)}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            graph = trace()
+    except Untraceable:
+        raise
+    except Exception as error:  # a person's code, on values without numbers
+        raise Untraceable(f"torch.fx cannot follow its forward: {error}") from error
+    finally:
+        drew = not torch.equal(torch.get_rng_state(), streams[0]) or random.getstate() != streams[1]
+        drew = drew or any(
+            numpy.any(a != b) for a, b in zip(numpy.random.get_state(), streams[2], strict=True)
+        )
+        torch.set_rng_state(streams[0])
+        random.setstate(streams[1])
+        numpy.random.set_state(streams[2])
+        kept = before.keys() == vars(owner).keys() and all(vars(owner)[k] is v for k, v in before.items())
+        kept = kept and all(_same(before[name], items) for name, items in contents.items())
+        vars(owner).clear()
+        vars(owner).update(before)
+        for name, items in contents.items():
+            before[name][:] = items
+    if drew:
+        raise Untraceable("its forward draws random numbers")
+    if not kept:
+        raise Untraceable("its forward changes its attributes")
+    return graph
+
+
+def _same(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))

@@ -1,0 +1,242 @@
+"""The last part of an image transform, which keeps a picture's size: it can run on the device instead.
+
+torchvision's transforms of both generations are known: what turns a picture into a tensor of bytes, and what
+makes scaled and normalised floats of these. Imports torch.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from vivace.errors import Refused
+from vivace.technique import Seam
+from vivace.tensors.loaders import small_batch, with_other
+from vivace.tensors.trees import map_tensors, tensors
+
+SCALING = ("Normalize", "ToDtype", "ConvertImageDtype")
+TO_BYTES = ("ToImage", "PILToTensor")
+FLIPS = {"RandomHorizontalFlip": -1, "RandomVerticalFlip": -2}
+RANDOM = (
+    *FLIPS,
+    "ColorJitter",
+    "GaussianBlur",
+    "RandomAdjustSharpness",
+    "RandomAutocontrast",
+    "RandomEqualize",
+    "RandomErasing",
+    "RandomGrayscale",
+    "RandomInvert",
+    "RandomPosterize",
+    "RandomSolarize",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """A dataset that gives bytes, and what makes of a batch's bytes the numbers that it gave before."""
+
+    dataset: Any
+    finish: Callable[[torch.Tensor], torch.Tensor]
+    moved: tuple[str, ...]
+
+
+def cut(dataset: Any, augment: bool = False) -> Cut:
+    """Split the transform of a dataset, however it is wrapped, before its scaling. Raises Refused by name.
+
+    With `augment`, random steps that keep a picture's size go to the later part, too.
+    """
+    inner = getattr(dataset, "dataset", None)
+    if inner is not None and not _transforms(dataset):
+        found = cut(inner, augment)
+        return dataclasses.replace(found, dataset=_with(dataset, dataset=found.dataset))
+    head, tail = list(_transforms(dataset)), list[Any]()
+    kind = type(dataset).__name__
+    if not head:
+        raise Refused(f"your {kind} has no torchvision Compose as its transform")
+    while head and _is(head[-1], "ToTensor", *SCALING, *TO_BYTES, *(RANDOM if augment else ())):
+        tail.insert(0, head.pop())
+    names = [type(step).__name__ for step in tail]
+    scaled = [name for name in names if name in ("ToTensor", "ToDtype", "ConvertImageDtype")]
+    if not scaled:
+        last = type(head[-1]).__name__
+        raise Refused(f"the transform of your {kind} does not end with scaling bytes to floats: {last} comes")
+    if augment and not set(names) & set(RANDOM):
+        raise Refused(f"your {kind} does nothing random at its end that a device could do")
+    into_bytes = [step for step in tail if _is(step, *TO_BYTES)]
+    head += [_to_bytes] if "ToTensor" in names else into_bytes
+    transform = _compose(dataset.transform)(head)
+    changed = {"transform": transform}
+    if getattr(dataset, "transforms", None) is not None:  # torchvision keeps the pair a second time
+        changed["transforms"] = type(dataset.transforms)(transform, dataset.target_transform)
+    later = [step for step in tail if step not in into_bytes]
+    moved = tuple(type(step).__name__ for step in later)
+    return Cut(_with(dataset, **changed), _Finish(later), moved)
+
+
+class _Finish:
+    """Augmenting, scaling and normalising of a whole batch, on the device where it lies."""
+
+    def __init__(self, steps: Sequence[Any]) -> None:
+        self.steps = steps
+
+    def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
+        for step in self.steps:
+            name = type(step).__name__
+            if name == "ToTensor":
+                # Of a number a GPU would take the reciprocal, which rounds otherwise than dividing.
+                floats = pixels.to(torch.get_default_dtype())
+                pixels = floats.div_(torch.tensor(255.0, dtype=floats.dtype, device=floats.device))
+            elif name in FLIPS:
+                chosen = (torch.rand(len(pixels)) < step.p).to(pixels.device, non_blocking=True)
+                pixels = torch.where(chosen[:, None, None, None], pixels.flip(FLIPS[name]), pixels)
+            elif name in RANDOM:  # each picture by itself: on a batch all would get the same
+                pixels = torch.stack([step(picture) for picture in pixels])
+            else:
+                pixels = torch.as_tensor(step(pixels))
+        return pixels
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sending:
+    """A loader over a dataset of bytes, and what makes the numbers of before of the tensors in `places`."""
+
+    loader: DataLoader[Any]
+    places: frozenset[int]
+    cut: Cut
+
+    def finished(self, batch: Any, device: torch.device, note: Callable[[int], None]) -> Any:
+        """A batch whose bytes have become floats on the device; `note` is told how many bytes."""
+        numbers = itertools.count()
+
+        def finish(tensor: torch.Tensor) -> torch.Tensor:
+            if next(numbers) not in self.places or tensor.dtype != torch.uint8:
+                return tensor
+            note(tensor.numel())
+            return self.cut.finish(tensor.to(device))
+
+        return map_tensors(batch, finish)
+
+
+def sending(build: Any, loader: Any, augment: bool) -> _Sending:
+    """The loader with its pictures as bytes. Raises Refused where that cannot be, or gives other numbers.
+
+    Two samples are read both ways: without `augment` they must be equal bit for bit.
+    """
+    for condition, reason in _conditions(loader):
+        build.require(condition, reason)
+    found = cut(loader.dataset, augment)
+    other = with_other(loader, dataset=found.dataset)
+    wanted, sent = list(tensors(small_batch(loader))), list(tensors(small_batch(other)))
+    build.require(len(wanted) == len(sent), "its batches come out with other tensors")
+    pairs = list(zip(wanted, sent, strict=True))
+    places = frozenset(n for n, (a, b) in enumerate(pairs) if a.dtype != b.dtype)
+    done = [(a, found.finish(b.clone()) if n in places else b) for n, (a, b) in enumerate(pairs)]
+    alike = places and all(_alike(a, b, bits=not augment) for a, b in done)
+    build.require(alike, "its batches come out with other numbers")
+    return _Sending(other, places, found)
+
+
+class Sender:
+    """What two techniques do to a build: rebuild loaders over datasets of bytes, finish batches once placed.
+
+    Args:
+        build: gets the notes ``moved`` and ``bytes``, under the technique's `name`.
+        augment: see `cut`; of the training data alone. Those for the metric stay bit for bit as they are.
+    """
+
+    def __init__(self, build: Any, name: str, augment: bool) -> None:
+        self.build, self.name, self.augment = build, name, augment
+        self.rebuilt: weakref.WeakKeyDictionary[Any, _Sending] = weakref.WeakKeyDictionary()
+        self.sending: _Sending | None = None
+        build.wrap(Seam.BATCHES, self.batches)
+        build.wrap(Seam.PLACE, self.place)
+        build.wrap(Seam.VALIDATION, self.validation)
+        build.on_close(self.rebuilt.clear)
+
+    def batches(self, following: Callable[[Any], Iterable[Any]], loader: Any) -> Iterable[Any]:
+        """The seam `batches`. Raises Refused where the loader's pictures cannot be sent as bytes."""
+        if loader not in self.rebuilt:
+            self.sending = self.rebuilt[loader] = sending(self.build, loader, self.augment)
+            self.build.notes[self.name] = {"moved": list(self.sending.cut.moved), "bytes": 0}
+        return following(self.rebuilt[loader].loader)
+
+    def place(self, following: Callable[[Any], Any], batch: Any) -> Any:
+        """The seam `place`. A batch that did not come through the session stays as it is."""
+        placed = following(batch)
+        return (
+            placed if self.sending is None else self.sending.finished(placed, self.build.device, self._note)
+        )
+
+    def validation(self, following: Callable[[Any], Iterable[Any]], loader: Any) -> Iterable[Any]:
+        """The seam `validation`: what is done to bytes is done on the device. Raises Refused as `batches`."""
+        found = sending(self.build, loader, augment=False)
+
+        def finished() -> Iterator[Any]:
+            for batch in following(found.loader):
+                yield found.finished(batch, self.build.device, lambda _: None)
+
+        return finished()
+
+    def _note(self, num_bytes: int) -> None:
+        self.build.notes[self.name]["bytes"] += num_bytes
+
+
+def _alike(wanted: torch.Tensor, found: torch.Tensor, bits: bool) -> bool:
+    same = wanted.dtype == found.dtype and wanted.shape == found.shape
+    return same and (not bits or (wanted.stride() == found.stride() and torch.equal(wanted, found)))
+
+
+def _conditions(loader: Any) -> Iterator[tuple[object, str]]:
+    kind = type(loader)
+    yield isinstance(loader, DataLoader), f"the data is a {kind.__name__}, not a torch DataLoader"
+    yield kind.__iter__ is DataLoader.__iter__, f"your {kind.__name__} iterates in its own way"
+    yield not isinstance(loader.dataset, IterableDataset), "an iterable dataset cannot be looked at twice"
+
+
+def _to_bytes(picture: Any) -> torch.Tensor:
+    """What torchvision's ToTensor makes, before it divides by 255."""
+    from torchvision.transforms import functional
+
+    pixels = functional.pil_to_tensor(picture)
+    if pixels.dtype != torch.uint8 or picture.mode == "1":
+        raise Refused(f"a picture of mode {picture.mode} does not consist of bytes")
+    found: torch.Tensor = pixels.contiguous()
+    return found
+
+
+def _transforms(dataset: Any) -> Sequence[Any]:
+    """The steps of a dataset's Compose; empty where there is none."""
+    transform: Any = getattr(dataset, "transform", None)
+    if _is(transform, "ToTensor"):
+        return (transform,)
+    return tuple(transform.transforms) if _is(transform, "Compose") else ()
+
+
+def _compose(transform: Any) -> Any:
+    """What puts steps together as the dataset does it."""
+    from torchvision.transforms import Compose
+
+    return type(transform) if _is(transform, "Compose") else Compose
+
+
+def _is(thing: Any, *names: str) -> bool:
+    """Is it exactly one of torchvision's transforms of these names? Neither a subclass nor a person's own."""
+    modules = ("torchvision.transforms", "torchvision.transforms.v2")
+    loaded = [sys.modules[module] for module in modules if module in sys.modules]
+    return any(type(thing) is getattr(module, name, None) for module in loaded for name in names)
+
+
+def _with(thing: Any, **changed: Any) -> Any:
+    other = copy.copy(thing)
+    for name, value in changed.items():
+        setattr(other, name, value)
+    return other

@@ -1,0 +1,379 @@
+"""Recomputation: a block forgets what it saved for the backward pass, and runs again when that is needed.
+
+Only the saved tensors are made again; the graph of the first pass stays, so that its hooks, custom autograd
+functions and accumulation act once. The second pass sees the weights, buffers, random numbers and autocast
+that the first one saw; what could make it differ is refused by name. It ends with the last tensor that is
+needed, and where only cheap operators run again it gets the results of the others handed back.
+Source: https://arxiv.org/abs/1604.06174, https://arxiv.org/abs/2205.05198 (selective recomputation)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from vivace.errors import Refused
+from vivace.mechanisms.blocks import Block, foreign_hook, held, holding, is_fake
+from vivace.tensors.trees import map_tensors, tensors
+
+TECHNIQUE = "checkpoint"
+DOUBLE_BACKWARD = "the job takes gradients of gradients (create_graph=True)"
+EXPENSIVE = [  # operators whose results a cheap second pass keeps: what multiplies matrices
+    getattr(torch.ops.aten, name).default
+    for name in (
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "convolution",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+    )
+]
+_Buffers = set[tuple[int, str]]  # index in the block's tree, and name
+
+
+class Recomputer:
+    """Runs blocks so that they keep their inputs alone; those named in `cheap` keep `EXPENSIVE` results too.
+
+    `passes` counts second passes; `released` holds the bytes that the latest first pass of a block let go.
+    """
+
+    def __init__(self, device: torch.device, cheap: Collection[str] = ()) -> None:
+        self.device, self.cheap = device, cheap
+        self.passes = 0
+        self.released: dict[str, int] = {}
+        self.changing: dict[str, _Buffers] = {}  # what a block's forward writes, such as BatchNorm's means
+
+    def around(
+        self, block: Block, call: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> Any:
+        """The block's result, with its inputs saved alone. Raises Refused, now or in the backward pass."""
+        if not torch.is_grad_enabled():
+            return call(*arguments, **keywords)
+        if torch.compiler.is_compiling():
+            selective = partial(create_selective_checkpoint_contexts, EXPENSIVE)
+            more: dict[str, Any] = {"context_fn": selective} if block.name in self.cheap else {}
+            return checkpoint(call, *arguments, use_reentrant=False, **more, **keywords)
+        frame = _Frame(self, block, call, arguments, keywords)
+        with saved_tensors_hooks(frame.pack, frame.unpack), frame.products or contextlib.nullcontext():
+            result = call(*arguments, **keywords)
+        frame.close(result)
+        return result
+
+
+class _Enough(Exception):
+    """The second pass has made every tensor that is needed."""
+
+
+class _Differs(Exception):
+    """The second pass calls other operators than the first one did."""
+
+
+class _Place:
+    """Stands in the graph for a saved tensor; dies with the graph's node, and its tensor with it."""
+
+    __slots__ = ("__weakref__", "tensor", "version")
+    tensor: torch.Tensor | None
+
+    def __init__(self) -> None:
+        self.tensor = None
+        self.version = 0  # of a tensor that was there all the time
+
+
+class _Saved(NamedTuple):
+    """One tensor that the first pass saved: where it goes, what it is, and how many products came before."""
+
+    place: weakref.ref[_Place]
+    kind: tuple[torch.Size, torch.dtype]
+    layout: tuple[tuple[int, ...], int]
+    storage: int
+    version: int
+    num_products: int
+
+
+class _Products(TorchDispatchMode):  # type: ignore[misc]
+    """Keeps the results of expensive operators in the first pass; `again` hands them back in later ones."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kept: list[tuple[Any, Any, list[int]]] = []  # operator, detached result, versions
+        self.at: int | None = None
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Any = (), keywords: dict[str, Any] | None = None
+    ) -> Any:
+        """Run or skip the operator. One that draws random numbers runs, so that the stream moves on."""
+        keywords = keywords or {}
+        if function not in EXPENSIVE or _drops(function, arguments, keywords):
+            return function(*arguments, **keywords)
+        if self.at is None:
+            result = function(*arguments, **keywords)
+            with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+                kept = map_tensors(result, torch.Tensor.detach)  # shares the version
+            self.kept.append((function, kept, [t._version for t in tensors(kept)]))
+            return result
+        record: tuple[Any, Any, list[int]] = (None, None, [])
+        known, kept, _ = self.kept[self.at] if self.at < len(self.kept) else record
+        self.at += 1
+        if known is not function:
+            raise _Differs
+        return function(*arguments, **keywords) if kept is None else map_tensors(kept, torch.Tensor.detach)
+
+    def close(self, needed: int) -> None:
+        """Forget all but the first `needed` results, and those that were changed in place."""
+        self.kept = [
+            (function, kept if [t._version for t in tensors(kept)] == versions else None, versions)
+            for function, kept, versions in self.kept[:needed]
+        ]
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """A later pass."""
+        self.at = 0
+        with self:
+            yield
+
+
+def _drops(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+    """Is it an attention with dropout?"""
+    names = [argument.name for argument in function._schema.arguments]
+    return bool({**dict(zip(names, arguments, strict=False)), **keywords}.get("dropout_p"))
+
+
+class _Frame:
+    """One call of one block: what its second pass needs, and where the tensors go that it makes."""
+
+    def __init__(
+        self,
+        owner: Recomputer,
+        block: Block,
+        call: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+    ) -> None:
+        self.owner, self.block, self.call = owner, block, call
+        self.arguments, self.keywords = arguments, keywords
+        self.saved: list[_Saved] = []
+        self.needed = 0  # of the saved tensors, up to the last one that a second pass must make
+        self.products = _Products() if block.name in owner.cheap else None
+        self.modules = block.tree()
+        self.held = held(self.modules)
+        self.fake = any(is_fake(p) for parameters, _ in self.held for p in parameters.values())
+        self.inputs = [(tensor, tensor._version) for tensor in tensors((arguments, keywords))]
+        self.fixed: list[tuple[torch.Tensor, int]] = []
+        self.streams = self._streams()
+        self.autocast = autocasts(owner.device)
+        self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.changing = owner.changing.get(block.name)
+        if self.changing is None:
+            reason = foreign_hook(block)
+            _require(not reason, f"{reason}, which would run twice")
+            self.python = _python_streams()
+        still = self._buffers() - self.changing if self.changing is not None else set()
+        self.still = [(b, b._version) for b in (self.held[i][1][name] for i, name in still)]
+        for index, name in self._buffers() - still:
+            buffers = self.held[index][1]
+            buffers[name] = buffers[name].clone()
+
+    def pack(self, tensor: torch.Tensor) -> _Place:
+        place, storage = _Place(), tensor.untyped_storage()
+        saved = _Saved(
+            weakref.ref(place),
+            (tensor.shape, tensor.dtype),
+            (tensor.stride(), int(tensor.storage_offset())),
+            storage._cdata,
+            tensor._version,
+            len(self.products.kept) if self.products else 0,
+        )
+        self.saved.append(saved)
+        if storage._cdata not in self.storages:
+            alive = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+            self.storages[storage._cdata] = alive, storage.nbytes()
+        return place
+
+    def unpack(self, place: _Place) -> torch.Tensor:
+        _require(not torch.is_grad_enabled(), f"{DOUBLE_BACKWARD}, which '{self.block.name}' cannot repeat")
+        if place.tensor is None:
+            self._run_again()
+        if place.tensor is None:
+            raise self._differs()
+        _require(
+            place.tensor._version == place.version,
+            f"the result of '{self.block.name}' is changed in place before its backward pass",
+        )
+        return place.tensor
+
+    def _point(self, results: list[torch.Tensor]) -> None:
+        """What the block saved and returned is there anyway; a second pass serves the rest."""
+        returned = {t.untyped_storage()._cdata: t.detach() for t in results}
+        for number, saved in enumerate(self.saved):
+            tensor, place = returned.get(saved.storage), saved.place()
+            same = tensor is not None and (tensor._version, tensor.dtype) == (saved.version, saved.kind[1])
+            if place is not None and tensor is not None and same:
+                place.tensor = tensor.as_strided(saved.kind[0], *saved.layout)
+                place.version = place.tensor._version
+            elif place is not None:
+                self.needed = number + 1
+
+    def close(self, result: Any) -> None:
+        """The first pass is over: keep what the second one needs, and check that there can be one."""
+        name = self.block.name
+        if self.changing is None:
+            _require(
+                _python_streams() == self.python, f"'{name}' draws random numbers from Python or NumPy itself"
+            )
+            self.changing = self.owner.changing[name] = self._changed()
+        _require(_same(self.inputs), f"'{name}' changes its input in place")
+        _require(_same(self.still), f"'{name}' writes a buffer that it did not write in its first pass")
+        fixed = [t for parameters, _ in self.held for t in parameters.values() if t is not None]
+        fixed += [self.held[i][1][key] for i, key in self._buffers() if (i, key) not in self.changing]
+        self.fixed = [(tensor, tensor._version) for tensor in fixed]
+        if all(map(torch.equal, self.streams, self._streams())):
+            self.streams = []
+        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self._point(results)
+        alive = [*fixed, *(t for t, _ in self.inputs), *results]
+        self.owner.released[name] = self._released({t.untyped_storage()._cdata for t in alive})
+        self.storages.clear()
+
+    def _released(self, alive: set[int]) -> int:
+        """Bytes that the block saved and let go, less those of products that it would not have saved."""
+        sizes = {key: size for key, (_, size) in self.storages.items() if key not in alive}
+        if self.products:
+            self.products.close(self.saved[self.needed - 1].num_products if self.needed else 0)
+            for storage in (t.untyped_storage() for _, kept, _ in self.products.kept for t in tensors(kept)):
+                if storage._cdata not in alive:
+                    sizes[storage._cdata] = 0 if storage._cdata in sizes else -storage.nbytes()
+        return sum(sizes.values())
+
+    def _run_again(self) -> None:
+        _require(
+            _same(self.fixed) and _same(self.inputs),
+            f"a weight or an input of '{self.block.name}' is changed in place before its backward pass",
+        )
+        self.owner.passes += 1
+        made = 0
+
+        def fill(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal made
+            saved = self.saved[made]
+            if (tensor.shape, tensor.dtype) != saved.kind:
+                raise self._differs()
+            place = saved.place()
+            if place is not None and place.tensor is None:
+                place.tensor = tensor.detach()
+                place.version = place.tensor._version
+            made += 1
+            if made == self.needed:
+                raise _Enough
+            return tensor.detach()
+
+        with (
+            contextlib.suppress(_Enough),
+            self._as_it_was(),
+            saved_tensors_hooks(fill, lambda tensor: tensor),
+            self.products.again() if self.products else contextlib.nullcontext(),
+        ):
+            try:
+                self.call(*self.arguments, **self.keywords)
+            except _Differs:
+                raise self._differs() from None
+        if not _same(self.fixed):
+            raise self._differs()
+
+    @contextlib.contextmanager
+    def _as_it_was(self) -> Iterator[None]:
+        """Weights, buffers, random numbers and autocast of the first pass; what the second writes is lost."""
+        own = [(parameters, dict(buffers)) for parameters, buffers in self.held]
+        for index, name in self.changing or ():
+            own[index][1][name] = own[index][1][name].clone()  # there may be a third pass
+        now = self._streams() if self.streams else []
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.enable_grad())
+            for settings in self.autocast:
+                stack.enter_context(torch.autocast(**settings))
+            stack.enter_context(holding(self.modules, own))
+            stack.callback(self._set_streams, now)
+            self._set_streams(self.streams)
+            yield
+
+    def _streams(self) -> list[torch.Tensor]:
+        if self.fake:
+            return []
+        device = self.owner.device
+        on_device = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+        return [torch.get_rng_state(), *on_device]
+
+    def _set_streams(self, states: list[torch.Tensor]) -> None:
+        for state, put in zip(states, (torch.set_rng_state, self._set_on_device), strict=False):
+            put(state)
+
+    def _set_on_device(self, state: torch.Tensor) -> None:
+        torch.cuda.set_rng_state(state, self.owner.device)
+
+    def _buffers(self) -> _Buffers:
+        return {
+            (i, n) for i, (_, buffers) in enumerate(self.held) for n, b in buffers.items() if b is not None
+        }
+
+    def _changed(self) -> _Buffers:
+        """The buffers that the first pass has written; the clones of all others are let go.
+
+        Kernels of batch normalisation do not raise a tensor's version, so values are compared.
+        """
+        changed: _Buffers = set()
+        for index, name in self._buffers():
+            module, buffers = self.modules[index], self.held[index][1]
+            now = module._buffers[name]
+            same = isinstance(now, torch.Tensor) and (self.fake or torch.equal(now, buffers[name]))
+            if isinstance(module, nn.modules.batchnorm._NormBase) or not same:
+                changed.add((index, name))
+            else:
+                buffers[name] = now
+        return changed
+
+    def _differs(self) -> Refused:
+        return Refused(f"'{self.block.name}' does not do the same when it runs again").by(TECHNIQUE)
+
+
+def _require(condition: object, reason: str) -> None:
+    if not condition:
+        raise Refused(reason).by(TECHNIQUE)
+
+
+def _same(tensors: list[tuple[torch.Tensor, int]]) -> bool:
+    return all(tensor._version == version for tensor, version in tensors)
+
+
+def autocasts(device: torch.device) -> list[dict[str, Any]]:
+    """The arguments of `torch.autocast` that hold now, for the CPU and for `device`."""
+    return [
+        {
+            "device_type": kind,
+            "enabled": torch.is_autocast_enabled(kind),
+            "dtype": torch.get_autocast_dtype(kind),
+            "cache_enabled": torch.is_autocast_cache_enabled(),
+        }
+        for kind in dict.fromkeys(("cpu", device.type))
+    ]
+
+
+def _python_streams() -> tuple[Any, ...]:
+    state: Any = numpy.random.get_state()
+    return random.getstate(), state[1].tobytes(), state[2:]

@@ -1,0 +1,1 @@
+"""What one step of a session does: its parts, operators and memory."""

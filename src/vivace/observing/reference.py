@@ -1,0 +1,163 @@
+"""Profile of a reference session: where a step's time goes, by part and operator class; facts of the job."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from vivace.inspection.limits import usable_cores
+from vivace.job import Job
+from vivace.ledger import Profile
+from vivace.observing.observe import is_operator, now, observe, operator_class, profile_step
+from vivace.session.opening import call, endless_batches
+from vivace.session.session import Session
+from vivace.tensors.modules import has_batch_norm, modules_of
+from vivace.tensors.trees import batch_size
+
+TIMED_STEPS, MOST_TIMED_STEPS = 5, 32
+PARTS = ("data", "place", "forward", "backward", "update")
+
+
+def profile_reference(session: Session, job: Job, batches: list[Any]) -> Profile:
+    """Profile an open session of `job` under the empty plan; `batches` are some of its batches.
+
+    The parts are timed on the job's own loader, fetch and step in turn, so that workers overlap.
+    """
+    seen = observe(session, batches)
+    loader = call(job, "data")
+    workers = getattr(loader, "num_workers", 0)
+    steps = max(TIMED_STEPS, min(2 * workers, MOST_TIMED_STEPS))
+    parts = _time_parts(session, endless_batches(session, job, loader), steps)
+    step_seconds = sum(parts.values())
+    parameters = [p for model in session.build.models for p in model.parameters()]
+    return Profile(
+        device=session.build.device.type,
+        step_seconds=step_seconds,
+        shares={part: parts[part] / step_seconds for part in PARTS},
+        operator_shares=_operator_shares(profile_step(session, batches[-1])),
+        num_operators=sum(seen.operators.values()),
+        page_faults=seen.page_faults,
+        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        peak_bytes=seen.peak_bytes,
+        features={
+            **_features(session, batches[0], loader, parameters),
+            "epochs": job.epochs,
+            "loading_limit": _loading_limit(parts, batch_size(batches[0]), loader),
+        },
+    )
+
+
+def _time_parts(session: Session, source: Iterator[Any], num_steps: int) -> dict[str, float]:
+    """Seconds of each part of a step, after one more that warms up: the median, of fetching the mean.
+
+    Workers hand their batches over in turn, so of several steps one waits for all.
+    """
+    spent: dict[str, float] = defaultdict(float)
+    steps: list[dict[str, float]] = []
+    with _timed(session, spent):
+        for _ in range(num_steps + 1):
+            spent.clear()
+            start = now(session.build.device)
+            batch = next(source)
+            fetched = now(session.build.device)
+            session.step(batch)
+            done = now(session.build.device)
+            rest = done - fetched - sum(spent.values())
+            last = "forward" if session.build.own_step else "update"
+            steps.append({**spent, "data": fetched - start, last: rest})
+    middle = {"data": statistics.fmean}
+    return {
+        part: middle.get(part, statistics.median)([step.get(part, 0.0) for step in steps[1:]])
+        for part in PARTS
+    }
+
+
+def _timed(session: Session, spent: dict[str, float]) -> AbstractContextManager[None]:
+    """Add the seconds of placing, forward and backward to `spent`."""
+    device = session.build.device
+
+    def timed(name: str, following: Callable[..., Any], *arguments: Any) -> Any:
+        start = now(device)
+        result = following(*arguments)
+        spent[name] += now(device) - start
+        return result
+
+    return session.seams.observed(**{name: partial(timed, name) for name in ("place", "forward", "backward")})
+
+
+def _operator_shares(profiler: torch.profiler.profile) -> dict[str, float]:
+    """Fractions of the operators' own time: the device's where kernels ran, else the CPU's."""
+    rows = [row for row in profiler.key_averages() if is_operator(row.key) and "CPU" in str(row.device_type)]
+    on_device = any(row.self_device_time_total for row in rows)
+    spent: Counter[str] = Counter()
+    for row in rows:
+        own = row.self_device_time_total if on_device else row.self_cpu_time_total
+        spent[operator_class(row.key)] += own
+    total = sum(spent.values()) or 1.0
+    return {kind: value / total for kind, value in spent.items()}
+
+
+def _features(
+    session: Session, batch: Any, loader: Any, parameters: list[torch.nn.Parameter]
+) -> dict[str, Any]:
+    models = session.build.models
+    kinds: dict[str, tuple[type[nn.Module], ...]] = {
+        "convolution_2d": (nn.Conv2d, nn.ConvTranspose2d),
+        "recurrent": (nn.RNNBase, nn.RNNCellBase),
+        "dropout": (nn.modules.dropout._DropoutNd,),
+    }
+    found = {name: any(modules_of(model, *classes) for model in models) for name, classes in kinds.items()}
+    optimizers = [type(optimizer).__name__ for optimizer in session.optimizers]
+    return {
+        **found,
+        "batch_norm": any(has_batch_norm(model) for model in models),
+        "batch_size": batch_size(batch),
+        "dtype": str(parameters[0].dtype).removeprefix("torch.") if parameters else None,
+        "optimizer": optimizers[0] if optimizers else None,
+        "num_parameters": sum(p.numel() for p in parameters),
+        "num_threads": torch.get_num_threads(),
+        "own_step": session.build.own_step,
+        "loader": _loader_facts(loader),
+    }
+
+
+def _loading_limit(parts: dict[str, float], samples: int, loader: Any) -> str:
+    """Can this host's cores feed the step? Empty where loading costs little, or workers hide what it does."""
+    rest = sum(parts.values()) - parts["data"]
+    if not isinstance(loader, DataLoader) or loader.num_workers or parts["data"] < 0.05 * rest:
+        return ""
+    one, wanted, cores = samples / parts["data"], samples / rest, usable_cores()
+    if one * cores < wanted:
+        return (
+            f"{in_cores(cores)} can load {one * cores:,.0f} samples a second, the step consumes "
+            f"{wanted:,.0f}: no number of workers can feed it; less work for each sample can"
+        )
+    number = math.ceil(wanted / one)
+    feed = f"{in_cores(number)} feed{'s' if number == 1 else ''} it"
+    return f"a core loads {one:,.0f} samples a second, the step consumes {wanted:,.0f}: {feed}"
+
+
+def in_cores(number: int) -> str:
+    """``one core``, ``2 cores``."""
+    return "one core" if number == 1 else f"{number} cores"
+
+
+def _loader_facts(loader: Any) -> dict[str, Any]:
+    if not isinstance(loader, DataLoader):
+        return {"is_dataloader": False}
+    dataset = loader.dataset
+    return {
+        "is_dataloader": True,
+        "num_workers": loader.num_workers,
+        "batch_size": loader.batch_size,
+        "dataset_length": len(dataset) if hasattr(dataset, "__len__") else None,
+    }

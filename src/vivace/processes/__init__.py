@@ -1,0 +1,1 @@
+"""Child processes: forked from one that has everything imported, asked by messages."""

@@ -1,0 +1,60 @@
+"""The child's side of `vivace.processes.launch`: loads the job, then answers commands."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import pickle
+import sys
+import traceback
+from typing import Any
+
+from vivace import job as jobs
+from vivace.processes.launch import describe
+from vivace.technique import registry
+
+
+def serve(payload: int, read: int, write: int) -> None:
+    """Load the job of the open file `payload`, then answer commands until the parent closes its end."""
+    commands, answers = os.fdopen(read, "r"), os.fdopen(write, "w")
+    handler, problem = None, None
+    try:
+        with open(payload, "rb") as file:
+            head = pickle.load(file)  # written by our own parent, into a file without a name
+        sys.path[:] = head["sys_path"]
+        os.chdir(head["folder"])
+        os.environ.clear()
+        os.environ.update(head["environment"])
+        handler = _begin(head)
+    except BaseException as error:
+        problem = _describe(error)
+    for line in commands:
+        message = json.loads(line)
+        answer: dict[str, Any]
+        try:
+            if problem is not None:
+                answer = {"error": problem}
+            else:
+                answer = {"answer": getattr(handler, message["command"])(**message["arguments"])}
+        except BaseException as error:
+            answer = {"error": _describe(error)}
+        with contextlib.suppress(BrokenPipeError):
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+
+
+def _begin(head: dict[str, Any]) -> Any:
+    job, classes = pickle.loads(head["body"])
+    for cls in classes:
+        registry.register(cls)
+    if isinstance(job, str):
+        job = jobs.load(job)
+    module, _, name = head["entry"].partition(":")
+    return getattr(importlib.import_module(module), name)(job, **head["arguments"])
+
+
+def _describe(error: BaseException) -> dict[str, str]:
+    traceback.print_exception(error)
+    return describe(error)

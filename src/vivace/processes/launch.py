@@ -1,0 +1,291 @@
+"""Child processes: a job runs in its own process, so that a crash, a hang or a printed line stays there.
+
+The parent talks to a child in JSON lines over two pipes; the child's standard input is closed and its output
+goes to a log. A child dies with its parent, and does not see the terminal's Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib.machinery
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from vivace import errors
+from vivace.errors import ChildFailed, JobError, PlanError, TimedOut, VivaceError, ran_out_of_memory
+from vivace.files import open_own
+from vivace.job import Job, blame, load
+from vivace.plan import Plan
+from vivace.technique import registry
+
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+
+
+class Source:
+    """Where a job comes from: a reference that each child loads by itself, or a pickled Job object."""
+
+    def __init__(self, job: Job | str) -> None:
+        self.reference = job if isinstance(job, str) else None
+        self.name = self.reference or "job"
+        self.payload: Job | str = job
+        self.folder = os.getcwd()  # a job that is loaded here may change it
+
+    def load(self) -> None:
+        """Load the job in this process too, so that the techniques that its file registers are known here."""
+        if self.reference is not None:
+            load(self.reference)
+
+    def pickled(self, entry: str, arguments: dict[str, Any], environment: dict[str, str]) -> bytes:
+        """What a child needs to begin: search path, registered techniques, the job, and its entry point."""
+        classes = registry.registered() if self.reference is None else []
+        by_value = [] if self.reference is not None else _modules_out_of_reach(self.payload, classes)
+        for module in by_value:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            body = cloudpickle.dumps((self.payload, classes))
+        except Exception as error:
+            raise JobError(
+                f"the Job cannot be sent to a child process ({error}); put it into a file: file.py:name"
+            ) from error
+        finally:
+            for module in by_value:
+                cloudpickle.unregister_pickle_by_value(module)
+        head = {"entry": entry, "arguments": arguments, "body": body, "sys_path": sys.path}
+        head |= {"folder": self.folder, "environment": {**os.environ, **environment}}
+        return bytes(cloudpickle.dumps(head))
+
+
+def _modules_out_of_reach(job: Any, classes: list[type]) -> list[Any]:
+    """Modules of the job's functions that a fresh interpreter with the same search path would not find."""
+    functions = [value for value in vars(job).values() if callable(value)]
+    found = {}
+    for thing in [*functions, *classes]:
+        module = sys.modules.get(getattr(thing, "__module__", "") or "")
+        file = getattr(module, "__file__", None)
+        if module is None or file is None or module.__name__ in ("__main__", "builtins"):
+            continue
+        parts = module.__name__.split(".")
+        at, package = Path(*parts).with_suffix(".py"), Path(file).name == "__init__.py"
+        if package and importlib.machinery.PathFinder.find_spec(parts[0]) is not None:
+            continue
+        if not any(Path(folder or ".", at).resolve() == Path(file) for folder in sys.path):
+            found[module.__name__] = module
+    return list(found.values())
+
+
+def plan_of(plan: Plan | str | os.PathLike[str], job: Job | str) -> Plan:
+    """A plan, loaded where it is a file; the job's file is loaded first where the plan names its techniques.
+
+    Raises PlanError as `Plan.load` does.
+    """
+    if isinstance(plan, Plan):
+        return plan
+    try:
+        return Plan.load(plan)
+    except PlanError:
+        if not isinstance(job, str):
+            raise
+        path = Path(plan).absolute()  # the job's file may change the working directory
+        load(job)
+        return Plan.load(path)
+
+
+class Child:
+    """A child process that serves commands; see `vivace.processes.child` for its side.
+
+    Args:
+        entry: ``package.module:Class``; the class is built as ``Class(job, **arguments)``, its methods are
+            commands.
+        source: the job.
+        arguments: JSON types.
+        log: file to which the child's output is appended.
+        environment: variables set for the child on top of this process's own.
+    """
+
+    def __init__(
+        self,
+        entry: str,
+        source: Source,
+        arguments: dict[str, Any] | None = None,
+        *,
+        log: Path | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        payload = source.pickled(entry, arguments or {}, environment or {})
+        to_child, self._write = os.pipe()
+        self._read, from_child = os.pipe()
+        self._status, report = os.pipe()
+        self._buffer = b""
+        output = open_own(log, _APPEND) if log is not None else os.open(os.devnull, os.O_WRONLY)
+        with tempfile.TemporaryFile() as file:  # has no name: it holds the environment, secrets and all
+            file.write(payload)
+            file.seek(0)
+            _zygote().fork([to_child, from_child, output, report, file.fileno()])
+        for descriptor in (to_child, from_child, output, report):
+            os.close(descriptor)
+        self._pid = self._number()
+        self._ended: int | None = None
+        self._closed = False
+
+    def ask(self, command: str, timeout: float, **arguments: Any) -> Any:
+        """Send one command and wait for its answer. Errors of the child are raised here under their own
+        class.
+
+        Raises ChildFailed where the child died or ran out of memory, and TimedOut where it did not answer
+        within `timeout` seconds.
+        """
+        message = json.dumps({"command": command, "arguments": arguments}) + "\n"
+        try:
+            os.write(self._write, message.encode())
+        except BrokenPipeError:
+            raise ChildFailed(self._obituary()) from None
+        answer = json.loads(self._line(command, timeout))
+        if "error" not in answer:
+            return answer["answer"]
+        kind, text = answer["error"]["kind"], answer["error"]["message"]
+        known = getattr(errors, kind, None)
+        if isinstance(known, type) and issubclass(known, VivaceError):
+            raise known(text)
+        raise ChildFailed(text)
+
+    @property
+    def pid(self) -> int:
+        """The child's process id, which is also that of its group."""
+        return self._pid
+
+    @property
+    def alive(self) -> bool:
+        """Has the child not ended yet, as far as this process knows?"""
+        return self._ended is None
+
+    def close(self) -> None:
+        """End the child, by force if it does not leave by itself; once closed it stays so."""
+        if self._closed:
+            return
+        self._closed = True
+        for end in (self._write, self._read):
+            with contextlib.suppress(OSError):
+                os.close(end)
+        if not select.select([self._status], [], [], 3.0)[0]:
+            self._kill()
+        self._wait()
+        with contextlib.suppress(OSError):
+            os.close(self._status)
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._kill()
+        self.close()
+
+    def _line(self, command: str, timeout: float) -> bytes:
+        deadline = time.monotonic() + timeout
+        while b"\n" not in self._buffer:
+            ready, _, _ = select.select([self._read], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                self._kill()
+                raise TimedOut(f"no answer to '{command}' within {timeout:.0f} s: it was stopped")
+            chunk = os.read(self._read, 1 << 20)
+            if not chunk:
+                raise ChildFailed(self._obituary())
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._pid, signal.SIGKILL)
+        self._wait()
+
+    def _wait(self) -> int:
+        if self._ended is None:
+            self._ended = self._number()
+        return self._ended
+
+    def _number(self) -> int:
+        data = os.read(self._status, 4)
+        if len(data) < 4:
+            raise ChildFailed("the process that starts child processes has died")
+        return int(struct.unpack("i", data)[0])
+
+    def _obituary(self) -> str:
+        code = os.waitstatus_to_exitcode(self._wait())
+        if code >= 0:
+            return f"the process ended with exit code {code}"
+        name = signal.Signals(-code).name
+        hint = " (out of memory?)" if name == "SIGKILL" else ""
+        return f"the process died from {name}{hint}"
+
+
+class _Zygote:
+    """The parent's handle of the zygote; one for this process's whole life."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        code = "import sys; sys.path[:] = {}; from vivace.processes.zygote import main; main({}, {})"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code.format(sys.path, theirs.fileno(), os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+            # A module that asks for GPUs while it is imported must not start CUDA: children could not then.
+            env={**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
+        )
+        theirs.close()
+
+    def fork(self, descriptors: list[int]) -> None:
+        socket.send_fds(self._socket, [json.dumps({"fork": True}).encode()], descriptors)
+
+    def preload(self, names: list[str]) -> None:
+        self._socket.sendall(json.dumps({"preload": names}).encode())
+        self._socket.recv(1)
+
+    def close(self) -> None:
+        self._socket.close()
+        self.process.wait()
+
+
+_zygotes: dict[int, _Zygote] = {}
+
+
+def _zygote() -> _Zygote:
+    """This process's zygote, started when first needed; a fork of this process gets one of its own."""
+    found = _zygotes.get(os.getpid())
+    if found is None or found.process.poll() is not None:
+        found = _zygotes[os.getpid()] = _Zygote()
+        atexit.register(found.close)
+    return found
+
+
+def preload(names: list[str]) -> None:
+    """Let later children find these modules imported already."""
+    _zygote().preload(names)
+
+
+def describe(error: BaseException) -> dict[str, str]:
+    """An exception as the JSON that travels to the parent; exhausted memory is named as such."""
+    text = f"{type(error).__name__}: {error}".strip()
+    cause = error.__cause__ if isinstance(error, JobError) else error
+    exhausted = cause is not None and ran_out_of_memory(cause)
+    if isinstance(error, VivaceError) and not exhausted:
+        return {"kind": error.kind, "message": str(error)}
+    if exhausted:
+        return {"kind": "ChildFailed", "message": "out of memory: " + text.split("\n")[0]}
+    return {"kind": "ChildFailed", "message": blame(error)[:500]}

@@ -1,0 +1,110 @@
+"""The zygote: a process that has imported torch and done nothing else, from which every child is forked.
+
+Importing torch and its compiler takes longer than most trials; a fork takes milliseconds. The zygote
+computes nothing and touches no GPU, so that every child starts from the same clean state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from typing import Any
+
+PRELOADED = ("torch", "torch._dynamo", "vivace.session.opening")
+
+
+def main(channel: int, parent: int) -> None:
+    """Serve requests on the socket `channel` until its other end closes: preload modules, or fork a child.
+
+    A request is JSON. ``{"preload": [names]}`` imports modules. ``{"fork": true}`` comes with five file
+    descriptors: commands, answers, log, a pipe for the child's process id and wait status, and the payload.
+    """
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _import(PRELOADED)
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    statuses: dict[int, int] = {}
+    with socket.socket(fileno=channel) as requests:
+        while True:
+            ready, _, _ = select.select([requests.fileno(), wake_read], [], [])
+            if wake_read in ready:
+                os.read(wake_read, 512)
+                _report_the_dead(statuses)
+            if requests.fileno() in ready:
+                data, descriptors, _, _ = socket.recv_fds(requests, 1 << 20, 5)
+                if not data:
+                    return
+                request = json.loads(data)
+                if "preload" in request:
+                    _import(request["preload"])
+                    requests.sendall(b"\n")
+                else:
+                    _fork(descriptors, statuses, (requests, wake_read, wake_write))
+
+
+def _fork(descriptors: list[int], statuses: dict[int, int], own: tuple[Any, ...]) -> None:
+    commands, answers, log, status, payload = descriptors
+    zygote = os.getpid()
+    pid = os.fork()
+    if pid:
+        os.write(status, struct.pack("i", pid))
+        statuses[pid] = status
+        for descriptor in (commands, answers, log, payload):
+            os.close(descriptor)
+        return
+    code = 1
+    try:
+        os.setsid()
+        die_with_parent(zygote)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        for thing in (*own, status, *statuses.values()):
+            os.close(thing if isinstance(thing, int) else thing.detach())
+        with open(os.devnull) as nothing:
+            os.dup2(nothing.fileno(), 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        from vivace.processes.child import serve
+
+        serve(payload, commands, answers)
+        code = 0
+    finally:
+        with contextlib.suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _report_the_dead(statuses: dict[int, int]) -> None:
+    for pid in list(statuses):
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(statuses[pid], struct.pack("i", status))
+            os.close(statuses.pop(pid))
+
+
+def _import(names: Any) -> None:
+    for name in names:
+        with contextlib.suppress(Exception):  # a child that needs it will say so
+            importlib.import_module(name)
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent dies (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)

@@ -1,7 +1,0 @@
-"""`vivace.profile`: where a step's time and memory go, how far it is from the limit, and what is wrong."""
-
-from vivace.profile.run import Profiled as Profiled
-from vivace.profile.run import profile as profile
-from vivace.verb import make_callable
-
-make_callable(__name__)

@@ -1,0 +1,57 @@
+"""A Job's own training loop under the recorder, in a child process; see `vivace.processes.launch`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vivace.job import Job
+from vivace.machine import Machine
+from vivace.plan import Plan
+from vivace.profiling.record.hooks import LoopHooks
+from vivace.profiling.record.recorder import Recorder
+from vivace.session.opening import call, checked_step, endless_batches, start
+
+LONGEST_SECONDS = 300.0
+
+
+class Driver:
+    """Commands of the child: `run` trains until the recorder has seen enough."""
+
+    def __init__(self, job: Job, machine: dict[str, Any]) -> None:
+        self.job, self.machine = job, Machine.from_dict(machine)
+
+    def run(self, plan: dict[str, Any], folder: str, timed_seconds: float, strict: bool) -> dict[str, Any]:
+        """Train a few steps; the record lies in `folder`. Raises JobError, Refused."""
+        recorder = Recorder(Path(folder), timed_seconds)
+        with start(self.job, Plan.from_dict(plan), self.machine, strict=strict) as session:
+            loader = call(self.job, "data")
+            recorder.install()
+            recorder.fetches.start()
+            source = endless_batches(session, self.job, loader)
+            with session.seams.observed(place=partial(_placing, recorder.hooks)):
+                first = following(source, recorder.hooks)
+                checked_step(session, first)
+                deadline = time.monotonic() + LONGEST_SECONDS
+                while not recorder.done and time.monotonic() < deadline:
+                    session.step(following(source, recorder.hooks))
+            recorder.finish()
+            promise = session.promise.name.lower()
+        return {"promise": promise, "epochs": self.job.epochs}
+
+
+def following(source: Iterator[Any], hooks: LoopHooks) -> Any:
+    """The next batch, whatever kind of loader it comes from."""
+    with hooks.fetching():
+        batch = next(source)
+    hooks.fetched(batch)
+    return batch
+
+
+def _placing(hooks: LoopHooks, place: Callable[[Any], Any], batch: Any) -> Any:
+    """Placing is a seam of its own; on a CPU no hook of torch shows it."""
+    with hooks.phase("place"):
+        return place(batch)

@@ -1,0 +1,246 @@
+"""From a record and its trace to the document: shares, roofline, memory, verdicts, what `advise` reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from vivace.ledger import NO_KERNELS
+from vivace.machine import Machine
+from vivace.profiling import roofline, rules
+from vivace.profiling.bounds import bounds as bounds_of
+from vivace.profiling.bounds import to_dict
+from vivace.profiling.prospects import prospects
+from vivace.profiling.seen import MATRIX, Seen, Verdict
+from vivace.profiling.trace import read_trace
+
+FORMAT = 1
+DTYPE_NAMES = {8: "float64", 4: "float32", 2: "bfloat16", 1: "int8"}
+
+
+def judge(
+    record: dict[str, Any], trace: Path, machine: Machine, target: str, epochs: int | None
+) -> dict[str, Any]:
+    """The whole document of a profile, without the paths."""
+    facts = read_trace(trace, str(record["device"])) if trace.is_file() else {}
+    seen = Seen(record, facts, machine, target if epochs is not None else None)
+    rows = roofline.roofline(
+        record.get("work") or {},
+        seen.operator_seconds,
+        record.get("item_bytes") or {},
+        machine.ceilings,
+        "fp16" if seen.computes_in_float16 else "bf16",
+        seen.flags.get("tf32") or (),
+    )
+    bound = roofline.bound_of(rows) if record.get("work") else None
+    share = bound / seen.step_seconds if bound is not None else None
+    if share is not None and share > 1:
+        share = None  # `missing` says why
+    launch_seconds = sum(row.count for row in rows) * machine.ceilings.get("launch_seconds", 0.0)
+    launching = launch_seconds / bound if bound else 0.0
+    bounds = bounds_of(seen, sum(row.count for row in rows))
+    verdicts = _verdicts(seen, rows, share, bound)
+    return {
+        "format": FORMAT,
+        "target": target,
+        "shares": seen.shares,
+        "step_seconds": seen.step_seconds,
+        "samples_per_second": seen.samples_per_second,
+        "samples_per_second_in_all": seen.samples_per_second_in_all,
+        "steps": record["clean_steps"],
+        "bound_seconds": bound,
+        "share_of_limit": share,
+        "bound_by": _bound_by(rows, bound, launching),
+        "launch_share": launch_seconds / seen.step_seconds if bound else None,
+        "prospects": prospects(seen),
+        "tune": seen.tune.rstrip(","),
+        "missing": [*_missing(record, facts, bound), *_beyond(rows, bound, seen.step_seconds)],
+        "verdicts": [verdict.to_dict() for verdict in verdicts],
+        "bounds": [to_dict(bound) for bound in bounds],
+        "roofline": [roofline.to_dict(row) for row in rows],
+        "modules": _modules(record, facts),
+        "slowest": facts.get("slowest", []),
+        "memory": _memory(record, facts),
+        "timeline": facts.get("phases", []),
+        "timeline_seconds": facts.get("timeline_seconds"),
+        "step_starts": facts.get("step_starts", []),
+        "traced_seconds": facts.get("step_seconds"),
+        "busy_share": None if facts.get("busy_seconds") is None else seen.busy_share,
+        "experiments": record.get("experiments") or {},
+        "work": _work(seen, rows, epochs),
+        "loader": record.get("loader"),
+        "flags": record.get("flags"),
+        "problems": record.get("problems") or [],
+        "machine": {
+            "fingerprint": machine.fingerprint,
+            "device": record.get("device_name") if seen.device != "cpu" else _cpu_name(machine),
+            "cores": seen.cores,
+            "ceilings": machine.ceilings,
+        },
+    }
+
+
+def _cpu_name(machine: Machine) -> str:
+    return next((d.name for d in machine.devices if d.kind == "cpu"), "cpu")
+
+
+def _ended(exit_code: int) -> Verdict:
+    if exit_code == 130:
+        evidence, advice = "the script was interrupted (exit code 130)", "let it run for longer"
+    else:
+        evidence, advice = f"the script ended with exit code {exit_code}", "mend what ended it"
+    evidence += "; what stands here was recorded until then"
+    return Verdict("ended", evidence, 1.0, 1.0, f"{advice}, and profile it again")
+
+
+def _verdicts(
+    seen: Seen, rows: list[roofline.Roof], share: float | None, bound: float | None
+) -> list[Verdict]:
+    """What the rules say; a script that did not end well is never healthy."""
+    found = rules.judge_all(seen)
+    if seen.record.get("exit_code"):
+        return [_ended(seen.record["exit_code"]), *found]
+    return found or [_healthy(seen, rows, share, bound)]
+
+
+def _healthy(seen: Seen, rows: list[roofline.Roof], share: float | None, bound: float | None) -> Verdict:
+    if share is not None:
+        limit = f"it runs at {share:.0%} of the limit of its operators on this machine"
+    elif bound is not None:
+        limit = "it is faster than this machine's memory could feed it"
+    else:
+        limit = "the distance to the limit is not known"
+    largest = next((row for row in rows if row.seconds), None)
+    most = f"; most of its time goes to {largest.operator}" if largest else ""
+    state, found, advice = seen.record["state"], "nothing is wrong", f"{seen.tune} measures what goes faster"
+    if state != "finished":
+        found = f"nothing wrong was seen until the run ended, while '{state}' was measured"
+        advice = "let it run for more steps, so that the rest is measured too"
+    return Verdict("healthy", f"{found}: {limit}{most}", 1.0, 1.0, advice)
+
+
+def _bound_by(rows: list[roofline.Roof], bound: float | None, launching: float) -> str | None:
+    """What most of the least time goes to: ``compute`` or ``memory``; ``launch`` where handing the operators
+    to the device takes longer than the device needs for them.
+    """
+    if bound is None:
+        return None
+    if launching > 1:
+        return "launch"
+    sums: dict[str, float] = {}
+    for row in rows:
+        sums[row.bound_by] = sums.get(row.bound_by, 0.0) + (row.bound_seconds or 0.0)
+    return max(sums, key=lambda name: sums[name])
+
+
+def _missing(record: dict[str, Any], facts: dict[str, Any], bound: float | None) -> list[str]:
+    """What this profile does not hold, each with its reason."""
+    found = []
+    state = record["state"]
+    if not facts:
+        found.append(f"operators, modules, memory over time: the run ended while '{state}' was measured")
+    if facts and facts["busy_seconds"] is None:
+        found.append(f"times of operators and modules on the GPU: {NO_KERNELS}")
+    if not record.get("work"):
+        found.append("operations and bytes: the run ended before a step was counted")
+    elif bound is None:
+        double = any(name.endswith(":8") for name in record.get("item_bytes") or {})
+        ceilings = "no ceiling is measured for float64"
+        if not double:
+            ceilings = "this machine's ceilings were not measured (vivace inspect --measure)"
+        found.append(f"the limit: {ceilings}")
+    if record.get("silent_modules"):
+        found.append("times by module, and operations of compiled parts: the model is compiled")
+    if not record.get("samples_known", True):
+        found.append(
+            "samples a second: neither a loader nor a module's input shows them; a step counts as one"
+        )
+    return found
+
+
+def _beyond(rows: list[roofline.Roof], bound: float | None, step_seconds: float) -> list[str]:
+    """Why a share of the limit is left out: what is faster than a ceiling is not limited by it."""
+    why = (
+        "faster than the measured ceilings: the data stay in the processor's caches, or the machine was busy"
+    )
+    why += " when its ceilings were measured (vivace inspect --measure)"
+    names = [
+        row.operator for row in rows if row.seconds and row.bound_seconds and row.seconds < row.bound_seconds
+    ]
+    found = [f"the share of the limit: the step is {why}"] if bound and step_seconds < bound else []
+    return found or ([f"the share of {', '.join(names)}: {why}"] if names else [])
+
+
+def _modules(record: dict[str, Any], facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Modules with seconds forward and backward, and the bytes that they keep for the backward pass."""
+    kept = dict(record.get("activations") or [])
+    rows = {
+        row["name"]: {**row, "activation_bytes": kept.get(row["name"], 0)} for row in facts.get("modules", [])
+    }
+    for name, size in kept.items():
+        rows.setdefault(name, {"name": name, "forward": 0.0, "backward": 0.0, "activation_bytes": size})
+    return list(rows.values())
+
+
+def _memory(record: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+    """Bytes of one step by kind; what is left of the peak (workspaces, passing gradients) is temporary."""
+    held, rise = record.get("held_bytes", 0), facts.get("rise_bytes", 0)
+    cuda = record.get("cuda") or {}
+    known = {
+        "parameters": record.get("parameter_bytes", 0),
+        "gradients": record.get("gradient_bytes", 0),
+        "optimizer": record.get("optimizer_bytes", 0),
+        "activations": record.get("activation_bytes", 0),
+        "batch": record.get("batch_bytes", 0),
+    }
+    peak = held + rise
+    return {
+        **known,
+        "peak_bytes": peak if facts else None,
+        "rise_bytes": rise,
+        "held_bytes": held,
+        "temporary": max(0, peak - known["parameters"] - known["optimizer"] - known["activations"]),
+        "peak_at": facts.get("peak_at"),
+        "curve": facts.get("memory_curve", []),
+        "activations_by_module": record.get("activations") or [],
+        "resident": record.get("resident") or [],
+        "reserved_bytes": cuda.get("peak_reserved"),
+        "fragmented_bytes": cuda.get("inactive_split_peak"),
+    }
+
+
+def _work(seen: Seen, rows: list[roofline.Roof], epochs: int | None) -> dict[str, Any]:
+    """What `advise` reads from a saved profile."""
+    record = seen.record
+    sizes = {n.partition(":")[0]: int(n.partition(":")[2]) for n in record.get("item_bytes") or {}}
+    matrix = {kind: size for kind, size in sizes.items() if kind in MATRIX}
+    size = min(matrix.values(), default=4)
+    autocast = list(seen.precision.get("autocast_dtypes") or {"float16": 1})
+    precision = autocast[0] if size == 2 and seen.precision.get("autocast") else DTYPE_NAMES[size]
+    length = seen.loader.get("batches")
+    work = record.get("work") or {}
+    return {
+        "format": FORMAT,
+        "precision": precision,
+        "batch_size": record["samples"],
+        "steps_per_epoch": length / max(1.0, round(record["backwards"])) if length else None,
+        "epochs": epochs,
+        "step_seconds": seen.step_seconds,
+        "operators": {
+            row.operator: {
+                "flops": row.flops,
+                "bytes": row.bytes,
+                "bytes_fused": (work.get(row.operator) or {}).get("bytes_fused", row.bytes),
+                "count": row.count,
+                "seconds": row.seconds,
+            }
+            for row in rows
+        },
+        "num_parameters": record["num_parameters"],
+        "parameter_bytes": record["parameter_bytes"],
+        "optimizer_bytes": record["optimizer_bytes"],
+        "activation_bytes": record.get("activation_bytes"),
+        "peak_bytes": record.get("held_bytes", 0) + seen.trace.get("rise_bytes", 0) or None,
+        "host_seconds_per_sample": record["seconds"]["data"] / max(1.0, record["samples"]),
+        "device": record.get("device_name"),
+    }

@@ -1,0 +1,88 @@
+"""Experiments on what bounds a step: a copy with twice the batch, and a copy of the update in fused form."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from vivace.profiling.record.shadow import Shadow, compare, mapped
+
+FEW_SECONDS = 100e-6  # a kernel, on average: longer ones are bound by their work
+LARGE_SHARE = 0.2  # of the step
+MOST_BYTES = 2**30  # that one batch keeps for its backward pass
+
+
+def run(shadow: Shadow, optimizers: list[Any], document: dict[str, Any]) -> None:
+    """Those that the step calls for; results stand under ``experiments``, as ratios of neighbouring blocks.
+
+    ``double_batch``: seconds of one batch over seconds of two. ``fused``: of the update as it is, over fused.
+    """
+    done = document.setdefault("experiments", {})
+    if _has_short_kernels(document):
+        other = doubled(shadow)
+        if other is not None:
+            done["double_batch"] = compare(shadow.runner(), other.runner())
+    if _updates_long(document):
+        for optimizer in optimizers:
+            if "fused" in optimizer.defaults and not optimizer.defaults["fused"]:
+                done["fused"] = compare(updater(optimizer), updater(optimizer, foreach=None, fused=True))
+                return
+
+
+def is_wanted(document: dict[str, Any]) -> bool:
+    """Does any of them say something about this step?"""
+    return _has_short_kernels(document) or _updates_long(document)
+
+
+def _has_short_kernels(document: dict[str, Any]) -> bool:
+    kernels = max(document.get("kernels") or 0, 1)
+    small = (document.get("activation_bytes") or 0) < MOST_BYTES
+    return small and document["step_seconds"] < FEW_SECONDS * kernels
+
+
+def _updates_long(document: dict[str, Any]) -> bool:
+    return bool(document["seconds"]["update"] > LARGE_SHARE * document["step_seconds"])
+
+
+def doubled(shadow: Shadow) -> Shadow | None:
+    """A shadow whose arguments hold every sample twice; None where they have no common first dimension."""
+    sizes = set()
+
+    def look(tensor: torch.Tensor) -> torch.Tensor:
+        sizes.add(tensor.shape[0] if tensor.dim() else 0)
+        return tensor
+
+    mapped((shadow.arguments, shadow.keywords), look)
+    if len(sizes) != 1 or sizes == {0}:
+        return None
+    other = copy.copy(shadow)
+    other.arguments, other.keywords = (
+        mapped(part, lambda tensor: torch.cat([tensor, tensor]))
+        for part in (shadow.arguments, shadow.keywords)
+    )
+    return other
+
+
+def updater(optimizer: Any, **settings: Any) -> Callable[[], None]:
+    """The update of a copy of an optimizer's weights and settings, with some settings replaced."""
+    groups = []
+    for group in optimizer.param_groups:
+        weights = [p.detach().clone().requires_grad_() for p in group["params"] if p.grad is not None]
+        for weight in weights:
+            weight.grad = torch.full_like(weight, 1e-6)
+        rest = {key: value for key, value in group.items() if key != "params"}
+        groups.append({**rest, **settings, "params": weights})
+    other = type(optimizer)(groups, **_arguments(optimizer, settings))
+    step = getattr(type(other).step, "__wrapped__", type(other).step)  # without the hooks of every optimizer
+    return lambda: step(other)
+
+
+def _arguments(optimizer: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """What the optimizer was made with, as far as its class takes it."""
+    import inspect
+
+    known = inspect.signature(type(optimizer).__init__).parameters
+    return {key: value for key, value in {**optimizer.defaults, **settings}.items() if key in known}

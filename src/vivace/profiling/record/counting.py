@@ -1,0 +1,117 @@
+"""One step counted: operations and bytes by operator class, and by module what is kept for the backward."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from vivace.profiling.record import facts
+from vivace.profiling.record.guard import Guard
+from vivace.profiling.record.hooks import LoopHooks
+from vivace.profiling.record.modules import ModuleRanges
+from vivace.work.count import KernelCounter
+
+
+class CountedStep:
+    """Between `install` and `restore` lies one step of the loop. It counts nothing where `guard` is off."""
+
+    def __init__(self, hooks: LoopHooks, guard: Guard) -> None:
+        self.hooks, self.guard = hooks, guard
+        self.modules = ModuleRanges(guard)
+        self._kept: dict[int, Counter[str]] = defaultdict(Counter)  # by backward pass
+        self.matrix_dtypes: Counter[str] = Counter()
+        self.gradient_bytes = 0
+        self._seen: set[tuple[int, int]] = set()
+        self._stack = contextlib.ExitStack()
+
+    def install(self) -> None:
+        """Begin to count."""
+        self._parameters = {p.untyped_storage()._cdata for p in facts.parameters(self.hooks)}
+        self.modules.install()
+        pre_hook = register_optimizer_step_pre_hook(self.guard.looking(self._before_update))
+        self._stack.callback(pre_hook.remove)
+        self._counter = _GuardedCounter(self.hooks, self.guard)
+        self._counter.__enter__()  # type: ignore[no-untyped-call]
+        self._stack.callback(self._leave_counter)
+        if not self.modules.silent:
+            noting = self.guard.looking(self._note_kept)
+
+            def pack(tensor: torch.Tensor) -> torch.Tensor:
+                noting(tensor)
+                return tensor
+
+            saving = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+            self._stack.enter_context(saving)
+
+    def restore(self) -> None:
+        """End of the step."""
+        self._stack.close()
+        self.modules.restore()
+        if not self.hooks.optimizers:
+            self._add_gradients(self.hooks.by_hand)
+
+    def result(self) -> dict[str, Any]:
+        """Work by class, by module, and what autograd kept."""
+        work = self._counter.work()
+        dtypes: Counter[str] = Counter()
+        shares: dict[str, Counter[int]] = defaultdict(Counter)
+        for kernel in work.kernels:
+            if kernel.flops and kernel.reads:
+                shares[kernel.operator][kernel.reads[0].item_bytes] += kernel.flops
+        for kind, sizes in shares.items():
+            dtypes[f"{kind}:{sizes.most_common(1)[0][0]}"] = sum(sizes.values())
+        activations = max(self._kept.values(), key=Counter.total, default=Counter[str]())
+        return {
+            "work": work.to_dict(),
+            "flops": work.flops,
+            "bytes": work.bytes,
+            "bytes_fused": work.bytes_fused,
+            "kernels": work.count,
+            "item_bytes": dict(dtypes),
+            "activations": activations.most_common(40),
+            "activation_bytes": activations.total(),
+            "gradient_bytes": self.gradient_bytes,
+            "silent_modules": self.modules.silent,
+        }
+
+    def _leave_counter(self) -> None:
+        """Modes are left in the reverse order of entering: where the person entered one since, ours stays,
+        and does nothing.
+        """
+        if _get_current_dispatch_mode() is self._counter:
+            self._counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        else:
+            self.guard.off = True
+
+    def _note_kept(self, tensor: torch.Tensor) -> None:
+        storage, number = tensor.untyped_storage(), self.hooks.clock.step.backwards
+        key = storage._cdata
+        if (number, key) not in self._seen and key not in self._parameters:
+            self._seen.add((number, key))
+            stack = self.modules.stack
+            self._kept[number][stack[-1] if stack else "outside of modules"] += storage.nbytes()
+
+    def _before_update(self, optimizer: Any, *_: Any) -> None:
+        self._add_gradients(p for group in optimizer.param_groups for p in group["params"])
+
+    def _add_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
+        grads = (p.grad for p in parameters)
+        self.gradient_bytes += sum(g.numel() * g.element_size() for g in grads if g is not None)
+
+
+class _GuardedCounter(KernelCounter):  # type: ignore[no-untyped-call]
+    """Counts inside the person's own calls."""
+
+    def __init__(self, hooks: LoopHooks, guard: Guard) -> None:
+        super().__init__(lambda: hooks.clock.inside == "update")
+        self._noting = guard.looking(super().note)
+
+    def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Note it, if that is possible."""
+        self._noting(func, args, kwargs, result)

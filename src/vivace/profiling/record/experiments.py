@@ -1,0 +1,213 @@
+"""Decisive experiments: a copy of the model runs the last batch with and without a setting.
+
+The person's model, optimizer and random streams are not touched; a copy costs the memory of one more step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from vivace.profiling.record import bounding
+from vivace.profiling.record.guard import Guard
+from vivace.profiling.record.hooks import Patches, num_samples
+from vivace.profiling.record.shadow import Shadow, compare, same_random_streams
+from vivace.profiling.record.sites import calling_site
+
+
+class CallCatcher:
+    """Keeps the arguments of the last call of each outermost module, and the autocast around it."""
+
+    def __init__(self, roots: dict[str, nn.Module], guard: Guard) -> None:
+        self.roots = roots
+        self.calls: dict[str, tuple[Any, Any]] = {}
+        self.autocast: dict[str, tuple[bool, torch.dtype]] = {}
+        self._handles = [
+            module.register_forward_pre_hook(guard.looking(self._catch(name)), with_kwargs=True)
+            for name, module in roots.items()
+        ]
+
+    def restore(self) -> None:
+        """Stop keeping."""
+        for handle in self._handles:
+            handle.remove()
+
+    def largest(self) -> str:
+        """The name of the called module with the most weights."""
+        return max(self.calls, key=lambda name: sum(p.numel() for p in self.roots[name].parameters()))
+
+    def num_rows(self) -> int:
+        """Samples in the last call of the largest module."""
+        return num_samples(list(self.calls[self.largest()])) if self.calls else 0
+
+    def _catch(self, name: str) -> Any:
+        def hook(module: nn.Module, arguments: Any, keywords: Any) -> None:
+            device = next((p.device.type for p in module.parameters()), "cpu")
+            if torch.is_grad_enabled():
+                self.calls[name] = (arguments, keywords)
+                self.autocast[name] = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+
+        return hook
+
+
+def watch_settings(patches: Patches, document: dict[str, Any]) -> list[Callable[[], Any]]:
+    """Note which settings the person's code asks for: torch.compile, channels-last, threads.
+
+    Returns weak references to what torch.compile returned: a result that nobody kept cannot run.
+    """
+    asked: dict[str, str] = document.setdefault("asked", {})
+    compiled: list[Callable[[], Any]] = []
+
+    def noting(name: str, when: Callable[..., bool] = lambda *_, **__: True) -> Callable[[Any], Any]:
+        def make(original: Any) -> Any:
+            def call(*arguments: Any, **keywords: Any) -> Any:
+                if name not in asked and when(*arguments, **keywords):
+                    asked[name] = calling_site()
+                result = original(*arguments, **keywords)
+                if name == "compile":
+                    kept = result if result is not None else arguments[0]
+                    with contextlib.suppress(TypeError):
+                        compiled.append(weakref.ref(kept))
+                return result
+
+            return call
+
+        return make
+
+    def channels_last(*_: Any, memory_format: Any = None, **__: Any) -> bool:
+        return memory_format is torch.channels_last
+
+    patches.replace(torch, "compile", noting("compile"))
+    patches.replace(nn.Module, "compile", noting("compile"))
+    patches.replace(nn.Module, "to", noting("channels_last", channels_last))
+    patches.replace(torch, "set_num_threads", noting("threads"))
+    patches.replace(nn.DataParallel, "__init__", noting("data_parallel"))
+    return compiled
+
+
+def run(recorder: Any, document: dict[str, Any]) -> None:
+    """The experiments that what was seen calls for; results stand under ``experiments``.
+
+    Each holds speed ratios of neighbouring blocks: how many times faster without the setting.
+    """
+    done: dict[str, Any] = document.setdefault("experiments", {})
+    document["asked"] = dict(document.get("asked", {}))  # what the experiments set is not the person's wish
+    catcher: CallCatcher | None = getattr(recorder, "catcher", None)
+    if catcher is None or not catcher.calls:
+        return
+    name = catcher.largest()
+    module, call, autocast = _alone(catcher.roots[name]), catcher.calls[name], catcher.autocast[name]
+    if module is None:
+        return
+    device = next((p.device.type for p in module.parameters()), "cpu")
+    used = autocast[0] or bool((document.get("precision") or {}).get("autocast"))
+    contexts = _contexts(device, used, document)
+    changes = _changes(module, document)
+    if not (contexts or changes or bounding.is_wanted(document)):
+        return
+    with same_random_streams():
+        shadow = Shadow(module, call, (device, *autocast))
+        for setting, context in contexts.items():
+            done[setting] = compare(shadow.runner(), shadow.runner(context))
+        for setting, change in changes.items():
+            other = Shadow(module, call, (device, *autocast))
+            change(other)
+            done[setting] = compare(shadow.runner(), other.runner())
+        bounding.run(shadow, list(recorder.hooks.optimizers.values()), document)
+
+
+def _alone(module: nn.Module) -> nn.Module | None:
+    """A module that asks no other rank for anything, lest they wait for each other; None if there is none."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return module
+    if torch.distributed.get_world_size() == 1:
+        return module
+    inner = module.module if isinstance(module, nn.parallel.DistributedDataParallel) else None
+    exchanging = (nn.SyncBatchNorm, nn.parallel.DistributedDataParallel)
+    return None if inner is None or any(isinstance(m, exchanging) for m in inner.modules()) else inner
+
+
+def _contexts(device: str, autocast: bool, document: dict[str, Any]) -> dict[str, Callable[[], Any]]:
+    """Settings that a context turns off, for those that are on."""
+    found: dict[str, Callable[[], Any]] = {}
+    threads, cores = torch.get_num_threads(), document["flags"]["cores"]
+    if autocast and sizes_of(document) == {4}:
+        found["autocast_reached"] = lambda: _autocast_everywhere(enabled=True, dtype=_fast_dtype(document))
+    elif autocast:
+        found["autocast"] = lambda: _autocast_everywhere(enabled=False)
+    if device == "cpu" and threads != cores:
+        found["threads"] = lambda: _threads(cores)
+    if torch.is_anomaly_enabled():
+        found["anomaly"] = lambda: torch.autograd.set_detect_anomaly(False)
+    if torch.are_deterministic_algorithms_enabled():
+        found["deterministic"] = _nondeterministic
+    backends: Any = torch.backends
+    if device == "cpu" and not backends.mkldnn.enabled:
+        found["onednn"] = lambda: backends.mkldnn.flags(enabled=True)
+    return found
+
+
+def _changes(module: nn.Module, document: dict[str, Any]) -> dict[str, Callable[[Any], None]]:
+    """Settings of the model itself, with how to undo them in a copy."""
+    found: dict[str, Callable[[Any], None]] = {}
+    if any(p.dtype == torch.float64 for p in module.parameters()):
+        found["double"] = lambda shadow: shadow.convert(lambda t: t.float() if t.is_floating_point() else t)
+    if "channels_last" in document.get("asked", {}):
+        found["channels_last"] = lambda shadow: shadow.convert(torch.Tensor.contiguous)
+    return found
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def _autocast_everywhere(*, enabled: bool, dtype: torch.dtype | None = None) -> Iterator[None]:
+    """Every region that is entered inside acts, or none does, wherever the model's own code enters it."""
+    original: Any = torch.autocast.__enter__
+
+    def enter(region: Any) -> Any:
+        before = region._enabled, region.fast_dtype
+        region._enabled, region.fast_dtype = enabled, dtype or region.fast_dtype
+        try:
+            return original(region)
+        finally:
+            region._enabled, region.fast_dtype = before
+
+    torch.autocast.__enter__ = enter  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autocast.__enter__ = original  # type: ignore[method-assign]
+
+
+def sizes_of(document: dict[str, Any]) -> set[int]:
+    """Bytes of the numbers that matrix operators computed with."""
+    return {int(name.partition(":")[2]) for name in document.get("item_bytes") or {}}
+
+
+def _fast_dtype(document: dict[str, Any]) -> torch.dtype:
+    names = (document.get("precision") or {}).get("autocast_dtypes") or {"bfloat16": 1}
+    found: torch.dtype = getattr(torch, next(iter(names)))
+    return found
+
+
+@contextlib.contextmanager
+def _nondeterministic() -> Iterator[None]:
+    warn = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(True, warn_only=warn)

@@ -1,0 +1,332 @@
+"""Facts of a running loop that are read, not timed: loader, optimizer, flags, memory, graphs, ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import itertools
+import mmap
+import os
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+from vivace.profiling.record.hooks import tensors_of
+
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+TOUCHED_BYTES = 32 * 2**20
+PYTHON_BLOCK_BYTES = 64  # of an object below 512 bytes, roughly
+
+
+def describe(hooks: Any) -> dict[str, Any]:
+    """All of them."""
+    found = list(parameters(hooks))
+    device = found[0].device.type if found else ("cuda" if torch.cuda.is_available() else "cpu")
+    optimizers = list(hooks.optimizers.values())
+    return {
+        "device": device,
+        "device_name": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "loader": _loader(hooks.loader) if hooks.loader is not None else None,
+        "optimizers": [type(optimizer).__name__ for optimizer in optimizers],
+        "settings": [_settings(optimizer) for optimizer in optimizers],
+        "num_parameters": sum(p.numel() for p in found),
+        "parameter_bytes": sum(p.numel() * p.element_size() for p in found),
+        "parameter_dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in found}),
+        "optimizer_bytes": sum(_bytes(t) for o in optimizers for t in _state(o)),
+        "batch_bytes": sum(_bytes(t) for t in tensors_of(hooks.batch)),
+        "flags": _flags(),
+        "ranks": _ranks(hooks),
+        "cuda": _cuda() if device == "cuda" else {},
+    }
+
+
+def parameters(hooks: Any) -> Iterator[torch.Tensor]:
+    """The parameters of all optimizers that stepped, or those updated by hand, each once."""
+    groups = [group["params"] for o in hooks.optimizers.values() for group in o.param_groups]
+    every = itertools.chain.from_iterable(groups or [hooks.by_hand])
+    yield from {id(parameter): parameter for parameter in every}.values()
+
+
+def held_bytes(hooks: Any) -> int:
+    """Bytes of the distinct storages alive between two steps: weights, gradients, optimizer state, batch."""
+    storages: dict[int, int] = {}
+    found = list(parameters(hooks))
+    grads = [p.grad for p in found if p.grad is not None]
+    state = [t for optimizer in hooks.optimizers.values() for t in _state(optimizer)]
+    for tensor in [*found, *grads, *state, *tensors_of(hooks.batch)]:
+        storage = tensor.untyped_storage()
+        storages[storage._cdata] = storage.nbytes()
+    return sum(storages.values())
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process; on a GPU, the bytes that torch's allocator gave out."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return int(torch.cuda.memory_allocated())
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+    return 0
+
+
+def allocated_bytes() -> int | None:
+    """Bytes of this process's memory that somebody holds: what the C library gave out, and Python's objects.
+
+    Resident memory also counts what was freed in pieces that nobody can use at the moment. None where the C
+    library does not say (it is not glibc 2.33 or later, or another allocator stands before it), and on a GPU,
+    where `resident_bytes` says it.
+    """
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallinfo2") or "malloc" in os.environ.get("LD_PRELOAD", ""):
+        return None
+    library.mallinfo2.restype = _Mallinfo
+    found = library.mallinfo2()
+    return int(found.uordblks + found.hblkhd) + PYTHON_BLOCK_BYTES * sys.getallocatedblocks()
+
+
+class _Mallinfo(ctypes.Structure):
+    """What glibc's mallinfo2 returns."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
+            "keepcost",
+        )
+    ]  # fmt: skip
+
+
+def peak_bytes() -> int:
+    """The most that `resident_bytes` was so far."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return int(torch.cuda.max_memory_allocated())
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def allocator_retries() -> int:
+    """How often torch's allocator ran out of memory on a GPU so far, gave back what it kept, and went on."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
+    return 0
+
+
+def first_touch() -> float:
+    """Bytes/s at which the system hands out memory that was not used before."""
+    with mmap.mmap(-1, TOUCHED_BYTES) as fresh:
+        begin = time.perf_counter()
+        for place in range(0, TOUCHED_BYTES, _PAGE):
+            fresh[place] = 1
+        return TOUCHED_BYTES / (time.perf_counter() - begin)
+
+
+def live_graph_tensors() -> tuple[int, dict[str, int]]:
+    """How many tensors with a history are alive between two steps, and how many each variable of the loop
+    and each attribute of its objects holds, by name and file: in a list, or one on the other.
+    """
+    gc.collect()
+    alive = [t for t in gc.get_objects() if _has_history(t)]
+    holders: dict[str, int] = {}
+    if alive:
+        for name, value in _names(sys._getframe(1)):
+            if _has_history(value):
+                holders[name] = _chain(value)
+            if isinstance(value, (list, dict)) and len(value) < 10**6:
+                items = value.values() if isinstance(value, dict) else value
+                holders[name] = sum(map(_has_history, list(items)))
+    chain = max((_chain(t) for t in alive[:50]), default=0)
+    return len(alive) + chain, holders
+
+
+def _names(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
+    """Variables of a frame and its callers, and attributes of the objects in them: ``name (file)``, value."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if "vivace/profile" not in file:
+            for scope in (frame.f_locals, frame.f_globals):
+                for name, value in list(scope.items()):
+                    if name.startswith("__"):
+                        continue
+                    yield f"{name} ({file})", value
+                    if not isinstance(value, (type, ModuleType, torch.Tensor)):
+                        for inner, held in list((getattr(value, "__dict__", None) or {}).items()):
+                            yield f"{name}.{inner} ({file})", held
+        frame = frame.f_back
+
+
+def features(roots: Any) -> dict[str, bool]:
+    """Which kinds of layers the outermost modules hold."""
+    modules = [part for root in roots for part in root.modules()]
+    kinds: dict[str, tuple[type[nn.Module], ...]] = {
+        "convolution_2d": (nn.Conv2d, nn.ConvTranspose2d),
+        "recurrent": (nn.RNNBase, nn.RNNCellBase),
+        "dropout": (nn.modules.dropout._DropoutNd,),
+        "batch_norm": (nn.modules.batchnorm._BatchNorm,),
+    }
+    return {name: any(isinstance(m, classes) for m in modules) for name, classes in kinds.items()}
+
+
+def page_faults() -> tuple[int, int]:
+    """Page faults of this process so far: those served from memory, and those from disk."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_minflt, usage.ru_majflt
+
+
+def num_graphs() -> int:
+    """Graphs that torch.compile has made in this process."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return int(utils.counters["stats"]["unique_graphs"]) if utils else 0
+
+
+def compiles() -> bool:
+    """Has torch.compile been at work in this process, with or without success?"""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return bool(utils and (num_graphs() or utils.counters["graph_break"] or utils.get_compilation_metrics()))
+
+
+def dynamo() -> dict[str, Any]:
+    """Counters of torch.compile; empty where it was not used."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is None or not compiles():
+        return {}
+    rows = []
+    for metric in utils.get_compilation_metrics():
+        seconds = getattr(metric, "entire_frame_compile_time_s", None) or 0.0
+        reason = getattr(metric, "recompile_reason", None)
+        place = f"{metric.co_filename}:{metric.co_firstlineno} {metric.co_name}"
+        rows.append({"place": place, "seconds": seconds, "reason": reason, "failed": metric.fail_reason})
+    breaks = [[str(reason)[:600], int(n)] for reason, n in utils.counters["graph_break"].items()]
+    places = Counter(_own_line(reason.user_stack) for reason in utils.graph_break_reasons)
+    return {"graphs": num_graphs(), "compilations": rows, "breaks": breaks, "break_places": dict(places)}
+
+
+def _own_line(stack: Any) -> str:
+    """``file:line`` of the innermost frame outside of installed packages; else of the innermost."""
+    own = [row for row in stack if "site-packages" not in row.filename and "/torch/" not in row.filename]
+    return next((f"{row.filename}:{row.lineno}" for row in reversed(own or stack)), "")
+
+
+def dynamo_difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """What torch.compile did in the timed window, with all graph breaks since the start."""
+    if not after:
+        return {}
+    old = len(before.get("compilations", []))
+    return {
+        "graphs": after["graphs"],
+        "new_graphs": after["graphs"] - before.get("graphs", 0),
+        "breaks": after["breaks"],
+        "break_places": after["break_places"],
+        "compilations": after["compilations"][old:],
+        "reasons": [row for row in after["compilations"] if row["reason"]],
+        "failed": [row for row in after["compilations"] if row["failed"]],
+    }
+
+
+def _has_history(thing: Any) -> bool:
+    return type(thing) is torch.Tensor and thing.grad_fn is not None
+
+
+def _chain(tensor: torch.Tensor) -> int:
+    """How many backward nodes hang below a tensor along the first input, at most 100,000."""
+    node, depth = tensor.grad_fn, 0
+    while node is not None and depth < 100_000:
+        following = [n for n, _ in node.next_functions if n is not None]
+        node, depth = (following[0] if following else None), depth + 1
+    return depth
+
+
+def _loader(loader: Any) -> dict[str, Any]:
+    dataset = loader.dataset
+    with_length = hasattr(dataset, "__len__")
+    sampler = getattr(loader, "sampler", None)
+    steps = None
+    with contextlib.suppress(Exception):
+        steps = len(loader)
+    return {
+        "num_workers": loader.num_workers,
+        "batch_size": loader.batch_size,
+        "pin_memory": bool(loader.pin_memory),
+        "persistent_workers": bool(loader.persistent_workers),
+        "prefetch_factor": loader.prefetch_factor,
+        "dataset": type(dataset).__name__,
+        "dataset_length": len(dataset) if with_length else None,
+        "sampler": type(sampler).__name__,
+        "batches": steps,
+    }
+
+
+def _settings(optimizer: Any) -> dict[str, Any]:
+    names = ("fused", "foreach", "capturable", "lr", "momentum")
+    settings = {name: value for name in names if (value := optimizer.defaults.get(name)) is not None}
+    groups = [group["params"] for group in optimizer.param_groups]
+    return {**settings, "groups": len(groups), "tensors": sum(map(len, groups))}
+
+
+def _flags() -> dict[str, Any]:
+    backends: Any = torch.backends
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "cores": affinity,
+        "tf32": [
+            name
+            for name, owner in (("matmul", backends.cuda.matmul), ("convolution", backends.cudnn.conv))
+            if torch.cuda.is_available() and owner.fp32_precision == "tf32"
+        ],
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "cudnn_benchmark": backends.cudnn.benchmark,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "cudnn_deterministic": backends.cudnn.deterministic,
+        "anomaly": torch.is_anomaly_enabled(),
+        "compiled": "torch._dynamo" in sys.modules,
+        "environment": {
+            key: os.environ[key] for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if key in os.environ
+        },
+    }
+
+
+def _ranks(hooks: Any) -> dict[str, Any]:
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return {"world_size": 1, "rank": 0}
+    loader = hooks.loader
+    sampler = type(getattr(loader, "sampler", None)).__name__
+    batch = next((t for t in tensors_of(hooks.batch) if t.numel()), None)
+    return {
+        "world_size": distributed.get_world_size(),
+        "rank": distributed.get_rank(),
+        "backend": distributed.get_backend(),
+        "sampler": sampler,
+        "batch_sum": float(batch.double().sum()) if batch is not None else None,
+    }
+
+
+def _cuda() -> dict[str, Any]:
+    stats = torch.cuda.memory_stats()
+    return {
+        "peak_allocated": torch.cuda.max_memory_allocated(),
+        "peak_reserved": torch.cuda.max_memory_reserved(),
+        "inactive_split_peak": stats.get("inactive_split_bytes.all.peak", 0),
+        "total": torch.cuda.get_device_properties().total_memory,
+    }
+
+
+def _state(optimizer: Any) -> Iterator[torch.Tensor]:
+    for state in optimizer.state.values():
+        yield from tensors_of(dict(state) if hasattr(state, "items") else state)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,352 @@
+"""Patches of torch that tell the clock what a training loop does; all are taken back together."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.optim import optimizer as optimizers
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
+
+from vivace.profiling.record.clock import Clock
+from vivace.profiling.record.guard import Guard
+from vivace.profiling.record.sites import calling_site
+
+COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "reduce",
+    "reduce_scatter_tensor",
+)
+BACKWARDS_ALONE = 8  # without an update: is there an optimizer at all?
+
+
+class Patches:
+    """Attributes that were replaced, and what they were. What stands in their place cannot fail: `guard`."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+        self._undo: list[Callable[[], None]] = []
+
+    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """Put ``make(original)`` in place of an attribute that exists; one that is missing stays missing.
+
+        It is made anew for each call: what lasts longer is no variable of `make`.
+        """
+        if not hasattr(owner, name):
+            return
+        own = name in vars(owner)
+        original = getattr(owner, name)
+        setattr(owner, name, functools.wraps(original)(self.guard.around(original, make)))
+        if own:
+            self._undo.append(functools.partial(setattr, owner, name, original))
+        else:
+            self._undo.append(functools.partial(delattr, owner, name))
+
+    def hook(self, hooks: dict[int, Any], handle: Any) -> None:
+        """Silence torch's hook `handle` too, which stands in `hooks`.
+
+        It is not removed, as torch may be going through the hooks: it becomes one that does nothing.
+        """
+        self._undo.append(functools.partial(hooks.__setitem__, handle.id, lambda *_: None))
+
+    def restore(self) -> None:
+        """Put everything back, last change first."""
+        while self._undo:
+            self._undo.pop()()
+
+
+class LoopHooks:
+    """Fetch, place, backward, update and collectives, for as long as the profile lasts.
+
+    `seen` collects the optimizers and loaders; `on_fetch(iterator)` is called when a batch has come.
+    """
+
+    def __init__(self, clock: Clock, guard: Guard) -> None:
+        self.clock, self.guard = clock, guard
+        self.optimizers: dict[int, torch.optim.Optimizer] = {}
+        self.by_hand: list[torch.Tensor] = []  # weights that no optimizer updates
+        self.loaders: dict[int, Any] = {}
+        self.loader: Any = None  # the one that feeds training
+        self.annotate = False
+        self.batch: Any = None
+        self.fetch_cpu_seconds = 0.0
+        self.synchronize = False  # let the clock see the device's time, not the host's
+        self.examine_losses = False
+        self.losses_not_finite = 0
+        self.evaluated_at = ""  # the line that puts a module into evaluation mode
+        self.on_backward: Callable[[Any], None] = lambda losses: None  # after each pass
+        self.retained_at = ""  # the line of a backward pass that keeps its graph
+        self._patches = Patches(guard)
+        self._fetching = 0
+        self._backwards = 0  # calls of Tensor.backward that have not returned
+        self._looked = False
+        self._ranges: list[Any] = []
+
+    def install(self) -> None:
+        """Patch torch."""
+        patches = self._patches
+        patches.replace(_BaseDataLoaderIter, "__next__", self._next)
+        patches.replace(DataLoader, "__iter__", self._iter)
+        patches.replace(_MultiProcessingDataLoaderIter, "_shutdown_workers", self._ending_workers)
+        patches.replace(torch.autograd, "backward", self._backward)
+        patches.replace(torch.optim.Optimizer, "zero_grad", self._zeroing)
+        patches.replace(torch.nn.Module, "eval", self._evaluating)
+        before = optimizers.register_optimizer_step_pre_hook(self.guard.looking(self._before_update))
+        patches.hook(optimizers._global_optimizer_pre_hooks, before)
+        after = optimizers.register_optimizer_step_post_hook(self.guard.looking(self._after_update))
+        patches.hook(optimizers._global_optimizer_post_hooks, after)
+        if torch.cuda.is_available():
+            for name in ("to", "cuda"):
+                patches.replace(torch.Tensor, name, self._placing)
+        if distributed.is_available():
+            for name in COLLECTIVES:
+                patches.replace(distributed, name, lambda original: self._timed("communication", original))
+
+    def restore(self) -> None:
+        """Leave torch as it was."""
+        self._patches.restore()
+
+    @contextlib.contextmanager
+    def fetching(self) -> Iterator[None]:
+        """A batch is fetched inside; the outermost of nested fetches counts."""
+        self._fetching += 1
+        begin = 0.0
+        if self._fetching == 1:
+            self._wait()
+            self.clock.fetch(training=torch.is_grad_enabled())
+            self._push("data")
+            begin = time.thread_time()
+        try:
+            yield
+        finally:
+            self._fetching -= 1
+            if not self._fetching:
+                self.fetch_cpu_seconds += time.thread_time() - begin
+                self._pop()
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Charge the time inside to a phase, and name it in the trace."""
+        self._push(name)
+        try:
+            yield
+        finally:
+            self._pop()
+
+    def fetched(self, batch: Any) -> None:
+        """A batch has come."""
+        self.batch = batch
+        self.clock.fetched(num_samples(batch), sum(tensor.numel() for tensor in tensors_of(batch)))
+
+    def _wait(self) -> None:
+        if self.synchronize:
+            torch.cuda.synchronize()
+
+    def _push(self, name: str) -> None:
+        self._wait()
+        self.clock.push(name)
+        if self.annotate:
+            self._ranges.append(named_range(f"vivace:{name}"))
+
+    def _pop(self) -> None:
+        if self._ranges:
+            self._ranges.pop().__exit__(None, None, None)
+        self._wait()
+        self.clock.pop()
+
+    def _next(self, original: Any) -> Any:
+        def following(iterator: Any) -> Any:
+            with self.fetching():
+                batch = original(iterator)
+            if not self._fetching:
+                self.fetched(batch)
+            return batch
+
+        return following
+
+    def _iter(self, original: Any) -> Any:
+        def begin(loader: Any) -> Any:
+            self.loaders[id(loader)] = loader
+            if torch.is_grad_enabled():
+                self.loader = loader
+            if self._fetching:
+                self.clock.step.interrupted = True
+                return original(loader)
+            with self.fetching():
+                self.clock.step.interrupted = True  # workers start: not a step like the others
+                return original(loader)
+
+        return begin
+
+    def _ending_workers(self, original: Any) -> Any:
+        def end(iterator: Any) -> Any:
+            if iterator._shutdown:
+                return original(iterator)
+            self.clock.step.interrupted = True
+            with self.phase("data"):
+                return original(iterator)
+
+        return end
+
+    def _timed(self, name: str, original: Any) -> Any:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            with self.phase(name):
+                return original(*arguments, **keywords)
+
+        return call
+
+    def _backward(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def backward(
+            tensors: Any,
+            grad_tensors: Any = None,
+            retain_graph: Any = None,
+            create_graph: bool = False,
+            **rest: Any,
+        ) -> Any:
+            if self.examine_losses:
+                losses = tensors if isinstance(tensors, (list, tuple)) else [tensors]
+                finite = all(bool(torch.isfinite(t.detach()).all()) for t in losses)
+                self.losses_not_finite += not finite
+            retains = bool(retain_graph) and not create_graph
+            if retains and not self.retained_at:
+                self.retained_at = calling_site()
+            try:
+                with self.phase("backward"):
+                    return original(tensors, grad_tensors, retain_graph, create_graph, **rest)
+            finally:
+                self.on_backward(tensors)
+                self._look_for_an_optimizer()
+                self.clock.went_backward(retains=retains)
+
+        return backward
+
+    def _look_for_an_optimizer(self) -> None:
+        """Once, where several backward passes came without an update."""
+        if self.clock.unanswered == BACKWARDS_ALONE and not self._looked:
+            self._looked = True
+            self.by_hand = weights_without_optimizer()
+            if self.by_hand:
+                self.clock.by_hand = True
+                self._patches.replace(torch.nn.Module, "zero_grad", self._clearing)
+                self._patches.replace(torch.Tensor, "backward", self._returning)
+
+    def _evaluating(self, original: Any) -> Any:
+        def evaluate(module: Any) -> Any:
+            self.evaluated_at = self.evaluated_at or calling_site()
+            self.clock.evaluates()
+            return original(module)
+
+        return evaluate
+
+    def _returning(self, original: Any) -> Any:
+        """The step ends after the outermost call: torch calls this again where something counts operations,
+        and what counts them cannot be removed inside of such a call.
+        """
+
+        def backward(*arguments: Any, **keywords: Any) -> Any:
+            self._backwards += 1
+            try:
+                return original(*arguments, **keywords)
+            finally:
+                self._backwards -= 1
+                if not self._backwards:
+                    self.clock.returned()
+
+        return backward
+
+    def _clearing(self, original: Any) -> Any:
+        def clear(*arguments: Any, **keywords: Any) -> Any:
+            self.clock.cleared()
+            return original(*arguments, **keywords)
+
+        return clear
+
+    def _zeroing(self, original: Any) -> Any:
+        def zero(*arguments: Any, **keywords: Any) -> Any:
+            self.clock.push("update", decides=False)  # people do this anywhere in the step
+            try:
+                return original(*arguments, **keywords)
+            finally:
+                self.clock.pop()
+
+        return zero
+
+    def _placing(self, original: Any) -> Any:
+        def move(tensor: Any, *arguments: Any, **keywords: Any) -> Any:
+            if tensor.is_cuda or self.clock.inside is not None:
+                return original(tensor, *arguments, **keywords)
+            self._push("place")
+            try:
+                return original(tensor, *arguments, **keywords)
+            finally:
+                self._pop()
+
+        return move
+
+    def _before_update(self, optimizer: Any, *_: Any) -> None:
+        self.optimizers[id(optimizer)] = optimizer
+        self._push("update")
+
+    def _after_update(self, optimizer: Any, *_: Any) -> None:
+        self._pop()
+        self.clock.updated(id(optimizer))
+
+
+def weights_without_optimizer() -> list[torch.Tensor]:
+    """The leaves that have a gradient, where this process holds no optimizer; else nothing."""
+    gc.collect()
+    found: list[torch.Tensor] = []
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if issubclass(kind, torch.optim.Optimizer):
+            return []
+        if issubclass(kind, torch.Tensor) and thing.is_leaf and thing.grad is not None:
+            found.append(thing)
+    return found
+
+
+def named_range(name: str) -> Any:
+    """A range of the trace that has begun; ``__exit__`` ends it."""
+    found: Any = torch.autograd.profiler.record_function(name)
+    found.__enter__()
+    return found
+
+
+def num_samples(batch: Any, depth: int = 0) -> int:
+    """Samples in a batch: the length of its first tensor that has a dimension, else 1."""
+    if isinstance(batch, torch.Tensor):
+        return int(batch.shape[0]) if batch.dim() else 0
+    inner: list[Any] = []
+    if hasattr(batch, "keys"):  # a mapping, such as transformers' BatchEncoding
+        inner = [batch[key] for key in batch.keys()]  # noqa: SIM118
+    elif isinstance(batch, (list, tuple)):
+        inner = list(batch)
+    elif hasattr(batch, "__dataclass_fields__"):
+        inner = list(vars(batch).values())
+    found = (num_samples(item, depth + 1) for item in inner) if depth < 4 else iter(())
+    return next(filter(None, found), 0 if depth else 1)
+
+
+def tensors_of(tree: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    """The tensors in nested mappings and sequences."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif depth < 6:
+        if hasattr(tree, "keys"):
+            tree = [tree[key] for key in tree.keys()]  # noqa: SIM118
+        if isinstance(tree, (list, tuple)):
+            for item in tree:
+                yield from tensors_of(item, depth + 1)

@@ -1,0 +1,264 @@
+"""How mixed precision is used: autocast regions, scaled losses, when gradients are clipped, skipped steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.optim import optimizer as optimizers
+
+from vivace.profiling.record.guard import Guard
+from vivace.profiling.record.hooks import LoopHooks, Patches, tensors_of
+from vivace.profiling.record.sites import calling_site
+
+SMALLEST_NORMAL = 2.0**-14  # of float16
+SAMPLE = 256  # gradients of the largest weight
+CHANGING = 1.01
+
+
+class PrecisionWatch:
+    """Notes what is done with autocast, GradScaler and clipping, by the person's line."""
+
+    def __init__(self, hooks: LoopHooks, guard: Guard) -> None:
+        self.hooks, self.guard = hooks, guard
+        self._patches = Patches(guard)
+        self.counts: Counter[str] = Counter()
+        self.sites: dict[str, str] = {}
+        self.dtypes: Counter[str] = Counter()
+        self.not_finite: str | None = None
+        self.examine = False
+        self._tiny: list[float] = []
+        self._tiniest: Counter[int] = Counter()  # such gradients, by the parameter's id
+        self._overflown: int | None = None
+        self._norm: tuple[Any, float, float] | None = None
+        self._unscaled: set[int] = set()
+        self._scaled = False
+        self._stepped: set[int] = set()
+        self._scaled_nodes: list[Any] = []  # of this step's backward graphs, where losses were scaled
+        self._passes: set[bool] = set()  # of this step: from a scaled loss or not
+        self._sample: tuple[Any, torch.Tensor] | None = None  # of scaled gradients as the pass left them
+        self._factors: list[float] = []  # by which they were changed before GradScaler.step
+
+    def install(self) -> None:
+        """Patch autocast, GradScaler and the clipping functions."""
+        patches = self._patches
+        self.hooks.on_backward = self.guard.looking(self._went_backward)
+        patches.replace(torch.autocast, "__enter__", self._enter_autocast)
+        for name in ("scale", "unscale_", "step", "update", "get_scale"):
+            patches.replace(torch.amp.GradScaler, name, getattr(self, f"_{name.strip('_')}"))
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            for place in (torch.nn.utils, torch.nn.utils.clip_grad):
+                patches.replace(place, name, self._clip)
+        patches.replace(torch.optim.lr_scheduler.LRScheduler, "step", self._schedule)
+        handle = optimizers.register_optimizer_step_pre_hook(self.guard.looking(self._before_update))
+        patches.hook(optimizers._global_optimizer_pre_hooks, handle)
+
+    def restore(self) -> None:
+        """Leave torch as it was."""
+        self._patches.restore()
+
+    def begin(self) -> None:
+        """The timed window begins: forget the warm-up, where a scaler finds its scale."""
+        self.counts.clear()
+
+    def result(self, steps: int) -> dict[str, Any]:
+        """Counts over the timed window, the lines that did it, and the gradients' state.
+
+        Where watching ended with a fault, nothing is known.
+        """
+        if self.guard.off:
+            return {"steps": steps}
+        return {
+            **self.counts,
+            "steps": steps,
+            "sites": self.sites,
+            "autocast_dtypes": dict(self.dtypes),
+            "not_finite": self.not_finite,
+        }
+
+    def _note(self, what: str) -> None:
+        self.counts[what] += 1
+        if what not in self.sites:
+            self.sites[what] = calling_site()
+
+    def _enter_autocast(self, original: Any) -> Any:
+        def enter(context: Any) -> Any:
+            if context._enabled:
+                self._note("autocast")
+                self.dtypes[str(context.fast_dtype).removeprefix("torch.")] += 1
+            return original(context)
+
+        return enter
+
+    def _scale(self, original: Any) -> Any:
+        def scale(scaler: Any, outputs: Any) -> Any:
+            if scaler.is_enabled():
+                self._scaled = True
+                self._note("scale")
+            scaled = original(scaler, outputs)
+            if scaler.is_enabled():
+                self._scaled_nodes += [t.grad_fn for t in tensors_of(scaled) if t.grad_fn is not None]
+            return scaled
+
+        return scale
+
+    def _unscale(self, original: Any) -> Any:
+        def unscale(scaler: Any, optimizer: Any) -> Any:
+            if self.hooks.clock.inside is None:  # GradScaler.step calls it itself where nobody did
+                self._note("unscale")
+            self._unscaled.add(id(optimizer))
+            return original(scaler, optimizer)
+
+        return unscale
+
+    def _step(self, original: Any) -> Any:
+        def step(scaler: Any, optimizer: Any, *arguments: Any, **keywords: Any) -> Any:
+            if not scaler.is_enabled():
+                return original(scaler, optimizer, *arguments, **keywords)
+            self._stepped.discard(id(optimizer))
+            self._notice_division()
+            self._notice_change()
+            if self._passes == {True, False} and len(self.hooks.optimizers) == 1:
+                self.counts["unscaled_loss"] += 1
+            self.hooks.clock.push("update")
+            try:
+                result = original(scaler, optimizer, *arguments, **keywords)
+            finally:
+                self.hooks.clock.pop()
+            self.counts["scaler_steps"] += 1
+            if id(optimizer) not in self._stepped:
+                self.counts["skipped"] += 1
+                self._find_overflow(optimizer)
+                self.hooks.clock.updated(id(optimizer))
+            return result
+
+        return step
+
+    def _get_scale(self, original: Any) -> Any:
+        def get_scale(scaler: Any) -> Any:
+            scale = original(scaler)
+            if self._scaled and scale > 1 and not self._unscaled and self.hooks.clock.step.backwards:
+                parameter = self._largest_gradient()
+                if parameter is not None:
+                    self._norm = (parameter, float(parameter.grad.norm()), scale)
+            return scale
+
+        return get_scale
+
+    def _largest_gradient(self) -> Any:
+        groups = (g["params"] for o in self.hooks.optimizers.values() for g in o.param_groups)
+        found = [p for group in groups for p in group if p.grad is not None]
+        return max(found, key=lambda p: p.grad.numel(), default=None)
+
+    def _notice_division(self) -> None:
+        """Were gradients divided by the scale between asking for it and `GradScaler.step`?"""
+        if self._norm is None:
+            return
+        parameter, before, scale = self._norm
+        self._norm = None
+        after = float(parameter.grad.norm()) if parameter.grad is not None else before
+        if before > 0 and 0.9 < after * scale / before < 1.1:
+            self.counts["unscaled_by_hand"] += 1
+
+    def _went_backward(self, losses: Any) -> None:
+        """Was this pass from a scaled loss, or from what was made of one? Keeps a few of its gradients."""
+        if not self.counts["scale"]:
+            return
+        scaled = any(self._leads_to_scaled(loss.grad_fn) for loss in tensors_of(losses))
+        self._passes.add(scaled)
+        if not scaled and "unscaled_loss" not in self.sites:
+            self.sites["unscaled_loss"] = calling_site()
+        parameter = self._largest_gradient() if self.examine and not self._unscaled else None
+        if parameter is None or parameter.grad.is_sparse:
+            self._sample = None
+        else:
+            self._sample = (parameter, _some(parameter.grad).clone())
+
+    def _leads_to_scaled(self, node: Any, depth: int = 6) -> bool:
+        if node is None or not depth:
+            return False
+        if any(node is scaled for scaled in self._scaled_nodes):
+            return True
+        return any(self._leads_to_scaled(following, depth - 1) for following, _ in node.next_functions[:2])
+
+    def _notice_change(self) -> None:
+        """Were gradients changed, other than to zero, between the backward pass and `GradScaler.step`?"""
+        if self._sample is None or self._unscaled:
+            return
+        parameter, before = self._sample
+        self._sample = None
+        after = _some(parameter.grad) if parameter.grad is not None else before
+        factor = float(after.norm() / before.norm())
+        if bool(((after != before) & (after != 0)).any()) and 0 < factor < float("inf"):
+            self._factors.append(factor)
+            self.sites.setdefault("changed_scaled", calling_site())
+
+    def changed_scaled(self) -> bool:
+        """Were scaled gradients changed by another factor in each step? A constant one does no harm."""
+        return len(self._factors) > 2 and max(self._factors) > CHANGING * min(self._factors)
+
+    def tiny_share(self) -> float | None:
+        """Mean share of the gradients that are not zero and below float16's normal numbers."""
+        return sum(self._tiny) / len(self._tiny) if self._tiny else None
+
+    def _update(self, original: Any) -> Any:
+        def update(scaler: Any, *arguments: Any, **keywords: Any) -> Any:
+            result = original(scaler, *arguments, **keywords)
+            self._scaled = False
+            self._unscaled.clear()
+            self._scaled_nodes.clear()
+            self._passes.clear()
+            self.counts["scaler_updates"] += 1
+            return result
+
+        return update
+
+    def _clip(self, original: Any) -> Any:
+        def clip(*arguments: Any, **keywords: Any) -> Any:
+            self._note("clip")
+            if self._scaled and not self._unscaled:
+                self._note("clip_scaled")
+            return original(*arguments, **keywords)
+
+        return clip
+
+    def _schedule(self, original: Any) -> Any:
+        def step(scheduler: Any, *arguments: Any, **keywords: Any) -> Any:
+            self.counts["scheduled"] += 1
+            return original(scheduler, *arguments, **keywords)
+
+        return step
+
+    def _before_update(self, optimizer: Any, *_: Any) -> None:
+        self._stepped.add(id(optimizer))
+        if self.examine:
+            found = [p for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+            tiny = {id(p): int(((p.grad != 0) & (p.grad.abs() < SMALLEST_NORMAL)).sum()) for p in found}
+            self._tiniest.update(tiny)
+            self._tiny.append(sum(tiny.values()) / max(1, sum(int((p.grad != 0).sum()) for p in found)))
+
+    def _find_overflow(self, optimizer: Any) -> None:
+        """The first parameter, from the loss backwards, whose gradient is not finite."""
+        if self.not_finite is not None:
+            return
+        found = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        bad = [p for p in found if not bool(torch.isfinite(p.grad).all())]
+        self.not_finite = f"{len(bad)} of {len(found)} gradients" if bad else "none"
+        self._overflown = id(bad[-1]) if bad else None
+
+    def named(self, roots: dict[str, torch.nn.Module]) -> dict[str, str]:
+        """Where gradients overflowed first, from the loss backwards, and where most of them are tiny."""
+        names = {id(p): f"{root}.{name}" for root, m in roots.items() for name, p in m.named_parameters()}
+        tiniest = self._tiniest.most_common(1)
+        found = {}
+        if self._overflown is not None and self._overflown in names:
+            found["not_finite"] = f"{self.not_finite}, first that of {names[self._overflown]}"
+        if tiniest and tiniest[0][1] and tiniest[0][0] in names:
+            found["tiny_layer"] = names[tiniest[0][0]]
+        return found
+
+
+def _some(gradients: torch.Tensor) -> torch.Tensor:
+    """About SAMPLE of them, from everywhere: all of one unit may be zero."""
+    return gradients.flatten()[:: max(1, gradients.numel() // SAMPLE)]

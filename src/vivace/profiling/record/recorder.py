@@ -1,0 +1,353 @@
+"""The recorder: leads a running training loop through a few windows, then leaves torch as it found it.
+
+Warm-up, timed steps (nothing but the clock), watched steps (who waits for a value, by file and line), traced
+steps (torch's profiler), one counted step (operations, bytes, saved tensors). Results go into one folder.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vivace.files import replace_text
+from vivace.profiling.record import CUT, RECORD, TRACE, experiments, facts
+from vivace.profiling.record.clock import PHASES, Clock, Step
+from vivace.profiling.record.counting import CountedStep
+from vivace.profiling.record.fetches import FetchSampler
+from vivace.profiling.record.guard import Guard, described
+from vivace.profiling.record.hooks import LoopHooks, Patches, named_range
+from vivace.profiling.record.mixed import PrecisionWatch
+from vivace.profiling.record.modules import ModuleRanges
+from vivace.profiling.record.waits import WaitWatch
+
+WARM_STEPS, MOST_WARM_STEPS = 3, 8
+FEWEST_STEPS, MANY_STEPS, MOST_STEPS = 10, 100, 1500
+TIMED_SECONDS, SLOW_SECONDS = 4.0, 30.0
+MANY_SHARE = 0.25  # of the timed seconds: many steps are enough after it
+WATCHED_STEPS, SYNCHRONIZED_STEPS, TRACED_STEPS = 5, 4, 3
+LONG_STEP_SECONDS = 4.0
+DISTURBED_STEPS = 2
+
+
+class Recorder:
+    """Call `install` before the loop begins; `done` is True when the record is written.
+
+    Args:
+        folder: where the record and the trace go; made if missing.
+        timed_seconds: how long the timed window lasts at least; a quarter of it where that is 100 steps.
+    """
+
+    def __init__(self, folder: Path, timed_seconds: float = TIMED_SECONDS) -> None:
+        self.folder, self.timed_seconds = folder, timed_seconds
+        self.done = False
+        # Without the loop's own hooks there is nothing to record; any other part is left out alone.
+        guard = Guard(self._give_up)
+        self.clock = Clock(guard.looking(self._stepped))
+        self.hooks = LoopHooks(self.clock, guard)
+        self.precision = PrecisionWatch(self.hooks, Guard(self.note))
+        self.waits = WaitWatch(self.clock, Guard(self.note))
+        self.fetches = FetchSampler(self.clock, folder, Guard(self.note))
+        self.patches = Patches(Guard(self.note))
+        self.steps: list[Step] = []
+        self.resident: list[int] = []
+        self.course: list[tuple[Step, int]] = []  # every step until the window's end, and the peak after it
+        self.graphs: list[int] = []
+        self.synchronized: list[Step] = []
+        self.document: dict[str, Any] = {"format": 1, "state": "warm"}
+        self._state, self._in_state = "warm", 0
+        self._entered = time.perf_counter()
+        self._leave: Callable[[], None] = lambda: None
+        self._graphs = 0
+
+    def install(self) -> None:
+        """Patch torch and begin to watch. Where that fails, torch is left as it was, and the error raised."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._pid = os.getpid()
+        try:
+            self.hooks.install()
+            self.precision.install()
+            self.fetches.install()
+            self._compiled = experiments.watch_settings(self.patches, self.document)
+        except Exception:
+            self._restore()
+            raise
+        atexit.register(self.finish)
+
+    def finish(self) -> None:
+        """Write the record and restore torch; also where the loop ends before the last window."""
+        try:
+            self._finish()
+        except Exception as error:  # within a call of the person's, or at the end of their script
+            print(f"vivace: the profile cannot be written to {self.folder}: {error}", file=sys.stderr)
+
+    def _finish(self) -> None:
+        if self.done or os.getpid() != self._pid:  # a forked loader worker inherits this
+            return
+        self.done = True
+        with contextlib.suppress(Exception):
+            self._leave()
+        self._leave = lambda: None
+        self._guarded(self._describe)
+        self._restore()
+        if not self.steps and (self.folder / RECORD).exists():
+            return  # a launcher or a loader worker, beside the process that trains
+        replace_text(self.folder / RECORD, json.dumps(self.document, default=str))
+        if self._state == "finished":
+            atexit.unregister(self.finish)
+
+    def _restore(self) -> None:
+        """Leave torch as it was, last change first."""
+        self.patches.restore()
+        self.fetches.stop()
+        self.precision.restore()
+        self.hooks.restore()
+
+    def _give_up(self, error: Exception) -> None:
+        """The loop's hooks failed: what was recorded until now is all that there will be."""
+        self.note(error)
+        self.finish()
+
+    def _stepped(self, step: Step) -> None:
+        """Called by the clock between two steps of the person's loop."""
+        if self.done:
+            return
+        self._in_state += 1
+        if self._state in ("warm", "timed"):
+            self.course.append((step, facts.peak_bytes()))
+        if self._state == "timed":
+            self.steps.append(step)
+            self.resident.append(facts.resident_bytes())
+            self.graphs.append(facts.num_graphs())
+        elif self._state == "watched":
+            self.waits.new_step()
+        elif self._state == "synchronized":
+            self.synchronized.append(step)
+        if self._is_over(step):
+            self._next_state()
+        if self._state not in ("warm", "timed") or self._in_state == 0:
+            self.clock.restart()
+
+    def _is_over(self, step: Step) -> bool:
+        elapsed = time.perf_counter() - self._entered
+        if self._state == "warm":
+            graphs, before = facts.num_graphs(), self._graphs
+            self._graphs = graphs
+            return self._in_state >= WARM_STEPS and (graphs == before or self._in_state >= MOST_WARM_STEPS)
+        if self._state == "timed":
+            clean = sum(not s.interrupted for s in self.steps)
+            enough = clean >= FEWEST_STEPS or len(self.steps) >= 3 * FEWEST_STEPS
+            many = len(self.steps) >= MANY_STEPS and elapsed >= MANY_SHARE * self.timed_seconds
+            patient = many or elapsed >= self.timed_seconds or len(self.steps) >= MOST_STEPS
+            return (enough and patient) or (len(self.steps) >= 3 and elapsed >= SLOW_SECONDS)
+        if self._state == "traced":
+            self._mark_step()
+            return self._in_state >= TRACED_STEPS or step.wall_seconds > LONG_STEP_SECONDS
+        lengths = {"watched": WATCHED_STEPS, "synchronized": SYNCHRONIZED_STEPS, "counted": 1}
+        return self._in_state >= lengths[self._state]
+
+    def _next_state(self) -> None:
+        leave, self._leave = self._leave, lambda: None
+        leave()
+        order = ["warm", "timed", "watched", "synchronized", "traced", "counted", "finished"]
+        self._state = order[order.index(self._state) + 1]
+        if self._state == "synchronized" and not torch.cuda.is_available():
+            self._state = "traced"
+        self._in_state, self._entered = 0, time.perf_counter()
+        self.document["state"] = self._state
+        enter = getattr(self, f"_enter_{self._state}", None)
+        if enter is not None:
+            enter()
+
+    def _enter_timed(self) -> None:
+        self._dynamo = facts.dynamo()
+        self._live = facts.live_graph_tensors()
+        self.hooks.fetch_cpu_seconds = 0.0
+        self._faults = facts.page_faults()
+        self._retries = facts.allocator_retries()
+        self._allocated = facts.allocated_bytes()
+        self.precision.begin()
+
+    def _enter_watched(self) -> None:
+        now = facts.live_graph_tensors()
+        steps = max(1, len(self.steps))
+        growth = {name: held - self._live[1].get(name, 0) for name, held in now[1].items()}
+        held = sorted((name for name in growth if growth[name] >= steps // 2 > 0), key=lambda n: -growth[n])
+        self.document["live"] = {"before": self._live[0], "after": now[0], "steps": steps, "held": held[:3]}
+        self.document["dynamo"] = facts.dynamo_difference(self._dynamo, facts.dynamo())
+        self.document["compiled_alive"] = any(reference() is not None for reference in self._compiled)
+        faults = [
+            (now - before) / steps for now, before in zip(facts.page_faults(), self._faults, strict=True)
+        ]
+        self.document["page_faults"], self.document["disk_faults"] = faults
+        self.document["allocated"] = [self._allocated, facts.allocated_bytes()]
+        self.document["allocator_retries"] = facts.allocator_retries() - self._retries
+        self.document["data_cpu_seconds"] = self.hooks.fetch_cpu_seconds / steps
+        self.document["precision"] = self.precision.result(steps)
+        self.hooks.examine_losses = self.precision.examine = True
+        if not facts.compiles():  # the questions inside of compiled code would be compiled with our watch
+            self.waits.install()
+        self._leave = self._leave_watched
+
+    def _leave_watched(self) -> None:
+        self.waits.restore()
+        self.hooks.examine_losses = self.precision.examine = False
+        self.document["watched_steps"] = self.waits.num_steps
+        self.document["precision"]["loss_not_finite"] = self.hooks.losses_not_finite
+        self.document["precision"]["tiny_gradients"] = self.precision.tiny_share()
+        self.document["precision"]["changed_scaled"] = self.precision.changed_scaled()
+
+    def _enter_synchronized(self) -> None:
+        self.hooks.synchronize = True
+        self._leave = self._leave_synchronized
+
+    def _leave_synchronized(self) -> None:
+        self.hooks.synchronize = False
+        steps = self.synchronized[1:]
+        self.document["device_seconds"] = {p: statistics.fmean(s.seconds[p] for s in steps) for p in PHASES}
+
+    def _enter_traced(self) -> None:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profiler = torch.profiler.profile(
+            activities=activities, record_shapes=True, profile_memory=True
+        )
+        self._modules = ModuleRanges(Guard(self.note), annotate=True)
+        self.document["held_bytes"] = facts.held_bytes(self.hooks)
+        self._profiler.start()
+        self.hooks.annotate = True
+        self._range: Any = None
+        self._mark_step()
+        self._modules.install()
+        self._leave = self._leave_traced
+
+    def _mark_step(self) -> None:
+        if self._range is not None:
+            self._range.__exit__(None, None, None)
+        self._range = named_range("vivace:step")
+
+    def _leave_traced(self) -> None:
+        self._modules.restore()
+        self.document["precision"].update(self.precision.named(self._modules.roots))
+        self.document["features"] = facts.features(self._modules.roots.values())
+        self.hooks.annotate = False
+        named_range(CUT).__exit__(None, None, None)  # the last range is no whole step
+        self._range.__exit__(None, None, None)
+        self._profiler.stop()
+        self._profiler.export_chrome_trace(str(self.folder / TRACE))
+
+    def _enter_counted(self) -> None:
+        self.catcher = experiments.CallCatcher(self._modules.roots, Guard(self.note))
+        self._counted = CountedStep(self.hooks, Guard(self.note))
+        self._counted.install()
+        self._leave = self._leave_counted
+
+    def _leave_counted(self) -> None:
+        self._counted.restore()
+        self.catcher.restore()
+        if self._in_state:  # else the run ended within this step
+            if not self._counted.guard.off:
+                self.document.update(self._counted.result())
+            self.document["rows"] = self.catcher.num_rows()
+
+    def _enter_finished(self) -> None:
+        self._guarded(lambda: self.document.update(facts.describe(self.hooks)))
+        self._guarded(self._average)
+        self._guarded(lambda: self.document.update(first_touch=facts.first_touch()))
+        self.hooks.restore()  # copies of the model and of the optimizer are no part of the loop
+        self._guarded(lambda: experiments.run(self, self.document))
+        self.finish()
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        Guard(self.note).looking(action)()
+
+    def note(self, error: Exception) -> None:
+        """Keep a fault of the profile's own, which cost a part of it."""
+        self.document.setdefault("problems", []).append(described(error))
+
+    def _describe(self) -> None:
+        self._average()
+        document = self.document
+        document["resident"] = self.resident
+        document["waits"] = self.waits.result()
+        document.setdefault("precision", self.precision.result(len(self.steps)))
+        document["fetch"] = self.fetches.result()
+        if "device" not in document:  # else described before the experiments, which take memory of their own
+            document.update(facts.describe(self.hooks))
+        document["command"] = sys.argv
+
+    def _average(self) -> None:
+        """Means over the undisturbed steps of the timed window."""
+        _mark_validation([step for step, _ in self.course])
+        clean = _undisturbed([step for step in self.steps if not step.interrupted] or self.steps)
+        document = self.document
+        document["steps"] = len(self.steps)
+        document["clean_steps"] = len(clean)
+        if clean:
+            document["seconds"] = {p: statistics.fmean(s.seconds[p] for s in clean) for p in PHASES}
+            document["step_seconds"] = statistics.fmean(s.wall_seconds for s in clean)
+            document["median_step_seconds"] = statistics.median(s.wall_seconds for s in clean)
+            samples = statistics.fmean(s.samples for s in clean) or self._rows()
+            document["samples"], document["samples_known"] = samples or 1.0, samples > 0
+            still = [
+                s.wall_seconds
+                for s, (a, b) in zip(self.steps[1:], pairwise(self.graphs), strict=True)
+                if a == b
+            ]
+            document["quiet_seconds"] = min(still, default=None)
+            document["walls"] = [s.wall_seconds for s in self.steps]
+            document["sizes"] = sorted({s.samples for s in clean})
+            document["backwards"] = statistics.fmean(s.backwards for s in clean)
+            document["updates"] = statistics.fmean(s.updates for s in clean)
+            document["course"] = [_brief(step, peak) for step, peak in self.course]
+            document["retained_at"] = self.hooks.retained_at
+            document["evaluated_at"] = self.hooks.evaluated_at
+            broken = [s for s in self.steps if s.interrupted]
+            document["interrupted"] = [{"wall": s.wall_seconds, **s.seconds} for s in broken]
+
+    def _rows(self) -> float:
+        """Samples a step of a loop without a DataLoader: what the model is called with, for each backward."""
+        backwards = statistics.fmean(s.backwards for s in self.steps)
+        return float(self.document.get("rows") or 0) * max(1.0, backwards)
+
+
+def _undisturbed(steps: list[Step]) -> list[Step]:
+    """Without the one or two longest steps of many: other processes of the machine disturb single steps."""
+    dropped = min(DISTURBED_STEPS, len(steps) // FEWEST_STEPS)
+    limit = sorted(step.wall_seconds for step in steps)[: len(steps) - dropped][-1] if steps else 0.0
+    return [step for step in steps if step.wall_seconds <= limit]
+
+
+def _mark_validation(steps: list[Step]) -> None:
+    """Where gradients stay on in validation, or it needs no loader, what shows it is rare: many fetches for
+    a backward pass, or a module that is put into evaluation mode. A loop that does so in each step is none.
+    """
+    usual = statistics.median(step.fetches for step in steps) if steps else 0
+    for step in steps:
+        step.validates |= step.fetches > 2 * usual and step.backwards < step.fetches
+    if 2 * sum(step.validates for step in steps) < len(steps):
+        for step in steps:
+            step.interrupted |= step.validates
+
+
+def _brief(step: Step, peak: int) -> dict[str, Any]:
+    """What the course of the peak is read from."""
+    return {
+        "peak": peak,
+        "wall": step.wall_seconds,
+        "elements": step.elements,
+        "validates": step.validates,
+        "gradients": not step.without_gradients,
+        "retains": step.retains,
+    }

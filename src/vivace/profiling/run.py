@@ -1,0 +1,280 @@
+"""Profile a job or an unmodified script: let it run under the recorder, then judge what was recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vivace.errors import ChildFailed, FolderError, InputError
+from vivace.files import is_leftover, replace_text
+from vivace.profiling.record import RECORD, TRACE
+
+if TYPE_CHECKING:
+    from vivace.job import Job
+    from vivace.machine import Machine
+    from vivace.plan import Plan
+
+CEILING_SECONDS = 20.0
+JOB_TIMEOUT = 600.0
+INTERRUPT_SECONDS = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Profiled:
+    """What a profile found: `document` is what ``--json`` prints, `exit_code` the script's own."""
+
+    document: dict[str, Any]
+    page_path: Path
+    trace_path: Path | None
+    exit_code: int = 0
+
+    @property
+    def verdicts(self) -> list[dict[str, Any]]:
+        """Causes with evidence, gain and next step, the most important first."""
+        return list(self.document["verdicts"])
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Fractions of the step by phase; they sum to 1."""
+        return dict(self.document["shares"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that ``vivace profile --json`` prints."""
+        return self.document
+
+
+def profile(
+    job: Job | str | None = None,
+    plan: Plan | str | os.PathLike[str] | None = None,
+    *,
+    command: Sequence[str] = (),
+    out: str | os.PathLike[str] = "runs/profile",
+    machine: Machine | None = None,
+    strict: bool = False,
+    timed_seconds: float = 4.0,
+    script_output: int | None = None,
+    script_input: int | None = None,
+) -> Profiled:
+    """Where the time and the memory of a training step go, how far it is from the limit, and why.
+
+    Args:
+        job: a Job, or its reference; left out where `command` is given.
+        plan: profile the job under this plan.
+        command: an unmodified script with its interpreter and arguments, such as ``["python", "train.py"]``.
+        out: folder for the page, the trace and ``profile.json``; made if missing. An earlier profile in it is
+            replaced, which the document says; anything else in it is refused.
+        machine: its `ceilings` bound the step; left out, this machine's stored ones, measured where missing.
+        strict: forbid TF32 and its like, as the reference of `tune` does.
+        timed_seconds: the least length of the window in which nothing but the clock runs; a quarter of it is
+            enough for 100 steps.
+        script_output: file descriptor of the script's standard output; left out, this process's own.
+        script_input: the same of its standard input.
+
+    Raises InputError, JobError, Refused, FolderError; ChildFailed where nothing was recorded.
+    """
+    if (job is None) == (not command):
+        raise InputError("profile takes either a JOB or a command after '--', such as -- python train.py")
+    folder, earlier = _prepared(Path(out))
+    exit_code, epochs, name = 0, None, " ".join(map(shlex.quote, command))
+    from vivace.inspection import inspect
+
+    known = machine or inspect()
+    if command:
+        exit_code = _run_script(list(command), folder, timed_seconds, script_output, script_input)
+    else:
+        assert job is not None
+        name = job if isinstance(job, str) else "job"
+        epochs = _run_job(job, plan, folder, known, strict, timed_seconds)
+    record = _read_record(folder, exit_code, command)
+    if machine is None:
+        known = _with_ceilings(known, str(record.get("device", "cpu")))
+    record["exit_code"] = exit_code
+    document = {"exit_code": exit_code, "replaced": earlier}
+    return _judge(record, folder, known, name, epochs, document)
+
+
+def _judge(
+    record: dict[str, Any],
+    folder: Path,
+    machine: Machine,
+    name: str,
+    epochs: int | None,
+    more: dict[str, Any],
+) -> Profiled:
+    from vivace.profiling.judge import judge
+    from vivace.profiling.page import write_page
+
+    trace = folder / TRACE
+    document = {**judge(record, trace, machine, name, epochs), **more}
+    document["page_path"] = str(folder / "profile.html")
+    document["trace_path"] = str(trace) if trace.is_file() else None
+    write_page(document, folder / "profile.html")
+    replace_text(folder / "profile.json", json.dumps(document, default=str))
+    return Profiled(document, folder / "profile.html", trace if trace.is_file() else None, more["exit_code"])
+
+
+OWN = ("profile.html", "profile.json", "record.json*", "trace.json", "job.log", "worker-*.json", "rank-*")
+
+
+def _prepared(folder: Path) -> tuple[Path, str | None]:
+    """The folder, with nothing of an earlier profile in it, and what that was of. Raises FolderError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        names = [entry.name for entry in folder.iterdir() if not any(map(entry.match, OWN))]
+        strangers = [name for name in names if not is_leftover(name)]
+        if strangers:
+            raise FolderError(
+                f"the output folder '{folder}' is not empty ({min(strangers)}): name another with --out"
+            )
+        earlier = _earlier(folder / "profile.json")
+        for pattern in (*OWN, "rank-*/*"):
+            for file in folder.glob(pattern):
+                if file.is_file():
+                    file.unlink()
+    except (FileExistsError, NotADirectoryError):
+        raise FolderError(f"the output '{folder}' is a file; name a folder") from None
+    except OSError as error:
+        raise FolderError(f"the folder '{folder}' cannot be used: {error.strerror}") from None
+    return folder.resolve(), earlier
+
+
+def _earlier(path: Path) -> str | None:
+    """What the profile that lies here was of."""
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["target"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _run_job(
+    job: Job | str,
+    plan: Plan | str | os.PathLike[str] | None,
+    folder: Path,
+    machine: Machine,
+    strict: bool,
+    timed_seconds: float,
+) -> int:
+    """Drive the job in a child process; returns its epochs."""
+    from vivace.plan import Plan
+    from vivace.processes.launch import Child, Source, plan_of
+
+    wanted = plan_of(plan, job) if plan is not None else Plan()
+    arguments = {"machine": machine.to_dict()}
+    with Child(
+        "vivace.profiling.drive:Driver", Source(job), arguments, log=folder / "job.log", environment=QUIET
+    ) as child:
+        done = child.ask(
+            "run",
+            JOB_TIMEOUT,
+            plan=wanted.to_dict(),
+            folder=str(folder),
+            timed_seconds=timed_seconds,
+            strict=strict,
+        )
+    return int(done["epochs"])
+
+
+# torch's profiler writes lines of its own to standard error, which is the script's.
+QUIET = {"KINETO_LOG_LEVEL": "6", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+
+
+def _run_script(
+    command: list[str], folder: Path, timed_seconds: float, output: int | None, source: int | None
+) -> int:
+    """Run a person's command with the hooks injected; it reads and writes where it always does.
+
+    ``python`` is the one that the person's shell would find, which need not be Vivace's.
+    Ctrl-C ends the script, not the profile: what was recorded until then is judged.
+    """
+    inject = str(Path(__file__).parent / "inject")
+    before = os.environ.get("PYTHONPATH")
+    environment = {
+        **QUIET,
+        **os.environ,
+        "PYTHONPATH": inject + (os.pathsep + before if before else ""),
+        "VIVACE_PROFILE": str(folder),
+        "VIVACE_PROFILE_SECONDS": str(timed_seconds),
+    }
+    if command[0] == "python" and shutil.which("python") is None:
+        print(f"vivace: no 'python' is on the PATH; {sys.executable} runs the script", file=sys.stderr)
+        command = [sys.executable, *command[1:]]
+    try:
+        process = subprocess.Popen(command, env=environment, stdout=output, stdin=source)
+    except FileNotFoundError:
+        raise InputError(f"there is no program '{command[0]}' to run") from None
+    except OSError as error:
+        raise InputError(f"'{command[0]}' cannot be run: {error.strerror}") from None
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        _end(process)
+        if not _has_steps(folder):
+            raise
+        code = -signal.SIGINT
+    return code if code >= 0 else 128 - code
+
+
+def _has_steps(folder: Path) -> bool:
+    """Was a step timed before the script was interrupted?"""
+    try:
+        return bool(json.loads((folder / RECORD).read_text(encoding="utf-8")).get("clean_steps"))
+    except (OSError, ValueError):
+        return False
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a script that a terminal interrupted with us; interrupt it where nobody did, then end it."""
+    for signal_sent in (None, signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        if signal_sent is not None:
+            process.send_signal(signal_sent)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(INTERRUPT_SECONDS)
+            return
+
+
+def _read_record(folder: Path, exit_code: int, command: Sequence[str]) -> dict[str, Any]:
+    path = folder / RECORD
+    ended = f" (it ended with exit code {exit_code})" if exit_code else ""
+    if not path.is_file():
+        program = shutil.which(command[0]) if command else None
+        ran = f" ({program})" if program else ""
+        raise ChildFailed(
+            f"nothing was recorded{ended}: did the command{ran} start Python, and train with torch?"
+        )
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if "refused" in record:
+        raise ChildFailed(f"nothing was recorded{ended}: {record['refused']}")
+    if not record.get("clean_steps"):
+        problems = record.get("problems") or [""]
+        detail = f": {problems[0].strip().splitlines()[-1]}" if problems[0] else ""
+        raise ChildFailed(
+            f"no training step was timed{ended}{detail}; a profile needs about 15 steps after the first three"
+        )
+    record["other_ranks"] = [
+        json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob(f"rank-*/{RECORD}"))
+    ]
+    return record
+
+
+def _with_ceilings(machine: Machine, device: str) -> Machine:
+    """The machine with ceilings of `device`: stored ones, or measured now and stored."""
+    from vivace.inspection.ceilings import survey
+    from vivace.inspection.store import cached_ceilings, save
+
+    ceilings = cached_ceilings(machine.fingerprint, device)
+    if "copy_device" not in ceilings or "matmul_fp32" not in ceilings:
+        found = survey(device, seconds=CEILING_SECONDS)
+        ceilings = found.values
+        with contextlib.suppress(OSError):  # a home that cannot be written: measured again next time
+            save(machine.fingerprint, device, found)
+    return dataclasses.replace(machine, ceilings=ceilings)

@@ -1,7 +1,0 @@
-"""`vivace.report`: one page, and the same in the terminal, of what was measured. Imports no torch."""
-
-from vivace.report.page import report as report
-from vivace.report.tables import terminal as terminal
-from vivace.verb import make_callable
-
-make_callable(__name__)

@@ -1,0 +1,77 @@
+"""Reading a run's folder, whatever of it is torn, cut short or of another version."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from vivace.errors import FolderError
+from vivace.files import read_own
+from vivace.ledger import Ledger, Trial
+from vivace.reporting import words
+from vivace.reporting.content import Content
+
+_TRIAL_FIELDS = {field.name for field in dataclasses.fields(Trial)}
+
+
+def load(folder: Path) -> Content:
+    """Read a run's folder. Raises FolderError where it is missing, unreadable, or holds no run."""
+    if not folder.is_dir():
+        raise FolderError(f"there is no folder '{folder}'; give the --out folder of a tune or train run")
+    try:
+        records = Ledger(folder / "ledger.jsonl").read()
+        metrics = Ledger(folder / "metrics.jsonl").read()
+        training = _document(folder / "run.json")
+    except OSError as error:
+        raise FolderError(f"the run in '{folder}' cannot be read: {error.strerror}") from None
+    if not records and not metrics and not training:
+        raise FolderError(
+            f"'{folder}' holds no record of a run; give the --out folder of a tune or train run"
+        )
+    runs = [number for number, record in enumerate(records) if record.get("record") == "run"]
+    records = records[runs[-1] :] if runs else records
+    trials, unread = _trials(records)
+    last = {kind: _last(records, kind) for kind in ("run", "profile", "result", "verdict")}
+    final = last["result"].get("verdict")
+    if isinstance(final, dict) and final.get("kept") is not None:
+        agree = last["verdict"].get("kept") == final["kept"]
+        last["verdict"] = {**(last["verdict"] if agree else {}), **final}
+    elif last["result"].get("plan") and last["result"]["plan"] != last["verdict"].get("plan"):
+        last["verdict"] = {}  # it is of another plan
+    by_step = {step: line for line in metrics if (step := words.real(line.get("step"))) is not None}
+    return Content(
+        folder=folder,
+        trials=tuple(trials),
+        metrics=tuple(by_step[step] for step in sorted(by_step)),
+        training=training,
+        curves={kind: _last(records, kind) for kind in ("memory", "batches")},
+        unread=unread,
+        **last,
+    )
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(read_own(path) or b"{}")
+    except ValueError:  # torn: the metrics beside it still say what happened
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _last(records: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    found = [record for record in records if record.get("record") == kind]
+    return found[-1] if found else {}
+
+
+def _trials(records: list[dict[str, Any]]) -> tuple[list[Trial], int]:
+    """The trials, and the number of those that this version cannot read."""
+    trials, unread = [], 0
+    for record in records:
+        if record.get("record") == "trial":
+            try:
+                trials.append(Trial.from_dict({k: v for k, v in record.items() if k in _TRIAL_FIELDS}))
+            except (TypeError, ValueError, AssertionError):
+                unread += 1
+    return trials, unread

@@ -1,0 +1,1 @@
+"""A job opened under a plan: an object with `step(batch)`."""

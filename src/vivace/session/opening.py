@@ -1,0 +1,326 @@
+"""Opening a session: on objects that a person already has (`attach`), or on a Job (`start`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import numpy
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from vivace.data.damage import Damage
+from vivace.data.order import ordered, require_index
+from vivace.errors import InputError, JobError, VivaceError, ran_out_of_memory
+from vivace.inspection import inspect
+from vivace.job import Job, blame
+from vivace.machine import Machine
+from vivace.plan import Plan
+from vivace.session.session import Session
+from vivace.technique import Build
+from vivace.tensors.precision import set_fp32_precision
+from vivace.tensors.trees import tensors
+
+LOOKING_SECONDS = 3.0
+ALIKE = 6  # as many batches of one size, and the others are taken to have it too
+
+Part = TypeVar("Part")
+
+
+def attach(
+    plan: Plan,
+    *,
+    model: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    loss: Callable[[Any, Any], torch.Tensor] | None = None,
+    on_gradients: Callable[[Any], Any] | None = None,
+    step: Callable[[Any], Any] | None = None,
+    models: Sequence[nn.Module] = (),
+    machine: Machine | None = None,
+) -> Session:
+    """Open a session on objects that a person already has; nothing is inherited and nothing is taken away.
+
+    Either `model`, `optimizer` and ``loss(model, batch)``, or an own ``step(batch)`` with the `models` that
+    it trains. Raises `Refused` with the technique's name and reason where the plan cannot act, and InputError
+    on wrong arguments, or where the models are on the CPU and the machine's GPU cannot be used.
+    """
+    if step is not None and (model is not None or loss is not None or not models):
+        raise InputError(
+            "attach takes either model, optimizer and loss, or step(batch) and the models it trains"
+        )
+    if step is None and (model is None or optimizer is None or loss is None):
+        raise InputError("attach needs model, optimizer and loss(model, batch); or step(batch) and models")
+    trained = [model] if model is not None else list(models)
+    first = next((p for m in trained for p in m.parameters()), None)
+    device, machine = first.device if first is not None else torch.device("cpu"), machine or inspect()
+    if device.type == "cpu" and machine.device.kind == "cuda" and not torch.cuda.is_available():
+        training_device(machine)  # says why: who asks torch for a GPU and gets none trains on the CPU unaware
+    build = Build(
+        models=trained,
+        optimizer=optimizer,
+        machine=machine,
+        device=device,
+        own_step=step is not None,
+    )
+    optimizers = [optimizer] if optimizer is not None else []
+    return Session(plan, build, loss=loss, step=step, on_gradients=on_gradients, optimizers=optimizers)
+
+
+def start(job: Job, plan: Plan, machine: Machine, *, seed: int = 0, strict: bool = True) -> Session:
+    """Build a job from zero and open it under `plan`, on top of strict fp32 (`strict`) or of PyTorch's
+    defaults.
+
+    Raises JobError where one of the Job's callables fails, `Refused` where the plan cannot act, and
+    InputError where the machine's GPU cannot be used.
+    """
+    seed_everything(seed)
+    device = training_device(machine)
+    built = call(job, "model")
+    models = models_of(job, built)
+    for module in models:
+        module.to(device)
+        module.train()
+    optimizer = optimizer_of(job, built)
+    build = Build(
+        models=models, optimizer=optimizer, machine=machine, device=device, own_step=job.step is not None
+    )
+    if strict:
+        forbid_tf32(build)
+    step = partial(job.step, built, optimizer) if job.step is not None else None
+    session = Session(
+        plan,
+        build,
+        loss=job.loss,
+        step=step,
+        on_gradients=job.on_gradients,
+        optimizers=parts_of(optimizer, torch.optim.Optimizer),
+    )
+    session.built = built
+    return session
+
+
+def reopened(session: Session, job: Job, plan: Plan, between: Callable[[], None]) -> Session:
+    """The job of `session` under another plan: the same model and optimizer, as they are now.
+
+    `session` is closed, then `between` is called. Techniques of both plans keep their state. Raises Refused
+    where the plan cannot act.
+    """
+    kept = {name: stateful.state_dict() for name, stateful in session.build.kept.items()}
+    session.close()
+    before = session.build
+    between()
+    build = Build(
+        models=before.models,
+        optimizer=before.optimizer,
+        machine=before.machine,
+        device=before.device,
+        own_step=before.own_step,
+    )
+    forbid_tf32(build)
+    again = Session(
+        plan,
+        build,
+        loss=job.loss,
+        step=None,
+        on_gradients=job.on_gradients,
+        optimizers=session.optimizers,
+    )
+    again.built = session.built
+    for name, state in kept.items():
+        if name in build.kept:
+            build.kept[name].load_state_dict(state)
+    return again
+
+
+def call(job: Job, field: str, *arguments: Any) -> Any:
+    """Call one of the Job's functions; whatever it raises becomes a JobError with the person's own line."""
+    try:
+        return getattr(job, field)(*arguments)
+    except (Exception, SystemExit) as error:
+        raise JobError(f"the Job's {field} failed: {blame(error)}") from error
+
+
+def models_of(job: Job, built: Any) -> list[nn.Module]:
+    """The modules in what the Job's model() returned. Raises JobError where these are none or too many."""
+    models = parts_of(built, nn.Module)
+    if not models:
+        raise JobError(f"the Job's model() returned a {type(built).__name__}; it must return an nn.Module")
+    if job.step is None and len(models) > 1:
+        raise JobError(f"the Job's model() returned {len(models)} modules; several modules need an own step=")
+    return models
+
+
+def optimizer_of(job: Job, built: Any) -> Any:
+    """What the Job's optimizer(model) returns. Raises JobError where that does not optimize."""
+    optimizer = call(job, "optimizer", built) if job.optimizer is not None else None
+    if job.step is not None:
+        return optimizer
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise JobError(
+            f"the Job's optimizer(model) returned {type(optimizer).__name__}, not a torch.optim.Optimizer"
+        )
+    if not _shares_parameters(built, optimizer):
+        raise JobError(
+            "the Job's optimizer(model) holds none of the model's parameters, so nothing would be trained: "
+            "build it from the model that it is given"
+        )
+    return optimizer
+
+
+def _shares_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> bool:
+    own = {id(parameter) for parameter in model.parameters()}
+    return any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
+
+
+def parts_of(built: Any, kind: type[Part]) -> list[Part]:
+    """The modules or optimizers in what a Job's function returned: one, or a collection of several."""
+    if isinstance(built, kind):
+        return [built]
+    return [part for _, item in items_of(built) for part in parts_of(item, kind)]
+
+
+def items_of(built: Any) -> list[tuple[Any, Any]]:
+    """Keys and items of a mapping, list, tuple, dataclass or SimpleNamespace; none of anything else."""
+    if isinstance(built, Mapping):
+        return list(built.items())
+    if isinstance(built, (list, tuple)):
+        return list(enumerate(built))
+    fields = dataclasses.is_dataclass(built) and not isinstance(built, type)
+    return list(vars(built).items()) if fields or isinstance(built, SimpleNamespace) else []
+
+
+def training_device(machine: Machine) -> torch.device:
+    """The GPU of this rank where `machine` trains on one, else the CPU.
+
+    Raises InputError where the driver shows the GPU, and torch cannot compute on it.
+    """
+    if machine.device.kind != "cuda":
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    try:
+        torch.ones(1, device=device)
+    except RuntimeError as error:
+        if ran_out_of_memory(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"torch cannot use the {machine.device.name} that the driver shows ({reason}): mend that, or set "
+            'CUDA_VISIBLE_DEVICES="" to train on the processor'
+        ) from error
+    return device
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the random streams of Python, NumPy and torch."""
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def forbid_tf32(build: Build) -> None:
+    """Strict fp32: neither matrix products nor convolutions may round their inputs to TF32 or bf16."""
+    backends: Any = torch.backends
+    cudnn, mkldnn = backends.cudnn, backends.mkldnn
+    owners = (backends.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn)
+    set_fp32_precision(build, owners, "ieee")
+
+
+def _loaded(loader: Any) -> Iterator[Any]:
+    """The loader's batches. Raises JobError where it fails."""
+    try:
+        yield from loader
+    except (Exception, SystemExit) as error:
+        raise JobError(f"the Job's data failed while loading: {blame(error)}") from error
+
+
+def readable(loader: Any, job: Job) -> Any:
+    """The loader as it is, or in a job that goes on without damaged samples, one that does so too.
+
+    Raises JobError where that cannot be.
+    """
+    if job.damaged == "raise":
+        return loader
+    require_index(loader, job.damaged)
+    found = ordered(loader, seed=0, epoch=0, damage=Damage(job.damaged))
+    return (batch for batch in found if batch is not None)
+
+
+def first_batches(loader: Any, count: int) -> list[Any]:
+    """Up to `count` batches, at least one. Raises JobError where the loader fails or is empty."""
+    batches = list(itertools.islice(_loaded(loader), count))
+    if not batches:
+        raise JobError(
+            "the Job's data() gave no batch: the loader is empty (drop_last with too few samples?)"
+        )
+    return batches
+
+
+def largest_batch(loader: Any, seconds: float) -> list[Any]:
+    """The batch with the most bytes, found within `seconds`; nothing where the first ones are all alike.
+
+    Raises JobError where the loader fails.
+    """
+    end = time.monotonic() + seconds
+    largest, sizes = None, list[int]()
+    for batch in _loaded(loader):
+        sizes.append(sum(tensor.numel() * tensor.element_size() for tensor in tensors(batch)))
+        if sizes[-1] == max(sizes):
+            largest = batch
+        if time.monotonic() > end or (len(sizes) == ALIKE and len(set(sizes)) == 1):
+            break
+    return [largest] if len(set(sizes)) > 1 else []
+
+
+def endless_batches(
+    session: Session, job: Job, loader: Any, seed: int = 0, again: int | None = None
+) -> Iterator[Any]:
+    """Batches of one epoch of the job's `loader` after another, in the order in which `train` feeds them.
+
+    With `again`, the first so many batches of the first epoch over and over. A generator, which lives for one
+    pass, is made anew. Raises JobError where a pass is empty.
+    """
+    for epoch in itertools.count():
+        drawn, fed = 0, ordered(loader, seed=seed, epoch=0 if again else epoch, damage=Damage(job.damaged))
+        for drawn, batch in enumerate(itertools.islice(session.batches(fed), again), 1):  # noqa: B007
+            if batch is not None:
+                yield batch
+        if not drawn:
+            raise JobError("the Job's data() gave no batch when it was read again")
+        if isinstance(loader, Iterator):
+            loader = call(job, "data")
+        elif isinstance(fed, DataLoader):
+            loader = fed
+
+
+def checked_step(session: Session, batch: Any) -> float:
+    """One step of the job as it is, whose loss must be one finite number. Raises JobError otherwise."""
+    try:
+        loss = session.step(batch)
+    except VivaceError:
+        raise
+    except (Exception, SystemExit) as error:
+        if ran_out_of_memory(error):
+            raise
+        raise JobError(f"the Job's first step failed: {blame(error)}") from error
+    if loss is None:
+        raise JobError("the Job's step returned None; it must return its loss")
+    value = torch.as_tensor(loss)
+    if value.numel() != 1:
+        shape = tuple(value.shape)
+        raise JobError(
+            f"the Job's loss has the shape {shape}; it must be one number, the mean over the batch"
+        )
+    if not math.isfinite(float(value)):
+        raise JobError(
+            f"the Job's loss is {float(value)} at step 0, before any technique: mend the job first"
+        )
+    return float(value)

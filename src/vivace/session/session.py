@@ -1,0 +1,141 @@
+"""Session: a job opened under a plan: an object with `step(batch)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, Self
+
+import torch
+
+from vivace.errors import JobError, Refused
+from vivace.plan import Plan
+from vivace.technique import Build, Numerics, Seam
+from vivace.tensors.trees import map_tensors
+
+
+class Session:
+    """Built by `attach` or `start`. Closing it restores every process flag and the person's objects.
+
+    `seams` is the composed step, which `Step.observed` watches.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        build: Build,
+        *,
+        loss: Any,
+        step: Any,
+        on_gradients: Any,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+    ) -> None:
+        self.plan = plan
+        self.build = build
+        self.model = build.models[0] if len(build.models) == 1 else None
+        self.optimizer = build.optimizer
+        self.built: Any = self.model  # what the Job's model() returned, where a Job was opened
+        self.optimizers = build.optimizers = list(optimizers)
+        self._loss = build.loss = loss
+        self._on_gradients = build.on_gradients = on_gradients
+        defaults: dict[Seam, Callable[..., Any]] = {
+            Seam.BATCHES: lambda loader: loader,
+            Seam.VALIDATION: lambda loader: loader,
+            Seam.PLACE: partial(place, device=build.device),
+            Seam.FORWARD: self._default_forward,
+            Seam.BACKWARD: torch.Tensor.backward,
+            Seam.ACCUMULATING: nullcontext,
+            Seam.GRADIENTS: self._default_gradients,
+            Seam.FINISH: lambda: None,
+            Seam.UPDATE: lambda: self.optimizer.step() and None,  # type: ignore[union-attr]
+            Seam.STEP: step or self._default_step,
+        }
+        try:
+            for technique in plan.techniques:
+                try:
+                    build.begin(technique)
+                    technique.apply(build)
+                except Refused as refused:
+                    raise refused.by(technique.name) from None
+            self.seams = build.compose(defaults)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def promise(self) -> Numerics:
+        """The largest change of numbers that this plan causes on this job."""
+        return self.build.numerics
+
+    def step(self, batch: Any) -> torch.Tensor:
+        """Train on one batch; returns the detached mean loss, without waiting for the device."""
+        seams = self.seams
+        with self._on_device():
+            return seams.step(seams.place(batch))
+
+    def plain_step(self, batch: Any) -> torch.Tensor:
+        """One step without what wraps it whole, such as a captured graph, which hides its operators."""
+        with self._on_device():
+            return self._default_step(self.seams.place(batch))
+
+    def _on_device(self) -> AbstractContextManager[Any]:
+        """Inside, CUDA's current device is the model's: streams, graphs and kernels of Triton go there."""
+        if self.build.device.type != "cuda" or self.build.own_step:  # an own step may use several devices
+            return nullcontext()
+        return torch.cuda.device(self.build.device)
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """One pass over a loader, fed as the plan says."""
+        return iter(self.seams.batches(loader))
+
+    def validation(self, loader: Iterable[Any]) -> Iterable[Any]:
+        """The same batches as the loader gives, for the metric."""
+        return self.seams.validation(loader)
+
+    def place(self, batch: Any) -> Any:
+        """A batch on the device, as the plan puts it there."""
+        return self.seams.place(batch)
+
+    def close(self) -> None:
+        """Undo everything that the plan changed, last change first."""
+        callbacks = self.build.close_callbacks
+        while callbacks:
+            callbacks.pop()()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _default_forward(self, batch: Any) -> torch.Tensor:
+        loss = self._loss(self.model, batch)
+        if not isinstance(loss, torch.Tensor):
+            raise JobError(f"the loss is {type(loss).__name__}; it must be a tensor, the mean over the batch")
+        if loss.numel() != 1:
+            raise JobError(
+                f"the loss has the shape {tuple(loss.shape)}; it must be one number, the mean over the batch"
+            )
+        return loss
+
+    def _default_gradients(self, batch: Any) -> torch.Tensor:
+        seams = self.seams
+        loss = seams.forward(batch)
+        seams.backward(loss)
+        return loss.detach()
+
+    def _default_step(self, batch: Any) -> torch.Tensor:
+        seams = self.seams
+        loss = seams.gradients(batch)
+        seams.finish()
+        if self._on_gradients is not None:
+            self._on_gradients(self.model)
+        seams.update()
+        self.optimizer.zero_grad(set_to_none=True)  # type: ignore[union-attr]
+        return loss
+
+
+def place(batch: Any, *, device: torch.device) -> Any:
+    """Move every tensor of a batch to `device`; tensors that are there already are returned as they are."""
+    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=tensor.is_pinned()))

@@ -1,0 +1,108 @@
+"""Convolutions that take the BatchNorm behind them into their weights, in evaluation and nowhere else.
+
+With running statistics a BatchNorm is a factor and a shift a channel. Both are worked out anew in each call,
+from the weights as they are: that costs a pass over the weights, spares two over the feature map, and cannot
+be out of date. Parameters and buffers stay what they are.
+Source: https://arxiv.org/abs/1712.05877 (section 3.2)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from vivace.mechanisms.graphs import (
+    AsksForTypes,
+    Change,
+    Untraceable,
+    add_change,
+    called_module,
+    is_touched,
+    tensors_only,
+    trace,
+)
+from vivace.tensors.modules import patched
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def install(model: nn.Module, report: set[str]) -> tuple[Callable[[], None], bool]:
+    """Fold what can be folded anywhere in `model`; `report` grows by the names of the BatchNorms.
+
+    Returns what undoes it, and whether more may come, as `vivace.techniques.untried.fused_batchnorm.matching.install` does.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    undone: list[Callable[[], None]] = []
+    waiting = False
+
+    def note(owner: nn.Module, found: list[str]) -> None:
+        report.update(names.get(id(owner.get_submodule(path)), path) for path in found)
+
+    modules = list(model.modules())
+    with patched(modules, "training", [False] * len(modules)):
+        for owner in modules:
+            signature = tensors_only(owner)
+            if signature is None or not any(type(m) in NORMS for m in owner.modules() if m is not owner):
+                continue
+            try:
+                graph, passed_over = trace(owner, signature)
+                if not (found := fold(graph, owner, passed_over)):
+                    continue
+                note(owner, found)
+            except AsksForTypes:
+                waiting = True
+            except Untraceable:
+                continue
+            undone.append(add_change(owner, Change(0, fold, note, training=False)))
+
+    def undo() -> None:
+        for one in undone:
+            one()
+
+    return undo, waiting
+
+
+def fold(graph: fx.Graph, owner: nn.Module, passed_over: list[nn.Module]) -> list[str]:
+    """Make each convolution whose result goes to a BatchNorm and nowhere else one call with it."""
+    found = []
+    for node in list(graph.nodes):
+        norm, source = called_module(node, owner), node.args[0] if node.args else None
+        if type(norm) not in NORMS or not isinstance(source, fx.Node) or len(source.users) > 1:
+            continue
+        convolution = called_module(source, owner)
+        plain = all(len(n.args) == 1 and not n.kwargs for n in (node, source))
+        if type(convolution) not in CONVOLUTIONS or not plain or norm is None or convolution is None:
+            continue
+        if norm.running_mean is None or is_touched(norm) or is_touched(convolution):
+            continue
+        with graph.inserting_before(node):
+            parts = [graph.get_attr(str(n.target)) for n in (source, node)]
+            folded = graph.call_function(convolve, (*parts, source.args[0]))
+        node.replace_all_uses_with(folded)
+        graph.erase_node(node)
+        graph.erase_node(source)
+        passed_over += [convolution, norm]
+        found.append(str(node.target))
+    return found
+
+
+def convolve(convolution: Any, norm: Any, x: torch.Tensor) -> torch.Tensor:
+    """``norm(convolution(x))`` as one convolution; a norm that is training runs by itself."""
+    if norm.training:
+        plain: torch.Tensor = norm(convolution(x))
+        return plain
+    factor = torch.rsqrt(norm.running_var + norm.eps)
+    shift = -norm.running_mean
+    if convolution.bias is not None:
+        shift = convolution.bias + shift
+    if norm.weight is not None:
+        factor = factor * norm.weight
+    shift = shift * factor if norm.bias is None else shift * factor + norm.bias
+    weight = convolution.weight * factor.view(-1, *(1,) * (convolution.weight.dim() - 1))
+    dtype = convolution.weight.dtype
+    folded: torch.Tensor = convolution._conv_forward(x, weight.to(dtype), shift.to(dtype))
+    return folded

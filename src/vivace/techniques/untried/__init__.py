@@ -1,0 +1,1 @@
+"""Techniques that have never run on the device that they are for."""

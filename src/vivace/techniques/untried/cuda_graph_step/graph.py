@@ -1,0 +1,162 @@
+"""A training step as a CUDA graph: warm-up, capture and replay."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from weakref import WeakSet
+
+import torch
+
+from vivace.errors import Refused
+from vivace.job import blame
+from vivace.tensors.trees import map_tensors, tensors
+
+_graphs: WeakSet[StepGraph] = WeakSet()
+WARM_UP_STEPS = 2  # the optimizer's first step makes its state, the second is like all others
+
+
+@dataclasses.dataclass
+class _Recorded:
+    """What was captured for batches of one shape: the graph, the memory that it reads, and its loss."""
+
+    graph: Any
+    batch: Any
+    loss: torch.Tensor
+
+
+class StepGraph:
+    """Trains a few steps eagerly on a side stream, then records one step and replays it on static buffers.
+
+    Learning rates are numbers on the device in every step, recorded or not, so that both round alike. The
+    graphs of several shapes share one pool of memory: one runs at a time, and none reads another's.
+
+    Args:
+        optimizer: capturable, or fused with a learning rate on the device.
+        notes: ``replays`` counts the steps that ran from a graph, ``graphs`` the shapes that have one.
+        num_shapes: so many shapes of a batch are captured, as they come; others run uncaptured.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, notes: dict[str, Any], num_shapes: int = 1) -> None:
+        self.optimizer, self.notes, self.num_shapes = optimizer, notes, num_shapes
+        self.side: Any = None
+        self.rates: list[torch.Tensor] = []
+        self.forget()
+        _graphs.add(self)
+
+    def forget(self) -> None:
+        """Drop the graphs and their memory; the next steps warm up and capture afresh."""
+        self.recorded: dict[str, _Recorded] = {}
+        self.waiting: dict[str, int] = {}  # steps that a shape still has to warm up
+        self.state: dict[Any, dict[str, Any]] = {}
+        self.frozen: list[dict[str, Any]] = []
+        self.pool: Any = None
+
+    def step(self, following: Callable[[Any], torch.Tensor], batch: Any) -> torch.Tensor:
+        """One training step."""
+        shapes = repr(map_tensors(batch, lambda t: (t.shape, t.dtype)))
+        with self.rates_on_device():
+            if shapes not in self.recorded:
+                if shapes not in self.waiting and len(self.waiting) >= self.num_shapes:
+                    return following(batch)
+                # The optimizer's state is there after the first shape's steps: the next need one.
+                left = self.waiting.setdefault(shapes, 1 if self.recorded else WARM_UP_STEPS)
+                if left:
+                    self.waiting[shapes] -= 1
+                    return self.beside(following, batch)
+                self.capture(following, batch, shapes)
+        if self.settings() != self.frozen:
+            raise Refused(
+                "the scheduler changes more than the learning rate: a captured step cannot follow it"
+            )
+        recorded = self.recorded[shapes]
+        for static, tensor in zip(tensors(recorded.batch), tensors(batch), strict=True):
+            static.copy_(tensor, non_blocking=True)
+        recorded.graph.replay()
+        self.notes["replays"] += 1
+        return recorded.loss.clone()
+
+    def beside(self, following: Callable[[Any], torch.Tensor], batch: Any) -> torch.Tensor:
+        """A step on the side stream, as a capture wants it to have run before."""
+        self.side = self.side or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            loss = following(batch)
+        torch.cuda.current_stream().wait_stream(self.side)
+        return loss
+
+    def capture(self, following: Callable[[Any], torch.Tensor], batch: Any, shapes: str) -> None:
+        """Record `following` for batches of these shapes; recording trains nothing.
+
+        Raises Refused with torch's reason and the line of the person's code that waits for the device, and
+        where the step did nothing on the current device.
+        """
+        static = map_tensors(batch, torch.clone)
+        self.frozen = self.settings()
+        self.state = {parameter: dict(state) for parameter, state in self.optimizer.state.items()}
+        graph = torch.cuda.CUDAGraph()
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        recording = torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local")
+        try:
+            with ExitStack() as stack:
+                # This gives the current stream back where ending a failed capture raises. Other threads, such
+                # as a DataLoader's for page-locked memory, may call CUDA while we record.
+                stack.enter_context(torch.cuda.stream(torch.cuda.current_stream()))
+                stack.enter_context(recording)
+                loss = following(static)
+                with warnings.catch_warnings(record=True) as told:
+                    warnings.simplefilter("always")
+                    stack.close()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            cause = error.__context__ if isinstance(error.__context__, RuntimeError) else error
+            raise Refused(f"the step cannot be captured: {blame(cause)}") from error
+        if told:  # that nothing was recorded: its replays would train nothing
+            raise Refused(f"the step cannot be captured: {told[0].message}")
+        self.recorded[shapes] = _Recorded(graph, static, loss)
+        self.notes["graphs"] = len(self.recorded)
+
+    def take_over(self, _: Any = None) -> None:
+        """Put a loaded optimizer state where the graph reads it; drop the graph where it has another form."""
+        held, loaded = self.state, self.optimizer.state
+        if held.keys() != loaded.keys() or any(held[p].keys() != loaded[p].keys() for p in held):
+            self.forget()
+            return
+        for parameter, state in held.items():
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    value.copy_(loaded[parameter][name])
+                    loaded[parameter][name] = value
+
+    @contextmanager
+    def rates_on_device(self) -> Iterator[None]:
+        """Inside, each group's learning rate is a number on the device, with the group's present value."""
+        groups = self.optimizer.param_groups
+        own = [group["lr"] for group in groups]
+        if len(self.rates) != len(groups):
+            device = groups[0]["params"][0].device
+            self.rates = [torch.tensor(0.0, device=device) for _ in own]
+        for group, rate in zip(groups, self.rates, strict=True):
+            rate.fill_(group["lr"])
+            group["lr"] = rate
+        try:
+            yield
+        finally:
+            for group, value in zip(groups, own, strict=True):
+                group["lr"] = value
+
+    def settings(self) -> list[dict[str, Any]]:
+        """The optimizer's settings that a graph freezes: all but the learning rate."""
+        return [
+            {k: v for k, v in g.items() if k not in ("params", "lr")} for g in self.optimizer.param_groups
+        ]
+
+
+def forget_graphs() -> None:
+    """Drop every captured step of this process, because the Python that was captured has changed."""
+    for graph in list(_graphs):
+        graph.forget()

@@ -1,0 +1,235 @@
+"""The backward pass of BatchNorm, residual add and activation, in Triton: two reads of input and gradient.
+
+The first sums the gradient before the activation and its products with the input, the second computes the
+input's gradient from them. A ReLU's mask is one bit an element; smooth activations are computed again from
+the input. `vivace.techniques.untried.fused_batchnorm.kernels.batch_norm` holds the reference.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from vivace.techniques.untried.fused_batchnorm.kernels.tiles import (
+    FINISH_COLUMNS,
+    FINISH_SPLITS,
+    FUSED_MULTIPLY_ADD,
+    SUM_WARPS,
+    Tiles,
+    bytes_of_row,
+    load_bits,
+    on_device_of,
+    scale_and_bias,
+    splits_from,
+    tile_of_program,
+    true_width,
+)
+
+
+@triton.jit
+def _through_activation(gradient, z, ACTIVATION: tl.constexpr):
+    """The gradient at z of an activation that is computed again instead of remembered."""
+    if ACTIVATION == "silu":
+        sigmoid = 1 / (1 + tl.exp(-z))
+        return gradient * sigmoid * (1 + z * (1 - sigmoid))
+    else:
+        slope = tl.where(z < -3, 0.0, tl.where(z <= 3, z / 3 + 0.5, 1.0))
+        return gradient * slope
+
+
+@triton.jit
+def batch_norm_backward_sums(
+    gradient_ptr,
+    x_ptr,
+    mask_ptr,
+    mean_ptr,
+    rstd_ptr,
+    weight_ptr,
+    bias_ptr,
+    residual_gradient_ptr,
+    sums_ptr,
+    products_ptr,
+    num_rows,
+    rows_a_split,
+    width,
+    eighths,
+    ALIGNED: tl.constexpr,
+    AFFINE: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Sums of the gradient before the activation, and of its products with x less the mean, over each split.
+
+    That gradient is the residual's; written here, it spares the second pass the mask.
+    """
+    width = true_width(width, eighths, ALIGNED)
+    row_bytes = bytes_of_row(width, eighths, ALIGNED)
+    split = tl.program_id(1)
+    begin = split * rows_a_split
+    end = tl.minimum(begin + rows_a_split, num_rows)
+    first_column = tl.program_id(0) * COLUMNS
+    columns = first_column + tl.arange(0, COLUMNS)
+    inside = columns < width
+    rows = tl.arange(0, ROWS)
+    offsets = rows[:, None] * width + columns[None, :]
+    mean = tl.load(mean_ptr + columns, mask=inside, other=0)
+    rstd = tl.load(rstd_ptr + columns, mask=inside, other=0)
+    scale, bias = scale_and_bias(rstd, weight_ptr, bias_ptr, columns, inside, AFFINE)
+    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+    products = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for tile in range(tl.cdiv(end - begin, ROWS)):
+        first = begin + tile * ROWS
+        there = (first + rows < end)[:, None] & inside[None, :]
+        start = first.to(tl.int64) * width
+        gradient = tl.load(gradient_ptr + start + offsets, mask=there, other=0).to(tl.float32)
+        x = tl.load(x_ptr + start + offsets, mask=there, other=0).to(tl.float32) - mean[None, :]
+        if ACTIVATION == "relu" or ACTIVATION == "relu6":
+            bits = load_bits(mask_ptr, first, first_column, end, row_bytes, ROWS, COLUMNS)
+            gradient = tl.where(bits != 0, gradient, 0.0)
+        elif ACTIVATION != "none":
+            gradient = _through_activation(gradient, x * scale[None, :] + bias[None, :], ACTIVATION)
+        if RESIDUAL:
+            kept = gradient.to(residual_gradient_ptr.dtype.element_ty)
+            tl.store(residual_gradient_ptr + start + offsets, kept, mask=there)
+        sums += gradient
+        products += tl.where(there, gradient * x, 0.0)
+    tl.store(sums_ptr + split * width + columns, tl.sum(sums, axis=0), mask=inside)
+    tl.store(products_ptr + split * width + columns, tl.sum(products, axis=0), mask=inside)
+
+
+@triton.jit
+def batch_norm_backward_finish(
+    sums_ptr,
+    products_ptr,
+    rstd_ptr,
+    weight_ptr,
+    weight_gradient_ptr,
+    bias_gradient_ptr,
+    factors_ptr,
+    num_rows,
+    num_splits,
+    width,
+    AFFINE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """The gradients of weight and bias, and three factors a channel: dx = f0 * dz + f1 * (x - mean) + f2."""
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = columns < width
+    sums = tl.zeros([SPLITS, COLUMNS], tl.float32)
+    products = tl.zeros([SPLITS, COLUMNS], tl.float32)
+    for start in range(0, num_splits, SPLITS):
+        _, there, offsets = splits_from(start, num_splits, columns, inside, width, SPLITS)
+        sums += tl.load(sums_ptr + offsets, mask=there, other=0)
+        products += tl.load(products_ptr + offsets, mask=there, other=0)
+    rstd = tl.load(rstd_ptr + columns, mask=inside, other=0)
+    total = tl.sum(sums, axis=0)
+    scaled = tl.sum(products, axis=0) * rstd
+    factor = rstd
+    if AFFINE:
+        factor *= tl.load(weight_ptr + columns, mask=inside, other=0).to(tl.float32)
+        tl.store(weight_gradient_ptr + columns, scaled.to(weight_gradient_ptr.dtype.element_ty), mask=inside)
+        tl.store(bias_gradient_ptr + columns, total.to(bias_gradient_ptr.dtype.element_ty), mask=inside)
+    tl.store(factors_ptr + columns, factor, mask=inside)
+    tl.store(factors_ptr + width + columns, -factor * rstd * scaled / num_rows, mask=inside)
+    tl.store(factors_ptr + 2 * width + columns, -factor * total / num_rows, mask=inside)
+
+
+@triton.jit
+def batch_norm_backward_apply(
+    gradient_ptr,
+    x_ptr,
+    mask_ptr,
+    mean_ptr,
+    rstd_ptr,
+    weight_ptr,
+    bias_ptr,
+    factors_ptr,
+    x_gradient_ptr,
+    num_rows,
+    width,
+    eighths,
+    ALIGNED: tl.constexpr,
+    AFFINE: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """The input's gradient; one tile a program."""
+    width = true_width(width, eighths, ALIGNED)
+    row_bytes = bytes_of_row(width, eighths, ALIGNED)
+    tile = tile_of_program(num_rows, width, ROWS, COLUMNS)
+    first, first_column, columns, inside, there, start, offsets = tile
+    gradient = tl.load(gradient_ptr + start + offsets, mask=there, other=0).to(tl.float32)
+    x = tl.load(x_ptr + start + offsets, mask=there, other=0).to(tl.float32)
+    mean = tl.load(mean_ptr + columns, mask=inside, other=0)
+    rstd = tl.load(rstd_ptr + columns, mask=inside, other=0)
+    x -= mean[None, :]
+    if ACTIVATION == "relu" or ACTIVATION == "relu6":
+        bits = load_bits(mask_ptr, first, first_column, num_rows, row_bytes, ROWS, COLUMNS)
+        gradient = tl.where(bits != 0, gradient, 0.0)
+    elif ACTIVATION != "none":
+        scale, bias = scale_and_bias(rstd, weight_ptr, bias_ptr, columns, inside, AFFINE)
+        gradient = _through_activation(gradient, x * scale[None, :] + bias[None, :], ACTIVATION)
+    direct = tl.load(factors_ptr + columns, mask=inside, other=0)
+    along = tl.load(factors_ptr + width + columns, mask=inside, other=0)
+    shift = tl.load(factors_ptr + 2 * width + columns, mask=inside, other=0)
+    x = direct[None, :] * gradient + along[None, :] * x + shift[None, :]
+    tl.store(x_gradient_ptr + start + offsets, x.to(x_gradient_ptr.dtype.element_ty), mask=there)
+
+
+def backward(
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    mask: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    activation: str,
+    has_residual: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Launch the three kernels; the gradients of x, residual, weight and bias, empty where there is none.
+
+    A residual without an activation has the output's own gradient: nothing is written for it.
+    """
+    num_rows, width = x.shape
+    tiles = Tiles.of(num_rows, width, x.device)
+    partial = x.new_empty((2, tiles.num_splits, width), dtype=torch.float32)
+    factors = x.new_empty((3, width), dtype=torch.float32)
+    x_gradient = torch.empty_like(x)
+    kept = has_residual and activation != "none"
+    residual_gradient = torch.empty_like(gradient) if kept else gradient.new_empty(0)
+    weight_gradient = torch.empty_like(weight) if weight is not None else x.new_empty(0)
+    bias_gradient = torch.empty_like(bias) if bias is not None else x.new_empty(0)
+    shape = {**tiles.constants(width), "AFFINE": weight is not None}
+    saved = (mask, mean, rstd, weight, bias)
+    with on_device_of(x):
+        batch_norm_backward_sums[(tiles.num_columns, tiles.num_splits)](
+            *(gradient, x, *saved, residual_gradient, partial[0], partial[1]),
+            *(num_rows, tiles.rows_a_split, width, width // 8),
+            **shape,
+            RESIDUAL=kept,
+            ACTIVATION=activation,
+            num_warps=SUM_WARPS,
+            **FUSED_MULTIPLY_ADD,
+        )
+        batch_norm_backward_finish[(triton.cdiv(width, FINISH_COLUMNS),)](
+            *(partial[0], partial[1], rstd, weight, weight_gradient, bias_gradient, factors),
+            *(num_rows, tiles.num_splits, width),
+            AFFINE=weight is not None,
+            SPLITS=FINISH_SPLITS,
+            COLUMNS=FINISH_COLUMNS,
+            **FUSED_MULTIPLY_ADD,
+        )
+        batch_norm_backward_apply[(tiles.num_tiles(num_rows),)](
+            *(residual_gradient if kept else gradient, x, *saved, factors, x_gradient),
+            *(num_rows, width, width // 8),
+            **shape,
+            ACTIVATION="none" if kept else activation,
+            **FUSED_MULTIPLY_ADD,
+        )
+    return x_gradient, residual_gradient, weight_gradient, bias_gradient

@@ -1,0 +1,245 @@
+"""BatchNorm, what is added to it and the activation behind it: found in forward functions, and run as one.
+
+A 1x1 convolution in front of it may run as a product that leaves the statistics that it begins with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+from vivace.mechanisms.graphs import (
+    AsksForTypes,
+    Change,
+    Replacement,
+    Untraceable,
+    add_change,
+    called_module,
+    is_touched,
+    tensors_only,
+    trace,
+)
+from vivace.techniques.untried.fused_batchnorm.kernels.batch_norm import apply_activation, fused
+from vivace.techniques.untried.fused_batchnorm.kernels.product import product, split_rows
+from vivace.tensors.modules import modules_of, patched
+
+NORMS = (nn.BatchNorm2d, nn.BatchNorm3d)
+_ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
+_IN_PLACE = (operator.iadd, "add_")
+_ACTIVATIONS: dict[str, tuple[Any, ...]] = {
+    "relu": (nn.ReLU, functional.relu, functional.relu_, torch.relu, torch.relu_, "relu", "relu_"),
+    "relu6": (nn.ReLU6, functional.relu6),
+    "silu": (nn.SiLU, functional.silu),
+    "hardswish": (nn.Hardswish, functional.hardswish),
+}
+_BESIDE_A_RESIDUAL = ("relu", "relu6")
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """One BatchNorm by its path below the traced module, whether something is added, what follows, and
+    whether the convolution before it leaves its statistics.
+    """
+
+    norm: str
+    adds: bool
+    activation: str
+    product: bool = False
+
+    def __str__(self) -> str:
+        first = "product" if self.product else "none"
+        parts = (first, "BatchNorm", "addition" if self.adds else "none", self.activation)
+        return " + ".join(part for part in parts if part != "none")
+
+
+def install(
+    model: nn.Module, report: dict[int, Chain], *, products: bool = False
+) -> tuple[Callable[[], None], bool]:
+    """Fuse what can be fused anywhere in `model`; `report` grows by the chains, a BatchNorm's identity each.
+
+    `products`: 1x1 convolutions that only a BatchNorm follows leave its statistics.
+
+    Returns what undoes it, and whether more may come: modules that take different ways for tensors and lists
+    are traced when they are first called.
+    """
+    norms = [m for m in model.modules() if type(m) in NORMS and not is_touched(m)]
+    for norm in norms:
+        norm.forward = FusedNorm(norm)
+    convolutions = [m for m in modules_of(model, nn.Conv2d) if products and _may_leave_statistics(m)]
+    undo_products = contextlib.ExitStack()
+    replaced = [Product(convolution) for convolution in convolutions]
+    undo_products.enter_context(patched(convolutions, "forward", replaced))
+    held = {id(norm) for norm in norms}
+    undone: list[Callable[[], None]] = [undo_products.close]
+    waiting = False
+
+    def note(owner: nn.Module, chains: list[Chain]) -> None:
+        for chain in chains:
+            report.setdefault(id(owner.get_submodule(chain.norm)), chain)
+
+    for owner in model.modules():
+        signature = tensors_only(owner)
+        if signature is None or id(owner) in held or held.isdisjoint(map(id, owner.modules())):
+            continue
+        try:
+            graph, passed_over = trace(owner, signature)
+            wanted = bool(find_chains(graph, owner, passed_over))
+        except AsksForTypes:
+            wanted = waiting = True
+        except Untraceable:
+            wanted = False
+        if wanted:
+            undone.append(add_change(owner, Change(0, find_chains, note)))
+
+    def undo() -> None:
+        for one in reversed(undone):
+            one()
+        for norm in norms:
+            vars(norm).pop("forward", None)
+
+    return undo, waiting
+
+
+def is_product(module: Any) -> bool:
+    """Is a 2-D convolution a matrix product of pixels by channels?"""
+    ones = (module.kernel_size, module.stride) == ((1, 1), (1, 1)) and module.padding in ((0, 0), "valid")
+    return ones and module.groups == 1
+
+
+def _may_leave_statistics(module: Any) -> bool:
+    """Channels in eights: their rows are aligned, and none is padded_stem's."""
+    plain = type(module) is nn.Conv2d and module.bias is None and not is_touched(module)
+    return plain and is_product(module) and module.in_channels % 8 == module.out_channels % 8 == 0
+
+
+def find_chains(graph: fx.Graph, owner: nn.Module, passed_over: list[nn.Module]) -> list[Chain]:
+    """Make each chain of a graph one call, ``norm(x, other, activation)``."""
+    found = [_fuse(graph, node, owner, passed_over) for node in list(graph.nodes)]
+    return [chain for chain in found if chain is not None]
+
+
+class Product(Replacement):
+    """A 1x1 convolution's forward that can leave statistics: ``(x)`` as ever, ``(x, True)`` with them."""
+
+    def __init__(self, convolution: nn.Module) -> None:
+        self.convolution: Any = convolution
+        self.own = convolution.forward
+
+    def __call__(self, x: torch.Tensor, with_statistics: bool = False) -> Any:
+        """The feature map, or that and its statistics."""
+        if not with_statistics:
+            return self.own(x)
+        weight, device = self.convolution.weight, x.device.type
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+            x, weight = x.to(dtype), weight.to(dtype)
+        return product(x, weight)
+
+
+class FusedNorm(Replacement):
+    """A BatchNorm's forward that can add and activate: ``(x)`` as ever, ``(x, other, activation)`` fused."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        self.norm: Any = norm
+        self.own = norm.forward
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        other: torch.Tensor | None = None,
+        activation: str | None = None,
+        statistics: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``activation(norm(x) + other)``; the bookkeeping of running statistics is PyTorch's."""
+        norm = self.norm
+        if activation is None:
+            alone: torch.Tensor = self.own(x)
+            return alone
+        if not norm.training or (other is not None and other.shape != x.shape):
+            z = self.own(x)
+            return apply_activation(z if other is None else z + other, activation)
+        momentum, tracked = norm.momentum, norm.track_running_stats
+        if tracked and norm.num_batches_tracked is not None:
+            norm.num_batches_tracked.add_(1)
+            if momentum is None:  # the average over all batches
+                momentum = 1.0 / float(norm.num_batches_tracked)
+        means = (norm.running_mean, norm.running_var) if tracked else (None, None)
+        rest = (momentum or 0.0, norm.eps, activation)
+        spared = None
+        if statistics is not None:
+            spared = (statistics, split_rows(x.numel() // x.shape[1], x.shape[1]))
+        return fused(x, other, norm.weight, norm.bias, means[0], means[1], *rest, spared)
+
+
+def _fuse(graph: fx.Graph, node: fx.Node, root: nn.Module, skipped: list[nn.Module]) -> Chain | None:
+    """Make a BatchNorm and what follows it one call; None where nothing does, or others need its result."""
+    norm = called_module(node, root)
+    if norm is None or type(norm) not in NORMS or is_touched(norm) or len(node.args) != 1 or node.kwargs:
+        return None
+    last, other = node, None
+    addition = _only_user(node)
+    if addition is not None and _target(addition, root) in _ADDITIONS and not addition.kwargs:
+        mutated = addition.args[0] if _target(addition, root) in _IN_PLACE else node
+        operands = [a for a in addition.args if a is not node]
+        if (
+            len(addition.args) == 2
+            and isinstance(operands[0] if operands else None, fx.Node)
+            and mutated is node
+        ):
+            last, other = addition, operands[0]
+    activation, following = "none", _only_user(last)
+    if following is not None and following.args and following.args[0] is last and _is_free(following, root):
+        name = next((k for k, v in _ACTIVATIONS.items() if _target(following, root) in v), "none")
+        if other is None or name in _BESIDE_A_RESIDUAL:
+            activation, last = (name, following) if name != "none" else ("none", last)
+    before = _product_before(node, root)
+    if last is node and before is None:
+        return None
+    if (module := called_module(last, root)) is not None:
+        skipped.append(module)
+    skipped.append(norm)
+    given: tuple[Any, ...] = node.args
+    if before is not None:
+        skipped.append(root.get_submodule(str(before.target)))
+        before.args = (*before.args, True)
+        with graph.inserting_before(node):
+            given = tuple(graph.call_function(operator.getitem, (before, place)) for place in (0, 1))
+    with graph.inserting_before(last):
+        fused = graph.call_module(str(node.target), (given[0], other, activation, *given[1:]))
+    last.replace_all_uses_with(fused)
+    passed = [last, node] if other is None or addition is None else [last, addition, node]
+    for old in dict.fromkeys(passed):
+        graph.erase_node(old)
+    return Chain(str(node.target), other is not None, activation, before is not None)
+
+
+def _product_before(node: fx.Node, root: nn.Module) -> fx.Node | None:
+    """The call of a convolution that can leave statistics, and that only this BatchNorm follows."""
+    source = node.args[0]
+    if not isinstance(source, fx.Node) or _only_user(source) is not node:
+        return None
+    module = called_module(source, root)
+    able = module is not None and isinstance(vars(module).get("forward"), Product) and not is_touched(module)
+    return source if able and len(source.args) == 1 and not source.kwargs else None
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _is_free(node: fx.Node, root: nn.Module) -> bool:
+    module = called_module(node, root)
+    return module is None or not is_touched(module)
+
+
+def _target(node: fx.Node, root: nn.Module) -> Any:
+    """What a node calls: a module's class, a function, or a method's name."""
+    module = called_module(node, root)
+    return node.target if module is None else type(module)

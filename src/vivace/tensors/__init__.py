@@ -1,0 +1,1 @@
+"""Trees of tensors, data loaders, modules, optimizers and random streams, for everybody."""

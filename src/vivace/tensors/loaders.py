@@ -1,0 +1,136 @@
+"""Data loaders and datasets: copies with other settings, and what reading a sample does."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import numpy
+import torch
+from torch.utils.data import DataLoader
+
+from vivace.errors import Refused
+
+
+def with_other(loader: DataLoader[Any], dataset: Any = None, batch_sampler: Any = None) -> DataLoader[Any]:
+    """The same DataLoader over another dataset, or with another batch sampler."""
+    same = loader.num_workers, loader.prefetch_factor or 2, loader.persistent_workers
+    return with_workers(loader, *same, dataset, batch_sampler)
+
+
+def with_workers(
+    loader: DataLoader[Any],
+    num_workers: int,
+    prefetch_factor: int,
+    persistent: bool,
+    dataset: Any = None,
+    batch_sampler: Any = None,
+) -> DataLoader[Any]:
+    """A DataLoader with the same sampler and functions, with another number of worker processes.
+
+    `dataset` and `batch_sampler` stand in for its own where they are given.
+    """
+    same: dict[str, Any] = {
+        name: getattr(loader, name)
+        for name in ("collate_fn", "pin_memory", "worker_init_fn", "generator", "in_order")
+    }
+    if batch_sampler is not None or (loader.batch_size is None and loader.batch_sampler is not None):
+        same["batch_sampler"] = loader.batch_sampler if batch_sampler is None else batch_sampler
+    else:
+        same.update(batch_size=loader.batch_size, sampler=loader.sampler, drop_last=loader.drop_last)
+    if num_workers:
+        same.update(
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent,
+            multiprocessing_context=loader.multiprocessing_context,
+            timeout=loader.timeout,
+        )
+    return DataLoader(loader.dataset if dataset is None else dataset, num_workers=num_workers, **same)
+
+
+def small_batch(loader: DataLoader[Any]) -> Any:
+    """The first two readable samples of a loader's dataset, or the first batch of one that gives batches.
+
+    Collated, with equal random numbers in each call; the random streams are given back.
+    """
+    dataset: Any = loader.dataset
+    collate = getattr(dataset, "collate", loader.collate_fn)  # the engine's own datasets collate themselves
+    samples = list[Any]()
+    with _streams_given_back():
+        for index in range(min(16, len(dataset))):
+            random.seed(0), numpy.random.seed(0), torch.default_generator.manual_seed(0)
+            with contextlib.suppress(OSError, RuntimeError, ValueError):
+                samples.append(dataset[index])
+            if samples and getattr(dataset, "single", loader.batch_sampler is None):
+                return collate(samples[0])
+            if len(samples) == 2:
+                break
+        return collate(samples)
+
+
+def draws_random_numbers(dataset: Any) -> bool:
+    """Does reading a sample draw from the random stream of torch, NumPy or Python? True if unreadable."""
+    return notices(dataset, lambda: _comparable(_random_states()))
+
+
+def notices(dataset: Any, look: Callable[[], Any]) -> bool:
+    """Does ``look()`` see something else once a sample has been read? True if unreadable.
+
+    The random streams are given back as they were.
+    """
+    before = look()
+    with _streams_given_back():
+        try:
+            dataset[0]
+        except Exception:  # the dataset is a person's code, and its keys need not be numbers
+            return True
+        return bool(before != look())
+
+
+@contextlib.contextmanager
+def _streams_given_back() -> Iterator[None]:
+    streams = _random_states()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(streams[0])
+        numpy.random.set_state(streams[1])
+        random.setstate(streams[2])
+
+
+def _random_states() -> tuple[Any, Any, Any]:
+    return torch.get_rng_state(), numpy.random.get_state(), random.getstate()
+
+
+def _comparable(states: tuple[Any, Any, Any]) -> list[Any]:
+    _, words, *position = states[1]
+    return [states[0].tolist(), words.tolist(), position, states[2]]
+
+
+def lengths_of(dataset: Any, seconds: float) -> list[int]:
+    """The length of every sample: of its first tensor or list that has one. Reads them all once.
+
+    The random streams are given back. Raises Refused where that would take more than `seconds`.
+    """
+    found, begin = list[int](), time.monotonic()
+    with _streams_given_back():
+        for index in range(len(dataset)):
+            found.append(_length_of(dataset[index]))
+            spent = time.monotonic() - begin
+            if index == 63 and spent / 64 * len(dataset) > seconds:
+                raise Refused(f"reading the lengths of {len(dataset):,} samples would take too long")
+    return found
+
+
+def _length_of(sample: Any) -> int:
+    if not isinstance(sample, Collection) or getattr(sample, "ndim", 1) == 0:
+        return 1
+    if isinstance(sample, torch.Tensor | numpy.ndarray | str):
+        return len(sample)
+    for value in sample.values() if isinstance(sample, Mapping) else sample:
+        if isinstance(value, list | tuple | str) or getattr(value, "ndim", 0) > 0:
+            return len(value)
+    return len(sample)

@@ -1,0 +1,67 @@
+"""Modules: those of a kind, attributes for a while, and a module around a function."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def modules_of(model: nn.Module, *kinds: type[nn.Module]) -> list[nn.Module]:
+    """All modules of the given classes in the tree, each once."""
+    return [module for module in model.modules() if isinstance(module, kinds)]
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Does training this model mix the samples of a batch through BatchNorm?"""
+    return bool(modules_of(model, nn.modules.batchnorm._BatchNorm))
+
+
+def has_float32(models: Sequence[nn.Module]) -> bool:
+    """Is any weight float32? Autocast and casts of weights leave float64 and 16-bit ones alone."""
+    return any(p.dtype == torch.float32 for model in models for p in model.parameters())
+
+
+@contextlib.contextmanager
+def patched(modules: Sequence[nn.Module], name: str, values: Sequence[Any]) -> Iterator[None]:
+    """Give each module its own instance attribute `name` inside the block, and only there."""
+    before = [vars(module).get(name) for module in modules]
+    for module, value in zip(modules, values, strict=True):
+        vars(module)[name] = value
+    try:
+        yield
+    finally:
+        for module, value in zip(modules, before, strict=True):
+            if value is None:
+                del vars(module)[name]
+            else:
+                vars(module)[name] = value
+
+
+def lookup(module: Any, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    """An embedding's forward to `dtype` from its rows as they are now, in whose own type gradients add up."""
+    rows, options = module.weight, (module.padding_idx, module.max_norm, module.norm_type)
+    more = module.scale_grad_by_freq, module.sparse
+    return lambda tokens: nn.functional.embedding(tokens, rows, *options, *more).to(dtype)
+
+
+class Shell(nn.Module):
+    """A module whose forward is the job's forward seam, so that module wrappers can act on the model and its
+    loss.
+
+    Args:
+        model: the person's model; its parameters appear below the name ``model``.
+        function: ``(batch) -> scalar loss``, which calls `model`.
+    """
+
+    def __init__(self, model: nn.Module, function: Callable[[Any], torch.Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self.function = function
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        """The scalar loss of a batch."""
+        return self.function(batch)

@@ -1,0 +1,88 @@
+"""Optimizers: other settings for a while, a part of the parameters, the order of their state."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+
+def switch_optimizer(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]) -> Callable[[], None]:
+    """Set `settings` in every parameter group, again after a checkpoint is loaded; returns what undoes it.
+
+    A saved `state_dict` keeps the person's own values. Step counters live on the device while they have to.
+    """
+    before = [{key: group[key] for key in settings if key in group} for group in optimizer.param_groups]
+
+    def move_steps() -> None:
+        for group in optimizer.param_groups:
+            on_device = group.get("fused") or group.get("capturable")
+            for parameter in group["params"]:
+                state = optimizer.state.get(parameter, {})
+                if isinstance(state.get("step"), torch.Tensor):
+                    state["step"] = state["step"].to(parameter.device if on_device else "cpu")
+
+    def switch(_: Any = None) -> None:
+        for group in optimizer.param_groups:
+            group.update({key: value for key, value in settings.items() if key in group})
+        move_steps()
+
+    def hide(_: Any, state: dict[str, Any]) -> None:
+        for group, own in zip(state["param_groups"], before, strict=True):
+            group.update(own)
+
+    def undo() -> None:
+        for hook in hooks:
+            hook.remove()
+        for group, own in zip(optimizer.param_groups, before, strict=True):
+            group.update(own)
+        move_steps()
+
+    switch()
+    hooks = [
+        optimizer.register_load_state_dict_post_hook(switch),
+        optimizer.register_state_dict_post_hook(hide),
+    ]
+    return undo
+
+
+def coupled(optimizer: torch.optim.Optimizer) -> str:
+    """Why the parameters of an optimizer cannot be updated one by one; empty where they can."""
+    kind = type(optimizer)
+    if not kind.__module__.startswith("torch.optim") or isinstance(optimizer, torch.optim.LBFGS):
+        return f"{kind.__name__} may look at all parameters at once"
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return f"{kind.__name__} has hooks that wait for a whole step"
+    return ""
+
+
+@contextlib.contextmanager
+def restricted(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Let the optimizer's step see these parameters alone."""
+    groups, chosen = optimizer.param_groups, {id(parameter) for parameter in parameters}
+    fewer = [{**group, "params": [p for p in group["params"] if id(p) in chosen]} for group in groups]
+    optimizer.param_groups = [group for group in fewer if group["params"]]
+    try:
+        yield
+    finally:
+        optimizer.param_groups = groups
+
+
+def align_state(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Give every optimizer state of a parameter's shape the parameter's memory order.
+
+    Fused optimizers walk through memory and not through indices: another order silently mixes up elements.
+    """
+    for optimizer in optimizers:
+        for parameter, state in optimizer.state.items():
+            for name, value in state.items():
+                like = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+                if like and _order(value) != _order(parameter):
+                    state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def _order(tensor: torch.Tensor) -> list[int]:
+    """The strides that matter: a dimension of one element has none."""
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]

@@ -1,0 +1,71 @@
+"""Trees of tensors: batches in tuples, lists, mappings and dataclasses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import UserDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+
+def map_tensors(batch: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    """A copy of `batch` with `function` applied to each tensor in tuples, lists, mappings and dataclasses."""
+    if isinstance(batch, torch.Tensor):
+        return function(batch)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(map_tensors(item, function) for item in batch))
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(map_tensors(item, function) for item in batch)
+    if isinstance(batch, dict):
+        return type(batch)({key: map_tensors(value, function) for key, value in batch.items()})
+    if isinstance(batch, UserDict):  # such as transformers' BatchEncoding
+        return type(batch)({key: map_tensors(value, function) for key, value in batch.items()})
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        fields = {
+            f.name: map_tensors(getattr(batch, f.name), function) for f in dataclasses.fields(batch) if f.init
+        }
+        return dataclasses.replace(batch, **fields)
+    return batch
+
+
+def tensors(batch: Any) -> Iterator[torch.Tensor]:
+    """Every tensor of a batch, depth first."""
+    found: list[torch.Tensor] = []
+    map_tensors(batch, found.append)
+    return iter(found)
+
+
+def cast(batch: Any, before: torch.dtype, after: torch.dtype) -> Any:
+    """A copy of `batch` in which tensors of dtype `before` have dtype `after`."""
+    return map_tensors(batch, lambda tensor: tensor.to(after) if tensor.dtype == before else tensor)
+
+
+def batch_size(batch: Any) -> int:
+    """Samples in a batch: the length of its first tensor that has a dimension, else 1."""
+    return next((int(t.shape[0]) for t in tensors(batch) if t.dim()), 1)
+
+
+def split(batch: Any, size: int) -> list[Any]:
+    """Cut a batch into pieces of at most `size` samples; tensors of another length stand in every piece."""
+    total = batch_size(batch)
+
+    def piece(start: int) -> Any:
+        return map_tensors(batch, lambda t: t[start : start + size] if t.dim() and t.shape[0] == total else t)
+
+    return [piece(start) for start in range(0, total, size)]
+
+
+def joined(batches: Sequence[Any]) -> Any:
+    """One batch of several, the inverse of `split`; None where their tensors differ in shape or number."""
+    total, found = batch_size(batches[0]), [list(tensors(batch)) for batch in batches]
+    if len({tuple((t.shape[1:], t.dtype) for t in each) for each in found}) > 1:
+        return None
+    rows = iter(zip(*found, strict=True))
+
+    def join(first: torch.Tensor) -> torch.Tensor:
+        group = next(rows)
+        return torch.cat(group) if first.dim() and first.shape[0] == total else first
+
+    return map_tensors(batches[0], join)

@@ -1,0 +1,321 @@
+"""Checkpoints that survive kills, full disks and damage: hashed, renamed into place, read where hashes hold.
+
+A checkpoint is a folder ``step_N`` with ``model.pt`` (the person's own `state_dict` keys, usable alone),
+``state.pt`` (optimizer, scheduler, techniques, random streams) and ``MANIFEST.json``, which is written last
+and holds the size and sha256 of both and the facts under which a resumed run is bit-exact.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import hashlib
+import json
+import os
+import re
+import resource
+import shutil
+import time
+import uuid
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from vivace.errors import CheckpointError, FolderError
+from vivace.training.folder import sync_folder
+
+FORMAT = 1
+MANIFEST = "MANIFEST.json"
+FILES = ("model.pt", "state.pt")
+_KEEP = 2
+_NAME = re.compile(r"step_(\d{1,18})")
+_UNSAFE = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
+_SLACK_BYTES = 1 << 20  # pickles, the zip's directory, the manifest
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclasses.dataclass
+class Position:
+    """How far a run is: optimizer steps, epochs, batches of the current epoch, bytes of its log, and values.
+
+    `loss` is the last one that was read; `metric` belongs to the weights after `metric_step` steps.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    log_bytes: int = 0
+    loss: float | None = None
+    metric: float | None = None
+    metric_step: int = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A checkpoint that holds: its place, manifest and contents, and which newer ones do not hold."""
+
+    path: Path
+    manifest: dict[str, Any]
+    model: Any
+    state: dict[str, Any]
+    skipped: tuple[str, ...]
+
+    @property
+    def position(self) -> Position:
+        """Where the run goes on."""
+        return Position(**self.manifest["position"])
+
+
+class Checkpoints:
+    """The checkpoints of one run folder.
+
+    Args:
+        folder: an existing folder that holds nothing else.
+        facts: JSON types that every manifest repeats (versions, plan, job, seed).
+
+    Raises CheckpointError where the environment makes `torch.load` run code.
+    """
+
+    def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
+        if os.environ.get(_UNSAFE, "0").lower() not in ("0", "", "false", "n", "no"):
+            raise CheckpointError(f"{_UNSAFE} is set, so that a crafted checkpoint could run code: unset it")
+        self.folder = folder
+        self.facts = facts
+        self._tried = False
+
+    def save(self, position: Position, model: Any, state: dict[str, Any]) -> Path:
+        """Write a checkpoint, verify it, then remove all but the one before it.
+
+        Raises FolderError where the disk is full, CheckpointError where the contents cannot be stored; the
+        checkpoints that were there before stay as they are.
+        """
+        needed = _num_bytes((model, state)) + _SLACK_BYTES
+        target = self.folder / f"step_{position.step}"
+        temporary = self._beside(target)
+        try:
+            self._require_space(needed)
+            self._write(temporary, position, dict(zip(FILES, (model, state), strict=True)))
+            if target.exists():
+                os.rename(target, self._beside(target))
+            os.rename(temporary, target)
+            sync_folder(self.folder)
+        except Exception as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise self._explain(error, needed, position.step) from error
+        read_manifest(target)
+        self._try_once(target)
+        self._prune(target)
+        return target
+
+    def newest(self) -> Found | None:
+        """The newest checkpoint whose manifest and hashes hold; None where there is none at all.
+
+        Raises CheckpointError with every reason where there are some and none can be trusted.
+        """
+        skipped: list[str] = []
+        for path in self._listed():
+            try:
+                manifest = read_manifest(path)
+                self._require_form(manifest)
+                model, state = (_load(path / name) for name in FILES)
+                _require_state(state)
+            except CheckpointError as error:
+                skipped.append(f"{path.name}: {error}")
+                continue
+            return Found(path, manifest, model, state, tuple(skipped))
+        if skipped:
+            raise CheckpointError(
+                f"no checkpoint in '{self.folder}' can be trusted ({'; '.join(skipped)}): put back an intact "
+                "copy, or train from zero again (--restart, restart=True)"
+            )
+        return None
+
+    def _require_form(self, manifest: dict[str, Any]) -> None:
+        """Raises CheckpointError where a manifest lacks something, or holds it in another form."""
+        position, like = manifest["position"], dataclasses.asdict(Position())
+        counts = ("step", "epoch", "batch", "log_bytes")
+        if (
+            not isinstance(position, dict)
+            or position.keys() != like.keys()
+            or any(type(position[key]) is not int or position[key] < 0 for key in counts)
+            or type(position["metric_step"]) is not int
+            or not all(isinstance(position[key], (int, float, type(None))) for key in ("loss", "metric"))
+        ):
+            raise CheckpointError(f"{MANIFEST} holds no position that can be read")
+        for key, value in self.facts.items():
+            if not isinstance(value, type(manifest.get(key))):
+                raise CheckpointError(f"{MANIFEST} holds no '{key}' that can be read")
+        if not all(isinstance(line, str) and ": " in line for line in manifest.get("job", ())):
+            raise CheckpointError(f"{MANIFEST} holds no 'job' that can be read")
+
+    def _listed(self) -> list[Path]:
+        """Everything named like a checkpoint, the newest first."""
+        found = [
+            (int(match[1]), path) for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.name))
+        ]
+        return [path for _, path in sorted(found, reverse=True)]
+
+    def _beside(self, target: Path) -> Path:
+        return self.folder / f"{target.name}.tmp.{uuid.uuid4().hex[:8]}"
+
+    def _write(self, folder: Path, position: Position, contents: dict[str, Any]) -> None:
+        folder.mkdir()
+        files = {}
+        for name, content in contents.items():
+            with (folder / name).open("wb") as file:
+                torch.save(content, hashing := _Hashing(file))  # type: ignore[arg-type]
+                _flush(file)
+            files[name] = {"sha256": hashing.digest.hexdigest(), "bytes": hashing.num_bytes}
+            _pause_for_fault("slow_write")
+        manifest = {
+            "format": FORMAT,
+            "files": files,
+            "position": dataclasses.asdict(position),
+            **self.facts,
+        }
+        manifest["digest"] = _digest(manifest)
+        with (folder / MANIFEST).open("wb") as file:
+            file.write(json.dumps(manifest, indent=1).encode())
+            _flush(file)
+        sync_folder(folder)
+        _pause_for_fault("before_rename")
+
+    def _require_space(self, needed: int) -> None:
+        free = shutil.disk_usage(self.folder).free
+        if free < needed:
+            raise FolderError(_full(self.folder, needed, free))
+
+    def _explain(self, error: Exception, needed: int, step: int) -> Exception:
+        if isinstance(error, FolderError):
+            return error
+        if not self.folder.is_dir():
+            return FolderError(
+                f"the folder '{self.folder}' is gone, so the checkpoint of step {step} cannot be written: "
+                "somebody has removed or renamed it while the run was training"
+            )
+        disk = isinstance(error, OSError) and error.errno in _DISK_ERRORS
+        if disk or (isinstance(error, RuntimeError) and "unexpected pos" in str(error)):
+            return FolderError(_full(self.folder, needed, shutil.disk_usage(self.folder).free))
+        if isinstance(error, OSError):
+            return FolderError(f"the checkpoint of step {step} cannot be written to '{self.folder}': {error}")
+        return CheckpointError(f"the state at step {step} cannot be stored: {type(error).__name__}: {error}")
+
+    def _try_once(self, path: Path) -> None:
+        """Once a run: can what was written be read back without running code?"""
+        if not self._tried:
+            _load(path / FILES[1])
+            self._tried = True
+
+    def _prune(self, newest: Path) -> None:
+        """Remove all but `newest` and the one before: old ones, torn ones, damaged ones of later steps."""
+        listed = self._listed()
+        kept = listed[listed.index(newest) :][:_KEEP]
+        for path in self.folder.iterdir():
+            torn = path.name.startswith("step_") and ".tmp." in path.name
+            if torn or (path in listed and path not in kept):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint whose files are as written. Raises CheckpointError with the reason."""
+    if not path.is_dir():
+        raise CheckpointError("a file, not a checkpoint's folder")
+    try:
+        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        digest = manifest.pop("digest")
+        files, found = manifest["files"], manifest["format"]
+        expected = {name: (files[name]["bytes"], files[name]["sha256"]) for name in FILES}
+        intact = digest == _digest(manifest) and "position" in manifest
+    except FileNotFoundError:
+        raise CheckpointError(f"{MANIFEST} is missing") from None
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        intact = False
+    if not intact:
+        raise CheckpointError(f"{MANIFEST} is damaged")
+    if found != FORMAT:
+        raise CheckpointError(f"format {found}; this Vivace reads format {FORMAT}")
+    for name in FILES:
+        _verify(path / name, *expected[name])
+    return manifest
+
+
+def _require_state(state: Any) -> None:
+    parts = ("optimizer", "scheduler", "techniques", "streams")
+    if not isinstance(state, dict) or not all(part in state for part in parts):
+        raise CheckpointError(f"{FILES[1]} lacks one of {', '.join(parts)}")
+    if not isinstance(state["streams"], list):
+        raise CheckpointError(f"{FILES[1]} holds no random streams that can be read")
+
+
+def _verify(file: Path, num_bytes: Any, sha256: Any) -> None:
+    try:
+        size = file.stat().st_size
+        if size != num_bytes:
+            raise CheckpointError(f"{file.name} has {size} bytes instead of {num_bytes}")
+        with file.open("rb") as stream:
+            actual = hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{file.name} cannot be read ({error.strerror})") from None
+    if actual != sha256:
+        raise CheckpointError(f"the sha256 of {file.name} differs from the manifest's")
+
+
+def _load(file: Path) -> Any:
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # unpickling raises almost anything
+        reason = str(error).strip().split("\n")[0]
+        raise CheckpointError(f"{file.name} holds more than numbers, texts and tensors: {reason}") from None
+
+
+class _Hashing:
+    """A file that counts and hashes what is written to it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.digest = hashlib.sha256()
+        self.num_bytes = 0
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        self.num_bytes += len(data)
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def _flush(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _full(folder: Path, needed: int, free: int) -> str:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    cap = "" if limit == resource.RLIM_INFINITY else f", and a file may have at most {limit} bytes"
+    return (
+        f"the disk of '{folder}' is full: a checkpoint needs {needed} bytes and {free} are free{cap}; "
+        "earlier checkpoints are intact, so make room and go on with --resume (resume=True)"
+    )
+
+
+def _num_bytes(tree: Any) -> int:
+    """The bytes of all tensors in nested mappings, lists and tuples."""
+    if isinstance(tree, torch.Tensor):
+        return tree.numel() * tree.element_size()
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, (list, tuple)):
+        return 0
+    return sum(_num_bytes(item) for item in tree)
+
+
+def _pause_for_fault(where: str) -> None:
+    """Stand still where a test wants to kill the process (environment variable VIVACE_FAULT)."""
+    if os.environ.get("VIVACE_FAULT") == where:
+        time.sleep(60)

@@ -1,0 +1,63 @@
+"""The person's metric on the person's plain model, leaving no trace in the training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from vivace.data.damage import Damage
+from vivace.data.order import ordered
+from vivace.errors import JobError
+from vivace.job import Job
+from vivace.session.opening import call
+from vivace.session.session import Session, place
+from vivace.tensors.randomness import Streams, derive
+
+
+class Evaluation:
+    """Evaluates a Job's metric as often as it is asked to; the validation data are built once.
+
+    The modules are in evaluation mode and gradients are off while the metric runs; afterwards every module's
+    mode and all random streams are as before. Equal weights give equal metrics: the streams start alike each
+    time, and the plan's techniques feed the same batches faster, or leave these data alone (`left_alone`).
+    """
+
+    def __init__(self, job: Job, session: Session, seed: int) -> None:
+        self.job = job
+        self.session = session
+        self.seed = seed
+        self._loader: Any = None
+
+    def left_alone(self) -> dict[str, str]:
+        """Why techniques that feed the training did not feed the last metric, by their names."""
+        return dict(self.session.build.notes.get("validation_as_ever", {}))
+
+    def metric(self) -> float:
+        """The metric now. Raises JobError where the Job's metric or validation data fail."""
+        field = "validation" if self.job.validation is not None else "data"
+        if self._loader is None or isinstance(self._loader, Iterator):
+            with Streams(derive(self.seed, "data")):
+                self._loader = call(self.job, field)
+        device = self.session.build.device
+        modules = [module for model in self.session.build.models for module in model.modules()]
+        modes = [module.training for module in modules]
+        try:
+            for module in modules:
+                module.training = False
+            with Streams(derive(self.seed, "metric"), device), torch.no_grad():
+                seed, damage = derive(self.seed, "validation"), Damage(self.job.damaged)
+                batches = ordered(self._loader, seed=seed, epoch=0, damage=damage)
+                fed = self.session.validation(batches)
+                placed = (place(batch, device=device) for batch in fed if batch is not None)
+                value = call(self.job, "metric", self.session.built, placed)
+        finally:
+            for module, mode in zip(modules, modes, strict=True):
+                module.training = mode
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise JobError(
+                f"the Job's metric(model, batches) returned a {type(value).__name__}; it must return a number"
+            ) from None

@@ -1,0 +1,188 @@
+"""The batches of one run: in order, from any place on, whatever befalls the loader's workers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+from vivace.data.damage import Damage, path_of
+from vivace.data.hanging import HangWatch
+from vivace.data.iterable import IterableData, Place, first_mark
+from vivace.data.order import isolated, ordered, require_index
+from vivace.errors import JobError, VivaceError
+from vivace.job import Job, blame
+from vivace.session.opening import call
+from vivace.session.session import Session
+from vivace.tensors.randomness import Streams, derive
+from vivace.training.checkpoints import Position
+from vivace.training.losses import WorkerWatch, is_lost_worker
+from vivace.training.ranks import Ranks
+
+
+class Feed:
+    """Reads the Job's data for a run. While entered, workers that die or hang are noticed.
+
+    Args:
+        job, ranks, seed: of the run.
+        path: the run folder, where damaged samples are listed.
+        notice: ``(sentence) -> None``, for the person.
+    """
+
+    def __init__(self, job: Job, ranks: Ranks, seed: int, path: Path, notice: Callable[[str], None]) -> None:
+        self.job, self.ranks, self.seed, self.notice = job, ranks, seed, notice
+        self.damage = Damage(job.damaged, path / "damaged.jsonl")
+        self.workers, self.hangs = WorkerWatch(), HangWatch(notice)
+        self.damage.reading = self.hangs.board.write
+        with Streams(derive(seed, "data")):
+            self.own_loader = call(job, "data")
+        require_index(self.own_loader, job.damaged)
+        self.loader = self.own_loader
+        self.place: Place | None = None  # where a stream stood when it was left
+        self._pass: IterableData | None = None
+        self._asked = self._compared = False
+
+    def __enter__(self) -> Feed:
+        self.workers.__enter__()
+        self.hangs.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.hangs.__exit__()
+        self.workers.__exit__()
+
+    def batches(self, session: Session, position: Position) -> Generator[Any, None, None]:
+        """The rest of the epoch's batches; the loader is made anew where its workers are killed."""
+        while (yield from self._until_a_worker_is_lost(session, position)):
+            where = _where(position)
+            self.loader = self.own_loader  # so that the plan's techniques make theirs anew, too
+            if getattr(self.loader, "_iterator", None) is not None:
+                self.loader._iterator = None  # persistent workers, of which one is dead
+            hung = self._hung()
+            if not self.workers.may_try_again(where):
+                why = "too little memory, or a sample that crashes its reader (try num_workers=0)"
+                why = f"the last one {hung}" if hung else why
+                raise JobError(
+                    f"the data failed at {where}: workers of the loader were killed again and again; {why}"
+                )
+            how = f"a worker of the loader {hung}, at {where}" if hung else ""
+            how = how or f"a worker of the loader was killed before {where}"
+            self.notice(f"{how}: it was replaced")
+
+    def num_batches_in(self, step: int, most: int) -> int:
+        """The batches in the `step`-th step of an epoch, of at most `most`; the last may take fewer."""
+        try:
+            left = len(self.own_loader) - (step - 1) * most
+        except TypeError:
+            return most
+        return max(1, min(most, left))
+
+    def state(self, session: Session, position: Position) -> Place | None:
+        """What a checkpoint keeps of a stream in the middle of an epoch."""
+        if self._pass is None or not position.batch:
+            return None
+        return self._pass.place(position.batch * _batches_per_step(session))
+
+    def require_one_stream(self, session: Session, position: Position) -> None:
+        """Once in a run. Raises JobError on all ranks where these read different streams."""
+        asked, self._compared = self._compared, True
+        if asked or self.ranks.world_size == 1:
+            return
+        place = self.state(session, position)
+        if len(set(self.ranks.gather(place["mark"] if place is not None else ""))) > 1:
+            raise JobError(
+                "the ranks read different streams, and Vivace splits every batch itself: most of "
+                "the data would be lost; leave out what splits the data by rank (split_by_node; a WebDataset "
+                "takes nodesplitter=None)"
+            )
+
+    def unordered(self) -> str:
+        """Once in a run: a sentence where a stream, read a second time, begins otherwise; else empty."""
+        begun, self._asked = self._pass if not self._asked else None, True
+        if begun is None or not begun.first:
+            return ""
+        try:
+            source = self._made(begun.epoch)
+            if _share_data(source, begun.source) or first_mark(source, begun) == begun.first:
+                return ""
+        except Exception as error:
+            return f"the data cannot be read a second time, so a stopped run will not go on: {blame(error)}"
+        return (
+            "the data come otherwise each time that they are read: this run, once stopped, cannot go on bit "
+            "for bit; a seed of its own makes a shuffle exact"
+        )
+
+    def _hung(self) -> str:
+        """What is known of the worker that was killed because it hung, with the file that it read."""
+        text = self.hangs.found
+        index = re.search(r"sample (\d+)", text)
+        path = path_of(getattr(self.own_loader, "dataset", None), int(index[1])) if index else ""
+        return f"{text} ('{path}')" if path else text
+
+    def _made(self, epoch: int) -> Any:
+        """The Job's data, made anew: what lives for one pass under streams of the epoch."""
+        once = isinstance(self.own_loader, Iterator)
+        with Streams(derive(self.seed, "data", epoch) if once else derive(self.seed, "data")):
+            return call(self.job, "data")
+
+    def _renewed(self, epoch: int) -> Any:
+        self.loader = self.own_loader = self._made(epoch)
+        return self.loader
+
+    def _until_a_worker_is_lost(self, session: Session, position: Position) -> Generator[Any, None, bool]:
+        """Batches, drawn without touching the training's random streams; returns whether a worker died."""
+        epoch = position.epoch
+        self.place = self.state(session, position) or self.place
+        if isinstance(self.loader, Iterator):  # a generator lives for one epoch
+            self._renewed(epoch)
+        loader = ordered(
+            self.loader,
+            seed=self.seed,
+            epoch=epoch,
+            start_batch=position.batch * _batches_per_step(session),
+            rank=self.ranks.rank,
+            world_size=self.ranks.world_size,
+            damage=self.damage,
+            place=self.place,
+            renew=lambda: self._renewed(epoch),
+        )
+        self._pass = loader if isinstance(loader, IterableData) else None
+        if type(loader) is type(self.loader):
+            self.loader = loader
+        batches = isolated(lambda: session.batches(loader), derive(self.seed, epoch, "feed"))
+        self.hangs.begin_pass()
+        while True:
+            try:
+                self.workers.check()
+                with self.hangs.waiting():
+                    batch = next(batches)
+            except StopIteration:
+                self._tell_notices()
+                return False
+            except VivaceError:
+                raise
+            except (Exception, SystemExit) as error:
+                if is_lost_worker(error):
+                    return True
+                raise JobError(f"the data failed at {_where(position)}: {blame(error)}") from error
+            self._tell_notices()
+            yield batch
+
+    def _tell_notices(self) -> None:
+        while self._pass is not None and self._pass.notices:
+            self.notice(self._pass.notices.pop(0))
+
+
+def _where(position: Position) -> str:
+    return f"batch {position.batch} of epoch {position.epoch + 1}"
+
+
+def _batches_per_step(session: Session) -> int:
+    return int(session.build.notes.get("batches_per_step", 1))
+
+
+def _share_data(one: Any, other: Any) -> bool:
+    """Would a pass over `one` disturb one that goes on over `other`?"""
+    dataset = getattr(one, "dataset", None)
+    return one is other or (dataset is not None and dataset is getattr(other, "dataset", None))

@@ -1,0 +1,345 @@
+"""The training loop: steps, epochs, looks at the loss, checkpoints, and the agreement of ranks on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vivace.errors import Diverged, FolderError, JobError, OutOfMemory, VivaceError
+from vivace.job import Job, blame
+from vivace.session.opening import call, reopened, seed_everything
+from vivace.session.session import Session
+from vivace.tensors.randomness import capture, derive, to_plain
+from vivace.tensors.trees import batch_size
+from vivace.training.checkpoints import Checkpoints, Found, Position
+from vivace.training.evaluation import Evaluation
+from vivace.training.feed import Feed
+from vivace.training.progress import OnEvent, Progress
+from vivace.training.ranks import Ranks
+from vivace.training.resuming import compare, facts_of, load_into, load_streams, state_of
+from vivace.training.stopping import SIGNALS, StopRequest
+from vivace.training.survival import Smaller, Survival
+
+_LOOK_SECONDS = 0.5
+_MAX_BAD_LOOKS = 3
+_SIGNALS = ("", *SIGNALS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How long to train and how often to save; see `vivace.train`."""
+
+    seed: int
+    max_steps: int | None
+    checkpoint_every_seconds: float
+    checkpoint_every_steps: int | None
+
+
+class Loop:
+    """One run in this process: the objects, the position, and the loop."""
+
+    def __init__(
+        self,
+        job: Job,
+        session: Session,
+        ranks: Ranks,
+        path: Path,
+        options: Options,
+        on_event: OnEvent | None,
+    ) -> None:
+        self.job, self.session, self.ranks, self.path, self.options = job, session, ranks, path, options
+        self.device = session.build.device
+        self.feed = Feed(job, ranks, options.seed, path, lambda text: self.progress.notice(text))
+        self.damage = self.feed.damage
+        self.scheduler = call(job, "scheduler", session.optimizer) if job.scheduler is not None else None
+        if ranks.rank:
+            seed_everything(derive(options.seed, "rank", ranks.rank))
+        facts = facts_of(session, self.feed.own_loader, options.seed, ranks.world_size)
+        self.checkpoints = Checkpoints(path / "checkpoints", facts)
+        found = self.checkpoints.newest()
+        notice = compare(found.manifest, facts, path) if found is not None else ""
+        self.resumed_from_step = found.position.step if found is not None else None
+        self.position, self.saved = Position(), Position()
+        if found is not None:
+            self._take_up(found)
+        elif ranks.writes:
+            (path / "damaged.jsonl").unlink(missing_ok=True)
+        if ranks.writes:
+            session.plan.save(path / "plan.toml")
+        where = path if ranks.writes else None
+        self.progress = Progress(where, self.position.step, self.position.log_bytes, on_event)
+        if found is not None:
+            self.progress.tell("resume", step=self.position.step)
+        for reason in found.skipped if found is not None else ():
+            self.progress.notice(f"skipped a checkpoint: {reason}")
+        for text in filter(None, (notice, _counts_steps(job, self.scheduler))):
+            self.progress.notice(text)
+        self.evaluation = Evaluation(job, session, options.seed)
+        self.survival = Survival(session, ranks)
+        self.stop = StopRequest(quiet_seconds=1.0 if ranks.world_size > 1 else 0.0)
+        self.stopped_by = ""
+        self.last_loss: Any = None
+        self.bad_looks = 0
+        self.samples = self.seen_samples = 0
+        self.stepping_seconds = 0.0
+        self.look_at_step = self.position.step + 1
+        self.looked_at_step = self.position.step
+        self.looked_at = self.saved_at = self.started_at = time.monotonic()
+
+    def run(self) -> None:
+        """Train until the epochs, `max_steps` or a signal end it, with a checkpoint at the end."""
+        if not self._in_one_step():
+            raise FolderError(
+                f"the ranks see different checkpoints in '{self.path}': it must lie on a disk that all share"
+            )
+        with self.stop, self.feed:
+            while self.position.epoch < self.job.epochs and not self._reached() and self._train_epoch():
+                self._end_epoch()
+            self._require_health()
+            if self.position != self.saved:
+                self._save()
+        if not self.stopped_by and self.job.metric is not None:
+            self._evaluate()
+            found = {"metric": self.position.metric, "metric_data": self.job.metric_data}
+            self.progress.log("metric", {"step": self.position.step, **found})
+
+    def _in_one_step(self) -> bool:
+        return len(set(self.ranks.gather(self.position.step))) == 1
+
+    def _reached(self) -> bool:
+        return self.options.max_steps is not None and self.position.step >= self.options.max_steps
+
+    def _train_epoch(self) -> bool:
+        """Train on the rest of the epoch; False where something stopped it before its end."""
+        position = self.position
+        batches = self.feed.batches(self.session, position)
+        ended = True
+        for batch in batches:
+            if batch is None:  # every sample of it is damaged, and skipped
+                position.batch += 1
+                self.damage.require_few(self.samples)
+                continue
+            try:
+                self.last_loss = self._step(batch)
+            except Smaller as smaller:
+                batches.close()
+                self._go_on_under(smaller)
+                return self._train_epoch()
+            self.samples += batch_size(batch)
+            position.step += 1
+            position.batch += 1
+            if self.job.scheduler_every == "step":
+                for _ in range(self.feed.num_batches_in(position.batch, self._batches_per_step())):
+                    self._step_scheduler()
+            self._after_step()
+            if self.stopped_by:
+                return False
+            if self._reached():
+                ended = next(batches, self) is self
+                break
+        if position.batch == 0 or position.step == 0:
+            why = self.damage.sentence()
+            raise JobError(f"the Job's data() gave no batch in epoch {position.epoch + 1}; {why}".strip("; "))
+        self._take_stock()
+        return ended and not self.stopped_by
+
+    def _batches_per_step(self) -> int:
+        return int(self.session.build.notes.get("batches_per_step", 1))
+
+    def _step(self, batch: Any) -> Any:
+        try:
+            loss = self.survival.step(batch)
+        except (VivaceError, Smaller):
+            raise
+        except (Exception, SystemExit) as error:
+            raise JobError(f"step {self.position.step + 1} of the training failed: {blame(error)}") from error
+        if loss is None:
+            raise JobError("the Job's step returned None; it must return its loss")
+        return loss.detach() if isinstance(loss, torch.Tensor) else loss
+
+    def _go_on_under(self, smaller: Smaller) -> None:
+        """Take the step again under a plan that needs less memory; the run keeps that plan from here on."""
+        session = reopened(self.session, self.job, smaller.plan, self.ranks.regroup)
+        if not self._in_one_step():  # the exchange broke before its last bytes had come
+            raise OutOfMemory(
+                f"{smaller}; one rank was a step behind, so go on from the last checkpoint: --resume"
+            )
+        self.session = self.evaluation.session = session
+        self.survival.resume(session)
+        self.checkpoints.facts |= {"plan_id": session.plan.id, "plan": session.plan.dumps()}
+        self.progress.notice(f"step {self.position.step + 1}: {smaller}")
+        if self.ranks.writes:
+            session.plan.save(self.path / "plan.toml")
+        self._save()
+
+    def _step_scheduler(self) -> None:
+        schedulers = self.scheduler if isinstance(self.scheduler, (list, tuple)) else [self.scheduler]
+        for scheduler in filter(None, schedulers):
+            if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                scheduler.step(self._watched())
+            else:
+                scheduler.step()
+
+    def _watched(self) -> float:
+        """What a scheduler that waits for a plateau sees: the metric, or without one the loss."""
+        if self.job.metric is None:
+            return self.ranks.mean(float(self.last_loss))
+        if self.position.metric is None:
+            raise JobError("ReduceLROnPlateau waits for the metric of an epoch: use scheduler_every='epoch'")
+        return self.position.metric
+
+    def _after_step(self) -> None:
+        step, every = self.position.step, self.options.checkpoint_every_steps
+        asked = self.ranks.world_size == 1 and self.stop.signal_name
+        due = every is not None and step % every == 0
+        if step >= self.look_at_step or due or asked:
+            self._take_stock(due)
+
+    def _take_stock(self, due: bool = False) -> None:
+        """Look at the loss, then agree on whether to stop and whether to save."""
+        if self.looked_at_step == self.position.step:
+            return
+        self._look()
+        self.damage.require_few(self.samples * self.ranks.world_size)
+        late = time.monotonic() - self.saved_at >= self.options.checkpoint_every_seconds
+        mine = _SIGNALS.index(self.stop.signal_name)
+        stop, save = self.ranks.largest(mine, late and self.ranks.writes)
+        self.stopped_by = _SIGNALS[int(stop)]
+        if (save or due) and not self.stopped_by and self._is_healthy():
+            self._save()
+            self._ask_for_order()
+
+    def _ask_for_order(self) -> None:
+        if self.ranks.writes and (text := self.feed.unordered()):
+            self.progress.notice(text)
+        self._mark()
+
+    def _look(self) -> None:
+        """Wait for the device and read the loss; log it; decide on which step all ranks look again."""
+        position = self.position
+        self.feed.require_one_stream(self.session, position)
+        steps = position.step - self.looked_at_step
+        loss = self.ranks.mean(float(self.last_loss))
+        seconds = max(time.monotonic() - self.looked_at, 1e-9)
+        samples = (self.samples - self.seen_samples) * self.ranks.world_size
+        self.stepping_seconds += seconds
+        position.loss = loss if math.isfinite(loss) else None
+        record: dict[str, Any] = {"step": position.step, "epoch": position.epoch + 1, "loss": position.loss}
+        record["samples_per_second"] = round(samples / seconds, 3)
+        if "skipped_steps" in self.session.build.notes:
+            record["skipped_steps"] = int(self.session.build.notes["skipped_steps"])
+        self.progress.log("step", record)
+        (slowest,) = self.ranks.largest(seconds)
+        self.look_at_step = position.step + max(1, min(2 * steps, int(_LOOK_SECONDS / slowest * steps)))
+        self._mark()
+        self.bad_looks = 0 if math.isfinite(loss) else self.bad_looks + 1
+        if self.bad_looks >= _MAX_BAD_LOOKS:
+            raise self._diverged(f"the loss is {loss}")
+
+    def _mark(self) -> None:
+        """Speed is counted from here: neither evaluation nor saving belongs to a step."""
+        self.looked_at, self.looked_at_step = time.monotonic(), self.position.step
+        self.seen_samples = self.samples
+
+    def _is_healthy(self) -> bool:
+        """Are the loss and all weights finite?"""
+        weights = (p for model in self.session.build.models for p in model.parameters())
+        return self.bad_looks == 0 and all(bool(torch.isfinite(weight).all()) for weight in weights)
+
+    def _require_health(self) -> None:
+        if not self._is_healthy():
+            raise self._diverged("the loss or a weight is not finite")
+
+    def _diverged(self, what: str) -> Diverged:
+        epoch = min(self.position.epoch + 1, self.job.epochs)
+        kept = f"step {self.saved.step} is the last good checkpoint" if self.saved.step else "none was saved"
+        return Diverged(
+            f"{what} at step {self.position.step} (epoch {epoch}): training stopped; "
+            f"{kept}; try a smaller learning rate, clipping in on_gradients, or a plan without 16-bit numbers"
+        )
+
+    def _end_epoch(self) -> None:
+        position = self.position
+        record: dict[str, Any] = {"step": position.step, "epoch": position.epoch + 1, "loss": position.loss}
+        if self.job.metric is not None:
+            self._evaluate()
+            record |= {"metric": position.metric, "metric_data": self.job.metric_data}
+        if self.job.scheduler_every == "epoch":
+            self._step_scheduler()
+        position.epoch += 1
+        position.batch = 0
+        self.progress.log("epoch", record)
+        self._mark()
+
+    def _evaluate(self) -> None:
+        """Put the metric of the present weights on the position; rank 0 computes it, all ranks know it."""
+        position = self.position
+        if position.metric_step == position.step:
+            return
+        value = None
+        with self.ranks.together():
+            if self.ranks.writes:
+                value = self.evaluation.metric()
+                self._tell_what_validation_lacks()
+        position.metric, position.metric_step = self.ranks.from_first(value), position.step
+
+    def _tell_what_validation_lacks(self) -> None:
+        for technique, reason in self.evaluation.left_alone().items():
+            text = f"{technique} leaves the validation data as they are: {reason}"
+            if text not in self.progress.notices:
+                self.progress.notice(text)
+
+    def _save(self) -> None:
+        began = time.monotonic()
+        streams = self.ranks.gather(to_plain(capture(self.device)))
+        self.position.log_bytes = self.progress.num_bytes
+        state = {
+            "optimizer": state_of(self.session.optimizer),
+            "scheduler": state_of(self.scheduler),
+            "techniques": state_of(self.session.build.kept),
+            "streams": streams,
+            "data": self.feed.state(self.session, self.position),
+        }
+        with self.ranks.together():
+            if self.ranks.writes:
+                path = self.checkpoints.save(self.position, state_of(self.session.built), state)
+                seconds = time.monotonic() - began
+                self.progress.tell("checkpoint", step=self.position.step, path=str(path), seconds=seconds)
+        self.saved = dataclasses.replace(self.position)
+        self.saved_at = time.monotonic()
+        self._mark()
+
+    def _take_up(self, found: Found) -> None:
+        """Go on where a checkpoint stands."""
+        state = found.state
+        load_into(self.session.built, found.model, "the model")
+        load_into(self.session.optimizer, state["optimizer"], "the optimizer")
+        load_into(self.scheduler, state["scheduler"], "the scheduler")
+        load_into(self.session.build.kept, state["techniques"], "the plan's techniques")
+        self.feed.place = state.get("data")
+        if self.ranks.rank < len(state["streams"]):
+            load_streams(state["streams"][self.ranks.rank], self.device)
+        self.position = found.position
+        self.saved = dataclasses.replace(self.position)
+
+
+def _counts_steps(job: Job, scheduler: Any) -> str:
+    """What to say of a schedule that is far longer than the epochs in which it is stepped; else empty."""
+    if job.scheduler_every == "step" or scheduler is None:
+        return ""
+    parts = list(scheduler) if isinstance(scheduler, (list, tuple)) else [scheduler]
+    parts += [inner for part in parts for inner in getattr(part, "_schedulers", ())]
+    for part in parts:
+        found = (getattr(part, name, 0) for name in ("total_steps", "T_max", "total_iters"))
+        longest = max((length for length in found if isinstance(length, int)), default=0)
+        if longest >= 10 * job.epochs:
+            return (
+                f"{type(part).__name__} is {longest:,} steps long and is stepped once an epoch, {job.epochs} "
+                'in all: if it counts batches, give the Job scheduler_every="step"'
+            )
+    return ""

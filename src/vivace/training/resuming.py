@@ -1,0 +1,118 @@
+"""What a run must have in common with its checkpoint, and the states that go into one and come out again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from vivace.errors import CheckpointError, InputError, JobError, PlanError
+from vivace.plan import Plan
+from vivace.session.opening import items_of
+from vivace.session.session import Session
+from vivace.tensors.randomness import from_plain, restore
+
+_BIT_EXACT_FACTS = ("torch", "device", "world_size", "threads")
+
+
+def facts_of(session: Session, loader: Any, seed: int, world_size: int) -> dict[str, Any]:
+    """The facts on which the course of a run depends, as JSON types for the manifest."""
+    return {
+        "torch": torch.__version__,
+        "device": _device_name(session.build.device),
+        "world_size": world_size,
+        "threads": torch.get_num_threads(),
+        "seed": seed,
+        "plan_id": session.plan.id,
+        "plan": session.plan.dumps(),
+        "job": _signature(session, loader),
+    }
+
+
+def _device_name(device: torch.device) -> str:
+    """The device as far as bits depend on it: two kinds of GPU add up in different orders."""
+    return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type
+
+
+def compare(then: dict[str, Any], now: dict[str, Any], folder: Path) -> str:
+    """An empty string where the run goes on bit for bit, or a sentence on why it cannot.
+
+    Raises PlanError, JobError or InputError with the exact difference where it would be another training.
+    """
+    if then["plan_id"] != now["plan_id"]:
+        difference = ", ".join(Plan.loads(then["plan"]).diff(Plan.loads(now["plan"])))
+        raise PlanError(
+            f"the run in '{folder}' trains under another plan (changed: {difference}): resume with its own "
+            f"'{folder / 'plan.toml'}', or choose a new name"
+        )
+    if then["job"] != now["job"]:
+        raise JobError(
+            f"the run in '{folder}' trains another job (changed: {_difference(then['job'], now['job'])}): "
+            "resume with the job it was started with, or choose a new name"
+        )
+    if then["seed"] != now["seed"]:
+        raise InputError(
+            f"the run in '{folder}' has seed {then['seed']}, not {now['seed']}: resume with its own"
+        )
+    changed = [f"{key} {then[key]} -> {now[key]}" for key in _BIT_EXACT_FACTS if then[key] != now[key]]
+    return f"resumed, not bit-exact: {', '.join(changed)}" if changed else ""
+
+
+def state_of(thing: Any) -> Any:
+    """The `state_dict` of a thing, or those of its items (see `items_of`) by key or index; else None."""
+    if hasattr(thing, "state_dict"):
+        return thing.state_dict()
+    return {str(key): state_of(item) for key, item in items_of(thing)} or None
+
+
+def load_into(thing: Any, state: Any, what: str) -> None:
+    """The inverse of `state_of`. Raises CheckpointError where `what` does not take the state."""
+    try:
+        if hasattr(thing, "load_state_dict"):
+            thing.load_state_dict(state)
+            return
+        for key, item in items_of(thing):
+            load_into(item, state[str(key)], what)
+    except CheckpointError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        raise CheckpointError(
+            f"the checkpoint does not fit {what}: {type(error).__name__}: {reason}"
+        ) from error
+
+
+def load_streams(state: Any, device: torch.device) -> None:
+    """Put back random streams. Raises CheckpointError where the state is of another form."""
+    try:
+        restore(from_plain(state), device)
+    except Exception as error:
+        raise CheckpointError(f"the checkpoint's random streams cannot be read: {error!r}") from error
+
+
+def _signature(session: Session, loader: Any) -> list[str]:
+    """The shapes of a job: every entry of its models, its optimizer's class, and the size of its data."""
+    lines = [
+        f"model {index} {name}: {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+        for index, model in enumerate(session.build.models)
+        for name, tensor in model.state_dict().items()
+        if isinstance(tensor, torch.Tensor)
+    ]
+    lines.append(f"optimizer: {type(session.optimizer).__name__}")
+    if isinstance(loader, DataLoader) and hasattr(loader.dataset, "__len__"):
+        size = getattr(loader.batch_sampler, "batch_size", loader.batch_size)
+        return [*lines, f"data: {len(loader.dataset)} samples in batches of {size}"]
+    return [*lines, f"data: {type(loader).__name__}"]
+
+
+def _difference(then: list[str], now: list[str]) -> str:
+    """The first three entries that differ, as ``name: before -> after``."""
+    before, after = (dict(line.split(": ", 1) for line in lines) for lines in (then, now))
+    changed = [
+        f"{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}"
+        for key in {**before, **after}
+        if before.get(key) != after.get(key)
+    ]
+    return "; ".join(changed[:3]) + (f"; and {len(changed) - 3} more" if len(changed) > 3 else "")

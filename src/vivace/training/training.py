@@ -1,0 +1,171 @@
+"""`vivace.train`: trains a Job under a Plan to its end, through kills, full disks and requests to stop."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vivace.errors import InputError
+from vivace.files import replace_file
+from vivace.inspection import inspect
+from vivace.job import Job, load
+from vivace.plan import Plan
+from vivace.session.opening import start
+from vivace.training.folder import RunFolder
+from vivace.training.loop import Loop, Options
+from vivace.training.progress import OnEvent
+from vivace.training.ranks import joined
+from vivace.training.resuming import state_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What `train` did. `metric` and `loss` are the last ones; `seconds` and the speed are of this process.
+
+    `interrupted_by` names the signal that asked for the stop; the run can then be resumed. `damaged` are the
+    samples that could not be read: index, path, error, and the times they were met. `metric_data` says
+    whether the metric is of ``validation`` or ``training`` data.
+    """
+
+    run_path: str
+    steps: int
+    epochs: int
+    metric: float | None
+    loss: float | None
+    seconds: float
+    samples_per_second: float
+    resumed_from_step: int | None
+    interrupted: bool = False
+    interrupted_by: str = ""
+    notices: tuple[str, ...] = ()
+    damaged: tuple[dict[str, Any], ...] = ()
+    metric_data: str | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """What a command that trained ends with: 0, or 128 and the signal's number, 130 after Ctrl-C."""
+        return 128 + signal.Signals[self.interrupted_by] if self.interrupted_by else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that ``vivace train --json`` prints."""
+        return dataclasses.asdict(self)
+
+
+def train(
+    job: Job | str,
+    plan: Plan | str | os.PathLike[str] | None = None,
+    *,
+    out: str | os.PathLike[str] = "runs/train",
+    resume: bool = False,
+    restart: bool = False,
+    seed: int = 0,
+    max_steps: int | None = None,
+    checkpoint_every_seconds: float = 600.0,
+    checkpoint_every_steps: int | None = None,
+    on_event: OnEvent | None = None,
+) -> Run:
+    """Train `job` under `plan` in the run folder `out`, on top of strict fp32.
+
+    Writes plan.toml, metrics.jsonl (epochs counted from 1), tensorboard/, checkpoints/, at the end model.pt
+    (your own `state_dict` keys) and run.json. Ctrl-C, SIGTERM, SIGHUP (a lost terminal) or
+    SIGUSR1 (Slurm) stops after the current step with a checkpoint. Ranks that torchrun starts again resume by
+    themselves.
+
+    Args:
+        job: a Job, or a reference such as ``train.py:job``.
+        plan: how to train, or its file; left out, a resumed run keeps its plan, a new one has none.
+        out: the run folder; new or empty, unless `resume` or `restart`.
+        resume: go on from the newest checkpoint that holds; from zero where there is none yet.
+        restart: delete the folder's checkpoints and train from zero.
+        seed: of the weights, the data order and all randomness.
+        max_steps: stop after so many steps in all, counted over resumed parts too.
+        checkpoint_every_seconds: the most time that a kill can cost.
+        checkpoint_every_steps: write one after each so many steps too.
+        on_event: called with a dictionary ``{"event": kind, ...}`` as the run goes on (on rank 0).
+
+    Raises FolderError, CheckpointError, PlanError, JobError, Refused and Diverged, on all ranks alike.
+    """
+    options = Options(seed, max_steps, checkpoint_every_seconds, checkpoint_every_steps)
+    _check(options)
+    if resume and restart:
+        raise InputError("resume goes on and restart trains from zero: give one of them, not both")
+    path = Path(out).absolute()
+    own_plan = path / "plan.toml"
+    job, plan = _loaded(job, plan if plan is not None or not (resume and own_plan.exists()) else own_plan)
+    with joined(plan) as ranks, ExitStack() as stack:
+        if ranks.began_before(str(path)):
+            resume, restart = True, False
+            if own_plan.exists():
+                plan = Plan.load(own_plan)  # a smaller one than was given, where a step ran out of memory
+        with ranks.together():
+            if ranks.writes:
+                stack.enter_context(RunFolder(path, resume=resume, restart=restart))
+                ranks.begin(str(path))
+        with ranks.together():
+            machine = inspect()
+            session = stack.enter_context(start(job, plan, machine, seed=seed))
+        with ranks.together():
+            loop = Loop(job, session, ranks, path, options, on_event)
+        stack.callback(lambda: loop.session.close())  # which may be another one by then
+        if machine.passed_over:
+            loop.progress.notice(machine.passed_over)
+        loop.run()
+        return _write_results(loop)
+
+
+def _loaded(job: Job | str, plan: Plan | str | os.PathLike[str] | None) -> tuple[Job, Plan]:
+    """The job and its plan; the job first, because its file may register techniques."""
+    here = Path.cwd()
+    if isinstance(job, str):
+        job = load(job)
+    if plan is None or isinstance(plan, Plan):
+        return job, Plan() if plan is None else plan
+    return job, Plan.load(plan if Path.cwd() == here else here / plan)  # the job's file may have left
+
+
+def _check(options: Options) -> None:
+    for name in ("max_steps", "checkpoint_every_seconds", "checkpoint_every_steps"):
+        value = getattr(options, name)
+        if value is not None and not value > 0:
+            raise InputError(f"{name} must be more than 0, not {value!r}")
+    if options.seed < 0:
+        raise InputError(f"the seed must be 0 or more, not {options.seed}")
+
+
+def _write_results(loop: Loop) -> Run:
+    """Leave model.pt, where the run came to its end, and run.json in the run folder."""
+    position, ranks = loop.position, loop.ranks
+    if loop.damage.listed():
+        loop.progress.notice(loop.damage.sentence())
+    run = Run(
+        run_path=str(loop.path),
+        steps=position.step,
+        epochs=position.epoch,
+        metric=position.metric,
+        loss=position.loss,
+        seconds=time.monotonic() - loop.started_at,
+        samples_per_second=loop.samples * ranks.world_size / max(loop.stepping_seconds, 1e-9),
+        resumed_from_step=loop.resumed_from_step,
+        interrupted=bool(loop.stopped_by),
+        interrupted_by=loop.stopped_by,
+        notices=tuple(loop.progress.notices),
+        damaged=tuple(loop.damage.listed()),
+        metric_data=loop.job.metric_data,
+    )
+    document = json.dumps({**run.to_dict(), "plan_id": loop.session.plan.id}, indent=1).encode()
+    with ranks.together():
+        if ranks.writes:
+            if not run.interrupted:
+                model = state_of(loop.session.built)
+                replace_file(loop.path / "model.pt", lambda file: torch.save(model, file))
+            replace_file(loop.path / "run.json", lambda file: file.write(document))
+    loop.progress.tell("stop", **run.to_dict())
+    return run

@@ -1,0 +1,7 @@
+"""`vivace.tune`: find the fastest plan for a job on this machine, and prove that it trains the same model."""
+
+from vivace.tuning.result import Result as Result
+from vivace.tuning.tuner import tune as tune
+from vivace.verb import make_callable
+
+make_callable(__name__)

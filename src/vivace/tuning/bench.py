@@ -1,0 +1,422 @@
+"""The bench: turns plans into trials, each paired with the reference and isolated in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from vivace.errors import AnswerIsNo, ChildFailed, JobError, Refused, TimedOut, Unsteady, VivaceError
+from vivace.ledger import Code, Ledger, Profile, Ratio, Trial
+from vivace.machine import Machine
+from vivace.measuring.paired import Comparison, Contestant, across, compare, compare_in_turns, without_loader
+from vivace.plan import Plan
+from vivace.processes.launch import Source, preload
+from vivace.technique import Numerics, registry
+from vivace.tuning.budget import is_out_of_memory, smaller_plans
+
+OnEvent = Callable[[str, dict[str, Any]], None]
+MOST_ROUNDS, SETTLED_WIDTH = 5, 0.04
+LONGEST_ROUND = 10.0  # seconds: the spread between processes is the larger part of the interval
+
+
+class TooCoarse(Refused):
+    """A plan promises more on this job than is allowed."""
+
+
+class Bench:
+    """Holds the reference open and measures plans against it. Every trial goes to the ledger at once."""
+
+    def __init__(
+        self,
+        source: Source,
+        machine: Machine,
+        ledger: Ledger,
+        on_event: OnEvent,
+        *,
+        allow: Numerics,
+        memory: int | None,
+    ) -> None:
+        self.source, self.machine, self.ledger, self.on_event = source, machine, ledger, on_event
+        self.allow, self.memory = allow, memory
+        self.trials: list[Trial] = []
+        self.log = ledger.path.with_name("children.log")
+        self._caches: list[tempfile.TemporaryDirectory[str]] = []
+        self._renew_cache()
+        self.base = Plan()  # the reference; a smaller plan only where the job does not fit as it is
+        self.alone = "compute_mode" in machine.device.state  # may one process at a time use the GPU?
+        self.apart = self.alone  # or do reference and candidate lack the memory to be open together?
+        self.reference = self._contestant()
+        self.observed: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
+        self.known: dict[str, Trial] = {}
+        self.only_here: set[str] = set()  # techniques that this process knows, and the job's processes do not
+        self.input_pipeline: dict[str, Ratio] = {}  # what a perfect one would bring: to reference and plan
+        self.evidence: dict[
+            str, dict[str, str]
+        ] = {}  # by the plan's id: how its techniques proved that they act
+        self.no_blocks = ""  # why no decisions for blocks fit
+        self.effects: dict[tuple[tuple[str, ...], str], Plan] = {}
+
+    def check(self) -> Profile:
+        """Run the job as it is once and profile it. Raises JobError in the person's nouns.
+
+        Where its memory does not suffice, `base` becomes the first smaller plan under which it runs.
+        """
+        profile = self._check(Plan())
+        for plan in smaller_plans(self.allow):
+            if profile is not None:
+                break
+            self.reference.close()
+            self.reference = self._contestant()
+            profile = self._check(plan)
+        if profile is None:
+            raise AnswerIsNo(
+                "the job does not fit into the device's memory, not even recomputed or one sample at a time: "
+                "give it a smaller model, or a device with more memory"
+            )
+        preload(self.reference.ask("libraries"))
+        in_children = set(self.facts.pop("registered"))
+        if in_children - set(registry.names()):
+            self.source.load()
+        self.only_here = {cls.name for cls in registry.registered()} - in_children
+        return profile
+
+    def _check(self, plan: Plan) -> Profile | None:
+        """Check and profile the job under a plan; None where it does not fit or the plan cannot act."""
+        try:
+            self.facts = self.reference.ask("check", plan=plan.to_dict())
+            profile = Profile(**self.reference.ask("profile", plan=plan.to_dict()))
+        except (ChildFailed, Refused) as failed:
+            if isinstance(failed, Refused) or is_out_of_memory(failed):
+                return None
+            raise JobError(f"the job cannot run as it is, before any technique: {failed}") from None
+        self.base = plan
+        return profile
+
+    def open_reference(self) -> None:
+        """Open strict fp32, warm it up and observe one step."""
+        self.reference.open(self.base)
+        self.observed = self.reference.ask("observe", evaluated=self.memory is not None)
+
+    def choose_blocks(self, seconds: float) -> Plan | None:
+        """The cheapest plan that decides block by block within the memory budget; None where there is none,
+        or finding it takes more than `seconds`.
+
+        Its curve of memory against time goes to the ledger.
+        """
+        assert self.memory is not None
+        self.park()
+        contestant = self._contestant(seconds)
+        try:
+            arguments = {"memory": self.memory, "allow": self.allow.name, "base": self.base.to_dict()}
+            chosen = contestant.ask("choose", **arguments, seconds=seconds / 3)
+        except VivaceError as error:
+            self.no_blocks = f", and {error}"
+            self.ledger.append("memory", {"budget_bytes": self.memory, "reason": str(error)})
+            return None
+        finally:
+            contestant.close()
+        self.ledger.append("memory", {"budget_bytes": self.memory, **chosen})
+        return Plan.from_dict(chosen["plan"])
+
+    def measure_batches(self, seconds: float) -> None:
+        """How speed and peak depend on the batch's size, for about `seconds`: a curve for the ledger."""
+        steps = 80  # of the job's own batch: four rounds over all sizes, and their peaks
+        if steps * self.reference.step_seconds > seconds:
+            return
+        self.park()
+        contestant = self._contestant(max(20.0, 2 * seconds), limited=True)
+        try:
+            arguments = {"plan": self.base.to_dict(), "memory": self.memory, "seconds": seconds / 2}
+            self.ledger.append("batches", contestant.ask("batches", **arguments))
+        except VivaceError as error:
+            self.ledger.append("batches", {"reason": str(error)})
+        finally:
+            contestant.close()
+
+    def recall(self) -> None:
+        """Take over what the ledger knows of this job on this machine, but for what broke a promise."""
+        broken = [verdict["plan"] for verdict in self.ledger.read("verdict") if verdict["kept"] is False]
+        guilty = [plan.items() for plan in broken if len(plan) == 1]
+        here = (self.machine.fingerprint, self.facts["signature"])
+        for trial in self.ledger.trials():
+            innocent = not any(one <= trial.techniques.items() for one in guilty)
+            trusted = innocent and trial.techniques not in broken
+            if (trial.machine, trial.job) == here and trusted:
+                self.known[trial.plan_id] = trial
+
+    def refuse(self, plan: Plan, reason: str, code: Code, predicted: tuple[float, float]) -> Trial:
+        """Record that a plan gets no process, and why."""
+        fields = {"status": "refused", "reason": reason, "code": code, "predicted": predicted}
+        return self._record(self._trial(plan, **fields))
+
+    def measure(
+        self,
+        plan: Plan,
+        *,
+        seconds: float,
+        comparing: float | None = None,
+        predicted: tuple[float, float] | None = None,
+        target: float | None = None,
+        role: str = "candidate",
+        strict: bool = True,
+    ) -> Trial:
+        """Measure one plan; whatever happens to it becomes a trial. `target` is the ratio to beat.
+
+        It may take `seconds` in all, of which `comparing` for the timing itself (default: what is left).
+        """
+        begin = time.monotonic()
+        self.on_event("trial_begin", {"plan": str(plan), "role": role})
+        confirmed: dict[str, Any] = {}
+
+        def opened() -> Contestant:
+            options = {"strict": strict, "warm_seconds": min(1.0, 0.05 * seconds)}
+            contestant = self._open(plan, timeout=max(20.0, seconds), limited=True, **options)
+            with self._ended(contestant, only_on_error=True):
+                confirmed.update(self._admit(contestant, plan, role))
+            return contestant
+
+        def compared() -> dict[str, Any]:
+            left = max(2.0, min(comparing or seconds, seconds - _since(begin)))
+            contestant, comparison = self._compared(opened, seconds=left, target=target)
+            return self._measured(contestant, [comparison], confirmed)
+
+        outcome: dict[str, Any]
+        try:
+            try:
+                outcome = compared()
+            except ChildFailed as failed:
+                if not self._crowded(failed):
+                    raise
+                self.apart = True
+                outcome = compared()
+        except (Refused, ChildFailed) as error:
+            outcome = _without_ratio(error)
+            out_of_memory = isinstance(error, ChildFailed) and is_out_of_memory(error)
+            self.apart = self.alone or (self.apart and not out_of_memory)
+        return self._record(
+            self._trial(plan, role=role, predicted=predicted, seconds=_since(begin), **outcome)
+        )
+
+    def _compared(
+        self,
+        candidate: Callable[[], Contestant],
+        *,
+        seconds: float,
+        target: float | None = None,
+        seed: int | None = None,
+    ) -> tuple[Contestant, Comparison]:
+        """A candidate against the resident reference, or with a `seed` against a fresh one.
+
+        Both are open together, or in turns where the device lacks the memory for that or serves one process.
+        """
+        used = list[Contestant]()
+
+        def fresh() -> Contestant:
+            return self._open(self.base, seed=seed or 0)
+
+        def noted() -> Contestant:
+            used.append(candidate())
+            return used[-1]
+
+        if self.apart or seed is not None:
+            self.park()
+        if self.apart:
+            comparison = compare_in_turns([fresh, noted, fresh], seconds=seconds)
+        else:
+            reference = self._resident() if seed is None else fresh()
+            with contextlib.nullcontext() if seed is None else self._ended(reference), self._ended(noted()):
+                comparison = compare(reference, used[0], seconds=seconds, target=target)
+        return used[0], comparison
+
+    def _resident(self) -> Contestant:
+        """The reference, opened again where it was parked or died."""
+        if not self.reference.child.alive:
+            self.park()
+            self.reference = self._contestant()
+            self.open_reference()
+        return self.reference
+
+    def _crowded(self, failed: ChildFailed) -> bool:
+        """Did it lack memory that the reference holds at the same time?"""
+        total = self.machine.device.memory_bytes or 0
+        roomy = self.memory is not None and 2 * self.memory <= total
+        return is_out_of_memory(failed) and not self.apart and not roomy
+
+    def warm_again(self, plan: Plan, *, seconds: float) -> float | None:
+        """Seconds of a plan's warm-up where all that it compiles is compiled already; None where it fails."""
+        try:
+            contestant = self._open(plan, timeout=seconds, limited=True)
+        except (Refused, ChildFailed):
+            return None
+        contestant.close()
+        return contestant.warmup_seconds
+
+    def park(self) -> None:
+        """Give the device's memory back that the reference holds; the next comparison opens it again."""
+        self.reference.close()
+
+    def confirm(self, plan: Plan, *, seconds: float) -> Trial:
+        """Measure a plan afresh: several pairs of new processes, each on batches in another order.
+
+        Two processes of the same job differ by a few percent in speed, by where their memory lies, so the
+        interval rests on the spread between the pairs as well. As many pairs as `seconds` allow, up to five.
+        That the techniques act was proven in the search.
+        """
+        begin = time.monotonic()
+        self.on_event("trial_begin", {"plan": str(plan), "role": "confirmation"})
+        rounds: list[Comparison] = []
+        outcome: dict[str, Any]
+        longest = max(LONGEST_ROUND, 20 * self.reference.step_seconds)
+        each = min(max(4.0, seconds / MOST_ROUNDS), longest)
+        try:
+            while True:
+                started = time.monotonic()
+                comparison, outcome = self._confirm_once(plan, rounds, seconds=each)
+                rounds.append(comparison)
+                settled = len(rounds) >= 3 and across(rounds).width < SETTLED_WIDTH
+                late = seconds - _since(begin) < _since(started)
+                if settled or late or len(rounds) == MOST_ROUNDS:
+                    break
+        except (Refused, ChildFailed) as error:
+            outcome = _without_ratio(error)
+        return self._record(self._trial(plan, role="confirmation", seconds=_since(begin), **outcome))
+
+    def _confirm_once(
+        self, plan: Plan, earlier: list[Comparison], *, seconds: float
+    ) -> tuple[Comparison, dict[str, Any]]:
+        """One pair of new processes; the outcome of it and all `earlier` ones together."""
+        found: dict[str, Any] = {"evidence": self.evidence.get(plan.id, {})}
+
+        def opened() -> Contestant:
+            contestant = self._open(plan, seed=len(earlier) + 1)
+            with self._ended(contestant, only_on_error=True):
+                if len(earlier) == 2:  # the least that an interval across processes needs
+                    self.input_pipeline["plan"] = without_loader(contestant, seconds=seconds / 2)
+                seen = contestant.ask("observe", evaluated=self.memory is not None)
+            found["peak_bytes"] = seen["peak_bytes"]
+            return contestant
+
+        contestant, comparison = self._compared(opened, seconds=seconds, seed=len(earlier) + 1)
+        return comparison, self._measured(contestant, [*earlier, comparison], found)
+
+    def _admit(self, contestant: Contestant, plan: Plan, role: str) -> dict[str, Any]:
+        """Let an opened plan prove that it acts, as allowed and unlike any other. Raises Refused."""
+        if Numerics[contestant.promise.upper()] > self.allow:
+            promised = contestant.promise.upper()
+            raise TooCoarse(f"on this job it promises {promised}, and {self.allow.name} is allowed")
+        confirmed: dict[str, Any] = contestant.ask(
+            "confirm", reference=self.observed, evaluated=self.memory is not None
+        )
+        self.evidence[plan.id] = confirmed["evidence"]
+        if role == "candidate":
+            self._refuse_duplicate(plan, confirmed["effect"])
+        return confirmed
+
+    def _measured(
+        self, contestant: Contestant, comparisons: list[Comparison], confirmed: dict[str, Any]
+    ) -> dict[str, Any]:
+        size = self.facts["batch_size"]
+        pairs = [pair for comparison in comparisons for pair in comparison.pairs]
+        return {
+            "status": "measured",
+            "ratio": across(comparisons),
+            "rounds": len(comparisons),
+            "pairs": tuple((a * size, b * size) for a, b in pairs),
+            "samples_per_second": 1 / sorted(pair[1] for pair in pairs)[len(pairs) // 2],
+            "peak_bytes": confirmed["peak_bytes"],
+            "warmup_seconds": contestant.warmup_seconds,
+            "promise": contestant.promise,
+            "evidence": confirmed["evidence"],
+            "foreign_share": max(comparison.foreign_share for comparison in comparisons),
+        }
+
+    def close(self) -> None:
+        """End the reference's process and remove what was compiled."""
+        self.reference.close()
+        for cache in self._caches:
+            cache.cleanup()
+
+    def _open(self, plan: Plan, *, timeout: float = 600, limited: bool = False, **options: Any) -> Contestant:
+        """A new process with a plan open and warm in it."""
+        contestant = self._contestant(timeout, limited)
+        with self._ended(contestant, only_on_error=True):
+            contestant.open(plan, **options)
+        return contestant
+
+    @contextlib.contextmanager
+    def _ended(self, contestant: Contestant, *, only_on_error: bool = False) -> Iterator[None]:
+        """End a process after its use; where it died meanwhile, later ones compile into another folder."""
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            if failed and not contestant.child.alive:
+                self._renew_cache()
+            if failed or not only_on_error:
+                contestant.close()
+
+    def _contestant(self, timeout: float = 600, limited: bool = False) -> Contestant:
+        """A new process; where `limited`, a GPU gives it no more than the memory budget."""
+        limit = {"VIVACE_MEMORY_BYTES": str(self.memory)} if limited and self.memory else {}
+        return Contestant(
+            self.source, self.machine, log=self.log, timeout=timeout, environment=self.environment | limit
+        )
+
+    def _renew_cache(self) -> None:
+        """Let later children compile into a new folder: a killed child may leave torn files behind."""
+        self._caches.append(
+            tempfile.TemporaryDirectory(prefix="vivace-compiled-", ignore_cleanup_errors=True)
+        )
+        self.environment = {"TORCHINDUCTOR_CACHE_DIR": self._caches[-1].name}
+
+    def fits(self, peak_bytes: int | None) -> bool:
+        """Is a peak within the memory budget, if there is one?"""
+        return self.memory is None or (peak_bytes is not None and peak_bytes <= self.memory)
+
+    def _refuse_duplicate(self, plan: Plan, effect: str) -> None:
+        """Settings of the same techniques that make the step do the very same are measured once."""
+        earlier = self.effects.setdefault((plan.names, effect), plan)
+        if earlier != plan:
+            changes = ", ".join(line.removeprefix("~ ") for line in plan.diff(earlier))
+            raise Refused(f"it does the same as a plan measured already ({changes})")
+
+    def _trial(self, plan: Plan, **fields: Any) -> Trial:
+        fields.setdefault("promise", plan.promise.name.lower())
+        return Trial(
+            techniques=plan.to_dict(),
+            plan_id=plan.id,
+            machine=self.machine.fingerprint,
+            job=self.facts["signature"],
+            **fields,
+        )
+
+    def _record(self, trial: Trial) -> Trial:
+        self.trials.append(trial)
+        self.ledger.append("trial", trial.to_dict())
+        self.on_event("trial_end", {"trial": trial})
+        return trial
+
+
+def _without_ratio(error: Refused | ChildFailed) -> dict[str, Any]:
+    """The fields of a trial that ended with an error."""
+    codes = {TooCoarse: Code.TOO_COARSE, TimedOut: Code.TIMED_OUT, Unsteady: Code.UNSTEADY}
+    return {
+        "status": "refused" if isinstance(error, Refused) else "failed",
+        "reason": str(error),
+        "code": codes.get(type(error), Code.NONE),
+        "foreign_share": error.foreign_share if isinstance(error, Unsteady) else 0.0,
+    }
+
+
+def one() -> Ratio:
+    """The reference against itself."""
+    return Ratio(1.0, 1.0, 1.0)
+
+
+def _since(begin: float) -> float:
+    return time.monotonic() - begin

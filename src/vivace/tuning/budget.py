@@ -1,0 +1,78 @@
+"""The memory budget: its words, and what to try where a job does not fit into memory as it is."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from vivace.errors import ChildFailed, InputError
+from vivace.inspection import inspect
+from vivace.plan import Plan
+from vivace.technique import Numerics
+
+UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+MARGIN = 0.1  # of what is free: fragmentation, the context, and what others will want
+ASKING = """
+import sys, torch
+try:
+    print(torch.cuda.mem_get_info()[0])
+except RuntimeError as error:
+    sys.exit(str(error).partition(chr(10))[0])
+"""
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+
+
+def parse_memory(memory: str | int | None) -> int | None:
+    """Bytes of a size such as ``20GiB``; ``auto`` is what is free, less a margin. Raises InputError."""
+    if memory is None or isinstance(memory, int):
+        return memory
+    if memory.strip().lower() == "auto":
+        return int((1 - MARGIN) * free_bytes())
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-z]*)\s*", memory.lower())
+    if not match or match[2] not in UNITS or float(match[1]) <= 0:
+        raise InputError(f"the memory budget is '{memory}'; write a size such as 20GiB or 800MiB, or auto")
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+def free_bytes() -> int:
+    """What the training device has free now: the first visible GPU, else the host in its container.
+
+    torch is asked, in a child process: it counts GPUs, and parts of them, as training does.
+
+    Raises InputError where torch cannot use the GPU.
+    """
+    device = inspect().device
+    if device.kind == "cuda":
+        asked = subprocess.run([sys.executable, "-c", ASKING], capture_output=True, text=True, check=False)
+        if asked.returncode:
+            reason = (asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"])[-1]
+            raise InputError(
+                f"torch cannot say what is free on the {device.name} ({reason}): mend that, or set "
+                'CUDA_VISIBLE_DEVICES="" to train on the processor'
+            )
+        return int(asked.stdout)
+    free = int(psutil.virtual_memory().available)
+    with contextlib.suppress(OSError, ValueError):  # no limit reads "max"
+        limit = int((CONTROL_GROUP / "memory.max").read_text())
+        free = min(free, limit - int((CONTROL_GROUP / "memory.current").read_text()))
+    return max(0, free)
+
+
+def smaller_plans(allow: Numerics) -> Iterator[Plan]:
+    """Plans under which a job may run that runs out of memory without any, the least slow first."""
+    yield Plan.from_dict({"checkpoint": {}})
+    if allow >= Numerics.ROUNDING:
+        for num in (2, 4, 8, 16, 32, 64):
+            yield Plan.from_dict({"micro_batches": {"num": num}})
+            yield Plan.from_dict({"micro_batches": {"num": num}, "checkpoint": {}})
+
+
+def is_out_of_memory(failed: ChildFailed) -> bool:
+    """Did a child process end for lack of memory? The kernel's killer leaves no more than a signal."""
+    return str(failed).startswith("out of memory") or "SIGKILL" in str(failed)

@@ -1,0 +1,47 @@
+"""How a search ends that has no plan to give: what it may say of the job, and what only of the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vivace.ledger import Code, Outcome, Trial
+from vivace.reporting.words import count, duration, percent
+
+
+def ending(trials: Sequence[Trial], budget_seconds: float) -> tuple[Outcome, str]:
+    """The outcome of a search in which no plan was faster, and why, in one sentence without its full stop."""
+    timed = [trial for trial in trials if trial.role == "candidate" and trial.techniques]
+    measured = [trial for trial in timed if trial.status == "measured"]
+    failed = _undecided(timed)
+    left_out = sum(trial.code == Code.NOT_TRIED for trial in timed)
+    if not measured and failed:
+        told = _failures(failed)
+        return Outcome.COULD_NOT_MEASURE, f"{told[0].upper()}{told[1:]}; the same command tries again"
+    if not measured and left_out:
+        told = f"The budget of {duration(budget_seconds)} ended before the first technique was timed"
+        return Outcome.NOTHING_TRIED, f"{told}; give --budget more"
+    if measured:
+        told = f"{count(len(measured), 'trial')} measured, and none was faster beyond noise"
+    else:
+        told = "No technique can act on this job"
+    told += f"; {_failures(failed)}" if failed else ""
+    told += f"; {count(left_out, 'technique')} not tried, because the time ended" if left_out else ""
+    return Outcome.NOTHING_HELPS, told
+
+
+def _undecided(trials: Sequence[Trial]) -> list[Trial]:
+    """The last trials of the plans that failed each time they were tried."""
+    last = {trial.plan_id: trial for trial in trials}
+    return [trial for trial in last.values() if trial.status == "failed"]
+
+
+def _failures(failed: Sequence[Trial]) -> str:
+    """Why trials have no ratio, and how busy others were meanwhile."""
+    unsteady = [trial for trial in failed if trial.code == Code.UNSTEADY]
+    if not unsteady:
+        return f"{count(len(failed), 'trial')} failed, the last because {failed[-1].reason}"
+    busy = max(trial.foreign_share for trial in unsteady)
+    who = f" (other processes used up to {percent(busy)} of the processor)" if busy else ""
+    told = f"the machine was too unsteady for {count(len(unsteady), 'trial')}{who}"
+    others = len(failed) - len(unsteady)
+    return told + (f", and {count(others, 'trial')} failed" if others else "")

@@ -1,0 +1,118 @@
+"""What a tune run returns and writes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from vivace.errors import AnswerIsNo
+from vivace.ledger import Outcome, Ratio, Trial
+from vivace.plan import Plan
+from vivace.verifying import Verdict
+
+
+@dataclasses.dataclass(frozen=True)
+class LongPlan:
+    """A plan whose steps are faster than the chosen one's, and whose warm-up this training is too short for.
+
+    `from_steps` is the number of steps from which a training ends sooner with it, all compiled anew;
+    `verified` says whether its promise was judged, and kept.
+    """
+
+    plan: Plan
+    plan_path: str
+    speedup: Ratio
+    warmup_seconds: float
+    from_steps: int
+    verified: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types."""
+        return {**vars(self), "plan": self.plan.to_dict(), "speedup": dataclasses.asdict(self.speedup)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """The plan, how much faster than strict fp32 it is, and whether it trains the same model.
+
+    `baselines` are samples a second; None where the device has no such mode. `waterfall` is the cumulative
+    ratio as each technique of the plan is added, in the order of their stages. `outcome` says how the search
+    ended, and `reason` why the plan is the reference, where it is. `input_pipeline` is the ratio that one
+    cached batch instead of the loader would bring to the ``reference`` and to the ``plan``.
+
+    `job_steps` are those of a whole training, where its length is known; `training_seconds` is what its steps
+    and the warm-up take under the ``reference`` and under the ``plan``. `warmup_seconds` is the warm-up that
+    `train` meets next on this machine, `cold_warmup_seconds` the one where nothing is compiled yet;
+    `break_even_steps` counts the steps after which the former has paid for itself. `long_plan` wins where the
+    training is longer.
+
+    `reference` is the empty plan, unless the job runs out of memory under that. `loading` says whether the
+    machine can feed the step, and what helped it; it is empty where that was no limit. `has_metric` says
+    whether the job can be verified by its metric, `metric_data` whether that is of ``validation`` or
+    ``training`` data.
+    """
+
+    plan: Plan
+    plan_path: str
+    speedup: Ratio
+    baselines: dict[str, float | None]
+    baseline_notes: dict[str, str]
+    verdict: Verdict | None
+    break_even_steps: int | None
+    input_pipeline: dict[str, Ratio]
+    waterfall: list[dict[str, Any]]
+    trials: list[Trial]
+    report_path: str
+    seconds: float
+    outcome: Outcome
+    interrupted: bool = False
+    reason: str = ""
+    reference: Plan = dataclasses.field(default_factory=Plan)
+    job_steps: int | None = None
+    loading: str = ""
+    has_metric: bool = False
+    metric_data: str | None = None
+    warmup_seconds: float | None = None
+    cold_warmup_seconds: float | None = None
+    training_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    long_plan: LongPlan | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """What a command ends with: 130 interrupted, 1 where nothing could be said of the job, else 0."""
+        return 130 if self.interrupted else 0 if self.outcome.answered else AnswerIsNo.exit_code
+
+    @property
+    def promise(self) -> str:
+        """The largest change of numbers that the plan admits: exact, rounding or semantics."""
+        return self.verdict.promise if self.verdict is not None else self.plan.promise.name.lower()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that ``vivace tune --json`` prints."""
+        return {
+            "plan": self.plan.to_dict(),
+            "plan_path": self.plan_path,
+            "speedup": dataclasses.asdict(self.speedup),
+            "baselines": self.baselines,
+            "baseline_notes": self.baseline_notes,
+            "promise": self.promise,
+            "verdict": self.verdict.to_dict() if self.verdict is not None else None,
+            "break_even_steps": self.break_even_steps,
+            "input_pipeline": {key: dataclasses.asdict(ratio) for key, ratio in self.input_pipeline.items()},
+            "waterfall": self.waterfall,
+            "trials": [trial.to_dict() for trial in self.trials],
+            "report_path": self.report_path,
+            "seconds": self.seconds,
+            "outcome": self.outcome,
+            "interrupted": self.interrupted,
+            "reason": self.reason,
+            "reference": self.reference.to_dict(),
+            "job_steps": self.job_steps,
+            "loading": self.loading,
+            "has_metric": self.has_metric,
+            "metric_data": self.metric_data,
+            "warmup_seconds": self.warmup_seconds,
+            "cold_warmup_seconds": self.cold_warmup_seconds,
+            "training_seconds": self.training_seconds,
+            "long_plan": self.long_plan.to_dict() if self.long_plan is not None else None,
+        }

@@ -1,0 +1,93 @@
+"""Plain facts about a session that a plan which only rounds has no reason to change; compared as they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from vivace.session.session import Session
+from vivace.verifying.states import IMPLEMENTATION_FLAGS
+
+Facts = dict[str, Any]
+# `inplace` cannot change a number that autograd lets through.
+NOT_NUMERIC = {"inplace", "training"}
+NOT_SETTINGS = {"params", "initial_lr", *IMPLEMENTATION_FLAGS}
+SHAPE = "the shape of "
+SAME_NUMBER = 1e-6  # relative; a learning rate on the device is kept in fp32
+
+
+def facts_of_session(session: Session) -> Facts:
+    """Names, shapes and ``requires_grad`` of parameters, names of buffers, and how each is updated."""
+    facts: Facts = {}
+    names: dict[int, str] = {}
+    for index, model in enumerate(session.build.models):
+        for name, parameter in model.named_parameters():
+            names[id(parameter)] = f"{index}.{name}"
+            facts[f"{SHAPE}{index}.{name}"] = tuple(parameter.shape)
+            facts[f"requires_grad of {index}.{name}"] = parameter.requires_grad
+        for name, buffer in model.named_buffers():
+            facts[f"{SHAPE}{index}.{name}"] = tuple(buffer.shape)
+    for optimizer in session.optimizers:
+        for group in optimizer.param_groups:
+            for key, value in settings_of(group).items():
+                facts |= {f"{key} of {names[id(p)]}": value for p in group["params"] if id(p) in names}
+    return facts
+
+
+def settings_of(group: dict[str, Any]) -> Facts:
+    """The numbers of an optimizer's parameter group."""
+    plain = {key: _plain(value) for key, value in group.items() if key not in NOT_SETTINGS}
+    return {key: value for key, value in plain.items() if _is_plain(value)}
+
+
+def facts_of_modules(models: Iterable[nn.Module]) -> Facts:
+    """The mode of every module, and the public settings of torch's own ones, by name and class."""
+    facts: Facts = {}
+    for index, model in enumerate(models):
+        for name, module in model.named_modules():
+            where = f"{index}.{name} ({type(module).__name__})"
+            facts[f"training of {where}"] = module.training
+            if not type(module).__module__.startswith("torch.nn."):
+                continue
+            for key, value in vars(module).items():
+                if not key.startswith("_") and key not in NOT_NUMERIC and _is_plain(value):
+                    facts[f"{key} of {where}"] = value
+    return facts
+
+
+def difference(mine: Facts, theirs: Facts, *, only_shared: bool = False) -> str:
+    """The first difference as ``name is a, and b in the job``; empty where there is none.
+
+    Unless `only_shared`, nothing may be gone, and no parameter or buffer may be new.
+    """
+    if not only_shared:
+        if gone := [name for name in theirs if name not in mine]:
+            return f"{gone[0]} is gone"
+        if new := [name for name in mine if name not in theirs and name.startswith(SHAPE)]:
+            return f"{new[0]} is new"
+    for name, value in theirs.items():
+        if name in mine and not _same(mine[name], value):
+            return f"{name} is {mine[name]}, and {value} in the job"
+    return ""
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _same(mine: Any, theirs: Any) -> bool:
+    if isinstance(mine, (list, tuple)) and isinstance(theirs, (list, tuple)):
+        return len(mine) == len(theirs) and all(map(_same, mine, theirs))
+    if isinstance(mine, (int, float)) and isinstance(theirs, (int, float)):
+        return math.isclose(mine, theirs, rel_tol=SAME_NUMBER) or mine != mine != theirs != theirs
+    return bool(mine == theirs)

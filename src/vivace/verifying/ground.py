@@ -1,0 +1,57 @@
+"""What the ruler holds a plan against, and what it noted of the plan."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from vivace.plan import Plan
+from vivace.verifying.displacement import Outcome, State
+from vivace.verifying.rehearsal import Rehearsal
+
+
+@dataclasses.dataclass
+class Ground:
+    """What a plan is held against: the reference's outcomes and course, and an envelope for each distance."""
+
+    references: list[Outcome]
+    envelopes: list[dict[str, float]]
+    curve: list[float]
+    end: State
+    widths: list[float]
+    end_envelope: float
+
+
+@dataclasses.dataclass
+class Standing:
+    """The reference's runs under the circumstances in which a plan is judged: `grounds` by unit roundoff, by
+    whether random streams are the same, and by the id of the part of the plan that lowers precision.
+    """
+
+    references: list[Outcome]
+    curve: list[float]
+    end: State
+    rehearsal: Rehearsal | None = None
+    grounds: dict[tuple[float, bool, str], Ground] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class Ran:
+    """What a plan's session did. `fault` is a plain one, which ends it; `last`: before closing."""
+
+    outcomes: list[Outcome] = dataclasses.field(default_factory=list)
+    curve: list[float] = dataclasses.field(default_factory=list)
+    end: State = dataclasses.field(default_factory=lambda: State({}, {}))
+    last: State = dataclasses.field(default_factory=lambda: State({}, {}))
+    rehearsal: Rehearsal | None = None
+    evaluated: torch.Tensor = dataclasses.field(default_factory=lambda: torch.zeros(1))
+    precision: Plan = dataclasses.field(default_factory=Plan)
+    same_streams: bool = True
+    silent: bool = False
+    fault: str = ""
+
+    def ended(self, fault: str) -> Ran:
+        """The same, with its fault."""
+        self.fault = fault
+        return self

@@ -1,0 +1,239 @@
+"""The rehearsal: many cheap steps in which the ruler dictates the loss, and with it every gradient.
+
+Where no matrix product rounds, a plan that keeps its promise follows the reference almost bit for bit,
+whatever precision it computes in. So what happens around the model (which data come, how gradients are added
+up, scaled and clipped, the update, the schedule) is compared far more finely than in lockstep, and over many
+more steps, for the price of the update.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+from vivace.job import Job
+from vivace.session.opening import call
+from vivace.session.session import Session
+from vivace.techniques.untried.cuda_graph_step.graph import forget_graphs
+from vivace.tensors.trees import batch_size, tensors
+from vivace.verifying.displacement import Tensors, scale_and_residual
+from vivace.verifying.facts import Facts, difference, settings_of
+from vivace.verifying.judgement import LIMIT, check
+from vivace.verifying.states import Snapshot, clone, restore, state_of
+from vivace.verifying.tap import Tap, same_data
+
+EARLY = 3  # steps after which the weights are looked at for the first time: Adam's averages are young there
+SCHEDULE_EVERY = 3  # steps to an epoch of the schedule
+SMALLEST_SLOPE = 1e-10  # of the typical gradient: where it meets an optimizer's epsilon
+LARGEST_SLOPE = 10.0
+
+
+@dataclasses.dataclass
+class Rehearsal:
+    """What a rehearsal left behind. `fault` names data that never came, or another schedule."""
+
+    losses: list[float]
+    settings: list[list[Facts]]
+    early: Tensors
+    end: Tensors
+    fault: str = ""
+
+
+class DictatedLoss:
+    """Linear in the parameters, a mean over the samples: ``mean_i s(sample i) * (1 + phase * <p, slopes>)``.
+
+    Its gradient is the slopes times the phase times the mean of `s`, which lies between 0.5 and 1.5 and
+    depends on every number of the batch; its value is the mean of `s`. The phase changes from step to step,
+    so that an optimizer's memory matters; it is a tensor, which a captured step reads anew.
+    """
+
+    def __init__(self, slopes: Tensors, device: torch.device) -> None:
+        self.slopes = slopes
+        self.phase = torch.ones((), device=device)
+
+    def begin(self, step: int) -> None:
+        """Set the phase of a step: between -0.3 and 1.7, in no rhythm."""
+        self.phase.fill_(0.7 + math.sin(2.4 * step * step))
+
+    def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        """The scalar loss of a batch."""
+        named = [(p, self.slopes[f"0.{n}"]) for n, p in model.named_parameters() if f"0.{n}" in self.slopes]
+        total: Any = sum((p * slope).sum() for p, slope in named)
+        factor = _of_samples(batch, next(model.parameters()).device).mean()
+        loss: torch.Tensor = factor * (1.0 + self.phase * (total - total.detach()))
+        return loss
+
+
+def slopes_like(gradients: Tensors, parameters: Tensors) -> Tensors:
+    """Gradients of all sizes, for the parameters that have one: from an optimizer's epsilon to large ones."""
+    numbers = torch.Generator().manual_seed(3)
+    decades = math.log10(LARGEST_SLOPE / SMALLEST_SLOPE)
+    slopes = {}
+    for name, parameter in parameters.items():
+        if name not in gradients or not parameter.is_floating_point():
+            continue
+        typical = float(gradients[name].double().square().mean().sqrt()) or 1e-3
+        exponents = torch.rand(parameter.shape, generator=numbers, dtype=torch.float64) * decades
+        signs = torch.randint(2, parameter.shape, generator=numbers) * 2 - 1
+        slope = signs * typical * SMALLEST_SLOPE * 10.0**exponents
+        slopes[name] = slope.to(parameter.device, parameter.dtype)
+    return slopes
+
+
+def rehearse(
+    session: Session,
+    tap: Tap,
+    job: Job,
+    start: Snapshot,
+    batches: list[Any],
+    dictate: DictatedLoss,
+    *,
+    steps: int,
+    roundoff: float,
+) -> Rehearsal:
+    """Train `steps` steps from `start` under a dictated loss, the schedule stepped as `train` would.
+
+    A schedule by the epoch is stepped every few steps; half-way the learning rate is halved, which a plan
+    must follow as it follows a scheduler.
+    """
+    restore(session, start)
+    torch.manual_seed(1)
+    schedule = _Schedule(job, session)
+    found = Rehearsal([], [], {}, {})
+    tap.dictated, tap.asked = dictate, False
+    forget_graphs()  # they hold the job's own loss
+    try:
+        for step in range(steps):
+            batch = batches[step % len(batches)]
+            tap.pieces = []
+            dictate.begin(step)
+            found.losses.append(float(torch.as_tensor(session.step(clone(batch))).detach()))
+            if tap.pieces and not found.fault and not same_data(tap.pieces, batch, roundoff):
+                found.fault = f"other data than the loader's reached the loss in step {step}"
+            schedule.step(step)
+            if step == steps // 2:
+                _halve(session)
+            found.settings.append([settings_of(g) for o in session.optimizers for g in o.param_groups])
+            if step == min(EARLY, steps) - 1:
+                found.early = state_of(session).parameters
+    finally:
+        tap.dictated, tap.pieces = None, []
+        forget_graphs()
+    if not tap.asked:
+        found.fault = "its step never evaluates the job's loss"
+    found.end = state_of(session).parameters
+    return found
+
+
+def fault_of(mine: Rehearsal, theirs: Rehearsal) -> str:
+    """What is plainly wrong: other data, or another course of the optimizer's settings."""
+    if mine.fault:
+        return mine.fault
+    for step, (ours, reference) in enumerate(zip(mine.settings, theirs.settings, strict=True)):
+        if len(ours) != len(reference):
+            return f"the optimizer has {len(ours)} parameter groups, and {len(reference)} in the job"
+        pairs = zip(ours, reference, strict=True)
+        found = filter(None, (difference(a, b, only_shared=True) for a, b in pairs))
+        if text := next(found, ""):
+            return f"after {step + 1} steps of a schedule the optimizer's {text}"
+    return ""
+
+
+def same_rehearsals(mine: Rehearsal | None, theirs: Rehearsal | None) -> bool:
+    """Are losses and weights bit-identical, or were there no rehearsals?"""
+    if mine is None or theirs is None:
+        return True
+    pairs = ((mine.early, theirs.early), (mine.end, theirs.end))
+    return mine.losses == theirs.losses and all(
+        torch.equal(ours[name], others[name]) for ours, others in pairs for name in others
+    )
+
+
+def checks_of(
+    mine: Rehearsal, theirs: Rehearsal, before: Tensors, slopes: Tensors, roundoff: float
+) -> list[dict[str, Any]]:
+    """The figures: reported losses, and the updates of all parameters together and of each."""
+    found = []
+    finest = roundoff / 16
+
+    def figure(name: str, value: float, envelope: float = 0.0) -> None:
+        found.append(check(name, 0, value, envelope, roundoff, floor=finest, limit=LIMIT))
+
+    losses = zip(mine.losses, theirs.losses, strict=True)
+    figure("dictated loss", max(abs(a - b) / (abs(b) or 1.0) for a, b in losses))
+    for when in ("early", "end"):
+        sums = [0.0, 0.0, 0.0, 0.0]
+        for name in slopes:
+            start, ours, other = before[name].double(), getattr(mine, when)[name], getattr(theirs, when)[name]
+            a, b = (ours.double() - start).flatten(), (other.double() - start).flatten()
+            size = torch.finfo(other.dtype).eps ** 2 * float(
+                torch.maximum(start.square(), other.double().square()).sum()
+            )
+            parts = [float(a @ b), float(b @ b), float(a @ a), size]
+            sums = [x + y for x, y in zip(sums, parts, strict=True)]
+            for kind, value, envelope in _figures(*parts):
+                figure(f"dictated {kind} of {name}, {when}", value, envelope)
+        for kind, value, envelope in _figures(*sums):
+            figure(f"dictated {kind}, {when}", value, envelope)
+    return found
+
+
+def _figures(dot: float, square: float, whole: float, size: float) -> list[tuple[str, float, float]]:
+    """Scale and residual, each with the unit in the last place of the weights beside the way they went."""
+    scale, residual = scale_and_residual(dot, square, whole, 0.0)
+    unit = math.sqrt(size / square) if square else 0.0
+    return [("scale", scale, unit), ("residual", residual, unit)]
+
+
+def _of_samples(batch: Any, device: torch.device) -> torch.Tensor:
+    """One number between 0.5 and 1.5 for each sample, from all that the batch holds of it."""
+    count = batch_size(batch)
+    total = torch.zeros(count, dtype=torch.float64, device=device)
+    for index, tensor in enumerate(tensors(batch)):
+        if tensor.layout == torch.strided and tensor.dim() and tensor.shape[0] == count and tensor.numel():
+            values = tensor.detach().to(device).reshape(count, -1).double()
+            waves = torch.cos(torch.arange(values.shape[1], dtype=torch.float64, device=device) + index)
+            total = total + (values * waves).mean(1)
+    return (1.0 + 0.5 * total / (1.0 + total.abs())).float()
+
+
+def _halve(session: Session) -> None:
+    for optimizer in session.optimizers:
+        for group in optimizer.param_groups:
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].mul_(0.5)
+            else:
+                group["lr"] *= 0.5
+
+
+class _Schedule:
+    """The job's schedulers on a session's optimizer, for as many steps as they know."""
+
+    def __init__(self, job: Job, session: Session) -> None:
+        self.every = SCHEDULE_EVERY if job.scheduler_every == "epoch" else 1
+        self.left = job.epochs if job.scheduler_every == "epoch" else None
+        built: Any = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if job.scheduler is not None and session.optimizer is not None:
+                built = call(job, "scheduler", session.optimizer)
+        self.schedulers = list(built) if isinstance(built, (list, tuple)) else [built]
+
+    def step(self, number: int) -> None:
+        """After a training step; one that has come to its end (OneCycleLR raises then) stays where it is."""
+        if (number + 1) % self.every or not self.schedulers or self.left == 0:
+            return
+        self.left = self.left - 1 if self.left is not None else None
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                for scheduler in self.schedulers:
+                    plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+                    scheduler.step(1.0) if plateau else scheduler.step()
+        except ValueError:
+            self.schedulers = []

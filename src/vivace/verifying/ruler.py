@@ -1,0 +1,479 @@
+"""The child's side of verification: reference, shadows and plan, in lockstep and along a course."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from vivace.job import Job
+from vivace.machine import Machine
+from vivace.plan import Plan
+from vivace.session.opening import call, checked_step, first_batches, seed_everything, start
+from vivace.session.session import Session
+from vivace.technique import Numerics, Stage
+from vivace.tensors.trees import tensors
+from vivace.verifying.displacement import (
+    Outcome,
+    State,
+    Tensors,
+    different_states,
+    distances,
+    identical,
+    mean_outcome,
+    output_distance,
+    resolution,
+)
+from vivace.verifying.draws import LogicalDraws
+from vivace.verifying.effort import MOST_REHEARSED, Effort
+from vivace.verifying.evaluation import Evaluation
+from vivace.verifying.facts import difference, facts_of_session
+from vivace.verifying.feeding import fed_otherwise
+from vivace.verifying.ground import Ground, Ran, Standing
+from vivace.verifying.halves import Halves, Place
+from vivace.verifying.judgement import (
+    LIMIT,
+    band,
+    check,
+    curve_check,
+    is_near,
+    outright,
+    root_mean_square,
+    spread_check,
+    summary,
+)
+from vivace.verifying.rehearsal import (
+    DictatedLoss,
+    Rehearsal,
+    checks_of,
+    fault_of,
+    rehearse,
+    same_rehearsals,
+    slopes_like,
+)
+from vivace.verifying.shadow import Rounding
+from vivace.verifying.states import Snapshot, clone, decay_of, repeatable, restore, state_of
+from vivace.verifying.tap import Tap, random_state
+
+# Shadows round no finer than this: at fp32's last bit it is a rare event that a ReLU flips, which few shadows
+# show, and sums in another order differ by many roundings.
+FINEST_ROUNDOFF = 2.0**-16
+FEEDING_SECONDS, FEEDING_SHARE = 3.0, 0.03  # at most, of the seconds given
+MOST_BATCH_BYTES = 2**28
+SETTLING_STEPS = 8
+STREAMS, OTHER_STREAMS = 20, 50  # first seeds of the means over streams, of the reference and of a plan
+
+
+class Ruler:
+    """Serves `vivace.processes.launch.Child`: verifies plans of one job; keeps reference and shadows."""
+
+    def __init__(self, job: Job, machine: dict[str, Any]) -> None:
+        self.job = job
+        self.machine = Machine.from_dict(machine)
+        self.effort = Effort()
+        self.batches: list[Any] = []
+        self.repeats = False  # are the algorithms now such that give equal bits every time?
+        self.draws = LogicalDraws()
+        self.ordered = False  # do steps draw their random numbers in logical order now?
+        self.tap = Tap(job)
+        self.taps = WeakKeyDictionary[Session, Tap]()
+        self.feeding_seconds = FEEDING_SECONDS
+        self.slopes: Tensors = {}
+
+    def prepare(
+        self, seconds: float | None = None, reference: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Run the reference once, with snapshots at start, middle and late; `seconds` bound the effort.
+
+        `reference` is a plan for a job that does not fit into memory without one.
+        """
+        self.reference = plan = Plan.from_dict(reference or {})
+        self.snapshots: list[Snapshot] = []
+        self.halves = {Plan().id: dict[Place, list[bool]]()}  # by the part of a plan that lowers precision
+        self.standings: dict[tuple[bool, bool], Standing] = {}  # by `repeats` and `ordered`
+        begin = time.perf_counter()
+        seed_everything(0)
+        self.batches = self._load(seconds)
+        with start(self.job, plan, self.machine) as trial:
+            before = random_state()
+            checked_step(trial, clone(self.batches[0]))
+            self.ordered = not torch.equal(before, random_state())
+            since = time.perf_counter()
+            self._step(trial, 0)
+            self.step_seconds = time.perf_counter() - since
+            self.effort = effort = Effort.within(seconds, self.step_seconds)
+        self.session = self._opened(plan, self.tap)
+        self.facts = facts_of_session(self.session)
+        self.evaluation = Evaluation(self.job, self.session.place(self.batches[-1]))
+        last = max(0, effort.course - effort.lockstep)
+        marks = {round(i * last / max(1, effort.snapshots - 1)) for i in range(effort.snapshots)}
+        torch.manual_seed(1)
+        curve = []
+        for position in range(effort.course):
+            if position in marks:
+                optimizers = [copy.deepcopy(o.state_dict()) for o in self.session.optimizers]
+                decay = decay_of(self.session)
+                self.snapshots.append(Snapshot(state_of(self.session), optimizers, position, decay))
+            curve.append(self._step(self.session, position))
+        end = state_of(self.session)
+        self.standing = Standing(self._locksteps(self.session), curve, end)
+        self.standings[self.repeats, self.ordered] = self.standing
+        self.modules = self.tap.modules
+        self._prepare_rehearsal(seconds)
+        return {"seconds": time.perf_counter() - begin, "left_seconds": effort.seconds(self.step_seconds)}
+
+    def _load(self, seconds: float | None) -> list[Any]:
+        """Batches enough for the course, and for the rehearsal as many more as time and memory allow."""
+        if seconds is not None:
+            self.feeding_seconds = min(FEEDING_SECONDS, FEEDING_SHARE * seconds)
+        deadline, num_bytes = time.perf_counter() + self.feeding_seconds, 0
+        loader = call(self.job, "data")
+
+        def limited() -> Iterator[Any]:
+            nonlocal num_bytes
+            for number, batch in enumerate(loader, 1):
+                yield batch
+                num_bytes += sum(t.numel() * t.element_size() for t in tensors(batch))
+                enough = num_bytes > MOST_BATCH_BYTES or time.perf_counter() > deadline
+                if number >= Effort.course and enough:
+                    return
+
+        return first_batches(limited(), MOST_REHEARSED)
+
+    def _prepare_rehearsal(self, seconds: float | None) -> None:
+        """Rehearse the reference; two steps show how many can be afforded."""
+        reference, first = self.standing.references[0], self.snapshots[0].state
+        if any(getattr(m, "sparse", False) for model in self.session.build.models for m in model.modules()):
+            return  # an optimizer for sparse gradients takes no dense ones
+        self.slopes = slopes_like(reference.gradients, first.parameters)
+        if not self.slopes and self.job.step is None:
+            return  # nothing is trained
+        begin = time.perf_counter()
+        self._rehearse(self.session, self.tap, 2)
+        self.effort = self.effort.rehearsing(seconds, (time.perf_counter() - begin) / 2)
+        self.standing.rehearsal = self._rehearse(self.session, self.tap, self.effort.rehearsal)
+
+    def _rehearse(self, session: Session, tap: Tap, steps: int) -> Rehearsal:
+        return rehearse(
+            session,
+            tap,
+            self.job,
+            self.snapshots[0],
+            self.batches,
+            DictatedLoss(self.slopes, session.build.device),
+            steps=steps,
+            roundoff=session.build.unit_roundoff,
+        )
+
+    def judge(self, plan: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
+        """Return the verdict's document (see `Verdict`) on a plan.
+
+        What is broken near the limits after a short effort is judged again with the full one, where
+        `seconds` allow it, and else not yet.
+        """
+        document, full = self._judgement(plan), Effort()
+        least = dataclasses.replace(full, rehearsal=self.effort.rehearsal)
+        if document["kept"] is not False or self.effort == least or not is_near(document):
+            return document
+        needed = full.seconds(self.step_seconds)
+        if seconds is not None and needed > seconds:
+            reason = f"{document['reason']}; too near to say with so few runs, and more take {needed:.0f} s"
+            return {**document, "kept": None, "reason": reason}
+        self.session.close()
+        self.prepare(None, self.reference.to_dict())
+        return self._judgement(plan)
+
+    def _judgement(self, plan: dict[str, Any]) -> dict[str, Any]:
+        """Run a plan in lockstep and along the course, and compare."""
+        loaded = Plan.from_dict(plan)
+        compiled = any(technique.card.stage == Stage.COMPILE for technique in loaded.techniques)
+        device = self.session.build.device
+        if device.type == "cuda" and loaded.promise == Numerics.EXACT and not self.repeats:
+            with repeatable(True), self._standing_on(repeats=True, ordered=self.ordered):
+                return self._judgement(plan)
+        if compiled and self.ordered:  # compiled code draws as it will; so must the reference
+            with self._standing_on(repeats=self.repeats, ordered=False):
+                return self._judgement(plan)
+        precision = self._note_halves(loaded)
+        tap = Tap(self.job)
+        with _equal_random_streams(compiled), self._opened(loaded, tap) as session:
+            ran = self._run(session, tap)
+        ran.precision = precision
+        document: dict[str, Any] = {
+            "promise": session.promise.name.lower(),
+            "steps": self.effort.course + self.effort.lockstep * len(self.snapshots),
+            "seeds": self.effort.seeds,
+            "curves": {
+                "steps": list(range(len(ran.curve))),
+                "reference": self.standing.curve,
+                "plan": ran.curve,
+            },
+        }
+        if not ran.fault and different_states(state_of(session), ran.last):
+            ran.fault = "closing the session changes the weights"
+        if ran.fault:
+            return {**document, **outright(False, ran.fault, "facts")}
+        for outcome in ran.outcomes:
+            outcome.outputs = (
+                outcome.outputs if len(outcome.outputs) else self.evaluation(self.session, outcome.after)
+            )
+        return {**document, **self._judge(ran, session)}
+
+    def _note_halves(self, plan: Plan) -> Plan:
+        """The part of a plan that lowers precision; what it stores in 16 bits is seen in a step of its own.
+
+        Alone, as it is: the other techniques cannot widen the envelope by what they do.
+        """
+        precision = Plan([t for t in plan.techniques if t.card.stage == Stage.PRECISION])
+        if precision.id not in self.halves:
+            noted = Halves()
+            with start(self.job, precision, self.machine) as session:
+                for position in range(SETTLING_STEPS if session.build.kept else 0):
+                    self._step(session, position)
+                with noted:
+                    self._step(session, 0)
+            self.halves[precision.id] = noted.places()
+        return precision
+
+    def _run(self, session: Session, tap: Tap) -> Ran:
+        """All that a plan's session has to do while it is open; it ends at the first plain fault."""
+        ran, standing = Ran(), self.standing
+        if fault := difference(facts_of_session(session), self.facts):
+            return ran.ended(fault)
+        if fault := fed_otherwise(session, self.job, self.feeding_seconds):
+            return ran.ended(fault)
+        for position in range(SETTLING_STEPS if session.build.kept else 0):
+            self._step(session, position)  # a loss scale halves until it fits, and skips steps meanwhile
+        ran.outcomes = [self._lockstep(session, self.snapshots[0], stream=0)]
+        if fault := difference(tap.modules or {}, self.modules or {}, only_shared=True):
+            return ran.ended(fault)
+        # Before the other points: what begins late has begun by then.
+        if standing.rehearsal is not None:
+            ran.rehearsal = self._rehearse(session, tap, self.effort.rehearsal)
+            if fault := fault_of(ran.rehearsal, standing.rehearsal):
+                return ran.ended(fault)
+        rest = list(enumerate(self.snapshots))[1:]
+        ran.outcomes += [self._lockstep(session, s, stream=i) for i, s in rest]
+        ran.curve, ran.end = self._course(session)
+        pairs = list(zip(ran.outcomes, standing.references, strict=True))
+        rearranged = not self.ordered and _in_other_order(session, self.session)
+        ran.same_streams = all(_same_streams(o, r, rearranged) for o, r in pairs)
+        ran.silent = any(r.drew and not o.drew for o, r in pairs)
+        if not (ran.same_streams or ran.silent or session.promise == Numerics.EXACT):
+            ran.outcomes = [self._mean_lockstep(session, s, OTHER_STREAMS) for s in self.snapshots]
+            ran.curve, ran.end = self._mean_course(session, OTHER_STREAMS)
+        ran.evaluated = self.evaluation(session, ran.end)
+        ran.last = state_of(session)
+        return ran
+
+    def _judge(self, ran: Ran, session: Session) -> dict[str, Any]:
+        promise, roundoff = session.promise, max(session.build.unit_roundoff, FINEST_ROUNDOFF)
+        if promise == Numerics.EXACT:
+            standing = self.standing
+            pairs = zip(ran.outcomes, standing.references, strict=True)
+            different = [name for o, r in pairs for name in identical(o, r)]
+            different += ["loss curve"] if ran.curve != standing.curve else []
+            different += ["rehearsal"] if not same_rehearsals(ran.rehearsal, standing.rehearsal) else []
+            apart = output_distance(ran.evaluated, self.evaluation(self.session, ran.end))
+            different += ["evaluation under the plan"] if apart > FINEST_ROUNDOFF else []
+            if not different or self._repeats_itself():
+                reason = f"promised to be bit-identical, and {different[0]} is not" if different else ""
+                return outright(not different, reason, "bit-identical")
+            note = "the job does not repeat itself bit for bit here, so that only rounding can be judged"
+            return self._compare(ran, roundoff, note)
+        if ran.silent:
+            reason = "the plan draws no random numbers where the job draws some: dropout or noise is off"
+            return outright(False, reason, "random numbers drawn")
+        return self._compare(ran, roundoff)
+
+    @contextmanager
+    def _standing_on(self, *, repeats: bool, ordered: bool) -> Iterator[None]:
+        """Inside, the reference is what it is under other circumstances: with algorithms that repeat their
+        bits, as a GPU's fastest do not, or without random numbers in logical order.
+        """
+        before = self.repeats, self.ordered, self.standing
+        changed = repeats != self.repeats or self.draws.rearranged
+        self.repeats, self.ordered = repeats, ordered
+        try:
+            if changed and (repeats, ordered) not in self.standings:
+                references, (curve, end) = self._locksteps(self.session), self._course(self.session)
+                rehearsal = self.standing.rehearsal
+                if rehearsal is not None:
+                    rehearsal = self._rehearse(self.session, self.tap, self.effort.rehearsal)
+                self.standings[repeats, ordered] = Standing(references, curve, end, rehearsal)
+            self.standing = self.standings.get((repeats, ordered), self.standing)
+            yield
+        finally:
+            self.repeats, self.ordered, self.standing = before
+
+    def _repeats_itself(self) -> bool:
+        """Does the reference end with equal bits when it is run again?"""
+        pairs = zip(self._locksteps(self.session), self.standing.references, strict=True)
+        again = not any(identical(o, r) for o, r in pairs)
+        return again and self._course(self.session)[0] == self.standing.curve
+
+    def _compare(self, ran: Ran, roundoff: float, note: str = "") -> dict[str, Any]:
+        outcomes, curve, same_streams = ran.outcomes, ran.curve, ran.same_streams
+        ground = self._ground(roundoff, same_streams, ran.precision)
+        checks = []
+        for index, (outcome, snapshot) in enumerate(zip(outcomes, self.snapshots, strict=True)):
+            values = self._distances(outcome, snapshot, ground.references[index])
+            envelopes = ground.envelopes[index]
+            checks += [check(k, snapshot.position, v, envelopes[k], roundoff) for k, v in values.items()]
+            if not same_streams:
+                spread = ground.references[index].spread
+                checks.append(spread_check(snapshot.position, outcome.spread, spread))
+        checks.append(curve_check(curve, ground.curve, ground.widths))
+        apart = self._apart(ran.end, ground.end)
+        checks.append(check("displacement of the course", 0, apart, ground.end_envelope, roundoff))
+        plain = self.evaluation(self.session, ran.end)
+        inside = output_distance(ran.evaluated, plain)
+        checks.append(check("evaluation under the plan", 0, inside, 0.0, roundoff, floor=roundoff / 4))
+        if ran.rehearsal is not None and self.standing.rehearsal is not None:
+            before = self.snapshots[0].state.parameters
+            checks += checks_of(ran.rehearsal, self.standing.rehearsal, before, self.slopes, roundoff)
+        if not same_streams:
+            note = note or f"random streams differ: means over {self.effort.seeds} seeds were compared"
+        low = [a - LIMIT * w for a, w in zip(ground.curve, ground.widths, strict=True)]
+        high = [a + LIMIT * w for a, w in zip(ground.curve, ground.widths, strict=True)]
+        steps = list(range(len(curve)))
+        curves = {"steps": steps, "reference": ground.curve, "plan": curve, "low": low, "high": high}
+        return {**summary(checks, note), "curves": curves}
+
+    def _ground(self, roundoff: float, same_streams: bool, precision: Plan) -> Ground:
+        """The envelope: shadows of this roundoff that store in half what `precision` does, with the
+        reference's random streams or with others.
+
+        Where streams differ, means over seeds are compared: one shadow's distance from a mean over n seeds is
+        sqrt((n + 1) / 2) times that of another mean over n seeds.
+        """
+        halves = self.halves[precision.id]
+        key, standing = (roundoff, same_streams, precision.id if halves else ""), self.standing
+        if key in standing.grounds:
+            return standing.grounds[key]
+        effort, session = self.effort, self.session
+        if same_streams:
+            references, curve, end = standing.references, standing.curve, standing.end
+        else:
+            references = [self._mean_lockstep(session, s, STREAMS) for s in self.snapshots]
+            curve, end = self._mean_course(session, STREAMS)
+        envelopes = []
+        for index, snapshot in enumerate(self.snapshots):
+            runs = []
+            for seed in range(effort.seeds):
+                noise = Rounding(roundoff, seed=100 * index + seed, halves=halves)
+                stream = index if same_streams else 80 + seed
+                outcome = self._lockstep(session, snapshot, stream=stream, noise=noise)
+                runs.append(self._distances(outcome, snapshot, references[index]))
+            scale = 1.0 if same_streams else math.sqrt(2 / (effort.seeds + 1))
+            smallest = resolution(references[index], snapshot.state)
+            spread = {name: scale * root_mean_square([run[name] for run in runs]) for name in runs[0]}
+            least = {name: max(value, smallest.get(name, 0.0)) for name, value in spread.items()}
+            envelopes.append({n: least[n] if math.isfinite(v) else math.nan for n, v in spread.items()})
+        courses, ends = [], []
+        for seed in range(effort.course_seeds):
+            noise = Rounding(roundoff, seed=9000 + seed, halves=halves)
+            shadow, shadow_end = self._course(session, stream=1 if same_streams else 80 + seed, noise=noise)
+            courses.append(shadow)
+            ends.append(self._apart(shadow_end, end))
+        scale = 1.0 if same_streams else math.sqrt(2 / (effort.course_seeds + 1))
+        widths = band(curve, courses, scale)
+        end_envelope = scale * root_mean_square(ends)
+        end_envelope = end_envelope if math.isfinite(end_envelope) else math.nan
+        ground = Ground(references, envelopes, curve, end, widths, end_envelope)
+        standing.grounds[key] = ground
+        return ground
+
+    def _distances(self, outcome: Outcome, snapshot: Snapshot, reference: Outcome) -> dict[str, float]:
+        return distances(outcome, reference, snapshot.state, snapshot.decay, self.effort.lockstep)
+
+    def _apart(self, end: State, reference: State) -> float:
+        """The distance between two ends of the course, as a fraction of the reference's way."""
+        begin, mine, theirs = self.snapshots[0].state.parameters, end.parameters, reference.parameters
+        gap = sum(float((mine[name] - t).double().square().sum()) for name, t in theirs.items())
+        way = sum(float((t - begin[name]).double().square().sum()) for name, t in theirs.items())
+        return math.sqrt(gap / way) if way else math.inf if gap else 0.0
+
+    def _opened(self, plan: Plan, tap: Tap) -> Session:
+        session = start(tap.job, plan, self.machine)
+        tap.attach(session)
+        self.taps[session] = tap
+        return session
+
+    def _step(self, session: Session, position: int) -> float:
+        with self.draws if self.ordered else nullcontext():
+            loss = session.step(clone(self.batches[position % len(self.batches)]))
+        return float(torch.as_tensor(loss).detach())
+
+    def _locksteps(self, session: Session) -> list[Outcome]:
+        return [self._lockstep(session, s, stream=index) for index, s in enumerate(self.snapshots)]
+
+    def _lockstep(
+        self,
+        session: Session,
+        snapshot: Snapshot,
+        *,
+        stream: int,
+        noise: AbstractContextManager[Any] | None = None,
+    ) -> Outcome:
+        """A few steps from a snapshot; outputs in evaluation mode only for the reference's own session."""
+        restore(session, snapshot)
+        torch.manual_seed(stream)
+        before, tap = random_state(), self.taps[session]
+        tap.watch()
+        with noise or nullcontext():
+            losses = [self._step(session, snapshot.position)]
+            tap.watching = False
+            losses += [self._step(session, snapshot.position + i) for i in range(1, self.effort.lockstep)]
+        drawn, after = random_state(), state_of(session)
+        outputs = self.evaluation(session, after) if session is self.session else torch.empty(0)
+        drew = not torch.equal(before, drawn)
+        return Outcome(losses, after, outputs, drawn, drew, tap.gradients, list(tap.streams))
+
+    def _mean_lockstep(self, session: Session, snapshot: Snapshot, stream: int) -> Outcome:
+        return mean_outcome(
+            [self._lockstep(session, snapshot, stream=stream + seed) for seed in range(self.effort.seeds)]
+        )
+
+    def _course(
+        self, session: Session, *, stream: int = 1, noise: AbstractContextManager[Any] | None = None
+    ) -> tuple[list[float], State]:
+        restore(session, self.snapshots[0])
+        torch.manual_seed(stream)
+        with noise or nullcontext():
+            curve = [self._step(session, position) for position in range(self.effort.course)]
+        return curve, state_of(session)
+
+    def _mean_course(self, session: Session, stream: int) -> tuple[list[float], State]:
+        runs = [self._course(session, stream=stream + seed) for seed in range(self.effort.course_seeds)]
+        curve = [sum(values) / len(values) for values in zip(*(run[0] for run in runs), strict=True)]
+        return curve, State.mean([run[1] for run in runs])
+
+
+def _in_other_order(mine: Session, theirs: Session) -> bool:
+    """Have weights another memory order? Then outputs and their random masks may have it, too."""
+    orders = ([p.stride() for m in s.build.models for p in m.parameters()] for s in (mine, theirs))
+    return next(orders) != next(orders)
+
+
+def _same_streams(mine: Outcome, theirs: Outcome, rearranged: bool) -> bool:
+    """Did both draw the same numbers for the same purposes, as far as evaluations of the loss show?"""
+    seen = not theirs.drew or not (rearranged or (mine.streams and mine.streams != theirs.streams))
+    return seen and torch.equal(mine.random_state, theirs.random_state)
+
+
+def _equal_random_streams(compiled: bool) -> AbstractContextManager[Any]:
+    """Let compiled code draw the random numbers that eager code draws."""
+    if not compiled:
+        return nullcontext()
+    from torch._inductor import config
+
+    patched: AbstractContextManager[Any] = config.patch(fallback_random=True)
+    return patched

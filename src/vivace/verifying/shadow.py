@@ -1,0 +1,79 @@
+"""Shadow runs: the job in fp32 with rounding noise of a chosen size at every matrix product and convolution,
+and wherever else the plan stores fewer bits.
+
+They show how far apart two runs of *the same* model drift when only rounding differs: the envelope of the
+ruler.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vivace.tensors.trees import map_tensors
+from vivace.verifying.halves import Place, place_of
+
+MARKS = ("mm", "convolution", "attention", "rnn", "lstm", "gru", "linear")
+# A bias's gradient is the sum of its product's output gradient, which lower precision rounds as well.
+BACKWARD_MARKS = (*MARKS, "sum.dim_IntList")
+# Attention's statistic, one number a row, which every kernel keeps in fp32.
+STATISTIC = "logsumexp"
+
+
+class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Round the inputs and outputs of matrix products and convolutions, forward and backward, to
+    `unit_roundoff`, and the results that the plan has in 16 bits, which `halves` names (see `Halves`).
+
+    Each tensor is rounded at a random scale, so that other seeds round otherwise: multiply by s in [1, 2),
+    round to fewer bits by Veltkamp's splitting (Dekker 1971), divide by s. Relative error: at most about
+    `unit_roundoff`. Numbers too large for that, such as a mask's -inf, stay as they are.
+    """
+
+    def __init__(self, unit_roundoff: float, seed: int, halves: dict[Place, list[bool]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.factor = unit_roundoff * 2.0**24 + 1.0
+        self.halves = {place: itertools.cycle(found) for place, found in halves.items()}
+        self.random = random.Random(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one operator, with rounding around it where it multiplies matrices, or of what it gives."""
+        kwargs = kwargs or {}
+        backward = torch._C._current_graph_task_id() != -1
+        marks = BACKWARD_MARKS if backward else MARKS
+        if not any(mark in func.__name__ for mark in marks) or func.is_view:
+            return self._stored(func, func(*args, **kwargs))
+        schema = func._schema
+        if not schema.is_mutable:
+            args = self._rounded(args, schema.arguments)
+            kwargs = map_tensors(kwargs, self._round)
+        found = func(*args, **kwargs)
+        if isinstance(found, tuple):
+            return self._rounded(found, schema.returns)
+        return map_tensors(found, self._round)
+
+    def _stored(self, func: Any, found: Any) -> Any:
+        if not (isinstance(found, torch.Tensor) and self.halves):
+            return found
+        half = next(self.halves.get(place_of(func, found.shape), iter([False])))
+        if not half:
+            return found
+        rounded = self._round(found)
+        return found.copy_(rounded) if func._schema.is_mutable else rounded
+
+    def _rounded(self, values: Any, declared: Any) -> tuple[Any, ...]:
+        """The values, rounded but for attention's statistics, which the schema names."""
+        kept = [STATISTIC in (d.name or "").replace("_", "") for d in declared[: len(values)]]
+        return tuple(v if keep else map_tensors(v, self._round) for v, keep in zip(values, kept, strict=True))
+
+    def _round(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype != torch.float32 or tensor.layout != torch.strided or tensor.numel() == 0:
+            return tensor
+        scale = 1.0 + self.random.random()
+        scaled = tensor * scale
+        split = scaled * self.factor
+        rounded = split.sub_(split - scaled).div_(scale)
+        return torch.where(rounded.isfinite(), rounded, tensor)

@@ -1,0 +1,98 @@
+"""Copying a session's state out and back."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from vivace.session.session import Session
+from vivace.tensors.optimizers import align_state
+from vivace.tensors.trees import map_tensors
+from vivace.verifying.displacement import State
+
+IMPLEMENTATION_FLAGS = ("fused", "foreach", "capturable", "differentiable")
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """A point along the reference's run: state, optimizers, next batch, and weight decay by name."""
+
+    state: State
+    optimizers: list[dict[str, Any]]
+    position: int
+    decay: dict[str, float]
+
+
+@contextmanager
+def repeatable(wanted: bool) -> Iterator[None]:
+    """Inside, torch takes algorithms that give equal bits every time, where it has such; `wanted` or not.
+
+    On GPUs it does not otherwise: gradients of convolutions and embeddings are summed by atomic additions.
+    """
+    if not wanted:
+        yield
+        return
+    cudnn: Any = torch.backends.cudnn
+    algorithms = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    before = cudnn.deterministic, cudnn.benchmark
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(algorithms, warn_only=warn_only)
+        cudnn.deterministic, cudnn.benchmark = before
+
+
+def clone(batch: Any) -> Any:
+    """A copy of a batch's tensors: a step that edits its batch in place must not change the next run."""
+    return map_tensors(batch, torch.Tensor.clone)
+
+
+def state_of(session: Session) -> State:
+    """Copies of all parameters and buffers, by name."""
+    parameters, buffers = {}, {}
+    for index, model in enumerate(session.build.models):
+        parameters.update({f"{index}.{n}": p.detach().clone() for n, p in model.named_parameters()})
+        buffers.update({f"{index}.{n}": b.detach().clone() for n, b in model.named_buffers()})
+    return State(parameters, buffers)
+
+
+def load_state(session: Session, state: State) -> None:
+    """Copy parameters and buffers back in place."""
+    with torch.no_grad():
+        for index, model in enumerate(session.build.models):
+            for name, parameter in model.named_parameters():
+                parameter.copy_(state.parameters[f"{index}.{name}"])
+            for name, buffer in model.named_buffers():
+                buffer.copy_(state.buffers[f"{index}.{name}"])
+
+
+def restore(session: Session, snapshot: Snapshot) -> None:
+    """Put a session back to a snapshot; a technique's choice of optimizer implementation stays."""
+    load_state(session, snapshot.state)
+    for optimizer, saved in zip(session.optimizers, snapshot.optimizers, strict=True):
+        state = copy.deepcopy(saved)
+        for group, mine in zip(state["param_groups"], optimizer.param_groups, strict=True):
+            group.update({flag: mine[flag] for flag in IMPLEMENTATION_FLAGS if flag in mine})
+        optimizer.load_state_dict(state)
+        optimizer.zero_grad(set_to_none=True)
+    align_state(session.optimizers)
+
+
+def decay_of(session: Session) -> dict[str, float]:
+    """Learning rate times weight decay of every parameter, by name."""
+    names = {id(p): f"{i}.{n}" for i, m in enumerate(session.build.models) for n, p in m.named_parameters()}
+    groups = [group for optimizer in session.optimizers for group in optimizer.param_groups]
+    return {
+        names[id(p)]: float(group["lr"]) * float(group.get("weight_decay", 0.0))
+        for group in groups
+        for p in group["params"]
+        if id(p) in names
+    }

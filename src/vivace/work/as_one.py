@@ -1,0 +1,103 @@
+"""Recurrent layers, attention and dropout as the one kernel of a GPU, where tensors are shapes only."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+if TYPE_CHECKING:
+    from vivace.work.count import KernelCounter
+
+
+class AsOneKernel(TorchFunctionMode):
+    """Recurrent layers and attention as one kernel where there is no device to run (or refuse) one."""
+
+    def __init__(self, counter: KernelCounter) -> None:
+        super().__init__()
+        self._counter = counter
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name == "scaled_dot_product_attention" and _imagined(args[:3]):
+            return _Fused.apply(self._counter, "attention", *args[:3])
+        if func is functional.dropout and _imagined(args[:1]):
+            return _dropout(*args, **kwargs)
+        recurrent = name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+        if recurrent and isinstance(args[2], (list, tuple)) and _imagined(args[:1]):
+            return self._recurrent(name, *args)
+        return func(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def attention(self) -> Iterator[None]:
+        """Catch attention inside of functions that a mode sees only whole, such as multi-head attention."""
+        original = functional.scaled_dot_product_attention
+
+        def attend(*args: Any, **kwargs: Any) -> Any:
+            if len(args) >= 3 and _imagined(args[:3]):
+                return _Fused.apply(self._counter, "attention", *args[:3])
+            return original(*args, **kwargs)
+
+        functional.scaled_dot_product_attention = attend
+        try:
+            yield
+        finally:
+            functional.scaled_dot_product_attention = original
+
+    def _recurrent(self, name: str, inputs: Any, states: Any, weights: Any, *settings: Any) -> Any:
+        """The padded form of torch._VF.lstm and its kin: settings are bias, layers, dropout, training,
+        bidirectional, batch_first."""
+        states = tuple(states) if isinstance(states, (list, tuple)) else (states,)
+        output = _Fused.apply(self._counter, name, inputs, settings[4], settings[5], *states, *weights)
+        last = tuple(state + output.sum() * 0 for state in states)
+        return (output, *last)
+
+
+class _Fused(torch.autograd.Function):
+    """One kernel forward and one backward, of which only the shapes exist."""
+
+    @staticmethod
+    def forward(ctx: Any, counter: KernelCounter, name: str, first: torch.Tensor, *rest: Any) -> torch.Tensor:
+        """Count the kernel and make its output; see `AsOneKernel` for the arguments."""
+        others = [other for other in rest if isinstance(other, torch.Tensor)]
+        if name == "attention":
+            key, value = others[0], others[1]
+            output = first.new_empty(*first.shape[:-1], value.shape[-1])
+            flops = 2 * first.shape[:-1].numel() * key.shape[-2] * (first.shape[-1] + value.shape[-1])
+        else:
+            flops = 2 * first.shape[:-1].numel() * sum(w.numel() for w in others if w.dim() == 2)
+            width = others[0].shape[-1] * (2 if rest[0] else 1)
+            output = first.new_empty(*first.shape[:-1], width)
+        kind = name if name == "attention" else "recurrent"
+        counter.add(kind, name, flops, [first, *others], [output])
+        ctx.counter, ctx.kind, ctx.name, ctx.flops = counter, kind, name, flops
+        ctx.save_for_backward(first, *others, output)
+        ctx.places = [isinstance(other, torch.Tensor) for other in rest]
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Twice the forward's operations; attention two and a half times, as it computes the scores anew."""
+        *inputs, output = ctx.saved_tensors
+        results = [torch.empty_like(tensor) for tensor in inputs]
+        flops = int(ctx.flops * (2.5 if ctx.kind == "attention" else 2))
+        ctx.counter.add(ctx.kind, f"{ctx.name}_backward", flops, [*inputs, output, *gradients], results)
+        rest = iter(results[1:])
+        return (None, None, results[0], *(next(rest) if place else None for place in ctx.places))
+
+
+def _dropout(
+    tensor: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> torch.Tensor:
+    """Dropout as the one kernel that a GPU runs."""
+    return torch.native_dropout(tensor, p, True)[0] if training and p > 0 else tensor
+
+
+def _imagined(tensors: Iterable[Any]) -> bool:
+    """Has a tensor a shape only: on the meta device, or fake?"""
+    return any(isinstance(t, torch.Tensor) and (t.is_meta or hasattr(t, "fake_mode")) for t in tensors)

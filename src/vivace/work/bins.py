@@ -1,0 +1,86 @@
+"""Kernels of two batch sizes as a few bins: what is needed to predict a step on another card. Imports no
+torch.
+
+A bin holds kernels of one kind, of similar size and similar operations per byte, since time on a card depends
+on both. Counting at two batch sizes tells what grows with the batch (activations) from what does not
+(weights).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from vivace.operators import MATRIX_KINDS
+
+if TYPE_CHECKING:
+    from vivace.work.count import Kernel
+
+# Channels in a group for which libraries have their own kernels; others are irregular.
+REGULAR_WIDTHS = (2, 4, 8, 16, 32)
+COPIES = re.compile("copy|clone|contiguous")
+STREAMS = re.compile("(^|_)(cat|stack|zeros|ones|full|fill|zero)(_|$)")
+SIZE_OCTAVES, INTENSITY_OCTAVES, WEIGHTS_PER_SAMPLE = 6, 2, 64
+
+# Kind, number of kernels, operations per sample, bytes per sample in fp32, bytes that do not grow with the
+# batch.
+Bin = tuple[str, int, float, float, float]
+
+
+def make_bins(
+    small: Sequence[Kernel], large: Sequence[Kernel], small_batch: int, large_batch: int
+) -> list[Bin]:
+    """The bins of a step counted at two batch sizes; raises ValueError where its kernels differ
+    between them."""
+    if [k.name for k in small] != [k.name for k in large]:
+        raise ValueError("the step runs other operators when the batch is larger")
+    more = large_batch - small_batch
+    parts = []
+    for one, other in zip(small, large, strict=True):
+        growing = max(other.bytes - one.bytes, 0) / more
+        flops = max(other.flops - one.flops, 0) / more
+        parts.append((kind_of(one), flops, growing, max(one.bytes - small_batch * growing, 0)))
+    return _gather(parts)
+
+
+def bins_of(kernels: Sequence[Kernel], batch: int) -> list[Bin]:
+    """The bins of a step counted at one batch size; every byte is taken to grow with it."""
+    return _gather([(kind_of(k), k.flops / batch, k.bytes / batch, 0.0) for k in kernels])
+
+
+def _gather(parts: Sequence[tuple[str, float, float, float]]) -> list[Bin]:
+    found: dict[tuple[str, int, int], list[float]] = {}
+    for kind, flops, growing, constant in parts:
+        size = growing + constant / WEIGHTS_PER_SAMPLE
+        intensity = (
+            math.log2(flops / size) / INTENSITY_OCTAVES if kind in MATRIX_KINDS and flops and size else 0
+        )
+        sums = found.setdefault(
+            (kind, round(math.log2(size + 1) / SIZE_OCTAVES), round(intensity)), [0, 0, 0, 0]
+        )
+        for place, value in enumerate((1, flops, growing, constant)):
+            sums[place] += value
+    return [
+        (kind, int(n), flops, growing, constant)
+        for (kind, *_), (n, flops, growing, constant) in found.items()
+    ]
+
+
+def kind_of(kernel: Kernel) -> str:
+    """The kind of a kernel: its class, finer where classes hide different speeds."""
+    name, operator = kernel.name, kernel.operator
+    if operator == "convolution":
+        if kernel.groups == 1:
+            return "conv" if kernel.window > 1 else "pointwise"
+        if kernel.width == 1:
+            return "depthwise"
+        return "grouped" if kernel.width in REGULAR_WIDTHS else "irregular"
+    if operator == "matmul":
+        return "batched" if "bmm" in name else "matmul"
+    if operator == "norm":
+        return "batch_norm" if "batch_norm" in name else "layer_norm"
+    if operator == "memory":
+        return "copy" if COPIES.search(name) else "elementwise" if STREAMS.search(name) else "memory"
+    return "softmax" if "softmax" in name else operator

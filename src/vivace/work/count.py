@@ -1,0 +1,281 @@
+"""What a step must do: floating-point operations, bytes and kernels by class of operator.
+
+Nothing is timed. The count comes from the operators that reach the device, with their shapes, so it is the
+same on meta and fake tensors, which need neither memory nor the card. Formulas are torch's own
+(`torch.utils.flop_counter`: a multiply-add is two operations); recurrent layers and attention, which it
+counts as zero on some devices, are counted here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from vivace.work.as_one import AsOneKernel
+from vivace.work.classes import CLASSES, work_class
+from vivace.work.formulas import complete, convolution_backward, convolution_shape, named, other_flops
+from vivace.work.fusion import fused_bytes
+
+# Memory without values in it, and one value read back.
+_FREE = re.compile(r"^(new_)?empty|^(set|resize)_|^_local_scalar")
+_WRITES_ONLY = re.compile(r"^(copy|fill|zero|normal|uniform|bernoulli|random)_?$")
+_READS_WHAT_IT_WRITES = re.compile(r"^(embedding|index_select|index|gather|_unsafe_index)$")
+# Two passes over their input: the statistics first, then the values; one where the statistics are there.
+_PASSES = re.compile(r"(batch|group|instance)_norm(?!_from)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Access:
+    """One tensor that a kernel reads or writes: the value's number, its elements and their size in bytes."""
+
+    value: int
+    num_elements: int
+    item_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        """Size in bytes."""
+        return self.num_elements * self.item_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """One operator on the device: class, name, phase (forward, backward, update), operations, accesses.
+
+    `passes` over the inputs; of a convolution its `groups`, the `width` in channels of one, and the `window`:
+    how often it reads a place, at most once for a matrix product in disguise.
+    """
+
+    operator: str
+    name: str
+    phase: str
+    flops: int
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    passes: int = 1
+    groups: int = 1
+    width: int = 0
+    window: float = 0.0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes read and written, each pass over the inputs counted."""
+        return self.passes * sum(a.bytes for a in self.reads) + sum(a.bytes for a in self.writes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Totals:
+    """Sums over a class; `bytes_fused` where neighbouring elementwise and norm kernels are one."""
+
+    flops: int = 0
+    bytes: int = 0
+    bytes_fused: int = 0
+    count: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """The work of what `count_work` ran: totals by operator class, every kernel, bytes saved for backward."""
+
+    operators: dict[str, Totals]
+    kernels: tuple[Kernel, ...]
+    saved_bytes: int
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of matrix operators; the others are bounded by their bytes."""
+        return sum(totals.flops for totals in self.operators.values())
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that kernels read and write, one kernel an operator."""
+        return sum(totals.bytes for totals in self.operators.values())
+
+    @property
+    def bytes_fused(self) -> int:
+        """Bytes where elementwise and norm kernels that follow each other are fused."""
+        return sum(totals.bytes_fused for totals in self.operators.values())
+
+    @property
+    def count(self) -> int:
+        """Number of kernels."""
+        return sum(totals.count for totals in self.operators.values())
+
+    def to_dict(self) -> dict[str, dict[str, int]]:
+        """Totals by class, for JSON."""
+        return {name: dataclasses.asdict(totals) for name, totals in self.operators.items()}
+
+
+def count_work(function: Callable[[], Any]) -> Work:
+    """Run `function` once, usually a whole training step, and count what its operators do.
+
+    Raises whatever the function raises. On meta or fake tensors recurrent layers, scaled dot product
+    attention and dropout count as the one kernel that a GPU runs; on real tensors as the kernels that ran.
+    """
+    counter = KernelCounter()
+    fused = AsOneKernel(counter)
+    with counter.phases(), fused.attention(), fused, counter, counter.saving():
+        function()
+    return counter.work()
+
+
+class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes each kernel that runs while it is entered; ``work()`` says what it was.
+
+    `updating` says whether an optimizer is at work; left out, `phases` has to find out.
+    """
+
+    def __init__(self, updating: Callable[[], bool] | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kernels: list[Kernel] = []
+        self._is_updating = updating or (lambda: bool(self._updating))
+        self.saved_bytes = 0
+        self._updating = 0
+        self._values: dict[int, int] = {}
+        self._next_value = 0
+
+    def work(self) -> Work:
+        """What was counted until now."""
+        kernels = tuple(self.kernels)
+        return Work(_totals(kernels), kernels, self.saved_bytes)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        self.note(func, args, kwargs, result)
+        return result
+
+    def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Note the kernel of an operator that ran."""
+        if _moves_nothing(func, (args, kwargs), result):
+            return
+        name = func._schema.name.rpartition("::")[2]
+        outputs = list(_tensors(result)) or [a for a in args[:1] if isinstance(a, torch.Tensor)]
+        if _FREE.match(name) or not outputs:
+            return
+        inputs = list(_tensors((args, kwargs)))
+        if _WRITES_ONLY.match(name):
+            inputs = inputs[1:]
+        elif _READS_WHAT_IT_WRITES.match(name):
+            inputs = [*outputs[:1], *inputs[1:]]
+        formula = flop_registry.get(func._overloadpacket)
+        kind = work_class(name)
+        args, kwargs = complete(func._schema, args, kwargs)
+        if name == "convolution_backward":
+            flops = convolution_backward(args)
+        elif formula is not None:
+            flops = int(formula(*args, **kwargs, out_val=result))
+        else:
+            flops = other_flops(kind, name, inputs, outputs)
+        self.add(kind, name, flops, inputs, outputs, 2 if _PASSES.search(name) else 1)
+        if kind == "convolution":
+            shape = convolution_shape(named(func._schema, args))
+            self.kernels[-1] = dataclasses.replace(self.kernels[-1], **shape)
+
+    def add(
+        self,
+        kind: str,
+        name: str,
+        flops: int,
+        inputs: Iterable[torch.Tensor],
+        outputs: Iterable[torch.Tensor],
+        passes: int = 1,
+    ) -> None:
+        """Note one kernel; reads take their values' numbers before the writes make new ones."""
+        reads = tuple(self._access(tensor, written=False) for tensor in inputs)
+        writes = tuple(self._access(tensor, written=True) for tensor in outputs)
+        self.kernels.append(Kernel(kind, name, self.phase, flops, reads, writes, passes))
+
+    @property
+    def phase(self) -> str:
+        """Where the step is: the optimizer's update, autograd's backward, or forward."""
+        if self._is_updating():
+            return "update"
+        return "backward" if torch._C._current_graph_task_id() != -1 else "forward"
+
+    def _access(self, tensor: torch.Tensor, *, written: bool) -> Access:
+        """A tensor's value number: new at each write, so that an address used again is another value."""
+        key = tensor.untyped_storage()._cdata
+        if written or key not in self._values:
+            self._values[key] = self._next_value
+            self._next_value += 1
+        touched = math.prod(n for n, s in zip(tensor.shape, tensor.stride(), strict=True) if s != 0)
+        return Access(self._values[key], touched, tensor.element_size())
+
+    @contextlib.contextmanager
+    def phases(self) -> Iterator[None]:
+        """Notice optimizers at work."""
+
+        def begin(*_: Any) -> None:
+            self._updating += 1
+
+        def end(*_: Any) -> None:
+            self._updating -= 1
+
+        hooks = [register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Sum distinct storages that autograd keeps for backward, but of parameters and views of them."""
+        seen: set[int] = set()
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            owner = tensor if tensor._base is None else tensor._base
+            if not isinstance(owner, torch.nn.Parameter) and storage._cdata not in seen:
+                seen.add(storage._cdata)
+                self.saved_bytes += storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            yield
+
+
+def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, dict):
+        for value in tree.values():
+            yield from _tensors(value)
+    elif isinstance(tree, (list, tuple)):
+        for value in tree:
+            yield from _tensors(value)
+
+
+def _moves_nothing(func: Any, given: Any, result: Any) -> bool:
+    """Does an operator only describe its tensors (an attribute: device, size), or return views of them?"""
+    schema = func._schema
+    if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
+        return False
+    results = list(_tensors(result))
+    if not results:
+        return torch.Tag.data_dependent_output not in func.tags
+    storages = {tensor.untyped_storage()._cdata for tensor in _tensors(given)}
+    return all(tensor.untyped_storage()._cdata in storages for tensor in results)
+
+
+def _totals(kernels: tuple[Kernel, ...]) -> dict[str, Totals]:
+    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    for kernel, fused in zip(kernels, fused_bytes(kernels), strict=True):
+        row = sums[kernel.operator]
+        for place, value in enumerate((kernel.flops, kernel.bytes, fused, 1)):
+            row[place] += value
+    return {name: Totals(*sums[name]) for name in (*CLASSES, "elementwise") if name in sums}

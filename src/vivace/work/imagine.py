@@ -1,0 +1,160 @@
+"""Count one training step of a job on fake tensors: what another card would have to do, without running it
+here.
+
+    python -m vivace.work.imagine JOB OUT.json
+
+Run in a child process, because a job's own code is imported. A model that cannot be built on fake tensors
+(it draws its weights again until they fit, or loads a checkpoint) is built on real ones and copied; where its
+step cannot be run on fake ones either (it reads a value back), one real step is run and counted instead, and
+the document says so.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections.abc import Sized
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.utils._pytree import tree_map_only
+
+from vivace.errors import JobError, VivaceError
+from vivace.files import replace_text
+from vivace.job import Job, blame, load
+from vivace.tensors.trees import batch_size
+from vivace.work.bins import bins_of
+from vivace.work.count import Work, count_work
+
+FORMAT = 1
+
+
+def imagine(job: Job, name: str) -> dict[str, Any]:
+    """The ``work`` of a profile for one step of `job`: counts, sizes and amounts, with no seconds in them.
+
+    Raises JobError in the person's own words where the job can be run neither way.
+    """
+    loader: Any = job.data()
+    try:
+        batch = next(iter(loader))
+    except StopIteration:
+        raise JobError("the job's data yields no batch") from None
+    how, (work, model, state) = _counted(job, batch)
+    samples = batch_size(batch) or 1
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    half = any(a.item_bytes == 2 for k in work.kernels if k.flops for a in k.reads)
+    return {
+        "format": FORMAT,
+        "name": name,
+        "counted": how,
+        "precision": "amp" if half else "fp32",
+        "batch_size": samples,
+        "steps_per_epoch": len(loader) if isinstance(loader, Sized) else None,
+        "epochs": job.epochs,
+        "step_seconds": None,
+        "operators": {kind: {**totals, "seconds": None} for kind, totals in work.to_dict().items()},
+        "num_parameters": sum(p.numel() for p in parameters),
+        "num_tensors": len(parameters),
+        "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
+        "optimizer_bytes": state,
+        "activation_bytes": work.saved_bytes,
+        "peak_bytes": None,
+        "host_seconds_per_sample": None,
+        "device": None,
+        "demand": _demand(work, samples, parameters),
+    }
+
+
+Step = tuple[Work, torch.nn.Module, int]
+
+
+def _counted(job: Job, batch: Any) -> tuple[str, Step]:
+    """One counted step, and whether it was ``fake`` or ``real``."""
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = tree_map_only(torch.Tensor, mode.from_tensor, batch)
+        try:
+            return "fake", _step(job, _built(job), fake)
+        except VivaceError:
+            raise
+        except Exception:
+            pass
+    model = _built(job)
+    try:
+        with mode:
+            with FakeCopyMode(mode):
+                copied = copy.deepcopy(model)
+            return "fake", _step(job, copied, fake)
+    except VivaceError:
+        raise
+    except Exception:
+        return "real", _step(job, model, batch)
+
+
+def _built(job: Job) -> torch.nn.Module:
+    """The job's model; several are one that holds them, as `Job.step` and `Job.loss` take them."""
+    model = job.model()
+    if isinstance(model, (list, tuple)):
+        return torch.nn.ModuleList(model)
+    return torch.nn.ModuleDict(model) if isinstance(model, dict) else model
+
+
+def _step(job: Job, model: torch.nn.Module, batch: Any) -> Step:
+    """One counted step: its work, the model, and the bytes of the optimizer's state after it."""
+    model.train()
+    optimizer = job.optimizer(model) if job.optimizer else None
+
+    def run() -> None:
+        if job.step is not None:
+            job.step(model, optimizer, batch)
+            return
+        assert job.loss is not None
+        job.loss(model, batch).backward()
+        if optimizer is not None:
+            optimizer.step()
+
+    try:
+        work = count_work(run)
+    except VivaceError:
+        raise
+    except Exception as error:
+        raise _Unimaginable(f"one step of the job fails: {blame(error)}") from error
+    tensors: list[torch.Tensor] = []
+    for entry in getattr(optimizer, "state", {}).values():
+        tensors += [value for value in entry.values() if isinstance(value, torch.Tensor)]
+    return work, model, sum(t.numel() * t.element_size() for t in tensors)
+
+
+class _Unimaginable(Exception):
+    """A step failed; on fake tensors that is no fault of the job's."""
+
+
+def _demand(work: Work, samples: int, parameters: list[torch.nn.Parameter]) -> dict[str, Any]:
+    bins = bins_of([k for k in work.kernels if k.phase != "update"], samples)
+    names = ("kind", "count", "flops", "bytes", "constant_bytes")
+    return {
+        "bins": [dict(zip(names, b, strict=True)) for b in bins],
+        "num_parameters": sum(p.numel() for p in parameters),
+        "num_tensors": len(parameters),
+        "saved_bytes": work.saved_bytes / samples,
+    }
+
+
+def main() -> None:
+    """Write the document; errors are one JSON document too, and exit code 2."""
+    name, out = sys.argv[1], Path(sys.argv[2])
+    try:
+        document: dict[str, Any] = {"work": imagine(load(name), name)}
+        code = 0
+    except VivaceError as error:
+        document, code = {"error": {"kind": error.kind, "message": str(error)}}, 2
+    except Exception as error:
+        document, code = {"error": {"kind": "JobError", "message": str(error) or blame(error)}}, 2
+    replace_text(out, json.dumps(document))
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

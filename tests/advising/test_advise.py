@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+import vivace
+from vivace.advising.catalogue import find_gpu
+from vivace.advising.question import amount, seconds_of
+from vivace.advising.reverse import largest_model, trainable
+from vivace.advising.source import open_subject
+from vivace.advising.tables import draw
+from vivace.errors import InputError, JobError
+
+CARDS = ("RTX 4090", "A100-SXM4-80GB", "H100-SXM5-80GB")
+TINY_JOB = """
+import torch, vivace
+from torch import nn
+job = vivace.Job(
+    model=lambda: nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 2)
+    ),
+    data=lambda: [(torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.long))] * 5,
+    loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]){extra},
+    optimizer=lambda model: torch.optim.Adam(model.parameters()),
+    epochs=3,
+)
+"""
+
+
+def test_a_card_without_evidence_is_the_best_value_only_where_there_is_no_other(profile):
+    alone = vivace.advise(profile(), gpus=("MI300X",)).picks["best value"]
+    assert (alone.prediction.gpu.name, alone.risk) == ("MI300X", "no evidence")
+    beside = vivace.advise(profile(), gpus=("MI300X", "A100-SXM4-80GB")).picks["best value"]
+    assert beside.prediction.gpu.name == "A100-SXM4-80GB"
+    assert beside.usd * beside.hours > alone.usd * alone.hours  # by price and time alone it would lose
+
+
+def test_advice_ranks_picks_and_scales(profile):
+    advice = vivace.advise(profile(), gpus=CARDS, precision="amp")
+    assert {offer.prediction.gpu.name for offer in advice.offers} == {find_gpu(name).name for name in CARDS}
+    assert set(advice.picks) == {"cheapest", "fastest", "best value"}
+    assert advice.picks["cheapest"].usd <= advice.picks["best value"].usd
+    assert advice.picks["fastest"].hours <= advice.picks["best value"].hours
+    front = [(offer.usd, offer.hours) for offer in advice.pareto]
+    assert front == sorted(front)
+    assert sorted(front, key=lambda pair: -pair[1]) == front
+    for offer in advice.offers:
+        assert offer.low_hours < offer.hours < offer.high_hours
+    for entry in advice.scaling:
+        speedups = [point["speedup"] for point in entry["points"]]
+        assert speedups == sorted(speedups)
+        assert all(point["efficiency"] <= 1.001 for point in entry["points"])
+    assert json.loads(json.dumps(advice.to_dict()))["errors"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "TITAN of nobody", None])
+def test_a_step_measured_on_no_known_card_scales_nothing(profile, device):
+    plain = vivace.advise(profile(device=device), gpus=CARDS)
+    measured = vivace.advise(profile(device=device, step_seconds=2.9), gpus=CARDS)
+    assert [offer.hours for offer in measured.offers] == [offer.hours for offer in plain.offers]
+    (note,) = [note for note in measured.notes if "measured step" in note]
+    assert "nothing is scaled" in note
+    assert str(device or "no named GPU") in note
+
+
+def test_a_step_measured_on_a_known_card_scales_all(profile):
+    plain = vivace.advise(profile(), gpus=CARDS, most=1)
+    (there,) = [o for o in plain.offers if o.prediction.gpu.name == find_gpu(CARDS[1]).name]
+    path = profile(device="NVIDIA A100-SXM4-80GB", step_seconds=2 * there.prediction.seconds)
+    measured = vivace.advise(path, gpus=CARDS, most=1)
+    found = {offer.name: offer.prediction.seconds for offer in measured.offers}
+    assert found == pytest.approx({o.name: 2 * o.prediction.seconds for o in plain.offers})
+    assert any("scaled by 2.00" in note and "A100-SXM4-80GB" in note for note in measured.notes)
+
+
+def test_a_card_without_evidence_is_not_taken_for_a_better_one():
+    """Rates and bandwidths of these cards are in the order of the names, and half of that at the ends."""
+    pairs = (("Arc A770", "RTX 4090"), ("RX 7900 XTX", "A100-SXM4-40GB"), ("RTX 3090", "RTX 5090"))
+    advice = vivace.advise(
+        "resnet50",
+        gpus=[n for pair in pairs for n in pair],
+        target="1M",
+        precision="amp",
+        channels_last=True,
+        most=1,
+    )
+    hours = {offer.prediction.gpu.name: offer.hours for offer in advice.offers}
+    for slow, fast in pairs:
+        assert hours[find_gpu(slow).name] > hours[find_gpu(fast).name], (slow, fast)
+
+
+def test_amounts_of_training(profile):
+    subject = open_subject(profile())
+    assert amount(subject, None, None, None).samples == 10 * 100 * 32
+    assert amount(subject, None, 50, None).samples == 50 * 32
+    assert amount(subject, None, None, "1.5M").samples == 1.5e6
+    assert seconds_of("3d") == 3 * 86400
+    assert seconds_of("2") == 7200
+    endless = open_subject(profile(steps_per_epoch=None))
+    with pytest.raises(InputError, match="give --steps"):
+        amount(endless, 3, None, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"gpus": ["RTX 4099"]}, "RTX 409"),
+        ({"gpus": [""]}, "names no card"),
+        ({"budget_usd": -3}, "more than 0 dollars, not -3"),
+        ({"budget_usd": float("nan")}, "not nan"),
+        ({"deadline": "soon"}, "a time such as 12h or 3d, not 'soon'"),
+        ({"deadline": "0h"}, "not '0h'"),
+        ({"steps": 0}, "--steps must be more than 0"),
+        ({"steps": 10, "epochs": 1}, "give one"),
+        ({"target": "many"}, "a number of samples"),
+        ({"most": 0}, "at least 1"),
+        ({"precision": "fp3"}, "no precision"),
+        ({"prices": "/nowhere/prices.toml"}, "cannot be read"),
+    ],
+)
+def test_bad_input_is_one_sentence(profile, options, sentence):
+    with pytest.raises(InputError) as caught:
+        vivace.advise(profile(), **options)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"format": 7}, "format 7"),
+        ({"operators": {}}, "lacks 'operators'"),
+        ({"precision": "fp12"}, "'fp12'"),
+    ],
+)
+def test_a_profile_of_another_format_is_refused(profile, changes, sentence):
+    with pytest.raises(InputError, match=sentence):
+        open_subject(profile(**changes))
+
+
+def test_a_file_that_is_no_profile_is_refused(tmp_path):
+    path = tmp_path / "other.json"
+    for text, sentence in (("{", "not JSON"), ("[]", "no work"), ("{}", "no work")):
+        path.write_text(text)
+        with pytest.raises(InputError, match=sentence):
+            open_subject(str(path))
+    with pytest.raises(InputError, match="cannot be read"):
+        open_subject(str(tmp_path / "none.json"))
+
+
+def test_a_budget_that_cannot_be_met_is_a_no(profile):
+    advice = vivace.advise(profile(), gpus=CARDS, budget_usd=1e-6)
+    assert (advice.exit_code, advice.picks) == (1, {})
+    assert vivace.advise(profile(), gpus=CARDS).exit_code == 0
+
+
+def test_old_prices_are_reported_with_their_date(profile, tmp_path):
+    own = tmp_path / "prices.toml"
+    own.write_text(
+        'format = 1\n[[rent]]\nprovider = "mine"\ndate = 2024-01-02\nsource = "a bill"\n'
+        "[rent.usd_per_hour]\n'RTX 4090' = 0.5\n"
+    )
+    advice = vivace.advise(profile(), gpus=CARDS, prices=own)
+    assert any("2024-01-02" in text and "RTX 4090" in text for text in advice.warnings)
+
+
+@pytest.mark.parametrize(("width", "intervals"), [(80, 1), (140, 2)])
+def test_no_word_of_the_table_is_torn(profile, width, intervals):
+    file = io.StringIO()
+    draw(vivace.advise(profile(), gpus=(*CARDS, "RTX PRO 6000", "MI355X")), Console(file=file, width=width))
+    table = file.getvalue().partition("Several")[0]
+    assert {"limited", "(cheapest)", "H100-SXM5-80GB", "launches", "evidence"} <= set(table.split())
+    assert max(line.count("\N{EN DASH}") for line in table.splitlines()) == intervals
+
+
+def test_the_page_is_one_file_and_escapes(profile, tmp_path):
+    subject = open_subject(profile())
+    named = vivace.advise(
+        type(subject)(**{**vars(subject), "name": "<script>alert(1)</script>"}),
+        gpus=CARDS,
+        out=tmp_path / "advice",
+    )
+    text = (tmp_path / "advice" / "advise.html").read_text()
+    assert named.page_path == str(tmp_path / "advice" / "advise.html")
+    assert "<script" not in text
+    assert "http" not in text
+    assert "<svg" in text
+    assert "RTX 4090" in text
+    assert json.loads((tmp_path / "advice" / "advise.json").read_text())["page_path"] == named.page_path
+
+
+def test_the_reverse_says_what_a_card_can_train():
+    small, large = (trainable(find_gpu(name)) for name in ("RTX 3080", "H100-SXM5-80GB"))
+    assert sum(e.prediction is not None for e in small) < sum(e.prediction is not None for e in large)
+    by_name = {entry.model: entry for entry in large}
+    assert (
+        by_name["resnet18"].prediction.samples_per_second > by_name["resnet50"].prediction.samples_per_second
+    )
+    assert 4e9 < largest_model(find_gpu("H100-SXM5-80GB")) < 5e9
+
+
+@pytest.mark.parametrize(
+    ("extra", "counted"), [("", "fake"), (" * (1 if batch[1].sum().item() == 0 else 2)", "real")]
+)
+def test_a_job_is_counted_in_a_child_process(tmp_path, extra, counted):
+    path = tmp_path / "mine.py"
+    path.write_text(TINY_JOB.replace("{extra}", extra))
+    subject = open_subject(f"{path}:job")
+    assert (subject.counted, subject.batch_size, subject.steps_per_epoch, subject.epochs) == (
+        counted,
+        4,
+        5,
+        3,
+    )
+    convolution = 2 * 36 * 8 * 27
+    assert subject.demand.flops == pytest.approx(2 * convolution + 3 * 2 * 8 * 36 * 2, rel=0.01)
+    assert subject.optimizer_bytes == pytest.approx(8 * subject.demand.num_parameters, rel=0.05)
+
+
+def test_a_job_that_fails_is_told_in_its_own_words(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(TINY_JOB.replace("{extra}", " + nothing_such"))
+    with pytest.raises(JobError, match="nothing_such"):
+        open_subject(f"{path}:job")
+
+
+def test_the_command_works_without_torch(profile, tmp_path):
+    blocked = tmp_path / "sitecustomize.py"
+    blocked.write_text(
+        "import sys\nclass Blocker:\n    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] == 'torch': raise ImportError('torch is blocked')\n"
+        "sys.meta_path.insert(0, Blocker())\n"
+    )
+    import os
+
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "vivace", "advise", profile(), "--gpus", "RTX 4090,H100", "--json"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert {offer["gpu"] for offer in document["offers"]} == {"RTX 4090", find_gpu("H100").name}
+    assert "80 % interval" in done.stderr
+
+
+def test_numbers_of_cards_on_which_a_job_does_not_fit_are_no_points_of_its_scaling():
+    """A copy of all gradients more is what several cards need; one card alone does with small pieces."""
+    advice = vivace.advise("own:gpt3_27", target="1M", precision="amp", gpus=["H100-SXM5-80GB"])
+    assert {offer.prediction.num_gpus for offer in advice.offers if not offer.prediction.fits} == {2, 4, 8}
+    assert [point["num_gpus"] for point in advice.scaling[0]["points"]] == [1]

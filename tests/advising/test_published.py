@@ -1,0 +1,154 @@
+"""The benchmark reads every form in which published rows state task, precision, batch and unit, and never
+crashes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import _published as published
+import pytest
+
+from vivace.advising.demand import load_models
+from vivace.errors import InputError
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+HEAD = "model,task,gpu,n_gpus,precision,batch_per_gpu,unit,value,source\n"
+
+
+def rows_of(tmp_path, *lines):
+    path = tmp_path / "rows.csv"
+    path.write_text(HEAD + "".join(line + "\n" for line in lines))
+    return published.read(path, load_models().get)
+
+
+@pytest.mark.parametrize(
+    ("line", "seconds", "setting"),
+    [
+        (
+            "resnet50,train/pytorch-1.13.0a0/real/NGC,NVIDIA A100-SXM4-80GB,8,amp_fp16,256,img/s,20480,x",
+            0.1,
+            {
+                "precision": "amp_fp16",
+                "num_gpus": 8,
+                "harness": "ngc",
+                "year": 2022.8,
+                "channels_last": False,
+            },
+        ),
+        (
+            "ResNet50 v1.5,train/mxnet/nhwc/NVIDIA-DLE,V100-SXM2-16GB,1,amp,"
+            '"128 (TF) / 256 (AMP)",img/s/gpu,1280,x',
+            0.2,
+            {"batch_size": 256.0, "framework": "mxnet", "harness": "examples", "channels_last": True},
+        ),
+        (
+            "vgg16,train fwd+bwd no-optimizer/pytorch/224px/DataParallel,TITAN Xp,2,fp64,12,ms/iter,50,x",
+            0.05,
+            {"precision": "fp64", "updates": False, "harness": "loop", "data_parallel": True},
+        ),
+        (
+            "transformerxlbase,train/pytorch-2.3.0a0/real/NGC,H100-PCIe-80GB,1,tf32,32,tok/s,61440,x",
+            0.1,
+            {"precision": "tf32", "year": 2024.3},
+        ),
+        (
+            'BERT 512,train/tensorflow/layout?/NVIDIA-DLE,V100-SXM-32GB,4,fp32,"10 , 4",seq/s,160,x',
+            0.1,
+            {"batch_size": 4.0, "framework": "tensorflow", "num_gpus": 4},
+        ),
+        (
+            "gpt2_large,train-step fwd+bwd/pytorch-2.1/seq1024/dp4,H100-SXM5-80GB,4,fp32,"
+            "global 16,ms/iter,700,x",
+            0.7,
+            {"batch_size": 4.0, "updates": False},
+        ),
+        (
+            "resnet50,train/pytorch,Quadro RTX 5000,1,tf32,64,images/sec,640,x",
+            0.1,
+            {"precision": "fp32", "harness": "other"},
+        ),
+    ],
+)
+def test_forms_of_rows(tmp_path, line, seconds, setting):
+    (row,), left_out = rows_of(tmp_path, line)
+    assert left_out == {}
+    assert row.seconds == pytest.approx(seconds)
+    assert {key: getattr(row.setting, key) for key in setting} == setting
+
+
+def test_a_batch_that_is_not_stated_is_guessed_from_memory(tmp_path):
+    small, large = (
+        rows_of(tmp_path, f"SSD,train/pytorch-1.9.0a0/real/NGC,{card},1,amp_fp16,,img/s,100,x")[0][0]
+        for card in ("RTX A4000", "A100-SXM4-80GB")
+    )
+    assert small.guessed_batch
+    assert small.setting.batch_size < large.setting.batch_size
+
+
+def test_what_cannot_be_used_is_counted_by_reason(tmp_path):
+    rows, left_out = rows_of(
+        tmp_path,
+        "resnet50,train/pytorch/SUSPECT-superlinear,RTX 3090,1,amp,64,img/s,1,x",
+        "resnet50,train/pytorch,RTX 9999 Super Ti,1,amp,64,img/s,1,x",
+        "no_such_net,train/pytorch,RTX 3090,1,amp,64,img/s,1,x",
+        "resnet50,train/pytorch,RTX 3090,1,int3,64,img/s,1,x",
+        "resnet50,train/pytorch,RTX 3090,1,amp,64,furlongs,1,x",
+        "resnet50,train/pytorch,RTX 3090,1,amp,64,img/s,,x",
+        "resnet50",
+    )
+    assert rows == []
+    assert sum(left_out.values()) == 7
+    assert "marked suspect" in left_out
+
+
+def test_awkward_tables_are_read_or_refused_in_words(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("\ufeffModel, GPU ,Precision,Unit,Value\nresnet50,h100 80gb sxm5,amp,img/s,2000\n")
+    (row,), left_out = published.read(path, load_models().get)
+    assert left_out == {}
+    assert (row.gpu.name, row.setting.num_gpus, row.guessed_batch) == ("H100-SXM5-80GB", 1, True)
+    path.write_text("")
+    assert published.read(path, load_models().get) == ([], {})
+    path.write_text("model,gpu,unit,value\nresnet50,H100,img/s,2000\n")
+    with pytest.raises(InputError, match="lacks the column 'precision'"):
+        published.read(path, load_models().get)
+    with pytest.raises(InputError, match="cannot be read"):
+        published.read(tmp_path / "none.csv", load_models().get)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="not a table"):
+        published.read(path, load_models().get)
+
+
+def test_renamed_and_full_softmax_models_have_keys():
+    assert published.key_of("swin_v2_cr_tiny_384", "train/timm/384px") == "timm:swinv2_cr_tiny_384@384"
+    ngc = "train/pytorch-1.13.0a0/real/NGC"
+    assert published.key_of("transformerxllarge", ngc) == "own:transformerxllarge_full"
+    assert published.key_of("Transformer-XL large", "train/pytorch/DLE") == "own:transformerxllarge"
+
+
+@pytest.mark.slow
+def test_scoring_prints_one_document_last(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text(
+        HEAD + "resnet50,train/pytorch-1.13.0a0/real/NGC,RTX A6000,1,amp_fp16,128,img/s,900,x\n"
+        "no_such_net,train/pytorch,RTX 3090,1,amp,64,img/s,1,x\n"
+    )
+    command = [sys.executable, str(BENCHMARKS / "advise.py"), "--data", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert document["n"] == 1
+    assert 0 <= document["median_abs_error"] < 1
+    assert set(document["by_gpu"]) == {"RTX A6000"}
+
+
+def test_the_documentation_shows_the_newest_record():
+    import advise as benchmark
+
+    newest = max((BENCHMARKS.parent / "records" / "advise" / "published").glob("*.json"))
+    text = benchmark.DOCS.read_text(encoding="utf-8")
+    assert benchmark.with_errors(text, json.loads(newest.read_text(encoding="utf-8"))) == text

@@ -1,0 +1,334 @@
+"""Reading a system's files, NVML's answers and the loaders' devices, with faults."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from vivace.inspection import backends, facts, inspect, limits, nvidia
+from vivace.inspection.figures import Processor, cpu_figures, gpu_figures, this_processor
+from vivace.machine import Backend, Device, Machine
+
+
+def put(root, files):
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+QUOTAS = {
+    "version 2, in its own namespace": (
+        {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"}, 1.5),
+    "version 2, the parent is narrower": (
+        {"proc/self/cgroup": "0::/job.slice/step\n", "sys/fs/cgroup/job.slice/cpu.max": "400000 100000",
+         "sys/fs/cgroup/job.slice/step/cpu.max": "max 100000"}, 4.0),
+    "version 2, the path is the host's": (
+        {"proc/self/cgroup": "0::/docker/abc\n", "sys/fs/cgroup/cpu.max": "200000 100000"}, 2.0),
+    "version 1": (
+        {"proc/self/cgroup": "4:cpu,cpuacct:/docker/abc\n1:name=systemd:/\n",
+         "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "300000",
+         "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000"}, 3.0),
+    "version 1, mounted by its short name": (
+        {"proc/self/cgroup": "4:cpu,cpuacct:/\n", "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000",
+         "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, 0.5),
+    "version 1, unlimited": (
+        {"proc/self/cgroup": "4:cpu:/\n", "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
+         "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, None),
+    "nonsense": ({"proc/self/cgroup": "x\n", "sys/fs/cgroup/cpu.max": "a b c"}, None),
+    "nothing": ({}, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("files", "cores"), QUOTAS.values(), ids=QUOTAS)
+def test_a_container_grants_cores(tmp_path, files, cores):
+    assert limits.quota_cores(put(tmp_path, files)) == cores
+    assert limits.usable_cores(tmp_path) >= 1
+
+
+def test_the_narrowest_memory_limit_holds(tmp_path):
+    total = limits.memory_limit(tmp_path)
+    put(tmp_path, {"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/memory.max": str(2**30),
+                   "sys/fs/cgroup/a/b/memory.max": "max"})  # fmt: skip
+    assert limits.memory_limit(tmp_path) == 2**30 < total
+    old = tmp_path / "old"
+    put(old, {"proc/self/cgroup": "9:memory:/x\n", "sys/fs/cgroup/memory/memory.limit_in_bytes": str(2**31)})
+    assert limits.memory_limit(old) == 2**31
+    put(old, {"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712"})
+    assert limits.memory_limit(old) == total
+
+
+def test_no_shared_memory_and_no_working_folder_are_no_fault(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    found = limits.gather_limits(tmp_path)
+    assert found["shared_memory_bytes"] == 0
+    assert "disk_free_bytes" not in found
+    assert inspect().device.name
+
+
+def test_a_bare_system_has_no_facts(tmp_path, monkeypatch):
+    monkeypatch.setattr(facts.importlib.util, "find_spec", lambda name: None)  # no pyopencl with its driver
+    monkeypatch.setattr(facts, "_packages", lambda *names: {})
+    monkeypatch.setattr(facts, "ask", lambda: nvidia.Nvidia(error="NVML Shared Library Not Found"))
+    found = facts.gather_facts(tmp_path)
+    assert (found.bus, found.amd_gpus, found.nodes, found.libraries) == ((), (), frozenset(), frozenset())
+    rows = {row.name: row for row in backends.backends(found, (Device("cpu", "a processor", 1),))}
+    assert list(rows) == ["cuda", "rocm", "xpu", "mps", "directml", "opencl", "vulkan", "cpu"]
+    assert all(row.reason and not row.devices for name, row in rows.items() if name != "cpu")
+
+
+def test_gpus_are_read_from_the_system(tmp_path):
+    put(tmp_path, {
+        "sys/bus/pci/devices/0000:01:00.0/vendor": "0x10de\n",
+        "sys/bus/pci/devices/0000:01:00.0/class": "0x030200\n",
+        "sys/bus/pci/devices/0000:01:00.1/vendor": "0x10de\n",
+        "sys/bus/pci/devices/0000:01:00.1/class": "0x040300\n",
+        "sys/bus/pci/devices/0000:00:02.0/vendor": "0x8086\n",
+        "sys/bus/pci/devices/0000:00:02.0/class": "0x030000\n",
+        "sys/class/kfd/kfd/topology/nodes/0/properties": "simd_count 0\n",
+        "sys/class/kfd/kfd/topology/nodes/1/properties": "simd_count 440\ngfx_target_version 90010\n"
+                                                         "drm_render_minor 129\n",
+        "sys/class/kfd/kfd/topology/nodes/1/mem_banks/0/properties": "size_in_bytes 68702699520\n",
+        "sys/class/drm/renderD129/device/product_name": "AMD Instinct MI250X\n",
+        "proc/driver/nvidia/version": "NVRM version: NVIDIA Kernel Module for x86_64  580.95.05  Release\n",
+        "opt/rocm/.info/version": "7.0.1\n",
+        "etc/OpenCL/vendors/pocl.icd": "/usr/lib/libpocl.so.2\n",
+        "usr/lib64/libOpenCL.so.1": "",
+        "usr/share/vulkan/icd.d/lvp.json": json.dumps({"ICD": {"library_path": "/usr/lib/libvulkan_lvp.so"}}),
+        "usr/share/vulkan/icd.d/torn.json": "{",
+    })  # fmt: skip
+    found = facts.gather_facts(tmp_path)
+    assert found.bus == (("intel", "0000:00:02.0"), ("nvidia", "0000:01:00.0"))
+    assert (found.on_bus("nvidia"), found.on_bus("intel")) == (1, 0)
+    assert found.amd_gpus == (Device("cuda", "AMD Instinct MI250X", 68702699520, ("gfx90a",)),)
+    assert (found.nvidia_module, found.rocm) == ("580.95.05", "7.0.1")
+    assert found.libraries == {"libOpenCL"}
+    assert found.opencl_drivers[0] == "libpocl.so.2"
+    assert found.vulkan_drivers == ("libvulkan_lvp.so",)
+
+
+def test_torchs_build_is_read_without_importing_it():
+    import importlib.metadata
+
+    build = facts.torch_build()
+    assert build is not None
+    assert build.version.startswith(importlib.metadata.version("torch").partition("+")[0])
+    assert facts.TorchBuild("2.15.0+cu132", cuda="13.2").words == "torch 2.15.0 for CUDA 13.2"
+    assert facts.TorchBuild("2.15.0").words == "torch 2.15.0 for the CPU alone"
+
+
+class FakeNvml:
+    """NVML of two GPUs with four direct NVLinks, the second GPU cut into MIG instances where asked."""
+
+    def __init__(self, mig=0, links=4, remote_kind=0):
+        self.mig, self.links, self.remote_kind = mig, links, remote_kind
+        self.closed = False
+
+    def __getattr__(self, name):
+        raise RuntimeError(f"{name} is not supported")
+
+    def nvmlInit(self):
+        pass
+
+    def nvmlShutdown(self):
+        self.closed = True
+
+    def nvmlSystemGetDriverVersion(self):
+        return "580.95.05"
+
+    def nvmlSystemGetCudaDriverVersion_v2(self):
+        return 13020
+
+    def nvmlDeviceGetCount(self):
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return index
+
+    def nvmlDeviceGetName(self, handle):
+        return b"NVIDIA H100 80GB HBM3" if handle in (0, 1) else "NVIDIA H100 MIG 1g.10gb"
+
+    def nvmlDeviceGetUUID(self, handle):
+        return f"GPU-{handle}" if handle in (0, 1) else f"MIG-{handle}"
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle):
+        return (9, 0)
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return SimpleNamespace(total=80 * 2**30 if handle in (0, 1) else 10 * 2**30)
+
+    def nvmlDeviceGetMigMode(self, handle):
+        return (1, 1) if handle == 1 and self.mig else (0, 0)
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle):
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle, number):
+        if number >= self.mig - 1:
+            raise RuntimeError("not found")
+        return 100 + number
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, handle):
+        return 16
+
+    def nvmlDeviceGetPciInfo(self, handle):
+        return SimpleNamespace(busId=f"0000:0{handle}:00.0".encode())
+
+    def nvmlDeviceGetNvLinkState(self, handle, number):
+        return int(number < self.links)
+
+    def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle, number):
+        return self.remote_kind
+
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, handle, number):
+        return SimpleNamespace(busId=f"0000:0{1 - handle}:00.0" if self.remote_kind == 0 else "0000:ff:00.0")
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, first, second):
+        return 30
+
+
+def test_nvml_names_gpus_and_their_links():
+    nvml = FakeNvml()
+    found = nvidia.ask(nvml)
+    assert found.error == ""
+    assert [(g.device.name, g.uuid, g.device.features) for g in found.gpus] == [
+        ("NVIDIA H100 80GB HBM3", f"GPU-{index}", ("sm_90",)) for index in (0, 1)
+    ]
+    assert (found.driver, found.cuda) == ("580.95.05", (13, 2))
+    assert found.gpus[0].device.state == {"pcie_lanes_most": 16}
+    assert [link.by for link in found.links] == ["NVLink x4"]
+    assert nvml.closed
+
+
+def test_links_go_through_a_switch_or_over_pcie():
+    assert nvidia.ask(FakeNvml(links=18, remote_kind=2)).links[0].by == "NVSwitch x18"
+    assert nvidia.ask(FakeNvml(links=0)).links[0].by == "the PCIe host bridge"
+
+
+def test_mig_instances_are_devices_and_an_empty_gpu_is_none():
+    found = nvidia.ask(FakeNvml(mig=3)).gpus
+    assert [(g.uuid, g.device.memory_bytes >> 30, g.device.features) for g in found[1:]] == [
+        ("MIG-100", 10, ("sm_90", "mig")), ("MIG-101", 10, ("sm_90", "mig"))]  # fmt: skip
+    empty = nvidia.ask(FakeNvml(mig=1)).gpus
+    assert [g.empty_mig for g in empty] == [False, True]
+    assert len(nvidia.visible(empty, None)) == 1
+
+
+@pytest.mark.parametrize("broken", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetName"])
+def test_a_broken_nvml_is_a_reason(broken):
+    def fail(*_):
+        raise RuntimeError("Driver/library version mismatch")
+
+    nvml = FakeNvml()
+    setattr(nvml, broken, fail)
+    found = nvidia.ask(nvml)
+    assert found.gpus == ()
+    assert "Driver/library version mismatch" in found.error
+
+
+def test_no_driver_and_no_compiler_are_reasons(monkeypatch):
+    monkeypatch.setattr(facts, "ask", lambda: nvidia.Nvidia(error="NVML Shared Library Not Found"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    machine = inspect()
+    assert "no C++ compiler (no-such-compiler): torch.compile cannot build CPU kernels" in machine.missing
+    assert "no NVIDIA GPU: NVML Shared Library Not Found" in machine.missing
+    assert machine.device.name
+
+
+def test_a_machine_with_gpus_is_gathered(monkeypatch):
+    from vivace.inspection import gather
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(facts, "ask", lambda: nvidia.ask(FakeNvml()))
+    monkeypatch.setattr(facts, "torch_build", lambda: facts.TorchBuild("2.15.0", cuda="13.2"))
+    machine = gather.inspect()
+    assert [device.kind for device in machine.devices] == ["cuda", "cuda", "cpu"]
+    assert machine.versions["driver"] == "580.95.05"
+    assert machine.links[0].by == "NVLink x4"
+    assert Machine.from_dict(json.loads(json.dumps(machine.to_dict()))) == machine
+    monkeypatch.setattr(facts, "torch_build", lambda: facts.TorchBuild("2.15.0"))
+    machine = gather.inspect()
+    assert [device.kind for device in machine.devices] == ["cpu", "cuda", "cuda"]
+    assert "for the CPU alone" in machine.findings[0].problem
+
+
+PROBES = {
+    "answers": ('print(\'{"devices": ["a card"], "reason": ""}\')', ("a card",), ""),
+    "crashes": ("import os; os.kill(os.getpid(), 11)", (), "a driver crashed (Segmentation fault): libx.so"),
+    "is torn": ("print('{')", (), "a driver crashed (exit code 0): libx.so"),
+    "hangs": ("import time; time.sleep(30)", (), "did not answer within"),
+}
+
+
+@pytest.mark.parametrize(("code", "devices", "reason"), PROBES.values(), ids=PROBES)
+def test_a_loader_is_asked_in_a_child(tmp_path, monkeypatch, code, devices, reason):
+    script = tmp_path / "probe.py"
+    script.write_text(code)
+    monkeypatch.setattr(backends, "PROBE", script)
+    machine = Machine((), 1, {}, {}, backends=(Backend("opencl", version="libx.so"), Backend("cuda")))
+    found, other = backends.look_closer(machine, 1.0 if "sleep" in code else 10.0).backends
+    assert found.devices == devices
+    assert reason in found.reason
+    assert other == Backend("cuda")
+
+
+@pytest.mark.parametrize("name", ["opencl", "vulkan"])
+def test_the_probe_itself_never_fails(name):
+    import subprocess
+
+    done = subprocess.run(
+        [sys.executable, "-P", str(backends.PROBE), name], capture_output=True, text=True, check=True
+    )
+    answer = json.loads(done.stdout)
+    assert answer["devices"] or answer["reason"]
+
+
+def test_opencl_finds_the_processor():
+    pytest.importorskip("pyopencl")
+    machine = backends.look_closer(inspect())
+    row = next(row for row in machine.backends if row.name == "opencl")
+    assert row.devices, row.reason
+
+
+def test_vendors_figures_stand_beside_ceilings():
+    card = Device("cuda", "a card", 1, ("sm_90",), state={"pcie_generation": 5, "pcie_lanes_most": 16})
+    entry = SimpleNamespace(rates={"fp32": 67e12, "bf16": 989e12, "fp8": 1979e12}, bandwidth=3.35e12)
+    found = gpu_figures(card, entry)
+    assert found["matmul_bf16"] == found["convolution_bf16_nhwc"] == 989e12
+    assert found["copy_device"] == 3.35e12
+    assert found["host_to_device_pinned"] == pytest.approx(63e9, rel=0.01)
+    assert "matmul_tf32" not in found
+    assert gpu_figures(Device("cuda", "a part", 1, ("sm_90", "mig")), entry) == {}
+    assert gpu_figures(Device("cuda", "unknown", 1), None) == {}
+
+
+def test_a_processors_peak_is_told_only_where_its_units_and_clock_are_known():
+    intel = Processor("GenuineIntel", 6, ("avx2", "avx512f", "amx_bf16"), 8, 3e9)
+    assert cpu_figures(intel)["matmul_bf16"] == 8 * 3e9 * 2048
+    assert cpu_figures(intel)["convolution_fp32_nhwc"] == 8 * 3e9 * 64
+    assert cpu_figures(Processor("AuthenticAMD", 25, ("avx2",), 4, 4e9))["matmul_fp32"] == 4 * 4e9 * 32
+    for unknown in (
+        Processor("GenuineIntel", 6, intel.features, 8, 0.0),
+        Processor("GenuineIntel", 6, ("avx2", "avx512f"), 8, 3e9),
+        Processor("AuthenticAMD", 23, ("avx2",), 4, 4e9),
+        Processor("", 0, ("asimd",), 4, 3e9),
+    ):
+        assert cpu_figures(unknown) == {}
+
+
+def test_threads_of_one_core_count_once(tmp_path):
+    folder = "sys/devices/system/cpu"
+    put(tmp_path, {
+        "proc/cpuinfo": "vendor_id\t: AuthenticAMD\ncpu family\t: 25\n",
+        "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq": "3700000\n",
+        **{f"{folder}/cpu{n}/topology/core_cpus_list": f"{n % 2},{n % 2 + 2}\n" for n in range(4)},
+    })  # fmt: skip
+    found = this_processor(Device("cpu", "x", 1, ("avx2",)), 4, tmp_path)
+    assert found == Processor("AuthenticAMD", 25, ("avx2",), 2, 3.7e9)
+    assert this_processor(Device("cpu", "x", 1), 4, tmp_path / "none") == Processor("", 0, (), 4, 0.0)

@@ -1,0 +1,195 @@
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import vivace
+from vivace.inspection import inspect
+from vivace.observing.observe import kept_by_graphs, observe, operator_class
+from vivace.observing.reference import PARTS, profile_reference
+from vivace.plan import Plan
+from vivace.session.opening import attach, start
+from vivace.testing import TINY_JOBS
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+MACHINE = inspect()
+on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="counts bytes of the CPU")
+
+
+def observed(name):
+    job = TINY_JOBS[name]()
+    with start(job, Plan(), MACHINE) as session:
+        return observe(session, list(session.batches(job.data())))
+
+
+@pytest.mark.parametrize("name", TINY_JOBS)
+def test_every_job_can_be_observed(name):
+    seen = observed(name)
+    assert seen.operators
+    assert set(seen.dtypes) == {"float32"}
+    assert seen.peak_bytes > 0
+    assert seen.kernels == {} or torch.cuda.is_available()
+
+
+@on_cpu
+def test_peak_bytes_are_the_tensors_that_a_step_holds_at_once():
+    model = nn.Linear(256, 256, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = torch.ones(1024, 256)
+    with attach(Plan(), model=model, optimizer=optimizer, loss=lambda m, b: m(b).relu().sum()) as session:
+        peak = observe(session, [batch]).peak_bytes
+    weight, activations = 256 * 256 * 4, 1024 * 256 * 4
+    # The weight, the batch, the saved output of relu, and both gradients on the way through it.
+    assert weight + 3 * activations <= peak <= 2 * weight + 4 * activations + 4096
+
+
+@on_cpu
+def test_dtypes_are_those_that_ran_not_those_that_were_asked_for():
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss(model, batch):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model(batch).sum()
+
+    with attach(Plan(), model=model, optimizer=optimizer, loss=loss) as session:
+        assert set(observe(session, [torch.ones(4, 8)]).dtypes) == {"bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("aten::addmm", "matmul"),
+        ("aten::linear", "matmul"),
+        ("aten::upsample_bilinear2d", "elementwise"),
+        ("aten::mkldnn_convolution", "convolution"),
+        ("aten::native_batch_norm_backward", "norm"),
+        ("aten::linalg_vector_norm", "elementwise"),
+        ("aten::mkldnn_rnn_layer", "recurrent"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"),
+        ("aten::copy_", "memory"),
+        ("aten::t", "memory"),
+        ("aten::relu", "elementwise"),
+    ],
+)
+def test_operator_classes(name, wanted):
+    assert operator_class(name) == wanted
+
+
+@pytest.mark.parametrize("name", TINY_JOBS)
+def test_profile_of_every_job(name):
+    job = TINY_JOBS[name]()
+    with start(job, Plan(), MACHINE) as session:
+        seams = dict(vars(session.seams))
+        profile = profile_reference(session, job, list(session.batches(job.data())))
+        assert vars(session.seams) == seams
+    assert set(profile.shares) == set(PARTS)
+    assert sum(profile.shares.values()) == pytest.approx(1)
+    assert sum(profile.operator_shares.values()) == pytest.approx(1)
+    assert profile.step_seconds > 0
+    assert profile.features["batch_size"] == 16
+    assert profile.features["batch_norm"] == profile.features["convolution_2d"] == (name == "cnn")
+    assert profile.features["recurrent"] == (name == "lstm")
+    assert profile.features["dropout"] == (name == "transformer")
+    assert profile.features["own_step"] == (name == "gan")
+    assert profile.features["loader"] == {
+        "is_dataloader": True,
+        "num_workers": 0,
+        "batch_size": 16,
+        "dataset_length": 64,
+    }
+    if name == "gan":
+        assert profile.shares["backward"] == profile.shares["update"] == 0
+        assert profile.features["optimizer"] == "Adam"
+
+
+@pytest.mark.parametrize("name", ["lstm", "transformer"])
+def test_the_parts_of_a_step_in_pieces_are_timed_too(name):
+    shares = []
+    for plan in ({}, {"micro_batches": {"num": 2}}):
+        job = TINY_JOBS[name]()
+        with start(job, Plan.from_dict(plan), MACHINE) as session:
+            profile = profile_reference(session, job, list(session.batches(job.data())))
+        shares.append(profile.shares)
+    whole, pieces = ((s["forward"] + s["backward"]) / (1 - s["data"]) for s in shares)
+    assert pieces > 0.8 * whole
+    assert min(shares[1]["forward"], shares[1]["backward"]) > 0
+
+
+def test_a_loader_that_waits_shows_in_the_share_of_data():
+    class Slow(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            import time
+
+            time.sleep(0.02)
+            return torch.ones(8)
+
+    job = vivace.Job(
+        model=lambda: nn.Linear(8, 1),
+        data=lambda: torch.utils.data.DataLoader(Slow(), batch_size=2),
+        loss=lambda model, batch: model(batch).mean(),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    with start(job, Plan(), MACHINE) as session:
+        profile = profile_reference(session, job, [torch.ones(2, 8)])
+    assert profile.shares["data"] > 0.8
+    assert profile.features["loader"]["dataset_length"] == 4
+
+
+class SlowSamples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        time.sleep(0.06)
+        return torch.ones(8)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_waiting_for_workers_that_take_turns_is_not_overlooked():
+    def loss(model, batch):
+        time.sleep(0.02)
+        return model(batch).mean()
+
+    job = vivace.Job(
+        model=lambda: nn.Linear(8, 1),
+        data=lambda: torch.utils.data.DataLoader(SlowSamples(), batch_size=2, num_workers=3),
+        loss=loss,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    with start(job, Plan(), MACHINE) as session:
+        profile = profile_reference(session, job, [torch.ones(2, 8)])
+    assert profile.shares["data"] > 0.3  # a batch each 40 ms, 20 ms for a step: 0, 0, 60 ms of waiting
+
+
+def test_memory_in_the_pools_of_graphs_counts_and_free_memory_of_all_does_not():
+    segments = [
+        {"segment_pool_id": (0, 0), "total_size": 100, "allocated_size": 10},
+        {"segment_pool_id": (0, 3), "total_size": 70, "allocated_size": 30},
+        {"segment_pool_id": (2, 0), "total_size": 5, "allocated_size": 0},
+    ]
+    assert kept_by_graphs(segments) == 45
+    assert kept_by_graphs([]) == 0
+
+
+def test_the_limit_of_loading_is_said_beforehand(monkeypatch):
+    from vivace.observing import reference
+
+    monkeypatch.setattr(reference, "usable_cores", lambda: 6)
+    parts = {"data": 0.1, "place": 0.0, "forward": 0.012, "backward": 0.01, "update": 0.0}
+    loader = torch.utils.data.DataLoader(range(8))
+    assert reference._loading_limit(parts, 100, loader) == (
+        "a core loads 1,000 samples a second, the step consumes 4,545: 5 cores feed it"
+    )
+    assert reference._loading_limit({**parts, "data": 0.2}, 100, loader) == (
+        "6 cores can load 3,000 samples a second, the step consumes 4,545: no number of workers can feed it; "
+        "less work for each sample can"
+    )
+    assert reference._loading_limit({**parts, "data": 0.0001}, 100, loader) == ""
+    assert reference._loading_limit({**parts, "data": 0.02}, 100, loader).endswith(": one core feeds it")
+    assert reference._loading_limit(parts, 100, torch.utils.data.DataLoader(range(8), num_workers=1)) == ""
+    assert reference._loading_limit(parts, 100, [1, 2]) == ""

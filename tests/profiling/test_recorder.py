@@ -1,0 +1,602 @@
+"""The recorder in a real loop: what it sees, what it leaves behind, and faults planted in the loop."""
+
+import json
+import os
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from vivace.profiling.record import RECORD, facts, fetches, guard, hooks
+from vivace.profiling.record.clock import Clock
+from vivace.profiling.record.late import LatePeak
+from vivace.profiling.record.recorder import Recorder
+
+PATCHED = (
+    (torch.autograd, "backward"),
+    (torch.optim.Optimizer, "zero_grad"),
+    (DataLoader, "__iter__"),
+    (_BaseDataLoaderIter, "__next__"),
+    (torch.Tensor, "item"),
+    (torch.Tensor, "__bool__"),
+    (torch.autocast, "__enter__"),
+    (torch.amp.GradScaler, "step"),
+    (nn.utils, "clip_grad_norm_"),
+    (torch, "compile"),
+    (nn.Module, "to"),
+)
+
+
+class Rows(Dataset):
+    """Ready rows, each after a pause."""
+
+    def __init__(self, batches, pause=0.0):
+        self.batches, self.pause = batches, pause
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __getitem__(self, index):
+        if self.pause:
+            time.sleep(self.pause)
+        return self.batches[index]
+
+
+class Loop:
+    """The loop of every tutorial; `after` runs in each step."""
+
+    def __init__(self, batches, *, pause=0.0, model=None, after=None, autocast=None, num_workers=0):
+        self.loader = DataLoader(Rows(batches, pause), batch_size=None, num_workers=num_workers)
+        self.model = model or nn.Sequential(
+            nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
+        )
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self.after, self.autocast = after, autocast
+
+    def __call__(self):
+        for inputs, labels in self.loader:
+            with torch.autocast(
+                "cpu", dtype=self.autocast or torch.bfloat16, enabled=self.autocast is not None
+            ):
+                output = self.model(inputs)
+                loss = functional.cross_entropy(output, labels)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            if self.after is not None:
+                self.after(loss, output, labels)
+
+
+def fail(error):
+    raise error
+
+
+def causes(document):
+    return [verdict["cause"] for verdict in document["verdicts"]]
+
+
+def test_a_healthy_loop_is_healthy_and_described(recorded, batches):
+    loop = Loop(batches)
+    before = [getattr(owner, name) for owner, name in PATCHED]
+    document, record = recorded(loop)
+    assert [getattr(owner, name) for owner, name in PATCHED] == before
+    assert causes(document) == ["healthy"], document["verdicts"]
+    assert sum(document["shares"].values()) == pytest.approx(1)
+    assert set(document["shares"]) == {
+        "data",
+        "place",
+        "forward",
+        "backward",
+        "update",
+        "communication",
+        "idle",
+    }
+    weights = sum(p.numel() for p in loop.model.parameters())
+    memory = document["memory"]
+    assert memory["parameters"] == memory["gradients"] == memory["optimizer"] == 4 * weights
+    # relu's two outputs, the three layers' inputs (two of them the same), and what the loss keeps
+    assert 3 * 32 * 512 * 4 <= memory["activations"] + 32 * 512 * 4 <= 6 * 32 * 512 * 4
+    assert memory["peak_bytes"] >= 3 * 4 * weights
+    operations = 2 * 32 * (3 * (512 * 512 + 512 * 10) + 2 * 64 * 512)
+    assert document["work"]["operators"]["matmul"]["flops"] == operations
+    assert document["bound_seconds"] > 0
+    share = document["bound_seconds"] / document["step_seconds"]
+    if share <= 1:
+        assert document["share_of_limit"] == pytest.approx(share)
+    else:  # the made-up ceilings are below this machine's
+        assert document["share_of_limit"] is None
+        assert "the share of the limit" in document["missing"][0]
+    names = [row["name"] for row in document["modules"]]
+    assert {"Sequential.0", "Sequential.2", "Sequential.4"} <= set(names)
+    middle = next(row for row in document["modules"] if row["name"] == "Sequential.2")
+    assert middle["backward"] > 0 < middle["forward"]
+    assert "bf16_autocast" in [row["technique"] for row in document["prospects"]]
+    assert record["samples"] == 32
+    assert document["work"]["steps_per_epoch"] == 16
+
+
+def test_training_goes_the_way_it_would_have_gone(recorded, batches):
+    def weights(run):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.ReLU(), nn.Linear(64, 10))
+        loop = Loop(batches, model=model, autocast=torch.bfloat16)
+        count = [0]
+        loop.after = lambda *_: count.__setitem__(0, count[0] + 1)
+        run(loop)
+        return count[0] // len(batches), torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    epochs, profiled = weights(lambda loop: recorded(loop))
+    _, alone = weights(lambda loop: [loop() for _ in range(epochs)])
+    assert torch.equal(profiled, alone)
+
+
+def test_threads_that_an_experiment_sets_are_not_the_persons(recorded, batches, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    _, record = recorded(Loop(batches))
+    assert "threads" in record["experiments"]
+    assert "threads" not in record["asked"]
+
+
+def test_a_sleeping_dataset_is_named(recorded, batches):
+    document, _ = recorded(Loop(batches, pause=0.01))
+    assert causes(document)[0] == "input"
+    first = document["verdicts"][0]
+    assert "reading" in first["evidence"]
+    assert "test_recorder.py" in first["evidence"]
+    share = document["shares"]["data"]
+    assert first["gain"]["low"] <= 1 / (1 - share) <= first["gain"]["high"]
+
+
+def test_workers_own_time_is_seen(recorded, batches):
+    loop = Loop(batches, pause=0.01, num_workers=1)
+    _, record = recorded(loop)
+    fetch = record["fetch"]
+    assert fetch["worker_batches"] > 0
+    assert fetch["worker_seconds"] / fetch["worker_batches"] >= 0.01
+
+
+def test_what_somebody_holds_is_counted_once_it_is_given_out():
+    before = facts.allocated_bytes()
+    if before is None:
+        pytest.skip("this C library does not say what it gave out")
+    held = [torch.ones(2**20) for _ in range(8)]
+    assert facts.allocated_bytes() - before >= 8 * 2**22
+    del held
+    assert facts.allocated_bytes() - before < 2**22
+
+
+def test_a_worker_that_outlives_the_profile_stops_watching(tmp_path):
+    worker = fetches._Worker(tmp_path, guard.Guard(fail))
+    worker.fetched(0.5)
+    assert json.loads(worker.path.read_text())["seconds"] == 0.5
+    worker.path.unlink()
+    (tmp_path / RECORD).write_text("{}")
+    worker.fetched(0.5)
+    assert not worker.watches
+    assert not worker.path.exists()
+
+
+def test_values_asked_in_a_loop_are_named_by_line(recorded, batches):
+    def count(loss, output, labels):
+        for row in range(len(labels)):
+            if output[row, 0].item() > output[row, 1].item():
+                labels[row].item()
+
+    document, record = recorded(Loop(batches, after=count))
+    assert causes(document)[0] == "sync", (record["waits"], record["step_seconds"])
+    assert "test_recorder.py" in document["verdicts"][0]["evidence"]
+
+
+def test_lines_that_take_turns_in_a_loop_share_its_seconds(recorded, batches):
+    def count(loss, output, labels):
+        for row in range(len(labels)):
+            if output[row, 0].item() > 0:
+                labels[row].item()
+            else:
+                output[row, 1].item()
+
+    _, record = recorded(Loop(batches, after=count))
+    whole = sum(row["span"] for row in record["waits"]) / record["watched_steps"]
+    assert len(record["waits"]) > 1
+    assert whole < 1.5 * record["seconds"]["idle"]
+
+
+def test_printing_a_tensor_asks_for_its_values(recorded, batches):
+    _, record = recorded(Loop(batches, after=lambda loss, *_: [str(loss), f"{loss:.3f}"]))
+    assert sum(row["count"] for row in record["waits"]) == 2 * record["watched_steps"]
+
+
+def test_values_that_a_data_set_asks_for_are_its_fetching(recorded, batches):
+    class Labelled(Dataset):
+        def __len__(self):
+            return 256
+
+        def __getitem__(self, index):
+            inputs, labels = batches[index // 32]
+            return inputs[index % 32], int(labels[index % 32])
+
+    loop = Loop(batches)
+    loop.loader = DataLoader(Labelled(), batch_size=32)
+    _, record = recorded(loop)
+    assert record["waits"] == []
+
+
+def test_kept_losses_are_named_by_their_list(recorded, batches):
+    losses = []
+    document, _ = recorded(Loop(batches, after=lambda loss, *_: losses.append(loss)))
+    assert causes(document)[0] == "memory"
+    assert "held by losses (test_recorder.py)" in document["verdicts"][0]["evidence"]
+
+
+def test_a_chain_of_losses_is_named_by_the_object_that_holds_it(recorded, batches):
+    loop = Loop(batches)
+
+    def average(loss, *_):
+        loop.average = loss if loop.average is None else 0.9 * loop.average + 0.1 * loss
+
+    loop.average, loop.after = None, average
+    document, _ = recorded(loop)
+    assert causes(document)[0] == "memory"
+    assert "held by self.average (test_recorder.py)" in document["verdicts"][0]["evidence"]
+
+
+def test_a_slow_loop_is_idle(recorded, batches):
+    document, _ = recorded(Loop(batches, after=lambda *_: time.sleep(0.01)))
+    assert causes(document) == ["idle"]
+
+
+def test_autocast_on_tiny_matrices_is_tried_and_found_wanting(recorded, batches):
+    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(12)], nn.Linear(64, 10))
+    document, _ = recorded(Loop(batches, model=model, autocast=torch.bfloat16))
+    assert causes(document) == ["precision_no_gain"]
+    assert document["experiments"]["autocast"]["ratios"]
+    assert document["work"]["precision"] == "bfloat16"
+
+
+def test_double_precision_is_tried(recorded, batches):
+    model = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 10)).double()
+    doubled = [(inputs.double(), labels) for inputs, labels in batches]
+    document, _ = recorded(Loop(doubled, model=model))
+    found = {verdict["cause"]: verdict["evidence"] for verdict in document["verdicts"]}
+    assert "float64" in found["no_effect"]
+
+
+def test_clipping_scaled_gradients_is_misuse(recorded, batches):
+    loop = Loop(batches)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+
+    def epoch():
+        for inputs, labels in loop.loader:
+            loop.optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = functional.cross_entropy(loop.model(inputs), labels)
+            scaler.scale(loss).backward()
+            nn.utils.clip_grad_norm_(loop.model.parameters(), 1.0)
+            scaler.step(loop.optimizer)
+            scaler.update()
+
+    document, _ = recorded(epoch)
+    assert causes(document)[0] == "amp_misuse"
+    assert "test_recorder.py" in document["verdicts"][0]["evidence"]
+
+
+def clip_by_hand(loop):
+    norm = torch.stack([p.grad.norm() for p in loop.model.parameters()]).norm()
+    for parameter in loop.model.parameters():
+        parameter.grad.mul_(1 / norm)
+
+
+def accumulate_by_hand(loop):
+    for parameter in loop.model.parameters():
+        parameter.grad.div_(4)
+
+
+def freeze_by_hand(loop):
+    loop.model[0].weight.grad[:8] = 0
+
+
+@pytest.mark.parametrize(
+    ("change", "second_loss", "misused"),
+    [
+        (clip_by_hand, False, True),
+        (accumulate_by_hand, False, False),
+        (freeze_by_hand, False, False),
+        (None, True, True),
+        (None, False, False),
+    ],
+)
+def test_what_is_done_to_scaled_gradients(recorded, batches, change, second_loss, misused):
+    loop = Loop(batches)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+
+    def epoch():
+        for inputs, labels in loop.loader:
+            loop.optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                output = loop.model(inputs)
+            loss = functional.cross_entropy(output.float(), labels)
+            (scaler.scale(loss) / 2).backward(retain_graph=second_loss)
+            if second_loss:
+                output.float().pow(2).mean().backward()
+            if change is not None:
+                change(loop)
+            scaler.step(loop.optimizer)
+            scaler.update()
+
+    document, _ = recorded(epoch)
+    assert ("amp_misuse" in causes(document)) == misused, document["verdicts"]
+
+
+@pytest.mark.parametrize("state", ["traced", "counted"])
+def test_a_step_that_was_not_finished_is_not_counted(tmp_path, batches, one_thread, judged, state):
+    recorder = Recorder(tmp_path, timed_seconds=0.1)
+
+    class Over(Exception):
+        pass
+
+    def end(*_):
+        if recorder._state == state:
+            raise Over
+
+    loop = Loop(batches * 20, after=end)
+    recorder.install()
+    with pytest.raises(Over):
+        loop()
+    recorder.finish()
+    document = judged()
+    assert document["bound_seconds"] is None
+    assert bool(document["memory"]["curve"]) == (state == "counted")
+    assert "until the run ended" in document["verdicts"][0]["evidence"]
+
+
+def test_ending_workers_is_waiting_for_data():
+    clock = Clock(lambda step: None)
+    watched = hooks.LoopHooks(clock, guard.Guard(fail))
+    watched.install()
+    try:
+        iterator = iter(DataLoader(Rows([1.0] * 8), batch_size=2, num_workers=1))
+        next(iterator)
+        clock.restart()
+        del iterator
+    finally:
+        watched.restore()
+    assert clock.step.interrupted
+    assert clock.step.seconds["data"] > 0
+
+
+@pytest.fixture
+def forgetful_compiler():
+    """Other tests of this process have compiled, and will not."""
+    from torch._dynamo import utils
+
+    def forget():
+        torch._dynamo.reset()
+        utils.counters.clear()
+        utils.clear_compilation_metrics()
+
+    forget()
+    yield
+    forget()
+
+
+def test_a_compiled_loop_is_left_alone(recorded, batches, forgetful_compiler):
+    loop = Loop(batches)
+    loop.model = torch.compile(loop.model, backend="aot_eager")
+    document, record = recorded(loop)
+    assert causes(document) == ["healthy"]
+    assert record["dynamo"]["graphs"] == 1
+    assert record["dynamo"]["new_graphs"] == 0
+    assert record["silent_modules"]
+    assert any("compiled" in reason for reason in document["missing"])
+
+
+def test_a_compiled_model_that_nobody_calls_is_named(recorded, batches, forgetful_compiler):
+    loop = Loop(batches)
+
+    def epoch():
+        if not hasattr(loop, "asked"):
+            loop.asked = torch.compile(loop.model) is not None
+        loop()
+
+    document, _ = recorded(epoch)
+    assert causes(document) == ["no_effect"]
+    assert "torch.compile" in document["verdicts"][0]["evidence"]
+
+
+@pytest.mark.parametrize("with_loader", [True, False])
+def test_weights_updated_by_hand_are_steps_too(recorded, batches, with_loader, monkeypatch):
+    model = Loop(batches).model
+    loader = DataLoader(batches, batch_size=None) if with_loader else batches
+
+    # this process may hold optimizers of other tests
+    monkeypatch.setattr(hooks, "weights_without_optimizer", lambda: list(model.parameters()))
+
+    def epoch():
+        for inputs, labels in loader:
+            model.zero_grad()
+            functional.cross_entropy(model(inputs), labels).backward()
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight -= 0.01 * weight.grad
+
+    backward = torch.Tensor.backward
+    document, record = recorded(epoch)
+    assert torch.Tensor.backward is backward
+    assert causes(document) == ["healthy"], document["verdicts"]
+    assert min(document["shares"][phase] for phase in ("forward", "backward", "update")) > 0
+    assert record["samples"] == 32
+    weights = 4 * sum(p.numel() for p in model.parameters())
+    assert document["memory"]["parameters"] == document["memory"]["gradients"] == weights
+    operations = 2 * 32 * (3 * (512 * 512 + 512 * 10) + 2 * 64 * 512)
+    assert document["work"]["operators"]["matmul"]["flops"] == operations
+
+
+def test_where_an_optimizer_lives_nothing_is_updated_by_hand():
+    weight = nn.Parameter(torch.ones(2))
+    weight.sum().backward()
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    assert hooks.weights_without_optimizer() == []
+    assert optimizer.param_groups
+
+
+def test_many_passes_of_an_optimizer_are_one_step(recorded, batches):
+    class Accumulating(Loop):
+        """The update comes after sixteen batches, as the Trainer of transformers does it."""
+
+        def __call__(self):
+            for inputs, labels in DataLoader(batches, batch_size=None):
+                (functional.cross_entropy(self.model(inputs), labels) / len(batches)).backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    once, _ = recorded(Loop(batches))
+    document, record = recorded(Accumulating(batches))
+    assert document["memory"]["activations"] == once["memory"]["activations"]
+    assert (record["backwards"], record["updates"], record["samples"]) == (16, 1, 16 * 32)
+
+
+def test_validation_with_gradients_that_peaks_is_named(recorded, batches, monkeypatch):
+    loop, count = Loop(batches), [0]
+    large = torch.randn(2048, 64)
+    peaks = [2**30]  # this process has seen higher ones
+    monkeypatch.setattr(facts, "peak_bytes", lambda: peaks[0])
+
+    def validate(*_):
+        count[0] += 1
+        if count[0] % 8 == 0:
+            loop.model.eval()
+            for (inputs,) in DataLoader([(large,)], batch_size=None):
+                loop.model(inputs)
+                peaks[0] = 2**31
+            loop.model.train()
+
+    loop.after = validate
+    document, _ = recorded(loop)
+    assert causes(document) == ["memory"], document["verdicts"]
+    assert "validation (test_recorder.py:" in document["verdicts"][0]["evidence"]
+
+
+def test_what_a_later_validation_adds_to_the_peak_is_noted(tmp_path, batches, monkeypatch):
+    peaks = [2**30]
+    monkeypatch.setattr(facts, "peak_bytes", lambda: peaks[0])
+    recorder = SimpleNamespace(folder=tmp_path, done=False)
+    evaluate, backward = nn.Module.eval, torch.autograd.backward
+    late, loop = LatePeak(recorder), Loop(batches)
+    late.install()
+
+    def validation_takes(size):
+        loop.model.eval()
+        peaks[0] += size
+
+    validation_takes(2**20)  # the recorder itself sees this one
+    recorder.done = True
+    (tmp_path / RECORD).write_text("{}")
+    for _ in range(2):
+        validation_takes(2**21)
+        loop()
+        peaks[0] += 2**22  # in training
+    assert torch.autograd.backward is backward
+    with torch.no_grad():
+        validation_takes(2**23)  # the script ends with it
+    late.finish()
+    assert nn.Module.eval is evaluate
+    expected = {"peak": peaks[0], "rise": 2 * 2**21 + 2**23, "gradients": True}
+    found = json.loads((tmp_path / RECORD).read_text())["late"]
+    assert "test_recorder.py" in found.pop("at")
+    assert found == expected
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("around", [True, False])
+def test_a_later_validation_without_gradients_is_seen_to_be_so(
+    tmp_path, batches, monkeypatch, context, around
+):
+    peaks = [2**30]
+    monkeypatch.setattr(facts, "peak_bytes", lambda: peaks[0])
+    enter = context.__enter__
+    late, loop = LatePeak(SimpleNamespace(folder=tmp_path, done=True)), Loop(batches)
+    late.install()
+    (tmp_path / RECORD).write_text("{}")
+    for _ in range(2):
+        if around:
+            with context():
+                loop.model.eval()
+        else:
+            loop.model.eval()
+            with context():
+                loop.model(batches[0][0])
+        peaks[0] += 2**25
+        loop()
+    assert context.__enter__ is enter
+    late.finish()
+    found = json.loads((tmp_path / RECORD).read_text())["late"]
+    assert found["rise"] == 2**26
+    assert not found["gradients"]
+
+
+def test_many_short_steps_are_enough_before_the_time_is_over(tmp_path, batches, one_thread):
+    recorder = Recorder(tmp_path, timed_seconds=60.0)
+    recorder.install()
+    loop = Loop(batches)
+    loop()
+    recorder._entered -= 20.0  # as if so many seconds had passed
+    for _ in range(8):
+        loop()
+    recorder.finish()
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert record["steps"] == 100
+    assert record["state"] == "finished"
+
+
+def test_graphs_kept_for_nothing_are_named_by_line(recorded, batches):
+    layers = [nn.Sigmoid() for _ in range(30)]
+    loop = Loop(batches, model=nn.Sequential(nn.Linear(64, 32), *layers, nn.Linear(32, 10)))
+
+    def epoch():
+        for inputs, labels in DataLoader(batches, batch_size=None):
+            loop.optimizer.zero_grad()
+            loss = functional.cross_entropy(loop.model(inputs), labels)
+            loss.backward(retain_graph=True)
+            loop.optimizer.step()
+
+    document, _ = recorded(epoch)
+    assert causes(document) == ["memory"]
+    assert document["verdicts"][0]["evidence"].startswith("test_recorder.py:")
+
+
+def test_a_loop_that_ends_early_keeps_what_it_has(tmp_path, batches, one_thread):
+    recorder = Recorder(tmp_path, timed_seconds=60)
+    recorder.install()
+    Loop(batches)()
+    recorder.finish()
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert record["state"] == "timed"
+    assert record["steps"] > 5
+
+
+def test_overflow_and_tiny_gradients_are_named_by_parameter():
+    from vivace.profiling.record.hooks import LoopHooks
+    from vivace.profiling.record.mixed import PrecisionWatch
+
+    model = nn.Sequential(
+        nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for parameter, value in zip(model.parameters(), (float("inf"), float("inf"), 1e-6), strict=True):
+        parameter.grad = torch.full_like(parameter, value)
+    watch = PrecisionWatch(LoopHooks(Clock(lambda step: None), guard.Guard(fail)), guard.Guard(fail))
+    watch.examine = True
+    watch._before_update(optimizer)
+    watch._find_overflow(optimizer)
+    found = watch.named({"Net": model})
+    assert found == {
+        "not_finite": "2 of 3 gradients, first that of Net.1.weight",
+        "tiny_layer": "Net.2.weight",
+    }
+    assert watch.tiny_share() == 4 / 12

@@ -1,0 +1,70 @@
+"""What a trace says, on traces of a few events."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from vivace.profiling.trace import read_trace
+
+
+def event(name, start, end, category="cpu_op", thread=1):
+    return {
+        "ph": "X",
+        "name": name,
+        "ts": start,
+        "dur": end - start,
+        "tid": thread,
+        "cat": category,
+        "args": {},
+    }
+
+
+def test_collectives_of_another_thread_count_where_no_operator_runs(tmp_path):
+    events = [
+        event("vivace:step", 0, 1000, "user_annotation"),
+        event("vivace:backward", 100, 900, "user_annotation"),
+        event("aten::mm", 100, 400),
+        event("gloo:all_reduce", 300, 800, "user_annotation", thread=2),
+        event("aten::add_", 900, 1000),
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    found = read_trace(path)
+    assert found["collective_seconds"] == pytest.approx(500e-6)
+    assert found["communication_seconds"] == pytest.approx(400e-6)
+    assert found["operators"] == {"matmul": pytest.approx(300e-6), "elementwise": pytest.approx(100e-6)}
+
+
+def test_a_gpu_whose_kernels_are_not_shown_gets_no_times_of_the_host(tmp_path):
+    events = [event("vivace:step", 0, 1000, "user_annotation"), event("aten::mm", 100, 400)]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    found = read_trace(path, "cuda")
+    assert (found["operators"], found["slowest"], found["busy_seconds"]) == ({}, [], None)
+    assert found["counts"] == {"matmul": 1}
+    assert read_trace(path, "cpu")["busy_seconds"] == pytest.approx(300e-6)
+
+
+def test_the_timeline_holds_every_whole_step(tmp_path):
+    path = tmp_path / "trace.json"
+    parts = (("data", 0, 100), ("backward", 400, 900))
+    steps = [event("vivace:step", begin, begin + 1000, "user_annotation") for begin in (0, 1000, 2000)]
+    steps[2]["dur"] = 200  # cut off
+    phases = [
+        event(f"vivace:{name}", begin + start, begin + end, "user_annotation")
+        for begin in (0, 1000)
+        for name, start, end in parts
+    ]
+    path.write_text(json.dumps({"traceEvents": [*steps, *phases]}))
+    found = read_trace(path)
+    assert found["step_starts"] == [0.0, 1e-3]
+    assert found["timeline_seconds"] == pytest.approx(2e-3)
+    assert [name for name, _, _ in found["phases"]] == ["data", "backward"] * 2
+    assert found["phases"][3][1:] == pytest.approx([1.4e-3, 1.9e-3])
+
+
+def test_a_trace_is_read_and_judged_without_torch():
+    code = "import sys, vivace.profiling.judge, vivace.profiling.page; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,318 @@
+"""`vivace.profile` from outside: a Job in a child process, and scripts that know nothing of it."""
+
+import importlib.util
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import vivace
+from vivace.errors import ChildFailed, FolderError, InputError, JobError
+from vivace.inspection import store
+from vivace.inspection.ceilings import Ceiling, Survey
+from vivace.machine import Machine
+from vivace.plan import Plan
+from vivace.testing import TINY_JOBS
+
+CEILINGS = {"matmul_fp32": 1e11, "convolution_fp32_nchw": 1e11, "copy_device": 1e10}
+KEYS = {"shares", "bound_seconds", "share_of_limit", "verdicts", "memory", "page_path", "trace_path", "work"}
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.set_num_threads(1)
+data = TensorDataset(torch.randn(512, 64), torch.randint(4, (512,)))
+model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(int(sys.argv[1])):
+    for inputs, labels in DataLoader(data, batch_size=64):
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+print("trained", sys.argv[1:])
+sys.exit(7)
+"""
+
+EVALUATING = """
+import importlib.util
+import sys
+
+assert importlib.util.find_spec("torch") is not None  # as transformers and datasets do before they import it
+assert importlib.util.find_spec("torch") is not None
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(256, 3, 8, 8), torch.randint(4, (256,)))
+model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(512, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(4):
+    for inputs, labels in DataLoader(data, batch_size=16, shuffle=True):
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.inference_mode():
+            model(inputs)
+print(*model[0].weight.flatten().tolist())
+sys.exit(3)
+"""
+
+PROFILING = """
+import json, sys
+from pathlib import Path
+from vivace.machine import Machine
+from vivace.profile import profile
+
+machine = Machine.from_dict(json.loads(Path("machine.json").read_text()))
+done = profile(command=[sys.executable, "train.py"], out="out", machine=machine, timed_seconds=0.1)
+print(done.exit_code, len(done.verdicts))
+"""
+
+
+@pytest.fixture(scope="module")
+def machine():
+    found = vivace.inspect().to_dict()
+    return Machine.from_dict({**found, "ceilings": CEILINGS})
+
+
+@pytest.mark.parametrize("name", ["cnn", "gan"])
+def test_a_job_is_profiled(name, machine, tmp_path):
+    done = vivace.profile(TINY_JOBS[name](), out=tmp_path, machine=machine, timed_seconds=0.2)
+    document = done.to_dict()
+    assert set(document) >= KEYS
+    assert sum(done.shares.values()) == pytest.approx(1)
+    assert document["bound_seconds"] > 0
+    assert done.page_path.read_text().startswith("<!doctype html>")
+    assert json.loads(done.trace_path.read_text())["traceEvents"]
+    saved = json.loads((tmp_path / "profile.json").read_text())
+    assert saved["work"] == json.loads(json.dumps(document["work"]))
+    work = saved["work"]
+    assert work["format"] == 1
+    assert work["batch_size"] == 16
+    assert work["epochs"] == 1
+    assert work["steps_per_epoch"] == 4 / (2 if name == "gan" else 1)
+    assert work["device"] == (torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu")
+    assert set(work["operators"]["matmul"]) == {"flops", "bytes", "bytes_fused", "count", "seconds"}
+    assert ("convolution" in work["operators"]) == (name == "cnn")
+
+
+def test_a_plan_is_profiled_with_its_techniques(machine, tmp_path):
+    from vivace.techniques.bf16_autocast import Bf16Autocast
+
+    plan = Plan([Bf16Autocast()])
+    done = vivace.profile(TINY_JOBS["mlp"](), plan, out=tmp_path, machine=machine, timed_seconds=0.2)
+    assert done.document["work"]["precision"] == "bfloat16"
+
+
+def test_a_broken_job_is_blamed(machine, tmp_path):
+    with pytest.raises(JobError, match="model failed"):
+        vivace.profile(
+            vivace.Job(
+                model=lambda: 1 // 0,
+                data=list,
+                loss=lambda model, batch: None,
+                optimizer=lambda model: None,
+            ),
+            out=tmp_path,
+            machine=machine,
+        )
+
+
+def test_neither_or_both_is_refused(tmp_path):
+    with pytest.raises(InputError, match="either a JOB or a command"):
+        vivace.profile(out=tmp_path)
+
+
+def test_an_unmodified_script_keeps_its_output_and_exit_code(tmp_path, monkeypatch):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)
+    known = vivace.inspect()
+    store.save(
+        known.fingerprint,
+        known.device.kind,
+        Survey({key: Ceiling(value, 0.0, 1, "") for key, value in CEILINGS.items()}),
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "vivace", "profile", "--out", "out", "--", "python", "train.py", "240"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 7, done.stderr
+    assert done.stdout == "trained ['240']\n"
+    document = json.loads((tmp_path / "out" / "profile.json").read_text())
+    assert set(document) >= KEYS
+    assert document["exit_code"] == 7
+    assert document["bound_seconds"] > 0
+
+
+def test_a_script_that_evaluates_in_inference_mode_ends_as_alone(tmp_path, machine, capfd):
+    script = tmp_path / "train.py"
+    script.write_text(EVALUATING)
+    command = [sys.executable, str(script)]
+    alone = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = vivace.profile(command=command, out=tmp_path / "out", machine=machine, timed_seconds=0.1)
+    assert capfd.readouterr().out == alone.stdout
+    assert done.exit_code == alone.returncode == 3
+    assert done.document["problems"] == []
+    assert done.document["work"]["operators"]["convolution"]["flops"] > 0
+    causes = [verdict["cause"] for verdict in done.verdicts]
+    assert causes[0] == "ended"
+    assert "healthy" not in causes
+    assert "exit code 3" in done.verdicts[0]["evidence"]
+    assert "Nothing is wrong" not in done.page_path.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
+def test_a_script_that_imports_transformers_first_is_profiled(tmp_path, machine):
+    script = tmp_path / "train.py"
+    script.write_text("import transformers\nfrom transformers import Trainer\n" + EVALUATING)
+    command = [sys.executable, str(script)]
+    done = vivace.profile(command=command, out=tmp_path / "out", machine=machine, timed_seconds=0.1)
+    assert done.document["steps"] > 0
+
+
+def test_python_is_the_one_on_the_path(tmp_path, machine, monkeypatch):
+    own = tmp_path / "bin" / "python"
+    own.parent.mkdir()
+    own.write_text(f'#!/bin/sh\nWHOSE=mine exec {sys.executable} "$@"\n')
+    own.chmod(0o755)
+    monkeypatch.setenv("PATH", str(own.parent), prepend=os.pathsep)
+    code = f"import os, pathlib; pathlib.Path({str(tmp_path / 'seen')!r}).write_text(os.environ['WHOSE'])"
+    with pytest.raises(ChildFailed, match=f"did the command .{own}. start Python"):
+        vivace.profile(command=["python", "-c", code], out=tmp_path / "out", machine=machine)
+    assert (tmp_path / "seen").read_text() == "mine"
+
+
+def test_where_no_python_is_on_the_path_vivaces_own_runs_and_says_so(tmp_path, machine, monkeypatch, capfd):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ChildFailed, match="nothing was recorded: did"):  # with exit code 0
+        vivace.profile(command=["python", "-c", ""], out=tmp_path / "out", machine=machine)
+    assert f"no 'python' is on the PATH; {sys.executable} runs the script" in capfd.readouterr().err
+
+
+def test_a_torch_to_which_hooks_cannot_attach_is_named(tmp_path, machine, monkeypatch, capfd):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("__version__ = '0.4'")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    command = [sys.executable, "-c", "import torch; print(torch.__version__)"]
+    with pytest.raises(
+        ChildFailed, match=r"recorded: hooks cannot attach to its torch 0.4 .* runs on Python 3"
+    ):
+        vivace.profile(command=command, out=tmp_path / "out", machine=machine)
+    shown = capfd.readouterr()
+    assert shown.out == "0.4\n"
+    assert shown.err.startswith("vivace: this run is not profiled, as hooks cannot attach to its torch 0.4")
+
+
+def test_an_interrupted_script_is_judged_by_what_was_recorded(tmp_path, machine):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.replace("int(sys.argv[1])", "10**9"))
+    (tmp_path / "machine.json").write_text(json.dumps(machine.to_dict()))
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROFILING],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not (tmp_path / "out" / "record.json").is_file() and process.poll() is None:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=600)
+    code, verdicts = output.split()
+    assert code == "130"
+    assert int(verdicts) >= 1
+
+
+def test_a_folder_with_anything_else_in_it_is_refused(tmp_path):
+    (tmp_path / "thesis.txt").write_text("years")
+    with pytest.raises(FolderError, match=r"not empty \(thesis.txt\)"):
+        vivace.profile(command=["python"], out=tmp_path)
+    with pytest.raises(FolderError, match="is a file"):
+        vivace.profile(command=["python"], out=tmp_path / "thesis.txt")
+
+
+def test_an_earlier_profile_is_replaced_and_named(tmp_path, machine):
+    (tmp_path / "profile.json").write_text('{"target": "python old.py"}')
+    (tmp_path / "record.json").write_text('{"clean_steps": 9}')
+    with pytest.raises(ChildFailed, match="nothing was recorded"):
+        vivace.profile(command=[sys.executable, "-c", ""], out=tmp_path, machine=machine)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "profile.json").write_text('{"target": "python old.py"}')
+    done = vivace.profile(TINY_JOBS["mlp"](), out=tmp_path, machine=machine, timed_seconds=0.1)
+    assert done.document["replaced"] == "python old.py"
+
+
+def test_a_script_that_does_not_train_is_said_so(tmp_path, machine):
+    command = [sys.executable, "-c", "print('hello')"]
+    with pytest.raises(ChildFailed, match="nothing was recorded"):
+        vivace.profile(command=command, out=tmp_path, machine=machine)
+
+
+def test_a_script_reads_its_own_standard_input(tmp_path, machine):
+    command = [sys.executable, "-c", "import sys; sys.exit(sys.stdin.read() != 'Ada')"]
+    source, sink = os.pipe()
+    os.write(sink, b"Ada")
+    os.close(sink)
+    with pytest.raises(ChildFailed, match="nothing was recorded: did"):  # with exit code 0
+        vivace.profile(command=command, out=tmp_path, machine=machine, script_input=source)
+    os.close(source)
+
+
+def test_a_script_interrupted_before_its_first_step_was_interrupted(tmp_path, machine, monkeypatch):
+    class Interrupted:
+        def __init__(self, *_, **__):
+            (tmp_path / "record.json").write_text('{"state": "warm"}')
+
+        def wait(self, timeout=None):
+            if timeout is None:
+                raise KeyboardInterrupt
+            return 1
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        vivace.profile(command=["python", "train.py"], out=tmp_path, machine=machine)
+
+
+def test_a_missing_program_is_one_sentence(tmp_path, machine):
+    with pytest.raises(InputError, match="no program 'no-such-program'"):
+        vivace.profile(command=["no-such-program"], out=tmp_path, machine=machine)
+
+
+def test_evidence_with_brackets_is_shown_as_it_is(tmp_path):
+    from rich.console import Console
+
+    from vivace.profiling.run import Profiled
+    from vivace.profiling.table import draw
+
+    reason = {"evidence": "size mismatch of args[0] [/x]", "gain": {"low": 1.0, "high": 2.0}, "next": "pad"}
+    document = {
+        "verdicts": [{"cause": "recompiles", **reason}],
+        "bounds": [{"name": "small_batch", **reason}],
+        "shares": {"forward": 1.0},
+        "step_seconds": 0.1,
+        "samples_per_second": 10.0,
+        "roofline": [],
+        "memory": {},
+        "missing": [],
+    }
+    console = Console(width=200, record=True, file=io.StringIO())
+    draw(Profiled(document, tmp_path / "page.html", None), console)
+    shown = console.export_text()
+    assert "recompiles  size mismatch of args[0] [/x]" in shown
+    assert "bound by small batch  size mismatch" in shown

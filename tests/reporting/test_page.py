@@ -1,0 +1,374 @@
+"""The page says what the ledger says, survives what a run may leave behind, and cannot be made to act."""
+
+# ruff: noqa: RUF001 - the figures stand here as a reader sees them
+
+import html.parser
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+import vivace
+from vivace.errors import FolderError
+from vivace.reporting import charts, words
+
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+
+
+class _Reader(html.parser.HTMLParser):
+    """The text a reader sees, every tag with its attributes, and whether the tags are balanced."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.text, self.tags, self.open = "", [], []
+        self.feed(page)
+        self.close()
+        self.text = re.sub(r"\s+", " ", self.text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1] != "style":
+            self.text += data + " "
+
+
+def read(folder):
+    path = vivace.report(folder)
+    assert path == folder / "report.html"
+    reader = _Reader(path.read_text(encoding="utf-8"))
+    assert reader.open == []
+    return reader
+
+
+def only(documents, **roles):
+    """The records without the kinds and roles that are named."""
+    return [
+        d for d in documents if d["record"] not in roles["without"] and d.get("role") not in roles["without"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("section", "figures"),
+    [
+        ("headline", ["2.31×", "(2.24–2.38) faster than strict fp32; same model: promise ROUNDING kept."]),
+        ("facts", ["over PyTorch's defaults 1.91×", "514 steps", "11.4 GiB", "13 min 32 s"]),
+        (
+            "plan",
+            [
+                "53 convolutions in channels-last order",
+                "mode=max-autotune-no-cudagraphs",
+                "runs/tune/plan.toml",
+            ],
+        ),
+        (
+            "baselines",
+            ["strict fp32 1,184", "PyTorch defaults 1,433", "TF32 allowed 1,918", "The plan 2,735"],
+        ),
+        ("waterfall", ["bf16_autocast 2.02× +80 %", "fused_optimizer 2.31× +2 %"]),
+        (
+            "trials",
+            ["1.71× 1.66–1.76 2,025 13.9 GiB 3.4 s 38 steps", "0.72× 0.70–0.74 852 9.40 GiB 3.1 s never"],
+        ),
+        ("noise", ["1.01× 0.98–1.04 1,196 26.0 GiB 6.2 s – "]),
+        (
+            "refused",
+            ["fused_norm refused the model has no layer norm", "failed child process ran out of GPU memory"],
+        ),
+        ("predicted", ["7 of 9 measured gains", "tf32 1.49× 1.10–1.45"]),
+        ("verified", ["120 steps, 8 shadow seeds, 1 min 36 s", "update residual 0.041 0.0586 0.234 yes"]),
+        ("memory", ["Peak, strict fp32 24.6 GiB", "Peak, the plan 11.4 GiB", "Budget 20.0 GiB", "97.5 MiB"]),
+        ("profile", ["backward 62 %", "data 3.4 %", "216 ms a step"]),
+        (
+            "machine",
+            ["NVIDIA H100 80GB HBM3, 80.0 GiB", "torch 2.15.0", "shared memory 64.0 GiB", "25,557,032"],
+        ),
+        (
+            "again",
+            ["vivace tune examples/imagenet.py:job --budget balanced --memory 20GiB", "vivace report "],
+        ),
+    ],
+)
+def test_each_section_shows_its_figures(section, figures, ledger, tune_folder):
+    text = read(tune_folder(ledger)).text
+    for figure in figures:
+        assert figure in text, section
+
+
+def test_trials_are_sorted_by_ratio(ledger, tune_folder):
+    text = read(tune_folder(ledger)).text
+    table = text[text.index("Pays after") : text.index("Refused and failed")]
+    ratios = [float(found) for found in re.findall(r"(\d\.\d\d)×", table)]
+    assert ratios == sorted(ratios, reverse=True)
+    assert len(ratios) == 13
+
+
+def test_the_page_is_one_file_without_scripts_or_outside_links(ledger, tune_folder):
+    folder = tune_folder(ledger)
+    reader = read(folder)
+    for tag, attributes in reader.tags:
+        assert tag not in ("script", "link", "img", "iframe", "object", "embed", "base", "form")
+        assert not {"src", "href", "xlink:href", "action", "srcset"} & set(attributes)
+        assert not [name for name in attributes if name.startswith("on")]
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "http" not in page
+    assert "@import" not in page
+    assert "url(" not in page
+    assert len(page) < 100_000
+    assert sorted(file.name for file in folder.iterdir()) == ["ledger.jsonl", "report.html"]
+
+
+def test_hostile_names_are_text(ledger, tune_folder):
+    attack = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
+    spoiled = json.loads(json.dumps(ledger).replace("ResNet", "SPOIL").replace("fused_norm", "SPOIL"))
+    spoiled = json.loads(json.dumps(spoiled).replace("the model has no layer norm", "SPOIL"))
+    spoiled = json.loads(json.dumps(spoiled).replace("SPOIL", json.dumps(attack)[1:-1]))
+    spoiled[0]["job"]["name"] = "../x"
+    spoiled[0]["machine"]["devices"][0]["name"] = attack
+    spoiled[-1]["waterfall"][1]["step"] = attack
+    spoiled[-2]["checks"][0]["name"] = attack
+    spoiled[0]["command"] = "</pre>" + attack
+    reader = read(tune_folder(spoiled))
+    assert not [tag for tag, _ in reader.tags if tag in ("script", "img")]
+    assert reader.text.count("<script>alert(1)</script>") >= 6
+    assert "../x" in reader.text
+
+
+def test_a_torn_or_foreign_line_is_left_out_and_said(ledger, tune_folder):
+    folder = tune_folder([*ledger, {"record": "trial", "status": "measured"}])
+    with (folder / "ledger.jsonl").open("ab") as file:
+        file.write(b'{"record": "trial", "reason": "\xc3')
+    assert "1 trial in the ledger could not be read and is left out." in read(folder).text
+
+
+def test_an_interrupted_run_shows_what_it_measured(ledger, tune_folder):
+    text = read(tune_folder(only(ledger, without=("verdict", "result", "confirmation")))).text
+    assert "Interrupted; best so far 2.36× (2.29–2.43) by channels_last + bf16_autocast" in text
+    assert "neither confirmed nor verified" in text
+    assert "Not verified: the run holds no verdict." in text
+    assert "TF32 allowed 1,918" in text
+
+
+def test_an_interrupted_result_says_so(ledger, tune_folder):
+    ledger[-1]["interrupted"] = True
+    assert "this is the best it had found" in read(tune_folder(ledger)).text
+    ledger[-1].update(plan={}, speedup={"estimate": 1.0, "low": 1.0, "high": 1.0}, waterfall=[], verdict=None)
+    assert "Nothing was faster" not in read(tune_folder(ledger)).text
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_verdict_of_another_plan_says_nothing_about_this_one(kept, ledger, tune_folder):
+    ledger[-1].update(interrupted=True, verdict=None)
+    ledger[-2].update(plan={"channels_last": {}}, kept=kept, reason="of channels_last")
+    text = read(tune_folder(ledger)).text
+    assert "promise ROUNDING not verified" in text
+    assert "of channels_last" not in text
+
+
+def test_without_trials_the_page_still_names_job_and_machine(ledger, tune_folder):
+    text = read(tune_folder(ledger[:1])).text
+    assert "Interrupted before anything faster was found: train as you do" in text
+    assert "No trial was measured." in text
+    assert "NVIDIA H100" in text
+
+
+def test_a_missing_verdict_is_not_a_kept_promise(ledger, tune_folder):
+    documents = only(ledger, without=("verdict",))
+    documents[-1]["verdict"] = None
+    text = read(tune_folder(documents)).text
+    assert "promise ROUNDING not verified" in text
+    assert "kept." not in text
+
+
+def test_nothing_faster_says_train_as_you_do(ledger, tune_folder):
+    ledger[-1].update(plan={}, speedup={"estimate": 1.0, "low": 1.0, "high": 1.0}, waterfall=[])
+    ledger[-1]["baselines"]["tf32"] = None
+    ledger[-1]["baseline_notes"] = {"tf32": "this processor has no TF32"}
+    ledger[-1]["reason"] = "compile was not faster again in fresh processes"
+    text = read(tune_folder(ledger)).text
+    assert "Nothing was faster beyond noise: train as you do." in text
+    assert "compile was not faster again in fresh processes" in text
+    assert "TF32 allowed – this processor has no TF32" in text
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        ("nothing_helps", "Nothing was faster beyond noise: train as you do."),
+        ("none_kept", "Nothing faster kept its promise: train as you do."),
+        ("could_not_measure", "Nothing could be measured, and nothing is decided."),
+        ("nothing_tried", "Nothing was tried, and nothing is decided."),
+    ],
+)
+def test_each_ending_has_its_own_sentence(outcome, said, ledger, tune_folder):
+    ledger[-1].update(plan={}, outcome=outcome, reason="because of this", waterfall=[], verdict=None)
+    text = read(tune_folder(ledger)).text
+    assert f"{said} because of this." in text
+    assert ("faster beyond noise" in text) is (outcome == "nothing_helps")
+
+
+def test_a_wide_interval_is_no_estimate_on_the_page(ledger, tune_folder):
+    wide = {"estimate": 20.43, "low": 1.12, "high": 340.0}
+    ledger[-1]["waterfall"][1]["ratio"] = wide
+    next(d for d in ledger if d.get("techniques") == {"channels_last": {}})["ratio"] = wide
+    text = read(tune_folder(ledger)).text
+    assert "20.4" not in text
+    assert "channels_last at least 1.12× +12 %" in text
+    assert "at least 1.12× 1.12–340" in text
+    assert "bf16_autocast 2.02× +80 %" in text
+    ledger[-1]["speedup"] = {"estimate": 2.1, "low": 1.4, "high": 3.24}
+    assert "at least 1.40× (1.40–3.24) faster than strict fp32" in read(tune_folder(ledger)).text
+
+
+def test_a_plan_for_longer_trainings_stands_beside_the_plan(ledger, tune_folder):
+    ledger[-1] |= {
+        "job_steps": 330,
+        "warmup_seconds": 0.2,
+        "cold_warmup_seconds": 9.0,
+        "training_seconds": {"reference": 3.3, "plan": 2.7},
+        "long_plan": {
+            "plan": {"compile": {}},
+            "plan_path": "runs/tune/plan-long.toml",
+            "speedup": {"estimate": 1.42, "low": 1.36, "high": 1.49},
+            "warmup_seconds": 20.1,
+            "from_steps": 6614,
+            "verified": True,
+        },
+    }
+    text = read(tune_folder(ledger)).text
+    assert (
+        "For trainings of 6,614 steps and more: compile, 1.42× (1.36–1.49), after a warm-up of 20 s;" in text
+    )
+    assert "promise kept; saved as runs/tune/plan-long.toml" in text
+    assert "one training (330 steps) 3.3 s → 2.7 s" in text
+    assert "9 s where nothing is compiled yet 200 ms" in text
+
+
+@pytest.mark.parametrize("low", [0.99, 1.0])
+def test_a_gain_inside_the_noise_is_not_called_faster(low, ledger, tune_folder):
+    ledger[-1]["speedup"] = {"estimate": 1.02, "low": low, "high": 1.05}
+    assert "Not faster beyond noise" in read(tune_folder(ledger)).text
+
+
+def test_a_broken_promise_leads(ledger, tune_folder):
+    for document in (ledger[-2], ledger[-1]["verdict"]):
+        document |= {"kept": False, "reason": "update scale is 9.8 envelopes from strict fp32"}
+    ledger[-2]["checks"][1]["kept"] = False
+    folder = tune_folder(ledger)
+    reader = read(folder)
+    text = reader.text
+    assert "Not the same model. The promise ROUNDING is broken: update scale is 9.8 envelopes from" in text
+    assert "It ran at 2.31× (2.24–2.38) of strict fp32's speed." in text
+    assert "over PyTorch's defaults" not in text
+    assert ("h1", {"class": "broken"}) in reader.tags
+    assert not [tag for tag, found in reader.tags if found.get("class") == "figure"]
+    assert "update scale is 9.8 envelopes from strict fp32" in text
+    assert "update scale 0.00082 0.00117 0.00469 no" in text
+
+
+def test_losses_that_are_not_numbers_interrupt_the_line(ledger, tune_folder):
+    ledger[-2]["curves"]["plan"][60] = float("nan")
+    page = vivace.report(tune_folder(ledger)).read_text(encoding="utf-8")
+    line = re.search(r'class="line plan" d="([^"]+)"', page)
+    assert line is not None
+    assert line[1].count("M") == 2
+    assert "nan" not in page.lower()
+
+
+def test_a_train_run_alone(train_folder):
+    reader = read(train_folder)
+    assert "Trained 900 steps in 3 epochs; metric 0.975; loss 0.0712." in reader.text
+    assert "resumed from step" in reader.text
+    assert "Trials" not in reader.text
+    assert [a["aria-label"] for _, a in reader.tags if "aria-label" in a] == [
+        "Loss",
+        "Metric",
+        "Samples a second",
+    ]
+
+
+def test_a_metric_of_the_training_data_is_called_that(train_folder):
+    facts = json.loads((train_folder / "run.json").read_text())
+    (train_folder / "run.json").write_text(json.dumps(facts | {"metric_data": "training"}))
+    assert "metric on the training data 0.975" in read(train_folder).text
+    (train_folder / "run.json").write_text(json.dumps(facts | {"metric_data": "validation"}))
+    assert "epochs; metric 0.975" in read(train_folder).text
+
+
+def test_a_train_run_that_is_still_going(train_folder):
+    (train_folder / "run.json").write_text("{torn", encoding="utf-8")
+    assert "Trained 900 steps; metric 0.975" in read(train_folder).text
+
+
+def test_steps_repeated_after_a_resume_are_drawn_once(train_folder):
+    with (train_folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"step": 600, "epoch": 2, "loss": 0.2}) + "\n")
+    page = vivace.report(train_folder).read_text(encoding="utf-8")
+    line = re.search(r'class="line plan" d="M([^"]+)"', page)
+    assert line is not None
+    places = [int(point.split()[0]) for point in line[1].split("L")]
+    assert places == sorted(places)
+    assert len(places) == 90
+
+
+@pytest.mark.parametrize("prepare", [False, True])
+def test_a_folder_without_a_run_is_refused_in_one_sentence(prepare, tmp_path):
+    folder = tmp_path / "nothing"
+    if prepare:
+        folder.mkdir()
+    with pytest.raises(FolderError, match="nothing") as caught:
+        vivace.report(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_report_imports_no_torch(ledger, tune_folder):
+    code = (
+        "import sys, vivace; vivace.report(sys.argv[1]); "
+        "found = {'torch', 'numpy', 'matplotlib', 'vivace.plan', 'vivace.technique.registry'} & set(sys.modules); "
+        "sys.exit(f'imported {found}' if found else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tune_folder(ledger))], check=True)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (words.duration(0.0384), "38.4 ms"),
+        (words.duration(59.97), "1 min 00 s"),
+        (words.duration(7500), "2 h 05 min"),
+        (words.size(0), "0 bytes"),
+        (words.size(1536), "1.50 KiB"),
+        (words.number(float("inf")), "–"),
+        (words.times(41.2), "41.2×"),
+        (words.percent(0.0999), "10 %"),
+        (words.steps(1), "1 step"),
+        (words.steps(float("inf")), "never"),
+        (words.change(2.0, 1.5), "−25 %"),
+    ],
+)
+def test_figures_in_human_units(said, expected):
+    assert said == expected
+
+
+def test_twice_and_half_are_equally_far_from_one():
+    scale = charts.ratios([0.5, 2.0])
+    assert scale.at(2.0) - scale.at(1.0) == pytest.approx(scale.at(1.0) - scale.at(0.5), abs=0.02)
+    assert 1.0 in scale.ticks
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (3, 3), (-0.02, 0.07), (0, 123456)])
+def test_axes_hold_their_ticks(low, high):
+    scale = charts.linear(low, high)
+    assert 2 <= len(scale.ticks) <= 8
+    assert all(scale.low <= tick <= scale.high for tick in scale.ticks)

@@ -1,0 +1,111 @@
+"""The terminal says what the page says, in 80 columns, and reads nothing as markup."""
+
+# ruff: noqa: RUF001 - the figures stand here as a reader sees them
+
+import io
+import json
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+import vivace
+from vivace.errors import FolderError
+from vivace.reporting import terminal
+
+
+def shown(folder, width=80):
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    terminal(folder, console)
+    return console.file.getvalue()
+
+
+def test_everything_fits_80_columns(ledger, tune_folder):
+    text = shown(tune_folder(ledger))
+    assert max(cell_len(line) for line in text.splitlines()) <= 80
+    assert "…" not in text
+    for figure in (
+        "2.31× (2.24–2.38) faster than strict fp32; same model: promise ROUNDING kept.",
+        "the model has no layer norm",
+        "7 of 9 inside",
+        "1.91×",
+        "2,735",
+        "1.71× (1.66–1.76)   13.9 GiB",
+        "update residual",
+        "24.6 GiB",
+        "NVIDIA H100",
+        "vivace tune examples/imagenet.py:job",
+    ):
+        assert figure in text, figure
+
+
+def test_refusals_for_one_reason_share_a_row(ledger, tune_folder):
+    known = next(d for d in ledger if d["record"] == "trial" and d["status"] == "refused")
+    ledger[2:2] = [{**known, "techniques": {name: {}}, "reason": "no card"} for name in ("one", "two")]
+    text = shown(tune_folder(ledger))
+    assert "one, two" in text
+    assert text.count("no card") == 1
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"), [(500, "pays for itself after; the job takes 500"), (900, "pays for itself after")]
+)
+def test_a_warm_up_that_one_run_does_not_gain_back_is_said(steps, told, ledger, tune_folder):
+    ledger[-1]["job_steps"] = steps
+    text = shown(tune_folder(ledger))
+    assert told in text
+    assert ("the job takes" in text) is (steps < 514)
+
+
+def test_names_are_neither_markup_nor_control_codes(ledger, tune_folder):
+    attack = "[bold red]Net[/] \x1b[2J"
+    ledger[0]["job"]["model"] = ledger[0]["command"] = ledger[-1]["verdict"]["reason"] = attack
+    ledger[-1]["promise"] = attack
+    text = shown(tune_folder(ledger))
+    assert text.count("[bold red]Net[/]") == 3
+    assert "\x1b" not in text
+
+
+def test_without_a_verdict_it_says_so(ledger, tune_folder):
+    text = shown(tune_folder([d for d in ledger if d["record"] not in ("verdict", "result")]))
+    assert "Not verified: the run holds no verdict." in text
+
+
+def test_a_train_run(train_folder):
+    text = shown(train_folder)
+    assert "Trained 900 steps in 3 epochs; metric 0.975; loss 0.0712." in text
+    assert "4 min 12 s" in text
+
+
+@pytest.mark.parametrize(("epochs", "said"), [(1, "in 1 epoch;"), (2, "in 2 epochs;")])
+def test_a_run_that_had_nothing_left_to_do_has_no_speed(epochs, said, train_folder):
+    path = train_folder / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "epochs": epochs, "samples_per_second": 0.0}))
+    assert said in shown(train_folder)
+    assert "samples a second" not in shown(train_folder)
+
+
+def test_ceilings_stand_in_their_units(ledger, tune_folder):
+    ledger[0]["machine"]["ceilings"] = {"matmul_bf16": 1.5e12, "launch_seconds": 1.83e-6}
+    text = shown(tune_folder(ledger))
+    assert "1.5 TFLOP/s" in text
+    assert "1.83 µs" in text
+
+
+def test_a_missing_folder_is_refused(tmp_path):
+    with pytest.raises(FolderError):
+        shown(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    "features", [{"loading_limit": "<b>2 cores can load 410"}, {"batch_norm": True}, [], None]
+)
+@pytest.mark.parametrize("told", ["", "2 cores can load 410; measured to help: decoded_cache"])
+def test_the_limit_of_loading_stands_on_the_page_too(features, told, ledger, tune_folder):
+    ledger[1]["features"], ledger[-1]["loading"] = features, told
+    folder = tune_folder(ledger)
+    page = vivace.report(folder).read_text(encoding="utf-8")
+    limited = isinstance(features, dict) and "loading_limit" in features
+    text = told or ("<b>2 cores can load 410" if limited else "")
+    assert (f"Loading: {text.replace('<', '&lt;').replace('>', '&gt;')}." in page) is bool(text)
+    assert (f"Loading: {text}." in shown(folder)) is bool(text)

@@ -1,0 +1,234 @@
+import hashlib
+import json
+import os
+import resource
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from vivace.errors import CheckpointError, FolderError
+from vivace.training.checkpoints import Checkpoints, Position, _digest
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    return Checkpoints(tmp_path, {"plan_id": "x"})
+
+
+def save(checkpoints, step, value=None):
+    model = {"weight": torch.full((64,), float(step if value is None else value))}
+    return checkpoints.save(Position(step=step, epoch=1, batch=2), model, state_at(step))
+
+
+def state_at(step):
+    return {"optimizer": {"step": step}, "scheduler": None, "techniques": None, "streams": []}
+
+
+def craft(path, name=None, content=None, **changes):
+    """Change a checkpoint's manifest and one of its files so that all hashes hold."""
+    manifest = json.loads((path / "MANIFEST.json").read_text())
+    del manifest["digest"]
+    if name is not None:
+        torch.save(content, path / name)
+        data = (path / name).read_bytes()
+        manifest["files"][name] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    manifest = {key: value for key, value in {**manifest, **changes}.items() if value is not None}
+    (path / "MANIFEST.json").write_text(json.dumps({**manifest, "digest": _digest(manifest)}))
+
+
+def test_what_goes_in_comes_out(checkpoints):
+    assert checkpoints.newest() is None
+    save(checkpoints, 3)
+    found = checkpoints.newest()
+    assert found.position == Position(step=3, epoch=1, batch=2)
+    assert found.manifest["plan_id"] == "x"
+    assert found.model["weight"][0] == 3
+    assert found.state == state_at(3)
+    assert torch.load(found.path / "model.pt", weights_only=True).keys() == {"weight"}
+
+
+def test_two_are_kept(checkpoints, tmp_path):
+    (tmp_path / "step_1.tmp.dead").mkdir()
+    for step in (1, 2, 10):
+        save(checkpoints, step)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_10", "step_2"]
+
+
+def test_a_step_is_saved_again_in_place_of_the_old(checkpoints, tmp_path):
+    for value in (1, 2):
+        save(checkpoints, 5, value)
+    assert checkpoints.newest().model["weight"][0] == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["step_5"]
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def make_a_file(path):
+    shutil.rmtree(path)
+    path.write_text("stray")
+
+
+def empty(path):
+    shutil.rmtree(path)
+    path.mkdir()
+
+
+def edit_manifest(path):
+    text = (path / "MANIFEST.json").read_text()
+    (path / "MANIFEST.json").write_text(text.replace('"step": 2', '"step": 9'))
+
+
+DAMAGE = {
+    "the sha256 of model.pt differs": lambda path: flip(path / "model.pt"),
+    "the sha256 of state.pt differs": lambda path: flip(path / "state.pt"),
+    "state.pt has 10 bytes instead of": lambda path: os.truncate(path / "state.pt", 10),
+    "model.pt cannot be read": lambda path: (path / "model.pt").unlink(),
+    "MANIFEST.json is missing": lambda path: (path / "MANIFEST.json").unlink(),
+    "MANIFEST.json is damaged": edit_manifest,
+    "MANIFEST.json is": empty,
+    "a file, not a checkpoint's folder": make_a_file,
+}
+
+
+@pytest.mark.parametrize("reason", DAMAGE)
+def test_damage_is_named_and_the_one_before_is_used(checkpoints, reason):
+    save(checkpoints, 1)
+    DAMAGE[reason](save(checkpoints, 2))
+    found = checkpoints.newest()
+    assert found.position.step == 1
+    assert len(found.skipped) == 1
+    assert found.skipped[0].startswith(f"step_2: {reason}")
+
+
+def test_half_a_manifest_is_damage(checkpoints):
+    save(checkpoints, 1)
+    path = save(checkpoints, 2) / "MANIFEST.json"
+    for text in ("", "[]", "3", path.read_text()[:50], "\udcff"):
+        path.write_bytes(text.encode(errors="surrogateescape"))
+        assert checkpoints.newest().skipped == ("step_2: MANIFEST.json is damaged",)
+
+
+def test_a_stray_file_is_ignored(checkpoints, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "step_x").mkdir()
+    assert checkpoints.newest() is None
+
+
+def test_all_bad_lists_every_reason(checkpoints):
+    for step in (1, 2):
+        (save(checkpoints, step) / "MANIFEST.json").unlink()
+    with pytest.raises(CheckpointError, match=r"step_2: .*missing; step_1: .*missing\).*restart=True"):
+        checkpoints.newest()
+
+
+def test_a_damaged_later_one_makes_room(checkpoints, tmp_path):
+    save(checkpoints, 1)
+    flip(save(checkpoints, 9) / "model.pt")
+    save(checkpoints, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_1", "step_2"]
+
+
+class Evil:
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.marker),)
+
+
+@pytest.mark.parametrize("name", ["model.pt", "state.pt"])
+def test_a_crafted_checkpoint_runs_no_code(checkpoints, tmp_path_factory, name):
+    marker = tmp_path_factory.mktemp("marker") / "ran"
+    save(checkpoints, 1)
+    craft(save(checkpoints, 2), name, {"weight": Evil(marker)})
+    found = checkpoints.newest()
+    assert found.position.step == 1
+    assert f"{name} holds more than numbers, texts and tensors" in found.skipped[0]
+    assert not marker.exists()
+
+
+GOOD = {"step": 2, "epoch": 1, "batch": 2, "log_bytes": 0, "loss": None, "metric": None, "metric_step": -1}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"format": None},
+        {"files": None},
+        {"files": [1]},
+        {"position": None},
+        {"position": [2]},
+        {"position": {**GOOD, "step": "2"}},
+        {"position": {**GOOD, "batch": -1}},
+        {"position": {**GOOD, "loss": "low"}},
+        {"position": {**GOOD, "more": 1}},
+        {"plan_id": None},
+        {"plan_id": 3},
+        {"job": ["no colon"]},
+        {"job": [3]},
+        {"name": "state.pt", "content": [1]},
+        {"name": "state.pt", "content": {"optimizer": {}}},
+        {
+            "name": "state.pt",
+            "content": {**dict.fromkeys(("optimizer", "scheduler", "techniques", "streams"))},
+        },
+    ],
+)
+def test_what_is_intact_and_of_another_form_is_skipped(tmp_path, changes):
+    checkpoints = Checkpoints(tmp_path, {"plan_id": "x", "job": ["data: list"]})
+    save(checkpoints, 1)
+    craft(save(checkpoints, 2), **changes)
+    found = checkpoints.newest()
+    assert found.position.step == 1
+    assert len(found.skipped) == 1
+
+
+def test_a_manifest_nested_without_end_is_damage(checkpoints):
+    save(checkpoints, 1)
+    (save(checkpoints, 2) / "MANIFEST.json").write_text("[" * 100_000)
+    assert checkpoints.newest().skipped == ("step_2: MANIFEST.json is damaged",)
+
+
+def test_a_folder_that_somebody_removed_is_said(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "gone", {})
+    with pytest.raises(FolderError, match=r"gone' is gone, so the checkpoint of step 2 cannot be written"):
+        save(checkpoints, 2)
+
+
+def test_unsafe_loading_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    with pytest.raises(CheckpointError, match="TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set"):
+        Checkpoints(tmp_path, {})
+
+
+@pytest.mark.parametrize("thing", [SimpleNamespace(a=1), lambda: 0])
+def test_a_state_that_cannot_be_stored_is_said(checkpoints, thing):
+    with pytest.raises(CheckpointError, match=r"cannot be stored|more than numbers"):
+        checkpoints.save(Position(step=1), {}, {"optimizer": thing})
+
+
+class TestFullDisk:
+    def test_it_is_seen_beforehand(self, checkpoints, tmp_path, monkeypatch):
+        save(checkpoints, 1)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+        with pytest.raises(FolderError, match=r"is full: a checkpoint needs 1048\d+ bytes and 1000 are free"):
+            save(checkpoints, 2)
+        assert [path.name for path in tmp_path.iterdir()] == ["step_1"]
+
+    def test_it_is_seen_while_writing(self, checkpoints, tmp_path):
+        save(checkpoints, 1)
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+        try:
+            with pytest.raises(FolderError, match="a file may have at most 1024 bytes"):
+                save(checkpoints, 2)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert [path.name for path in tmp_path.iterdir()] == ["step_1"]
+        assert checkpoints.newest().position.step == 1

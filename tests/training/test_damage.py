@@ -1,0 +1,302 @@
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, Subset
+from torchvision import datasets, transforms
+
+from vivace.data.damage import Damage, path_of
+from vivace.data.order import ordered
+from vivace.errors import JobError, SampleError
+from vivace.job import Job, blame
+from vivace.training import losses
+from vivace.training.training import train
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on one core
+BAD = {3, 4, 9}
+TRUNCATED = OSError("image file is truncated")
+
+
+class Numbers(Dataset):
+    """Sample i is i with noise; those in `bad` raise what a damaged file raises."""
+
+    def __init__(self, bad=BAD, error=TRUNCATED, size=20):
+        self.bad, self.error, self.size = bad, error, size
+        self.paths = [f"folder/{index}.jpg" for index in range(size)]
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        if index in self.bad:
+            raise self.error
+        return torch.tensor([float(index), float(torch.rand(()))])
+
+
+class AtOnce(Numbers):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+def read(damage=None, dataset=None, workers=0, batch_size=5, **options):
+    dataset = Numbers() if dataset is None else dataset
+    loader = DataLoader(dataset, batch_size=batch_size, shuffle=True, num_workers=workers)
+    return list(ordered(loader, seed=5, epoch=0, damage=damage, **options))
+
+
+def firsts(batches):
+    return [int(number) for batch in batches if batch is not None for number in batch[:, 0]]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [Numbers, AtOnce])
+def test_a_damaged_sample_is_named_with_its_path_and_what_it_raised(workers, kind):
+    with pytest.raises(SampleError) as caught:
+        read(dataset=kind(), workers=workers)
+    text = str(caught.value)
+    assert text.startswith("sample ")
+    index = int(text.split()[1])
+    assert f"('folder/{index}.jpg') cannot be read: OSError: image file is truncated" in text
+    assert "test_damage.py" in text
+    assert "\n" not in text
+    assert index in BAD
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [Numbers, AtOnce])
+def test_the_order_of_the_others_is_unchanged(tmp_path, workers, kind):
+    whole = firsts(read(dataset=kind(bad=())))
+    skip, replace = (Damage(policy, tmp_path / policy) for policy in ("skip", "replace"))
+    assert firsts(read(skip, kind(), workers)) == [number for number in whole if number not in BAD]
+    replaced = firsts(read(replace, kind(), workers))
+    assert len(replaced) == len(whole)
+    for position, (number, other) in enumerate(zip(whole, replaced, strict=True)):
+        if number in BAD:
+            assert other in set(whole[position // 5 * 5 : position // 5 * 5 + 5]) - BAD
+        else:
+            assert other == number
+    for damage in (skip, replace):
+        assert {(e["index"], e["path"], e["times"]) for e in damage.listed()} == {
+            (index, f"folder/{index}.jpg", 1) for index in BAD
+        }
+
+
+def test_a_batch_of_which_nothing_is_left():
+    batches = read(Damage("skip"), Numbers(bad=set(range(20)) - {7}))
+    assert [batch is None for batch in batches].count(True) == 3
+    assert firsts(batches) == [7]
+    with pytest.raises(SampleError, match="nothing could replace them"):
+        read(Damage("replace"), Numbers(bad=range(20)))
+
+
+@pytest.mark.parametrize("error", [AttributeError("x"), KeyError("x"), TypeError("x"), NameError("x")])
+def test_a_mistake_in_the_code_is_never_taken_for_damage(error):
+    with pytest.raises(type(error)):
+        read(Damage("skip"), Numbers(error=error))
+
+
+def test_ranks_cannot_skip():
+    with pytest.raises(JobError, match="unequal batches: choose 'replace'"):
+        read(Damage("skip"), batch_size=4, rank=0, world_size=2)
+    assert len(firsts(read(Damage("replace"), Numbers({3}), batch_size=4, rank=0, world_size=2))) == 10
+
+
+def test_too_much_damage_is_an_error(tmp_path):
+    damage = Damage("skip", tmp_path / "list")
+    read(damage)
+    damage.require_few(17)
+    read(damage, Numbers(bad=range(20)))
+    with pytest.raises(JobError, match="23 of 40 samples could not be read, more than damaged='skip' may"):
+        damage.require_few(17)
+    Damage("skip", tmp_path / "list").require_few(5)  # what an earlier part of the run met is not counted
+
+
+def test_paths_are_found_where_datasets_keep_them():
+    assert path_of(Subset(Numbers(), [5, 6]), 1) == "folder/6.jpg"
+    assert path_of([1, 2], 0) == ""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "pictures" / "a").mkdir(parents=True)
+    for number in range(12):
+        Image.new("RGB", (40, 40), (number * 20, 90, 30)).save(
+            tmp_path / "pictures" / "a" / f"{number:02}.jpg"
+        )
+    return tmp_path / "pictures"
+
+
+def job_on(folder, damaged="raise", workers=0):
+    transform = transforms.Compose([transforms.RandomCrop(32), transforms.ToTensor()])
+    return Job(
+        model=lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 2)),
+        data=lambda: DataLoader(datasets.ImageFolder(folder, transform), batch_size=4, num_workers=workers),
+        loss=lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.01),
+        epochs=2,
+        damaged=damaged,
+    )
+
+
+class TestTraining:
+    def damage_three(self, folder):
+        files = sorted((folder / "a").iterdir())
+        whole = files[1].read_bytes()
+        files[1].write_bytes(whole[: len(whole) // 2])
+        files[5].write_bytes(b"")
+        files[6].write_text("not a picture")
+        return {str(files[number]) for number in (1, 5, 6)}
+
+    @pytest.mark.parametrize("policy", ["skip", "replace"])
+    def test_truncated_empty_and_foreign_files_are_listed(self, folder, tmp_path, policy):
+        paths = self.damage_three(folder)
+        events = []
+        run = train(job_on(folder, policy), out=tmp_path / "run", on_event=events.append)
+        assert {entry["path"] for entry in run.damaged} == paths
+        assert {entry["index"] for entry in run.damaged} == {1, 5, 6}
+        assert all(entry["times"] == 2 for entry in run.damaged)
+        assert run.steps == 6
+        assert run.notices[-1].startswith(
+            f"3 damaged samples were {policy.removesuffix('e').removesuffix('p')}"
+        )
+        assert json.loads((tmp_path / "run" / "run.json").read_text())["damaged"] == list(run.damaged)
+        assert any(event["event"] == "notice" for event in events)
+
+    def test_by_default_the_run_ends_and_says_which(self, folder, tmp_path):
+        self.damage_three(folder)
+        with pytest.raises(
+            SampleError, match=r"sample 1 \('.*01.jpg'\) cannot be read: OSError: .*damaged='skip'"
+        ):
+            train(job_on(folder), out=tmp_path / "run")
+
+    def test_a_folder_that_vanishes_is_no_damage_here_and_there(self, folder, tmp_path):
+        for file in (folder / "a").iterdir():
+            file.write_bytes(b"")
+        with pytest.raises(JobError, match=r"no batch in epoch|could not be read"):
+            train(job_on(folder, "skip"), out=tmp_path / "run")
+
+    def test_an_unknown_policy_is_refused(self, folder):
+        with pytest.raises(JobError, match="must be 'raise', 'skip' or 'replace', not 'ignore'"):
+            job_on(folder, "ignore")
+
+
+class Mortal(Dataset):
+    """Kills the worker that reads sample 6, as often as `lives` has files."""
+
+    def __init__(self, lives):
+        self.lives = lives
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        if index == 6:
+            for life in self.lives.iterdir():
+                life.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return torch.full((3,), float(index)) + torch.rand(3), index % 2
+
+
+class Asleep(Mortal):
+    def __getitem__(self, index):
+        time.sleep(2.5)
+
+
+class Raising(Mortal):
+    def __getitem__(self, index):
+        raise ValueError(f"no label for {index}\nand more")
+
+
+def mortal_job(kind, lives, **loader):
+    loader = {"timeout": 1, **loader}  # dead workers are looked for as often
+    return Job(
+        model=lambda: torch.nn.Linear(3, 2),
+        data=lambda: DataLoader(kind(lives), batch_size=2, num_workers=1, **loader),
+        loss=lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        epochs=2,
+    )
+
+
+@pytest.fixture
+def lives(tmp_path):
+    (tmp_path / "lives").mkdir()
+
+    def make(count):
+        for number in range(count):
+            (tmp_path / "lives" / str(number)).touch()
+        return tmp_path / "lives"
+
+    return make
+
+
+@pytest.mark.filterwarnings("ignore:This process")
+class TestWorkers:
+    @pytest.mark.parametrize("persistent", [False, True])
+    def test_a_killed_worker_is_replaced_and_nothing_changes(self, lives, tmp_path, persistent):
+        weights = []
+        for deaths in (0, 2):
+            job = mortal_job(Mortal, lives(deaths), persistent_workers=persistent)
+            run = train(job, out=tmp_path / str(deaths))
+            assert len([n for n in run.notices if "was killed before" in n]) == deaths
+            assert run.steps == 16
+            weights.append(torch.load(tmp_path / str(deaths) / "model.pt", weights_only=True)["weight"])
+        assert torch.equal(*weights)
+
+    def test_one_that_is_killed_each_time_ends_the_run(self, lives, tmp_path):
+        with pytest.raises(
+            JobError, match=r"the data failed at batch \d of epoch 1: workers .* killed again"
+        ):
+            train(mortal_job(Mortal, lives(9)), out=tmp_path / "run")
+
+    def test_a_worker_that_hangs_is_named(self, lives, tmp_path):
+        with pytest.raises(JobError, match=r"the data failed at batch 0 of epoch 1: .*timed out after 1 sec"):
+            train(mortal_job(Asleep, lives(0)), out=tmp_path / "run")
+
+    def test_a_worker_that_raises_is_quoted(self, lives, tmp_path):
+        with pytest.raises(
+            SampleError, match=r"sample \d+ cannot be read: ValueError: no label for \d+ \(.*py"
+        ):
+            train(mortal_job(Raising, lives(0)), out=tmp_path / "run")
+
+    def test_what_a_worker_of_any_loader_raised_is_quoted(self, lives):
+        with pytest.raises(ValueError, match="Caught") as caught:
+            next(iter(DataLoader(Raising(lives(0)), num_workers=1)))
+        assert blame(caught.value).startswith("ValueError: no label for 0 (")
+        assert "test_damage.py" in blame(caught.value)
+
+    def test_a_death_in_the_middle_of_a_step_waits_for_its_end(self, lives):
+        with losses.WorkerWatch() as watch:
+            batches = iter(DataLoader(Mortal(lives(0)), num_workers=1))
+            next(batches)
+            watch.check()
+            worker = batches._workers[0].pid
+            os.kill(worker, signal.SIGKILL)
+            os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)  # the signal arrives, and nothing raises
+            with pytest.raises(RuntimeError, match="DataLoader worker") as caught:
+                watch.check()
+        assert losses.is_lost_worker(caught.value)
+        assert signal.getsignal(signal.SIGCHLD).__module__.startswith("torch")
+
+
+def test_a_killed_run_leaves_no_workers_and_no_shared_memory(launch, until, tmp_path):
+    before = set(Path("/dev/shm").iterdir())
+    child = launch("workers", {"out": str(tmp_path / "run")}, environment={"VIVACE_FAULT": "slow_write"})
+    until(lambda: len(children_of(child.process.pid)) >= 2)
+    workers = children_of(child.process.pid)
+    child.process.kill()
+    child.wait()
+    until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
+    assert set(Path("/dev/shm").iterdir()) <= before
+
+
+def children_of(process):
+    try:
+        return [int(pid) for pid in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    except OSError:
+        return []

@@ -1,0 +1,36 @@
+import pytest
+import torch
+
+from vivace.inspection import inspect
+from vivace.plan import Plan
+from vivace.session.opening import start
+from vivace.training.evaluation import Evaluation
+from vivace.training.training import train
+
+
+@pytest.fixture
+def session(tiny):
+    with start(tiny.job, Plan(), inspect()) as found:
+        yield found
+
+
+def test_the_plan_feeds_the_metric(tiny, session):
+    evaluation, fed = Evaluation(tiny.job, session, 0), []
+    plain = evaluation.metric()
+
+    def counted(loader):
+        for batch in loader:
+            fed.append(batch)
+            torch.rand(1)  # what feeding draws is not the metric's
+            yield batch
+
+    with session.seams.observed(validation=lambda _, loader: counted(loader)):
+        assert evaluation.metric() == plain
+    assert len(fed) == tiny.STEPS_AN_EPOCH
+    assert evaluation.left_alone() == {}
+
+
+def test_what_the_plan_leaves_alone_is_told_once(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(Evaluation, "left_alone", lambda self: {"decoded_cache": "it has no pictures"})
+    run = train(tiny.job, out=tmp_path / "run")
+    assert run.notices == ("decoded_cache leaves the validation data as they are: it has no pictures",)

@@ -1,0 +1,88 @@
+import errno
+import json
+import os
+import signal
+
+import pytest
+
+from vivace.errors import FolderError
+from vivace.files import replace_file
+from vivace.training.folder import RunFolder, check_name
+
+
+def open_folder(path, resume=False):
+    return RunFolder(path, resume=resume, restart=False)
+
+
+@pytest.mark.parametrize("name", ["../x", "a b", ".hidden", "<script>", "", "x" * 65, ".."])
+def test_names_that_lead_elsewhere(name):
+    with pytest.raises(FolderError, match="cannot be called"):
+        check_name(name)
+
+
+def test_names_of_people(tmp_path):
+    for name in ("run-1", "a_b.C", "x" * 64):
+        open_folder(tmp_path / name).close()
+
+
+def test_a_folder_of_something_else(tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    for resume in (False, True):
+        with pytest.raises(FolderError, match=r"holds other files \('thesis.tex'\)"):
+            open_folder(tmp_path, resume)
+
+
+def test_a_run_that_never_began_leaves_the_folder_free(tmp_path):
+    open_folder(tmp_path).close()
+    open_folder(tmp_path).close()
+
+
+def test_this_process_locks_itself_out(tmp_path):
+    with open_folder(tmp_path), pytest.raises(FolderError, match="this process is already training"):
+        open_folder(tmp_path)
+
+
+def test_two_runs_on_one_folder_and_a_lock_left_behind(launch, tmp_path, until):
+    out = tmp_path / "run"
+    child = launch("slow", {"out": str(out)})
+    until(lambda: (out / "plan.toml").exists())
+    with pytest.raises(
+        FolderError, match=rf"another run \(process {child.process.pid} on .*choose a new name"
+    ):
+        open_folder(out, resume=True)
+    os.kill(child.process.pid, signal.SIGKILL)
+    child.wait()
+    assert json.loads((out / "lock").read_text())["pid"] == child.process.pid
+    with open_folder(out, resume=True):
+        assert json.loads((out / "lock").read_text())["pid"] == os.getpid()
+
+
+def test_a_disk_that_cannot_rename(tmp_path, monkeypatch):
+    def refuse(*paths):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(FolderError, match=r"cannot hold checkpoints \(Invalid cross-device link\)"):
+        open_folder(tmp_path)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_a_place_that_is_a_file(tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(FolderError, match="cannot be made"):
+        open_folder(tmp_path / "run")
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "run.json"
+    path.write_text("old")
+
+    def fail(file):
+        file.write(b"ne")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(FolderError, match="No space left on device"):
+        replace_file(path, fail)
+    assert path.read_text() == "old"
+    replace_file(path, lambda file: file.write(b"new"))
+    assert [item.name for item in tmp_path.iterdir()] == ["run.json"]

@@ -1,0 +1,260 @@
+"""Data without an index: brought back to their place exactly, or the person is told that they were not."""
+
+import contextlib
+import itertools
+import json
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from vivace.data import iterable
+from vivace.data.iterable import IterableData, is_plain, keeper_of, marked
+from vivace.errors import JobError
+from vivace.inspection import inspect
+from vivace.job import Job
+from vivace.plan import Plan
+from vivace.session.opening import start
+from vivace.training.checkpoints import Position
+from vivace.training.feed import Feed
+from vivace.training.training import train
+from vivace.verifying.feeding import fed_otherwise
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on one core
+SAMPLES, BATCH = 48, 4
+fresh = itertools.count()  # another number in each reading, as the clock is
+
+
+class Stream(IterableDataset):
+    """Samples with noise from torch's stream, in an order that a seed fixes; without a seed nothing does."""
+
+    def __init__(self, seed=0):
+        self.seed, self.epoch, self.read = seed, 0, 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def order(self):
+        seed = f"clock {next(fresh)}" if self.seed is None else f"{self.seed} {self.epoch}"
+        return random.Random(seed).sample(range(SAMPLES), SAMPLES)
+
+    def __iter__(self):
+        for index in self.order():
+            self.read += 1
+            yield torch.full((3,), float(index)) + torch.rand(3), index % 2
+
+
+class Keeping(Stream):
+    """A stream that says how far it is; `lost` samples are forgotten on the way back."""
+
+    lost = 0
+
+    def __iter__(self):
+        self.at = getattr(self, "begin", 0)
+        self.begin = 0
+        for index in self.order()[self.at :]:
+            self.at, self.read = self.at + 1, self.read + 1
+            yield torch.full((3,), float(index)) + torch.rand(3), index % 2
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.begin = state["at"] + self.lost
+
+
+class Forgetful(Keeping):
+    lost = 2
+
+
+class Counting(Stream):
+    """Another order in each pass of one object, which a new process does not know of."""
+
+    def __iter__(self):
+        self.epoch = self.passes = getattr(self, "passes", 0) + 1
+        return super().__iter__()
+
+    def set_epoch(self, epoch): ...
+
+
+def loader(kind, **more):
+    return DataLoader(kind(), batch_size=BATCH, **more)
+
+
+def passed(kind, count=None, **options):
+    """The batches of a pass, the pass, and its place behind the last of them."""
+    data = IterableData(loader(kind), 7, 1, **options)
+    found = list(itertools.islice(data, count))
+    return found, data, data.place(options.get("start_batch", 0) + len(found))
+
+
+def same(left, right):
+    return len(left) == len(right) and all(torch.equal(a[0], b[0]) for a, b in zip(left, right, strict=True))
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch):
+    monkeypatch.setattr(iterable, "STATE_SECONDS", 0.0)
+
+
+@pytest.mark.parametrize("kind", [Stream, Keeping, Forgetful])
+@pytest.mark.parametrize("stop", [1, 5, 12])
+def test_the_rest_comes_bit_for_bit(kind, stop):
+    whole, *_ = passed(kind)
+    _, _, place = passed(kind, stop)
+    rest, data, _ = passed(kind, start_batch=stop, place=place, renew=lambda: loader(kind))
+    assert same(rest, whole[stop:])
+    assert is_plain(place)
+    told = " ".join(data.notices)
+    assert ("was read again" in told) == (kind is Stream or stop == 1 or kind is Forgetful)
+    assert ("did not bring them back" in told) == (kind is Forgetful and stop > 1)
+
+
+def test_a_state_spares_the_reading():
+    _, _, place = passed(Keeping, 10)
+    rest, data, _ = passed(Keeping, start_batch=10, place=place, renew=lambda: loader(Keeping))
+    assert data.source.dataset.read == SAMPLES - 9 * BATCH  # and one batch, by which the state is checked
+    assert len(rest) == 2
+    assert data.notices == []
+
+
+def test_a_stop_after_a_stop():
+    whole, *_ = passed(Keeping)
+    _, _, place = passed(Keeping, 4)
+    _, _, place = passed(Keeping, 3, start_batch=4, place=place, renew=lambda: loader(Keeping))
+    rest, *_ = passed(Keeping, start_batch=7, place=place, renew=lambda: loader(Keeping))
+    assert same(rest, whole[7:])
+
+
+def test_another_order_is_noticed():
+    def unseeded():
+        return Stream(None)
+
+    _, _, place = passed(unseeded, 3)
+    rest, data, _ = passed(unseeded, start_batch=3, place=place)
+    assert len(rest) == SAMPLES // BATCH - 3
+    assert data.notices[0].startswith(
+        "resumed, not bit-exact: up to batch 3 of epoch 2 the data came otherwise"
+    )
+
+
+def test_a_place_of_another_epoch_or_batch_says_nothing():
+    for wrong in ({"epoch": 0, "batch": 3}, {"epoch": 1, "batch": 2}):
+        _, data, _ = passed(Stream, start_batch=3, place={"mark": "00", **wrong})
+        assert "not bit-exact" not in " ".join(data.notices)
+
+
+def test_states_that_a_checkpoint_cannot_hold_are_left_out():
+    class Odd(Keeping):
+        def state_dict(self):
+            return {"at": self}
+
+    class Failing(Keeping):
+        def state_dict(self):
+            raise RuntimeError("not yet")
+
+    for kind in (Odd, Failing):
+        _, _, place = passed(kind, 5)
+        assert "state" not in place
+
+
+def test_what_keeps_its_place():
+    assert isinstance(keeper_of(loader(Keeping)), Keeping)
+    assert keeper_of(loader(Keeping, num_workers=1)) is None  # it lies in the worker
+    assert keeper_of(loader(Stream)) is None
+    assert keeper_of(iter([])) is None
+
+
+def test_marks_see_order_shape_and_type():
+    a, b = torch.zeros(5), torch.ones(5)
+    marks = {
+        marked(marked(b"", one), other)
+        for one, other in itertools.permutations([a, b, a.int(), a.bfloat16(), a.bool(), a[:0], [a, b]], 2)
+    }
+    assert len(marks) == 42
+    assert marked(b"", {"x": a.to_sparse()}) != marked(b"", a)
+
+
+def job(kind=Stream, damaged="raise", **more):
+    return Job(
+        model=lambda: torch.nn.Linear(3, 2),
+        data=lambda: loader(kind, **more),
+        loss=lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.01),
+        epochs=2,
+        damaged=damaged,
+    )
+
+
+class TestTraining:
+    def weights(self, path):
+        return torch.load(path / "model.pt", weights_only=True)["weight"]
+
+    @pytest.mark.parametrize(("kind", "workers"), [(Stream, 0), (Stream, 1), (Keeping, 0), (Forgetful, 0)])
+    def test_a_run_goes_on_bit_for_bit_and_says_what_it_cost(self, tmp_path, kind, workers):
+        made = job(kind, num_workers=workers)
+        whole = train(made, out=tmp_path / "whole", checkpoint_every_steps=3)
+        assert whole.notices == ()
+        train(made, out=tmp_path / "parts", max_steps=17)
+        parts = train(made, out=tmp_path / "parts", resume=True)
+        assert torch.equal(self.weights(tmp_path / "whole"), self.weights(tmp_path / "parts"))
+        again = [notice for notice in parts.notices if "was read again" in notice]
+        assert len(again) == (kind is not Keeping)
+        assert json.loads((tmp_path / "parts" / "run.json").read_text())["notices"] == list(parts.notices)
+
+    def test_an_epoch_of_its_own_order(self, tmp_path):
+        seen = []
+        made = job()
+        train(
+            Job(**{**vars(made), "loss": lambda m, b: seen.append(b[1].tolist()) or made.loss(m, b)}),
+            out=tmp_path / "run",
+        )
+        assert seen[:12] != seen[12:]  # set_epoch was called
+
+    def test_an_order_that_nothing_fixes_is_told_before_it_is_needed(self, tmp_path):
+        events = []
+        run = train(
+            job(lambda: Stream(None)), out=tmp_path / "run", checkpoint_every_steps=2, on_event=events.append
+        )
+        assert [n for n in run.notices if "come otherwise each time that they are read" in n] == [
+            *run.notices
+        ]
+        assert [event["text"] for event in events if event["event"] == "notice"] == [*run.notices]
+
+    def test_and_after_a_stop(self, tmp_path):
+        for kind in (lambda: Stream(None), Counting):
+            out = tmp_path / getattr(kind, "__name__", "").strip("<>")
+            train(job(kind), out=out, max_steps=15)
+            run = train(job(kind), out=out, resume=True)
+            assert run.notices[0].startswith("resumed, not bit-exact: up to batch 3 of epoch 2")
+            assert run.steps == 24
+
+    def test_one_object_for_all_is_not_read_twice_at_a_time(self, tmp_path):
+        own = loader(lambda: Stream(None))
+        run = train(
+            Job(**{**vars(job()), "data": lambda: own}), out=tmp_path / "run", checkpoint_every_steps=2
+        )
+        assert (run.steps, run.notices) == (24, ())
+
+    def test_damaged_samples_of_a_stream_are_not_its_policys(self, tmp_path):
+        with pytest.raises(JobError, match="damaged='skip' needs a DataLoader over data with an index; your"):
+            train(job(damaged="skip"), out=tmp_path / "run")
+
+    @pytest.mark.parametrize("split", [False, True])
+    def test_ranks_that_read_different_streams_are_refused(self, tmp_path, split):
+        ranks = SimpleNamespace(rank=0, world_size=2)
+        ranks.gather = lambda mark: [mark, "of another rank" if split else mark]
+        feed = Feed(job(), ranks, 0, tmp_path, pytest.fail)
+        session = SimpleNamespace(build=SimpleNamespace(notes={}), batches=iter)
+        assert len(next(feed.batches(session, Position()))[0]) == BATCH // 2
+        with pytest.raises(JobError, match="split_by_node") if split else contextlib.nullcontext():
+            feed.require_one_stream(session, Position(step=1, batch=1))
+
+
+@pytest.mark.parametrize(("seed", "said"), [(0, ""), (None, "your data come otherwise each time")])
+def test_verify_blames_the_data_and_not_the_plan(seed, said):
+    made = job(lambda: Stream(seed))
+    with start(made, Plan.from_dict({"decoded_cache": {}}), inspect()) as session:
+        assert fed_otherwise(session, made, 1.0)[: len(said) or None] == said

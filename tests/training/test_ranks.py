@@ -1,0 +1,66 @@
+"""Processes that meet through one store, in which those of earlier attempts have left their names."""
+
+import json
+import socket
+import threading
+
+import pytest
+import torch.distributed as dist
+
+from vivace.training import ranks
+from vivace.training.ranks import Ranks, agreed_name
+
+
+def meet(store, world_size=3):
+    """The names on which so many threads, in the place of ranks, agree."""
+    names = {}
+
+    def arrive(rank):
+        names[rank] = agreed_name(store, rank, world_size)
+
+    threads = [threading.Thread(target=arrive, args=(rank,)) for rank in range(world_size)]
+    for thread in reversed(threads):  # rank 0 comes last
+        thread.start()
+    for thread in threads:
+        thread.join(100)
+    assert sorted(names) == list(range(world_size))
+    return set(names.values())
+
+
+def test_each_attempt_agrees_on_a_name_of_its_own():
+    store = dist.HashStore()
+    found = [meet(store), meet(store), meet(store, 2), meet(store, 4)]
+    assert [len(names) for names in found] == [1, 1, 1, 1]
+    assert len(set.union(*found)) == 4
+
+
+def test_what_a_dead_rank_0_has_published_is_not_believed(monkeypatch):
+    store = dist.HashStore()
+    meet(store, 2)
+    monkeypatch.setattr(ranks, "MEETING_SECONDS", 0.2)
+    before = json.loads(store.get("vivace/names"))
+    with pytest.raises(TimeoutError, match="rank 1 has waited"):
+        agreed_name(store, 1, 2)
+    assert json.loads(store.get("vivace/names")) == before
+
+
+def test_only_an_earlier_process_of_the_launch_counts_as_begun(monkeypatch):
+    store = dist.HashStore()
+    first = Ranks(store=store)
+    assert not first.began_before("run")
+    first.begin("run")
+    assert not Ranks(store=store).began_before("run")  # the same process, a second time
+    monkeypatch.setattr(ranks, "_PROCESS", "another")
+    assert Ranks(store=store).began_before("run")
+    assert not Ranks(store=store).began_before("other run")
+    assert not Ranks(store=dist.HashStore()).began_before("run")
+
+
+def test_connections_end_whoever_holds_them_and_listeners_stay():
+    before = ranks._open_sockets()
+    here, there = socket.socketpair()
+    with here, there, socket.create_server(("127.0.0.1", 0)) as listener:
+        ranks._break(ranks._open_sockets() - before)
+        assert there.recv(1) == b""
+        with socket.create_connection(listener.getsockname(), timeout=60):
+            listener.accept()[0].close()

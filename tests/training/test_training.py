@@ -1,0 +1,403 @@
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.run import main as torchrun
+
+import vivace
+from vivace.errors import CheckpointError, Diverged, FolderError, InputError, JobError
+from vivace.training.resuming import load_streams
+from vivace.training.stopping import StopRequest, ends_like_ctrl_c
+from vivace.training.training import train
+
+TINY = Path(__file__).parent / "scenes" / "tiny.py"
+EPOCH, STEPS = 5, 15
+
+
+def checkpoints(out):
+    return sorted(path.name for path in (out / "checkpoints").iterdir())
+
+
+class TestKills:
+    @pytest.mark.parametrize("step", [1, 3, EPOCH, EPOCH + 1, STEPS - 1])
+    def test_a_killed_run_ends_with_the_same_weights(self, train_in_child, tmp_path, reference, digest, step):
+        out = tmp_path / "run"
+        assert train_in_child(out, kill_in_step=step)[0] == -signal.SIGKILL
+        code, answer = train_in_child(out, resume=True)
+        assert code == 0
+        assert answer["resumed_from_step"] == ((step - 1) // 2 * 2 or None)
+        assert digest(out / "model.pt") == reference
+
+    def test_worker_processes_change_nothing(self, train_in_child, tmp_path, reference, digest):
+        out = tmp_path / "run"
+        assert train_in_child(out, "workers", kill_in_step=EPOCH + 3)[0] == -signal.SIGKILL
+        assert train_in_child(out, "workers", resume=True)[0] == 0
+        assert digest(out / "model.pt") == reference
+
+    def test_workers_of_the_plan_change_nothing(self, train_in_child, tmp_path, reference, digest):
+        out, plan = tmp_path / "run", "format = 1\n[techniques.loader_workers]\nnum_workers = 1\n"
+        assert train_in_child(out, plan=plan, kill_in_step=EPOCH + 3)[0] == -signal.SIGKILL
+        assert train_in_child(out, resume=True)[0] == 0
+        assert digest(out / "model.pt") == reference
+
+    def test_three_kills_in_one_epoch(self, train_in_child, tmp_path, reference, digest):
+        out = tmp_path / "run"
+        for step in (2, 2, 3):
+            assert train_in_child(out, resume=True, every=1, kill_in_step=step)[0] == -signal.SIGKILL
+        code, answer = train_in_child(out, resume=True)
+        assert (code, answer["resumed_from_step"]) == (0, 4)
+        assert digest(out / "model.pt") == reference
+
+    @pytest.mark.parametrize(
+        ("fault", "written"), [("slow_write", "model.pt"), ("before_rename", "MANIFEST.json")]
+    )
+    def test_a_kill_while_saving_costs_only_that_checkpoint(
+        self, launch, train_in_child, tmp_path, reference, digest, until, fault, written
+    ):
+        out = tmp_path / "run"
+        train_in_child(out, arguments={"max_steps": 4})
+        arguments = {"out": str(out), "resume": True, "checkpoint_every_steps": 2}
+        child = launch("job", arguments, environment={"VIVACE_FAULT": fault})
+        until(lambda: list((out / "checkpoints").glob(f"step_6.tmp.*/{written}")))
+        child.process.kill()
+        child.wait()
+        code, answer = train_in_child(out, resume=True)
+        assert (code, answer["resumed_from_step"]) == (0, 4)
+        assert digest(out / "model.pt") == reference
+        assert checkpoints(out) == ["step_14", "step_15"]
+
+
+class TestStops:
+    def test_sigterm_saves_and_can_be_resumed(
+        self, launch, train_in_child, tmp_path, reference, digest, until
+    ):
+        out = tmp_path / "run"
+        child = launch("slow", {"out": str(out)})
+        until(lambda: (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").read_text())
+        os.kill(child.process.pid, signal.SIGTERM)
+        assert child.wait() == 143
+        assert child.answer["interrupted"]
+        assert child.answer["interrupted_by"] == "SIGTERM"
+        assert checkpoints(out) == [f"step_{child.answer['steps']}"]
+        assert json.loads((out / "run.json").read_text())["interrupted"]
+        assert not (out / "model.pt").exists()
+        code, answer = train_in_child(out, resume=True)
+        assert (code, answer["resumed_from_step"]) == (0, child.answer["steps"])
+        assert digest(out / "model.pt") == reference
+
+    def test_the_second_interrupt_ends_at_once_and_tears_nothing(
+        self, launch, train_in_child, tmp_path, reference, digest, until
+    ):
+        out = tmp_path / "run"
+        train_in_child(out, arguments={"max_steps": 2})
+        child = launch("job", {"out": str(out), "resume": True}, environment={"VIVACE_FAULT": "slow_write"})
+        until(lambda: list((out / "checkpoints").glob("*.tmp.*/model.pt")))
+        os.kill(child.process.pid, signal.SIGINT)
+        child.process.join(0.5)
+        assert child.process.exitcode is None, "the first interrupt must let the checkpoint be written"
+        os.kill(child.process.pid, signal.SIGINT)
+        assert child.wait(10) == 130
+        code, answer = train_in_child(out, resume=True)
+        assert (code, answer["resumed_from_step"]) == (0, 2)
+        assert digest(out / "model.pt") == reference
+
+
+class TestFolder:
+    def test_what_a_run_leaves_behind(self, tmp_path, tiny, digest):
+        out = tmp_path / "run"
+        events = []
+        run = train(tiny.job, out=out, on_event=events.append)
+        assert (run.steps, run.epochs, run.interrupted, run.resumed_from_step) == (STEPS, 3, False, None)
+        assert json.loads((out / "run.json").read_text())["metric"] == run.metric
+        assert run.metric_data == tiny.job.metric_data == run.to_dict()["metric_data"]
+        told = [event["metric_data"] for event in events if "metric" in event]
+        assert told
+        assert set(told) == {run.metric_data}
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        assert [line["metric"] for line in lines if "epoch" in line and "metric" in line][-1] == run.metric
+        assert {"step", "epoch", "loss", "samples_per_second"} <= lines[0].keys()
+        assert vivace.Plan.load(out).names == ()
+        tiny.build_model().load_state_dict(torch.load(out / "model.pt", weights_only=True))
+        assert events[-1]["event"] == "stop"
+        assert list((out / "tensorboard").iterdir())
+
+    def test_checkpoints_by_the_clock(self, tmp_path, tiny):
+        events = []
+        train(tiny.slow, out=tmp_path / "run", checkpoint_every_seconds=0.1, on_event=events.append)
+        assert sum(event["event"] == "checkpoint" for event in events) >= 3
+
+    def test_a_finished_run_resumes_into_the_same_result(self, tmp_path, tiny):
+        first = train(tiny.job, out=tmp_path / "run")
+        again = train(tiny.job, out=tmp_path / "run", resume=True)
+        assert (again.metric, again.loss, again.steps) == (first.metric, first.loss, first.steps)
+        assert again.resumed_from_step == STEPS
+
+    def test_parts_make_the_whole(self, tmp_path, tiny, digest):
+        whole, parts = tmp_path / "whole", tmp_path / "parts"
+        train(tiny.job, out=whole)
+        for steps in (4, 5, 11, None):
+            train(tiny.job, out=parts, resume=True, max_steps=steps)
+        assert digest(parts / "model.pt") == digest(whole / "model.pt")
+        log = [json.loads(line)["step"] for line in (parts / "metrics.jsonl").read_text().splitlines()]
+        assert log == sorted(log)
+
+    def test_a_used_folder_is_refused(self, tmp_path, tiny):
+        train(tiny.job, out=tmp_path / "run", max_steps=1)
+        with pytest.raises(FolderError, match="--resume"):
+            train(tiny.job, out=tmp_path / "run")
+        assert train(tiny.job, out=tmp_path / "run", restart=True, max_steps=1).resumed_from_step is None
+
+    def test_all_checkpoints_bad_needs_a_restart(self, tmp_path, tiny):
+        out = tmp_path / "run"
+        train(tiny.job, out=out, max_steps=2)
+        (out / "checkpoints" / "step_2" / "MANIFEST.json").unlink()
+        with pytest.raises(vivace.VivaceError, match=r"step_2: MANIFEST.json is missing.*--restart"):
+            train(tiny.job, out=out, resume=True)
+        assert train(tiny.job, out=out, restart=True, max_steps=1).steps == 1
+
+    def test_a_skipped_checkpoint_is_said(self, tmp_path, tiny):
+        out = tmp_path / "run"
+        train(tiny.job, out=out, max_steps=4, checkpoint_every_steps=2)
+        (out / "checkpoints" / "step_4" / "state.pt").write_bytes(b"")
+        run = train(tiny.job, out=out, resume=True, max_steps=4)
+        assert run.resumed_from_step == 2
+        assert run.notices[0].startswith("skipped a checkpoint: step_4: state.pt has 0 bytes")
+
+    def test_a_full_disk_keeps_the_earlier_checkpoint(self, train_in_child, tmp_path, reference, digest):
+        out = tmp_path / "run"
+        train_in_child(out, arguments={"max_steps": 4})
+        code, answer = train_in_child(out, resume=True, file_bytes=4096)
+        assert (code, answer["error"]["kind"]) == (2, "FolderError")
+        assert "is full: a checkpoint needs" in answer["error"]["message"]
+        assert checkpoints(out) == ["step_2", "step_4"]
+        assert train_in_child(out, resume=True)[0] == 0
+        assert digest(out / "model.pt") == reference
+
+
+class TestChanges:
+    def test_another_plan(self, tmp_path, tiny):
+        plan = vivace.Plan.from_dict({"channels_last": {}})
+        train(tiny.job, out=tmp_path / "run", max_steps=1)
+        with pytest.raises(vivace.VivaceError, match=r"channels_last"):
+            train(tiny.job, plan, out=tmp_path / "run", resume=True)
+
+    def test_another_model_or_data_or_seed(self, tmp_path, tiny):
+        out = tmp_path / "run"
+        train(tiny.job, out=out, max_steps=1)
+        with pytest.raises(JobError, match=r"model 0 0.weight: float32 \[16, 6\] -> float32 \[8, 6\]"):
+            train(tiny.wider, out=out, resume=True)
+        with pytest.raises(JobError, match="samples in batches of 8 -> 40 samples in batches of 10"):
+            train(tiny.longer, out=out, resume=True)
+        with pytest.raises(InputError, match="has seed 0, not 1"):
+            train(tiny.job, out=out, resume=True, seed=1)
+
+    def test_other_threads_are_said(self, train_in_child, tmp_path):
+        train_in_child(tmp_path / "run", arguments={"max_steps": 2})
+        _, answer = train_in_child(tmp_path / "run", resume=True, threads=2)
+        assert answer["notices"] == ["resumed, not bit-exact: threads 1 -> 2"]
+
+
+class TestJobs:
+    def test_an_own_step_with_several_modules(self, tmp_path):
+        def step(models, optimizers, batch):
+            loss = models["b"](models["a"](batch)).pow(2).mean()
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            return loss
+
+        job = vivace.Job(
+            model=lambda: {"a": torch.nn.Linear(3, 3), "b": torch.nn.Linear(3, 1)},
+            data=lambda: (torch.randn(4, 3) for _ in range(4)),
+            optimizer=lambda models: [torch.optim.Adam(m.parameters()) for m in models.values()],
+            step=step,
+            metric=lambda models, batches: float(models["a"].training),
+            epochs=2,
+        )
+        whole = train(job, out=tmp_path / "whole")
+        assert (whole.steps, whole.metric) == (8, 0.0)
+        for steps in (3, 6, None):
+            train(job, out=tmp_path / "parts", resume=True, max_steps=steps)
+        models = [torch.load(tmp_path / name / "model.pt", weights_only=True) for name in ("whole", "parts")]
+        assert torch.equal(models[0]["a"]["weight"], models[1]["a"]["weight"])
+
+    @pytest.mark.parametrize("every", ["step", "epoch"])
+    def test_the_scheduler_steps_where_the_job_says(self, tmp_path, tiny, every):
+        rates = []
+        job = tiny.make(
+            scheduler_every=every,
+            scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(
+                optimizer, lambda n: rates.append(n) or 1.0
+            ),
+        )
+        train(job, out=tmp_path / "run")
+        assert rates[-1] == {"step": STEPS, "epoch": 3}[every]
+
+    @pytest.mark.parametrize(
+        ("every", "length", "told"), [("epoch", 300, 1), ("epoch", 6, 0), ("step", 300, 0)]
+    )
+    def test_a_schedule_in_steps_that_is_stepped_each_epoch_is_told(
+        self, tmp_path, tiny, every, length, told
+    ):
+        def scheduler(optimizer):
+            warm = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=2)
+            cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=length)
+            return torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, cosine], [2])
+
+        events = []
+        job = tiny.make(scheduler=scheduler, scheduler_every=every)
+        train(job, out=tmp_path / "run", max_steps=1, on_event=events.append)
+        texts = [event["text"] for event in events if event["event"] == "notice"]
+        assert [text.startswith("CosineAnnealingLR is 300 steps long") for text in texts] == [True] * told
+
+    def test_a_plateau_scheduler_sees_the_metric(self, tmp_path, tiny):
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+        job = tiny.make(scheduler=lambda optimizer: plateau(optimizer, mode="max"))
+        assert train(job, out=tmp_path / "run").epochs == 3
+
+    def test_a_loss_that_is_not_finite_stops_the_run(self, tmp_path, tiny):
+        def loss(model, batch):
+            return tiny.loss(model, batch) * (float("nan") if next(calls) >= 4 else 1.0)
+
+        calls = iter(range(100))
+        with pytest.raises(Diverged, match=r"the loss is nan at step 7 \(epoch 2\).*step 4 is the last good"):
+            train(tiny.make(loss=loss), out=tmp_path / "run", checkpoint_every_steps=1)
+        assert checkpoints(tmp_path / "run") == ["step_3", "step_4"]
+
+    def test_errors_of_the_job_name_the_step(self, tmp_path, tiny):
+        def loss(model, batch):
+            raise ValueError("no such thing")
+
+        with pytest.raises(JobError, match="step 1 of the training failed: ValueError: no such thing"):
+            train(tiny.make(loss=loss), out=tmp_path / "a")
+        with pytest.raises(JobError, match=r"data\(\) gave no batch in epoch 1"):
+            train(tiny.make(data=list), out=tmp_path / "b")
+        with pytest.raises(InputError, match="max_steps must be more than 0, not 0"):
+            train(tiny.job, out=tmp_path / "c", max_steps=0)
+
+
+class TestFolders:
+    def test_a_job_that_goes_elsewhere_leaves_the_run_where_it_was(self, tiny, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "elsewhere").mkdir()
+
+        (tmp_path / "job.py").write_text(
+            f"import os, runpy\nos.chdir('elsewhere')\njob = runpy.run_path({str(TINY)!r})['job']\n"
+        )
+        vivace.Plan().save("plan.toml")
+        run = train("job.py:job", "plan.toml", out="run", checkpoint_every_steps=5)
+        assert Path.cwd() == tmp_path / "elsewhere"
+        assert Path(run.run_path) == tmp_path / "run"
+        assert (tmp_path / "run" / "model.pt").is_file()
+        assert list((tmp_path / "elsewhere").iterdir()) == []
+
+    @pytest.mark.parametrize("what", [".", "checkpoints"])
+    def test_a_folder_removed_in_mid_run_is_a_sentence(self, tiny, tmp_path, what):
+        def remove(event):
+            if event["event"] == "checkpoint":
+                shutil.rmtree(tmp_path / "run" / what)
+
+        with pytest.raises(FolderError, match="removed or renamed it while the run was training"):
+            train(tiny.job, out=tmp_path / "run", checkpoint_every_steps=2, on_event=remove)
+
+    def test_streams_of_another_form_are_said(self, tiny, tmp_path):
+        with pytest.raises(CheckpointError, match="random streams cannot be read"):
+            load_streams({"torch": "no"}, torch.device("cpu"))
+
+
+class TestSignals:
+    @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
+    def test_a_lost_terminal_or_scheduler_stops_with_a_checkpoint(self, launch, tmp_path, until, number):
+        out = tmp_path / "run"
+        child = launch("slow", {"out": str(out)})
+        until(lambda: (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").read_text())
+        os.kill(child.process.pid, number)
+        assert child.wait() == 128 + number
+        assert len(checkpoints(out)) == 1
+
+    def test_who_has_taken_a_signal_keeps_it(self):
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        try:
+            with StopRequest() as stop:
+                os.kill(os.getpid(), signal.SIGHUP)
+                assert stop.signal_name == ""
+        finally:
+            signal.signal(signal.SIGHUP, before)
+
+    def test_a_request_to_end_is_taken_for_ctrl_c(self):
+        before = signal.getsignal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt), ends_like_ctrl_c():
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is before
+
+
+class TestRanks:
+    PLAN = "format = 1\n[techniques.ddp]\n"
+
+    def ranks(self, launch, arguments, **scene):
+        shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        return [
+            launch("long", arguments, environment={**shared, "RANK": str(n), "LOCAL_RANK": str(n)}, **scene)
+            for n in range(2)
+        ]
+
+    def test_ranks_without_the_technique_are_refused(self, launch, tmp_path):
+        children = self.ranks(launch, {"out": str(tmp_path / "run")})
+        assert [child.wait() for child in children] == [2, 2]
+        assert all("add [techniques.ddp]" in child.answer["error"]["message"] for child in children)
+
+    def test_two_ranks_stop_together_and_resume_bit_for_bit(self, launch, tmp_path, digest, until):
+        whole, parts = tmp_path / "whole", tmp_path / "parts"
+        children = self.ranks(launch, {"out": str(whole)}, plan=self.PLAN)
+        assert [child.wait() for child in children] == [0, 0]
+        assert children[0].answer["metric"] == children[1].answer["metric"]
+        children = self.ranks(launch, {"out": str(parts)}, plan=self.PLAN)
+        until(
+            lambda: (
+                (parts / "metrics.jsonl").exists() and '"epoch": 6' in (parts / "metrics.jsonl").read_text()
+            )
+        )
+        os.kill(children[1].process.pid, signal.SIGTERM)
+        assert [child.wait() for child in children] == [143, 143]
+        assert children[0].answer["steps"] == children[1].answer["steps"] < 60
+        children = self.ranks(launch, {"out": str(parts), "resume": True}, plan=self.PLAN)
+        assert [child.wait() for child in children] == [0, 0]
+        assert children[0].answer["notices"] == []
+        assert digest(parts / "model.pt") == digest(whole / "model.pt")
+
+    def test_a_refusal_is_the_same_on_all_ranks(self, launch, tmp_path):
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "thesis.tex").write_text("mine")
+        children = self.ranks(launch, {"out": str(tmp_path / "run")}, plan=self.PLAN)
+        assert [child.wait() for child in children] == [2, 2]
+        assert children[0].answer == children[1].answer
+        assert "thesis.tex" in children[0].answer["error"]["message"]
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+    def test_when_torchrun_goes_its_ranks_save_and_go(self, fork_server, tmp_path, until, number):
+        out, rank = tmp_path / "run", Path(__file__).parent / "scenes" / "rank.py"
+        options = ["--standalone", "--nproc-per-node", "2", "--start-method", "fork", "--run-path"]
+        agent = fork_server.Process(target=torchrun, args=([*options, str(rank), str(out)],))
+        agent.start()
+        until(lambda: (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").read_text(), 120)
+        os.kill(agent.pid, number)
+        agent.join(30)
+        assert agent.exitcode is not None
+        until((out / "run.json").exists)
+        assert json.loads((out / "run.json").read_text())["interrupted_by"] == "SIGTERM"
+        assert len(checkpoints(out)) == 1
+        until(lambda: not (out / "lock").read_text())
+
+
+def free_port():
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

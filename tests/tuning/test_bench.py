@@ -1,0 +1,79 @@
+"""Trials where the device has no memory for the reference and a candidate at the same time."""
+
+from pathlib import Path
+
+import pytest
+
+import vivace
+from vivace.job import load
+from vivace.ledger import Ledger
+from vivace.measuring.paired import compare_in_turns
+from vivace.plan import Plan
+from vivace.processes.launch import Source
+from vivace.technique import Numerics
+from vivace.tuning.bench import Bench
+from vivace.tuning.tuner import _leave_compiled
+
+STAGE = Path(__file__).parents[1] / "scenes" / "stage.py"
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    monkeypatch.setenv("DEVICE", str(tmp_path / "device"))
+    load(f"{STAGE}:large")  # registers the planted techniques here
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    machine = vivace.inspect()
+    source = Source(f"{STAGE}:large")
+    made = Bench(source, machine, ledger, lambda *_: None, allow=Numerics.EXACT, memory=None)
+    made.check()
+    made.open_reference()
+    yield made
+    made.close()
+
+
+def test_they_take_turns_and_the_winner_is_confirmed_in_turns(bench):
+    plan = Plan.from_dict({"planted_quick": {}})
+    trial = bench.measure(plan, seconds=20, comparing=3)
+    assert bench.apart
+    assert (trial.status, trial.reason) == ("measured", "")
+    assert 2.0 < trial.ratio.low <= trial.ratio.high < 5.0  # 40 ms against 10 ms
+    confirmed = bench.confirm(plan, seconds=4)
+    assert confirmed.status == "measured"
+    assert confirmed.ratio.low > 2.0
+
+
+class Steady:
+    """A contestant whose blocks all take the same time; it notes when it is open."""
+
+    step_seconds = 1.0
+
+    def __init__(self, seconds, noted):
+        self.seconds, self.noted = seconds, noted
+        noted.append(f"opened {seconds}")
+
+    def block(self, steps):
+        return self.seconds
+
+    def close(self):
+        self.noted.append(f"closed {self.seconds}")
+
+
+def test_a_drift_between_the_turns_is_in_the_interval():
+    noted = []
+    turns = [lambda s=s: Steady(s, noted) for s in (1.0, 0.5, 1.2)]
+    ratio = compare_in_turns(turns, seconds=0.0).ratio
+    assert (ratio.low, ratio.high) == pytest.approx((2.0, 2.4))
+    assert ratio.low < ratio.estimate < ratio.high
+    assert noted == [f"{what} {seconds}" for seconds in (1.0, 0.5, 1.2) for what in ("opened", "closed")]
+
+
+def test_what_the_winner_compiled_is_found_by_train(tmp_path, monkeypatch):
+    own, usual = tmp_path / "own", tmp_path / "usual"
+    (own / "fxgraph").mkdir(parents=True)
+    (own / "fxgraph" / "kernel").write_text("compiled")
+    usual.mkdir()
+    (usual / "other").write_text("stays")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(usual))
+    _leave_compiled(own)
+    assert (usual / "fxgraph" / "kernel").read_text() == "compiled"
+    assert (usual / "other").read_text() == "stays"

@@ -1,0 +1,70 @@
+"""Memory as an input of tune."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import vivace
+from vivace.errors import AnswerIsNo, InputError
+from vivace.measuring.worker import largest_batch
+from vivace.technique import Numerics
+from vivace.tuning import budget
+
+SCENE = Path(__file__).parents[1] / "training" / "scenes" / "crowded.py"
+
+
+def test_sizes_and_words():
+    assert budget.parse_memory("1.5 gib") == 3 * 2**29
+    free = budget.free_bytes()
+    assert 0.7 * free < budget.parse_memory("auto") < free
+    with pytest.raises(InputError, match="'much'; write a size such as 20GiB or 800MiB, or auto"):
+        budget.parse_memory("much")
+    with pytest.raises(InputError, match="'20'; write a size such as 20GiB"):
+        budget.parse_memory("20")  # bytes? GiB?
+
+
+def test_a_containers_limit_bounds_what_is_free(tmp_path, monkeypatch):
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("400000\n")
+    monkeypatch.setattr(budget, "CONTROL_GROUP", tmp_path)
+    assert budget.free_bytes() == 600_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert budget.free_bytes() > 10**7
+
+
+def test_exact_plans_alone_where_nothing_else_is_allowed():
+    assert [plan.promise for plan in budget.smaller_plans(Numerics.EXACT)] == [Numerics.EXACT]
+    nums = [
+        plan.to_dict().get("micro_batches", {}).get("num", 2)
+        for plan in budget.smaller_plans(Numerics.ROUNDING)
+    ]
+    assert nums == sorted(nums)
+
+
+def test_the_largest_batch_is_found_where_batches_differ():
+    batches = [torch.zeros(n) for n in (3, 3, 9, 2)]
+    assert [len(b) for b in largest_batch(batches, 5.0)] == [9]
+    assert largest_batch([torch.zeros(3)] * 9, 5.0) == []
+    seen = []
+    alike = (seen.append(1) or torch.zeros(3) for _ in range(100))
+    assert largest_batch(alike, 5.0) == []
+    assert len(seen) == 6
+    ragged = DataLoader([torch.zeros(n) for n in (1, 5, 2, 4)], batch_size=1)
+    assert largest_batch(ragged, 5.0)[0].shape == (1, 5)
+
+
+@pytest.mark.slow
+def test_a_job_that_does_not_fit_starts_from_a_smaller_plan(tmp_path, monkeypatch):
+    monkeypatch.setenv("MOST", "2")
+    result = vivace.tune(f"{SCENE}:job", budget=6, out=tmp_path / "tune")
+    assert result.reference.to_dict() == {"micro_batches": {"num": 4}}
+    assert set(result.reference.names) <= set(result.plan.names)
+    assert result.to_dict()["reference"] == {"micro_batches": {"num": 4}}
+
+
+def test_a_job_that_fits_nowhere_is_an_answer(tmp_path, monkeypatch):
+    monkeypatch.setenv("MOST", "0")
+    with pytest.raises(AnswerIsNo, match="not even recomputed or one sample at a time"):
+        vivace.tune(f"{SCENE}:job", budget=20, out=tmp_path / "tune")

@@ -1,0 +1,241 @@
+"""Tuning from end to end on a job whose best plan is known; and everything that candidates can do wrong."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import vivace
+from vivace.errors import AnswerIsNo, FolderError, InputError
+from vivace.ledger import Code, Ledger, Ratio, Trial
+from vivace.plan import Plan
+from vivace.processes.launch import Source
+from vivace.technique import Numerics
+from vivace.technique.registry import find
+from vivace.tuning.bench import Bench
+from vivace.tuning.search import Candidate, Search
+from vivace.tuning.tuner import parse_budget, parse_memory
+
+STAGE = f"{Path(__file__).parents[1] / 'scenes' / 'stage.py'}:job"
+BUDGET_SECONDS = 45
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tuned") / "run"
+    events = []
+    result = vivace.tune(
+        STAGE, budget=BUDGET_SECONDS, out=folder, on_event=lambda kind, payload: events.append(kind)
+    )
+    return result, folder, events
+
+
+@pytest.mark.slow
+def test_the_planted_speed_up_is_found_verified_and_confirmed(tuned):
+    result, folder, events = tuned
+    assert "planted_quick" in result.plan.names
+    assert result.speedup.low > 2.0
+    assert result.verdict is not None
+    assert result.verdict.kept
+    assert Plan.load(folder / "plan.toml") == result.plan
+    assert {"phase", "trial_begin", "trial_end", "verdict"} <= set(events)
+    assert " + ".join(step["step"] for step in result.waterfall) == " + ".join(result.plan.names)
+    confirmed = [trial for trial in result.trials if trial.role == "confirmation"]
+    assert confirmed[-1].ratio == result.speedup
+    assert (result.outcome, result.exit_code) == ("faster", 0)
+    assert result.waterfall[-1]["ratio"] == dataclasses.asdict(result.speedup)
+
+
+@pytest.mark.slow
+def test_what_may_help_is_tried_before_a_second_baseline_where_time_is_short(tuned):
+    roles = [trial.role for trial in tuned[0].trials if trial.status != "refused"]
+    assert roles[0] == "candidate"
+    assert set(tuned[0].baselines) == {"strict_fp32", "default", "tf32"}
+    assert tuned[0].baselines["default"] or "too short" in tuned[0].baseline_notes["default"]
+
+
+def test_a_harsher_setting_is_not_tried_where_a_milder_one_was_far_slower():
+    def trial(num, estimate):
+        techniques = {"micro_batches": {"num": num}} if num > 2 else {"micro_batches": {}}
+        ratio = Ratio(estimate, estimate - 0.01, estimate + 0.01)
+        plan = Plan.from_dict(techniques)
+        return Trial(techniques, plan.id, "m", "j", "measured", ratio=ratio, pairs=((1.0, 1.0),))
+
+    search = Search.__new__(Search)
+    search.best_ratio, search._too_slow, search.measured = Ratio(1.0, 1.0, 1.0), {}, {}
+    search.best = Plan()
+    search._too_coarse = set()
+    search._left = lambda: 100.0
+    harsh = Candidate(find("micro_batches")(num=8), (0.5, 1.3))
+    assert not search._hopeless(Plan([harsh.technique]), harsh)
+    for estimate, hopeless in ((0.97, False), (0.7, True)):
+        mild = trial(2, estimate)
+        search.measured = {mild.plan_id: mild}
+        assert search._hopeless(Plan([harsh.technique]), harsh) == hopeless
+    elsewhere = Plan([harsh.technique, find("channels_last")()])
+    assert not search._hopeless(elsewhere, harsh)
+    search._too_coarse = {"micro_batches"}
+    assert search._hopeless(elsewhere, harsh)
+
+
+@pytest.mark.slow
+def test_a_confirmation_takes_several_pairs_of_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr("vivace.tuning.bench.MOST_ROUNDS", 3)
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    bench = Bench(Source(STAGE), vivace.inspect(), ledger, _deaf, allow=Numerics.ROUNDING, memory=None)
+    try:
+        bench.check()
+        bench.open_reference()
+        trial = bench.confirm(Plan([find("fused_optimizer")(kind="foreach")]), seconds=20)
+        refused = bench.confirm(Plan([find("tf32")()]), seconds=20)
+    finally:
+        bench.close()
+    assert trial.rounds >= 3 or trial.seconds > 10
+    assert trial.ratio.low <= trial.ratio.estimate <= trial.ratio.high
+    assert len(trial.pairs) >= 4 * trial.rounds
+    assert (refused.status, refused.rounds) == ("refused", 1)
+
+
+@pytest.mark.slow
+def test_a_fast_plan_that_trains_another_model_does_not_win(tuned):
+    result, folder, _ = tuned
+    measured = [t for t in result.trials if "planted_wrong" in t.techniques and t.status == "measured"]
+    assert measured, "the wrong technique was fast, and must have been measured"
+    assert "planted_wrong" not in result.plan.names
+    broken = [v for v in Ledger(folder / "ledger.jsonl").read("verdict") if not v["kept"]]
+    assert broken
+    assert "planted_wrong" in broken[0]["plan"]
+
+
+@pytest.mark.slow
+def test_every_technique_has_a_trial_with_a_reason_or_a_ratio(tuned):
+    result, _, _ = tuned
+    tried = {name for trial in result.trials for name in trial.techniques}
+    assert {"planted_crash", "planted_refusal", "planted_semantics", "tf32", "channels_last", "ddp"} <= tried
+    reasons = {next(iter(t.techniques), ""): t for t in result.trials if t.status != "measured"}
+    assert "SIGABRT" in next(t.reason for t in result.trials if "planted_crash" in t.techniques)
+    refusals = [t for t in result.trials if "planted_refusal" in t.techniques]
+    assert any("it never acts" in t.reason or t.code == Code.NOT_TRIED for t in refusals)
+    assert "promises SEMANTICS" in reasons["planted_semantics"].reason
+    assert all(t.reason for t in result.trials if t.status != "measured")
+
+
+@pytest.mark.slow
+def test_the_document_holds_the_contract_and_the_report_is_written(tuned):
+    result, folder, _ = tuned
+    document = json.loads(json.dumps(result.to_dict()))
+    keys = "plan plan_path speedup baselines promise verdict break_even_steps trials report_path seconds"
+    assert set(keys.split()) <= set(document)
+    assert set(document["baselines"]) == {"strict_fp32", "default", "tf32"}
+    trial_keys = {"techniques", "status", "reason", "ratio", "peak_bytes", "warmup_seconds"}
+    assert all(trial_keys <= set(trial) for trial in document["trials"])
+    assert "planted_quick" in (folder / "report.html").read_text()
+    assert result.seconds < 1.25 * BUDGET_SECONDS
+
+
+@pytest.mark.slow
+def test_a_second_run_builds_upon_the_first_and_ctrl_c_keeps_its_best(tuned, tmp_path):
+    Source(STAGE).load()  # registers the planted techniques, which the plan may name
+    first = [trial for trial in tuned[0].trials if trial.ratio]
+    (tmp_path / "run").mkdir()
+    shutil.copy(tuned[1] / "ledger.jsonl", tmp_path / "run")
+    command = [sys.executable, "-m", "vivace", "tune", STAGE, "--budget", "120", "--json"]
+    command += ["--out", str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        ledger, deadline = Ledger(tmp_path / "run" / "ledger.jsonl"), time.monotonic() + 600
+        while time.monotonic() < deadline:
+            second = [t for t in ledger.trials() if t.ratio][len(first) :]
+            if any(trial.role == "candidate" for trial in second):
+                break
+            time.sleep(0.2)
+        os.kill(process.pid, signal.SIGTERM)  # taken for Ctrl-C
+        output, errors = process.communicate(timeout=600)
+    assert process.returncode == 130, errors
+    tried = next(trial for trial in second if trial.role == "candidate")
+    assert "planted_quick" in tried.techniques
+    assert "planted_wrong" not in tried.techniques  # it was fast, and caught
+    document = json.loads(output)
+    assert document["interrupted"]
+    assert document["plan"] == tried.techniques
+    assert Plan.load(tmp_path / "run" / "plan.toml").to_dict() == document["plan"]
+    assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+def test_a_memory_budget_that_nothing_fits_is_answered_with_no(tmp_path):
+    # Ten seconds may end before the blocks' turn comes; the answer says which of the two it was.
+    with pytest.raises(
+        AnswerIsNo,
+        match=r"no plan fits into 1.00 KiB and keeps its promise; the smallest peak measured is .* KiB, "
+        r"and (no decisions for the blocks bring|the budget ended before its blocks could be looked at)",
+    ):
+        vivace.tune(STAGE, budget=10, memory="1KiB", out=tmp_path / "run")
+
+
+def test_blocks_that_do_not_fit_are_an_answer_with_the_smallest_peak(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    bench = Bench(Source(STAGE), vivace.inspect(), ledger, _deaf, allow=Numerics.ROUNDING, memory=1024)
+    try:
+        bench.check()
+        assert bench.choose_blocks(300.0) is None
+    finally:
+        bench.close()
+    (chosen,) = ledger.read("memory")
+    assert "bring the peak to 0.0 MiB; the smallest measured is" in chosen["reason"]
+    assert bench.no_blocks == f", and {chosen['reason']}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"budget": "quick"}, "the budget is 'quick'; it must be fast, balanced, max"),
+        ({"budget": 1}, "the budget is 1"),
+        ({"budget": float("nan")}, "the budget is nan"),
+        ({"memory": "lots"}, "the memory budget is 'lots'"),
+        ({"memory": "-3GiB"}, "the memory budget is '-3GiB'"),
+        ({"allow": "anything"}, "allow is 'anything'; it must be exact, rounding or semantics"),
+    ],
+)
+def test_bad_arguments(arguments, message, tmp_path):
+    with pytest.raises(InputError) as caught:
+        vivace.tune(STAGE, **arguments, out=tmp_path / "run")
+    assert message in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_words_and_sizes():
+    assert [parse_budget(b) for b in ("fast", "balanced", "max", "90", 30)] == [
+        120.0,
+        600.0,
+        3600.0,
+        90.0,
+        30.0,
+    ]
+    assert [parse_memory(m) for m in ("20GiB", "1.5 gib", "800MiB", "2GB", 7, None)] == [
+        20 * 2**30,
+        int(1.5 * 2**30),
+        800 * 2**20,
+        2 * 10**9,
+        7,
+        None,
+    ]
+
+
+def test_folders_that_cannot_be_used(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(FolderError, match=r"is not empty \(thesis\.txt\): name another with --out"):
+        vivace.tune(STAGE, out=tmp_path)
+    with pytest.raises(FolderError, match="is a file; name a folder"):
+        vivace.tune(STAGE, out=tmp_path / "thesis.txt")
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def _deaf(kind, payload):
+    """Listen to nothing."""

@@ -1,0 +1,121 @@
+"""Planted defects, a few of each kind, are caught by the part of the ruler that is there for them."""
+
+import importlib
+
+import pytest
+import torch
+
+import vivace
+from vivace.errors import Refused
+from vivace.technique import registry
+from vivace.verifying.effort import Effort
+from vivace.verifying.ruler import Ruler
+
+MACHINE = vivace.inspect().to_dict()
+
+# What is caught, on which job, and words of the reason: the part of the ruler that saw it.
+CAUGHT = [
+    ("cnn", "weight_decay_lost", "weight_decay of"),
+    ("cnn", "scheduler_stepped_twice", "steps of a schedule"),
+    ("cnn", "schedule_baked_in", "dictated"),
+    ("cnn", "batch_norm_momentum_value_0.01", "momentum of"),
+    ("cnn", "statistics_not_updated", "buffer"),
+    ("cnn", "statistics_of_half_a_batch", "buffer"),
+    ("cnn", "batch_norm_in_evaluation_mode", "training of"),
+    ("cnn", "labels_shifted_share_0.02", "data"),
+    ("cnn", "sample_repeated", "data"),
+    ("cnn", "batch_order_changed", "other batches"),
+    ("cnn", "last_batch_dropped", "other batches"),
+    ("cnn", "every_epoch_alike", "other batches"),
+    ("cnn", "layer_frozen_after_60", ""),
+    ("cnn", "momentum_reset_after_40", ""),
+    ("cnn", "stale_weights_since_40_every_1000000000", ""),
+    ("cnn", "weights_rounded_on_close", "closing"),
+    ("cnn", "activation_approximated", "evaluation under the plan"),
+    ("transformer", "gradients_left_scaled", "dictated"),
+    ("transformer", "unscale_missing_before_clipping", "dictated"),
+    ("transformer", "gradient_of_a_layer_scaled", "gradient"),
+    ("transformer", "epsilon_lost_value_1e-15", "dictated"),
+    ("transformer", "decay_on_everything", "weight_decay of"),
+    ("transformer", "weights_untied", "is new"),
+    ("transformer", "tied_gradient_halved", "gradient"),
+    ("transformer", "one_dropout_off", "p of"),
+    ("transformer", "other_dropout_seed", "spread"),
+    ("transformer", "last_micro_batch_lost", "data"),
+    ("transformer", "padding_mask_ignored", ""),
+    ("lstm", "accumulation_not_divided", "dictated"),
+    ("lstm", "sum_for_mean", "dictated"),
+    ("lstm", "pieces_weighted_alike", "dictated"),
+    ("lstm", "momentum_reset_every_5", "dictated"),
+    ("lstm", "betas_position_1_value_0.99", ""),
+    ("lstm", "update_swallowed", "dictated"),
+    ("lstm", "one_gradient_zeroed", "dictated"),
+    ("lstm", "parameter_not_in_optimizer", "is gone"),
+    ("autoencoder", "dropout_on_in_evaluation", "evaluation under the plan"),
+]
+
+
+@pytest.fixture(scope="module")
+def rulers():
+    """A ruler of each job, made once; the defects are known here only while these tests run."""
+    before, threads = dict(registry._registered), torch.get_num_threads()
+    examined = importlib.import_module("examined")
+    planted = [*examined.defects.PLANTED, *examined.defects.FURTHER]
+    registry._registered.update(examined.defects.REGISTERED)
+    made: dict[str, Ruler] = {}
+
+    def get(name):
+        if name not in made:
+            made[name] = Ruler(examined.JOBS[name](0), MACHINE)
+            made[name].prepare()
+        return made[name]
+
+    get.planted = planted
+    yield get
+    registry._registered.clear()
+    registry._registered.update(before)
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(("job", "defect", "words"), CAUGHT, ids=[f"{j}-{d}" for j, d, _ in CAUGHT])
+def test_a_planted_defect_is_caught_by_what_is_there_for_it(job, defect, words, rulers):
+    verdict = rulers(job).judge({f"defect_{defect}": {}})
+    assert not verdict["kept"]
+    broken = [verdict["reason"], *(check["name"] for check in verdict["checks"] if not check["kept"])]
+    assert any(words in text for text in broken), broken
+
+
+@pytest.mark.parametrize("job", ["cnn", "transformer", "lstm"])
+def test_real_rounding_does_not_hide_a_defect(job, rulers):
+    assert not rulers(job).judge({"bf16_autocast": {}, "defect_learning_rate_factor_0.98": {}})["kept"]
+
+
+def test_a_defect_that_cannot_act_refuses(rulers):
+    with pytest.raises(Refused, match="BatchNorm"):
+        rulers("lstm").judge({"defect_statistics_not_updated": {}})
+
+
+@pytest.mark.parametrize(
+    ("job", "plan"),
+    [
+        ("cnn", {"bf16_autocast": {}, "channels_last": {}, "fused_optimizer": {}}),
+        ("transformer", {"bf16_weights": {}, "fused_optimizer": {"kind": "foreach"}}),
+        ("transformer", {"micro_batches": {"num": 2}}),
+        ("lstm", {"micro_batches": {"num": 4}, "fused_optimizer": {}}),
+    ],
+)
+def test_correct_plans_are_kept(job, plan, rulers):
+    verdict = rulers(job).judge(plan)
+    assert verdict["kept"], verdict["reason"]
+
+
+def test_the_demanded_defects_are_there(rulers):
+    assert len(set(rulers.planted)) == len(rulers.planted)
+    assert len(rulers.planted) > 60
+
+
+def test_a_rehearsal_gets_its_share_of_the_seconds():
+    full = Effort()
+    assert full.rehearsing(None, 1.0).rehearsal == full.rehearsal
+    assert full.rehearsing(10.0, 0.02).rehearsal == 50
+    assert full.rehearsing(10.0, 1.0).rehearsal == 32

@@ -1,0 +1,106 @@
+"""Healthy plans on jobs with masked attention, dropout on maps and noise are kept; defects are not."""
+
+import importlib
+
+import pytest
+import torch
+
+import vivace
+from vivace.technique import registry
+from vivace.verifying.ruler import Ruler
+
+MACHINE = vivace.inspect().to_dict()
+
+
+@pytest.fixture(scope="module")
+def rulers():
+    before, threads = dict(registry._registered), torch.get_num_threads()
+    examined = importlib.import_module("examined")
+    registry._registered.update(examined.defects.REGISTERED)
+    made: dict[str, Ruler] = {}
+
+    def get(name):
+        if name not in made:
+            made[name] = Ruler(examined.JOBS[name](0), MACHINE)
+            made[name].prepare()
+        return made[name]
+
+    yield get
+    registry._registered.clear()
+    registry._registered.update(before)
+    torch.set_num_threads(threads)
+
+
+def worst(verdict):
+    return max(check["score"] for check in verdict["checks"])
+
+
+@pytest.mark.parametrize("job", ["digits", "vae"])
+def test_another_memory_order_draws_the_same_masks_and_noise(job, rulers):
+    verdict = rulers(job).judge({"channels_last": {}})
+    assert verdict["kept"], verdict["reason"]
+    assert "random streams differ" not in verdict["reason"]
+    assert worst(verdict) < 2
+
+
+@pytest.mark.parametrize(
+    ("job", "plan"),
+    [
+        ("digits", {"bf16_autocast": {}, "channels_last": {}}),
+        ("vae", {"bf16_autocast": {}}),
+        ("bert", {"bf16_autocast": {}}),
+        ("bert", {"fused_optimizer": {}}),
+    ],
+)
+def test_correct_plans_are_kept(job, plan, rulers):
+    verdict = rulers(job).judge(plan)
+    assert verdict["kept"], verdict["reason"]
+    assert verdict["loss_envelopes"] > 0
+
+
+@pytest.mark.parametrize("job", ["digits", "vae", "bert"])
+def test_an_update_in_the_backward_pass_is_kept(job, rulers):
+    verdict = rulers(job).judge({"optimizer_in_backward": {}})
+    assert verdict["kept"], verdict["reason"]
+    assert verdict["promise"] == "exact"
+
+
+@pytest.mark.parametrize(
+    ("job", "plan"),
+    [
+        ("digits", {"channels_last": {}, "defect_dropout_unscaled": {}}),
+        ("digits", {"channels_last": {}, "defect_dropout_halved": {}}),
+        ("digits", {"bf16_autocast": {}, "defect_learning_rate_factor_0.98": {}}),
+        ("vae", {"channels_last": {}, "defect_learning_rate_factor_0.98": {}}),
+        ("bert", {"bf16_autocast": {}, "defect_dropout_unscaled": {}}),
+        (
+            "bert",
+            {"bf16_autocast": {}, "optimizer_in_backward": {}, "defect_betas_position_1_value_0.99": {}},
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_defects_are_caught(job, plan, rulers):
+    assert rulers(job).judge(plan)["kept"] is False
+
+
+def test_what_a_short_judgement_finds_broken_near_its_limit_is_judged_again_or_not_yet(rulers, monkeypatch):
+    examined = importlib.import_module("examined")
+    ruler = Ruler(examined.JOBS["digits"](0), MACHINE)
+    ruler.prepare(seconds=1e-3)
+    short, judgement = ruler.effort, ruler._judgement
+
+    def strict(plan):
+        document = judgement(plan)
+        if ruler.effort.seeds > short.seeds:
+            return document
+        figure = {**document["checks"][0], "score": 14.9, "limit": 8.0, "kept": False}
+        return {**document, "kept": False, "reason": "loss is off", "checks": [figure]}
+
+    monkeypatch.setattr(ruler, "_judgement", strict)
+    unknown = ruler.judge({"channels_last": {}}, seconds=1e-3)
+    assert unknown["kept"] is None
+    assert "too near to say" in unknown["reason"]
+    assert ruler.effort == short
+    assert ruler.judge({"channels_last": {}})["kept"] is True
+    assert ruler.effort.seeds > short.seeds

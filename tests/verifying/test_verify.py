@@ -1,0 +1,207 @@
+"""The ruler: correct plans are kept, planted defects are caught, and exact means bit for bit."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import vivace
+from vivace import Card, Numerics, Seam, Stage, Technique
+from vivace.plan import Plan
+from vivace.testing import jobs
+from vivace.verifying.ruler import Ruler
+
+MACHINE = vivace.inspect().to_dict()
+JOBS = {
+    "mlp": jobs.mlp,
+    "cnn": jobs.cnn,
+    "transformer": jobs.transformer,
+    "lstm": jobs.lstm,
+}
+
+
+def scale_loss(build):
+    build.wrap(Seam.FORWARD, lambda following, batch: following(batch) * 1.05)
+
+
+def lose_momentum(build):
+    build.wrap(Seam.UPDATE, lambda following: (build.optimizer.state.clear(), following())[1])
+
+
+def freeze_a_layer(build):
+    parameter = list(build.model.parameters())[2]
+    build.wrap(Seam.FINISH, lambda following: (following(), setattr(parameter, "grad", None))[0])
+
+
+def round_the_update(build):
+    def update(following):
+        following()
+        with torch.no_grad():
+            for parameter in build.model.parameters():
+                parameter.copy_(parameter.bfloat16())
+
+    build.wrap(Seam.UPDATE, update)
+
+
+def slow_the_statistics(build):
+    for module in build.model.modules():
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            build.set_flag(module, "momentum", 0.01)
+
+
+def drop_the_dropout(build):
+    for module in build.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            build.set_flag(module, "p", 0.0)
+        if isinstance(module, torch.nn.MultiheadAttention):
+            build.set_flag(module, "dropout", 0.0)
+
+
+def nothing(build):
+    pass
+
+
+def claim(function, numerics=Numerics.ROUNDING, unit_roundoff=2.0**-8):
+    """Register a technique that claims `numerics` and does what `function` does."""
+    body = {
+        "card": Card(
+            stage=Stage.PRECISION, numerics=numerics, summary="x", source="x", unit_roundoff=unit_roundoff
+        ),
+        "name": f"claims_{function.__name__}",
+        "apply": lambda self, build: function(build),
+        "__annotations__": {},
+    }
+    cls = dataclasses.dataclass(frozen=True)(type(function.__name__, (Technique,), body))
+    return vivace.register(cls)()
+
+
+@pytest.fixture(scope="module")
+def rulers():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    made: dict[str, Ruler] = {}
+
+    def get(name):
+        if name not in made:
+            made[name] = Ruler(JOBS[name](), MACHINE)
+            made[name].prepare()
+        return made[name]
+
+    yield get
+    torch.set_num_threads(threads)
+
+
+DEFECTS = [
+    ("mlp", scale_loss),
+    ("mlp", lose_momentum),
+    ("mlp", round_the_update),
+    ("cnn", freeze_a_layer),
+    ("cnn", slow_the_statistics),
+    ("transformer", drop_the_dropout),
+    ("transformer", round_the_update),
+    ("lstm", lose_momentum),
+    ("lstm", freeze_a_layer),
+]
+
+
+@pytest.mark.parametrize(("job", "defect"), DEFECTS, ids=[f"{j}-{d.__name__}" for j, d in DEFECTS])
+def test_a_defect_that_claims_to_be_rounding_is_caught(job, defect, rulers):
+    verdict = rulers(job).judge(Plan([claim(defect)]).to_dict())
+    assert not verdict["kept"]
+    assert verdict["reason"]
+
+
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("name", ["bf16_autocast", "bf16_weights", "fused_optimizer"])
+def test_correct_plans_are_kept(job, name, rulers):
+    verdict = rulers(job).judge({name: {}})
+    assert verdict["kept"], verdict["reason"]
+    assert verdict["num_checks"] > 20
+    assert verdict["curves"]["low"][0] <= verdict["curves"]["plan"][0] <= verdict["curves"]["high"][0]
+
+
+def test_exact_is_bit_for_bit(rulers):
+    kept = rulers("mlp").judge(Plan([claim(nothing, Numerics.EXACT, 0.0)]).to_dict())
+    assert kept["kept"]
+    assert kept["promise"] == "exact"
+
+    def last_bit(build):
+        build.wrap(Seam.FORWARD, lambda following, batch: following(batch) * (1 + 2.0**-22))
+
+    broken = rulers("mlp").judge(Plan([claim(last_bit, Numerics.EXACT, 0.0)]).to_dict())
+    assert not broken["kept"]
+    assert "bit-identical" in broken["reason"]
+
+
+def test_means_over_seeds_are_compared_where_random_streams_differ(rulers):
+    def draw_more(build):
+        build.wrap(Seam.FORWARD, lambda following, batch: (torch.rand(3), following(batch))[1])
+
+    ruler = rulers("transformer")
+    verdict = ruler.judge(Plan([claim(draw_more)]).to_dict())
+    assert verdict["kept"], verdict["reason"]
+    assert "random streams differ" in verdict["reason"]
+
+    def draw_more_and_scale(build):
+        draw_more(build)
+        scale_loss(build)
+
+    assert not ruler.judge(Plan([claim(draw_more_and_scale)]).to_dict())["kept"]
+
+
+def test_an_own_step_is_verified_too():
+    ruler = Ruler(jobs.gan(), MACHINE)
+    ruler.prepare()
+    assert ruler.judge({"bf16_autocast": {}})["kept"]
+
+
+def test_other_batches_are_caught_though_everything_else_is_exact(rulers):
+    def repeat_the_first(build):
+        build.wrap(Seam.BATCHES, lambda following, loader: [next(iter(following(loader)))] * 3)
+
+    technique = claim(repeat_the_first, Numerics.EXACT, 0.0)
+    type(technique).card = dataclasses.replace(technique.card, stage=Stage.DATA)
+    verdict = rulers("mlp").judge(Plan([technique]).to_dict())
+    assert not verdict["kept"]
+    assert "other batches" in verdict["reason"]
+    assert rulers("mlp").judge({"loader_workers": {"num_workers": 1}})["kept"]
+
+
+def test_a_step_that_brings_its_own_loss_is_not_the_job(rulers):
+    def step_alone(build):
+        def step(batch):
+            loss = torch.nn.functional.cross_entropy(build.model(batch[0]), batch[1])
+            loss.backward()
+            build.optimizer.step()
+            build.optimizer.zero_grad()
+            return loss.detach()
+
+        build.replace(Seam.STEP, step)
+
+    verdict = rulers("mlp").judge(Plan([claim(step_alone)]).to_dict())
+    assert not verdict["kept"]
+    assert "never evaluates the job's loss" in verdict["reason"]
+
+
+def test_a_loss_scale_settles_before_it_is_judged():
+    """A scale that starts too high skips steps until it fits: part of the technique, not of its rounding."""
+    ruler = Ruler(jobs.cnn(), MACHINE)
+    ruler.prepare(seconds=2.0)
+    verdict = ruler.judge({"fp16_autocast": {"initial_scale": 2.0**23}})
+    assert verdict["kept"], verdict["reason"]
+
+
+def test_a_job_that_does_not_repeat_itself_cannot_be_judged_by_bits():
+    """As on a GPU whose kernels add up in any order: equal within rounding is then all that can be asked."""
+    count = iter(range(10**6))
+
+    def loss(model, batch):
+        noise = 1.0 + 1e-7 * (next(count) % 7)
+        return torch.nn.functional.cross_entropy(model(batch[0]) * noise, batch[1])
+
+    ruler = Ruler(dataclasses.replace(jobs.mlp(), loss=loss), MACHINE)
+    ruler.prepare(seconds=2.0)
+    verdict = ruler.judge({})
+    assert verdict["kept"], verdict["reason"]
+    assert "does not repeat itself" in verdict["reason"]
+    assert verdict["num_checks"] > 1
