@@ -29,24 +29,21 @@ _HOME = {
     "Build": "vivace.technique",
     "VivaceError": "vivace.errors",
     "Refused": "vivace.errors",
-    "inspect": "vivace.inspect",
-    "profile": "vivace.profile",
-    "tune": "vivace.tune",
-    "verify": "vivace.verify",
+    "inspect": "vivace.inspection",
+    "profile": "vivace.profiling",
+    "tune": "vivace.tuning",
+    "verify": "vivace.verifying",
     "train": "vivace.training.training",
-    "report": "vivace.report",
-    "advise": "vivace.advise",
+    "report": "vivace.reporting",
+    "advise": "vivace.advising",
 }
-_VERBS = {"inspect", "profile", "tune", "verify", "report", "advise"}
-
 __all__ = [*_HOME, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'vivace' has no attribute '{name}'")
-    module = importlib.import_module(_HOME[name])
-    return module if name in _VERBS else getattr(module, name)
+    return getattr(importlib.import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -3,6 +3,3 @@
 from vivace.advising.advise import Advice as Advice
 from vivace.advising.advise import advise as advise
 from vivace.advising.command import answer as answer
-from vivace.verb import make_callable
-
-make_callable(__name__)

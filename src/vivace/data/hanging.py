@@ -1,7 +1,7 @@
 """Loader workers that hang: told from slow ones, named by what they read, and killed.
 
-A worker that was killed is replaced like any other that died (see `vivace.training.feed`), so that a disk or a
-lock that hung once costs minutes and not the run.
+A worker that was killed is replaced like any other that died (see `vivace.training.feed`), so that a disk or
+a lock that hung once costs minutes and not the run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,3 @@
 """`vivace.inspect`: this machine's devices, versions and limits, and what is missing. Imports no torch."""
 
 from vivace.inspection.gather import inspect as inspect
-from vivace.verb import make_callable
-
-make_callable(__name__)

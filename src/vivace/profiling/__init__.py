@@ -2,6 +2,3 @@
 
 from vivace.profiling.run import Profiled as Profiled
 from vivace.profiling.run import profile as profile
-from vivace.verb import make_callable
-
-make_callable(__name__)

@@ -2,6 +2,3 @@
 
 from vivace.reporting.page import report as report
 from vivace.reporting.tables import terminal as terminal
-from vivace.verb import make_callable
-
-make_callable(__name__)

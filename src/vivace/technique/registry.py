@@ -45,10 +45,20 @@ def registered() -> list[type[Technique]]:
 
 
 @cache
+def _own() -> dict[str, str]:
+    """The modules of Vivace's own techniques by name: the files and folders of `vivace/techniques`."""
+    folders = ("vivace.techniques", "vivace.techniques.untried")
+    found = [
+        (module.name, f"{folder}.{module.name}")
+        for folder in folders
+        for module in pkgutil.iter_modules(importlib.import_module(folder).__path__)
+    ]
+    return {name: module for name, module in found if module not in folders}
+
+
 def own_names() -> tuple[str, ...]:
-    """The names of Vivace's own techniques: the files of `vivace/techniques`."""
-    package = importlib.import_module("vivace.techniques")
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(package.__path__)))
+    """The names of Vivace's own techniques, sorted."""
+    return tuple(sorted(_own()))
 
 
 @cache
@@ -66,7 +76,7 @@ def find(name: str) -> type[Technique]:
     if name in _registered:
         return _registered[name]
     if name in own_names():
-        module = _loaded(name, "", partial(importlib.import_module, f"vivace.techniques.{name}"))
+        module = _loaded(name, "", partial(importlib.import_module, _own()[name]))
         cls = _only_class(name, module)
     elif name in _entry_points():
         point = _entry_points()[name]

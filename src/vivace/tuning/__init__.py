@@ -2,6 +2,3 @@
 
 from vivace.tuning.result import Result as Result
 from vivace.tuning.tuner import tune as tune
-from vivace.verb import make_callable
-
-make_callable(__name__)

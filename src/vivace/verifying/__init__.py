@@ -1,7 +1,4 @@
 """`vivace.verify`: is the model that a plan trains still the same model?"""
 
-from vivace.verb import make_callable
 from vivace.verifying.verdict import Verdict as Verdict
 from vivace.verifying.verdict import verify as verify
-
-make_callable(__name__)

@@ -33,7 +33,7 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 def install(model: nn.Module, report: set[str]) -> tuple[Callable[[], None], bool]:
     """Fold what can be folded anywhere in `model`; `report` grows by the names of the BatchNorms.
 
-    Returns what undoes it, and whether more may come, as `vivace.techniques.untried.fused_batchnorm.matching.install` does.
+    Returns what undoes it, and whether more may come, as fused_batchnorm's `install` does.
     """
     names = {id(module): name for name, module in model.named_modules()}
     undone: list[Callable[[], None]] = []

@@ -22,6 +22,7 @@ from vivace.mechanisms.graphs import (
     Untraceable,
     add_change,
     called_module,
+    is_product,
     is_touched,
     tensors_only,
     trace,
@@ -105,12 +106,6 @@ def install(
             vars(norm).pop("forward", None)
 
     return undo, waiting
-
-
-def is_product(module: Any) -> bool:
-    """Is a 2-D convolution a matrix product of pixels by channels?"""
-    ones = (module.kernel_size, module.stride) == ((1, 1), (1, 1)) and module.padding in ((0, 0), "valid")
-    return ones and module.groups == 1
 
 
 def _may_leave_statistics(module: Any) -> bool:

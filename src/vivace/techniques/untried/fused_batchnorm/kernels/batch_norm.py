@@ -57,7 +57,7 @@ def fused(
         momentum: weight of this batch in the running statistics, whose variance is the unbiased one.
         activation: one of `ACTIVATIONS`; those that are not in `MASKED` go without a residual.
         statistics: means and sums of squared deviations of splits of x's pixels, (2, splits, channels), and
-            the pixels of a split, where `vivace.techniques.untried.fused_batchnorm.kernels.product` has left them.
+            the pixels of a split, where the module `product` has left them.
 
     Returns a tensor of x's shape in channels-last memory order, in the wider type of x and residual. Raises
     ValueError where there is only one value per channel, as PyTorch does.

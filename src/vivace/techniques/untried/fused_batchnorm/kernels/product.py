@@ -1,6 +1,6 @@
 """A 1x1 convolution as a matrix product that leaves the statistics of its result for the BatchNorm behind it.
 
-On CUDA the operator `vivace::statistics_mm` runs the Triton kernel of `vivace.techniques.untried.fused_batchnorm.kernels.product_forward`, on a
+On CUDA the operator `vivace::statistics_mm` runs the Triton kernel of `product_forward`, on a
 CPU the reference. It spares the first of BatchNorm's two reads of the feature map.
 """
 

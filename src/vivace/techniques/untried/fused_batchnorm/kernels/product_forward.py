@@ -2,7 +2,7 @@
 
 A program goes down the rows of a split, tile by tile: fp32 sums of a tile's product, rounded once to the
 output's type; mean and squared deviations of those numbers, combined with the tiles before by Chan's formula.
-The order is fixed, so that equal inputs give equal bits. `vivace.techniques.untried.fused_batchnorm.kernels.product` holds the reference.
+The order is fixed, so that equal inputs give equal bits. `product` holds the reference.
 Source: Chan, Golub, LeVeque 1983 (combining variances).
 """
 

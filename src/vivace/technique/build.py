@@ -1,0 +1,140 @@
+"""The workbench: the objects and seams of a session, as the techniques of its plan edit them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from vivace.errors import Refused
+from vivace.machine import Machine
+from vivace.technique.contract import Numerics, Technique
+from vivace.technique.step import Seam, Step
+
+if TYPE_CHECKING:
+    import torch
+
+_UNCUT = "your own step function cannot be cut into forward, backward and update"
+OWN_STEP_SEAMS = frozenset({Seam.BATCHES, Seam.VALIDATION, Seam.PLACE, Seam.STEP})
+
+
+class Build:
+    """The workbench on which a session is built: the objects, the seams, and what must be undone on close.
+
+    Where the person brings an own step function (`own_step`), `models` holds the modules that it trains, and
+    only the seams `batches`, `place` and `step` may be touched.
+    """
+
+    seams: Step  # once all techniques have been applied: for those that call other seams
+
+    def __init__(
+        self,
+        *,
+        models: list[torch.nn.Module],
+        optimizer: torch.optim.Optimizer | None,
+        machine: Machine,
+        device: torch.device,
+        own_step: bool,
+    ) -> None:
+        self.models = models
+        self.optimizer = optimizer
+        self.machine = machine
+        self.device = device
+        self.own_step = own_step
+        self.numerics = Numerics.EXACT
+        self.unit_roundoff = 0.0
+        self.declared: list[str] = []
+        self.notes: dict[str, Any] = {}
+        self.loss: Callable[[Any, Any], Any] | None = None  # the person's own, as is the next
+        self.on_gradients: Callable[[Any], Any] | None = None
+        self.close_callbacks: list[Callable[[], None]] = []
+        self.kept: dict[str, Any] = {}
+        self.optimizers: list[torch.optim.Optimizer] = []  # of an own step too
+        self.parallel: list[Any] = []  # what exchanges gradients between ranks: DistributedDataParallel
+        self._wrappers: dict[Seam, list[Callable[..., Any]]] = {}
+        self._replacements: dict[Seam, Callable[..., Any]] = {}
+        self._current = ""
+        self._replaced_by: dict[Seam, str] = {}
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The single trained module; refused where the person's own step trains several."""
+        self.require(not self.own_step, _UNCUT)
+        return self.models[0]
+
+    def require(self, condition: object, reason: str) -> None:
+        """Raise `Refused` with `reason` unless `condition` holds."""
+        if not condition:
+            raise Refused(reason)
+
+    def wrap(self, seam: Seam, function: Callable[..., Any]) -> None:
+        """Call ``function(next, *arguments)`` in place of the seam; `next` is what it would have been."""
+        self._may_touch(seam)
+        called = self._where_it_serves if seam == Seam.VALIDATION else _called_by
+        self._wrappers.setdefault(seam, []).append(partial(called, self._current, function))
+
+    def replace(self, seam: Seam, function: Callable[..., Any]) -> None:
+        """Make `function` the innermost body of the seam. Only one technique of a plan can."""
+        self._may_touch(seam)
+        other = self._replaced_by.get(seam)
+        self.require(other is None, f"'{other}' already replaces the seam '{seam}'")
+        self._replacements[seam] = partial(_called_by, self._current, function)
+        self._replaced_by[seam] = self._current
+
+    def declare(self, numerics: Numerics, reason: str) -> None:
+        """Raise what the plan promises on this very job, for example because the model has BatchNorm."""
+        if numerics > self.numerics:
+            self.numerics = numerics
+        self.declared.append(f"{self._current}: {reason}")
+
+    def set_flag(self, owner: Any, name: str, value: Any) -> None:
+        """Set a process-wide attribute, and set it back on close."""
+        before = getattr(owner, name)
+        setattr(owner, name, value)
+        self.on_close(partial(setattr, owner, name, before))
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Undo something when the session closes; callbacks run last in, first out."""
+        self.close_callbacks.append(callback)
+
+    def keep(self, stateful: Any) -> None:
+        """Store an object with `state_dict` and `load_state_dict` in checkpoints, by technique."""
+        self.kept[self._current] = stateful
+
+    def begin(self, technique: Technique) -> None:
+        """Enter a technique: its card raises the promise, its name stands in refusals."""
+        self._current = technique.name
+        card = technique.card
+        where = self.device.type
+        acting = " and ".join(card.devices)
+        self.require(where in card.devices, f"it acts on {acting}, and this job runs on {where}")
+        self.numerics = max(self.numerics, card.numerics)
+        self.unit_roundoff = max(self.unit_roundoff, card.unit_roundoff)
+
+    def compose(self, defaults: dict[Seam, Callable[..., Any]]) -> Step:
+        """The step: of every seam the innermost body, within what techniques wrapped around it."""
+        functions = {}
+        for seam, default in defaults.items():
+            function = self._replacements.get(seam, default)
+            for wrapper in self._wrappers.get(seam, []):
+                function = partial(wrapper, function)
+            functions[seam] = function
+        self.seams = Step(functions)
+        return self.seams
+
+    def _where_it_serves(self, technique: str, function: Any, following: Any, loader: Any) -> Any:
+        try:
+            return function(following, loader)
+        except Refused as refused:  # the plan is for the training data: these are read as ever
+            self.notes.setdefault("validation_as_ever", {})[technique] = str(refused)
+            return following(loader)
+
+    def _may_touch(self, seam: Seam) -> None:
+        self.require(not self.own_step or seam in OWN_STEP_SEAMS, _UNCUT)
+
+
+def _called_by(technique: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except Refused as refused:
+        raise refused.by(technique) from None
