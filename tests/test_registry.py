@@ -45,7 +45,7 @@ BROKEN = ("my_absent", "my_cardless", "my_function")
 
 def forget():
     registry._entry_points.cache_clear()
-    registry.own_names.cache_clear()
+    registry._own.cache_clear()
 
 
 @pytest.fixture
