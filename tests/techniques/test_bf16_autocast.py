@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import vivace
 from vivace.ledger import Observation
+from vivace.plan import Plan
 from vivace.techniques.bf16_autocast import Bf16Autocast
 
 PLAN = {"bf16_autocast": {}}
@@ -75,3 +77,32 @@ def test_confirmation_needs_bfloat16_products():
     assert "3 of 12" in Bf16Autocast().confirm(
         Observation({}, {"float32": 9, "bfloat16": 3}, 0, 0.0), nothing
     )
+
+
+class Classes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return nn.functional.log_softmax(self.linear(x), dim=1)
+
+
+def test_sessions_may_close_in_any_order_and_graphs_can_be_traced_meanwhile():
+    own = nn.functional.log_softmax
+    half = torch.zeros(1, 3, dtype=torch.bfloat16)
+
+    def opened():
+        model = Classes()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return vivace.attach(
+            Plan([Bf16Autocast()]), model=model, optimizer=optimizer, loss=lambda m, x: m(x).mean()
+        )
+
+    first, second = opened(), opened()
+    traced = torch.fx.symbolic_trace(Classes())
+    assert "log_softmax" in traced.code
+    first.close()
+    assert nn.functional.log_softmax(half, dim=1).dtype == torch.float32
+    second.close()
+    assert nn.functional.log_softmax is own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from functools import partial
 from types import MethodType
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from vivace.tensors.modules import modules_of, patched
 
@@ -36,12 +38,28 @@ def sum_in_float32(build: Any) -> None:
         found = [m for model in build.models for m in modules_of(model, kind) if "forward" not in vars(m)]
         undo.enter_context(patched(found, "forward", [MethodType(method, module) for module in found]))
     build.on_close(undo.close)
-    build.set_flag(nn.functional, "log_softmax", partial(_in_float32, nn.functional.log_softmax))
+    _holders.append(build)
+    nn.functional.log_softmax = _log_softmax
+    build.on_close(partial(_let_go, build))
 
 
-def _in_float32(function: Any, input: torch.Tensor, *others: Any, **named: Any) -> Any:
+# Sessions may close in any order: torch's own function comes back with the last one that holds ours.
+_holders: list[Any] = []
+_torch_log_softmax = nn.functional.log_softmax
+
+
+def _let_go(build: Any) -> None:
+    _holders.remove(build)
+    if not _holders:
+        nn.functional.log_softmax = _torch_log_softmax
+
+
+@functools.wraps(_torch_log_softmax)
+def _log_softmax(input: torch.Tensor, *others: Any, **named: Any) -> Any:
+    if has_torch_function_unary(input):  # a tracer notes this function, and not what it does
+        return handle_torch_function(_log_softmax, (input,), input, *others, **named)
     half = input.dtype in (torch.float16, torch.bfloat16)
-    return function(input.float() if half else input, *others, **named)
+    return _torch_log_softmax(input.float() if half else input, *others, **named)
 
 
 def _of_float32(self: Any, input: torch.Tensor) -> torch.Tensor:
