@@ -16,6 +16,7 @@ MACHINE = vivace.inspect().to_dict()
 def rulers():
     before, threads = dict(registry._registered), torch.get_num_threads()
     examined = importlib.import_module("examined")
+    torch.set_num_threads(1)  # the module does so, but only when it is imported first
     registry._registered.update(examined.defects.REGISTERED)
     made: dict[str, Ruler] = {}
 
