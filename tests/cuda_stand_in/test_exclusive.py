@@ -21,7 +21,7 @@ MEASURES = """
 import sys
 from pathlib import Path
 from vivace.processes.launch import Source
-from vivace.inspect import inspect
+from vivace import inspect
 from vivace.ledger import Ledger
 from vivace.plan import Plan
 from vivace.technique import Numerics

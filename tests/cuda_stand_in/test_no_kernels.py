@@ -8,7 +8,7 @@ JOB = f"{Path(__file__).with_name('job.py')}:job"
 CONFIRM = """
 import sys
 from vivace.session.opening import start
-from vivace.inspect import inspect
+from vivace import inspect
 from vivace.job import load
 from vivace.plan import Plan
 from vivace.observing.observe import observe

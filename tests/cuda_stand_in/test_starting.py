@@ -89,7 +89,7 @@ def test_a_gpu_that_torch_cannot_serve_is_left_alone_and_named(stand_in, tmp_pat
         """
 import sys
 from vivace.session.opening import start, training_device
-from vivace.inspect import inspect
+from vivace import inspect
 from vivace.plan import Plan
 from vivace.job import load
 machine = inspect()

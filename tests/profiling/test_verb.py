@@ -1,5 +1,6 @@
 """`vivace.profile` from outside: a Job in a child process, and scripts that know nothing of it."""
 
+import contextlib
 import importlib.util
 import io
 import json
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 import torch
 
@@ -71,7 +73,7 @@ PROFILING = """
 import json, sys
 from pathlib import Path
 from vivace.machine import Machine
-from vivace.profile import profile
+from vivace import profile
 
 machine = Machine.from_dict(json.loads(Path("machine.json").read_text()))
 done = profile(command=[sys.executable, "train.py"], out="out", machine=machine, timed_seconds=0.1)
@@ -230,10 +232,17 @@ def test_an_interrupted_script_is_judged_by_what_was_recorded(tmp_path, machine)
         text=True,
         start_new_session=True,
     )
-    while not (tmp_path / "out" / "record.json").is_file() and process.poll() is None:
-        time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=600)
+    try:
+        while not (tmp_path / "out" / "record.json").is_file() and process.poll() is None:
+            time.sleep(0.1)
+        scripts = psutil.Process(process.pid).children()
+        while scripts:  # Python drops an interrupt that comes while it runs a finalizer: people press again
+            os.killpg(process.pid, signal.SIGINT)
+            _, scripts = psutil.wait_procs(scripts, timeout=60)
+        output, _ = process.communicate()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     code, verdicts = output.split()
     assert code == "130"
     assert int(verdicts) >= 1

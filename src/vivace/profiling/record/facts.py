@@ -154,7 +154,7 @@ def _names(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
     """Variables of a frame and its callers, and attributes of the objects in them: ``name (file)``, value."""
     while frame is not None:
         file = frame.f_code.co_filename
-        if "vivace/profile" not in file:
+        if "vivace/profiling" not in file:
             for scope in (frame.f_locals, frame.f_globals):
                 for name, value in list(scope.items()):
                     if name.startswith("__"):

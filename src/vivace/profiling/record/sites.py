@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-_OWN = ("vivace/profile", "vivace/engine", "/torch/", "<frozen", "contextlib.py", "functools.py")
+_ROOMS = ("profiling", "work", "observing", "session", "training", "data", "processes", "technique")
+_OWN = (*(f"vivace/{room}/" for room in _ROOMS), "/torch/", "<frozen", "contextlib.py", "functools.py")
 
 
 def calling_site(skip: tuple[str, ...] = _OWN) -> str:
