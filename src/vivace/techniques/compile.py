@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
+from vivace.operators import MATRIX_CLASSES
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
 
 if TYPE_CHECKING:
@@ -98,9 +99,9 @@ class Compile(Technique):
 
     @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
-        """Fusion spares most traffic of elementwise operators and norms; products hardly change."""
+        """Fusion spares most traffic of what is no product, pooling too; products hardly change."""
         shares = profile.operator_shares
-        fusible = sum(shares.get(name, 0.0) for name in ("elementwise", "norm", "memory"))
+        fusible = sum(share for name, share in shares.items() if name not in MATRIX_CLASSES)
         return (0.8, 1 / (1 - 0.7 * min(1.0, fusible) - 0.1 * (1 - min(1.0, fusible))))
 
 
