@@ -182,6 +182,7 @@ def test_profile_and_tune_bound_every_technique_alike_from_one_recorded_step(mod
         "seconds": dict.fromkeys(
             ("data", "place", "forward", "backward", "update", "communication", "idle"), 0.1
         ),
+        "flags": {"threads": 1},
         "features": {"batch_norm": True, "convolution_2d": True},
     }
     ours = as_profile(Seen(record, trace, machine))
