@@ -18,9 +18,9 @@ class Profile:
     """Where the reference's step spends its time: what bounds the gain of each technique.
 
     `shares` are fractions of the step (``data``, ``place``, ``forward``, ``backward``, ``update``; an own
-    step's whole time is ``forward``); `operator_shares` fractions of operator time by class (``convolution``,
-    ``matmul``, ``norm``, ``recurrent``, ``attention``, ``elementwise``, ``memory``). `features` are facts
-    about the job such as ``batch_norm``, ``convolution_2d``, ``batch_size``.
+    step's whole time is ``forward``); `operator_shares` fractions of operator time by class, see
+    `vivace.operators.CLASSES`. `features` are facts about the job such as ``batch_norm``, ``convolution_2d``,
+    ``batch_size``.
     """
 
     device: str

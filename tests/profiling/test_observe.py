@@ -6,7 +6,7 @@ from torch import nn
 
 import vivace
 from vivace.inspection import inspect
-from vivace.observing.observe import kept_by_graphs, observe, operator_class
+from vivace.observing.observe import kept_by_graphs, observe
 from vivace.observing.reference import PARTS, profile_reference
 from vivace.plan import Plan
 from vivace.session.opening import attach, start
@@ -55,26 +55,6 @@ def test_dtypes_are_those_that_ran_not_those_that_were_asked_for():
 
     with attach(Plan(), model=model, optimizer=optimizer, loss=loss) as session:
         assert set(observe(session, [torch.ones(4, 8)]).dtypes) == {"bfloat16"}
-
-
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [
-        ("aten::addmm", "matmul"),
-        ("aten::linear", "matmul"),
-        ("aten::upsample_bilinear2d", "elementwise"),
-        ("aten::mkldnn_convolution", "convolution"),
-        ("aten::native_batch_norm_backward", "norm"),
-        ("aten::linalg_vector_norm", "elementwise"),
-        ("aten::mkldnn_rnn_layer", "recurrent"),
-        ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"),
-        ("aten::copy_", "memory"),
-        ("aten::t", "memory"),
-        ("aten::relu", "elementwise"),
-    ],
-)
-def test_operator_classes(name, wanted):
-    assert operator_class(name) == wanted
 
 
 @pytest.mark.parametrize("name", TINY_JOBS)

@@ -9,7 +9,6 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
-from vivace.work.classes import work_class
 from vivace.work.count import count_work
 
 
@@ -162,22 +161,6 @@ def test_views_of_parameters_are_not_saved_for_the_backward_pass():
 def test_dropout_is_one_kernel():
     inputs = on_meta(lambda: torch.empty(100))
     assert count_work(lambda: functional.dropout(inputs, 0.5)).count == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("aten::addmm", "matmul"),
-        ("aten::_cudnn_rnn_backward", "recurrent"),
-        ("aten::masked_fill_", "elementwise"),
-        ("aten::_to_copy", "memory"),
-        ("aten::native_layer_norm_backward", "norm"),
-        ("aten::max_pool2d_with_indices", "other"),
-        ("aten::convolution_backward", "convolution"),
-    ],
-)
-def test_operators_have_classes(name, kind):
-    assert work_class(name) == kind
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import torch
 
 import vivace
 from vivace.ledger import Observation
+from vivace.mechanisms.blocks import find_blocks
 from vivace.techniques.compile import Compile
 
 
@@ -77,7 +78,7 @@ def test_a_failure_names_compilation(tiny, counters, monkeypatch):
 
 def test_refusals(tiny, monkeypatch):
     job = tiny("mlp")
-    with pytest.raises(vivace.Refused, match="no block is repeated"):
+    with pytest.raises(vivace.Refused, match="no block of the model is repeated"):
         job.open({"compile": {"regional": True}})
     job.original[0].compile()
     compiled = torch.compile(torch.nn.Linear(1, 1))
@@ -103,6 +104,39 @@ def test_products_are_an_option_beside_those_of_the_mode(tiny, monkeypatch):
     assert asked["options"]["max_autotune"]
     known = torch._inductor.list_options()
     assert set(asked["options"]) <= set(known)
+
+
+class AsAttributes(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        for name in ("first", "second", "third", "fourth"):
+            setattr(self, name, torch.nn.TransformerEncoderLayer(8, 2, 16))
+
+
+def vision_transformer(models):
+    return models.VisionTransformer(32, 16, num_layers=4, num_heads=2, hidden_dim=8, mlp_dim=16)
+
+
+@pytest.mark.parametrize(
+    ("make", "number"),
+    [
+        (lambda models: models.resnet18(), 8),
+        (lambda models: models.densenet121(), 61),
+        (vision_transformer, 4),
+        (lambda _: AsAttributes(), 4),
+    ],
+    ids=["resnet18", "densenet121", "vision_transformer", "as_attributes"],
+)
+def test_regional_compiles_the_blocks_that_memory_is_decided_for(monkeypatch, make, number):
+    model = make(pytest.importorskip("torchvision").models)
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda call, **_: compiled.append(call.__self__) or call)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = vivace.Plan.from_dict({"compile": {"regional": True}})
+    with vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, b: m(b).sum()):
+        pass
+    assert len(compiled) == number
+    assert compiled == [module for block in find_blocks([model]) for module in block.modules]
 
 
 def test_only_modes_that_capture_take_the_slot():

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import InputError
-from vivace.operators import KINDS
+from vivace.operators import KINDS, KINDS_OF_CLASS
 
 MODELS_FILE = Path(__file__).resolve().parent / "models.csv"
-# The classes of a profile's operators as kinds; where a profile holds finer bins, those are taken.
-KIND_OF_CLASS = {"convolution": "conv", "norm": "layer_norm"}
 COLUMNS = ("model", "parameters", "tensors", "saved_bytes", "bins")
 
 
@@ -93,7 +91,7 @@ class Demand:
         narrow = 2 if work.get("precision") in ("bf16", "fp16", "amp_bf16", "amp_fp16") else 1
         bins = tuple(
             Bin(
-                KIND_OF_CLASS.get(name, name) if KIND_OF_CLASS.get(name, name) in KINDS else "other",
+                KINDS_OF_CLASS.get(name, ("other",))[0],
                 max(int(totals["count"]), 1),
                 totals["flops"] / batch,
                 narrow * totals["bytes"] / batch,

@@ -51,19 +51,23 @@ def find_blocks(models: Sequence[nn.Module]) -> list[Block]:
     found: list[Block] = []
     for number, model in enumerate(models):
         prefix = f"{number}." if len(models) > 1 else ""
-        level = _evened(_repeated(model, prefix, _kinds(model)))
-        while 0 < len(level) < FEW:
-            inner = [
-                b
-                for name, module in level
-                for b in _repeated(module, f"{name}.", _kinds(module)) or [(name, module)]
-            ]
-            if len(inner) <= len(level):
-                break
-            level = inner
-        blocks = [Block(name, _kind((module,)), (module,)) for name, module in level]
-        found += blocks or _runs(model, prefix)
+        found += repeated_blocks(model, prefix) or _runs(model, prefix)
     return list({id(block.modules[0]): block for block in reversed(found)}.values())[::-1]
+
+
+def repeated_blocks(model: nn.Module, prefix: str = "") -> list[Block]:
+    """The blocks of one model that are repeated modules, one module each; none where it has no such parts."""
+    level = _evened(_repeated(model, prefix, _kinds(model)))
+    while 0 < len(level) < FEW:
+        inner = [
+            b
+            for name, module in level
+            for b in _repeated(module, f"{name}.", _kinds(module)) or [(name, module)]
+        ]
+        if len(inner) <= len(level):
+            break
+        level = inner
+    return [Block(name, _kind((module,)), (module,)) for name, module in level]
 
 
 def claim(build: Build, patterns: Sequence[str], technique: str, around: Around) -> list[Block]:

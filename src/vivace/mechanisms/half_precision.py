@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
+from vivace.operators import MATRIX_CLASSES
 from vivace.technique import Build, Seam
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def bfloat16_gain(profile: Profile, machine: Machine, casts: float) -> tuple[flo
     At worst the products take half as long and the rest `casts` of its time.
     """
     shares = profile.operator_shares
-    products = sum(shares.get(name, 0.0) for name in ("matmul", "convolution", "attention", "recurrent"))
+    products = sum(shares.get(name, 0.0) for name in MATRIX_CLASSES)
     device = machine.device
     if device.kind == "cpu" and not {"avx512_bf16", "amx_bf16", "bf16"} & set(device.features):
         return (1 / (1 + 4 * products), 1.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import resource
 import sys
 import time
@@ -16,21 +15,12 @@ from torch import nn
 from torch.profiler import ProfilerActivity
 
 from vivace.ledger import Observation
+from vivace.operators import MATRIX_CLASSES, class_of, is_operator
 from vivace.session.session import Session
 from vivace.tensors.trees import tensors
 
 COUNTED_STEPS = 2
 
-# The first pattern that matches an operator's name names its class.
-OPERATOR_CLASSES = {
-    "attention": r"attention|flash",
-    "recurrent": r"lstm|gru|rnn",
-    "convolution": r"conv(?!ert)",
-    "norm": r"(batch|layer|group|instance|rms)_norm",
-    "matmul": r"(^|_)(mm|addmm|bmm|baddbmm|mv|addmv|dot)$|matmul|^_?(mkl_|mkldnn_)?linear",
-    "memory": r"copy|clone|(^|_)(cat|stack|zeros?|fill|empty|resize)(_|$)|contiguous|empty_|view"
-    r"|reshape|expand|transpose|permute|slice|select|as_strided|detach|squeeze|alias|(^|_)to$|^t$",
-}
 DTYPES = {
     "double": "float64",
     "float": "float32",
@@ -145,18 +135,6 @@ def live_bytes(session: Session, batch: Any) -> int:
     return sum(storages.values())
 
 
-def is_operator(name: str) -> bool:
-    """Is a profiler event a call of an operator (``aten::mm``), not a range or a backward node?"""
-    return "::" in name and "autograd" not in name
-
-
-def operator_class(name: str) -> str:
-    """The class of an operator, such as ``matmul`` for ``aten::addmm``; ``elementwise`` where none fits."""
-    short = name.rpartition("::")[2].removesuffix("_")
-    found = (kind for kind, pattern in OPERATOR_CLASSES.items() if re.search(pattern, short))
-    return next(found, "elementwise")
-
-
 def _held_tensors(session: Session, batch: Any) -> Iterable[torch.Tensor]:
     for model in session.build.models:
         yield from _of_module(model)
@@ -187,8 +165,7 @@ def _highest_sum(events: list[Any]) -> int:
 
 def _matrix_dtypes(events: list[Any]) -> dict[str, int]:
     """Floating-point inputs by dtype of the innermost matrix operators, with no other inside."""
-    wanted = ("convolution", "matmul", "recurrent", "attention")
-    matrix = [e for e in events if is_operator(e.name()) and operator_class(e.name()) in wanted]
+    matrix = [e for e in events if is_operator(e.name()) and class_of(e.name()) in MATRIX_CLASSES]
     matrix.sort(key=lambda e: (e.start_thread_id(), e.start_ns(), -e.end_ns()))
     counts: Counter[str] = Counter()
     for number, event in enumerate(matrix):

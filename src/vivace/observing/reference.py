@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader
 from vivace.inspection.limits import usable_cores
 from vivace.job import Job
 from vivace.ledger import Profile
-from vivace.observing.observe import is_operator, now, observe, operator_class, profile_step
+from vivace.observing.observe import now, observe, profile_step
+from vivace.operators import seconds_by_class
 from vivace.session.opening import call, endless_batches
 from vivace.session.session import Session
 from vivace.tensors.modules import has_batch_norm, modules_of
@@ -43,7 +44,7 @@ def profile_reference(session: Session, job: Job, batches: list[Any]) -> Profile
         device=session.build.device.type,
         step_seconds=step_seconds,
         shares={part: parts[part] / step_seconds for part in PARTS},
-        operator_shares=_operator_shares(profile_step(session, batches[-1])),
+        operator_shares=operator_shares(profile_step(session, batches[-1])),
         num_operators=sum(seen.operators.values()),
         page_faults=seen.page_faults,
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
@@ -94,16 +95,14 @@ def _timed(session: Session, spent: dict[str, float]) -> AbstractContextManager[
     return session.seams.observed(**{name: partial(timed, name) for name in ("place", "forward", "backward")})
 
 
-def _operator_shares(profiler: torch.profiler.profile) -> dict[str, float]:
+def operator_shares(profiler: torch.profiler.profile) -> dict[str, float]:
     """Fractions of the operators' own time: the device's where kernels ran, else the CPU's."""
-    rows = [row for row in profiler.key_averages() if is_operator(row.key) and "CPU" in str(row.device_type)]
+    rows = [row for row in profiler.key_averages() if "CPU" in str(row.device_type)]
     on_device = any(row.self_device_time_total for row in rows)
-    spent: Counter[str] = Counter()
-    for row in rows:
-        own = row.self_device_time_total if on_device else row.self_cpu_time_total
-        spent[operator_class(row.key)] += own
-    total = sum(spent.values()) or 1.0
-    return {kind: value / total for kind, value in spent.items()}
+    own = [(row.key, row.self_device_time_total if on_device else row.self_cpu_time_total) for row in rows]
+    seconds = seconds_by_class(own, on_device=on_device)
+    total = sum(seconds.values()) or 1.0
+    return {kind: value / total for kind, value in seconds.items()}
 
 
 def _features(

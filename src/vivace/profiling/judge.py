@@ -7,11 +7,12 @@ from typing import Any
 
 from vivace.ledger import NO_KERNELS
 from vivace.machine import Machine
+from vivace.operators import MATRIX_CLASSES
 from vivace.profiling import roofline, rules
 from vivace.profiling.bounds import bounds as bounds_of
 from vivace.profiling.bounds import to_dict
 from vivace.profiling.prospects import prospects
-from vivace.profiling.seen import MATRIX, Seen, Verdict
+from vivace.profiling.seen import Seen, Verdict
 from vivace.profiling.trace import read_trace
 
 FORMAT = 1
@@ -213,7 +214,7 @@ def _work(seen: Seen, rows: list[roofline.Roof], epochs: int | None) -> dict[str
     """What `advise` reads from a saved profile."""
     record = seen.record
     sizes = {n.partition(":")[0]: int(n.partition(":")[2]) for n in record.get("item_bytes") or {}}
-    matrix = {kind: size for kind, size in sizes.items() if kind in MATRIX}
+    matrix = {kind: size for kind, size in sizes.items() if kind in MATRIX_CLASSES}
     size = min(matrix.values(), default=4)
     autocast = list(seen.precision.get("autocast_dtypes") or {"float16": 1})
     precision = autocast[0] if size == 2 and seen.precision.get("autocast") else DTYPE_NAMES[size]

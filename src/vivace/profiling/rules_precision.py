@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vivace.operators import MATRIX_CLASSES
 from vivace.profiling.seen import Seen, Verdict
 
 MANY_SKIPPED = 0.05
@@ -178,7 +179,7 @@ def _why_no_gain(seen: Seen) -> str:
         return "this processor has no 16-bit arithmetic"
     work = seen.record.get("work") or {}
     operators = seen.operator_seconds
-    matrix = sum(operators.get(kind, 0.0) for kind in ("convolution", "matmul", "attention", "recurrent"))
+    matrix = sum(operators.get(kind, 0.0) for kind in MATRIX_CLASSES)
     share = matrix / max(sum(operators.values()), 1e-12)
     casts = (work.get("memory") or {}).get("count", 0)
     if share < 0.4:

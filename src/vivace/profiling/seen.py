@@ -11,7 +11,6 @@ from vivace.machine import Machine
 
 ALSO_UPDATE = ("threads", "double")  # experiments on forward and backward that act on the update too
 BY_SECONDS = ("anomaly",)  # experiments whose copy suffers more from the setting than the loop does
-MATRIX = ("convolution", "matmul", "attention", "recurrent")
 
 
 @dataclasses.dataclass(frozen=True)

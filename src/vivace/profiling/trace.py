@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from vivace.operators import class_of, is_operator, seconds_by_class
 from vivace.profiling.record import CUT
-from vivace.work.classes import work_class
 
 MOST_POINTS = 400
 
@@ -27,11 +27,6 @@ class Event:
     arguments: dict[str, Any]
     own: float = 0.0
     parent: Event | None = None
-
-    @property
-    def operator(self) -> str:
-        """The operator's class."""
-        return work_class(self.name)
 
 
 def read_trace(path: Path, device: str = "cpu") -> dict[str, Any]:
@@ -59,11 +54,12 @@ def read_trace(path: Path, device: str = "cpu") -> dict[str, Any]:
     timed = [] if unseen else [(e, e.own) for e in operators]
     spent = _kernel_times(kernels, operators) if kernels else timed
     owner = _owners(operators, modules)
+    called = [e.name for e in operators if is_operator(e.name)]
     return {
         "step_seconds": (end - begin) / 1e6,
-        "operators": _sum((e.operator, t) for e, t in spent),
-        "counts": dict(Counter(e.operator for e in operators)),
-        "num_operators": len(operators),
+        "operators": seconds_by_class(((e.name, t / 1e6) for e, t in spent), on_device=bool(kernels)),
+        "counts": dict(Counter(map(class_of, called))),
+        "num_operators": len(called),
         "num_kernels": len(kernels),
         "busy_seconds": None if unseen else _busy(kernels, operators, begin),
         "slowest": _slowest(spent),

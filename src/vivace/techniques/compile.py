@@ -5,15 +5,13 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
+from vivace.operators import MATRIX_CLASSES
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +46,7 @@ class Compile(Technique):
         """Compile the modules in place for the length of each forward seam, or of an own step."""
         import torch
 
+        from vivace.mechanisms.blocks import repeated_blocks
         from vivace.tensors.modules import patched
         from vivace.tensors.trees import map_tensors
 
@@ -56,8 +55,11 @@ class Compile(Technique):
         every = [m for model in build.models for m in model.modules()]
         done = any(m._compiled_call_impl or hasattr(m, "_orig_mod") for m in every)
         build.require(not done, "the model is compiled already: leave torch.compile to Vivace")
-        modules = [m for model in build.models for m in _blocks(model)] if self.regional else build.models
-        build.require(modules, "no block is repeated in a ModuleList or Sequential: compile the whole model")
+        modules = list(build.models)
+        if self.regional:
+            blocks = [m for model in modules for block in repeated_blocks(model) for m in block.modules]
+            modules = list({id(module): module for module in blocks}.values())
+        build.require(modules, "no block of the model is repeated: compile the whole model")
         config = torch._dynamo.config  # type: ignore[attr-defined]
         build.set_flag(config, "suppress_errors", False)
         build.set_flag(config, "fail_on_recompile_limit_hit", True)
@@ -98,22 +100,7 @@ class Compile(Technique):
 
     @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
-        """Fusion spares most traffic of elementwise operators and norms; products hardly change."""
+        """Fusion spares most traffic of what is no product, pooling too; products hardly change."""
         shares = profile.operator_shares
-        fusible = sum(shares.get(name, 0.0) for name in ("elementwise", "norm", "memory"))
+        fusible = sum(share for name, share in shares.items() if name not in MATRIX_CLASSES)
         return (0.8, 1 / (1 - 0.7 * min(1.0, fusible) - 0.1 * (1 - min(1.0, fusible))))
-
-
-def _blocks(model: nn.Module) -> list[nn.Module]:
-    """The outermost modules with children that stand beside others of their class in a list or Sequential."""
-    from torch import nn
-
-    from vivace.tensors.modules import modules_of
-
-    found: list[nn.Module] = []
-    for container in modules_of(model, nn.ModuleList, nn.Sequential):
-        children = [child for child in container.children() if any(True for _ in child.children())]
-        kinds = [type(child) for child in children]
-        found += [c for c in children if kinds.count(type(c)) > 1 and not isinstance(c, nn.ModuleList)]
-    inner = {id(m) for block in found for m in block.modules() if m is not block}
-    return list({id(block): block for block in found if id(block) not in inner}.values())

@@ -11,6 +11,7 @@ from pydantic import Field
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.mechanisms.half_precision import ScaledOptimizer, autocast, share_in
+from vivace.operators import MATRIX_CLASSES
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Fp16Autocast(Technique):
         GPUs that have bfloat16 run both at one rate, and loss scaling looks at every gradient once more.
         """
         shares = profile.operator_shares
-        products = sum(shares.get(name, 0.0) for name in ("matmul", "convolution", "attention", "recurrent"))
+        products = sum(shares.get(name, 0.0) for name in MATRIX_CLASSES)
         device = machine.device
         if device.kind == "cpu" and "amx_fp16" not in device.features:
             return (1 / (1 + 4 * products), 1.0)

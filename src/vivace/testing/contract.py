@@ -19,6 +19,7 @@ from vivace.inspection import inspect
 from vivace.job import Job
 from vivace.ledger import Observation, Profile
 from vivace.observing.observe import observe
+from vivace.operators import CLASSES
 from vivace.plan import Plan
 from vivace.session.opening import start, training_device
 from vivace.session.session import Session
@@ -172,12 +173,11 @@ def variants(technique: type[Technique]) -> list[Technique]:
 
 def plain_profile() -> Profile:
     """The profile of a job in which everything takes some time."""
-    kinds = ("convolution", "matmul", "norm", "recurrent", "attention", "elementwise", "memory")
     return Profile(
         device=training_device(inspect()).type,
         step_seconds=0.01,
         shares={"data": 0.2, "place": 0.1, "forward": 0.2, "backward": 0.4, "update": 0.1},
-        operator_shares=dict.fromkeys(kinds, 1 / len(kinds)),
+        operator_shares=dict.fromkeys(CLASSES, 1 / len(CLASSES)),
         num_operators=500,
         page_faults=1000.0,
         parameter_bytes=10_000,

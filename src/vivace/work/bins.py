@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # Channels in a group for which libraries have their own kernels; others are irregular.
 REGULAR_WIDTHS = (2, 4, 8, 16, 32)
 COPIES = re.compile("copy|clone|contiguous")
+# Counted as in the shipped table of models, to which the efficiencies are fitted.
+OTHERS = re.compile("embedding|linalg_vector_norm")
 STREAMS = re.compile("(^|_)(cat|stack|zeros|ones|full|fill|zero)(_|$)")
 SIZE_OCTAVES, INTENSITY_OCTAVES, WEIGHTS_PER_SAMPLE = 6, 2, 64
 
@@ -69,7 +71,7 @@ def _gather(parts: Sequence[tuple[str, float, float, float]]) -> list[Bin]:
 
 
 def kind_of(kernel: Kernel) -> str:
-    """The kind of a kernel: its class, finer where classes hide different speeds."""
+    """The kind of a kernel, one of its class's: finer where classes hide different speeds."""
     name, operator = kernel.name, kernel.operator
     if operator == "convolution":
         if kernel.groups == 1:
@@ -81,6 +83,8 @@ def kind_of(kernel: Kernel) -> str:
         return "batched" if "bmm" in name else "matmul"
     if operator == "norm":
         return "batch_norm" if "batch_norm" in name else "layer_norm"
+    if OTHERS.search(name):
+        return "other"
     if operator == "memory":
         return "copy" if COPIES.search(name) else "elementwise" if STREAMS.search(name) else "memory"
     return "softmax" if "softmax" in name else operator

@@ -24,8 +24,8 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from vivace.operators import CLASSES, class_of
 from vivace.work.as_one import AsOneKernel
-from vivace.work.classes import CLASSES, work_class
 from vivace.work.formulas import complete, convolution_backward, convolution_shape, named, other_flops
 from vivace.work.fusion import fused_bytes
 
@@ -172,7 +172,7 @@ class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif _READS_WHAT_IT_WRITES.match(name):
             inputs = [*outputs[:1], *inputs[1:]]
         formula = flop_registry.get(func._overloadpacket)
-        kind = work_class(name)
+        kind = class_of(name)
         args, kwargs = complete(func._schema, args, kwargs)
         if name == "convolution_backward":
             flops = convolution_backward(args)
@@ -278,4 +278,4 @@ def _totals(kernels: tuple[Kernel, ...]) -> dict[str, Totals]:
         row = sums[kernel.operator]
         for place, value in enumerate((kernel.flops, kernel.bytes, fused, 1)):
             row[place] += value
-    return {name: Totals(*sums[name]) for name in (*CLASSES, "elementwise") if name in sums}
+    return {name: Totals(*sums[name]) for name in CLASSES if name in sums}

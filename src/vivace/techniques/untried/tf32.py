@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 from vivace.errors import Refused
 from vivace.ledger import NO_KERNELS, Observation, Profile
 from vivace.machine import Machine
+from vivace.operators import MATRIX_CLASSES
 from vivace.technique import Build, Card, Numerics, Stage, Technique
 
 FP32_ERROR = 1e-5  # of a product's size: fp32 is off by about 1e-7, TF32 by about 3e-4
-MATRIX_CLASSES = ("matmul", "convolution", "recurrent", "attention")
 
 
 @dataclasses.dataclass(frozen=True)
