@@ -74,6 +74,8 @@ class Technique:
 
     card: ClassVar[Card]
     name: ClassVar[str]
+    first_pass_differs: ClassVar[bool] = False
+    """Is the first pass over the data slower, as while a cache fills? Then a later pass is measured."""
 
     def __init_subclass__(cls) -> None:
         package, _, file = cls.__module__.rpartition(".")
@@ -97,6 +99,13 @@ class Technique:
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
         """Bounds (low, high) of the speed ratio that the technique can bring; (1.0, 1.0): nothing."""
         return (1.0, 1.0)
+
+    def refined(self) -> Technique | None:
+        """The settings to try once these have helped, and again while each is clearly faster; None: no more.
+
+        For a setting that is not worth a trial where its technique does not help, such as a queue's depth.
+        """
+        return None
 
     @property
     def slot(self) -> str | None:
