@@ -5,9 +5,13 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 
 import vivace
+from vivace.errors import PlanError, Refused
 from vivace.measuring.worker import Worker
+from vivace.plan import Plan
+from vivace.session.opening import start
 from vivace.technique import Card, Numerics, Seam, Stage, Technique, registry
 from vivace.testing import TINY_JOBS
 
@@ -67,3 +71,59 @@ def test_a_later_pass_is_measured_where_the_first_differs(register, later):
         assert len(read) == (4 if later else 0)  # batches of an epoch
     finally:
         worker.session.close()
+
+
+def parallel(register, name, after=()):
+    cls = type(name, (Technique,), {"card": card(Stage.PARALLEL, after=after), "name": name})
+    return register(dataclasses.dataclass(frozen=True)(cls))
+
+
+@pytest.fixture
+def two_ranks(tmp_path, monkeypatch):
+    """A process group of one that says that it is two."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("two_ranks")
+@pytest.mark.parametrize("after", [(), ("ddp",)])
+def test_what_builds_on_another_technique_acts_behind_it(register, after):
+    cls = parallel(register, "adaptive_compression", after)
+    cls.apply = lambda self, build: build.require(build.parallel, "no gradients are exchanged")
+    plan = Plan.from_dict({"ddp": {}, "adaptive_compression": {}})
+    if after:
+        assert plan.names == ("ddp", "adaptive_compression")
+        start(TINY_JOBS["mlp"](), plan, vivace.inspect()).close()
+    else:  # the alphabet
+        with pytest.raises(Refused, match="no gradients are exchanged"):
+            start(TINY_JOBS["mlp"](), plan, vivace.inspect())
+
+
+def test_the_order_is_the_same_whatever_else_is_in_the_plan(register):
+    first, second, third = (
+        parallel(register, name, after)
+        for name, after in (("c", ("ddp",)), ("b", ("c",)), ("a", ("b", "ddp")))
+    )
+    ddp = registry.find("ddp")
+    assert Plan([third(), second(), first(), ddp()]).names == ("ddp", "c", "b", "a")
+    assert Plan([third(), first()]).names == ("c", "a")
+    assert [cls.name for cls in registry.everything() if cls.card.stage == Stage.PARALLEL] == [
+        *("ddp", "c", "gradient_compression", "b", "a")
+    ]
+
+
+def test_an_order_that_cannot_be_kept_is_refused_at_registration(register):
+    with pytest.raises(PlanError, match=r"'b' acts after 'ddpp', which is unknown; did you mean 'ddp'"):
+        parallel(register, "b", ("ddpp",))
+    with pytest.raises(PlanError, match=r"'b' acts after 'tf32', but in the stage PARALLEL, and 'tf32' in "):
+        parallel(register, "b", ("tf32",))
+    with pytest.raises(PlanError, match=r"'b' would act after itself: b"):
+        parallel(register, "b", ("b",))
+    assert "b" not in registry.names()
+    parallel(register, "b")
+    parallel(register, "c", ("b",))
+    with pytest.raises(PlanError, match=r"'b' would act after itself: b after c"):
+        parallel(register, "b", ("c",))
+    assert registry.find("b").card.after == ()

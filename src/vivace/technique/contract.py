@@ -7,8 +7,8 @@ One training step is a chain of seams, each a function:
 
 After `finish` every ``.grad`` is the true, unscaled gradient of the mean loss; after the step all gradients
 are ``None``. A technique edits objects (`Build.model`, `Build.optimizer`) in place, and wraps or replaces
-seams. At most one technique replaces a seam, any number wrap it, in the order of their stages: a plan is a
-set, not a sequence.
+seams. At most one technique replaces a seam, any number wrap it, in the order of their stages, inside a stage
+of `Card.after`, then of their names: a plan is a set, not a sequence.
 
 This module imports no torch, so that cards can be listed and plans validated anywhere.
 """
@@ -53,7 +53,10 @@ class Numerics(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """What a technique declares about itself; documentation pages are generated from it."""
+    """What a technique declares about itself; documentation pages are generated from it.
+
+    `after` names techniques that act before it inside its stage, where both are in a plan.
+    """
 
     stage: Stage
     numerics: Numerics
@@ -63,6 +66,7 @@ class Card:
     unit_roundoff: float = 0.0
     devices: tuple[str, ...] = ("cpu", "cuda")
     measured_on: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
 
 
 class Technique:
