@@ -9,11 +9,17 @@ import torch
 
 import vivace
 from vivace.errors import PlanError, Refused
+from vivace.ledger import Ledger
 from vivace.measuring.worker import Worker
+from vivace.memory import choosing
 from vivace.plan import Plan
+from vivace.processes.launch import Source
 from vivace.session.opening import start
 from vivace.technique import Card, Numerics, Seam, Stage, Technique, registry
 from vivace.testing import TINY_JOBS
+from vivace.training import survival
+from vivace.training.ranks import joined
+from vivace.tuning.bench import Bench
 
 ROOT = Path(vivace.__file__).parent
 
@@ -127,3 +133,106 @@ def test_an_order_that_cannot_be_kept_is_refused_at_registration(register):
     with pytest.raises(PlanError, match=r"'b' would act after itself: b after c"):
         parallel(register, "b", ("c",))
     assert registry.find("b").card.after == ()
+
+
+CROWDED = """
+import dataclasses
+import torch
+import vivace
+from vivace.technique import Card, Numerics, Stage
+
+ROOM = []
+
+
+@vivace.register
+@dataclasses.dataclass(frozen=True)
+class Shrink(vivace.Technique):
+    card = Card(Stage.MEMORY, Numerics.EXACT, "makes room", "here", saves_memory="states")
+    name = "shrink"
+
+    def apply(self, build):
+        ROOM.append(1)
+        build.on_close(ROOM.clear)
+
+
+def loss(model, batch):
+    if not ROOM:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return model(batch).square().mean()
+
+
+job = vivace.Job(
+    model=lambda: torch.nn.Linear(4, 1),
+    data=lambda: [torch.ones(2, 4)] * 4,
+    loss=loss,
+    optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+)
+"""
+
+
+@pytest.mark.slow
+def test_a_strangers_technique_is_the_rescue_of_a_job_that_does_not_fit(register, tmp_path):
+    """`register` here only puts things back: the job's file registers the technique, when it is loaded."""
+    (tmp_path / "crowded.py").write_text(CROWDED)
+    source, ledger = Source(f"{tmp_path}/crowded.py:job"), Ledger(tmp_path / "ledger.jsonl")
+    bench = Bench(source, vivace.inspect(), ledger, lambda *_: None, allow=Numerics.EXACT, memory=None)
+    try:
+        bench.check()
+        assert bench.base.names == ("shrink",)
+    finally:
+        bench.close()
+
+
+def test_what_would_fit_and_what_eases_the_blocks_name_a_strangers_technique(register):
+    cls = dataclasses.dataclass(frozen=True)(
+        type("Aaa", (Technique,), {"card": card(Stage.MEMORY, saves_memory="states"), "name": "aaa"})
+    )
+    assert "aaa" not in [cls.name for cls in registry.savers("cpu", Numerics.EXACT)]
+    register(cls)
+    assert {"aaa": {}} in choosing._reliefs("cpu", Numerics.EXACT)
+    with start(TINY_JOBS["mlp"](), Plan(), vivace.inspect()) as session:
+        assert "a plan with aaa or checkpoint" in survival._would_fit(session)
+
+
+def test_ranks_are_averaged_by_whatever_says_so(register, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    cls = parallel(register, "gossip")
+    with pytest.raises(PlanError, match=r"add \[techniques.ddp\] to the plan"), joined(Plan([cls()])):
+        pass
+    cls.card = dataclasses.replace(cls.card, averages_ranks=True)
+    with pytest.raises(PlanError, match=r"add \[techniques.ddp\] or \[techniques.gossip\]"), joined(Plan()):
+        pass
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    with joined(Plan([cls()])) as ranks:
+        assert (ranks.rank, ranks.world_size) == (1, 2)
+
+
+def test_a_session_forgets_what_its_techniques_recorded(register):
+    """A technique that replays a recorded step: the rehearsal dictates another loss, and it must follow."""
+
+    @register
+    @dataclasses.dataclass(frozen=True)
+    class Replaying(Technique):
+        card = card(Stage.CAPTURE, captures=True)
+        name = "replaying"
+
+        def apply(self, build):
+            recorded = []
+
+            def step(following, batch):
+                if not recorded:
+                    recorded.append(following(batch))
+                return recorded[0]
+
+            build.wrap(Seam.STEP, step)
+            build.on_forget(recorded.clear)
+
+    job = TINY_JOBS["mlp"]()
+    batches = list(job.data())
+    with start(job, Plan([Replaying()]), vivace.inspect()) as session:
+        first = session.step(batches[0])
+        assert session.step(batches[1]) is first
+        session.forget()
+        assert session.step(batches[1]) is not first

@@ -24,7 +24,10 @@ _HEADER = "# vivace plan - what to do. Evidence is in the ledger beside it.\n"
 
 
 class Plan:
-    """An immutable set of techniques in canonical order (stage, then `after`, then name). Equal plans have equal ids."""
+    """An immutable set of techniques in canonical order: stage, then `after`, then name.
+
+    Equal plans have equal ids.
+    """
 
     def __init__(self, techniques: Iterable[Technique] = ()) -> None:
         ordered = sorted(techniques, key=lambda t: registry.order_of(type(t)))

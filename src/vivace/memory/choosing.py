@@ -20,11 +20,11 @@ from vivace.plan import Plan
 from vivace.session.opening import call, first_batches, start
 from vivace.session.session import Session
 from vivace.technique import Numerics
-from vivace.technique.registry import find
+from vivace.technique.registry import find, savers
 
 ATTEMPTS = 5
 STEPS = 5
-RELIEFS: tuple[dict[str, dict[str, Any]], ...] = (  # what lowers the peak beside decisions for blocks
+RELIEFS: tuple[dict[str, dict[str, Any]], ...] = (  # what lowers the peak beside what decides on blocks
     {"optimizer_in_backward": {}},
     {"channels_last": {}},  # on a CPU convolutions copy what lies otherwise
     {"channels_last": {}, "optimizer_in_backward": {}},
@@ -33,6 +33,7 @@ RELIEFS: tuple[dict[str, dict[str, Any]], ...] = (  # what lowers the peak besid
     {"micro_batches": {"num": 2}},
     {"micro_batches": {"num": 4}},
 )
+BLOCKS = ("checkpoint", "compress_activations", "offload_activations")  # decide block by block; see costs.py
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +126,7 @@ def choosers(
     """One on `base`, and one for each relief that acts on this job and is allowed."""
     first = Chooser(job, machine, batches, allow, base)
     yield first
-    for settings in RELIEFS:
+    for settings in _reliefs(machine.device.kind, allow):
         plan = base
         for name, values in settings.items():
             plan = plan.adding(find(name)(**values))
@@ -133,6 +134,13 @@ def choosers(
             continue
         with contextlib.suppress(Exception):  # what is refused or fails on this job is no relief
             yield Chooser(job, machine, batches, allow, plan, first)
+
+
+def _reliefs(device: str, allow: Numerics) -> list[dict[str, dict[str, Any]]]:
+    """`RELIEFS`, then every other technique that saves memory; what decides on blocks is none."""
+    known = {name for settings in RELIEFS for name in settings} | set(BLOCKS)
+    others = [cls for cls in savers(device, allow) if cls.name not in known]
+    return [*RELIEFS, *({one.name: one.settings()} for cls in others for one in cls.rescues()[:1])]
 
 
 class Chooser:
@@ -228,13 +236,13 @@ def plan_of(decision: Decision, names: list[str], base: Plan) -> Plan:
         found = tuple(name for name, word in pairs if word in words)
         return ("*",) if len(found) == sum(map(bool, names)) else found
 
-    wanted: dict[str, dict[str, Any]] = {
-        "checkpoint": {"blocks": chosen("recompute", "cheap"), "cheap": chosen("cheap")},
-        "compress_activations": {"blocks": chosen("compress")},
-        "offload_activations": {"blocks": chosen("offload")},
-    }
+    wanted: tuple[dict[str, Any], ...] = (
+        {"blocks": chosen("recompute", "cheap"), "cheap": chosen("cheap")},
+        {"blocks": chosen("compress")},
+        {"blocks": chosen("offload")},
+    )
     plan = base
-    for technique, settings in wanted.items():
+    for technique, settings in zip(BLOCKS, wanted, strict=True):
         if settings["blocks"]:
             plan = plan.adding(find(technique)(**settings))
     return plan

@@ -48,6 +48,7 @@ class Build:
         self.loss: Callable[[Any, Any], Any] | None = None  # the person's own, as is the next
         self.on_gradients: Callable[[Any], Any] | None = None
         self.close_callbacks: list[Callable[[], None]] = []
+        self.forget_callbacks: list[Callable[[], None]] = []
         self.kept: dict[str, Any] = {}
         self.optimizers: list[torch.optim.Optimizer] = []  # of an own step too
         self.parallel: list[Any] = []  # what exchanges gradients between ranks: DistributedDataParallel
@@ -96,6 +97,10 @@ class Build:
     def on_close(self, callback: Callable[[], None]) -> None:
         """Undo something when the session closes; callbacks run last in, first out."""
         self.close_callbacks.append(callback)
+
+    def on_forget(self, callback: Callable[[], None]) -> None:
+        """Drop what was recorded of the person's Python, such as a captured graph, when that has changed."""
+        self.forget_callbacks.append(callback)
 
     def keep(self, stateful: Any) -> None:
         """Store an object with `state_dict` and `load_state_dict` in checkpoints, by technique."""

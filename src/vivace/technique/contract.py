@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
@@ -55,7 +55,15 @@ class Numerics(enum.IntEnum):
 class Card:
     """What a technique declares about itself; documentation pages are generated from it.
 
-    `after` names techniques that act before it inside its stage, where both are in a plan.
+    `after` names techniques that act before it inside its stage, where both are in a plan. What the search,
+    `train` and `verify` must know of a technique they read here, and never from its name:
+
+    Args:
+        saves_memory: what it keeps out of memory: ``activations``, or ``states`` of the weights (gradients,
+            optimizer). It is tried where a job does not fit; see `Technique.rescues`.
+        averages_ranks: it makes several ranks train one model.
+        compiles: it is slow to start, and compiled code draws random numbers in an order of its own.
+        captures: it replays a recorded step, in which no Python runs.
     """
 
     stage: Stage
@@ -67,6 +75,10 @@ class Card:
     devices: tuple[str, ...] = ("cpu", "cuda")
     measured_on: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    saves_memory: Literal["", "activations", "states"] = ""
+    averages_ranks: bool = False
+    compiles: bool = False
+    captures: bool = False
 
 
 class Technique:
@@ -103,6 +115,14 @@ class Technique:
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
         """Bounds (low, high) of the speed ratio that the technique can bring; (1.0, 1.0): nothing."""
         return (1.0, 1.0)
+
+    @classmethod
+    def rescues(cls) -> list[Technique]:
+        """The settings to try on a job that runs out of memory as it is, the least slow first.
+
+        Of a technique whose card says that it saves memory.
+        """
+        return [cls()] if cls.card.saves_memory else []
 
     def refined(self) -> Technique | None:
         """The settings to try once these have helped, and again while each is clearly faster; None: no more.

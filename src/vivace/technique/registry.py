@@ -16,7 +16,7 @@ from vivace.errors import PlanError, TechniqueWarning, nearest
 from vivace.job import blame
 from vivace.ledger import Profile
 from vivace.machine import Machine
-from vivace.technique import Card, Stage, Technique
+from vivace.technique import Card, Numerics, Stage, Technique
 
 ENTRY_POINTS = "vivace.techniques"
 _registered: dict[str, type[Technique]] = {}
@@ -97,8 +97,8 @@ def order_of(cls: type[Technique], behind: tuple[str, ...] = ()) -> tuple[Stage,
         other = _class(name)
         if other.card.stage != cls.card.stage:
             raise PlanError(
-                f"the technique '{cls.name}' acts after '{name}', but in the stage {cls.card.stage.name}, and "
-                f"'{name}' in {other.card.stage.name}: `after` orders the techniques of one stage"
+                f"the technique '{cls.name}' acts after '{name}', but in the stage {cls.card.stage.name}, "
+                f"and '{name}' in {other.card.stage.name}: `after` orders the techniques of one stage"
             )
         depth = max(depth, 1 + order_of(other, behind)[1])
     return cls.card.stage, depth, cls.name
@@ -154,6 +154,13 @@ def everything() -> list[type[Technique]]:
         except PlanError as error:
             _leave_out(str(error))
     return sorted(found, key=order_of)
+
+
+def savers(device: str, allow: Numerics) -> list[type[Technique]]:
+    """What saves memory on this kind of device and changes numbers no more than allowed; the least first."""
+    found = [cls for cls in everything() if cls.card.saves_memory and device in cls.card.devices]
+    found = [cls for cls in found if cls.card.numerics <= allow]
+    return sorted(found, key=lambda cls: (cls.card.numerics, cls.card.unit_roundoff))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,6 +35,7 @@ class DDP(Technique):
         source="https://arxiv.org/abs/2006.15704",
         unit_roundoff=UNIT_ROUNDOFF["float32"],
         measured_on=("cpu",),
+        averages_ranks=True,
     )
 
     bucket_mib: Annotated[int, Field(ge=1)] = 25

@@ -33,6 +33,7 @@ class MicroBatches(Technique):
         source="https://arxiv.org/abs/1811.06965",
         unit_roundoff=UNIT_ROUNDOFF["float32"],
         measured_on=("cpu",),
+        saves_memory="activations",
     )
 
     num: Annotated[int, Field(ge=2)] = 2
@@ -80,6 +81,11 @@ class MicroBatches(Technique):
         if profile.peak_bytes < 4 * max(1, profile.parameter_bytes):
             return []
         return [cls(num=num) for num in (2, 4, 8) if num <= samples]
+
+    @classmethod
+    def rescues(cls) -> list[Technique]:
+        """Twice as many pieces each time."""
+        return [cls(num) for num in (2, 4, 8, 16, 32, 64)]
 
     @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:

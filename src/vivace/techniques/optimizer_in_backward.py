@@ -30,6 +30,7 @@ class OptimizerInBackward(Technique):
         summary="parameters updated inside the backward pass, so that gradients do not pile up",
         source="https://docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html",
         measured_on=("cpu",),
+        saves_memory="states",
     )
 
     def apply(self, build: Build) -> None:

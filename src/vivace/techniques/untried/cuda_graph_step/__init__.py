@@ -31,6 +31,7 @@ class CudaGraphStep(Technique):
         summary="forward, backward and update replayed as one CUDA graph",
         source="https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs",
         slot="capture",
+        captures=True,
         unit_roundoff=UNIT_ROUNDOFF["float32"],
         devices=("cuda",),
         measured_on=(),
@@ -63,6 +64,7 @@ class CudaGraphStep(Technique):
         captured = StepGraph(optimizer, build.notes, self.num_shapes)
         build.wrap(Seam.STEP, captured.step)
         build.on_close(optimizer.register_load_state_dict_post_hook(captured.take_over).remove)
+        build.on_forget(captured.forget)
         build.on_close(captured.forget)
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
