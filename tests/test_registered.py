@@ -23,6 +23,39 @@ from vivace.tuning.bench import Bench
 
 ROOT = Path(vivace.__file__).parent
 
+# Where the core names a technique. What it must know of one stands on the card.
+NAMED = {
+    "mechanisms/recompute.py": {"checkpoint"},  # in refusals
+    "memory/choosing.py": {
+        *("checkpoint", "compress_activations", "offload_activations"),  # carry out decisions for blocks
+        *("bf16_autocast", "channels_last"),  # happen to save memory
+    },
+    "memory/costs.py": {"compress_activations", "offload_activations"},  # in refusals
+    "training/survival.py": {"checkpoint", "micro_batches"},  # what a run goes on with by itself
+    "tuning/tuner.py": {"tf32"},  # one of the three baselines
+}
+# Where such a word means something else: a number format, a layout, an event, a function or flag of torch.
+OTHER_WORDS = {
+    "advising/catalogue.py": {"tf32"},
+    "advising/formula.py": {"channels_last", "tf32"},
+    "advising/interval.py": {"tf32"},
+    "advising/predict.py": {"tf32"},
+    "advising/source.py": {"tf32"},
+    "command/cli.py": {"channels_last"},
+    "command/progress.py": {"checkpoint"},
+    "inspection/figures.py": {"tf32"},
+    "inspection/gauges.py": {"tf32"},
+    "profiling/judge.py": {"tf32"},
+    "profiling/record/experiments.py": {"channels_last", "compile"},
+    "profiling/record/facts.py": {"cudnn_benchmark", "tf32"},
+    "profiling/roofline.py": {"tf32"},
+    "profiling/rules_precision.py": {"channels_last", "compile"},
+    "reporting/content.py": {"tf32"},
+    "technique/contract.py": {"tf32"},
+    "tensors/precision.py": {"tf32"},
+    "training/loop.py": {"checkpoint"},
+}
+
 
 def card(stage=Stage.DATA, **more):
     return Card(stage=stage, numerics=Numerics.EXACT, summary="counts", source="here", **more)
@@ -42,6 +75,22 @@ def test_no_hook_of_a_technique_is_found_by_its_name_alone():
         and call.args[1].value in hooks
     ]
     assert asked == []
+
+
+def test_the_core_names_no_technique_beside_the_list():
+    """Neither in a string nor by an import."""
+    names, found = set(registry.own_names()), dict[str, set[str]]()
+    for path in ROOT.rglob("*.py"):
+        file = path.relative_to(ROOT).as_posix()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if file.startswith("techniques/"):
+                break
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names:
+                found.setdefault(file, set()).add(node.value)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vivace.techniques"):
+                found.setdefault(file, set()).add(node.module)
+    assert not NAMED.keys() & OTHER_WORDS.keys()
+    assert found == NAMED | OTHER_WORDS
 
 
 @pytest.mark.parametrize("name", registry.own_names())
@@ -189,7 +238,12 @@ def test_what_would_fit_and_what_eases_the_blocks_name_a_strangers_technique(reg
     )
     assert "aaa" not in [cls.name for cls in registry.savers("cpu", Numerics.EXACT)]
     register(cls)
-    assert {"aaa": {}} in choosing._reliefs("cpu", Numerics.EXACT)
+    reliefs = choosing._reliefs("cpu", Numerics.EXACT)
+    assert [[one.name for one in each] for each in reliefs] == [
+        *(["aaa"], ["optimizer_in_backward"], ["channels_last"]),
+        *(["channels_last", "aaa"], ["channels_last", "optimizer_in_backward"]),
+        *(["bf16_autocast"], ["bf16_autocast", "channels_last"]),
+    ]
     with start(TINY_JOBS["mlp"](), Plan(), vivace.inspect()) as session:
         assert "a plan with aaa or checkpoint" in survival._would_fit(session)
 
