@@ -12,10 +12,12 @@ from vivace.errors import PlanError, Refused
 from vivace.ledger import Ledger
 from vivace.measuring.worker import Worker
 from vivace.memory import choosing
+from vivace.observing.observe import observe
 from vivace.plan import Plan
 from vivace.processes.launch import Source
 from vivace.session.opening import start
 from vivace.technique import Card, Numerics, Seam, Stage, Technique, registry
+from vivace.technique.facts import Facts
 from vivace.testing import TINY_JOBS
 from vivace.training import survival
 from vivace.training.ranks import joined
@@ -290,3 +292,27 @@ def test_a_session_forgets_what_its_techniques_recorded(register):
         assert session.step(batches[1]) is first
         session.forget()
         assert session.step(batches[1]) is not first
+
+
+def test_notes_are_a_techniques_own_and_facts_are_for_all(register):
+    """Nobody mistakes a stranger's note for a fact of the step, whatever its name."""
+    words = [field.name for field in dataclasses.fields(Facts)]
+
+    @register
+    @dataclasses.dataclass(frozen=True)
+    class Noting(Technique):
+        card = card(Stage.PROCESS)
+        name = "aaa_noting"
+
+        def apply(self, build):
+            build.notes.update(dict.fromkeys(words, "mine"))
+
+    job = TINY_JOBS["mlp"]()
+    plan = Plan.from_dict({"aaa_noting": {}, "optimizer_in_backward": {}, "micro_batches": {}})
+    batches = list(job.data())
+    with start(job, plan, vivace.inspect()) as session:
+        session.step(batches[0])
+        seen = observe(session, batches)
+    assert {seen.notes[word] for word in words} == {"mine"}
+    assert seen.facts.pop("updates_in_backward") >= 4  # weights
+    assert seen.facts == {"batches_per_step": 1, "pieces": 2}

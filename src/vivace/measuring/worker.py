@@ -241,6 +241,7 @@ class Worker:
             seen.compiled_graphs,
             seen.graph_breaks,
             seen.notes,
+            seen.facts,
         )
         effect = hashlib.sha256(repr((facts, torch.get_num_threads())).encode()).hexdigest()
         return {"evidence": evidence, "peak_bytes": seen.peak_bytes, "effect": effect}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vivace.errors import Refused
 from vivace.machine import Machine
 from vivace.technique.contract import Numerics, Technique
+from vivace.technique.facts import Facts
 from vivace.technique.step import Seam, Step
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class Build:
         self.numerics = Numerics.EXACT
         self.unit_roundoff = 0.0
         self.declared: list[str] = []
-        self.notes: dict[str, Any] = {}
+        self.notes: dict[str, Any] = {}  # a technique's own evidence, for its `confirm`
+        self.facts = Facts()
         self.loss: Callable[[Any, Any], Any] | None = None  # the person's own, as is the next
         self.on_gradients: Callable[[Any], Any] | None = None
         self.close_callbacks: list[Callable[[], None]] = []

@@ -86,7 +86,7 @@ class LoaderWorkers(Technique):
         if "loader_workers" not in seen.notes:
             raise Refused("it changed nothing: no batch was read through the session")
         before, during, _ = seen.notes["loader_workers"]
-        most, now = seen.notes.get("threads", (0, 0)) if self.step_threads else (0, 0)
+        most, now = seen.facts.get("threads", (0, 0)) if self.step_threads else (0, 0)
         threads = f", the step on {now} of {most} threads" if now else ""
         return f"{during} workers instead of {before}{threads}"
 

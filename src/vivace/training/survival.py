@@ -93,7 +93,7 @@ class Survival:
         device = self.session.build.device
         self._streams = capture(device)
         self._updating = False
-        self._updates = self.session.build.notes.get("updates_in_backward", 0)
+        self._updates = self.session.build.facts.updates_in_backward
         if not self._copies:
             self._buffers = self._all_buffers
         elif self._buffers is self._all_buffers:
@@ -121,7 +121,7 @@ class Survival:
         where = f"the step ran out of memory ({reason})"
         if build.own_step:
             return JobError(f"{where}; your own step cannot be cut into pieces: give it a smaller batch")
-        if self._updating or build.notes.get("updates_in_backward", 0) != self._updates:
+        if self._updating or build.facts.updates_in_backward != self._updates:
             return OutOfMemory(
                 f"{where} while the weights were being updated, which smaller pieces of a batch cannot help: "
                 f"{_would_fit(session)}"
