@@ -3,6 +3,8 @@ import multiprocessing
 import pytest
 import torch
 
+from vivace.technique import registry
+
 PRELOADED = (
     "torch._dynamo",  # what building an optimizer imports
     "tensorboard.summary.writer.record_writer",
@@ -27,6 +29,15 @@ def _threads_as_before():
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def register():
+    """`vivace.register`; what is registered is forgotten after the test."""
+    before = dict(registry._registered)
+    yield registry.register
+    registry._registered.clear()
+    registry._registered.update(before)
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def train_steps(job, plan, batches, between=lambda session: None):
             losses.append(float(session.step(batch)))
             between(session)
         weights = [p.detach().clone() for p in session.build.model.parameters()]
-        return losses, weights, dict(session.build.notes)
+        return losses, weights, session.build.notes | session.build.facts.to_dict()
 
 
 def close(mine, theirs):

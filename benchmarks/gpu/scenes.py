@@ -169,9 +169,9 @@ class Scenes:
             skipped, moved = [], []
             for batch in batches:
                 before = [p.detach().clone() for p in session.build.model.parameters()]
-                count = session.build.notes["skipped_steps"]
+                count = session.build.facts.skipped_steps
                 session.step(batch)
-                skipped.append(session.build.notes["skipped_steps"] - count)
+                skipped.append(session.build.facts.skipped_steps - count)
                 after = list(session.build.model.parameters())
                 moved.append(any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)))
                 assert all(bool(torch.isfinite(p).all()) for p in after)

@@ -43,7 +43,8 @@ class Observation:
 
     `dtypes` counts floating-point operator inputs by dtype over matrix and convolution operators; `operators`
     counts operator names, `kernels` the device's kernels, none where CUPTI gives none; `peak_bytes` is the
-    largest number of live tensor bytes; `page_faults` are minor faults a step.
+    largest number of live tensor bytes; `page_faults` are minor faults a step; `notes` are the techniques'
+    own, `facts` those of `vivace.technique.facts.Facts` that are known.
     """
 
     operators: dict[str, int]
@@ -54,6 +55,7 @@ class Observation:
     graph_breaks: int = 0
     kernels: dict[str, int] = dataclasses.field(default_factory=dict)
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 WIDE = 0.5  # of the estimate: an interval wider than this has no estimate worth telling

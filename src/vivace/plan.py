@@ -24,10 +24,13 @@ _HEADER = "# vivace plan - what to do. Evidence is in the ledger beside it.\n"
 
 
 class Plan:
-    """An immutable set of techniques in canonical order (stage, then name). Equal plans have equal ids."""
+    """An immutable set of techniques in canonical order: stage, then `after`, then name.
+
+    Equal plans have equal ids.
+    """
 
     def __init__(self, techniques: Iterable[Technique] = ()) -> None:
-        ordered = sorted(techniques, key=lambda t: (t.card.stage, t.name))
+        ordered = sorted(techniques, key=lambda t: registry.order_of(type(t)))
         _refuse_conflicts(ordered)
         self.techniques: tuple[Technique, ...] = tuple(ordered)
 

@@ -87,7 +87,7 @@ def opened(plan, model=None, *, make=None, loss=loss, **more):
 
 
 def course(plan, model=None, *, see=True, **more):
-    """Losses, gradients of the first step, weights and buffers, optimizer state, notes."""
+    """Losses, gradients of the first step, weights and buffers, optimizer state, notes and facts."""
     first = {}
 
     def keep(model):
@@ -100,8 +100,9 @@ def course(plan, model=None, *, see=True, **more):
         stream = torch.get_rng_state()
     state = session.optimizer.state_dict()["state"]
     moments = {f"{i}.{k}": v for i, s in state.items() for k, v in s.items() if isinstance(v, torch.Tensor)}
+    found = session.build.notes | session.build.facts.to_dict()
     tensors = {**session.model.state_dict(), **moments, "losses": torch.stack(losses), "stream": stream}
-    return {**tensors, **{f"gradient {name}": g for name, g in first.items()}}, session.build.notes
+    return {**tensors, **{f"gradient {name}": g for name, g in first.items()}}, found
 
 
 def differing(one, other):

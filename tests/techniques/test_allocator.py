@@ -16,13 +16,13 @@ class TestAllocator(TechniqueContract):
 
 
 def test_settings_are_written_as_the_allocator_reads_them():
-    assert Allocator().text() == "expandable_segments:True"
+    assert Allocator()._text() == "expandable_segments:True"
     plan = Plan.loads(
         "format = 1\n[techniques.allocator]\nexpandable_segments = false\nmax_split_size_mib = 64\n"
         "garbage_collection_threshold = 0.8\n"
     )
     (technique,) = plan.techniques
-    assert technique.text() == (
+    assert technique._text() == (
         "expandable_segments:False,max_split_size_mb:64,garbage_collection_threshold:0.8"
     )
 

@@ -33,7 +33,7 @@ def test_optimizers_that_cannot_be_captured_are_refused_by_name():
 
 def test_loss_scaling_needs_an_optimizer_that_skips_on_the_device():
     build = build_on_cuda(torch.optim.NAdam)
-    build.notes["skipped_steps"] = 0
+    build.facts.skipped_steps = 0
     with pytest.raises(vivace.Refused, match="NAdam cannot be captured under fp16 loss scaling"):
         CudaGraphStep().apply(build)
     CudaGraphStep().apply(build_on_cuda(torch.optim.NAdam))

@@ -39,14 +39,14 @@ def test_an_overflow_skips_the_step_and_backs_off(tiny):
     with job.open({"fp16_autocast": {"initial_scale": 2.0**40}}) as session:
         before = {key: value.clone() for key, value in session.model.state_dict().items()}
         session.step(job.batches[0])
-        assert session.build.notes["skipped_steps"] == 1
+        assert session.build.facts.skipped_steps == 1
         assert all(torch.equal(before[key], value) for key, value in session.model.state_dict().items())
         assert not session.optimizer.state
         assert all(parameter.grad is None for parameter in session.model.parameters())
         assert session.build.kept["fp16_autocast"].get_scale() == 2.0**39
         for _ in range(40):
             session.step(job.batches[0])
-        assert 1 < session.build.notes["skipped_steps"] < 41
+        assert 1 < session.build.facts.skipped_steps < 41
         assert not all(torch.equal(before[key], value) for key, value in session.model.state_dict().items())
 
 

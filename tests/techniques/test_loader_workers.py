@@ -146,12 +146,14 @@ def test_the_step_keeps_some_threads_and_gets_all_back():
             assert read(session, DataLoader(Numbers(), batch_size=5))
             assert torch.get_num_threads() == 2
             assert session.promise == Numerics.ROUNDING
-            seen = Observation({}, {}, 0, 0.0, notes=session.build.notes)
+            build = session.build
+            seen = Observation({}, {}, 0, 0.0, notes=build.notes, facts=build.facts.to_dict())
             assert LoaderWorkers(step_threads=2).confirm(seen, seen).endswith(", the step on 2 of 3 threads")
         assert torch.get_num_threads() == 3
         with session_with(num_workers=1, step_threads=3) as session:  # as it is already: the workers act
             read(session, DataLoader(Numbers(), batch_size=5))
-            seen = Observation({}, {}, 0, 0.0, notes=session.build.notes)
+            build = session.build
+            seen = Observation({}, {}, 0, 0.0, notes=build.notes, facts=build.facts.to_dict())
             assert LoaderWorkers(step_threads=3).confirm(seen, seen) == "1 workers instead of 0"
         with pytest.raises(Refused, match="only 4 cores"):
             session_with(step_threads=9)

@@ -43,7 +43,7 @@ def test_all_pieces_but_the_last_accumulate(tiny):
 
 
 def test_confirmation_names_pieces_and_memory():
-    seen = Observation({}, {}, 2**20, 0.0, notes={"pieces": 2})
+    seen = Observation({}, {}, 2**20, 0.0, facts={"pieces": 2})
     assert MicroBatches().confirm(seen, Observation({}, {}, 3 * 2**20, 0.0)) == (
         "2 pieces, peak memory 2.0 MiB lower"
     )

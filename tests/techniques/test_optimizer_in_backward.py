@@ -113,7 +113,7 @@ def test_gradients_of_gradients_are_refused_by_name():
 
 
 def test_confirmation_counts_the_updates():
-    seen = Observation({}, {}, 0, 0.0, notes={"updates_in_backward": 12})
+    seen = Observation({}, {}, 0, 0.0, facts={"updates_in_backward": 12})
     assert OptimizerInBackward().confirm(seen, seen) == "12 updates of parameters inside the backward pass"
     with pytest.raises(vivace.Refused, match="changed nothing"):
         OptimizerInBackward().confirm(Observation({}, {}, 0, 0.0), seen)

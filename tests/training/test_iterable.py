@@ -17,6 +17,7 @@ from vivace.inspection import inspect
 from vivace.job import Job
 from vivace.plan import Plan
 from vivace.session.opening import start
+from vivace.technique.facts import Facts
 from vivace.training.checkpoints import Position
 from vivace.training.feed import Feed
 from vivace.training.training import train
@@ -247,7 +248,7 @@ class TestTraining:
         ranks = SimpleNamespace(rank=0, world_size=2)
         ranks.gather = lambda mark: [mark, "of another rank" if split else mark]
         feed = Feed(job(), ranks, 0, tmp_path, pytest.fail)
-        session = SimpleNamespace(build=SimpleNamespace(notes={}), batches=iter)
+        session = SimpleNamespace(build=SimpleNamespace(facts=Facts()), batches=iter)
         assert len(next(feed.batches(session, Position()))[0]) == BATCH // 2
         with pytest.raises(JobError, match="split_by_node") if split else contextlib.nullcontext():
             feed.require_one_stream(session, Position(step=1, batch=1))

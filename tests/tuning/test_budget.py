@@ -35,12 +35,15 @@ def test_a_containers_limit_bounds_what_is_free(tmp_path, monkeypatch):
 
 
 def test_exact_plans_alone_where_nothing_else_is_allowed():
-    assert [plan.promise for plan in budget.smaller_plans(Numerics.EXACT)] == [Numerics.EXACT]
-    nums = [
-        plan.to_dict().get("micro_batches", {}).get("num", 2)
-        for plan in budget.smaller_plans(Numerics.ROUNDING)
-    ]
-    assert nums == sorted(nums)
+    exact = list(budget.smaller_plans("cpu", Numerics.EXACT))
+    assert [plan.names for plan in exact] == [("checkpoint",), ("optimizer_in_backward",)]
+    plans = list(budget.smaller_plans("cpu", Numerics.ROUNDING))
+    assert plans[: len(exact)] == exact
+    assert plans[len(exact)].to_dict() == {"micro_batches": {}}
+    assert plans[len(exact) + 1].names == ("checkpoint", "micro_batches")
+    nums = [plan.to_dict()["micro_batches"].get("num", 2) for plan in plans if "micro_batches" in plan.names]
+    assert nums == [num for num in (2, 4, 8, 16, 32, 64) for _ in range(2)]
+    assert "offload_activations" in {n for p in budget.smaller_plans("cuda", Numerics.EXACT) for n in p.names}
 
 
 def test_the_largest_batch_is_found_where_batches_differ():

@@ -71,7 +71,7 @@ class Played:
     def fits(self, peak_bytes):
         return True
 
-    def refuse(self, plan, reason, **fields):
+    def refuse(self, plan, reason, code, predicted):
         return None
 
     def measure(self, plan, **options):
@@ -97,7 +97,7 @@ def test_a_step_that_waits_for_data_is_fed_first(waiting, ratios, first):
     facts = {"loader": {"is_dataloader": True, "num_workers": 0}, "epochs": 9, "num_threads": 1}
     profile = Profile("cpu", 0.1, shares, {"convolution": 0.9}, 9, 0, 10, 10, facts)
     bench = Played(ratios)
-    Search(bench, profile, vivace.inspect(), deadline=time.monotonic() + 60).run()
+    Search(bench, profile, vivace.inspect(), end=time.monotonic() + 60, reserve=0.0).run()
     assert bench.asked[: len(first)] == first
     together = bench.asked[len(first)]
     assert {"decoded_cache", "loader_workers", "channels_last"} <= together
@@ -118,7 +118,7 @@ def test_the_depth_is_searched_once_workers_have_helped(ratios, chosen, asked):
     facts = {"loader": {"is_dataloader": True, "num_workers": 0}, "epochs": 9, "num_threads": 1}
     bench = Played(ratios)
     profile = Profile("cuda", 0.1, shares, {}, 9, 0, 10, 10, facts)
-    search = Search(bench, profile, vivace.inspect(), deadline=time.monotonic() + 60)
+    search = Search(bench, profile, vivace.inspect(), end=time.monotonic() + 60, reserve=0.0)
     search.run()
     plans = [Plan.from_dict(trial.techniques).to_dict() for trial in search.measured.values()]
     depths = [plan["loader_workers"].get("prefetch_factor", 2) for plan in plans if "loader_workers" in plan]

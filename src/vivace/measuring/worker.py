@@ -143,7 +143,7 @@ class Worker:
         self.session = start(self.job, Plan.from_dict(plan), self.machine, seed=seed, strict=strict)
         loader = call(self.job, "data")
         self._stream = endless_batches(self.session, self.job, loader, seed)
-        if settled and any(hasattr(one, "first_pass_differs") for one in self.session.plan.techniques):
+        if settled and any(one.first_pass_differs for one in self.session.plan.techniques):
             self._stream = self._later_pass(loader, seed)
         return {"seconds": time.perf_counter() - begin}
 
@@ -241,6 +241,7 @@ class Worker:
             seen.compiled_graphs,
             seen.graph_breaks,
             seen.notes,
+            seen.facts,
         )
         effect = hashlib.sha256(repr((facts, torch.get_num_threads())).encode()).hexdigest()
         return {"evidence": evidence, "peak_bytes": seen.peak_bytes, "effect": effect}

@@ -92,7 +92,7 @@ def bfloat16_gain(profile: Profile, machine: Machine, casts: float) -> tuple[flo
 class ScaledOptimizer:
     """An optimizer to a GradScaler: it sees the same gradients, and its step is the rest of the update seam.
 
-    Where ``notes["skipped_steps"]`` is a number on the device, nobody waits for it: the optimizer is called
+    Where ``facts.skipped_steps`` is a number on the device, nobody waits for it: the optimizer is called
     in any case, with `found_inf` from the scaler, and leaves everything as it is after an overflow.
     """
 
@@ -101,7 +101,7 @@ class ScaledOptimizer:
 
     def __init__(self, build: Build) -> None:
         self.optimizer: Any = build.optimizer
-        self.notes = build.notes
+        self.facts: Any = build.facts
 
     @property
     def param_groups(self) -> Any:
@@ -110,21 +110,21 @@ class ScaledOptimizer:
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        return not isinstance(self.notes["skipped_steps"], int)
+        return not isinstance(self.facts.skipped_steps, int)
 
     def expect(self, following: Callable[[], None]) -> None:
         """Name the rest of the update seam; on the host a step counts as skipped until it comes."""
         self.following = following
         if not self._step_supports_amp_scaling:
-            self.notes["skipped_steps"] += 1
+            self.facts.skipped_steps += 1
 
     def step(self) -> None:
         """Run the rest of the update seam; the scaler calls it, or does not."""
         if not self._step_supports_amp_scaling:
-            self.notes["skipped_steps"] -= 1
+            self.facts.skipped_steps -= 1
             self.following()
             return
-        self.notes["skipped_steps"].add_(self.found_inf)
+        self.facts.skipped_steps.add_(self.found_inf)
         self.optimizer.grad_scale, self.optimizer.found_inf = None, self.found_inf
         try:
             self.following()

@@ -14,10 +14,10 @@ def run_on(build: Any, count: int, setting: str) -> None:
 
     before, cores = torch.get_num_threads(), build.machine.num_cores
     build.require(build.device.type == "cpu", f"{setting} is for steps on a CPU")
-    build.require("threads" not in build.notes, "cpu_threads sets the step's threads already")
+    build.require(build.facts.threads is None, "cpu_threads sets the step's threads already")
     build.require(count <= cores, f"{setting} = {count}, but only {cores} cores can be used")
     if count == before:
         return
     torch.set_num_threads(count)
     build.on_close(lambda: torch.set_num_threads(before))
-    build.notes["threads"] = before, torch.get_num_threads()
+    build.facts.threads = before, torch.get_num_threads()

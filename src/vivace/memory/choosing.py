@@ -19,20 +19,12 @@ from vivace.observing.observe import now, observe
 from vivace.plan import Plan
 from vivace.session.opening import call, first_batches, start
 from vivace.session.session import Session
-from vivace.technique import Numerics
-from vivace.technique.registry import find
+from vivace.technique import Numerics, Technique
+from vivace.technique.registry import find, savers
 
 ATTEMPTS = 5
 STEPS = 5
-RELIEFS: tuple[dict[str, dict[str, Any]], ...] = (  # what lowers the peak beside decisions for blocks
-    {"optimizer_in_backward": {}},
-    {"channels_last": {}},  # on a CPU convolutions copy what lies otherwise
-    {"channels_last": {}, "optimizer_in_backward": {}},
-    {"bf16_autocast": {}},
-    {"bf16_autocast": {}, "channels_last": {}},
-    {"micro_batches": {"num": 2}},
-    {"micro_batches": {"num": 4}},
-)
+BLOCKS = ("checkpoint", "compress_activations", "offload_activations")  # decide block by block; see costs.py
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +68,7 @@ def choose(
 
     Each kind of block is timed alone, forward and backward, under each decision. The chosen plan's peak is
     measured, on `largest` where batches differ, and where it is not as expected the choice is made again
-    with as much less or more room. What helps beside the blocks (`RELIEFS`) is tried below them until
+    with as much less or more room. What helps beside the blocks is tried below them until
     `seconds` are over; the fastest that fits is returned. Raises AnswerIsNo with the smallest peak that is
     possible, and Refused where the model has no blocks.
     """
@@ -125,14 +117,26 @@ def choosers(
     """One on `base`, and one for each relief that acts on this job and is allowed."""
     first = Chooser(job, machine, batches, allow, base)
     yield first
-    for settings in RELIEFS:
+    for techniques in _reliefs(machine.device.kind, allow):
         plan = base
-        for name, values in settings.items():
-            plan = plan.adding(find(name)(**values))
-        if plan.promise > allow or len(plan) < len(base) + len(settings):
+        for technique in techniques:
+            plan = plan.adding(technique)
+        if plan.promise > allow or len(plan) < len(base) + len(techniques):
             continue
         with contextlib.suppress(Exception):  # what is refused or fails on this job is no relief
             yield Chooser(job, machine, batches, allow, plan, first)
+
+
+def _reliefs(device: str, allow: Numerics) -> list[list[Technique]]:
+    """What lowers the peak beside decisions for blocks: what saves memory and does not decide on blocks, two
+    settings of each; the layout of pictures, since convolutions on a CPU copy what lies otherwise; bfloat16.
+    """
+    others = [cls for cls in savers(device, allow) if cls.name not in BLOCKS]
+    exact = [one for cls in others if cls.card.numerics == Numerics.EXACT for one in cls.rescues()[:2]]
+    coarser = [one for cls in others if cls.card.numerics > Numerics.EXACT for one in cls.rescues()[:2]]
+    layout, half = find("channels_last")(), find("bf16_autocast")()
+    beside = [[layout], *([layout, one] for one in exact), [half], [half, layout]]
+    return [*([one] for one in exact), *beside, *([one] for one in coarser)]
 
 
 class Chooser:
@@ -228,13 +232,13 @@ def plan_of(decision: Decision, names: list[str], base: Plan) -> Plan:
         found = tuple(name for name, word in pairs if word in words)
         return ("*",) if len(found) == sum(map(bool, names)) else found
 
-    wanted: dict[str, dict[str, Any]] = {
-        "checkpoint": {"blocks": chosen("recompute", "cheap"), "cheap": chosen("cheap")},
-        "compress_activations": {"blocks": chosen("compress")},
-        "offload_activations": {"blocks": chosen("offload")},
-    }
+    wanted: tuple[dict[str, Any], ...] = (
+        {"blocks": chosen("recompute", "cheap"), "cheap": chosen("cheap")},
+        {"blocks": chosen("compress")},
+        {"blocks": chosen("offload")},
+    )
     plan = base
-    for technique, settings in wanted.items():
+    for technique, settings in zip(BLOCKS, wanted, strict=True):
         if settings["blocks"]:
             plan = plan.adding(find(technique)(**settings))
     return plan

@@ -151,8 +151,8 @@ class _Tape:
     @property
     def _gradients_pile_up(self) -> bool:
         """Do gradients appear in the backward pass, and stay until the update?"""
-        notes = self.session.build.notes
-        return "pieces" not in notes and "updates_in_backward" not in notes
+        facts = self.session.build.facts
+        return facts.pieces is None and facts.updates_in_backward is None
 
     def _save(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()

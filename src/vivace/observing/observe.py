@@ -65,6 +65,7 @@ def observe(session: Session, batches: list[Any]) -> Observation:
         graph_breaks=graph_breaks,
         kernels=dict(Counter(e.name() for e in events if _is_kernel(e))),
         notes=dict(session.build.notes),
+        facts=session.build.facts.to_dict(),
     )
 
 

@@ -97,6 +97,11 @@ class Session:
         """A batch on the device, as the plan puts it there."""
         return self.seams.place(batch)
 
+    def forget(self) -> None:
+        """Drop what was recorded of the loss and the model's Python, because that has changed."""
+        for callback in self.build.forget_callbacks:
+            callback()
+
     def close(self) -> None:
         """Undo everything that the plan changed, last change first."""
         callbacks = self.build.close_callbacks

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vivace.errors import Refused
 from vivace.machine import Machine
 from vivace.technique.contract import Numerics, Technique
+from vivace.technique.facts import Facts
 from vivace.technique.step import Seam, Step
 
 if TYPE_CHECKING:
@@ -44,10 +45,12 @@ class Build:
         self.numerics = Numerics.EXACT
         self.unit_roundoff = 0.0
         self.declared: list[str] = []
-        self.notes: dict[str, Any] = {}
+        self.notes: dict[str, Any] = {}  # a technique's own evidence, for its `confirm`
+        self.facts = Facts()
         self.loss: Callable[[Any, Any], Any] | None = None  # the person's own, as is the next
         self.on_gradients: Callable[[Any], Any] | None = None
         self.close_callbacks: list[Callable[[], None]] = []
+        self.forget_callbacks: list[Callable[[], None]] = []
         self.kept: dict[str, Any] = {}
         self.optimizers: list[torch.optim.Optimizer] = []  # of an own step too
         self.parallel: list[Any] = []  # what exchanges gradients between ranks: DistributedDataParallel
@@ -96,6 +99,10 @@ class Build:
     def on_close(self, callback: Callable[[], None]) -> None:
         """Undo something when the session closes; callbacks run last in, first out."""
         self.close_callbacks.append(callback)
+
+    def on_forget(self, callback: Callable[[], None]) -> None:
+        """Drop what was recorded of the person's Python, such as a captured graph, when that has changed."""
+        self.forget_callbacks.append(callback)
 
     def keep(self, stateful: Any) -> None:
         """Store an object with `state_dict` and `load_state_dict` in checkpoints, by technique."""

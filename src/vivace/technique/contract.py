@@ -7,8 +7,8 @@ One training step is a chain of seams, each a function:
 
 After `finish` every ``.grad`` is the true, unscaled gradient of the mean loss; after the step all gradients
 are ``None``. A technique edits objects (`Build.model`, `Build.optimizer`) in place, and wraps or replaces
-seams. At most one technique replaces a seam, any number wrap it, in the order of their stages: a plan is a
-set, not a sequence.
+seams. At most one technique replaces a seam, any number wrap it, in the order of their stages, inside a stage
+of `Card.after`, then of their names: a plan is a set, not a sequence.
 
 This module imports no torch, so that cards can be listed and plans validated anywhere.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
@@ -53,7 +53,18 @@ class Numerics(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """What a technique declares about itself; documentation pages are generated from it."""
+    """What a technique declares about itself; documentation pages are generated from it.
+
+    `after` names techniques that act before it inside its stage, where both are in a plan. What the search,
+    `train` and `verify` must know of a technique they read here, and never from its name:
+
+    Args:
+        saves_memory: what it keeps out of memory: ``activations``, or ``states`` of the weights (gradients,
+            optimizer). It is tried where a job does not fit; see `Technique.rescues`.
+        averages_ranks: it makes several ranks train one model.
+        compiles: it is slow to start, and compiled code draws random numbers in an order of its own.
+        captures: it replays a recorded step, in which no Python runs.
+    """
 
     stage: Stage
     numerics: Numerics
@@ -63,6 +74,11 @@ class Card:
     unit_roundoff: float = 0.0
     devices: tuple[str, ...] = ("cpu", "cuda")
     measured_on: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    saves_memory: Literal["", "activations", "states"] = ""
+    averages_ranks: bool = False
+    compiles: bool = False
+    captures: bool = False
 
 
 class Technique:
@@ -74,6 +90,8 @@ class Technique:
 
     card: ClassVar[Card]
     name: ClassVar[str]
+    first_pass_differs: ClassVar[bool] = False
+    """Is the first pass over the data slower, as while a cache fills? Then a later pass is measured."""
 
     def __init_subclass__(cls) -> None:
         package, _, file = cls.__module__.rpartition(".")
@@ -97,6 +115,21 @@ class Technique:
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
         """Bounds (low, high) of the speed ratio that the technique can bring; (1.0, 1.0): nothing."""
         return (1.0, 1.0)
+
+    @classmethod
+    def rescues(cls) -> list[Technique]:
+        """The settings to try on a job that runs out of memory as it is, the least slow first.
+
+        Of a technique whose card says that it saves memory.
+        """
+        return [cls()] if cls.card.saves_memory else []
+
+    def refined(self) -> Technique | None:
+        """The settings to try once these have helped, and again while each is clearly faster; None: no more.
+
+        For a setting that is not worth a trial where its technique does not help, such as a queue's depth.
+        """
+        return None
 
     @property
     def slot(self) -> str | None:

@@ -16,7 +16,7 @@ from vivace.errors import PlanError, TechniqueWarning, nearest
 from vivace.job import blame
 from vivace.ledger import Profile
 from vivace.machine import Machine
-from vivace.technique import Card, Technique
+from vivace.technique import Card, Numerics, Stage, Technique
 
 ENTRY_POINTS = "vivace.techniques"
 _registered: dict[str, type[Technique]] = {}
@@ -27,7 +27,8 @@ AnyTechnique = TypeVar("AnyTechnique", bound=type[Technique])
 def register(cls: AnyTechnique) -> AnyTechnique:
     """Make a technique known under ``cls.name`` in this process; usable as a decorator.
 
-    Raises PlanError where the class lacks a card or a name, or the name is Vivace's own.
+    Raises PlanError where the class lacks a card or a name, the name is Vivace's own, or the card's `after`
+    names what is unknown, of another stage, or acts after this one.
     """
     name = getattr(cls, "name", None) or cls.__name__.lower()
     if not isinstance(getattr(cls, "card", None), Card):
@@ -35,6 +36,7 @@ def register(cls: AnyTechnique) -> AnyTechnique:
     if name in own_names():
         raise PlanError(f"the technique name '{name}' is taken by Vivace itself: choose another")
     cls.name = name
+    order_of(cls)
     _registered[name] = cls
     return cls
 
@@ -72,7 +74,37 @@ def names() -> list[str]:
 
 
 def find(name: str) -> type[Technique]:
-    """The class of a name. Raises PlanError with the nearest known name, or why it cannot be loaded."""
+    """The class of a name. Raises PlanError with the nearest known name, or why it cannot be used."""
+    cls = _class(name)
+    order_of(cls)
+    return cls
+
+
+def order_of(cls: type[Technique], behind: tuple[str, ...] = ()) -> tuple[Stage, int, str]:
+    """What a plan is ordered by: the stage, how many act before by `after`, one upon the other, and the name.
+
+    So the order of two techniques is the same in every plan. `behind` holds those that act after this one.
+    Raises PlanError as `register` does.
+    """
+    depth = 0
+    behind = (*behind, cls.name)
+    for name in cls.card.after:
+        if name in behind:
+            raise PlanError(f"the technique '{name}' would act after itself: {' after '.join(behind)}")
+        if name not in names():
+            hint = nearest(name, names())
+            raise PlanError(f"the technique '{cls.name}' acts after '{name}', which is unknown{hint}")
+        other = _class(name)
+        if other.card.stage != cls.card.stage:
+            raise PlanError(
+                f"the technique '{cls.name}' acts after '{name}', but in the stage {cls.card.stage.name}, "
+                f"and '{name}' in {other.card.stage.name}: `after` orders the techniques of one stage"
+            )
+        depth = max(depth, 1 + order_of(other, behind)[1])
+    return cls.card.stage, depth, cls.name
+
+
+def _class(name: str) -> type[Technique]:
     if name in _registered:
         return _registered[name]
     if name in own_names():
@@ -112,7 +144,7 @@ def _only_class(name: str, module: ModuleType) -> type[Technique]:
 
 
 def everything() -> list[type[Technique]]:
-    """All known classes, in the order of stages, then names. One that cannot be loaded is left out with a
+    """All known classes, in the order of plans. One that cannot be loaded is left out with a
     warning.
     """
     found = []
@@ -121,7 +153,14 @@ def everything() -> list[type[Technique]]:
             found.append(find(name))
         except PlanError as error:
             _leave_out(str(error))
-    return sorted(found, key=lambda cls: (cls.card.stage, cls.name))
+    return sorted(found, key=order_of)
+
+
+def savers(device: str, allow: Numerics) -> list[type[Technique]]:
+    """What saves memory on this kind of device and changes numbers no more than allowed; the least first."""
+    found = [cls for cls in everything() if cls.card.saves_memory and device in cls.card.devices]
+    found = [cls for cls in found if cls.card.numerics <= allow]
+    return sorted(found, key=lambda cls: (cls.card.numerics, cls.card.unit_roundoff))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,6 +28,7 @@ class Checkpoint(Technique):
         summary="activations of blocks computed again in the backward pass instead of kept",
         source="https://arxiv.org/abs/1604.06174",
         measured_on=("cpu",),
+        saves_memory="activations",
     )
 
     blocks: tuple[str, ...] = ("*",)

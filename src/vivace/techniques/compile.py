@@ -30,6 +30,7 @@ class Compile(Technique):
         source="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
         unit_roundoff=UNIT_ROUNDOFF["float32"],
         measured_on=("cpu",),
+        compiles=True,
     )
 
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"

@@ -26,6 +26,7 @@ class CompressActivations(Technique):
         source="https://arxiv.org/abs/2104.14129",
         unit_roundoff=UNIT_ROUNDOFF["bfloat16"],
         measured_on=("cpu",),
+        saves_memory="activations",
     )
 
     blocks: tuple[str, ...] = ("*",)

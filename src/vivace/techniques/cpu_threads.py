@@ -37,11 +37,11 @@ class CpuThreads(Technique):
         from vivace.mechanisms.threads import run_on
 
         run_on(build, self.num_threads, "num_threads")
-        build.require("threads" in build.notes, f"PyTorch already runs on num_threads = {self.num_threads}")
+        build.require(build.facts.threads, f"PyTorch already runs on num_threads = {self.num_threads}")
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """The numbers of threads before and during the step."""
-        before, during = seen.notes["threads"]
+        before, during = seen.facts["threads"]
         if during == before:
             raise Refused(f"it changed nothing: PyTorch stays at num_threads = {before}")
         return f"{during} threads instead of {before}"

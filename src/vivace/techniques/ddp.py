@@ -35,6 +35,7 @@ class DDP(Technique):
         source="https://arxiv.org/abs/2006.15704",
         unit_roundoff=UNIT_ROUNDOFF["float32"],
         measured_on=("cpu",),
+        averages_ranks=True,
     )
 
     bucket_mib: Annotated[int, Field(ge=1)] = 25
@@ -78,14 +79,14 @@ class DDP(Technique):
         build.wrap(Seam.GRADIENTS, gradients)
         build.parallel = parallel
         build.on_close(parallel.clear)
-        build.notes["ranks"] = num_ranks
+        build.facts.ranks = num_ranks
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """The number of ranks and the exchanges that ran."""
         found = [name for name in seen.operators if "allreduce" in name.replace("_", "").lower()]
         if not found:
             raise Refused("it changed nothing: no gradients were exchanged")
-        return f"{seen.notes['ranks']} ranks, {', '.join(sorted(found)[:2])}"
+        return f"{seen.facts['ranks']} ranks, {', '.join(sorted(found)[:2])}"
 
     @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:

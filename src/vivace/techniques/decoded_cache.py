@@ -32,7 +32,7 @@ class DecodedCache(Technique):
         measured_on=("cpu",),
     )
 
-    first_pass_differs: ClassVar[bool] = True  # what is measured is a later one
+    first_pass_differs: ClassVar[bool] = True
 
     budget_gib: Annotated[float, Field(gt=0)] = 4.0
     file: str = ""

@@ -23,7 +23,7 @@ class Fp16Autocast(Technique):
     """The forward pass under `torch.autocast` to float16; backward on a scaled loss.
 
     Gradients are unscaled before anyone sees them. A step whose gradients overflowed is skipped and the scale
-    halved; `notes["skipped_steps"]` counts them.
+    halved; `Facts.skipped_steps` counts them.
     """
 
     card: ClassVar[Card] = Card(
@@ -51,7 +51,7 @@ class Fp16Autocast(Technique):
         build.require(not recurrent, "a CPU cannot train an LSTM in float16: use bf16_autocast")
         autocast(build, torch.float16)
         scaler = torch.amp.GradScaler(device, self.initial_scale, growth_interval=self.growth_interval)
-        build.notes["skipped_steps"] = 0
+        build.facts.skipped_steps = 0
 
         def backward(following: Callable[[torch.Tensor], None], loss: torch.Tensor) -> None:
             following(scaler.scale(loss))  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ class Fp16Autocast(Technique):
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """The share of matrix and convolution inputs that were float16."""
-        return f"{share_in('float16', seen)}, {int(seen.notes.get('skipped_steps', 0))} steps skipped"
+        return f"{share_in('float16', seen)}, {int(seen.facts.get('skipped_steps', 0))} steps skipped"
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:

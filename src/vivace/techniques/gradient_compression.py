@@ -29,6 +29,7 @@ class GradientCompression(Technique):
         source="https://arxiv.org/abs/1905.13727",
         unit_roundoff=UNIT_ROUNDOFF["bfloat16"],
         measured_on=("cpu",),
+        after=("ddp",),
     )
 
     method: Literal["bf16", "powersgd"] = "bf16"

@@ -51,7 +51,8 @@ class LargerBatch(Technique):
         assert optimizer is not None
         rule = self._rule(optimizer)
         scale = {"linear": float(self.factor), "root": math.sqrt(self.factor), "unchanged": 1.0}[rule]
-        build.notes |= {"batches_per_step": self.factor, "learning_rate_rule": rule, "joined": 0}
+        build.facts.batches_per_step = self.factor
+        build.notes |= {"learning_rate_rule": rule, "joined": 0}
 
         def batches(following: Callable[[Any], Iterable[Any]], loader: Any) -> Iterator[Any]:
             for group in self._groups(following(loader)):

@@ -33,6 +33,7 @@ class MicroBatches(Technique):
         source="https://arxiv.org/abs/1811.06965",
         unit_roundoff=UNIT_ROUNDOFF["float32"],
         measured_on=("cpu",),
+        saves_memory="activations",
     )
 
     num: Annotated[int, Field(ge=2)] = 2
@@ -46,14 +47,14 @@ class MicroBatches(Technique):
             build.declare(
                 Numerics.SEMANTICS, "BatchNorm takes its statistics over a piece, not over the batch"
             )
-        build.notes["pieces"] = 0
+        build.facts.pieces = 0
 
         def gradients(batch: Any) -> torch.Tensor:
             samples = batch_size(batch)
-            if samples < self.num and not build.notes["pieces"]:
+            if samples < self.num and not build.facts.pieces:
                 raise Refused(f"the batch has {samples} samples, fewer than num = {self.num}")
             pieces = split(batch, -(-samples // self.num))
-            build.notes["pieces"] = max(build.notes["pieces"], len(pieces))
+            build.facts.pieces = max(build.facts.pieces or 0, len(pieces))
             total: Any = 0.0
             for index, piece in enumerate(pieces):
                 last = index == len(pieces) - 1
@@ -67,7 +68,7 @@ class MicroBatches(Technique):
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """The number of pieces and the memory that they save."""
-        pieces = seen.notes.get("pieces", 0)
+        pieces = seen.facts.get("pieces", 0)
         if pieces < 2:
             raise Refused("it changed nothing: the batch stayed in one piece")
         saved = (reference.peak_bytes - seen.peak_bytes) / 2**20
@@ -80,6 +81,11 @@ class MicroBatches(Technique):
         if profile.peak_bytes < 4 * max(1, profile.parameter_bytes):
             return []
         return [cls(num=num) for num in (2, 4, 8) if num <= samples]
+
+    @classmethod
+    def rescues(cls) -> list[Technique]:
+        """Twice as many pieces each time."""
+        return [cls(num) for num in (2, 4, 8, 16, 32, 64)]
 
     @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:

@@ -30,6 +30,7 @@ class OptimizerInBackward(Technique):
         summary="parameters updated inside the backward pass, so that gradients do not pile up",
         source="https://docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html",
         measured_on=("cpu",),
+        saves_memory="states",
     )
 
     def apply(self, build: Build) -> None:
@@ -41,14 +42,15 @@ class OptimizerInBackward(Technique):
         model, optimizer = build.model, build.optimizer
         assert optimizer is not None
         build.require(build.on_gradients is None, "on_gradients wants to see all gradients before the update")
-        build.require("skipped_steps" not in build.notes, "fp16 loss scaling judges all gradients first")
-        build.require("ranks" not in build.notes, "the ranks exchange gradients before the update")
+        build.require(build.facts.skipped_steps is None, "fp16 loss scaling judges all gradients first")
+        build.require(build.facts.ranks is None, "the ranks exchange gradients before the update")
         build.require(not coupled(optimizer), coupled(optimizer))
         trained = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
         parameters = [p for p in model.parameters() if id(p) in trained]
         build.require(len(parameters) == len(trained), "the optimizer updates tensors outside of the model")
         accumulating: list[bool] = []
-        build.notes["updates_in_backward"] = 0
+        facts: Any = build.facts
+        facts.updates_in_backward = 0
 
         def update(parameter: torch.Tensor) -> None:
             if accumulating:
@@ -59,7 +61,7 @@ class OptimizerInBackward(Technique):
             with restricted(optimizer, [parameter]):
                 optimizer.step()
             parameter.grad = None
-            build.notes["updates_in_backward"] += 1
+            facts.updates_in_backward += 1
 
         @contextlib.contextmanager
         def keep(following: Callable[[], Any]) -> Iterator[None]:
@@ -78,7 +80,7 @@ class OptimizerInBackward(Technique):
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """The number of updates inside backward passes."""
-        count = seen.notes.get("updates_in_backward", 0)
+        count = seen.facts.get("updates_in_backward", 0)
         if not count:
             raise Refused("it changed nothing: no parameter was updated in the backward pass")
         return f"{count} updates of parameters inside the backward pass"

@@ -179,7 +179,7 @@ def _where(position: Position) -> str:
 
 
 def _batches_per_step(session: Session) -> int:
-    return int(session.build.notes.get("batches_per_step", 1))
+    return session.build.facts.batches_per_step
 
 
 def _share_data(one: Any, other: Any) -> bool:

@@ -149,7 +149,7 @@ class Loop:
         return ended and not self.stopped_by
 
     def _batches_per_step(self) -> int:
-        return int(self.session.build.notes.get("batches_per_step", 1))
+        return self.session.build.facts.batches_per_step
 
     def _step(self, batch: Any) -> Any:
         try:
@@ -231,8 +231,8 @@ class Loop:
         position.loss = loss if math.isfinite(loss) else None
         record: dict[str, Any] = {"step": position.step, "epoch": position.epoch + 1, "loss": position.loss}
         record["samples_per_second"] = round(samples / seconds, 3)
-        if "skipped_steps" in self.session.build.notes:
-            record["skipped_steps"] = int(self.session.build.notes["skipped_steps"])
+        if self.session.build.facts.skipped_steps is not None:
+            record["skipped_steps"] = int(self.session.build.facts.skipped_steps)
         self.progress.log("step", record)
         (slowest,) = self.ranks.largest(seconds)
         self.look_at_step = position.step + max(1, min(2 * steps, int(_LOOK_SECONDS / slowest * steps)))

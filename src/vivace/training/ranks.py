@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from vivace.errors import PlanError, VivaceError
 from vivace.plan import Plan
+from vivace.technique import registry
 
 _PR_SET_PDEATHSIG = 1
 _PROCESS = uuid.uuid4().hex
@@ -203,10 +204,11 @@ def joined(plan: Plan) -> Iterator[Ranks]:
         torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         yield Ranks(store=_launch_store() if torchrun else None)
         return
-    if "ddp" not in plan.names:
+    if not any(technique.card.averages_ranks for technique in plan.techniques):
+        able = " or ".join(f"[techniques.{c.name}]" for c in registry.everything() if c.card.averages_ranks)
         raise PlanError(
             f"{world_size} ranks were started, but the plan ({plan}) would train {world_size} separate "
-            "models: add [techniques.ddp] to the plan, or start one process"
+            f"models: add {able} to the plan, or start one process"
         )
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # no rank outlives torchrun
     if torch.cuda.is_available():

@@ -18,7 +18,7 @@ from torch import nn
 from vivace.errors import JobError, OutOfMemory, ran_out_of_memory
 from vivace.plan import Plan
 from vivace.session.session import Session
-from vivace.technique import Numerics
+from vivace.technique import Numerics, registry
 from vivace.technique.registry import find
 from vivace.tensors.modules import has_batch_norm, modules_of
 from vivace.tensors.randomness import capture, restore
@@ -93,7 +93,7 @@ class Survival:
         device = self.session.build.device
         self._streams = capture(device)
         self._updating = False
-        self._updates = self.session.build.notes.get("updates_in_backward", 0)
+        self._updates = self.session.build.facts.updates_in_backward
         if not self._copies:
             self._buffers = self._all_buffers
         elif self._buffers is self._all_buffers:
@@ -121,10 +121,10 @@ class Survival:
         where = f"the step ran out of memory ({reason})"
         if build.own_step:
             return JobError(f"{where}; your own step cannot be cut into pieces: give it a smaller batch")
-        if self._updating or build.notes.get("updates_in_backward", 0) != self._updates:
+        if self._updating or build.facts.updates_in_backward != self._updates:
             return OutOfMemory(
                 f"{where} while the weights were being updated, which smaller pieces of a batch cannot help: "
-                f"{_would_fit(plan)}"
+                f"{_would_fit(session)}"
             )
         pieces = int(
             next((t.settings().get("num", 2) for t in plan.techniques if t.name == "micro_batches"), 1)
@@ -133,21 +133,21 @@ class Survival:
             if "checkpoint" in plan.names:
                 return OutOfMemory(
                     f"{where} with activations recomputed, and pieces of a batch would change BatchNorm's "
-                    f"statistics: {_would_fit(plan)}"
+                    f"statistics: {_would_fit(session)}"
                 )
             return Smaller(
                 plan.adding(find("checkpoint")()),
                 f"{where}: from here on activations are recomputed (checkpoint), which changes no number",
             )
         if pieces >= samples:
-            return OutOfMemory(f"{where} with one sample at a time: {_would_fit(plan)}")
+            return OutOfMemory(f"{where} with one sample at a time: {_would_fit(session)}")
         num = min(2 * pieces, samples)
         text = f"{where}: from here on each batch of {samples} runs in {num} pieces (micro_batches)"
         return Smaller(plan.adding(find("micro_batches")(num=num)), text)  # type: ignore[call-arg]
 
 
-def _would_fit(plan: Plan) -> str:
-    helps = ("checkpoint", "optimizer_in_backward", "offload_optimizer", "offload_activations")
-    lacking = [name for name in helps if name not in plan.names]
+def _would_fit(session: Session) -> str:
+    savers = registry.savers(session.build.device.type, Numerics.EXACT)
+    lacking = [cls.name for cls in savers if cls.name not in session.plan.names]
     wanted = f"a plan with {' or '.join(lacking[:2])}, " if lacking else ""
     return f"what may fit is {wanted}a smaller batch, or a device with more memory"

@@ -66,7 +66,9 @@ class Bench:
         Where its memory does not suffice, `base` becomes the first smaller plan under which it runs.
         """
         profile = self._check(Plan())
-        for plan in smaller_plans(self.allow):
+        if profile is None:
+            self.source.load()  # it may register what saves memory
+        for plan in smaller_plans(self.machine.device.kind, self.allow):
             if profile is not None:
                 break
             self.reference.close()

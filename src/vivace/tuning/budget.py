@@ -14,7 +14,7 @@ import psutil
 from vivace.errors import ChildFailed, InputError
 from vivace.inspection import inspect
 from vivace.plan import Plan
-from vivace.technique import Numerics
+from vivace.technique import Numerics, registry
 
 UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 MARGIN = 0.1  # of what is free: fragmentation, the context, and what others will want
@@ -64,13 +64,23 @@ def free_bytes() -> int:
     return max(0, free)
 
 
-def smaller_plans(allow: Numerics) -> Iterator[Plan]:
-    """Plans under which a job may run that runs out of memory without any, the least slow first."""
-    yield Plan.from_dict({"checkpoint": {}})
-    if allow >= Numerics.ROUNDING:
-        for num in (2, 4, 8, 16, 32, 64):
-            yield Plan.from_dict({"micro_batches": {"num": num}})
-            yield Plan.from_dict({"micro_batches": {"num": num}, "checkpoint": {}})
+def smaller_plans(device: str, allow: Numerics) -> Iterator[Plan]:
+    """Plans under which a job may run that runs out of memory without any, what changes no number first.
+
+    What has several settings is tried with each technique that changes no number and saves activations, too.
+    """
+    savers = registry.savers(device, allow)
+    company = [
+        c for c in savers if c.card.numerics == Numerics.EXACT and c.card.saves_memory == "activations"
+    ]
+    for cls in savers:
+        settings = cls.rescues()
+        for technique in settings:
+            yield Plan([technique])
+            for other in company if len(settings) > 1 else ():
+                both = Plan(other.rescues()[:1]).adding(technique)
+                if len(both) > 1:
+                    yield both
 
 
 def is_out_of_memory(failed: ChildFailed) -> bool:

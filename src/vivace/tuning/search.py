@@ -143,7 +143,7 @@ class Search:
         likely = [c.technique for c in self._offered if c.promise >= 1.0]
         plan = self.bench.base
         for technique in likely:
-            quick = technique.card.stage != Stage.COMPILE and technique.slot != "capture"
+            quick = not (technique.card.compiles or technique.card.captures)
             if quick and Plan([technique]).id not in refused and len(plan.adding(technique)) > len(plan):
                 plan = plan.adding(technique)
         while len(plan) > 1 and self._left() > 0 and plan.id not in self.measured:
@@ -180,7 +180,7 @@ class Search:
         """First what can be added, then what displaces a technique of the best plan, then what compiles."""
         later, last = [], []
         for candidate in candidates:
-            if candidate.technique.card.stage == Stage.COMPILE:
+            if candidate.technique.card.compiles:
                 last.append(candidate)
             elif len(self.best.adding(candidate.technique)) > len(self.best):
                 yield candidate
@@ -233,14 +233,14 @@ class Search:
         return found
 
     def _refine(self) -> None:
-        """Double a setting that is worth it only where its technique helps, while that is clearly faster."""
+        """Try each technique of the best plan refined, and again, while that is clearly faster."""
         for name in self.best.names:
             found = True
             while found and self._left() > 0:
-                technique: Any = next(one for one in self.best.techniques if one.name == name)
-                setting = getattr(technique, "doubled_once_it_helps", "")
-                doubled = {setting: 2 * getattr(technique, setting)} if setting else {}
-                plan = self.best.adding(dataclasses.replace(technique, **doubled))
+                refined = next(one for one in self.best.techniques if one.name == name).refined()
+                if refined is None:
+                    break
+                plan = self.best.adding(refined)
                 found = plan.id not in self.measured and self._try(plan, None, by=CLEARLY_BETTER)
 
     def _try(self, plan: Plan, candidate: Candidate | None, by: float = BETTER) -> bool:
@@ -274,7 +274,7 @@ class Search:
         What compiles comes last and may take all of it.
         """
         left = self._left()
-        slow = any(technique.card.stage == Stage.COMPILE for technique in plan.techniques)
+        slow = any(technique.card.compiles for technique in plan.techniques)
         seconds = left if slow else min(left, max(15.0, 0.5 * left))
         enough = max(LONGEST_COMPARISON, 30 * self.bench.reference.step_seconds)
         comparing = max(6.0, min(0.1 * left, enough))

@@ -24,7 +24,7 @@ from vivace.plan import Plan
 from vivace.processes.launch import Source
 from vivace.reporting import report
 from vivace.reporting.words import duration, size
-from vivace.technique import Numerics, Stage
+from vivace.technique import Numerics
 from vivace.technique.registry import find
 from vivace.training.stopping import ends_like_ctrl_c
 from vivace.tuning.bench import Bench, OnEvent, one
@@ -350,7 +350,7 @@ class _Tuning:
         plan.save(path)
         if self.long_plan is None:
             (self.folder / LONG_PLAN).unlink(missing_ok=True)
-        if any(technique.card.stage == Stage.COMPILE for technique in plan.techniques):
+        if any(technique.card.compiles for technique in plan.techniques):
             _leave_compiled(Path(bench.environment["TORCHINDUCTOR_CACHE_DIR"]))
         chosen = [t for t in bench.trials if len(plan) and t.plan_id == plan.id and t.ratio is not None]
         warmups = [trial.warmup_seconds or 0.0 for trial in chosen]

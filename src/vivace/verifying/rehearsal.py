@@ -19,7 +19,6 @@ from torch import nn
 from vivace.job import Job
 from vivace.session.opening import call
 from vivace.session.session import Session
-from vivace.techniques.untried.cuda_graph_step.graph import forget_graphs
 from vivace.tensors.trees import batch_size, tensors
 from vivace.verifying.displacement import Tensors, scale_and_residual
 from vivace.verifying.facts import Facts, difference, settings_of
@@ -106,7 +105,7 @@ def rehearse(
     schedule = _Schedule(job, session)
     found = Rehearsal([], [], {}, {})
     tap.dictated, tap.asked = dictate, False
-    forget_graphs()  # they hold the job's own loss
+    session.forget()  # what was captured holds the job's own loss
     try:
         for step in range(steps):
             batch = batches[step % len(batches)]
@@ -123,7 +122,7 @@ def rehearse(
                 found.early = state_of(session).parameters
     finally:
         tap.dictated, tap.pieces = None, []
-        forget_graphs()
+        session.forget()
     if not tap.asked:
         found.fault = "its step never evaluates the job's loss"
     found.end = state_of(session).parameters

@@ -193,7 +193,7 @@ class Ruler:
     def _judgement(self, plan: dict[str, Any]) -> dict[str, Any]:
         """Run a plan in lockstep and along the course, and compare."""
         loaded = Plan.from_dict(plan)
-        compiled = any(technique.card.stage == Stage.COMPILE for technique in loaded.techniques)
+        compiled = any(technique.card.compiles for technique in loaded.techniques)
         device = self.session.build.device
         if device.type == "cuda" and loaded.promise == Numerics.EXACT and not self.repeats:
             with repeatable(True), self._standing_on(repeats=True, ordered=self.ordered):

@@ -39,7 +39,7 @@ class Allocator(Technique):
     garbage_collection_threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
     roundup_power2_divisions: Annotated[int, Field(ge=1)] | None = None
 
-    def text(self) -> str:
+    def _text(self) -> str:
         """The settings as the allocator reads them."""
         wanted = {
             "expandable_segments": self.expandable_segments,
@@ -58,7 +58,7 @@ class Allocator(Technique):
         # torch.cuda has nothing public for this; what it names deprecated says to call this one instead.
         hand_over: Callable[[str], None] = torch._C._accelerator_setAllocatorSettings
         before = torch.cuda.memory._snapshot()["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"]
-        hand_over(self.text())
+        hand_over(self._text())
         # What is not named goes back to PyTorch's default, but for this; of two, the last counts.
         build.on_close(partial(hand_over, ",".join(filter(None, (FIXED_SEGMENTS, before)))))
         build.on_close(torch.cuda.empty_cache)
@@ -81,7 +81,7 @@ class Allocator(Technique):
         count, growing = seen.notes.get("segments", 0), seen.notes.get("growing_segments", 0)
         if self.expandable_segments and not growing:
             raise Refused("it changed nothing: no segment can grow")
-        return f"{growing} of {count} segments can grow; settings {self.text()}"
+        return f"{growing} of {count} segments can grow; settings {self._text()}"
 
     @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:

@@ -31,6 +31,7 @@ class CudaGraphStep(Technique):
         summary="forward, backward and update replayed as one CUDA graph",
         source="https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs",
         slot="capture",
+        captures=True,
         unit_roundoff=UNIT_ROUNDOFF["float32"],
         devices=("cuda",),
         measured_on=(),
@@ -51,18 +52,19 @@ class CudaGraphStep(Technique):
         ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         build.require(ranks == 1, "the exchange of gradients between processes is not captured")
         name = type(optimizer).__name__
-        scaled = "skipped_steps" in build.notes
+        scaled = build.facts.skipped_steps is not None
         settings = {"fused": True, "foreach": False} if name == "SGD" or scaled else {}
         settings |= {} if name == "SGD" else {"capturable": True}
         scaling = " under fp16 loss scaling" if scaled else ""
         build.require(settings.keys() <= optimizer.defaults.keys(), f"{name} cannot be captured{scaling}")
         build.on_close(switch_optimizer(optimizer, settings))
         if scaled:
-            build.notes["skipped_steps"] = torch.zeros((), device=build.device)
+            build.facts.skipped_steps = torch.zeros((), device=build.device)
         build.notes["replays"] = 0
         captured = StepGraph(optimizer, build.notes, self.num_shapes)
         build.wrap(Seam.STEP, captured.step)
         build.on_close(optimizer.register_load_state_dict_post_hook(captured.take_over).remove)
+        build.on_forget(captured.forget)
         build.on_close(captured.forget)
 
     def confirm(self, seen: Observation, reference: Observation) -> str:

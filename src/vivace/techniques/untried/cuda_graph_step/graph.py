@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from weakref import WeakSet
 
 import torch
 
@@ -15,7 +14,6 @@ from vivace.errors import Refused
 from vivace.job import blame
 from vivace.tensors.trees import map_tensors, tensors
 
-_graphs: WeakSet[StepGraph] = WeakSet()
 WARM_UP_STEPS = 2  # the optimizer's first step makes its state, the second is like all others
 
 
@@ -45,7 +43,6 @@ class StepGraph:
         self.side: Any = None
         self.rates: list[torch.Tensor] = []
         self.forget()
-        _graphs.add(self)
 
     def forget(self) -> None:
         """Drop the graphs and their memory; the next steps warm up and capture afresh."""
@@ -154,9 +151,3 @@ class StepGraph:
         return [
             {k: v for k, v in g.items() if k not in ("params", "lr")} for g in self.optimizer.param_groups
         ]
-
-
-def forget_graphs() -> None:
-    """Drop every captured step of this process, because the Python that was captured has changed."""
-    for graph in list(_graphs):
-        graph.forget()

@@ -26,6 +26,7 @@ class OffloadOptimizer(Technique):
         summary="optimizer state kept in the host's memory",
         source="https://arxiv.org/abs/2101.06840",
         devices=("cuda",),
+        saves_memory="states",
     )
 
     part_mib: Annotated[int, Field(ge=1)] = 64

@@ -1,0 +1,34 @@
+"""Facts of the step that techniques tell each other and the core; see `Build.facts`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclasses.dataclass
+class Facts:
+    """Each is set by the technique that makes it so, and read by all; None where no technique does.
+
+    Args:
+        batches_per_step: how many of the loader's batches a step takes.
+        pieces: in how many pieces a batch was cut at most; 0 before the first step.
+        ranks: how many processes average their gradients.
+        skipped_steps: how many steps loss scaling has skipped, on the host or on the device.
+        threads: of the step on a CPU: as many as without the plan, and as many as with it.
+        updates_in_backward: how many weights were updated inside of backward passes.
+    """
+
+    batches_per_step: int = 1
+    pieces: int | None = None
+    ranks: int | None = None
+    skipped_steps: int | torch.Tensor | None = None
+    threads: tuple[int, int] | None = None
+    updates_in_backward: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Those that are known, by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}

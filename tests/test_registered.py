@@ -1,0 +1,318 @@
+"""Techniques that a stranger registers: all that Vivace's own can ask for is in the contract."""
+
+import ast
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+import vivace
+from vivace.errors import PlanError, Refused
+from vivace.ledger import Ledger
+from vivace.measuring.worker import Worker
+from vivace.memory import choosing
+from vivace.observing.observe import observe
+from vivace.plan import Plan
+from vivace.processes.launch import Source
+from vivace.session.opening import start
+from vivace.technique import Card, Numerics, Seam, Stage, Technique, registry
+from vivace.technique.facts import Facts
+from vivace.testing import TINY_JOBS
+from vivace.training import survival
+from vivace.training.ranks import joined
+from vivace.tuning.bench import Bench
+
+ROOT = Path(vivace.__file__).parent
+
+# Where the core names a technique. What it must know of one stands on the card.
+NAMED = {
+    "mechanisms/recompute.py": {"checkpoint"},  # in refusals
+    "memory/choosing.py": {
+        *("checkpoint", "compress_activations", "offload_activations"),  # carry out decisions for blocks
+        *("bf16_autocast", "channels_last"),  # happen to save memory
+    },
+    "memory/costs.py": {"compress_activations", "offload_activations"},  # in refusals
+    "training/survival.py": {"checkpoint", "micro_batches"},  # what a run goes on with by itself
+    "tuning/tuner.py": {"tf32"},  # one of the three baselines
+}
+# Where such a word means something else: a number format, a layout, an event, a function or flag of torch.
+OTHER_WORDS = {
+    "advising/catalogue.py": {"tf32"},
+    "advising/formula.py": {"channels_last", "tf32"},
+    "advising/interval.py": {"tf32"},
+    "advising/predict.py": {"tf32"},
+    "advising/source.py": {"tf32"},
+    "command/cli.py": {"channels_last"},
+    "command/progress.py": {"checkpoint"},
+    "inspection/figures.py": {"tf32"},
+    "inspection/gauges.py": {"tf32"},
+    "profiling/judge.py": {"tf32"},
+    "profiling/record/experiments.py": {"channels_last", "compile"},
+    "profiling/record/facts.py": {"cudnn_benchmark", "tf32"},
+    "profiling/roofline.py": {"tf32"},
+    "profiling/rules_precision.py": {"channels_last", "compile"},
+    "reporting/content.py": {"tf32"},
+    "technique/contract.py": {"tf32"},
+    "tensors/precision.py": {"tf32"},
+    "training/loop.py": {"checkpoint"},
+}
+
+
+def card(stage=Stage.DATA, **more):
+    return Card(stage=stage, numerics=Numerics.EXACT, summary="counts", source="here", **more)
+
+
+def test_no_hook_of_a_technique_is_found_by_its_name_alone():
+    """A hook that the core calls is an attribute of Technique, with a default, and is called as one."""
+    hooks = {name for name in vars(Technique) if not name.startswith("_")}
+    asked = [
+        f"{path.relative_to(ROOT)}, line {call.lineno}: {call.args[1].value}"
+        for path in ROOT.rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Name)
+        and call.func.id in ("getattr", "hasattr")
+        and isinstance(call.args[1], ast.Constant)
+        and call.args[1].value in hooks
+    ]
+    assert asked == []
+
+
+def test_the_core_names_no_technique_beside_the_list():
+    """Neither in a string nor by an import."""
+    names, found = set(registry.own_names()), dict[str, set[str]]()
+    for path in ROOT.rglob("*.py"):
+        file = path.relative_to(ROOT).as_posix()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if file.startswith("techniques/"):
+                break
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names:
+                found.setdefault(file, set()).add(node.value)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vivace.techniques"):
+                found.setdefault(file, set()).add(node.module)
+    assert not NAMED.keys() & OTHER_WORDS.keys()
+    assert found == NAMED | OTHER_WORDS
+
+
+@pytest.mark.parametrize("name", registry.own_names())
+def test_a_technique_has_no_public_attribute_beside_the_contract_and_its_settings(name):
+    cls = registry.find(name)
+    settings = {field.name for field in dataclasses.fields(cls)}
+    public = {attribute for attribute in vars(cls) if not attribute.startswith("_")}
+    assert public - settings <= set(dir(Technique)) | {"card", "name"}
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_later_pass_is_measured_where_the_first_differs(register, later):
+    read = []
+
+    @register
+    @dataclasses.dataclass(frozen=True)
+    class Counting(Technique):
+        card = card()
+        name = "counting"
+        first_pass_differs = later
+
+        def apply(self, build):
+            def batches(following, loader):
+                for batch in following(loader):
+                    read.append(len(read))
+                    yield batch
+
+            build.wrap(Seam.BATCHES, batches)
+
+    worker = Worker(TINY_JOBS["mlp"](), vivace.inspect().to_dict())
+    worker.open({"counting": {}})
+    try:
+        assert len(read) == (4 if later else 0)  # batches of an epoch
+    finally:
+        worker.session.close()
+
+
+def parallel(register, name, after=()):
+    cls = type(name, (Technique,), {"card": card(Stage.PARALLEL, after=after), "name": name})
+    return register(dataclasses.dataclass(frozen=True)(cls))
+
+
+@pytest.fixture
+def two_ranks(tmp_path, monkeypatch):
+    """A process group of one that says that it is two."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("two_ranks")
+@pytest.mark.parametrize("after", [(), ("ddp",)])
+def test_what_builds_on_another_technique_acts_behind_it(register, after):
+    cls = parallel(register, "adaptive_compression", after)
+    cls.apply = lambda self, build: build.require(build.parallel, "no gradients are exchanged")
+    plan = Plan.from_dict({"ddp": {}, "adaptive_compression": {}})
+    if after:
+        assert plan.names == ("ddp", "adaptive_compression")
+        start(TINY_JOBS["mlp"](), plan, vivace.inspect()).close()
+    else:  # the alphabet
+        with pytest.raises(Refused, match="no gradients are exchanged"):
+            start(TINY_JOBS["mlp"](), plan, vivace.inspect())
+
+
+def test_the_order_is_the_same_whatever_else_is_in_the_plan(register):
+    first, second, third = (
+        parallel(register, name, after)
+        for name, after in (("c", ("ddp",)), ("b", ("c",)), ("a", ("b", "ddp")))
+    )
+    ddp = registry.find("ddp")
+    assert Plan([third(), second(), first(), ddp()]).names == ("ddp", "c", "b", "a")
+    assert Plan([third(), first()]).names == ("c", "a")
+    assert [cls.name for cls in registry.everything() if cls.card.stage == Stage.PARALLEL] == [
+        *("ddp", "c", "gradient_compression", "b", "a")
+    ]
+
+
+def test_an_order_that_cannot_be_kept_is_refused_at_registration(register):
+    with pytest.raises(PlanError, match=r"'b' acts after 'ddpp', which is unknown; did you mean 'ddp'"):
+        parallel(register, "b", ("ddpp",))
+    with pytest.raises(PlanError, match=r"'b' acts after 'tf32', but in the stage PARALLEL, and 'tf32' in "):
+        parallel(register, "b", ("tf32",))
+    with pytest.raises(PlanError, match=r"'b' would act after itself: b"):
+        parallel(register, "b", ("b",))
+    assert "b" not in registry.names()
+    parallel(register, "b")
+    parallel(register, "c", ("b",))
+    with pytest.raises(PlanError, match=r"'b' would act after itself: b after c"):
+        parallel(register, "b", ("c",))
+    assert registry.find("b").card.after == ()
+
+
+CROWDED = """
+import dataclasses
+import torch
+import vivace
+from vivace.technique import Card, Numerics, Stage
+
+ROOM = []
+
+
+@vivace.register
+@dataclasses.dataclass(frozen=True)
+class Shrink(vivace.Technique):
+    card = Card(Stage.MEMORY, Numerics.EXACT, "makes room", "here", saves_memory="states")
+    name = "shrink"
+
+    def apply(self, build):
+        ROOM.append(1)
+        build.on_close(ROOM.clear)
+
+
+def loss(model, batch):
+    if not ROOM:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return model(batch).square().mean()
+
+
+job = vivace.Job(
+    model=lambda: torch.nn.Linear(4, 1),
+    data=lambda: [torch.ones(2, 4)] * 4,
+    loss=loss,
+    optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+)
+"""
+
+
+@pytest.mark.slow
+def test_a_strangers_technique_is_the_rescue_of_a_job_that_does_not_fit(register, tmp_path):
+    """`register` here only puts things back: the job's file registers the technique, when it is loaded."""
+    (tmp_path / "crowded.py").write_text(CROWDED)
+    source, ledger = Source(f"{tmp_path}/crowded.py:job"), Ledger(tmp_path / "ledger.jsonl")
+    bench = Bench(source, vivace.inspect(), ledger, lambda *_: None, allow=Numerics.EXACT, memory=None)
+    try:
+        bench.check()
+        assert bench.base.names == ("shrink",)
+    finally:
+        bench.close()
+
+
+def test_what_would_fit_and_what_eases_the_blocks_name_a_strangers_technique(register):
+    cls = dataclasses.dataclass(frozen=True)(
+        type("Aaa", (Technique,), {"card": card(Stage.MEMORY, saves_memory="states"), "name": "aaa"})
+    )
+    assert "aaa" not in [cls.name for cls in registry.savers("cpu", Numerics.EXACT)]
+    register(cls)
+    reliefs = choosing._reliefs("cpu", Numerics.EXACT)
+    assert [[one.name for one in each] for each in reliefs] == [
+        *(["aaa"], ["optimizer_in_backward"], ["channels_last"]),
+        *(["channels_last", "aaa"], ["channels_last", "optimizer_in_backward"]),
+        *(["bf16_autocast"], ["bf16_autocast", "channels_last"]),
+    ]
+    with start(TINY_JOBS["mlp"](), Plan(), vivace.inspect()) as session:
+        assert "a plan with aaa or checkpoint" in survival._would_fit(session)
+
+
+def test_ranks_are_averaged_by_whatever_says_so(register, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    cls = parallel(register, "gossip")
+    with pytest.raises(PlanError, match=r"add \[techniques.ddp\] to the plan"), joined(Plan([cls()])):
+        pass
+    cls.card = dataclasses.replace(cls.card, averages_ranks=True)
+    with pytest.raises(PlanError, match=r"add \[techniques.ddp\] or \[techniques.gossip\]"), joined(Plan()):
+        pass
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    with joined(Plan([cls()])) as ranks:
+        assert (ranks.rank, ranks.world_size) == (1, 2)
+
+
+def test_a_session_forgets_what_its_techniques_recorded(register):
+    """A technique that replays a recorded step: the rehearsal dictates another loss, and it must follow."""
+
+    @register
+    @dataclasses.dataclass(frozen=True)
+    class Replaying(Technique):
+        card = card(Stage.CAPTURE, captures=True)
+        name = "replaying"
+
+        def apply(self, build):
+            recorded = []
+
+            def step(following, batch):
+                if not recorded:
+                    recorded.append(following(batch))
+                return recorded[0]
+
+            build.wrap(Seam.STEP, step)
+            build.on_forget(recorded.clear)
+
+    job = TINY_JOBS["mlp"]()
+    batches = list(job.data())
+    with start(job, Plan([Replaying()]), vivace.inspect()) as session:
+        first = session.step(batches[0])
+        assert session.step(batches[1]) is first
+        session.forget()
+        assert session.step(batches[1]) is not first
+
+
+def test_notes_are_a_techniques_own_and_facts_are_for_all(register):
+    """Nobody mistakes a stranger's note for a fact of the step, whatever its name."""
+    words = [field.name for field in dataclasses.fields(Facts)]
+
+    @register
+    @dataclasses.dataclass(frozen=True)
+    class Noting(Technique):
+        card = card(Stage.PROCESS)
+        name = "aaa_noting"
+
+        def apply(self, build):
+            build.notes.update(dict.fromkeys(words, "mine"))
+
+    job = TINY_JOBS["mlp"]()
+    plan = Plan.from_dict({"aaa_noting": {}, "optimizer_in_backward": {}, "micro_batches": {}})
+    batches = list(job.data())
+    with start(job, plan, vivace.inspect()) as session:
+        session.step(batches[0])
+        seen = observe(session, batches)
+    assert {seen.notes[word] for word in words} == {"mine"}
+    assert seen.facts.pop("updates_in_backward") >= 4  # weights
+    assert seen.facts == {"batches_per_step": 1, "pieces": 2}
