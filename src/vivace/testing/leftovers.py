@@ -84,7 +84,8 @@ def left_behind(before: Process, after: Process) -> list[str]:
 
 def random_streams() -> dict[str, Any]:
     """Where the process's random streams stand, by whose they are."""
-    name, keys, *rest = numpy.random.get_state(legacy=True)
+    state: Any = numpy.random.get_state()
+    name, keys, *rest = state
     cuda = {"CUDA's": torch.cuda.get_rng_state().numpy().tobytes()} if torch.cuda.is_available() else {}
     return {
         "torch's": torch.get_rng_state().numpy().tobytes(),
@@ -100,6 +101,7 @@ def process_flags() -> dict[str, Any]:
         f"autocast on {device}": (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
         for device in DEVICES
     }
+    deterministic: Any = torch.utils.deterministic
     return {
         **_backend_flags(),
         **autocast,
@@ -109,11 +111,11 @@ def process_flags() -> dict[str, Any]:
         "default_device": str(torch.get_default_device()),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic_algorithms": torch.get_deterministic_debug_mode(),
-        "fill_uninitialized_memory": torch.utils.deterministic.fill_uninitialized_memory,
+        "fill_uninitialized_memory": deterministic.fill_uninitialized_memory,
         "grad_enabled": torch.is_grad_enabled(),
         "inference_mode": torch.is_inference_mode_enabled(),
         "anomaly detection": torch.is_anomaly_enabled(),
-        "sharing of tensors": torch.multiprocessing.get_sharing_strategy(),
+        "sharing of tensors": torch.multiprocessing.get_sharing_strategy(),  # type: ignore[no-untyped-call]
         "hooks of saved tensors": torch._C._autograd._top_saved_tensors_default_hooks(True),
         "function modes": torch._C._len_torch_function_stack(),
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
