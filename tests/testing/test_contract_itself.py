@@ -17,9 +17,15 @@ from vivace.errors import Refused
 from vivace.job import Job
 from vivace.plan import Plan
 from vivace.technique import Card, Numerics, Stage, Technique, registry
-from vivace.testing import TINY_JOBS, TechniqueContract, check, jobs
+from vivace.testing import TINY_JOBS, TechniqueContract, check, contract, jobs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def _references_of_this_process():
+    """Leaks are undone between these tests, so a reference made before is none for the next."""
+    contract._reference.cache_clear()
 
 
 @dataclasses.dataclass(frozen=True)
