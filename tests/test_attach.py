@@ -270,3 +270,14 @@ def test_what_would_cut_an_own_step_is_refused_by_name(name):
 def test_halves_of_both_forms_are_bad_input(given):
     with pytest.raises(InputError, match="attach"):
         vivace.attach(Plan(), **given)
+
+
+def test_a_plan_may_be_a_path(tmp_path):
+    path = tmp_path / "plan.toml"
+    Plan.from_dict({"micro_batches": {"num": 4}}).save(path)
+    for plan in (path, str(path), tmp_path):
+        model = network()
+        with vivace.attach(plan, model=model, optimizer=optimizer_of(model), loss=loss) as session:
+            assert session.plan.names == ("micro_batches",)
+    with pytest.raises(vivace.PlanError, match=r"there is no plan file 'absent\.toml'"):
+        vivace.attach("absent.toml", model=model, optimizer=optimizer_of(model), loss=loss)

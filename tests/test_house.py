@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import pydoc
 import re
 import shutil
 import subprocess
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import vivace
+from vivace import errors
 from vivace.technique import registry
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,17 +27,37 @@ TECHNIQUE_LINES = 400
 LOOSE_MODULES = 13
 
 EXPORTS = {
+    "Advice",
+    "AnswerIsNo",
     "Build",
     "Card",
+    "CheckpointError",
+    "ChildFailed",
+    "Diverged",
+    "FolderError",
+    "InputError",
     "Job",
+    "JobError",
     "Machine",
     "Numerics",
+    "Observation",
+    "OutOfMemory",
     "Plan",
+    "PlanError",
+    "Profile",
+    "Profiled",
     "Refused",
+    "Result",
+    "Run",
+    "SampleError",
     "Seam",
     "Session",
     "Stage",
     "Technique",
+    "TechniqueWarning",
+    "TimedOut",
+    "Unsteady",
+    "Verdict",
     "VivaceError",
     "__version__",
     "advise",
@@ -146,6 +169,40 @@ def test_every_verb_is_callable_and_documented(name: str) -> None:
     verb = getattr(vivace, name)
     assert callable(verb)
     assert verb.__doc__
+
+
+@pytest.mark.parametrize("name", [*VERBS, "attach", "register"])
+def test_help_shows_the_signature(name: str) -> None:
+    verb = getattr(vivace, name)
+    page = pydoc.render_doc(verb, renderer=pydoc.plaintext)
+    for parameter in inspect.signature(verb).parameters:
+        assert re.search(rf"^{name}\(.*\b{parameter}\b", page, re.MULTILINE), page
+
+
+def test_every_error_is_exported() -> None:
+    own = [value for value in vars(errors).values() if isinstance(value, type)]
+    raised = {cls.__name__ for cls in own if issubclass(cls, errors.VivaceError | errors.TechniqueWarning)}
+    assert raised <= EXPORTS
+
+
+def test_results_of_the_verbs_are_exported() -> None:
+    results = {verb: inspect.signature(getattr(vivace, verb)).return_annotation for verb in VERBS}
+    own = {verb: name for verb, name in results.items() if name not in ("Path", "None")}
+    assert set(own.values()) <= EXPORTS, own
+
+
+def test_the_package_folder_hides_nothing_of_pythons() -> None:
+    """In it as working directory: a folder called like a module of Python's would be imported instead."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import dataclasses, inspect, profile"],
+        cwd=SOURCE,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    parts = {path.stem for path in SOURCE.iterdir()}
+    assert parts & set(sys.stdlib_module_names) == set()
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -27,8 +27,28 @@ _HOME = {
     "Seam": "vivace.technique",
     "Numerics": "vivace.technique",
     "Build": "vivace.technique",
+    "Observation": "vivace.ledger",
+    "Profile": "vivace.ledger",
+    "Result": "vivace.tuning",
+    "Run": "vivace.training.training",
+    "Verdict": "vivace.verifying",
+    "Profiled": "vivace.profiling",
+    "Advice": "vivace.advising",
     "VivaceError": "vivace.errors",
+    "InputError": "vivace.errors",
+    "JobError": "vivace.errors",
+    "SampleError": "vivace.errors",
+    "PlanError": "vivace.errors",
+    "FolderError": "vivace.errors",
     "Refused": "vivace.errors",
+    "CheckpointError": "vivace.errors",
+    "AnswerIsNo": "vivace.errors",
+    "Diverged": "vivace.errors",
+    "OutOfMemory": "vivace.errors",
+    "ChildFailed": "vivace.errors",
+    "TimedOut": "vivace.errors",
+    "Unsteady": "vivace.errors",
+    "TechniqueWarning": "vivace.errors",
     "inspect": "vivace.inspection",
     "profile": "vivace.profiling",
     "tune": "vivace.tuning",
@@ -51,13 +71,30 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from vivace.advising import Advice as Advice
     from vivace.advising import advise as advise
+    from vivace.errors import AnswerIsNo as AnswerIsNo
+    from vivace.errors import CheckpointError as CheckpointError
+    from vivace.errors import ChildFailed as ChildFailed
+    from vivace.errors import Diverged as Diverged
+    from vivace.errors import FolderError as FolderError
+    from vivace.errors import InputError as InputError
+    from vivace.errors import JobError as JobError
+    from vivace.errors import OutOfMemory as OutOfMemory
+    from vivace.errors import PlanError as PlanError
     from vivace.errors import Refused as Refused
+    from vivace.errors import SampleError as SampleError
+    from vivace.errors import TechniqueWarning as TechniqueWarning
+    from vivace.errors import TimedOut as TimedOut
+    from vivace.errors import Unsteady as Unsteady
     from vivace.errors import VivaceError as VivaceError
     from vivace.inspection import inspect as inspect
     from vivace.job import Job as Job
+    from vivace.ledger import Observation as Observation
+    from vivace.ledger import Profile as Profile
     from vivace.machine import Machine as Machine
     from vivace.plan import Plan as Plan
+    from vivace.profiling import Profiled as Profiled
     from vivace.profiling import profile as profile
     from vivace.reporting import report as report
     from vivace.session.opening import attach as attach
@@ -69,6 +106,9 @@ if TYPE_CHECKING:
     from vivace.technique import Stage as Stage
     from vivace.technique import Technique as Technique
     from vivace.technique.registry import register as register
+    from vivace.training.training import Run as Run
     from vivace.training.training import train as train
+    from vivace.tuning import Result as Result
     from vivace.tuning import tune as tune
+    from vivace.verifying import Verdict as Verdict
     from vivace.verifying import verify as verify

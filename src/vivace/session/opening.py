@@ -37,7 +37,7 @@ Part = TypeVar("Part")
 
 
 def attach(
-    plan: Plan,
+    plan: Plan | str | os.PathLike[str],
     *,
     model: nn.Module | None = None,
     optimizer: torch.optim.Optimizer | None = None,
@@ -49,10 +49,13 @@ def attach(
 ) -> Session:
     """Open a session on objects that a person already has; nothing is inherited and nothing is taken away.
 
-    Either `model`, `optimizer` and ``loss(model, batch)``, or an own ``step(batch)`` with the `models` that
-    it trains. Raises `Refused` with the technique's name and reason where the plan cannot act, and InputError
-    on wrong arguments, or where the models are on the CPU and the machine's GPU cannot be used.
+    `plan` is a Plan, or the path of a plan file or of its folder. Either `model`, `optimizer` and
+    ``loss(model, batch)``, or an own ``step(batch)`` with the `models` that it trains. Raises `Refused` with
+    the technique's name and reason where the plan cannot act, PlanError where the file holds no plan, and
+    InputError on wrong arguments, or where the models are on the CPU and the machine's GPU cannot be used.
     """
+    if not isinstance(plan, Plan):
+        plan = Plan.load(plan)
     if step is not None and (model is not None or loss is not None or not models):
         raise InputError(
             "attach takes either model, optimizer and loss, or step(batch) and the models it trains"

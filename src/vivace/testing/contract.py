@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import islice
 from typing import Any, ClassVar
@@ -18,6 +18,7 @@ from vivace.errors import Refused
 from vivace.inspection import inspect
 from vivace.job import Job
 from vivace.ledger import Observation, Profile
+from vivace.machine import Machine
 from vivace.observing.observe import observe
 from vivace.operators import CLASSES
 from vivace.plan import Plan
@@ -25,8 +26,9 @@ from vivace.session.opening import start, training_device
 from vivace.session.session import Session
 from vivace.technique import Numerics, Stage, Technique
 from vivace.testing.jobs import TINY_JOBS
+from vivace.testing.leftovers import left_behind, process, random_streams
+from vivace.testing.leftovers import process_flags as process_flags
 from vivace.verifying.states import repeatable
-from vivace.verifying.tap import random_state
 
 STEPS = 3
 LOOSEST_FP32 = 1e-3
@@ -43,77 +45,60 @@ class Course:
     gradient_norms: list[float] | None  # None where a captured step cannot be looked into
     gradients_left: list[str]
     shared_with_copies: list[str]
-    random_state: torch.Tensor
+    random_streams: dict[str, Any]  # once the plan is applied
+    drawn_on_close: list[str]
     state: dict[str, torch.Tensor]
-    flags_before: dict[str, Any]
-    flags_after: dict[str, Any]
     numerics: Numerics
     unit_roundoff: float
     drops: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """What the reference did before any technique was opened, for comparison with it and with itself."""
+
+    course: Course
+    bits: dict[str, torch.Tensor] | None  # None where two runs of the job differ even so
+
+
 def follow(job: Job, plan: Plan) -> Course:
     """Train a job for `STEPS` steps under `plan`, from seed 0. Raises `Refused` where the plan declines."""
     norms: list[float] = []
-    flags = process_flags()
-    try:
-        watched = job if _captures(plan) else _recording(job, norms)
-        with start(watched, plan, inspect()) as session, _same_dropout(plan):
-            streams = random_state()
-            losses, left = [], []
-            for batch in islice(session.batches(job.data()), STEPS):
-                losses.append(float(session.step(batch)))
-                if not session.build.own_step:
-                    left += _with_gradients(session.build.model)
-            shared = [] if session.build.own_step else _trained_by_a_copy(job, session, batch)
-    except Refused:
-        assert process_flags() == flags, "a refusal left process flags behind"
-        raise
+    watched = job if _captures(plan) else _recording(job, norms)
+    with start(watched, plan, _machine()) as session, _same_dropout(plan):
+        streams = random_streams()
+        losses, left = [], []
+        for batch in islice(session.batches(job.data()), STEPS):
+            losses.append(float(session.step(batch)))
+            if not session.build.own_step:
+                left += _with_gradients(session.build.model)
+        shared = [] if session.build.own_step else _trained_by_a_copy(job, session, batch)
+        before_close = random_streams()
+        session.close()
+        after_close = random_streams()
     models = session.build.models
     return Course(
         losses=losses,
         gradient_norms=norms if watched is not job else None,
         gradients_left=left,
         shared_with_copies=shared,
-        random_state=streams,
+        random_streams=streams,
+        drawn_on_close=[whose for whose, stream in before_close.items() if after_close[whose] != stream],
         state={f"{i}.{k}": v for i, model in enumerate(models) for k, v in model.state_dict().items()},
-        flags_before=flags,
-        flags_after=process_flags(),
         numerics=session.build.numerics,
         unit_roundoff=session.build.unit_roundoff,
         drops=any(isinstance(m, CAN_DROP) for model in models for m in model.modules()),
     )
 
 
-def process_flags() -> dict[str, Any]:
-    """The process-wide settings that a session must leave as it found them."""
-    backends: Any = torch.backends
-    precisions = {
-        f"{name}.{kind}": getattr(getattr(owner, kind), "fp32_precision", None)
-        for name, owner in (("cuda", backends.cuda), ("cudnn", backends.cudnn), ("mkldnn", backends.mkldnn))
-        for kind in ("matmul", "conv", "rnn")
-        if hasattr(owner, kind)
-    }
-    return {
-        **precisions,
-        "num_threads": torch.get_num_threads(),
-        "default_dtype": torch.get_default_dtype(),
-        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "cudnn.benchmark": backends.cudnn.benchmark,
-        "cudnn.deterministic": backends.cudnn.deterministic,
-        "grad_enabled": torch.is_grad_enabled(),
-        "autocast": [torch.is_autocast_enabled(device) for device in ("cpu", "cuda")],
-    }
-
-
-def flags_are_restored(course: Course, reference: Course) -> None:
-    """Every process-wide setting is back where it was."""
-    assert course.flags_after == course.flags_before
-
-
 def randomness_is_untouched(course: Course, reference: Course) -> None:
-    """Applying the plan drew nothing from torch's random stream."""
-    assert torch.equal(course.random_state, reference.random_state), "apply() drew random numbers"
+    """Neither applying the plan nor closing the session drew from a random stream."""
+    wanted = reference.random_streams
+    drawn = [whose for whose, stream in course.random_streams.items() if stream != wanted[whose]]
+    assert not drawn, f"apply() drew random numbers from {' and '.join(drawn)} stream"
+    assert not course.drawn_on_close, (
+        f"closing the session drew random numbers from {' and '.join(course.drawn_on_close)} stream"
+    )
 
 
 def state_is_the_persons(course: Course, reference: Course) -> None:
@@ -121,7 +106,11 @@ def state_is_the_persons(course: Course, reference: Course) -> None:
     shapes = [
         {key: (value.dtype, value.shape) for key, value in c.state.items()} for c in (course, reference)
     ]
-    assert shapes[0] == shapes[1]
+    missing, added = shapes[1].keys() - shapes[0].keys(), shapes[0].keys() - shapes[1].keys()
+    assert not missing, f"the state dict lacks {', '.join(sorted(missing))}"
+    assert not added, f"the state dict has {', '.join(sorted(added))}, which the person's has not"
+    for key, wanted in shapes[1].items():
+        assert shapes[0][key] == wanted, f"'{key}' in the state dict is {shapes[0][key]}, not {wanted}"
 
 
 def gradients_are_cleared(course: Course, reference: Course) -> None:
@@ -150,7 +139,6 @@ def promise_is_kept(course: Course, reference: Course) -> None:
 
 
 CHECKS = (
-    flags_are_restored,
     randomness_is_untouched,
     state_is_the_persons,
     gradients_are_cleared,
@@ -162,19 +150,20 @@ CHECKS = (
 
 def check(plan: Plan, name: str) -> str:
     """Hold `plan` against the contract on one of the tiny jobs; returns the reason of a refusal, else ''."""
-    return _hold(plan, TINY_JOBS[name], CHECKS)
+    with _named(plan, name):
+        return _hold(plan, TINY_JOBS[name])
 
 
 def variants(technique: type[Technique]) -> list[Technique]:
     """The default settings, and those that the technique proposes for an ordinary job on this machine."""
-    proposed = [technique(), *technique.candidates(plain_profile(), inspect())]
+    proposed = [technique(), *technique.candidates(plain_profile(), _machine())]
     return list(dict.fromkeys(proposed))
 
 
 def plain_profile() -> Profile:
     """The profile of a job in which everything takes some time."""
     return Profile(
-        device=training_device(inspect()).type,
+        device=training_device(_machine()).type,
         step_seconds=0.01,
         shares={"data": 0.2, "place": 0.1, "forward": 0.2, "backward": 0.4, "update": 0.1},
         operator_shares=dict.fromkeys(CLASSES, 1 / len(CLASSES)),
@@ -203,81 +192,164 @@ class TechniqueContract:
 
     def test_card_is_complete(self) -> None:
         """The card says what the technique does, where it comes from, and how coarse it is."""
-        card = self.technique.card
-        assert card.summary
-        assert card.source.startswith("https://")
-        assert card.devices
-        assert set(card.measured_on) <= set(card.devices)
-        assert (card.unit_roundoff > 0) == (card.numerics >= Numerics.ROUNDING)
-        assert dataclasses.is_dataclass(self.technique)
+        card, name = self.technique.card, self.technique.name
+        assert card.summary, f"the card of {name} has no summary"
+        assert card.source.startswith("https://"), f"the card of {name} names no https:// source"
+        assert card.devices, f"the card of {name} names no device"
+        strange = set(card.measured_on) - set(card.devices)
+        assert not strange, f"the card of {name} is measured on {strange}, which are not among its devices"
+        assert (card.unit_roundoff > 0) == (card.numerics >= Numerics.ROUNDING), (
+            f"the card of {name} promises {card.numerics.name} with the unit roundoff {card.unit_roundoff}"
+        )
+        assert dataclasses.is_dataclass(self.technique), f"{name} is not a dataclass"
 
     def test_settings_survive_the_plan_file(self) -> None:
         """Every proposed setting is read back as it was written."""
         for variant in variants(self.technique):
             plan = Plan([variant])
             (again,) = Plan.loads(plan.dumps()).techniques
-            assert again == variant
+            assert again == variant, f"{variant} is read back from the plan file as {again}"
 
     def test_gain_is_an_interval(self) -> None:
         """The bounds are finite, positive, and in order."""
-        low, high = self.technique.gain(plain_profile(), inspect())
-        assert 0 < low <= high < math.inf
+        low, high = self.technique.gain(plain_profile(), _machine())
+        assert 0 < low <= high < math.inf, f"gain() of {self.technique.name} is from {low} to {high}"
 
     def test_acts_within_its_promise_or_refuses(self) -> None:
         """On every job and with every proposed setting, the whole contract or a reason."""
         for variant in variants(self.technique):
-            for build_job in self.jobs.values():
-                _hold(Plan([variant]), build_job, CHECKS)
+            for name, build_job in self.jobs.items():
+                with _named(Plan([variant]), name):
+                    _hold(Plan([variant]), build_job)
 
     def test_confirms_with_evidence_or_refuses(self) -> None:
-        """`confirm` returns a sentence, or refuses with one."""
+        """`confirm` returns a sentence, or refuses with one. It is called while the session is open."""
         import pytest
 
-        evidence: list[str] = []
-        reasons: list[str] = []
+        acted = False
         for variant in variants(self.technique):
-            for build_job in self.jobs.values():
-                try:
-                    seen = _observed(build_job, Plan([variant]))
-                    evidence.append(variant.confirm(seen, _reference_observed(build_job)))
-                except Refused as refused:
-                    reasons.append(str(refused))
-        assert all(text.strip() for text in [*evidence, *reasons])
-        if not evidence:
+            for name, build_job in self.jobs.items():
+                with _named(Plan([variant]), name):
+                    acted |= _confirmed(variant, build_job)
+        if not acted:
             pytest.skip(f"{self.technique.name} refused every job here")
 
 
-def _hold(plan: Plan, build_job: Callable[[], Job], checks: tuple[Callable[..., None], ...]) -> str:
-    exact = plan.promise == Numerics.EXACT and training_device(inspect()).type == "cuda"
+@contextmanager
+def _named(plan: Plan, job_name: str) -> Iterator[None]:
+    """Whatever fails inside names the techniques with their settings, and the job."""
+    what = f"{' + '.join(map(_described, plan.techniques))} on the job '{job_name}'"
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(f"{what}: {error}") from error
+    except Exception as error:
+        error.add_note(what)
+        raise
+
+
+def _described(technique: Technique) -> str:
+    settings = ", ".join(f"{key}={value!r}" for key, value in technique.settings().items())
+    return f"{technique.name}({settings})"
+
+
+def _hold(plan: Plan, build_job: Callable[[], Job]) -> str:
+    exact = plan.promise == Numerics.EXACT and training_device(_machine()).type == "cuda"
+    if any(technique.card.stage == Stage.COMPILE for technique in plan.techniques):
+        _compile_once()
+    reference = _reference(build_job, exact, repr(process_flags()))
+    before, reason = process(), ""
     try:
         with repeatable(exact):
             course = follow(build_job(), plan)
     except Refused as refused:
         reason = str(refused)
+    try:
+        _nothing_is_left(left_behind(before, process()), reference, build_job, reason)
+    except AssertionError:
+        _reference.cache_clear()  # it no longer is what this process would compute
+        raise
+    if reason:
         assert any(reason.removeprefix(f"{name}: ") not in ("", reason) for name in plan.names), (
             f"a refusal must carry the technique's name and its reason: '{reason}'"
         )
         return reason
-    for one in checks:
-        one(course, _reference(build_job, exact))
+    for one in CHECKS:
+        one(course, reference.course)
     return ""
 
 
+def _nothing_is_left(
+    left: list[str], reference: Reference, build_job: Callable[[], Job], reason: str
+) -> None:
+    """The process is as it was, and the reference run in it again gives the same bits."""
+    who = f"the refusal ({reason})" if reason else "the closed session"
+    assert not left, f"{who} left behind: {'; '.join(left)}"
+    if reference.bits is None:
+        return
+    again = _bits(build_job())
+    other = [name for name, value in reference.bits.items() if not torch.equal(again[name], value)]
+    assert not other, (
+        f"{who} left something behind: the reference, run again in this process, gives other bits: "
+        f"{other[0]} was {reference.bits[other[0]]}, is {again[other[0]]}"
+    )
+
+
 @cache
-def _reference(build_job: Callable[[], Job], exact: bool) -> Course:
+def _machine() -> Machine:
+    return inspect()
+
+
+@cache
+def _compile_once() -> None:
+    """torch's compiler patches torch when it is first used, and leaves it so: no technique does that."""
+    # Where there is no compiler for it, the technique says so.
+    with suppress(Exception):
+        torch.compile(torch.neg)(torch.ones(2))
+
+
+@cache
+def _reference(build_job: Callable[[], Job], exact: bool, flags: str) -> Reference:
+    """The reference's run, made before a technique is opened; once for the settings of the process."""
     with repeatable(exact):
-        return follow(build_job(), Plan())
+        course = follow(build_job(), Plan())
+    bits, again = _bits(build_job()), _bits(build_job())
+    same = bits.keys() == again.keys() and all(torch.equal(bits[name], again[name]) for name in bits)
+    return Reference(course, bits if same else None)
+
+
+def _bits(job: Job) -> dict[str, torch.Tensor]:
+    """Losses and trained weights of a few steps of the reference from seed 0, by name."""
+    with repeatable(training_device(_machine()).type == "cuda"), start(job, Plan(), _machine()) as session:
+        losses = [session.step(batch).detach() for batch in islice(session.batches(job.data()), STEPS)]
+        weights = [model.state_dict() for model in session.build.models]
+    return {
+        **{f"the loss of step {step}": loss for step, loss in enumerate(losses)},
+        **{f"'{key}' of model {i}": value for i, state in enumerate(weights) for key, value in state.items()},
+    }
+
+
+def _confirmed(technique: Technique, build_job: Callable[[], Job]) -> bool:
+    """Did the technique act, by its own evidence? It is asked as the search asks: in the open session."""
+    reference, job, acted = _reference_observed(build_job), build_job(), True
+    try:
+        with start(job, Plan([technique]), _machine()) as session:
+            text = technique.confirm(_observed(session, job), reference)
+    except Refused as refused:
+        text, acted = str(refused), False
+    assert text.strip(), "confirm() returned no evidence" if acted else "it refused without a reason"
+    return acted
 
 
 @cache
 def _reference_observed(build_job: Callable[[], Job]) -> Observation:
-    return _observed(build_job, Plan())
-
-
-def _observed(build_job: Callable[[], Job], plan: Plan) -> Observation:
     job = build_job()
-    with start(job, plan, inspect()) as session:
-        return observe(session, list(islice(session.batches(job.data()), STEPS)))
+    with start(job, Plan(), _machine()) as session:
+        return _observed(session, job)
+
+
+def _observed(session: Session, job: Job) -> Observation:
+    return observe(session, list(islice(session.batches(job.data()), STEPS)))
 
 
 def _with_gradients(model: nn.Module) -> list[str]:
