@@ -51,7 +51,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from vivace.advising import advise as advise
+    from vivace.advising.ranking import advise as advise
     from vivace.errors import Refused as Refused
     from vivace.errors import VivaceError as VivaceError
     from vivace.inspection import inspect as inspect
