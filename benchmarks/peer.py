@@ -46,7 +46,7 @@ from vivace.plan import Plan
 from vivace.processes.launch import Child, Source, preload
 from vivace.technique.registry import find
 from vivace.tuning.tuner import parse_budget
-from vivace.verifying.verdict import Verifier
+from vivace.verifying.verifier import Verifier
 
 HERE = Path(__file__).resolve().parent
 JOBS = (

@@ -31,7 +31,7 @@ from vivace.errors import ChildFailed, Refused
 from vivace.ledger import Ledger
 from vivace.plan import Plan
 from vivace.processes.launch import Source
-from vivace.verifying.verdict import Verifier
+from vivace.verifying.verifier import Verifier
 
 HERE = Path(__file__).resolve().parent
 PARTIAL = HERE.parent / "runs" / "ruler.jsonl"

@@ -32,7 +32,7 @@ from vivace.processes.launch import Source
 from vivace.technique import Numerics, Technique, registry
 from vivace.tuning.bench import Bench
 from vivace.tuning.search import WORTH_TRYING
-from vivace.verifying.verdict import Verifier
+from vivace.verifying.verifier import Verifier
 
 HERE = Path(__file__).resolve().parent
 JOBS = ("search_cnn", "search_gpt", "search_table")

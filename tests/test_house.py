@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import inspect
 import pydoc
 import re
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grimp
 import pytest
 
 import vivace
@@ -71,7 +73,21 @@ EXPORTS = {
     "verify",
 }
 VERBS = ("advise", "inspect", "profile", "report", "train", "tune", "verify")
-TORCH_FREE = ("advising", "errors", "inspection", "ledger", "machine", "plan", "reporting", "technique")
+TORCH_FREE = (
+    "advising",
+    "errors",
+    "inspection",
+    "ledger",
+    "machine",
+    "plan",
+    "reporting",
+    "technique",
+    "words",
+)
+
+# What a number has to be told by `vivace.words` for: a share, milliseconds, or bytes in a larger unit.
+NUMBERS_TOLD = re.compile(r"\{[^{}]+(:\.\d%|\* 1e3:[^{}]*\} ms|/ (2\*\*[234]0|1024)\b[^{}]*\} ?[KMGT]i?B)")
+OUTSIDE = "inspection/probe.py"  # runs as a script, and imports nothing of the package
 
 # Cut in two, so that this file does not hold what it forbids.
 MACHINE_PATHS = ("/wo" + "rk/", "/roo" + "t/", "/opt/py" + "pi")
@@ -142,6 +158,21 @@ def test_functions_stay_within_their_budget(path: Path) -> None:
     functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     long = {f.name: f.end_lineno - f.lineno + 1 for f in functions if f.end_lineno is not None}
     assert {name: lines for name, lines in long.items() if lines > FUNCTION_LINES} == {}
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if relative(path) != OUTSIDE], ids=relative)
+def test_numbers_are_told_in_one_place(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert [line.strip() for line in lines if NUMBERS_TOLD.search(line)] == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = grimp.build_graph("vivace", exclude_type_checking_imports=True, cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as circle:
+        pytest.fail(" is imported by ".join(circle.args[1]))
 
 
 def test_importing_the_package_loads_nothing_else() -> None:

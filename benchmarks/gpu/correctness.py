@@ -17,7 +17,7 @@ from vivace.errors import ChildFailed, PlanError
 from vivace.plan import Plan
 from vivace.processes.launch import Child, Source
 from vivace.technique import Stage, registry
-from vivace.verifying.verdict import Verifier
+from vivace.verifying.verifier import Verifier
 
 HERE = Path(__file__).resolve().parent
 TINY = HERE / "tiny.py"

@@ -11,7 +11,8 @@ from torch.nn import functional
 from traffic import product_bytes
 
 from vivace.techniques.untried.fused_batchnorm.kernels import batch_norm
-from vivace.techniques.untried.fused_batchnorm.kernels.product import product, split_rows
+from vivace.techniques.untried.fused_batchnorm.kernels.product import product
+from vivace.techniques.untried.fused_batchnorm.kernels.splits import split_rows
 
 
 class ProductKernels(NormKernels):

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from vivace.techniques.untried.fused_batchnorm.matching import install
-from vivace.work.count import Kernel, count_work
+from vivace.work.count import count_work
+from vivace.work.kernel import Kernel
 
 BATCH = 64
 # Vendor's figures of an H200, of which the published bounds are made: bytes/s, dense bf16 operations/s.

@@ -71,8 +71,8 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from vivace.advising import Advice as Advice
-    from vivace.advising import advise as advise
+    from vivace.advising.advice import Advice as Advice
+    from vivace.advising.ranking import advise as advise
     from vivace.errors import AnswerIsNo as AnswerIsNo
     from vivace.errors import CheckpointError as CheckpointError
     from vivace.errors import ChildFailed as ChildFailed

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from vivace.inspection import ceilings, inspect, store
-from vivace.inspection.ceilings import UNREACHED, Ceiling, Gauge, Survey, Unmeasured, best_half
+from vivace.inspection.ceilings import UNREACHED, Ceiling, Survey, best_half
+from vivace.inspection.reading import Gauge, Unmeasured
 
 
 @pytest.fixture(autouse=True)

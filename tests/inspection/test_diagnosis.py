@@ -190,7 +190,7 @@ def test_a_machine_in_order_has_no_finding(facts):
 
 def test_narrow_limits_are_findings():
     found = diagnose(Facts(), {"shared_memory_bytes": 64 * 2**20, "open_files": 256})
-    assert ["64 MiB" in found[0].problem, "--shm-size" in found[0].next] == [True, True]
+    assert ["64.0 MiB" in found[0].problem, "--shm-size" in found[0].next] == [True, True]
     assert "256 files" in found[1].problem
 
 

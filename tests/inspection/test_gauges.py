@@ -10,8 +10,9 @@ import torch
 
 from vivace.inspection import ceilings, gauges, host_gauges
 from vivace.inspection.all_reduce import all_reduce
-from vivace.inspection.ceilings import Ceiling, Survey, Unmeasured
-from vivace.inspection.table import facts_of, human_ceiling
+from vivace.inspection.ceilings import Ceiling, Survey
+from vivace.inspection.reading import Unmeasured
+from vivace.inspection.table import ceiling_in_words, facts_of
 
 
 @pytest.fixture(autouse=True)
@@ -122,11 +123,11 @@ def test_torch_missing_is_a_reason(monkeypatch):
 
 
 def test_ceilings_are_told_in_human_units_with_the_share_reached():
-    assert human_ceiling("matmul_bf16", 7.68e14) == "768 TFLOP/s"
-    assert human_ceiling("matmul_int8", 1.5e15) == "1.5 Pop/s"
-    assert human_ceiling("copy_device", 4.3e12) == "4.3 TB/s"
-    assert human_ceiling("launch_seconds", 1.7e-6) == "1.7 µs"
-    assert human_ceiling("jpeg_decode_per_core", 930.4) == "930 images/s"
+    assert ceiling_in_words("matmul_bf16", 7.68e14) == "768 TFLOP/s"
+    assert ceiling_in_words("matmul_int8", 1.5e15) == "1.50 Pop/s"
+    assert ceiling_in_words("copy_device", 4.3e12) == "4.30 TB/s"
+    assert ceiling_in_words("launch_seconds", 1.7e-6) == "1.70 µs"
+    assert ceiling_in_words("jpeg_decode_per_core", 930.4) == "930 images/s"
     survey = Survey({"matmul_bf16": Ceiling(8e14, 0.02, 9, "now"), "disk_read": Ceiling(1e9, 0.1, 9, "now")})
     found = facts_of(survey, {"matmul_bf16": 1e15})
     assert (found["matmul_bf16"]["share"], found["matmul_bf16"]["unit"]) == (0.8, "FLOP/s")

@@ -7,9 +7,10 @@ import torch
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from vivace.techniques.untried.fused_batchnorm.kernels import product as module
+from vivace.techniques.untried.fused_batchnorm.kernels import splits
 from vivace.techniques.untried.fused_batchnorm.kernels.batch_norm import fused
-from vivace.techniques.untried.fused_batchnorm.kernels.product import product, split_rows, tile_of
+from vivace.techniques.untried.fused_batchnorm.kernels.product import product
+from vivace.techniques.untried.fused_batchnorm.kernels.splits import split_rows, tile_of
 from vivace.work.count import count_work
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -34,8 +35,8 @@ def drawn(*shape, dtype=torch.float64):
 
 
 def test_gradients_are_those_of_its_values(monkeypatch):
-    monkeypatch.setattr(module, "TILE", 128)
-    monkeypatch.setattr(module, "PROGRAMS", 3)
+    monkeypatch.setattr(splits, "TILE", 128)
+    monkeypatch.setattr(splits, "PROGRAMS", 3)
     inputs = [t.requires_grad_() for t in (drawn(2, 8, 3, 4), drawn(16, 8, 1, 1), drawn(16), drawn(16) + 1)]
 
     def function(x, weight, *affine):
@@ -65,7 +66,7 @@ def test_splits_are_whole_tiles_and_few(num_rows, width):
     rows, columns = tile_of(width)
     split = split_rows(num_rows, width)
     assert split % rows == 0
-    assert -(-num_rows // split) * -(-width // columns) <= module.PROGRAMS
+    assert -(-num_rows // split) * -(-width // columns) <= splits.PROGRAMS
 
 
 def test_shapes_and_operations_are_known_without_numbers():

@@ -121,8 +121,8 @@ def test_one_batch_is_enough_and_is_read_on_one_thread():
         (2, 200, 0.0, "5 cores feed it, and your 2 workers cannot"),
         (1, 999, 0.0, "2 cores feed it, and your worker cannot"),
         (4, 900, 0.02, ""),
-        (2, 900, 0.4, "your 2 workers could feed it, and yet it waits 40% of its time"),
-        (4, 900, 0.4, "waits 40% of its time: they share 6 cores with it"),
+        (2, 900, 0.4, "your 2 workers could feed it, and yet it waits 40 % of its time"),
+        (4, 900, 0.4, "waits 40 % of its time: they share 6 cores with it"),
     ],
 )
 def test_words(workers, one, waits, text, monkeypatch):

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vivace import words
 from vivace.errors import AnswerIsNo
 from vivace.memory.planner import Option, decide, pareto, smallest
 
@@ -44,7 +45,7 @@ def test_the_plan_fits_and_no_other_is_cheaper(blocks, budget):
     least = min(peak for peak, _ in every)
     assert smallest(blocks).peak_bytes == least
     if not fitting:
-        with pytest.raises(AnswerIsNo, match=rf"smallest possible is {least / 2**20:.1f} MiB"):
+        with pytest.raises(AnswerIsNo, match=rf"smallest possible is {words.size(least)}"):
             decide(blocks, budget)
         return
     found = decide(blocks, budget)

@@ -107,7 +107,7 @@ def test_cards_of_one_size_share_a_row():
     draw([Fit(card, 5 * 2**30, size * 2**30) for card, size in cards], Console(file=file, width=80))
     assert [line.split() for line in file.getvalue().splitlines() if line.strip()][1:] == [
         ["it", "fits", "on", "2", "of", "3", "cards"],
-        ["usable", "GiB", "fits", "cards"],
-        ["4.0", "no", "B"],
-        ["8.0", "yes", "A,", "C"],
+        ["usable", "fits", "cards"],
+        ["4.00", "GiB", "no", "B"],
+        ["8.00", "GiB", "yes", "A,", "C"],
     ]

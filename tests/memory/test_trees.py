@@ -18,10 +18,11 @@ from vivace.observing.observe import observe
 from vivace.plan import Plan
 from vivace.session.opening import start
 from vivace.technique import Numerics
+from vivace.tuning.budget import parse_memory
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WIDTH, SAMPLES = 8, 512
-SMALLEST = re.compile(r"the smallest measured is ([\d.]+) MiB")
+SMALLEST = re.compile(r"the smallest measured is ([\d.]+ \w+)")
 SLOW = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -121,9 +122,9 @@ def test_what_is_chosen_fits_and_what_cannot_fit_is_refused_with_the_smallest(bu
     try:
         found = choose(job(build), machine, budget, Numerics.EXACT)
     except AnswerIsNo as no:
-        smallest = float(SMALLEST.search(str(no))[1])
-        assert budget / 2**20 < smallest + 0.05  # which is rounded
-        assert smallest <= whole / 2**20 + 0.05
+        smallest = parse_memory(SMALLEST.search(str(no))[1].replace(" ", ""))
+        assert budget < 1.006 * smallest  # which is rounded to three digits
+        assert smallest <= 1.006 * whole
         return
     finally:
         quick.undo()

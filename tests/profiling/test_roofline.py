@@ -1,7 +1,3 @@
-import pytest
-
-from vivace.inspection.table import human_bytes
-from vivace.profiling.page import count, milliseconds, percent
 from vivace.profiling.roofline import bound_of, roofline
 
 CEILINGS = {"matmul_fp32": 100.0, "matmul_bf16": 400.0, "convolution_fp32_nhwc": 200.0, "copy_device": 10.0}
@@ -53,22 +49,3 @@ def test_operators_that_took_time_without_counted_work_are_shown():
     rows = roofline({}, {"other": 3.0}, {}, CEILINGS)
     assert [(row.operator, row.seconds) for row in rows] == [("other", 3.0)]
     assert bound_of(rows) is None
-
-
-@pytest.mark.parametrize(
-    ("function", "value", "text"),
-    [
-        (milliseconds, 0.0123456, "12.3 ms"),
-        (milliseconds, 2.5, "2500 ms"),
-        (milliseconds, None, "-"),
-        (percent, 0.001, "<1 %"),
-        (percent, 0.123, "12 %"),
-        (count, 1925185536, "1.93 G"),
-        (count, 0, "-"),
-        (human_bytes, 999, "999 B"),
-        (human_bytes, 1000 * 2**10, "0.977 MiB"),
-        (human_bytes, 3 * 2**30, "3 GiB"),
-    ],
-)
-def test_figures_read_well(function, value, text):
-    assert function(value) == text

@@ -447,7 +447,7 @@ def test_a_second_kind_of_work_is_named_beside_the_first():
     resizing = "/me/data.py:4 __getitem__ | /x/site-packages/PIL/Image.py:2440 resize"
     seen = seen_with(seconds={"data": 0.1}, fetch={"seen": [[decoding, 60], [resizing, 40]]})
     evidence = rules.data_wait(seen).evidence
-    assert "decoding (60% of it; most in data.py:3, __getitem__) and augmenting (40%; data.py:4" in evidence
+    assert "decoding (60 % of it; most in data.py:3, __getitem__) and augmenting (40 %; data.py:4" in evidence
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_a_run_that_had_nothing_left_to_do_has_no_speed(epochs, said, train_fold
 def test_ceilings_stand_in_their_units(ledger, tune_folder):
     ledger[0]["machine"]["ceilings"] = {"matmul_bf16": 1.5e12, "launch_seconds": 1.83e-6}
     text = shown(tune_folder(ledger))
-    assert "1.5 TFLOP/s" in text
+    assert "1.50 TFLOP/s" in text
     assert "1.83 µs" in text
 
 

@@ -71,6 +71,6 @@ def test_small_tensors_and_what_stays_alive_anyway_are_not_copied():
 def test_confirmation_names_blocks_and_bytes():
     notes = {"offloaded_blocks": 2, "offloaded_bytes": {"a": 2**20, "b": 2**19}}
     seen = Observation({}, {}, 0, 0.0, notes=notes)
-    assert OffloadActivations().confirm(seen, seen) == "2 blocks keep 1.5 MiB in the host's memory"
+    assert OffloadActivations().confirm(seen, seen) == "2 blocks keep 1.50 MiB in the host's memory"
     with pytest.raises(vivace.Refused, match="changed nothing"):
         OffloadActivations().confirm(Observation({}, {}, 0, 0.0), seen)

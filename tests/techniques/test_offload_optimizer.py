@@ -91,6 +91,6 @@ def test_optimizers_that_look_at_all_parameters_are_refused():
 
 def test_confirmation_names_the_bytes():
     seen = Observation({}, {}, 0, 0.0, notes={"hosted_bytes": 3 * 2**19})
-    assert OffloadOptimizer().confirm(seen, seen) == "1.5 MiB of optimizer state in the host's memory"
+    assert OffloadOptimizer().confirm(seen, seen) == "1.50 MiB of optimizer state in the host's memory"
     with pytest.raises(vivace.Refused, match="keeps no state"):
         OffloadOptimizer().confirm(Observation({}, {}, 0, 0.0), seen)

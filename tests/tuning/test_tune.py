@@ -188,7 +188,7 @@ def test_blocks_that_do_not_fit_are_an_answer_with_the_smallest_peak(tmp_path):
     finally:
         bench.close()
     (chosen,) = ledger.read("memory")
-    assert "bring the peak to 0.0 MiB; the smallest measured is" in chosen["reason"]
+    assert "bring the peak to 1.00 KiB; the smallest measured is" in chosen["reason"]
     assert bench.no_blocks == f", and {chosen['reason']}"
 
 

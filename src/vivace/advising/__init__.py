@@ -1,5 +1,5 @@
 """`vivace.advise`: which device for which job. The catalogue, prices, and predictions. Imports no torch."""
 
-from vivace.advising.advise import Advice as Advice
-from vivace.advising.advise import advise as advise
+from vivace.advising.advice import Advice as Advice
 from vivace.advising.command import answer as answer
+from vivace.advising.ranking import advise as advise

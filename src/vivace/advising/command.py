@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vivace.advising import tables
-from vivace.advising.advise import advise
 from vivace.advising.catalogue import find_gpu, load_catalogue
+from vivace.advising.ranking import advise
 from vivace.advising.reverse import largest_model, trainable
 from vivace.errors import InputError
 

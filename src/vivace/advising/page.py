@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
 from pathlib import Path
 
 import jinja2
 
-from vivace.advising import tables, words
-from vivace.advising.advise import Advice
+from vivace import words
+from vivace.advising import tables
+from vivace.advising.advice import Advice
 from vivace.advising.choose import Offer
 from vivace.advising.predict import LIMITS
 from vivace.errors import FolderError
@@ -70,6 +70,7 @@ def render(advice: Advice) -> str:
         rows=tables.shown(advice),
         marks={offer.name: name for name, offer in reversed(advice.picks.items())},
         fit_of=tables.fit_of,
+        time_of=tables.time_of,
         worth_it=tables.worth_it,
         limits=LIMITS,
         words=words,
@@ -84,7 +85,7 @@ def headline(advice: Advice) -> tuple[str, str]:
     cost = f" for {words.money(best.usd, best.low_usd, best.high_usd)}" if best.usd is not None else ""
     return (
         best.name,
-        f"{advice.amount.words} in {words.time(best.hours, best.low_hours, best.high_hours)}{cost}",
+        f"{advice.amount.words} in {tables.time_of(best)}{cost}",
     )
 
 
@@ -104,16 +105,14 @@ def chart(advice: Advice) -> Chart | None:
     return Chart(
         tuple(points),
         tuple(
-            (_at(v, across), re.sub(r"\.0+ ", " ", words.hours(v)))
-            for v in _ticks(across, (1 / 3600, 1 / 60, 1.0, 24.0))
+            (_at(v, across), words.duration(3600 * v)) for v in _ticks(across, (1 / 3600, 1 / 60, 1.0, 24.0))
         ),
         tuple((_at(v, up), f"${v:g}") for v in _ticks(up, (1.0,))),
     )
 
 
 def _point(offer: Offer, across: tuple[float, float], up: tuple[float, float], best: bool) -> Point:
-    time = words.time(offer.hours, offer.low_hours, offer.high_hours)
-    title = f"{offer.name}: {time}, {words.money(offer.usd, offer.low_usd, offer.high_usd)}"
+    title = f"{offer.name}: {tables.time_of(offer)}, {words.money(offer.usd, offer.low_usd, offer.high_usd)}"
     x, low, high = (_at(v, across) for v in (offer.hours, offer.low_hours, offer.high_hours))
     return Point(x, 100 - _at(offer.usd or 1.0, up), low, high, offer.name if best else "", title, best)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vivace.advising import words
-from vivace.advising.advise import Advice
+from vivace import words
+from vivace.advising.advice import Advice
 from vivace.advising.choose import Offer
 from vivace.advising.predict import LIMITS
 
@@ -26,8 +26,9 @@ def shown(advice: Advice) -> list[Offer]:
     return list({offer.name: offer for offer in (*first, *rest)}.values())
 
 
-def _time(offer: Offer) -> str:
-    return words.time(offer.hours, offer.low_hours, offer.high_hours)
+def time_of(offer: Offer) -> str:
+    """What the training takes, with its interval."""
+    return words.durations(3600 * offer.hours, 3600 * offer.low_hours, 3600 * offer.high_hours)
 
 
 def fit_of(offer: Offer) -> str:
@@ -36,7 +37,7 @@ def fit_of(offer: Offer) -> str:
     if not p.fits:
         return f"does not fit: needs {words.size(p.needed_bytes)}"
     if p.how:
-        return f"fits at {p.slowdown:.2f}x time with {p.how}"
+        return f"fits at {words.times(p.slowdown)} the time with {p.how}"
     return f"{words.size(p.headroom_bytes)} left"
 
 
@@ -59,7 +60,7 @@ def draw(advice: Advice, console: Console) -> None:
     cells = [
         (
             offer.name + (f" ({marks[offer.name]})" if offer.name in marks else ""),
-            _time(offer),
+            time_of(offer),
             words.money(offer.usd, *((offer.low_usd, offer.high_usd) if wide else ())),
             fit_of(offer),
             LIMITS[offer.prediction.limit],
@@ -89,7 +90,7 @@ def sentences(advice: Advice) -> list[str]:
         lines.append("No card meets the budget and the deadline with enough memory.")
     if advice.here is not None:
         lines.append(
-            f"Here ({advice.here.name}): {_time(advice.here)}, "
+            f"Here ({advice.here.name}): {time_of(advice.here)}, "
             f"limited by {LIMITS[advice.here.prediction.limit]}; {fit_of(advice.here)}."
         )
     lines += [worth_it(entry) for entry in advice.scaling]
@@ -110,7 +111,7 @@ def worth_it(entry: dict[str, object]) -> str:
     """Is more than one card worth it?"""
     points = entry["points"]
     assert isinstance(points, list)
-    told = ", ".join(f"{p['num_gpus']}: {p['speedup']:.1f}x" for p in points[1:])
+    told = ", ".join(f"{p['num_gpus']}: {words.times(p['speedup'])}" for p in points[1:])
     pays = entry["pays_up_to"]
     verdict = "one is best value" if pays == 1 else f"doubling pays up to {pays}"
     return f"Several {entry['gpu']}: {verdict} ({told or 'one only'}), each with the job's own batch."
@@ -118,12 +119,13 @@ def worth_it(entry: dict[str, object]) -> str:
 
 def bought(entry: dict[str, object]) -> str:
     """Buy or rent?"""
-    hours = entry["break_even_hours"]
+    hours, price = entry["break_even_hours"], entry["buy_usd"]
     if not isinstance(hours, float):
         return f"{entry['gpu']}: renting costs less than the electricity of an own one."
+    assert isinstance(price, int | float)
     return (
-        f"{entry['gpu']}: buying (${entry['buy_usd']:,.0f}) pays after {words.hours(hours)} of use, "
-        f"{entry['trainings']:,.0f} such trainings."
+        f"{entry['gpu']}: buying ({words.money(price)}) pays after "
+        f"{words.duration(3600 * hours)} of use, {entry['trainings']:,.0f} such trainings."
     )
 
 
@@ -155,16 +157,18 @@ def draw_card(gpu: Gpu, found: list[Trainable], largest: float, console: Console
     for entry in found:
         p = entry.prediction
         if p is None:
-            table.add_row(entry.model, "none", "does not fit as it is", entry.data, words.DASH, "memory size")
+            table.add_row(
+                entry.model, "none", "does not fit as it is", entry.data, words.UNKNOWN, "memory size"
+            )
             continue
-        low, high = (words.short(p.batch_size / seconds) for seconds in (p.high, p.low))
-        speed = f"{words.short(p.samples_per_second)} ({low}{words.DASH}{high})"
+        low, high = (words.number(p.batch_size / seconds) for seconds in (p.high, p.low))
+        speed = f"{words.number(p.samples_per_second)} ({low}{words.UNKNOWN}{high})"
         table.add_row(
             entry.model,
             str(entry.batch_size),
             speed,
             entry.data,
-            words.hours(entry.epoch_hours),
+            words.duration(None if entry.epoch_hours is None else 3600 * entry.epoch_hours),
             LIMITS[p.limit],
         )
     console.print(table)

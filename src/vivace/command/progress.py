@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
+from vivace import words
 from vivace.errors import printable
 from vivace.ledger import Trial
-from vivace.reporting import words
+from vivace.reporting import phrases
 from vivace.tuning.result import Result
 from vivace.verifying.table import COLOURS, headline
 
@@ -81,7 +82,7 @@ class TuneProgress(_Lines):
             return
         if kind == "trial_end" and not self._running:
             trial = payload["trial"]
-            self._refused.setdefault(trial.reason, []).append(words.plan_name(trial.techniques, trial.role))
+            self._refused.setdefault(trial.reason, []).append(phrases.plan_name(trial.techniques, trial.role))
             return
         self._tell_refused()
         self._running = kind == "trial_begin"
@@ -132,7 +133,7 @@ class TrainProgress(_Lines):
                 else "trained"
             )
             metric = event.get("metric")
-            told = f"{words.metric(event.get('metric_data'))} {metric:.4f}, " if metric is not None else ""
+            told = f"{phrases.metric(event.get('metric_data'))} {metric:.4f}, " if metric is not None else ""
             steps = words.count(event["steps"], "step")
             self._print(f"{ended}: {steps}, {told}{_short(event['run_path'])}", "bold")
 
@@ -168,7 +169,7 @@ class MeasureProgress(_Lines):
         """Show what is measured, and the share of the time that is spent."""
         if self.quiet:
             return
-        text = f"measuring {what.replace('_', ' ')} ({share:.0%})"
+        text = f"measuring {what.replace('_', ' ')} ({words.percent(share)})"
         self._doing(text)
         now = time.monotonic() - self._begin
         if self._status is None and (what not in self._seen or now - self._told >= 10):
@@ -185,13 +186,13 @@ def _words(event: dict[str, Any]) -> str:
         "metric": "{:.4f}",
         "samples_per_second": "{:.0f}",
     }
-    names = {"samples_per_second": "samples/s", "metric": words.metric(event.get("metric_data"))}
+    names = {"samples_per_second": "samples/s", "metric": phrases.metric(event.get("metric_data"))}
     found = [(k, f) for k, f in shown.items() if isinstance(event.get(k), (int, float))]
     return "  ".join(f"{names.get(key, key)} {form.format(event[key])}" for key, form in found)
 
 
 def _line(trial: Trial) -> tuple[str, str]:
-    plan = words.plan_name(trial.techniques, trial.role)
+    plan = phrases.plan_name(trial.techniques, trial.role)
     if trial.ratio is None:
         return f"{trial.status:>18}  {plan}: {trial.reason}", "dim"
     ratio = _plain(words.ratio(trial.ratio))
@@ -207,9 +208,9 @@ def _plain(text: str) -> str:
 def _answer(result: Result) -> tuple[str, str, str]:
     """What `tune` found: the first line, its style, and what more is to say."""
     verdict = result.verdict
-    if result.outcome in words.ENDINGS:
+    if result.outcome in phrases.ENDINGS:
         style = "bold" if result.outcome.answered else "bold yellow"
-        return f"{words.ENDINGS[result.outcome]}.", style, f"{result.reason}." if result.reason else ""
+        return f"{phrases.ENDINGS[result.outcome]}.", style, f"{result.reason}." if result.reason else ""
     if not len(result.plan):
         return "The plan is the reference: the search was interrupted.", "bold", ""
     ratio, bounds = result.speedup, words.interval(result.speedup.low, result.speedup.high)
@@ -237,7 +238,7 @@ def _longer(result: Result) -> str:
     if plan is None:
         return ""
     known = (plan.speedup, plan.from_steps, plan.warmup_seconds, _short(plan.plan_path))
-    text = words.longer(words.plan_name(plan.plan.to_dict()), *known, verified=plan.verified)
+    text = phrases.longer(phrases.plan_name(plan.plan.to_dict()), *known, verified=plan.verified)
     return _plain(text)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import IO
 
-from vivace.inspection.ceilings import Reading, Unmeasured
+from vivace.inspection.reading import Reading, Unmeasured
 
 MIB = 2**20
 BYTES = {"cpu": 64 * MIB, "cuda": 256 * MIB}

@@ -27,27 +27,14 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import TypeAlias
 
+from vivace.inspection.reading import Gauge, Reading, Unmeasured
+
 LOWER_IS_BETTER = ("launch_seconds",)
 LARGEST_ROUNDS = 25
 UNREACHED = ("interrupted", "no time was left for it")
 
 Progress: TypeAlias = Callable[[float, str], None]
 """Called with the share of the time that is spent, and what is measured now."""
-
-Reading: TypeAlias = Callable[[], float]
-"""Measures once, and returns the rate (or the seconds, for a key named so)."""
-
-
-class Unmeasured(Exception):
-    """This gauge cannot be read here; the message is the reason."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Gauge:
-    """One key and how to get ready for it: allocate, choose the size, warm up."""
-
-    key: str
-    prepare: Callable[[], Reading]
 
 
 @dataclasses.dataclass(frozen=True)

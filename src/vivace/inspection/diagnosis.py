@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+from vivace import words
 from vivace.inspection.facts import Facts, TorchBuild
 from vivace.inspection.nvidia import visible
 from vivace.machine import Device, Finding
@@ -249,7 +250,7 @@ def _limits(limits: dict[str, object]) -> Iterator[Finding]:
     shared, files = limits.get("shared_memory_bytes"), limits.get("open_files")
     if isinstance(shared, int) and shared < LITTLE_SHARED_MEMORY:
         yield Finding(
-            f"/dev/shm has {shared / 2**20:.0f} MiB free, and a DataLoader's workers hand batches over in it",
+            f"/dev/shm has {words.size(shared)} free, and a DataLoader's workers hand batches over in it",
             "start the container with --shm-size=8g (or --ipc=host), or use num_workers=0",
         )
     if isinstance(files, int) and 0 < files < FEW_OPEN_FILES:

@@ -12,8 +12,8 @@ import torch
 
 from vivace.inspection import host_gauges
 from vivace.inspection.all_reduce import all_reduce
-from vivace.inspection.ceilings import Gauge, Reading
 from vivace.inspection.limits import usable_cores
+from vivace.inspection.reading import Gauge, Reading
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy
 
-from vivace.inspection.ceilings import Gauge, Reading, Unmeasured
 from vivace.inspection.limits import memory_limit
+from vivace.inspection.reading import Gauge, Reading, Unmeasured
 
 MIB = 2**20
 FILE_BYTES, BLOCK_BYTES, NUM_READERS = 256 * MIB, MIB, 4

@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from vivace import words
 from vivace.inspection.ceilings import Survey
 from vivace.machine import Machine
-
-SCALES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-
-
-def human_bytes(count: float) -> str:
-    """Bytes with a binary unit and three digits."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 999.5:  # three digits
-            return f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.3g} TiB"
 
 
 def unit_of(key: str) -> str:
@@ -27,15 +17,14 @@ def unit_of(key: str) -> str:
     return {"launch_seconds": "s", "jpeg_decode_per_core": "images/s"}.get(key, "B/s")
 
 
-def human_ceiling(key: str, value: float) -> str:
-    """A ceiling with three digits and its unit, such as ``768 TFLOP/s`` or ``1.7 µs``."""
+def ceiling_in_words(key: str, value: float) -> str:
+    """A ceiling with its unit, such as ``768 TFLOP/s`` or ``1.70 µs``."""
     unit = unit_of(key)
     if unit == "s":
-        return f"{value * 1e6:.3g} µs"
+        return words.duration(value)
     if unit == "images/s":
-        return f"{value:.0f} {unit}"
-    scale, prefix = next(((s, p) for s, p in SCALES if value >= s), (1.0, ""))
-    return f"{value / scale:.3g} {prefix}{unit}"
+        return f"{words.number(value)} {unit}"
+    return words.quantity(value, unit)
 
 
 def facts_of(survey: Survey, figures: dict[str, float]) -> dict[str, dict[str, Any]]:
@@ -82,10 +71,10 @@ def draw_ceilings(device: str, survey: Survey, figures: dict[str, float], consol
         vendor, share = fact["vendor"], fact["share"]
         table.add_row(
             key.replace("_", " ").removesuffix(" seconds"),
-            human_ceiling(key, fact["value"]),
-            f"{fact['spread']:.1%}",
-            human_ceiling(key, vendor) if vendor else "",
-            f"{share:.0%}" if share else "",
+            ceiling_in_words(key, fact["value"]),
+            words.percent(fact["spread"]),
+            ceiling_in_words(key, vendor) if vendor else "",
+            words.percent(share) if share else "",
         )
     dates = {ceiling.measured_at for ceiling in survey.ceilings.values()}
     if dates:
@@ -99,7 +88,7 @@ def draw_ceilings(device: str, survey: Survey, figures: dict[str, float], consol
 
 def _rows(machine: Machine) -> Iterator[tuple[str, str]]:
     for device in machine.devices:
-        parts = [device.name, human_bytes(device.memory_bytes) if device.memory_bytes else ""]
+        parts = [device.name, words.size(device.memory_bytes) if device.memory_bytes else ""]
         features = f" ({' '.join(device.features)})" if device.features else ""
         served = "" if device.served else "; torch cannot train on it"
         yield device.kind, ", ".join(filter(None, parts)) + features + served
@@ -116,8 +105,8 @@ def _rows(machine: Machine) -> Iterator[tuple[str, str]]:
     yield "cores", str(machine.num_cores)
     yield "versions", ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     for name, value in machine.limits.items():
-        words = name.removesuffix("_bytes").replace("_", " ")
-        yield words, human_bytes(value) if name.endswith("_bytes") else str(value)
+        title = name.removesuffix("_bytes").replace("_", " ")
+        yield title, words.size(value) if name.endswith("_bytes") else str(value)
     for reason in machine.missing:
         yield "missing", reason
     yield "fingerprint", machine.fingerprint

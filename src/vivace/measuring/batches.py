@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from vivace import words
 from vivace.errors import Refused, ran_out_of_memory
 from vivace.job import Job
 from vivace.ledger import Ratio
@@ -103,7 +104,7 @@ def _tried(
         (less, low), (more, high) = known[-2:]
         expected = high + (high - low) * (samples - more) / (more - less)
         if expected > budget_bytes:
-            return Batch(samples, reason=f"it would need about {expected / 2**20:,.0f} MiB")
+            return Batch(samples, reason=f"it would need about {words.size(expected)}")
     try:
         peak = observe(session, [batch]).peak_bytes
     except Exception as error:
@@ -112,7 +113,7 @@ def _tried(
         gc.collect()
         return Batch(samples, reason="it runs out of memory")
     if budget_bytes is not None and peak > budget_bytes:
-        return Batch(samples, peak_bytes=peak, reason=f"it needs {peak / 2**20:,.0f} MiB")
+        return Batch(samples, peak_bytes=peak, reason=f"it needs {words.size(peak)}")
     return Batch(samples, peak_bytes=peak)
 
 

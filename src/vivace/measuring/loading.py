@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from vivace import words
 from vivace.inspection.limits import usable_cores
 from vivace.job import Job, blame
 from vivace.ledger import Profile
@@ -51,7 +52,8 @@ def limit_beside(session: Session, job: Job, loader: Any, batch: Any, profile: P
         return _sentence(one, _consumed(session, batch), loader.num_workers, profile)
     if waits < LITTLE:
         return ""
-    return f"the step waits {waits:.0%} of its time for data; what a core loads cannot be measured: {why}"
+    waiting = f"the step waits {words.percent(waits)} of its time for data"
+    return f"{waiting}; what a core loads cannot be measured: {why}"
 
 
 def _sentence(one: float, wanted: float, workers: int, profile: Profile) -> str:
@@ -68,7 +70,7 @@ def _sentence(one: float, wanted: float, workers: int, profile: Profile) -> str:
         return ""
     crowded = profile.device == "cpu" and workers + profile.features.get("num_threads", 1) > cores
     share = f": they share {all_cores} with it" if crowded else ""
-    return head + f"{yours} could feed it, and yet it waits {waits:.0%} of its time{share}"
+    return head + f"{yours} could feed it, and yet it waits {words.percent(waits)} of its time{share}"
 
 
 def _unreadable(loader: DataLoader[Any]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from vivace import words
 from vivace.inspection.gather import usable_cores
 
 TOLERATED_SHARE = 0.08  # of our cores
@@ -44,7 +45,8 @@ class ForeignLoad:
         """What to say beside an unsteady measurement."""
         if self.largest <= TOLERATED_SHARE:
             return ""
-        return f"; other processes used up to {self.largest:.0%} of the processor: measure when it is idle"
+        used = words.percent(self.largest)
+        return f"; other processes used up to {used} of the processor: measure when it is idle"
 
     def _clocks(self) -> tuple[float, float, float]:
         """Seconds that our cores were busy, were idle, and that our own processes used."""

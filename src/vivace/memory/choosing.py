@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from vivace import words
 from vivace.errors import AnswerIsNo, Refused
 from vivace.job import Job
 from vivace.machine import Machine
@@ -100,8 +101,8 @@ class TooLittle(AnswerIsNo):
 
     def __init__(self, budget_bytes: int, smallest_bytes: int) -> None:
         super().__init__(
-            f"no decisions for the blocks bring the peak to {budget_bytes / 2**20:.1f} MiB; the smallest "
-            f"measured is {smallest_bytes / 2**20:.1f} MiB"
+            f"no decisions for the blocks bring the peak to {words.size(budget_bytes)}; the smallest "
+            f"measured is {words.size(smallest_bytes)}"
         )
         self.smallest_bytes = smallest_bytes
 

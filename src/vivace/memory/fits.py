@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from vivace import words
 from vivace.job import Job
 from vivace.memory.caching import MIB
 from vivace.memory.predict import predict
@@ -41,15 +42,15 @@ def draw(found: list[Fit], console: Any) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    table.add_column("usable GiB", justify="right")
+    table.add_column("usable", justify="right")
     table.add_column("fits")
     table.add_column("cards", overflow="fold")
     for usable in sorted({fit.usable_bytes for fit in found}):
         alike = [fit for fit in found if fit.usable_bytes == usable]
         answer = "yes" if alike[0].fits else "no"
-        table.add_row(f"{usable / 2**30:.1f}", answer, ", ".join(fit.card for fit in alike))
-    needed = max((fit.needed_bytes for fit in found), default=0) / 2**30
-    console.print(f"a training step needs about {needed:.2f} GiB, predicted without running it")
+        table.add_row(words.size(usable), answer, ", ".join(fit.card for fit in alike))
+    needed = max((fit.needed_bytes for fit in found), default=0)
+    console.print(f"a training step needs about {words.size(needed)}, predicted without running it")
     console.print(f"it fits on {sum(fit.fits for fit in found)} of {len(found)} cards\n")
     console.print(table)
 

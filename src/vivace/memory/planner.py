@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from vivace import words
 from vivace.errors import AnswerIsNo
 
 STATES = 4_000  # above this many states, bytes are rounded up to a grid
@@ -59,8 +60,8 @@ def decide(blocks: Sequence[Sequence[Option]], budget_bytes: int) -> Decision:
     best = _search(blocks, budget_bytes, 1) or smallest(blocks)  # the grid may have missed it
     if best.peak_bytes > budget_bytes:
         raise AnswerIsNo(
-            f"no plan for the blocks fits into {budget_bytes / 2**20:.1f} MiB of activations; the smallest "
-            f"possible is {best.peak_bytes / 2**20:.1f} MiB"
+            f"no plan for the blocks fits into {words.size(budget_bytes)} of activations; the smallest "
+            f"possible is {words.size(best.peak_bytes)}"
         )
     return best
 

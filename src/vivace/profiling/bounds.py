@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vivace import words
 from vivace.profiling.seen import Seen, Verdict
 
 LARGE_SHARE = 0.2  # of the step
@@ -58,7 +59,7 @@ def _update(seen: Seen) -> Verdict | None:
     if share < LARGE_SHARE:
         return None
     name = (seen.record.get("optimizers") or ["the optimizer"])[0]
-    evidence = f"{name}'s update is {share:.0%} of the step"
+    evidence = f"{name}'s update is {words.percent(share)} of the step"
     ratios = seen.ratios("fused")
     low, high, advice = 1.0, 1 / (1 - share), "a larger batch, or accumulation: fewer updates a sample"
     if ratios is not None and ratios[1] >= CLEAR_GAIN:
@@ -76,7 +77,7 @@ def _paging(seen: Seen) -> Verdict | None:
         return None
     evidence = (
         f"{faults:,.0f} page faults a step: memory is given back to the system and asked for again, "
-        f"which takes {shares[0]:.0%} to {min(shares[1], 0.5):.0%} of the step"
+        f"which takes {words.percent(shares[0])} to {words.percent(min(shares[1], 0.5))} of the step"
     )
     low, high = (1 / (1 - min(share, 0.5)) for share in shares)
     return Verdict("paging", evidence, low, high, f"{seen.tune} tries host_allocator")

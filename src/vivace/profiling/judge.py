@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from vivace import words
 from vivace.ledger import NO_KERNELS
 from vivace.machine import Machine
 from vivace.operators import MATRIX_CLASSES
@@ -106,7 +107,7 @@ def _verdicts(
 
 def _healthy(seen: Seen, rows: list[roofline.Roof], share: float | None, bound: float | None) -> Verdict:
     if share is not None:
-        limit = f"it runs at {share:.0%} of the limit of its operators on this machine"
+        limit = f"it runs at {words.percent(share)} of the limit of its operators on this machine"
     elif bound is not None:
         limit = "it is faster than this machine's memory could feed it"
     else:

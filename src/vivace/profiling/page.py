@@ -9,8 +9,8 @@ from typing import Any
 
 import jinja2
 
+from vivace import words
 from vivace.files import replace_text
-from vivace.inspection.table import human_bytes
 from vivace.profiling import pictures
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -23,47 +23,18 @@ def write_page(document: dict[str, Any], path: Path) -> None:
 
 def render(document: dict[str, Any]) -> str:
     """The page as text. Every value is escaped; the pictures are our own SVG."""
-    environment = jinja2.Environment(
+    drawn = {name: _svg(figure) for name, figure in pictures.draw_all(document).items()}
+    return environment().get_template("profile.html.jinja").render(d=document, pictures=drawn)
+
+
+def environment() -> jinja2.Environment:
+    """Where the page's template is found, with numbers as words for its filters."""
+    found = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(
-        size=human_bytes, milliseconds=milliseconds, percent=percent, count=count, rate=rate
-    )
-    drawn = {name: _svg(figure) for name, figure in pictures.draw_all(document).items()}
-    return environment.get_template("profile.html.jinja").render(d=document, pictures=drawn)
-
-
-def milliseconds(seconds: float | None) -> str:
-    """Seconds as milliseconds with three digits."""
-    if seconds is None:
-        return "-"
-    value = seconds * 1e3
-    if 0 < value < 0.01:
-        return "<0.01 ms"
-    return f"{value:.0f} ms" if value >= 1000 else f"{value:.3g} ms"
-
-
-def percent(share: float | None) -> str:
-    """A share as a percentage; "<1 %" where it would read as nothing."""
-    if share is None:
-        return "-"
-    return "<1 %" if 0 < share < 0.005 else f"{share * 100:.0f} %"
-
-
-def count(number: float | None) -> str:
-    """A large number with a decimal prefix."""
-    if not number:
-        return "-"
-    for prefix in ("", "k", "M", "G", "T"):
-        if abs(number) < 1000:
-            return f"{number:.3g} {prefix}".rstrip()
-        number /= 1000
-    return f"{number:.3g} P"
-
-
-def rate(number: float) -> str:
-    """A rate with as many digits as can be read: 1,505 or 12.3."""
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+    named = (words.size, words.duration, words.percent, words.quantity, words.number)
+    found.filters.update({filter.__name__: filter for filter in named})
+    return found
 
 
 def _svg(figure: Any) -> str:

@@ -7,6 +7,8 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
+from vivace import words
+
 # Stand-ins: the page replaces each by a CSS variable, so that the pictures follow light and dark.
 COLOURS = {
     "ink": "#010101",
@@ -112,7 +114,7 @@ def roofline(document: dict[str, Any]) -> Figure | None:
     for key, rate in rates.items():
         knee = rate / bandwidth
         axes.plot([low, knee, high], [low * bandwidth, rate, rate], color=COLOURS["quiet"], linewidth=1.2)
-        label = f"{key.replace('_', ' ')}, {rate / 1e12:.3g} TFLOP/s"
+        label = f"{key.replace('_', ' ')}, {words.quantity(rate, 'FLOP/s')}"
         axes.text(high, rate * 1.12, label, ha="right", va="bottom", fontsize=9, color=COLOURS["quiet"])
     slope = 3 * low
     axes.annotate(
@@ -157,7 +159,7 @@ def memory(document: dict[str, Any]) -> Figure | None:
     axes.plot([moment], [height], "o", color=COLOURS["accent"])
     side, shift = ("right", (-8, 4)) if later else ("left", (8, 4))
     axes.annotate(
-        f"{height:.3g} {unit}, {what}",
+        f"{words.size(found['peak_bytes'])}, {what}",
         (moment, height),
         xytext=shift,
         textcoords="offset points",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from vivace.inspection.table import human_bytes
+from vivace import words
 from vivace.profiling import rules_memory, rules_precision, rules_ranks
 from vivace.profiling.seen import Seen, Verdict
+from vivace.words import duration, percent
 
 LARGE_WAIT = 0.15  # of the step; below, the loader keeps up
 LARGE_COLLATING = 0.3  # what every DataLoader does with samples in memory
@@ -93,15 +94,15 @@ def data_wait(seen: Seen) -> Verdict | None:
         kind, where = _what_fetching_does(seen)
         if kind == COLLATING and share < LARGE_COLLATING:
             return None
-        evidence = f"{share:.0%} of the step ({wait * 1e3:.3g} ms) waits for data: {kind}{where}"
+        evidence = f"{percent(share)} of the step ({duration(wait)}) waits for data: {kind}{where}"
         low, high = min(0.95 * best, step / hidden), best * 1.2  # the rest finds its data in the caches again
         return Verdict("input", evidence, max(1.0, low), high, _next_input(seen, kind))
     batches = fetch.get("worker_batches") or 0
     each = fetch["worker_seconds"] / batches if batches else None
     if each is not None and each / workers < 0.5 * step:
         evidence = (
-            f"{share:.0%} of the step waits for {workers} loader workers, although a batch takes them only "
-            f"{each * 1e3:.3g} ms: handing batches over costs more than making them ({seen.cores} cores)"
+            f"{percent(share)} of the step waits for {workers} loader workers, although a batch takes them "
+            f"only {duration(each)}: handing batches over costs more than making them ({seen.cores} cores)"
         )
         low = max(1.0, step / (rest + each) * 0.9)
         crowded = 1.6 if workers >= seen.cores else 1.0  # they take the cores that the rest of the step uses
@@ -115,13 +116,13 @@ def data_wait(seen: Seen) -> Verdict | None:
     if each is not None and workers < seen.cores and each / seen.cores < rest:
         needed = min(seen.cores, -(-each // rest))
         evidence = (
-            f"{share:.0%} of the step waits for {workers} loader workers; a batch takes one of them "
-            f"{each * 1e3:.3g} ms and the step {rest * 1e3:.3g} ms, and {seen.cores} cores are there"
+            f"{percent(share)} of the step waits for {workers} loader workers; a batch takes one of "
+            f"them {duration(each)} and the step {duration(rest)}, and {seen.cores} cores are there"
         )
         low = step / max(rest, each / needed) * 0.8
         return Verdict("workers", evidence, max(1.0, low), best * 1.1, f"num_workers={int(needed)}")
     kind, where = _what_fetching_does(seen)
-    evidence = f"{share:.0%} of the step waits for data in spite of {workers} workers: {kind}{where}"
+    evidence = f"{percent(share)} of the step waits for data in spite of {workers} workers: {kind}{where}"
     return Verdict("input", evidence, max(1.0, 0.8 * best), best * 1.1, _next_input(seen, kind))
 
 
@@ -150,9 +151,9 @@ def _what_fetching_does(seen: Seen) -> tuple[str, str]:
         file, _, function = lines[kind].most_common(1)[0][0].partition(" ")
         named.append((kind, count / sum(kinds.values()), f"{seen.short(file)}, {function}"))
     (first, share, place), *others = named
-    where = f" ({share:.0%} of it; most in {place})"
+    where = f" ({percent(share)} of it; most in {place})"
     for kind, share, place in others:
-        where += f" and {kind} ({share:.0%}; {place})" if share >= LARGE_SECOND else ""
+        where += f" and {kind} ({percent(share)}; {place})" if share >= LARGE_SECOND else ""
     return first, where
 
 
@@ -195,13 +196,13 @@ def placing(seen: Seen) -> Verdict | None:
     seconds = share * seen.step_seconds
     rate, fast = size / seconds, seen.machine.ceilings.get("host_to_device_pinned")
     evidence = (
-        f"{share:.0%} of the step ({seconds * 1e3:.3g} ms) copies batches to the device: "
-        f"{human_bytes(size)} at {rate / 1e9:.3g} GB/s"
+        f"{percent(share)} of the step ({duration(seconds)}) copies batches to the device: "
+        f"{words.size(size)} at {words.quantity(rate, 'B/s')}"
     )
     advice = "copy the next batch during this step, or send fewer bytes (uint8 images, converted there)"
     if not seen.loader.get("pin_memory"):
         advice = "pin_memory=True in the loader, and .to(device, non_blocking=True)"
-        evidence += f"; from pinned memory this machine copies {fast / 1e9:.3g} GB/s" if fast else ""
+        evidence += f"; from pinned memory this machine copies {words.quantity(fast, 'B/s')}" if fast else ""
     saved = share * (1 - min(1.0, rate / fast)) if fast else 0.0
     return Verdict(
         "input", evidence, 1 / (1 - saved), 1.1 / (1 - share), f"{advice}; {seen.tune} measures it"
@@ -238,7 +239,7 @@ def restarts(seen: Seen) -> Verdict | None:
     share = lost / whole
     evidence = (
         f"{workers} workers are started anew every {seen.loader.get('batches')} batches, which takes "
-        f"{lost / len(broken) * 1e3:.3g} ms: {share:.0%} of all time"
+        f"{duration(lost / len(broken))}: {percent(share)} of all time"
     )
     best = 1 / (1 - share)
     return Verdict("workers", evidence, 1 + 0.5 * (best - 1), best * 1.15, "persistent_workers=True")
@@ -259,7 +260,7 @@ def sync(seen: Seen) -> Verdict | None:
     first = rows[0]
     evidence = (
         f"{first['count'] / steps:.0f} times a step {seen.short(first['site'])} asks a tensor for its value: "
-        f"{per_step * 1e3:.3g} ms of {seen.step_seconds * 1e3:.3g} ms"
+        f"{duration(per_step)} of {duration(seen.step_seconds)}"
     )
     best = 1 / (1 - share)
     advice = "gather values on the device, and ask for them once in many steps"
@@ -272,8 +273,8 @@ def idle(seen: Seen) -> Verdict | None:
     if share < LARGE_IDLE:
         return _silence(seen)
     evidence = (
-        f"{share:.0%} of the step ({share * seen.step_seconds * 1e3:.3g} ms) is the loop's own code between "
-        "an update and the next batch: logging, saving, Python"
+        f"{percent(share)} of the step ({duration(share * seen.step_seconds)}) is the loop's own "
+        "code between an update and the next batch: logging, saving, Python"
     )
     best = 1 / (1 - share)
     return Verdict("idle", evidence, 1 + 0.7 * (best - 1), best * 1.1, "do it once in many steps")
@@ -291,8 +292,8 @@ def _silence(seen: Seen) -> Verdict | None:
     if share < LARGE_SILENCE:
         return None
     evidence = (
-        f"no operator runs for {share:.0%} of the step ({share * seen.step_seconds * 1e3:.3g} ms), most of "
-        "it before the backward pass: the loop's own code, such as making the batch"
+        f"no operator runs for {percent(share)} of the step ({duration(share * seen.step_seconds)}), "
+        "most of it before the backward pass: the loop's own code, such as making the batch"
     )
     best = 1 / (1 - share)
     advice = "a DataLoader with workers, or batches made before the loop"

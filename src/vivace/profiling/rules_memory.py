@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from vivace.inspection.table import human_bytes
+from vivace import words
 from vivace.profiling.seen import Seen, Verdict
 
 GROWTH = 0.03
@@ -34,15 +34,15 @@ def memory(seen: Seen) -> Verdict | None:
     if steps >= 8 and more >= 0.9 * steps:
         held = live.get("held") or []
         by = f", held by {_holder(held[0])}" if held else ""
-        size = f", {rate * len(resident) / 2**20:.3g} MiB in {len(resident)} steps" if rate > 0 else ""
+        size = f", {words.size(rate * len(resident))} in {len(resident)} steps" if rate > 0 else ""
         evidence = f"{more / steps:.1f} tensors with their backward graph stay alive each step{by}{size}"
         advice = "keep loss.item() or loss.detach(), not the loss"
         return Verdict("memory", evidence, 1.0, _without_growth(seen, rate), advice)
     grown = min(rate * len(resident), resident[-1] - resident[0]) if rate > 0 else 0.0
     if grown > max(GROWTH * resident[0], 8 * 2**20):
         evidence = (
-            f"memory grows by {rate / 2**20:.3g} MiB a step: from {resident[0] / 2**20:.0f} to "
-            f"{resident[-1] / 2**20:.0f} MiB in {len(resident)} steps"
+            f"memory grows by {words.size(rate)} a step: from {words.size(resident[0])} to "
+            f"{words.size(resident[-1])} in {len(resident)} steps"
         )
         advice = "look for lists or caches that the loop appends to"
         return Verdict("memory", evidence, 1.0, _without_growth(seen, rate), advice)
@@ -114,7 +114,7 @@ def _retained(seen: Seen) -> Verdict | None:
         return None
     evidence = (
         f"{seen.short(seen.record['retained_at'])} keeps the graph of every backward pass: "
-        f"{human_bytes(kept)} of activations are still there while the next step makes its own"
+        f"{words.size(kept)} of activations are still there while the next step makes its own"
     )
     return Verdict("memory", evidence, 1 - _touching(seen, kept), 1.1, "backward() without retain_graph=True")
 
@@ -140,12 +140,12 @@ def _late_peak(seen: Seen) -> Verdict | None:
             if not _is_avoidable(seen, peak, any(row.get("gradients", True) for _, row in rises)):
                 continue
             where = _at(seen, seen.record.get("evaluated_at"))
-            evidence = f"validation{where} needs {human_bytes(peak)}, training {human_bytes(own)}"
+            evidence = f"validation{where} needs {words.size(peak)}, training {words.size(own)}"
             advice = VALIDATION_ADVICE
         else:
             largest = max(row["elements"] for _, row in long) / usual
             evidence = (
-                f"the longest samples need {human_bytes(peak)}, the others {human_bytes(own)}: the largest "
+                f"the longest samples need {words.size(peak)}, the others {words.size(own)}: the largest "
                 f"batch has {largest:.1f} times as many elements as the usual one"
             )
             advice = "cut or sort samples by length, or fill a batch up to a number of elements"
@@ -162,7 +162,7 @@ def _later_validation(seen: Seen) -> Verdict | None:
     if not _is_avoidable(seen, peak, late.get("gradients", True)):
         return None
     where = _at(seen, late.get("at"))
-    evidence = f"validation{where} needs {human_bytes(peak)}, everything before it {human_bytes(own)}"
+    evidence = f"validation{where} needs {words.size(peak)}, everything before it {words.size(own)}"
     return Verdict("memory", evidence, 1.0, 1.0, VALIDATION_ADVICE)
 
 

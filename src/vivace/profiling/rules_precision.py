@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vivace.operators import MATRIX_CLASSES
 from vivace.profiling.seen import Seen, Verdict
+from vivace.words import percent
 
 MANY_SKIPPED = 0.05
 MANY_TINY = 0.2
@@ -36,8 +37,8 @@ def overflow(seen: Seen) -> Verdict | None:
     tiny = precision.get("tiny_gradients") or 0.0
     if half and not precision.get("scale") and tiny >= MANY_TINY:
         evidence = (
-            f"float16 without a GradScaler: {tiny:.0%} of the gradients are so small that float16 rounds "
-            f"them coarsely or to zero{_layer(precision)}"
+            f"float16 without a GradScaler: {percent(tiny)} of the gradients are so small that float16 "
+            f"rounds them coarsely or to zero{_layer(precision)}"
         )
         low = 0.95 / (1 + seen.shares["update"])  # unscaling goes over all gradients, as the update does
         return Verdict("overflow", evidence, low, 1.05, "torch.amp.GradScaler, or bfloat16")
@@ -182,9 +183,8 @@ def _why_no_gain(seen: Seen) -> str:
     matrix = sum(operators.get(kind, 0.0) for kind in MATRIX_CLASSES)
     share = matrix / max(sum(operators.values()), 1e-12)
     casts = (work.get("memory") or {}).get("count", 0)
-    if share < 0.4:
-        return f"only {share:.0%} of the operators' time is matrix work; {casts} copies and casts come on top"
-    return f"the matrices are too small to gain; {casts} copies and casts come on top"
+    small = f"only {percent(share)} of the operators' time is matrix work" if share < 0.4 else ""
+    return f"{small or 'the matrices are too small to gain'}; {casts} copies and casts come on top"
 
 
 def _layer(precision: dict[str, object]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from vivace.profiling.seen import Seen, Verdict
+from vivace.words import duration, percent
 
 LARGE_WAIT = 0.15  # of the step
 APART = 1.2
@@ -42,7 +43,7 @@ def multi_gpu(seen: Seen) -> Verdict | None:
         )
     if share < LARGE_WAIT:
         return None
-    evidence = f"{share:.0%} of the step is communication between {world} ranks that nothing hides"
+    evidence = f"{percent(share)} of the step is communication between {world} ranks that nothing hides"
     advice = "larger batches, accumulation with no_sync(), or fewer ranks"
     if late is not None:
         evidence += f"; {late.words}"
@@ -78,7 +79,7 @@ def straggler(seen: Seen) -> Straggler | None:
     number = [(r.get("ranks") or {}).get("rank", i) for i, r in enumerate(ranks)]
     what, advice = OF_A_RANK[phase]
     words = f"rank {number[slow]} needs {own[slow] / own[fast]:.2f} times as long as rank {number[fast]}, "
-    words += f"{more[phase] * 1e3:.3g} ms of it {what}"
+    words += f"{duration(more[phase])} of it {what}"
     # Where ranks share cores, the others are slower for it too: the phase alone says more.
     return Straggler(
         phase, max(own[slow] - own[fast], more[phase]), words, f"{advice}, so that no rank waits for another"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vivace.inspection.table import human_bytes
+from vivace import words
 from vivace.profiling.run import Profiled
 
 
@@ -22,8 +22,12 @@ def draw(result: Profiled, console: Any) -> None:
         if gain["high"] > 1.0:
             console.print(f"    gain  {gain['low']:.2f} to {gain['high']:.2f} times as fast", markup=False)
         console.print(f"    next  {row['next']}", markup=False)
-    shares = [f"{name} {share:.0%}" for name, share in document["shares"].items() if share >= 0.005]
-    step = f"{document['step_seconds'] * 1e3:.3g} ms a step, {document['samples_per_second']:.4g} samples/s"
+    shares = [
+        f"{name} {words.percent(share)}" for name, share in document["shares"].items() if share >= 0.005
+    ]
+    step = (
+        f"{words.duration(document['step_seconds'])} a step, {document['samples_per_second']:.4g} samples/s"
+    )
     console.print(f"\n{step}: {', '.join(shares)}", markup=False)
     table = Table(box=None, pad_edge=False)
     for column in ("operators", "time", "limit", "share", "bound by"):
@@ -32,17 +36,17 @@ def draw(result: Profiled, console: Any) -> None:
         bound, share = row["bound_seconds"], row["share"]
         table.add_row(
             row["operator"],
-            f"{row['seconds'] * 1e3:.3g} ms" if row["seconds"] else "not seen",
-            f"{bound * 1e3:.3g} ms" if bound is not None else "",
-            f"{share:.0%}" if share is not None else "",
+            words.duration(row["seconds"]) if row["seconds"] else "not seen",
+            words.duration(bound) if bound is not None else "",
+            words.percent(share) if share is not None else "",
             row["bound_by"],
         )
     if document["roofline"]:
         console.print(table)
     memory = document["memory"]
     parts = ("parameters", "gradients", "optimizer", "activations")
-    sizes = [f"{name} {human_bytes(memory[name])}" for name in parts if memory.get(name)]
-    peak = f"peak {human_bytes(memory['peak_bytes'])}: " if memory.get("peak_bytes") else ""
+    sizes = [f"{name} {words.size(memory[name])}" for name in parts if memory.get(name)]
+    peak = f"peak {words.size(memory['peak_bytes'])}: " if memory.get("peak_bytes") else ""
     console.print(f"{peak}{', '.join(sizes)}", markup=False)
     for reason in document["missing"]:
         console.print(f"missing  {reason}", markup=False)

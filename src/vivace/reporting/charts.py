@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from vivace.reporting.words import real
+from vivace.words import real
 
 BOX = 1000
 MOST_POINTS = 300

@@ -9,8 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from vivace import words
 from vivace.ledger import Outcome, Ratio, Trial
-from vivace.reporting import words
+from vivace.reporting import phrases
 
 _BASELINES = ("strict_fp32", "default", "tf32")
 _SAME = {"exact": "bit-identical model", "rounding": "same model", "semantics": "same metric"}
@@ -105,7 +106,7 @@ class Content:
     def _row(self, trial: Trial, ratio: Ratio) -> Row:
         kept = trial is self.final
         told = self.result.get("break_even_steps") if kept else None
-        name = words.plan_name(trial.techniques, trial.role)
+        name = phrases.plan_name(trial.techniques, trial.role)
         return Row(name, trial, ratio, told if told is not None else _break_even(trial), kept)
 
     @cached_property
@@ -134,7 +135,7 @@ class Content:
         for trial in self.trials:
             if trial.status != "measured":
                 names = said.setdefault((trial.status, trial.reason), [])
-                names.append(words.plan_name(trial.techniques, trial.role))
+                names.append(phrases.plan_name(trial.techniques, trial.role))
         return [(list(dict.fromkeys(names)), *why) for why, names in said.items()]
 
     @property
@@ -149,7 +150,7 @@ class Content:
             fallback = trial.samples_per_second if trial and key not in speeds else None
             value = words.real(speeds.get(key)) or fallback
             note = str(notes.get(key) or (trial.reason if trial else "") or ("" if value else "not measured"))
-            bars.append(Bar(words.plan_name({}, f"baseline_{key}"), value, note))
+            bars.append(Bar(phrases.plan_name({}, f"baseline_{key}"), value, note))
         if self.plan:
             known = self.final.samples_per_second if self.final else None
             start = bars[0].value
@@ -217,7 +218,7 @@ class Content:
         machine, run = self.machine, self.run
         cores = words.number(machine.get("num_cores"))
         told: list[tuple[str, Any]] = [(name.replace("_", " "), value) for name, value in self.job.items()]
-        told = [(n.removeprefix("num "), words.plain(v)) for n, v in told]
+        told = [(n.removeprefix("num "), phrases.plain(v)) for n, v in told]
         for device in machine.get("devices") or []:
             features = ", ".join(map(str, device.get("features") or []))
             told.append(
@@ -228,7 +229,9 @@ class Content:
         told += [(name, value) for name, value in (machine.get("versions") or {}).items()]
         for group in ("limits", "ceilings"):
             facts = (machine.get(group) or {}).items()
-            told += [(n.removesuffix("_bytes").replace("_", " "), words.fact(n, v, group)) for n, v in facts]
+            told += [
+                (n.removesuffix("_bytes").replace("_", " "), phrases.fact(n, v, group)) for n, v in facts
+            ]
         told += [("missing", reason) for reason in machine.get("missing") or []]
         told += [("machine", machine.get("fingerprint")), ("vivace", run.get("version"))]
         told += [("allowed promise", run.get("allow")), ("budget", words.duration(run.get("budget_seconds")))]
@@ -242,8 +245,8 @@ class Content:
             return "", self.trained
         if not self.result or (self.result.get("interrupted") and not self.plan):
             return "", self._unfinished()
-        if self.outcome in words.ENDINGS or speedup is None:
-            return "", words.ENDINGS.get(self.outcome, words.ENDINGS[Outcome.NOTHING_HELPS])
+        if self.outcome in phrases.ENDINGS or speedup is None:
+            return "", phrases.ENDINGS.get(self.outcome, phrases.ENDINGS[Outcome.NOTHING_HELPS])
         if self.broken:
             return "", "Not the same model"
         if speedup.low <= 1:
@@ -275,7 +278,7 @@ class Content:
             reason = str(self.verdict.get("reason") or "")
             told = f"{self._promise(promise)}{': ' if reason else ''}{reason}"
             return f"{told}. It ran at {words.ratio(self.speedup)} of strict fp32's speed"
-        return str(self.result.get("reason") or "") if self.outcome in words.ENDINGS else ""
+        return str(self.result.get("reason") or "") if self.outcome in phrases.ENDINGS else ""
 
     @property
     def longer(self) -> str:
@@ -284,8 +287,8 @@ class Content:
         if not isinstance(plan, dict):
             return ""
         speedup = _ratio(plan.get("speedup"))
-        return words.longer(
-            words.plan_name(plan.get("plan") or {}),
+        return phrases.longer(
+            phrases.plan_name(plan.get("plan") or {}),
             speedup,
             plan.get("from_steps"),
             plan.get("warmup_seconds"),
@@ -331,7 +334,7 @@ class Content:
             f"Trained {int(taken or 0):,} steps" + (f" in {words.count(epochs, 'epoch')}" if epochs else "")
         ]
         measured = words.real(metric) is not None
-        parts += [f"{words.metric(metric_data)} {words.number(metric)}"] if measured else []
+        parts += [f"{phrases.metric(metric_data)} {words.number(metric)}"] if measured else []
         loss = words.real(self.training.get("loss", last.get("loss")))
         return "; ".join(parts + ([f"loss {words.number(loss)}"] if loss is not None else []))
 
@@ -344,7 +347,7 @@ class Content:
     @property
     def facts(self) -> list[tuple[str, str]]:
         """The few figures that stand under the sentence."""
-        pays = words.steps(self.result.get("break_even_steps")) if self.plan else words.UNKNOWN
+        pays = phrases.steps(self.result.get("break_even_steps")) if self.plan else words.UNKNOWN
         late = f"; the job takes {self.job_steps:,.0f}" if self.job_steps else ""
         speeds = [
             ("over PyTorch's defaults", words.times(self.over_default)),

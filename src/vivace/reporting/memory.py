@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from vivace import words
 from vivace.ledger import Ratio
-from vivace.reporting import charts, words
+from vivace.reporting import charts
 from vivace.reporting.content import Content
 
 _MIB = 2**20

@@ -11,9 +11,10 @@ from typing import Any
 
 import jinja2
 
+from vivace import words
 from vivace.files import replace_text
 from vivace.ledger import Ratio
-from vivace.reporting import charts, memory, words
+from vivace.reporting import charts, memory, phrases
 from vivace.reporting.content import Content
 from vivace.reporting.reading import load
 
@@ -50,10 +51,10 @@ def render(content: Content) -> str:
         words.percent,
         words.size,
         words.duration,
-        words.steps,
+        phrases.steps,
     )
     environment.filters.update({filter.__name__: filter for filter in named})
-    environment.filters["setting"] = words.setting
+    environment.filters["setting"] = phrases.setting
     curves = content.verdict.get("curves") or {}
     return environment.get_template("page.html.jinja").render(
         content=content,

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from vivace import words
 from vivace.errors import FolderError
 from vivace.files import read_own
 from vivace.ledger import Ledger, Trial
-from vivace.reporting import words
 from vivace.reporting.content import Content
 
 _TRIAL_FIELDS = {field.name for field in dataclasses.fields(Trial)}

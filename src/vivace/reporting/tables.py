@@ -11,8 +11,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from vivace import words
 from vivace.errors import printable
-from vivace.reporting import memory, words
+from vivace.reporting import memory, phrases
 from vivace.reporting.content import Content
 from vivace.reporting.reading import load
 
@@ -86,7 +87,7 @@ def _facts(content: Content) -> Table:
 
 def _plan(content: Content) -> Table:
     evidence = content.final.evidence if content.final else {}
-    rows = ((_named(n, words.setting(s)), evidence.get(n, words.UNKNOWN)) for n, s in content.plan.items())
+    rows = ((_named(n, phrases.setting(s)), evidence.get(n, words.UNKNOWN)) for n, s in content.plan.items())
     return _fill(_table("The plan", "technique", "took effect"), *rows)
 
 
@@ -118,7 +119,7 @@ def _trials(content: Content) -> Table:
             words.ratio(row.ratio),
             words.size(row.trial.peak_bytes),
             words.duration(row.trial.warmup_seconds),
-            words.steps(row.break_even).removesuffix(" steps"),
+            phrases.steps(row.break_even).removesuffix(" steps"),
         )
         _fill(table, cells)
     return table

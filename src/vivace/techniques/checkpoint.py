@@ -6,6 +6,7 @@ import dataclasses
 import fnmatch
 from typing import ClassVar
 
+from vivace import words
 from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
@@ -56,7 +57,7 @@ class Checkpoint(Technique):
         if not released and not seen.compiled_graphs:
             raise Refused("it changed nothing: no block let go of any activation")
         count = seen.notes["recomputed_blocks"]
-        return f"{count} blocks run again in the backward pass instead of keeping {released / 2**20:.1f} MiB"
+        return f"{count} blocks run again in the backward pass instead of keeping {words.size(released)}"
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:

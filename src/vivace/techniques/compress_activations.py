@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar, Literal
 
+from vivace import words
 from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
@@ -50,7 +51,7 @@ class CompressActivations(Technique):
         if not spared:
             raise Refused("it changed nothing: no block saved a large fp32 tensor")
         count = seen.notes["compressed_blocks"]
-        return f"{count} blocks keep {spared / 2**20:.2f} MiB less for the backward pass, in {self.dtype}"
+        return f"{count} blocks keep {words.size(spared)} less for the backward pass, in {self.dtype}"
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from vivace import words
 from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
@@ -86,7 +87,7 @@ class DecodedCache(Technique):
         if not counts.get("records"):
             raise Refused("it changed nothing: no JPEG file was decoded through Pillow")
         damaged = f", {counts['damaged']} found damaged" if counts["damaged"] else ""
-        kept = f"{counts['records']:,} pictures in {counts['bytes'] / 2**20:,.0f} MiB"
+        kept = f"{counts['records']:,} pictures in {words.size(counts['bytes'])}"
         return f"{kept}, read {counts['hits']:,} times{damaged}; it gains from the second pass on"
 
     @classmethod

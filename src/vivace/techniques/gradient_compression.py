@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from vivace import words
 from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
@@ -66,7 +67,7 @@ class GradientCompression(Technique):
         """The share of the bytes that is still sent."""
         if "gradient_compression" not in seen.notes:
             raise Refused("it changed nothing: no gradients were exchanged")
-        return f"{seen.notes['gradient_compression']:.0%} of the bytes exchanged, by {self.method}"
+        return f"{words.percent(seen.notes['gradient_compression'])} of the bytes exchanged, by {self.method}"
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:

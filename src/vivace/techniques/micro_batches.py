@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from vivace import words
 from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
@@ -71,8 +72,8 @@ class MicroBatches(Technique):
         pieces = seen.facts.get("pieces", 0)
         if pieces < 2:
             raise Refused("it changed nothing: the batch stayed in one piece")
-        saved = (reference.peak_bytes - seen.peak_bytes) / 2**20
-        return f"{pieces} pieces, peak memory {saved:.1f} MiB lower"
+        saved = reference.peak_bytes - seen.peak_bytes
+        return f"{pieces} pieces, peak memory {words.size(saved)} lower"
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
+from vivace import words
 from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
@@ -39,9 +40,7 @@ class Uint8Transfer(Technique):
         noted = seen.notes.get("uint8_transfer", {})
         if not noted.get("bytes"):
             raise Refused("it changed nothing: no batch of bytes was placed")
-        return (
-            f"{' and '.join(noted['moved'])} on the device, {noted['bytes'] / 2**20:,.1f} MiB sent as bytes"
-        )
+        return f"{' and '.join(noted['moved'])} on the device, {words.size(noted['bytes'])} sent as bytes"
 
     @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vivace.ledger import Code, Outcome, Trial
-from vivace.reporting.words import count, duration, percent
+from vivace.words import count, duration, percent
 
 
 def ending(trials: Sequence[Trial], budget_seconds: float) -> tuple[Outcome, str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from vivace import words
 from vivace.ledger import Ratio, Trial
 from vivace.plan import Plan
-from vivace.reporting import words
+from vivace.reporting import phrases
 from vivace.technique import Stage
 
 
@@ -28,7 +29,7 @@ def sentence(limit: object, trials: Iterable[Trial]) -> str:
         for technique in plan.techniques:
             found, without = ratios[plan.id], ratios.get(plan.without(technique.name).id)
             if technique.card.stage == Stage.DATA and without is not None:
-                shown = words.plan_name(Plan([technique]).to_dict())
+                shown = phrases.plan_name(Plan([technique]).to_dict())
                 gain = found.counts / without.counts if found.low > without.high else 0.0
                 gains[shown] = max(gains.get(shown, 0.0), gain)
     helped = sorted(((gain, name) for name, gain in gains.items() if gain), reverse=True)

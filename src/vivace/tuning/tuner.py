@@ -23,7 +23,6 @@ from vivace.measuring.paired import without_loader
 from vivace.plan import Plan
 from vivace.processes.launch import Source
 from vivace.reporting import report
-from vivace.reporting.words import duration, size
 from vivace.technique import Numerics
 from vivace.technique.registry import find
 from vivace.training.stopping import ends_like_ctrl_c
@@ -36,7 +35,9 @@ from vivace.tuning.objective import Length
 from vivace.tuning.result import LongPlan, Result
 from vivace.tuning.search import Search
 from vivace.verifying.equivalence import judge_by_metric
-from vivace.verifying.verdict import Verdict, Verifier
+from vivace.verifying.verdict import Verdict
+from vivace.verifying.verifier import Verifier
+from vivace.words import duration, size
 
 SEMANTICS_SEEDS = 3
 BUDGETS = {"fast": 120.0, "balanced": 600.0, "max": 3600.0}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from vivace.operators import MATRIX_KINDS
 
 if TYPE_CHECKING:
-    from vivace.work.count import Kernel
+    from vivace.work.kernel import Kernel
 
 # Channels in a group for which libraries have their own kernels; others are irregular.
 REGULAR_WIDTHS = (2, 4, 8, 16, 32)

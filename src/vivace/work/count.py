@@ -28,6 +28,7 @@ from vivace.operators import CLASSES, class_of
 from vivace.work.as_one import AsOneKernel
 from vivace.work.formulas import complete, convolution_backward, convolution_shape, named, other_flops
 from vivace.work.fusion import fused_bytes
+from vivace.work.kernel import Access, Kernel
 
 # Memory without values in it, and one value read back.
 _FREE = re.compile(r"^(new_)?empty|^(set|resize)_|^_local_scalar")
@@ -35,45 +36,6 @@ _WRITES_ONLY = re.compile(r"^(copy|fill|zero|normal|uniform|bernoulli|random)_?$
 _READS_WHAT_IT_WRITES = re.compile(r"^(embedding|index_select|index|gather|_unsafe_index)$")
 # Two passes over their input: the statistics first, then the values; one where the statistics are there.
 _PASSES = re.compile(r"(batch|group|instance)_norm(?!_from)")
-
-
-@dataclasses.dataclass(frozen=True)
-class Access:
-    """One tensor that a kernel reads or writes: the value's number, its elements and their size in bytes."""
-
-    value: int
-    num_elements: int
-    item_bytes: int
-
-    @property
-    def bytes(self) -> int:
-        """Size in bytes."""
-        return self.num_elements * self.item_bytes
-
-
-@dataclasses.dataclass(frozen=True)
-class Kernel:
-    """One operator on the device: class, name, phase (forward, backward, update), operations, accesses.
-
-    `passes` over the inputs; of a convolution its `groups`, the `width` in channels of one, and the `window`:
-    how often it reads a place, at most once for a matrix product in disguise.
-    """
-
-    operator: str
-    name: str
-    phase: str
-    flops: int
-    reads: tuple[Access, ...]
-    writes: tuple[Access, ...]
-    passes: int = 1
-    groups: int = 1
-    width: int = 0
-    window: float = 0.0
-
-    @property
-    def bytes(self) -> int:
-        """Bytes read and written, each pass over the inputs counted."""
-        return self.passes * sum(a.bytes for a in self.reads) + sum(a.bytes for a in self.writes)
 
 
 @dataclasses.dataclass(frozen=True)

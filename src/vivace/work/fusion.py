@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vivace.work.count import Kernel
+    from vivace.work.kernel import Kernel
 
 FUSABLE = ("elementwise", "norm")
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from vivace import words
 from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
@@ -63,7 +64,7 @@ class LengthBucketing(Technique):
         if "length_bucketing" not in seen.notes:
             raise Refused("it changed nothing: no batch was read through the session")
         before, after = seen.notes["length_bucketing"]
-        return f"{after:.0%} of a batch is padding instead of {before:.0%}"
+        return f"{words.percent(after)} of a batch is padding instead of {words.percent(before)}"
 
     @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:

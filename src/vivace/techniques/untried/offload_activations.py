@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from vivace import words
 from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
@@ -48,7 +49,7 @@ class OffloadActivations(Technique):
         spared = sum(seen.notes.get("offloaded_bytes", {}).values())
         if not spared:
             raise Refused("it changed nothing: no block saved a tensor that is large enough")
-        return f"{seen.notes['offloaded_blocks']} blocks keep {spared / 2**20:.1f} MiB in the host's memory"
+        return f"{seen.notes['offloaded_blocks']} blocks keep {words.size(spared)} in the host's memory"
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:

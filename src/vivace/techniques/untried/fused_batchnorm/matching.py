@@ -28,7 +28,8 @@ from vivace.mechanisms.graphs import (
     trace,
 )
 from vivace.techniques.untried.fused_batchnorm.kernels.batch_norm import apply_activation, fused
-from vivace.techniques.untried.fused_batchnorm.kernels.product import product, split_rows
+from vivace.techniques.untried.fused_batchnorm.kernels.product import product
+from vivace.techniques.untried.fused_batchnorm.kernels.splits import split_rows
 from vivace.tensors.modules import modules_of, patched
 
 NORMS = (nn.BatchNorm2d, nn.BatchNorm3d)

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from vivace import words
 from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
@@ -54,7 +55,7 @@ class OffloadOptimizer(Technique):
         count = seen.notes.get("hosted_bytes", 0)
         if not count:
             raise Refused("it changed nothing: the optimizer keeps no state")
-        return f"{count / 2**20:.1f} MiB of optimizer state in the host's memory"
+        return f"{words.size(count)} of optimizer state in the host's memory"
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:

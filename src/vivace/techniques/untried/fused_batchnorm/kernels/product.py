@@ -13,10 +13,8 @@ from torch.autograd.function import once_differentiable
 from torch.utils.flop_counter import register_flop_formula
 
 from vivace.techniques.untried.fused_batchnorm.kernels.batch_norm import as_image, as_matrix, wide
+from vivace.techniques.untried.fused_batchnorm.kernels.splits import split_rows
 
-TILE = 8192  # elements of the result that a program holds at a time
-MOST_ROWS = MOST_COLUMNS = 128
-PROGRAMS = 1024  # at most: about four turns of the processors of a large GPU, and few partial sums
 _LIBRARY = torch.library.Library("vivace", "FRAGMENT")
 _LIBRARY.define("statistics_mm(Tensor x, Tensor weight) -> (Tensor, Tensor)")
 
@@ -33,19 +31,6 @@ def product(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.
     """
     result: tuple[torch.Tensor, torch.Tensor] = _Product.apply(x, weight)  # type: ignore[no-untyped-call]
     return result
-
-
-def split_rows(num_rows: int, width: int) -> int:
-    """Rows of one split: whole tiles, so many that at most `PROGRAMS` programs sum."""
-    rows, columns = tile_of(width)
-    splits = max(1, PROGRAMS // -(-width // columns))
-    return rows * -(-num_rows // (rows * splits))
-
-
-def tile_of(width: int) -> tuple[int, int]:
-    """Rows and columns of a tile: powers of two, and no smaller than matrix units take."""
-    columns = min(MOST_COLUMNS, max(16, 1 << (width - 1).bit_length()))
-    return min(MOST_ROWS, TILE // columns), columns
 
 
 class _Product(torch.autograd.Function):

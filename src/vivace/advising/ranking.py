@@ -2,81 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from vivace.advising import choose
+from vivace.advising.advice import Advice
 from vivace.advising.catalogue import Gpu, find_gpu, load_catalogue
-from vivace.advising.choose import Offer
 from vivace.advising.interval import unseen_kinds
 from vivace.advising.measured import this_machine
 from vivace.advising.predict import Predictor
 from vivace.advising.prices import STALE_DAYS, Prices, load_prices
 from vivace.advising.question import Amount, amount, dollars, seconds_of
 from vivace.advising.source import Subject, open_subject
-from vivace.errors import AnswerIsNo, InputError
+from vivace.errors import InputError
 
-FORMAT = 1
 OLD_RELEASE = 5  # years after which a card is offered only where a person names it
-
-
-@dataclasses.dataclass(frozen=True)
-class Advice:
-    """The answer: offers in order, the picks among those that meet budget and deadline, and what to know."""
-
-    subject: Subject
-    amount: Amount
-    budget_usd: float | None
-    deadline_seconds: float | None
-    offers: tuple[Offer, ...]
-    allowed: tuple[Offer, ...]
-    picks: dict[str, Offer]
-    pareto: tuple[Offer, ...]
-    scaling: tuple[dict[str, Any], ...]
-    buying: tuple[dict[str, Any], ...]
-    here: Offer | None
-    notes: tuple[str, ...]
-    warnings: tuple[str, ...]
-    errors: Mapping[str, Any]
-    page_path: str | None = None
-
-    @property
-    def exit_code(self) -> int:
-        """0, or 1 where no offer meets budget and deadline."""
-        return 0 if self.allowed else AnswerIsNo.exit_code
-
-    def to_dict(self) -> dict[str, Any]:
-        """The document that ``vivace advise --json`` prints."""
-        subject = self.subject
-        return {
-            "format": FORMAT,
-            "subject": {
-                "name": subject.name,
-                "counted": subject.counted,
-                "batch_size": subject.batch_size,
-                "num_parameters": subject.demand.num_parameters,
-                "flops_per_sample": subject.demand.flops,
-                "bytes_per_sample": subject.demand.bytes,
-            },
-            "amount": dataclasses.asdict(self.amount),
-            "budget_usd": self.budget_usd,
-            "deadline_seconds": self.deadline_seconds,
-            "offers": [offer.to_dict() for offer in self.offers],
-            "allowed": [offer.name for offer in self.allowed],
-            "picks": {name: offer.name for name, offer in self.picks.items()},
-            "pareto": [offer.name for offer in self.pareto],
-            "scaling": list(self.scaling),
-            "buy_or_rent": list(self.buying),
-            "here": self.here.to_dict() if self.here else None,
-            "notes": list(self.notes),
-            "warnings": list(self.warnings),
-            "errors": dict(self.errors),
-            "page_path": self.page_path,
-        }
 
 
 def advise(
@@ -122,7 +64,7 @@ def advise(
     advice = _compared(predictor, length, limits, known, cards, costs, most)
     if out is None:
         return advice
-    from vivace.advising.page import write
+    from vivace.advising.page import write  # imports jinja2
 
     return write(advice, Path(out))
 

@@ -1,0 +1,69 @@
+"""The answer of `vivace advise`, as data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from vivace.advising.choose import Offer
+from vivace.advising.question import Amount
+from vivace.advising.source import Subject
+from vivace.errors import AnswerIsNo
+
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Advice:
+    """The answer: offers in order, the picks among those that meet budget and deadline, and what to know."""
+
+    subject: Subject
+    amount: Amount
+    budget_usd: float | None
+    deadline_seconds: float | None
+    offers: tuple[Offer, ...]
+    allowed: tuple[Offer, ...]
+    picks: dict[str, Offer]
+    pareto: tuple[Offer, ...]
+    scaling: tuple[dict[str, Any], ...]
+    buying: tuple[dict[str, Any], ...]
+    here: Offer | None
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+    errors: Mapping[str, Any]
+    page_path: str | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 1 where no offer meets budget and deadline."""
+        return 0 if self.allowed else AnswerIsNo.exit_code
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that ``vivace advise --json`` prints."""
+        subject = self.subject
+        return {
+            "format": FORMAT,
+            "subject": {
+                "name": subject.name,
+                "counted": subject.counted,
+                "batch_size": subject.batch_size,
+                "num_parameters": subject.demand.num_parameters,
+                "flops_per_sample": subject.demand.flops,
+                "bytes_per_sample": subject.demand.bytes,
+            },
+            "amount": dataclasses.asdict(self.amount),
+            "budget_usd": self.budget_usd,
+            "deadline_seconds": self.deadline_seconds,
+            "offers": [offer.to_dict() for offer in self.offers],
+            "allowed": [offer.name for offer in self.allowed],
+            "picks": {name: offer.name for name, offer in self.picks.items()},
+            "pareto": [offer.name for offer in self.pareto],
+            "scaling": list(self.scaling),
+            "buy_or_rent": list(self.buying),
+            "here": self.here.to_dict() if self.here else None,
+            "notes": list(self.notes),
+            "warnings": list(self.warnings),
+            "errors": dict(self.errors),
+            "page_path": self.page_path,
+        }

@@ -1,0 +1,79 @@
+"""What a report calls plans, trials, endings and a machine's facts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from vivace import words
+from vivace.inspection.table import ceiling_in_words
+from vivace.ledger import Outcome, Ratio
+
+REFERENCE = "strict fp32"
+METRIC = {"training": "metric on the training data"}  # by what it is of; else the metric alone
+ENDINGS = {  # of a search that has no faster plan
+    Outcome.NOTHING_HELPS: "Nothing was faster beyond noise: train as you do",
+    Outcome.NONE_KEPT: "Nothing faster kept its promise: train as you do",
+    Outcome.COULD_NOT_MEASURE: "Nothing could be measured, and nothing is decided",
+    Outcome.NOTHING_TRIED: "Nothing was tried, and nothing is decided",
+}
+_ROLES = {
+    "baseline_strict_fp32": REFERENCE,
+    "baseline_default": "PyTorch defaults",
+    "baseline_tf32": "TF32 allowed",
+}
+
+
+def metric(data: Any) -> str:
+    """The metric's name, which says where it is of the data that were trained on."""
+    return METRIC.get(str(data), "metric")
+
+
+def steps(value: Any) -> str:
+    """A number of steps to gain back a cost: ``41 steps``, ``at once``, ``never``."""
+    if value == math.inf:
+        return "never"
+    found = words.real(value)
+    if found is None:
+        return words.UNKNOWN
+    whole = math.ceil(found)
+    return "at once" if whole <= 0 else words.count(whole, "step")
+
+
+def longer(
+    name: str, speedup: Ratio | None, steps: Any, warmup_seconds: Any, path: str, *, verified: bool
+) -> str:
+    """A plan that wins in longer trainings only."""
+    judged = "promise kept" if verified else "not verified yet"
+    return (
+        f"For trainings of {words.number(steps)} steps and more: {name}, {words.ratio(speedup)}, after a "
+        f"warm-up of {words.duration(warmup_seconds)}; {judged}; saved as {path}"
+    )
+
+
+def setting(settings: Mapping[str, Any]) -> str:
+    """A technique's settings: ``mode=default, dynamic=False``."""
+    return ", ".join(f"{name}={value}" for name, value in settings.items())
+
+
+def plan_name(techniques: Mapping[str, Mapping[str, Any]], role: str = "candidate") -> str:
+    """What a trial ran: its techniques with their settings, or the baseline's name."""
+    named = (f"{name} ({setting(chosen)})" if chosen else name for name, chosen in techniques.items())
+    return _ROLES.get(role) or " + ".join(named) or REFERENCE
+
+
+def plain(value: Any) -> Any:
+    """A fact without a unit: ``yes``, ``1,024``."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return words.number(value) if isinstance(value, int) else value
+
+
+def fact(name: str, value: Any, group: str = "") -> str:
+    """A machine's fact in its unit, judged by its name's suffix, or by its name where it is a ceiling."""
+    if group == "ceilings" and words.real(value) is not None:
+        return ceiling_in_words(name, value)
+    if name.endswith("_bytes"):
+        return words.size(value)
+    return words.number(value) if words.real(value) is not None else str(value)
