@@ -220,7 +220,7 @@ def test_confirmation_names_blocks_and_bytes():
         {}, {}, 0, 0.0, notes={"recomputed_blocks": 2, "released_bytes": {"a": 2**20, "b": 2**19}}
     )
     assert Checkpoint().confirm(seen, seen) == (
-        "2 blocks run again in the backward pass instead of keeping 1.5 MiB"
+        "2 blocks run again in the backward pass instead of keeping 1.50 MiB"
     )
     with pytest.raises(vivace.Refused, match="changed nothing"):
         Checkpoint().confirm(Observation({}, {}, 0, 0.0, notes={"recomputed_blocks": 2}), seen)

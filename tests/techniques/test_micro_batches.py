@@ -45,7 +45,7 @@ def test_all_pieces_but_the_last_accumulate(tiny):
 def test_confirmation_names_pieces_and_memory():
     seen = Observation({}, {}, 2**20, 0.0, facts={"pieces": 2})
     assert MicroBatches().confirm(seen, Observation({}, {}, 3 * 2**20, 0.0)) == (
-        "2 pieces, peak memory 2.0 MiB lower"
+        "2 pieces, peak memory 2.00 MiB lower"
     )
     with pytest.raises(vivace.Refused, match="changed nothing"):
         MicroBatches().confirm(Observation({}, {}, 0, 0.0), seen)
