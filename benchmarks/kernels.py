@@ -29,8 +29,8 @@ import vivace
 from vivace.techniques.untried.fused_batchnorm.kernels import (
     batch_norm_backward,
     batch_norm_forward,
-    product,
     product_forward,
+    splits,
     tiles,
 )
 
@@ -69,10 +69,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
 }
 PRODUCTS: dict[str, dict[str, Any]] = {  # by the columns of the result's tile and what it computes in
-    "wide": {"COLUMNS": product.MOST_COLUMNS},
+    "wide": {"COLUMNS": splits.MOST_COLUMNS},
     "64_channels": {"COLUMNS": 64},
     "16_channels": {"COLUMNS": 16},
-    "tf32": {"COLUMNS": product.MOST_COLUMNS, "PRECISION": "tf32"},
+    "tf32": {"COLUMNS": splits.MOST_COLUMNS, "PRECISION": "tf32"},
 }
 KERNELS = [
     batch_norm_forward.batch_norm_statistics,
@@ -117,7 +117,7 @@ def built(target: str) -> dict[str, dict[str, Any]]:
             if is_product:
                 item = 4 if constants.setdefault("PRECISION", "ieee") == "tf32" else 2
                 constants["DEPTH"] = product_forward.DEPTH_BYTES // item
-                constants["ROWS"], _ = product.tile_of(constants["COLUMNS"])
+                constants["ROWS"], _ = splits.tile_of(constants["COLUMNS"])
             if name.endswith("finish"):
                 constants |= {"COLUMNS": tiles.FINISH_COLUMNS, "SPLITS": tiles.FINISH_SPLITS}
             if constants in seen:

@@ -91,7 +91,7 @@ def verdicts(book: Book) -> None:
 def _verdict(book: Book, name: str) -> Case:
     kept = book.path.with_name(f"verdict-{name}.json")
     kept.unlink(missing_ok=True)
-    options = ["--dry-run", "--no-gain", "--seconds", "0.1"] if book.dry else ["--seconds", "2.5"]
+    options = ["--dry-run", "--no-gain", "--seconds", "4"] if book.dry else ["--seconds", "2.5"]
     command = [sys.executable, str(HERE.parent / "verdicts.py"), name, "--keep", str(kept), *options]
     _communicate(command, max(30.0, book.left))
     (row,) = json.loads(kept.read_text(encoding="utf-8"))

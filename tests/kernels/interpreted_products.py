@@ -16,6 +16,7 @@ from vivace.techniques.untried.fused_batchnorm.kernels import (
     batch_norm_forward,
     product,
     product_forward,
+    splits,
 )
 
 
@@ -23,8 +24,8 @@ def run(seed):
     """Errors of one random case, each relative to what it is a part of."""
     draw = random.Random(seed)
     torch.manual_seed(seed)
-    product.TILE, product.MOST_COLUMNS = draw.choice([256, 512]), draw.choice([16, 32])
-    product.PROGRAMS, product_forward.DEPTH_BYTES = draw.choice([1, 4, 1024]), draw.choice([64, 128])
+    splits.TILE, splits.MOST_COLUMNS = draw.choice([256, 512]), draw.choice([16, 32])
+    splits.PROGRAMS, product_forward.DEPTH_BYTES = draw.choice([1, 4, 1024]), draw.choice([64, 128])
     inner, width = 8 * draw.randint(1, 9), 8 * draw.randint(1, 6)
     shape = (draw.choice([1, 2, 3]), inner, draw.randint(1, 7), draw.randint(2, 9))
     dtype = draw.choice([torch.float32, torch.float16])
@@ -50,7 +51,7 @@ def run(seed):
     running, means = (
         [torch.zeros(width, dtype=t), torch.ones(width, dtype=t)] for t in (None, torch.float64)
     )
-    spared = (statistics, product.split_rows(num_rows, width))
+    spared = (statistics, splits.split_rows(num_rows, width))
     seen = batch_norm.fused(y.detach(), residual, *affine, *running, 0.3, 1e-5, activation, spared)
     z = functional.batch_norm(y.detach().double(), *means, *(t.double() for t in affine), True, 0.3, 1e-5)
     true = FUNCTIONS[activation](z if residual is None else z + residual.double())

@@ -9,6 +9,7 @@ from torch import nn
 
 import vivace
 from vivace.errors import AnswerIsNo
+from vivace.machine import Device
 from vivace.measuring import worker
 from vivace.measuring.batches import batch_curve
 from vivace.plan import Plan
@@ -92,10 +93,12 @@ def test_the_optimizers_state_counts(opened):
 
 def test_a_gpus_process_gets_no_more_than_the_budget(monkeypatch):
     """Whatever compiling or fragmentation would take beyond it fails in the search, and not in the run."""
-    shares, machine = [], vivace.inspect().to_dict()
+    shares, here = [], vivace.inspect()
+    gpu = Device(kind="cuda", name="a GPU", memory_bytes=2**32)
+    machine = dataclasses.replace(here, devices=(gpu, *here.devices)).to_dict()
     monkeypatch.setenv("VIVACE_MEMORY_BYTES", str(2**30))
+    monkeypatch.setattr(worker, "training_device", lambda _: torch.device("cuda:0"))
     for name, value in {
-        "is_available": lambda: True,
         "get_device_properties": lambda _: SimpleNamespace(total_memory=2**32),
         "set_per_process_memory_fraction": lambda share, _: shares.append(share),
     }.items():
