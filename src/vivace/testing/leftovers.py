@@ -160,9 +160,7 @@ def _python_flags() -> dict[str, Any]:
         "gc.isenabled": gc.isenabled(),
         "gc.get_threshold": gc.get_threshold(),
         "gc.get_freeze_count": gc.get_freeze_count(),
-        "sys.getrecursionlimit": sys.getrecursionlimit(),
         "sys.getswitchinterval": sys.getswitchinterval(),
-        "sys.path": tuple(sys.path),
         "os.getcwd": os.getcwd(),
         "os.sched_getaffinity": os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else MISSING,
     }
