@@ -196,7 +196,7 @@ def _line(trial: Trial) -> tuple[str, str]:
     if trial.ratio is None:
         return f"{trial.status:>18}  {plan}: {trial.reason}", "dim"
     ratio = _plain(words.ratio(trial.ratio))
-    note = " confirmed in fresh processes" if trial.role == "confirmation" else ""
+    note = " measured again in fresh processes" if trial.role == "confirmation" else ""
     return f"{ratio:>18}  {plan}{note}", "bold" if trial.ratio.low > 1.0 else ""
 
 
