@@ -27,6 +27,22 @@ MACHINE = Machine(
 )
 
 
+@pytest.fixture(autouse=True)
+def _nothing_compiled():
+    """Whatever other tests of this process have compiled is no part of a recorded loop."""
+    from torch._dynamo import utils
+
+    def forget():
+        torch._dynamo.reset()
+        utils.counters.clear()
+        utils.clear_compilation_metrics()
+        utils.graph_break_reasons.clear()
+
+    forget()
+    yield
+    forget()
+
+
 @pytest.fixture
 def recorded(tmp_path, one_thread, monkeypatch):
     """``recorded(loop)``: repeats `loop` (an epoch) under a recorder until it is done; the document.

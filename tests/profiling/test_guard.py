@@ -40,7 +40,9 @@ FAULTS = [
     (hooks.LoopHooks, "_look_for_an_optimizer"),
     (Recorder, "_is_over"),
     (Recorder, "_enter_counted"),
+    (Recorder, "_leave_watched"),
     (Recorder, "_leave_traced"),
+    (Recorder, "_leave_counted"),
     (PrecisionWatch, "_note"),
     (PrecisionWatch, "_before_update"),
     (PrecisionWatch, "_went_backward"),
@@ -106,6 +108,8 @@ def test_a_fault_in_a_hook_costs_a_part_of_the_record_and_nothing_else(
         recorder.finish()
     assert all(map(torch.equal, trained, alone))
     assert [getattr(place, attribute) for place, attribute in PATCHED] == before
+    assert not nn.modules.module._has_any_global_hook()
+    assert not torch.autograd.profiler._is_profiler_enabled
     record = json.loads((tmp_path / RECORD).read_text())
     assert record["problems"]
     assert all("planted" in problem for problem in record["problems"])

@@ -369,22 +369,7 @@ def test_ending_workers_is_waiting_for_data():
     assert clock.step.seconds["data"] > 0
 
 
-@pytest.fixture
-def forgetful_compiler():
-    """Other tests of this process have compiled, and will not."""
-    from torch._dynamo import utils
-
-    def forget():
-        torch._dynamo.reset()
-        utils.counters.clear()
-        utils.clear_compilation_metrics()
-
-    forget()
-    yield
-    forget()
-
-
-def test_a_compiled_loop_is_left_alone(recorded, batches, forgetful_compiler):
+def test_a_compiled_loop_is_left_alone(recorded, batches):
     loop = Loop(batches)
     loop.model = torch.compile(loop.model, backend="aot_eager")
     document, record = recorded(loop)
@@ -395,7 +380,7 @@ def test_a_compiled_loop_is_left_alone(recorded, batches, forgetful_compiler):
     assert any("compiled" in reason for reason in document["missing"])
 
 
-def test_a_compiled_model_that_nobody_calls_is_named(recorded, batches, forgetful_compiler):
+def test_a_compiled_model_that_nobody_calls_is_named(recorded, batches):
     loop = Loop(batches)
 
     def epoch():

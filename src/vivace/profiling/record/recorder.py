@@ -68,7 +68,9 @@ class Recorder:
         self._state, self._in_state = "warm", 0
         self._entered = time.perf_counter()
         self._leave: Callable[[], None] = lambda: None
+        self._undo = contextlib.ExitStack()  # what a window began to watch with, should its end fail
         self._graphs = 0
+        self._tracing = False
 
     def install(self) -> None:
         """Patch torch and begin to watch. Where that fails, torch is left as it was, and the error raised."""
@@ -108,6 +110,8 @@ class Recorder:
 
     def _restore(self) -> None:
         """Leave torch as it was, last change first."""
+        with contextlib.suppress(Exception):
+            self._undo.close()
         self.patches.restore()
         self.fetches.stop()
         self.precision.restore()
@@ -196,6 +200,7 @@ class Recorder:
         self.document["precision"] = self.precision.result(steps)
         self.hooks.examine_losses = self.precision.examine = True
         if not facts.compiles():  # the questions inside of compiled code would be compiled with our watch
+            self._undo.callback(self.waits.restore)
             self.waits.install()
         self._leave = self._leave_watched
 
@@ -225,7 +230,10 @@ class Recorder:
         )
         self._modules = ModuleRanges(Guard(self.note), annotate=True)
         self.document["held_bytes"] = facts.held_bytes(self.hooks)
+        self._undo.callback(self._modules.restore)
+        self._undo.callback(self._stop_profiler)
         self._profiler.start()
+        self._tracing = True
         self.hooks.annotate = True
         self._range: Any = None
         self._mark_step()
@@ -244,12 +252,19 @@ class Recorder:
         self.hooks.annotate = False
         named_range(CUT).__exit__(None, None, None)  # the last range is no whole step
         self._range.__exit__(None, None, None)
-        self._profiler.stop()
+        self._stop_profiler()
         self._profiler.export_chrome_trace(str(self.folder / TRACE))
+
+    def _stop_profiler(self) -> None:
+        if self._tracing:
+            self._tracing = False
+            self._profiler.stop()
 
     def _enter_counted(self) -> None:
         self.catcher = experiments.CallCatcher(self._modules.roots, Guard(self.note))
+        self._undo.callback(self.catcher.restore)
         self._counted = CountedStep(self.hooks, Guard(self.note))
+        self._undo.callback(self._counted.restore)
         self._counted.install()
         self._leave = self._leave_counted
 
