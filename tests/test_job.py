@@ -34,6 +34,7 @@ def job_file(tmp_path):
 def test_a_job_or_a_function_that_returns_one(job_file):
     assert isinstance(load(f"{job_file}:job"), vivace.Job)
     assert load(f"{job_file}:made") is load(f"{job_file}:job")
+    assert load(str(job_file)) is load(f"{job_file}:job")
     assert isinstance(load("digits"), vivace.Job)
 
 
@@ -42,7 +43,6 @@ def test_a_job_or_a_function_that_returns_one(job_file):
     [
         ("{file}:jbo", "has no name 'jbo'; did you mean 'job'"),
         ("{file}:number", "'number' in '{file}' is of type int; it must be a vivace.Job"),
-        ("{file}", "names no Job in the file: write {file}:name"),
         ("/nowhere/at_all.py:job", "there is no file '/nowhere/at_all.py'"),
         ("no.such.module:job", "No module named 'no'"),
         ("digitz", "there is no recipe 'digitz'; did you mean 'digits'"),

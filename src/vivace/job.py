@@ -93,13 +93,13 @@ class Job:
 
 def load(reference: str) -> Job:
     """Load ``path/to/file.py:name``, ``package.module:name`` or a recipe's name; `name` is a Job or returns
-    one.
+    one. ``path/to/file.py`` alone stands for its `job`.
 
     Raises JobError with the person's own line where their file is at fault.
     """
     place, colon, name = reference.rpartition(":")
     if not colon:
-        place, name = _recipe(reference), "job"
+        place, name = reference if reference.endswith(".py") else _recipe(reference), "job"
     module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
     found = getattr(module, name, None)
     if found is None:
@@ -123,8 +123,6 @@ def _recipe(name: str) -> str:
     )
     if name in known:
         return f"vivace.recipes.{name}"
-    if name.endswith(".py"):
-        raise JobError(f"'{name}' names no Job in the file: write {name}:name")
     raise JobError(
         f"there is no recipe '{name}'{nearest(name, known)} ({', '.join(known)}; or write file.py:name)"
     )

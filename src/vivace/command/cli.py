@@ -220,7 +220,13 @@ def demo(
 @app.command()
 def verify(
     job: JobName,
-    plan: Annotated[Path, typer.Option(help="plan file")],
+    plan: Annotated[Path | None, typer.Option(help="plan file")] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="JOB", help="the original, of which this job is an edit")
+    ] = None,
+    precision: Annotated[
+        str, typer.Option(help="how coarsely an edit may round: float32, tf32, bfloat16, float16")
+    ] = "float32",
     metric: Annotated[bool, typer.Option("--metric", help="train to the end and compare the metric")] = False,
     seeds: Annotated[int, typer.Option(help="seeds of the metric's test")] = 5,
     margin: Annotated[float | None, typer.Option(help="metric difference that does not matter")] = None,
@@ -228,14 +234,23 @@ def verify(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Is the plan's promise kept? Exit code 1 if not."""
+    """Is the plan's promise kept, or the edited training still the same model? Exit code 1 if not."""
     with screen(as_json, quiet, debug) as out:
         from vivace.command.progress import VerifyProgress
         from vivace.verifying import verify as run
         from vivace.verifying.table import draw
 
         with VerifyProgress(quiet) as progress:
-            verdict = run(job, plan, metric=metric, seeds=seeds, margin=margin, on_event=progress)
+            verdict = run(
+                job,
+                plan,
+                against=against,
+                precision=precision,
+                metric=metric,
+                seeds=seeds,
+                margin=margin,
+                on_event=progress,
+            )
         out.document(verdict.to_dict())
         out.show(lambda console: draw(verdict, console))
         out.exit_code = 0 if verdict.kept else AnswerIsNo.exit_code

@@ -1,4 +1,4 @@
 """`vivace.verify`: is the model that a plan trains still the same model?"""
 
 from vivace.verifying.verdict import Verdict as Verdict
-from vivace.verifying.verifier import verify as verify
+from vivace.verifying.verification import verify as verify

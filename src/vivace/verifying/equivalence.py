@@ -20,6 +20,7 @@ from vivace.verifying.verdict import Verdict
 
 DEFAULT_MARGIN = 0.005  # of the reference's mean metric
 SIGNIFICANCE = 0.05
+TRAINER = "vivace.verifying.equivalence:Trainer"
 
 
 class Trainer:
@@ -48,7 +49,13 @@ class Trainer:
 
 
 def judge_by_metric(
-    source: Source, plan: Plan, verdict: Verdict, *, seeds: int, margin: float | None
+    source: Source,
+    plan: Plan,
+    verdict: Verdict,
+    *,
+    seeds: int,
+    margin: float | None,
+    original: Source | None = None,
 ) -> Verdict:
     """Two one-sided tests (TOST, Schuirmann 1987) on the differences of the metric, paired by seed.
 
@@ -56,14 +63,11 @@ def judge_by_metric(
     SEMANTICS the metric alone decides. `margin` in units of the metric; default: half a percent of the
     reference's mean.
     """
-    child = Child("vivace.verifying.equivalence:Trainer", source)
-    try:
-        hours = 24 * 3600.0
-        reference = [child.ask("train", hours, plan={}, seed=seed) for seed in range(seeds)]
-        candidate = [child.ask("train", hours, plan=plan.to_dict(), seed=seed) for seed in range(seeds)]
-        data = child.ask("metric_data", hours)
-    finally:
-        child.close()
+    hours = 24 * 3600.0
+    with Child(TRAINER, source) as mine, Child(TRAINER, original or source) as theirs:
+        reference = [theirs.ask("train", hours, plan={}, seed=seed) for seed in range(seeds)]
+        candidate = [mine.ask("train", hours, plan=plan.to_dict(), seed=seed) for seed in range(seeds)]
+        data = theirs.ask("metric_data", hours)
     width = DEFAULT_MARGIN * abs(mean(reference)) if margin is None else margin
     difference = [b - a for a, b in zip(reference, candidate, strict=True)]
     p = equivalence_p(difference, width)

@@ -59,20 +59,31 @@ def facts_of_modules(models: Iterable[nn.Module]) -> Facts:
     return facts
 
 
-def difference(mine: Facts, theirs: Facts, *, only_shared: bool = False) -> str:
+def difference(mine: Facts, theirs: Facts, *, only_shared: bool = False, whose: str = "the job") -> str:
     """The first difference as ``name is a, and b in the job``; empty where there is none.
 
-    Unless `only_shared`, nothing may be gone, and no parameter or buffer may be new.
+    Unless `only_shared`, nothing may be gone, and no parameter or buffer may be new. `whose`: the facts of
+    `theirs`.
     """
+    name = first_difference(mine, theirs, only_shared=only_shared)
+    if not name:
+        return ""
+    if name not in mine:
+        return f"{name} is gone"
+    if name not in theirs:
+        return f"{name} is new"
+    return f"{name} is {mine[name]}, and {theirs[name]} in {whose}"
+
+
+def first_difference(mine: Facts, theirs: Facts, *, only_shared: bool = False) -> str:
+    """The name of the first fact that differs (see `difference`), else empty."""
     if not only_shared:
-        if gone := [name for name in theirs if name not in mine]:
-            return f"{gone[0]} is gone"
-        if new := [name for name in mine if name not in theirs and name.startswith(SHAPE)]:
-            return f"{new[0]} is new"
-    for name, value in theirs.items():
-        if name in mine and not _same(mine[name], value):
-            return f"{name} is {mine[name]}, and {value} in the job"
-    return ""
+        missing = [name for name in theirs if name not in mine]
+        missing += [name for name in mine if name not in theirs and name.startswith(SHAPE)]
+        if missing:
+            return missing[0]
+    shared = (name for name in theirs if name in mine)
+    return next((name for name in shared if not _same(mine[name], theirs[name])), "")
 
 
 def _plain(value: Any) -> Any:

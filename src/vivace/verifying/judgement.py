@@ -10,6 +10,7 @@ LIMIT = 8.0  # envelopes, for figures over the whole model
 SPREAD_LIMIT = math.log(8.0)  # of 5 runs; by chance in fewer than one of a thousand pairs
 LAYER_LIMIT = 20.0  # envelopes, for each of many layers
 NEAR = 4.0  # times its limit: as far off as few shadows may put a plan that more of them keep
+COMPUTED = ("loss", "gradient", "scale", "residual", "decay", "buffer")  # in this order; then the rest
 SMALLEST_LOSS, SMALLEST_DECAY = 2.0**-22, 1e-3  # floors of an envelope beside those from the unit roundoff
 
 
@@ -41,7 +42,9 @@ def check(
     floor = smallest.get(kind, share * roundoff) if floor is None else floor
     limit = (LAYER_LIMIT if layer else LIMIT) if limit is None else limit
     score = abs(value) / max(envelope, floor) if value else 0.0
-    return _figure(f"{kind}, from step {position}", value, envelope, score, limit)
+    figure = figure_of(f"{kind}, from step {position}", value, envelope, score, limit)
+    quantity, _, name = kind.partition(" of " if " of " in kind else "buffer ")
+    return figure | {"quantity": quantity or "buffer", "layer": name or None, "step": position}
 
 
 def band(reference: Sequence[float], courses: Sequence[Sequence[float]], scale: float) -> list[float]:
@@ -60,19 +63,25 @@ def curve_check(
     """The mean distance of two loss curves, in envelopes."""
     score = sum(abs(a - b) / w for a, b, w in zip(curve, reference, widths, strict=True)) / len(curve)
     envelope = 1.0 if all(map(math.isfinite, widths)) else math.nan
-    return _figure("loss curve", score, envelope, score, LIMIT)
+    outside = (
+        i for i, (a, b) in enumerate(zip(curve, reference, strict=True)) if abs(a - b) > LIMIT * widths[i]
+    )
+    figure = figure_of("loss curve", score, envelope, score, LIMIT)
+    return figure | {"quantity": "loss", "step": next(outside, 0)}
 
 
 def spread_check(position: int, mine: float, theirs: float) -> dict[str, Any]:
     """How much a plan's steps vary with the random stream, beside how much the reference's do."""
     score = abs(math.log(mine / theirs)) if mine and theirs else (math.inf if mine != theirs else 0.0)
-    return _figure(f"spread over random streams, from step {position}", mine, theirs, score, SPREAD_LIMIT)
+    return figure_of(f"spread over random streams, from step {position}", mine, theirs, score, SPREAD_LIMIT)
 
 
-def _figure(name: str, value: float, envelope: float, score: float, limit: float) -> dict[str, Any]:
+def figure_of(name: str, value: float, envelope: float, score: float, limit: float) -> dict[str, Any]:
+    """One figure as data; of the whole model and of step 0, unless whoever asks says otherwise."""
     known = None if math.isnan(envelope) else math.inf if math.isnan(score) else score
     kept = None if known is None else known <= limit
-    return {"name": name, "value": value, "envelope": envelope, "score": known, "limit": limit, "kept": kept}
+    found = {"name": name, "value": value, "envelope": envelope, "score": known, "limit": limit, "kept": kept}
+    return {**found, "quantity": name.partition(",")[0], "layer": None, "step": 0}
 
 
 def summary(checks: list[dict[str, Any]], note: str = "") -> dict[str, Any]:
@@ -96,7 +105,26 @@ def summary(checks: list[dict[str, Any]], note: str = "") -> dict[str, Any]:
         "displacement_envelopes": max(rest, default=math.nan),
         "checks": shown,
         "num_checks": len(checks),
+        "first": first_broken(checks),
     }
+
+
+def first_broken(checks: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Where a training leaves its envelope first: quantity, layer (None: the whole model) and step.
+
+    The earliest step; in it, the first quantity in the order in which a step computes them; of its layers
+    the one that is furthest off.
+    """
+
+    def order(check: dict[str, Any]) -> tuple[Any, ...]:
+        quantity = check["quantity"]
+        computed = next(
+            (i for i, begins in enumerate(COMPUTED) if quantity.startswith(begins)), len(COMPUTED)
+        )
+        return check["step"], computed, -check["score"] / (check["limit"] or 1.0)
+
+    broken = sorted((check for check in checks if check["kept"] is False), key=order)
+    return {key: broken[0][key] for key in ("quantity", "layer", "step")} if broken else None
 
 
 def is_near(document: dict[str, Any]) -> bool:
@@ -112,8 +140,14 @@ def outright(kept: bool, reason: str, name: str) -> dict[str, Any]:
     """A verdict that needs no envelope."""
     score = 0.0 if kept else math.inf
     only = {"name": name, "value": score, "envelope": 0.0, "score": score, "limit": 0.0, "kept": kept}
+    only |= {"quantity": name, "layer": None, "step": 0}
     fields = {"loss_envelopes": score, "displacement_envelopes": score, "checks": [only], "num_checks": 1}
-    return {"kept": kept, "reason": reason, **fields}
+    return {"kept": kept, "reason": reason, **fields, "first": first_broken([only])}
+
+
+def unknown(reason: str) -> dict[str, Any]:
+    """A verdict's fields where nothing can be said, and why."""
+    return {**summary([]), "kept": None, "reason": reason}
 
 
 def _sentence(worst: dict[str, Any]) -> str:

@@ -34,10 +34,13 @@ LARGEST_SLOPE = 10.0
 
 @dataclasses.dataclass
 class Rehearsal:
-    """What a rehearsal left behind. `fault` names data that never came, or another schedule."""
+    """What a rehearsal left behind: `settings` of the optimizers' groups after each step, `groups` the number
+    of each parameter's. `fault` names data that never came, or another schedule.
+    """
 
     losses: list[float]
     settings: list[list[Facts]]
+    groups: dict[str, int]
     early: Tensors
     end: Tensors
     fault: str = ""
@@ -103,7 +106,7 @@ def rehearse(
     restore(session, start)
     torch.manual_seed(1)
     schedule = _Schedule(job, session)
-    found = Rehearsal([], [], {}, {})
+    found = Rehearsal([], [], _groups(session), {}, {})
     tap.dictated, tap.asked = dictate, False
     session.forget()  # what was captured holds the job's own loss
     try:
@@ -133,11 +136,12 @@ def fault_of(mine: Rehearsal, theirs: Rehearsal) -> str:
     """What is plainly wrong: other data, or another course of the optimizer's settings."""
     if mine.fault:
         return mine.fault
+    named = {(number, theirs.groups[name]) for name, number in mine.groups.items() if name in theirs.groups}
     for step, (ours, reference) in enumerate(zip(mine.settings, theirs.settings, strict=True)):
-        if len(ours) != len(reference):
+        if not named and len(ours) != len(reference):
             return f"the optimizer has {len(ours)} parameter groups, and {len(reference)} in the job"
-        pairs = zip(ours, reference, strict=True)
-        found = filter(None, (difference(a, b, only_shared=True) for a, b in pairs))
+        pairs = sorted(named) or [(i, i) for i in range(len(ours))]
+        found = filter(None, (difference(ours[a], reference[b], only_shared=True) for a, b in pairs))
         if text := next(found, ""):
             return f"after {step + 1} steps of a schedule the optimizer's {text}"
     return ""
@@ -199,6 +203,14 @@ def _of_samples(batch: Any, device: torch.device) -> torch.Tensor:
             waves = torch.cos(torch.arange(values.shape[1], dtype=torch.float64, device=device) + index)
             total = total + (values * waves).mean(1)
     return (1.0 + 0.5 * total / (1.0 + total.abs())).float()
+
+
+def _groups(session: Session) -> dict[str, int]:
+    """The number of each parameter's group, counted over all optimizers."""
+    models = enumerate(session.build.models)
+    names = {id(p): f"{index}.{name}" for index, model in models for name, p in model.named_parameters()}
+    groups = [group for optimizer in session.optimizers for group in optimizer.param_groups]
+    return {names[id(p)]: i for i, g in enumerate(groups) for p in g["params"] if id(p) in names}
 
 
 def _halve(session: Session) -> None:

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -203,7 +203,7 @@ class Ruler:
                 return self._judgement(plan)
         precision = self._note_halves(loaded)
         tap = Tap(self.job)
-        with _equal_random_streams(compiled), self._opened(loaded, tap) as session:
+        with equal_random_streams(compiled), self._opened(loaded, tap) as session:
             ran = self._run(session, tap)
         ran.precision = precision
         document: dict[str, Any] = {
@@ -264,7 +264,7 @@ class Ruler:
         ran.curve, ran.end = self._course(session)
         pairs = list(zip(ran.outcomes, standing.references, strict=True))
         rearranged = not self.ordered and _in_other_order(session, self.session)
-        ran.same_streams = all(_same_streams(o, r, rearranged) for o, r in pairs)
+        ran.same_streams = all(same_streams(o, r, rearranged) for o, r in pairs)
         ran.silent = any(r.drew and not o.drew for o, r in pairs)
         if not (ran.same_streams or ran.silent or session.promise == Numerics.EXACT):
             ran.outcomes = [self._mean_lockstep(session, s, OTHER_STREAMS) for s in self.snapshots]
@@ -319,10 +319,12 @@ class Ruler:
         again = not any(identical(o, r) for o, r in pairs)
         return again and self._course(self.session)[0] == self.standing.curve
 
-    def _compare(self, ran: Ran, roundoff: float, note: str = "") -> dict[str, Any]:
+    def _compare(
+        self, ran: Ran, roundoff: float, note: str = "", further: Sequence[dict[str, Any]] = ()
+    ) -> dict[str, Any]:
         outcomes, curve, same_streams = ran.outcomes, ran.curve, ran.same_streams
         ground = self._ground(roundoff, same_streams, ran.precision)
-        checks = []
+        checks = list(further)
         for index, (outcome, snapshot) in enumerate(zip(outcomes, self.snapshots, strict=True)):
             values = self._distances(outcome, snapshot, ground.references[index])
             envelopes = ground.envelopes[index]
@@ -340,7 +342,8 @@ class Ruler:
             before = self.snapshots[0].state.parameters
             checks += checks_of(ran.rehearsal, self.standing.rehearsal, before, self.slopes, roundoff)
         if not same_streams:
-            note = note or f"random streams differ: means over {self.effort.seeds} seeds were compared"
+            text = f"random streams differ: means over {self.effort.seeds} seeds were compared"
+            note = "; ".join(filter(None, (note, text)))
         low = [a - LIMIT * w for a, w in zip(ground.curve, ground.widths, strict=True)]
         high = [a + LIMIT * w for a, w in zip(ground.curve, ground.widths, strict=True)]
         steps = list(range(len(curve)))
@@ -463,13 +466,13 @@ def _in_other_order(mine: Session, theirs: Session) -> bool:
     return next(orders) != next(orders)
 
 
-def _same_streams(mine: Outcome, theirs: Outcome, rearranged: bool) -> bool:
+def same_streams(mine: Outcome, theirs: Outcome, rearranged: bool) -> bool:
     """Did both draw the same numbers for the same purposes, as far as evaluations of the loss show?"""
     seen = not theirs.drew or not (rearranged or (mine.streams and mine.streams != theirs.streams))
     return seen and torch.equal(mine.random_state, theirs.random_state)
 
 
-def _equal_random_streams(compiled: bool) -> AbstractContextManager[Any]:
+def equal_random_streams(compiled: bool) -> AbstractContextManager[Any]:
     """Let compiled code draw the random numbers that eager code draws."""
     if not compiled:
         return nullcontext()

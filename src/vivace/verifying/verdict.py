@@ -12,7 +12,8 @@ class Verdict:
 
     `loss_envelopes` and `displacement_envelopes` are the largest distances from the reference, of losses and
     of everything else, in units of what rounding alone causes; `checks` holds every figure; `curves` the loss
-    curves.
+    curves; `first` where a broken promise shows first: ``{quantity, layer, step}``, the layer None where it
+    is the whole model.
     """
 
     kept: bool | None
@@ -27,6 +28,7 @@ class Verdict:
     num_checks: int = 0
     curves: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     metric: dict[str, Any] | None = None
+    first: dict[str, Any] | None = None
 
     @property
     def judged(self) -> bool:

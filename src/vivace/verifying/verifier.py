@@ -1,4 +1,4 @@
-"""The parent's side of verification: the public function, and the child process that it asks."""
+"""The parent's side of verification: the child process that it asks."""
 
 from __future__ import annotations
 
@@ -8,20 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vivace.errors import InputError
-from vivace.inspection import inspect
-from vivace.inspection.gather import require_torch
-from vivace.job import Job
 from vivace.machine import Machine
 from vivace.plan import Plan
-from vivace.processes.launch import Child, Source, plan_of
-from vivace.technique import Numerics
-from vivace.verifying.equivalence import judge_by_metric
+from vivace.processes.launch import Child, Source
 from vivace.verifying.verdict import Verdict
 
 RULER = "vivace.verifying.ruler:Ruler"
 Listener = Callable[[str, dict[str, Any]], None]
-SEEDS = 5  # of the test of the metric, where nobody says otherwise
+REPEATABLE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # read when CUDA starts; torch asks for it
+TIMEOUT_SECONDS = 3600.0
 
 
 class Verifier:
@@ -33,20 +28,19 @@ class Verifier:
         machine: Machine,
         *,
         log: Path | None = None,
-        timeout: float = 3600,
+        timeout: float = TIMEOUT_SECONDS,
         environment: dict[str, str] | None = None,
         reference: Plan | None = None,
         on_event: Listener | None = None,
     ) -> None:
         arguments = {"machine": machine.to_dict()}
-        repeatable = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # read when CUDA starts; torch asks for it
-        settings = repeatable | (environment or {})
+        settings = REPEATABLE | (environment or {})
         self._start = partial(Child, RULER, source, arguments, log=log, environment=settings)
         self._child: Child | None = None
         self._prepared = False
         self._timeout = timeout
         self._reference = reference or Plan()
-        self._on_event = on_event or _silent
+        self._on_event = on_event or silent
 
     def judge(self, plan: Plan, *, seconds: float | None = None) -> Verdict:
         """Verify one plan, within about `seconds` (as much as the ruler can use where it is None).
@@ -77,39 +71,5 @@ class Verifier:
         self.close()
 
 
-def verify(
-    job: Job | str,
-    plan: Plan | str | Path,
-    *,
-    metric: bool = False,
-    seeds: int = SEEDS,
-    margin: float | None = None,
-    on_event: Listener | None = None,
-) -> Verdict:
-    """Compare the plan with strict fp32: bit by bit (EXACT), against the envelope of rounding (ROUNDING), or
-    by metric.
-
-    A plan that promises SEMANTICS, or `metric`, trains reference and plan to the end with `seeds` seeds each
-    and tests their equivalence within `margin` (default: half a percent of the reference's metric).
-    `on_event` hears ``("prepared", {"seconds", "left_seconds"})`` once the reference has run.
-
-    Raises JobError, PlanError or Refused where the job or the plan cannot run, ChildFailed where it crashes.
-    """
-    require_torch()
-    loaded = plan_of(plan, job)
-    if seeds < 2:
-        raise InputError(f"an equivalence test needs at least 2 seeds, not {seeds}")
-    by_metric = metric or loaded.promise == Numerics.SEMANTICS
-    if not by_metric and (margin is not None or seeds != SEEDS):
-        given = f"margin {margin:g}" if margin is not None else f"{seeds} seeds"
-        raise InputError(f"{given} would count for the test of the metric only: ask for metric too")
-    source, machine = Source(job), inspect()
-    with Verifier(source, machine, on_event=on_event) as verifier:
-        verdict = verifier.judge(loaded)
-    if metric or verdict.promise == Numerics.SEMANTICS.name.lower():
-        return judge_by_metric(source, loaded, verdict, seeds=seeds, margin=margin)
-    return verdict
-
-
-def _silent(kind: str, payload: dict[str, Any]) -> None:
+def silent(kind: str, payload: dict[str, Any]) -> None:
     """The default where nobody listens."""

@@ -1,0 +1,80 @@
+"""What batches hold, as digests: short enough to keep whole epochs of them, and to hand them on."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from vivace.data.damage import Damage
+from vivace.data.order import ordered
+from vivace.job import Job
+from vivace.session.opening import call
+from vivace.tensors.trees import tensors
+
+Digest = tuple[str, ...]  # of each tensor of a batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """One pass over the data: a digest of every batch; `whole` unless the time was up before its end."""
+
+    batches: list[Digest]
+    whole: bool
+
+
+def digest(batch: Any) -> Digest:
+    """A digest of each tensor of a batch: of its dtype, its shape and its bytes."""
+    return tuple(_of_tensor(tensor) for tensor in tensors(batch))
+
+
+def read(batches: Iterable[Any], seconds: float, least: int) -> Pass:
+    """One pass, for about `seconds`, and at least `least` batches."""
+    found: list[Digest] = []
+    deadline = time.perf_counter() + seconds
+    for batch in batches:
+        if len(found) >= least and time.perf_counter() > deadline:
+            return Pass(found, whole=False)
+        found.append(digest(batch))
+    return Pass(found, whole=True)
+
+
+def read_epochs(job: Job, field: str, num_epochs: int, seconds: float, least: int = 8) -> list[Pass]:
+    """The first epochs of a Job's `data` or `validation`, in the order in which `train` feeds them."""
+    passes = []
+    for epoch in range(num_epochs):
+        loader = ordered(call(job, field), seed=0, epoch=epoch, damage=Damage(job.damaged))
+        passes.append(read(loader, seconds / num_epochs, least))
+    return passes
+
+
+def first_other(mine: Sequence[Pass], theirs: Sequence[Pass], what: str) -> tuple[str, int]:
+    """Where two readings part, as a sentence and the number of the batch; empty where they do not.
+
+    What only one of them had the time to read is not compared.
+    """
+    for epoch, (ours, others) in enumerate(zip(mine, theirs, strict=True), 1):
+        pairs = zip(ours.batches, others.batches, strict=False)
+        for number, (a, b) in enumerate(pairs):
+            if a != b:
+                names = [str(i) for i, pair in enumerate(zip(a, b, strict=False), 1) if pair[0] != pair[1]]
+                which = f"tensor {' and '.join(names)} of it" if len(a) == len(b) else f"{len(a)} tensors"
+                return f"batch {number} of epoch {epoch} of the {what} is another one: {which}", number
+        counts = len(ours.batches), len(others.batches)
+        shorter_is_whole = ours.whole if counts[0] < counts[1] else others.whole
+        if counts[0] != counts[1] and shorter_is_whole:
+            return f"epoch {epoch} of the {what} has {counts[0]} batches, and {counts[1]}", min(counts)
+    return "", 0
+
+
+def _of_tensor(tensor: torch.Tensor) -> str:
+    plain = tensor.detach().cpu()
+    if plain.layout != torch.strided:
+        plain = plain.to_dense()
+    content = plain.contiguous().flatten().view(torch.uint8) if plain.numel() else plain
+    head = f"{plain.dtype} {tuple(plain.shape)} ".encode()
+    return hashlib.sha256(head + content.resolve_conj().numpy().tobytes()).hexdigest()[:20]

@@ -1,0 +1,337 @@
+"""The children's side of judging an edit: the original and the edited training, each in its own process.
+
+They meet in files that the original writes (`Loan`: where to start, which batches, how many steps) and the
+edited one answers (`Answer`). So neither sees the other's modules, settings of torch or random streams.
+Parameters are matched by name, without what `torch.compile` puts before it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vivace.errors import InputError
+from vivace.job import Job
+from vivace.plan import Plan
+from vivace.session.opening import checked_step
+from vivace.session.session import Session
+from vivace.tensors.trees import map_tensors
+from vivace.verifying import beginnings
+from vivace.verifying.digests import Pass, first_other, read_epochs
+from vivace.verifying.displacement import State, Tensors, different_states, identical
+from vivace.verifying.effort import Effort
+from vivace.verifying.evaluation import Evaluation
+from vivace.verifying.facts import SHAPE, Facts, difference, facts_of_session, first_difference
+from vivace.verifying.ground import Ran
+from vivace.verifying.halves import Halves, Place
+from vivace.verifying.judgement import outright, unknown
+from vivace.verifying.rehearsal import fault_of, same_rehearsals
+from vivace.verifying.ruler import (
+    FEEDING_SECONDS,
+    FINEST_ROUNDOFF,
+    OTHER_STREAMS,
+    Ruler,
+    equal_random_streams,
+    same_streams,
+)
+from vivace.verifying.states import Snapshot, clone, restore, state_of
+
+EPOCHS = 2
+COMPILED_PREFIX = "_orig_mod."
+WHOSE = "the original"
+StatesByName = dict[str, dict[str, Any]]  # what optimizers keep of each parameter
+Readings = dict[str, list[Pass]]  # of the Job's data and validation
+
+
+@dataclasses.dataclass
+class Loan:
+    """What the edited training gets of the original."""
+
+    effort: Effort
+    snapshots: list[tuple[State, StatesByName, int]]  # with the number of the next batch
+    batches: list[Any]
+    slopes: Tensors
+    rehearsed: bool
+
+
+@dataclasses.dataclass
+class Answer:
+    """What the edited training did, under the names that the original has. `means`: over random streams."""
+
+    ran: Ran
+    facts: Facts
+    modules: Facts
+    beginning: State
+    readings: Readings
+    halves: dict[Place, list[bool]]
+    strides: list[tuple[int, ...]]
+    kept_otherwise: str
+    means: bool = False
+
+
+class Original(Ruler):
+    """Serves `vivace.processes.launch.Child`: prepares as for plans, lends, and weighs what comes back."""
+
+    def lend(self, path: str) -> None:
+        """Write the `Loan`."""
+        self.readings = _readings(self.job)
+        snapshots = [(s.state, _by_name(self.session, s.optimizers), s.position) for s in self.snapshots]
+        rehearsed = self.standing.rehearsal is not None
+        torch.save(Loan(self.effort, snapshots, self.batches, self.slopes, rehearsed), path)
+
+    def draw(self, path: str) -> None:
+        """Write draws of the initial weights."""
+        torch.save(beginnings.draw(self.job), path)
+
+    def weigh(self, answer: str, roundoff: float, drawn: list[str] | None = None) -> dict[str, Any]:
+        """Return the verdict's document; or under ``ask`` what is missing for one.
+
+        ``means``: runs under other random streams. ``draws``: initial weights of both, whose files come as
+        `drawn`, the edited training's first.
+        """
+        found: Answer = _read(answer, self.session.build.device)
+        with self._standing_on(repeats=self.repeats, ordered=False):
+            return self._weighed(found, roundoff, drawn)
+
+    def _weighed(self, found: Answer, roundoff: float, drawn: list[str] | None) -> dict[str, Any]:
+        ran, standing = found.ran, self.standing
+        document: dict[str, Any] = {
+            "promise": "rounding",
+            "steps": self.effort.course + self.effort.lockstep * len(self.snapshots),
+            "seeds": self.effort.seeds,
+            "curves": {
+                "steps": list(range(len(ran.curve))),
+                "reference": standing.curve[: len(ran.curve)],
+                "plan": ran.curve,
+            },
+        }
+        if fault := self._plain_fault(found):
+            return document | fault
+        begun, note = [], ""
+        if different_states(found.beginning, self.snapshots[0].state):
+            if drawn is None:
+                return {"ask": "draws"}
+            begun = beginnings.checks_of(*(_read(path, torch.device("cpu")) for path in drawn))
+            note = "initial weights are other draws: both were compared from the original's"
+        if any(r.drew and not o.drew for o, r in zip(ran.outcomes, standing.references, strict=True)):
+            reason = "it draws no random numbers where the original draws some: dropout or noise is off"
+            return document | outright(False, reason, "random numbers drawn")
+        if not found.means and not self._has_same_streams(found):
+            return {"ask": "means"}
+        ran.same_streams = not found.means
+        for outcome in ran.outcomes:
+            outcome.outputs = self.evaluation(self.session, outcome.after)
+        if not begun and ran.same_streams and self._is_identical(ran):
+            return {**document, "promise": "exact", **outright(True, "", "bit-identical")}
+        self.halves[Plan().id] = found.halves if roundoff > FINEST_ROUNDOFF else {}
+        return document | self._compare(ran, max(roundoff, FINEST_ROUNDOFF), note, begun)
+
+    def _plain_fault(self, found: Answer) -> dict[str, Any]:
+        """What is plainly otherwise, and needs no envelope, as a verdict's fields."""
+        for mine, theirs, only_shared in (
+            (found.facts, self.facts | facts_of_job(self.job), False),
+            (found.modules, self.modules or {}, True),
+        ):
+            name = first_difference(mine, theirs, only_shared=only_shared)
+            if name:
+                text = difference(mine, theirs, only_shared=only_shared, whose=WHOSE)
+                quantity, _, layer = name.partition(" of ")
+                return _fault(text, quantity, layer or None)
+        for field, reading in self.readings.items():
+            text, number = first_other(found.readings[field], reading, field)
+            if not text:
+                continue
+            if first_other(_readings(self.job)[field], reading, field)[0]:
+                return unknown(f"the {field} come otherwise each time that they are read: a seed is missing")
+            return _fault(f"{text} in {WHOSE}", field, None, number)
+        ours, others = found.ran.rehearsal, self.standing.rehearsal
+        if ours is not None and others is not None and (text := fault_of(ours, others)):
+            return _fault(text, "rehearsal", None)
+        return unknown(found.kept_otherwise) if found.kept_otherwise else {}
+
+    def _has_same_streams(self, found: Answer) -> bool:
+        rearranged = found.strides != _strides(self.session)
+        pairs = zip(found.ran.outcomes, self.standing.references, strict=True)
+        return all(same_streams(o, r, rearranged) for o, r in pairs)
+
+    def _is_identical(self, ran: Ran) -> bool:
+        standing = self.standing
+        pairs = zip(ran.outcomes, standing.references, strict=True)
+        alike = not any(identical(o, r) for o, r in pairs) and ran.curve == standing.curve
+        alike = alike and same_rehearsals(ran.rehearsal, standing.rehearsal)
+        return alike and torch.equal(ran.evaluated, self.evaluation(self.session, ran.end))
+
+
+class Edited(Ruler):
+    """Serves `vivace.processes.launch.Child`: runs the edited training from where the original lent."""
+
+    def run(self, loan: str, path: str, notes_halves: bool) -> None:
+        """Write the `Answer`. Raises InputError where the parameters are not the original's."""
+        self.session = session = self._opened(Plan(), self.tap)
+        self.names = _names(session)
+        lent: Loan = renamed(_read(loan, session.build.device), self.names)
+        self.effort, self.slopes = lent.effort, lent.slopes
+        self.batches = map_tensors(lent.batches, torch.Tensor.cpu)
+        facts = facts_of_session(session)
+        _require_same_parameters(facts, lent)
+        beginning = state_of(session)
+        self.evaluation = Evaluation(self.job, session.place(self.batches[-1]))
+        self.snapshots = [
+            Snapshot(state, _as_kept(session, by_name), position, {})
+            for state, by_name, position in lent.snapshots
+        ]
+        with equal_random_streams(True):
+            kept_otherwise = self._keeps_otherwise(lent)
+            ran = Ran() if kept_otherwise else self._ran(lent.rehearsed)
+            halves = self._halves() if notes_halves else {}
+        facts |= facts_of_job(self.job)
+        modules, readings = self.tap.modules or {}, _readings(self.job)
+        self.answer = Answer(
+            ran, facts, modules, beginning, readings, halves, _strides(session), kept_otherwise
+        )
+        self._write(path)
+
+    def run_means(self, path: str) -> None:
+        """Run again under several random streams, and write the `Answer` with their means."""
+        ran, session = self.answer.ran, self.session
+        with equal_random_streams(True):
+            ran.outcomes = [self._mean_lockstep(session, s, OTHER_STREAMS) for s in self.snapshots]
+            ran.curve, ran.end = self._mean_course(session, OTHER_STREAMS)
+            ran.evaluated = self.evaluation(session, ran.end)
+        self.answer.means = True
+        self._write(path)
+
+    def draw(self, path: str) -> None:
+        """Write draws of the initial weights."""
+        torch.save(renamed(beginnings.draw(self.job), _inverse(self.names)), path)
+
+    def _write(self, path: str) -> None:
+        torch.save(renamed(self.answer, _inverse(self.names)), path)
+
+    def _ran(self, rehearsed: bool) -> Ran:
+        session, ran = self.session, Ran()
+        ran.outcomes = [self._lockstep(session, self.snapshots[0], stream=0)]
+        if rehearsed:
+            ran.rehearsal = self._rehearse(session, self.tap, self.effort.rehearsal)
+        rest = list(enumerate(self.snapshots))[1:]
+        ran.outcomes += [self._lockstep(session, s, stream=i) for i, s in rest]
+        ran.curve, ran.end = self._course(session)
+        ran.evaluated = self.evaluation(session, ran.end)
+        return ran
+
+    def _keeps_otherwise(self, lent: Loan) -> str:
+        """Why an optimizer cannot go on from what the original's has kept; empty where it can."""
+        restore(self.session, self.snapshots[0])
+        checked_step(self.session, clone(self.batches[0]))
+        mine = _by_name(self.session, [o.state_dict() for o in self.session.optimizers])
+        for name, theirs in lent.snapshots[-1][1].items():
+            if set(mine.get(name, {})) != set(theirs):
+                kept = [", ".join(sorted(keys)) or "nothing" for keys in (mine.get(name, {}), theirs)]
+                return (
+                    f"the optimizer keeps {kept[0]} of {name}, and {kept[1]} in {WHOSE}: they cannot go on "
+                    "from one point; ask for the metric"
+                )
+        return ""
+
+    def _halves(self) -> dict[Place, list[bool]]:
+        restore(self.session, self.snapshots[0])
+        noted = Halves()
+        with noted:
+            self._step(self.session, 0)
+        return noted.places()
+
+
+def facts_of_job(job: Job) -> Facts:
+    """What a Job states beside its functions."""
+    names = ("epochs", "scheduler_every", "damaged")
+    return {name: getattr(job, name) for name in names} | {"has its own step": job.step is not None}
+
+
+def renamed(thing: Any, names: dict[str, str]) -> Any:
+    """A copy of nested dataclasses, lists and dicts whose text keys are called as `names` says.
+
+    In a key such as ``lr of 0.weight`` the last word is the name.
+    """
+
+    def new(key: Any) -> Any:
+        before, of, name = key.rpartition(" of ") if isinstance(key, str) else ("", "", key)
+        return before + of + names[name] if name in names else key
+
+    if isinstance(thing, dict):
+        return {new(key): renamed(value, names) for key, value in thing.items()}
+    if isinstance(thing, (list, tuple)) and not hasattr(thing, "_fields"):
+        return type(thing)(renamed(item, names) for item in thing)
+    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+        fields = {f.name: renamed(getattr(thing, f.name), names) for f in dataclasses.fields(thing) if f.init}
+        return dataclasses.replace(thing, **fields)
+    return thing
+
+
+def _names(session: Session) -> dict[str, str]:
+    """From the original's names of parameters and buffers to the session's."""
+    state = state_of(session)
+    return {name.replace(COMPILED_PREFIX, ""): name for name in [*state.parameters, *state.buffers]}
+
+
+def _inverse(names: dict[str, str]) -> dict[str, str]:
+    return {mine: theirs for theirs, mine in names.items()}
+
+
+def _read(path: str, device: torch.device) -> Any:
+    return torch.load(Path(path), map_location=device, weights_only=False)  # our own, of a minute ago
+
+
+def _readings(job: Job) -> Readings:
+    fields = ["data", *(["validation"] if job.validation is not None else [])]
+    return {
+        field: read_epochs(job, field, EPOCHS if field == "data" else 1, FEEDING_SECONDS) for field in fields
+    }
+
+
+def _strides(session: Session) -> list[tuple[int, ...]]:
+    return [p.stride() for model in session.build.models for p in model.parameters()]
+
+
+def _parameter_names(session: Session) -> dict[int, str]:
+    models = enumerate(session.build.models)
+    return {id(p): f"{index}.{name}" for index, model in models for name, p in model.named_parameters()}
+
+
+def _by_name(session: Session, saved: list[dict[str, Any]]) -> StatesByName:
+    """What state dictionaries of the session's optimizers hold of each parameter."""
+    names, found = _parameter_names(session), dict[str, dict[str, Any]]()
+    for optimizer, state in zip(session.optimizers, saved, strict=True):
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        kept = state["state"].items()
+        found |= {names[id(parameters[i])]: held for i, held in kept if id(parameters[i]) in names}
+    return found
+
+
+def _as_kept(session: Session, by_name: StatesByName) -> list[dict[str, Any]]:
+    """State dictionaries for the session's optimizers, with their own groups and what `by_name` holds."""
+    names, found = _parameter_names(session), []
+    for optimizer in session.optimizers:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        kept = {i: by_name[names[id(p)]] for i, p in enumerate(parameters) if names.get(id(p)) in by_name}
+        found.append({"state": kept, "param_groups": optimizer.state_dict()["param_groups"]})
+    return found
+
+
+def _require_same_parameters(facts: Facts, lent: Loan) -> None:
+    state = lent.snapshots[0][0]
+    theirs = {SHAPE + n: tuple(t.shape) for n, t in [*state.parameters.items(), *state.buffers.items()]}
+    mine = {name: shape for name, shape in facts.items() if name.startswith(SHAPE)}
+    if mine != theirs:
+        text = difference(mine, theirs, whose=WHOSE)
+        raise InputError(
+            f"the edited model has other parameters or buffers ({text}); they are matched by their names, "
+            "which an edit must leave as they are"
+        )
+
+
+def _fault(reason: str, quantity: str, layer: str | None, step: int = 0) -> dict[str, Any]:
+    first = {"quantity": quantity, "layer": layer, "step": step}
+    return {**outright(False, reason, quantity), "first": first}

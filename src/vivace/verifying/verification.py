@@ -1,0 +1,71 @@
+"""`vivace.verify`: the public function."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vivace.errors import InputError
+from vivace.inspection import inspect
+from vivace.inspection.gather import require_torch
+from vivace.job import Job
+from vivace.plan import Plan
+from vivace.processes.launch import Source, plan_of
+from vivace.technique import UNIT_ROUNDOFF, Numerics
+from vivace.verifying.against import judge_edit
+from vivace.verifying.equivalence import judge_by_metric
+from vivace.verifying.verdict import Verdict
+from vivace.verifying.verifier import Listener, Verifier, silent
+
+SEEDS = 5  # of the test of the metric, where nobody says otherwise
+PRECISIONS = ("float32", "tf32", "bfloat16", "float16")
+
+
+def verify(
+    job: Job | str,
+    plan: Plan | str | Path | None = None,
+    *,
+    against: Job | str | None = None,
+    precision: str = "float32",
+    metric: bool = False,
+    seeds: int = SEEDS,
+    margin: float | None = None,
+    on_event: Listener | None = None,
+) -> Verdict:
+    """Compare the plan with strict fp32: bit by bit (EXACT), against the envelope of rounding (ROUNDING), or
+    by metric.
+
+    With `against` in the plan's place: is this job, an edited training, still the same model as that job? It
+    may round as coarsely as `precision` says.
+
+    A plan that promises SEMANTICS, or `metric`, trains reference and plan to the end with `seeds` seeds each
+    and tests their equivalence within `margin` (default: half a percent of the reference's metric).
+    `on_event` hears ``("prepared", {"seconds", "left_seconds"})`` once the reference has run.
+
+    Raises JobError, PlanError or Refused where the job or the plan cannot run, InputError where the arguments
+    or the two jobs do not fit together, ChildFailed where a process crashes.
+    """
+    require_torch()
+    if (plan is None) == (against is None):
+        raise InputError("verify needs either a plan or, for an edited training, the original against it")
+    if precision not in PRECISIONS:
+        raise InputError(f"the precision of an edit is one of {', '.join(PRECISIONS)}, not {precision!r}")
+    if seeds < 2:
+        raise InputError(f"an equivalence test needs at least 2 seeds, not {seeds}")
+    loaded = plan_of(plan, job) if plan is not None else Plan()
+    by_metric = metric or loaded.promise == Numerics.SEMANTICS
+    if not by_metric and (margin is not None or seeds != SEEDS):
+        given = f"margin {margin:g}" if margin is not None else f"{seeds} seeds"
+        raise InputError(f"{given} would count for the test of the metric only: ask for metric too")
+    if plan is not None and precision != "float32":
+        raise InputError(f"precision {precision} counts for an edited training only: a plan declares its own")
+    source, machine, tell = Source(job), inspect(), on_event or silent
+    original = Source(against) if against is not None else source
+    if against is not None:
+        roundoff = UNIT_ROUNDOFF[precision] if precision != "float32" else 0.0
+        verdict = judge_edit(source, original, machine, roundoff=roundoff, on_event=tell)
+    else:
+        with Verifier(source, machine, on_event=tell) as verifier:
+            verdict = verifier.judge(loaded)
+    if metric or verdict.promise == Numerics.SEMANTICS.name.lower():
+        return judge_by_metric(source, loaded, verdict, original=original, seeds=seeds, margin=margin)
+    return verdict

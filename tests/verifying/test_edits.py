@@ -1,0 +1,108 @@
+"""The judge for edits: harmless ones are the same model, mistakes are named by quantity, layer, step."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vivace
+from vivace.errors import InputError
+
+TRAINING = f"{Path(__file__).parents[1] / 'scenes' / 'edits' / 'training.py'}"
+
+
+def judged(edited, original="job", **options):
+    return vivace.verify(f"{TRAINING}:{edited}", against=f"{TRAINING}:{original}", **options)
+
+
+@pytest.mark.parametrize(
+    ("edited", "promise", "note"),
+    [
+        ("tidied", "exact", ""),
+        ("reordered", "rounding", "initial weights are other draws"),
+        ("compiled", "exact", ""),
+        ("grouped_anew", "exact", ""),
+    ],
+)
+def test_a_harmless_edit_is_the_same_model(edited, promise, note):
+    verdict = judged(edited)
+    assert verdict.kept, verdict.reason
+    assert verdict.promise == promise
+    assert note in verdict.reason
+    assert verdict.first is None
+
+
+@pytest.mark.parametrize(
+    ("edited", "quantity", "layer"),
+    [
+        ("reduction_changed", "loss", None),
+        ("dropout_swapped", "p", "0.dropout (Dropout)"),
+        ("biases_decayed", "weight_decay", "0.first.bias"),
+        ("labels_shifted", "data", None),
+        ("begun_wider", "initial value", "0.first.weight"),
+        ("shortened", "epochs", None),
+    ],
+)
+def test_a_mistake_is_named_by_where_it_shows_first(edited, quantity, layer):
+    verdict = judged(edited)
+    assert verdict.kept is False
+    assert verdict.first == {"quantity": quantity, "layer": layer, "step": 0}, verdict.reason
+
+
+def test_lost_clipping_shows_in_the_update():
+    verdict = judged("clipping_lost")
+    assert verdict.kept is False
+    assert verdict.first["step"] == 0
+
+
+def test_missing_zero_grad_is_found_in_an_own_step():
+    verdict = judged("gradients_kept", "stepping")
+    assert verdict.kept is False
+    assert judged("stepping", "stepping").promise == "exact"
+
+
+def test_lower_precision_is_another_model_unless_it_is_allowed():
+    assert judged("in_half").kept is False
+    verdict = judged("in_half", precision="bfloat16")
+    assert verdict.kept, verdict.reason
+
+
+def test_other_parameters_are_refused_by_name():
+    with pytest.raises(
+        InputError, match=r"other parameters or buffers \(the shape of 0\.head\.weight is gone"
+    ):
+        judged("renamed")
+
+
+def test_an_optimizer_that_keeps_other_things_cannot_go_on_from_the_original():
+    verdict = judged("own_momentum", "averaged")
+    assert verdict.kept is None
+    assert "the optimizer keeps average of 0." in verdict.reason
+    assert judged("own_momentum").kept is False
+
+
+def test_the_command_prints_where_it_shows_first():
+    command = [sys.executable, "-m", "vivace", "verify", f"{TRAINING}:dropout_swapped"]
+    command += ["--against", TRAINING, "--json", "--quiet"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 1, found.stderr
+    document = json.loads(found.stdout)
+    assert document["kept"] is False
+    assert document["first"]["layer"] == "0.dropout (Dropout)"
+    assert "0.2 in the original" in document["reason"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "either a plan or"),
+        ({"plan": vivace.Plan(), "against": TRAINING}, "either a plan or"),
+        ({"against": TRAINING, "precision": "int8"}, "not 'int8'"),
+        ({"plan": vivace.Plan(), "precision": "bfloat16"}, "a plan declares its own"),
+    ],
+)
+def test_arguments_that_do_not_fit_together_are_refused(options, words):
+    with pytest.raises(InputError, match=words):
+        vivace.verify(f"{TRAINING}:job", **options)
