@@ -1,6 +1,7 @@
 """Put the ruler to the test: planted defects that it must catch, correct plans that it must keep, its cost.
 
     scripts/bench ruler [--small] [--only TEXT] [--minutes N] [--fresh]
+    scripts/bench ruler --folder FOLDER [--minutes N] [--fresh]
 
 Every planted defect is judged on every job where it can act: alone, with the least effort that `tune` ever
 spends, and the demanded ones together with bfloat16 autocast (real rounding to hide behind). Correct plans
@@ -8,6 +9,9 @@ give the rate of false alarms, short runs of `tune` the share of the search that
 
 What is done is kept in runs/ruler.jsonl, and the same command goes on from there; `--fresh` begins anew. The
 record is records/ruler/<machine>/<date>.json. Demanded: at least 95 % caught, at most 2 % false alarms.
+
+With `--folder` the ruler is examined by others: on the job files of any folder, which say what is right (the
+format: docs/how-it-verifies.md). What is done is kept in runs/ruler-FOLDER.jsonl.
 """
 
 from __future__ import annotations
@@ -16,18 +20,20 @@ import argparse
 import itertools
 import json
 import math
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import _folder
 import _record
 import defects
 import further_defects  # noqa: F401 - registers the rest of them
 
 import vivace
-from vivace.errors import ChildFailed, Refused
+from vivace.errors import ChildFailed, InputError, Refused
 from vivace.ledger import Ledger
 from vivace.plan import Plan
 from vivace.processes.launch import Source
@@ -76,7 +82,11 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="TEXT", help="only items with this in their name")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after about so many minutes")
     parser.add_argument("--fresh", action="store_true", help="forget what was judged before")
+    parser.add_argument("--folder", type=Path, help="judge the cases of this folder instead")
     chosen = parser.parse_args()
+    if chosen.folder is not None:
+        examine_folder(chosen.folder, time.monotonic() + 60 * chosen.minutes, chosen.fresh)
+        return
     if chosen.fresh:
         PARTIAL.unlink(missing_ok=True)
     wanted = [i for i in items(small=chosen.small) if chosen.only in name_of(i)]
@@ -88,6 +98,19 @@ def main() -> None:
     show(record, done)
     if not (chosen.small or chosen.only):
         write(record, done)
+
+
+def examine_folder(folder: Path, deadline: float, fresh: bool) -> None:
+    """Judge a stranger's cases; ends the process with an error where one of them says nothing."""
+    partial = PARTIAL.with_name(f"ruler-{folder.resolve().name}.jsonl")
+    try:
+        record = _folder.examine(folder, partial, deadline, fresh=fresh)
+    except InputError as error:
+        sys.exit(f"scripts/bench ruler: {error}")
+    if record is None:
+        print("not all are done: the same command (without --fresh) goes on")
+        return
+    _folder.show(record)
 
 
 def items(*, small: bool) -> Iterator[Item]:
