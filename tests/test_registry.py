@@ -7,10 +7,10 @@ import sys
 import pytest
 
 import vivace.techniques
-from vivace.errors import PlanError, TechniqueWarning
+from vivace.errors import InputError, PlanError, TechniqueWarning
 from vivace.inspection import inspect
 from vivace.plan import Plan
-from vivace.technique import registry
+from vivace.technique import Card, Numerics, Stage, registry
 from vivace.testing.contract import plain_profile
 
 PLUGINS = """
@@ -121,3 +121,9 @@ def test_a_file_may_hold_what_its_technique_inherits_from(tmp_path, monkeypatch)
             vars(vivace.techniques).pop(name, None)
         monkeypatch.undo()
         forget()
+
+
+def test_a_card_declares_no_wider_envelope_than_bfloat16s():
+    with pytest.raises(InputError, match=r"0\.00390625 \(bfloat16\) at most, not 0\.25"):
+        Card(Stage.MODEL, Numerics.ROUNDING, "weights of three bits", "here", unit_roundoff=0.25)
+    Card(Stage.MODEL, Numerics.SEMANTICS, "weights of three bits", "here", unit_roundoff=0.25)

@@ -228,8 +228,12 @@ def verify(
         str, typer.Option(help="how coarsely an edit may round: float32, tf32, bfloat16, float16")
     ] = "float32",
     metric: Annotated[bool, typer.Option("--metric", help="train to the end and compare the metric")] = False,
-    seeds: Annotated[int, typer.Option(help="seeds of the metric's test")] = 5,
+    seeds: Annotated[int, typer.Option(help="seeds of the metric's test at most")] = 8,
     margin: Annotated[float | None, typer.Option(help="metric difference that does not matter")] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="about so long, such as 2m or 300; left out, full effort"),
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -249,11 +253,13 @@ def verify(
                 metric=metric,
                 seeds=seeds,
                 margin=margin,
+                budget=budget,
                 on_event=progress,
             )
         out.document(verdict.to_dict())
         out.show(lambda console: draw(verdict, console))
-        out.exit_code = 0 if verdict.kept else AnswerIsNo.exit_code
+        interrupted = verdict.metric is not None and verdict.metric["interrupted"]
+        out.exit_code = 130 if interrupted else 0 if verdict.kept else AnswerIsNo.exit_code
 
 
 @app.command()

@@ -150,10 +150,22 @@ class VerifyProgress(_Lines):
         """Show one event of `verify`."""
         if self.quiet:
             return
+        if kind == "seed":
+            self._told_of_seed(payload)
+            return
         text = f"about {words.duration(payload['left_seconds'])} for the plan and its shadows"
         self._doing(text)
         if self._status is None or payload["left_seconds"] >= 10:
             self._print(f"the reference has run; {text}", "dim")
+
+    def _told_of_seed(self, payload: dict[str, Any]) -> None:
+        at_most = f"at most {words.duration(payload['left_seconds'])} for the rest"
+        self._print(
+            f"seed {payload['n']} of at most {payload['seeds']}: metric {payload['reference']:.4g}, "
+            f"under the plan {payload['plan']:.4g}; {at_most}",
+            "dim",
+        )
+        self._doing(f"both are trained to the end, {at_most}")
 
 
 class MeasureProgress(_Lines):

@@ -19,6 +19,7 @@ import dataclasses
 import enum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from vivace.errors import InputError
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 
@@ -55,8 +56,9 @@ class Numerics(enum.IntEnum):
 class Card:
     """What a technique declares about itself; documentation pages are generated from it.
 
-    `after` names techniques that act before it inside its stage, where both are in a plan. What the search,
-    `train` and `verify` must know of a technique they read here, and never from its name:
+    `unit_roundoff` is the width of the envelope in which it is judged: bfloat16's at most, where it promises
+    ROUNDING. `after` names techniques that act before it inside its stage, where both are in a plan. What the
+    search, `train` and `verify` must know of a technique they read here, and never from its name:
 
     Args:
         saves_memory: what it keeps out of memory: ``activations``, or ``states`` of the weights (gradients,
@@ -79,6 +81,14 @@ class Card:
     averages_ranks: bool = False
     compiles: bool = False
     captures: bool = False
+
+    def __post_init__(self) -> None:
+        coarsest = UNIT_ROUNDOFF["bfloat16"]
+        if self.numerics == Numerics.ROUNDING and self.unit_roundoff > coarsest:
+            raise InputError(
+                f"a card with numerics=ROUNDING may have a unit_roundoff of {coarsest} (bfloat16) at most, "
+                f"not {self.unit_roundoff}: what rounds more coarsely is SEMANTICS, judged by the metric"
+            )
 
 
 class Technique:

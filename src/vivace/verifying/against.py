@@ -16,9 +16,17 @@ ORIGINAL, EDITED = "vivace.verifying.edits:Original", "vivace.verifying.edits:Ed
 
 
 def judge_edit(
-    edited: Source, original: Source, machine: Machine, *, roundoff: float, on_event: Listener
+    edited: Source,
+    original: Source,
+    machine: Machine,
+    *,
+    roundoff: float,
+    seconds: float | None,
+    on_event: Listener,
 ) -> Verdict:
     """Is the edited training the same model as the original, but for rounding to `roundoff`?
+
+    `seconds` bound the effort as they do for a plan.
 
     Raises InputError where their parameters are not the same, and as `verify` does.
     """
@@ -29,7 +37,7 @@ def judge_edit(
         Child(ORIGINAL, original, arguments, environment=REPEATABLE) as theirs,
         Child(EDITED, edited, arguments, environment=REPEATABLE) as mine,
     ):
-        on_event("prepared", theirs.ask("prepare", TIMEOUT_SECONDS))
+        on_event("prepared", theirs.ask("prepare", TIMEOUT_SECONDS, seconds=seconds))
         loan, answer = str(Path(folder, "loan")), str(Path(folder, "answer"))
         drawn = [str(Path(folder, name)) for name in ("edited", "original")]
         theirs.ask("lend", TIMEOUT_SECONDS, path=loan)

@@ -24,8 +24,11 @@ class Effort:
     def seconds(self, step_seconds: float) -> float:
         """About how long it takes; a shadow step costs about twice a plain one."""
         shadows = self.seeds * self.snapshots * self.lockstep + self.course_seeds * self.course
-        plain = 2 * (self.snapshots * self.lockstep + self.course)
-        return step_seconds * (2 * shadows + plain)
+        return 2 * step_seconds * shadows + 2 * self.plan_seconds(step_seconds)
+
+    def plan_seconds(self, step_seconds: float) -> float:
+        """About how long a plan's own steps take, which are all where no shadow is needed."""
+        return step_seconds * (self.snapshots * self.lockstep + self.course)
 
     @classmethod
     def within(cls, seconds: float | None, step_seconds: float) -> Effort:

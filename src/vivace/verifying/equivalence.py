@@ -5,20 +5,24 @@ from __future__ import annotations
 import dataclasses
 import math
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import numpy
 
-from vivace.errors import JobError
+from vivace.errors import InputError, JobError
 from vivace.job import Job
 from vivace.plan import Plan
 from vivace.processes.launch import Child, Source
 from vivace.verifying.verdict import Verdict
 
-DEFAULT_MARGIN = 0.005  # of the reference's mean metric
+DEFAULT_MARGIN = 0.005  # of what training brings
+SMALLEST_GAIN = 1e-3  # of the metric; less is no training
+FIRST_LOOK = 3  # pairs
+MOST_NEEDED = 1000  # seeds; more is as good as never
 SIGNIFICANCE = 0.05
 TRAINER = "vivace.verifying.equivalence:Trainer"
 
@@ -43,9 +47,84 @@ class Trainer:
             raise JobError(f"the Job's metric is {run.metric} after training with seed {seed}")
         return run.metric
 
+    def untrained(self) -> float:
+        """The metric of the weights with which training begins."""
+        from vivace.inspection import inspect
+        from vivace.session.opening import start
+        from vivace.training.evaluation import Evaluation
+
+        with start(self.job, Plan(), inspect()) as session:
+            return Evaluation(self.job, session, 0).metric()
+
     def metric_data(self) -> str | None:
         """What data the metric is of: ``validation`` or ``training``."""
         return self.job.metric_data
+
+
+@dataclasses.dataclass
+class Pairs:
+    """The metric of the original and of the plan, seed by seed, and what they prove so far.
+
+    Looked at after the third pair and each later one, at most `most` in all; the looks share the error that
+    is allowed, half of it for the last, so that going on until it is decided does not make an error likelier.
+    """
+
+    margin: float
+    most: int
+    reference: list[float] = dataclasses.field(default_factory=list)
+    candidate: list[float] = dataclasses.field(default_factory=list)
+
+    @property
+    def differences(self) -> list[float]:
+        """Of the plan from the original."""
+        return [b - a for a, b in zip(self.reference, self.candidate, strict=False)]
+
+    @property
+    def level(self) -> float:
+        """The error that this look may make."""
+        looks = max(0, self.most - FIRST_LOOK)
+        if not looks:
+            return SIGNIFICANCE
+        return SIGNIFICANCE / 2 / (1 if len(self.differences) >= self.most else looks)
+
+    def decision(self) -> bool | None:
+        """Equivalent, not so, or (None) not decided yet."""
+        differences = self.differences
+        if len(differences) < min(FIRST_LOOK, self.most) or self.stuck:
+            return None
+        if equivalence_p(differences, self.margin) < self.level:
+            return True
+        return False if _other_p(differences, self.margin) < self.level else None
+
+    @property
+    def stuck(self) -> str:
+        """Why the metric can prove nothing: it, or its difference, is the same whatever the seed."""
+        differences = self.differences
+        if len(differences) > 1 and len({*self.reference, *self.candidate}) == 1:
+            return f"the metric is {self.reference[0]:.4g} whatever the seed, so it can tell nothing apart"
+        if len(differences) > 1 and any(differences) and len(set(differences)) == 1:
+            return "all differences are equal, so their spread is unknown"
+        return ""
+
+    def needed(self) -> int | None:
+        """About so many seeds would decide, with a chance of 80 %; None where no number is in sight."""
+        differences = self.differences
+        if len(differences) < 2 or self.stuck:
+            return None
+        center, spread = abs(mean(differences)), stdev(differences)
+        way = self.margin - (center if center > 2 * spread / math.sqrt(len(differences)) else 0.0)
+        quantiles = 2.93 if way > 0 else 2.49  # of the normal distribution: 95 % + 90 %, and 95 % + 80 %
+        way = self.margin if way > 0 else -way
+        seeds = math.ceil((quantiles * spread / way) ** 2) + 2 if way else MOST_NEEDED + 1
+        return max(seeds, len(differences) + 1) if seeds <= MOST_NEEDED else None
+
+    def undecided(self, why: str) -> str:
+        """The third answer, as a sentence."""
+        if self.stuck:
+            return f"not decided: {self.stuck}"
+        needed = self.needed()
+        told = f"about {needed} seeds would decide" if needed else f"more than {MOST_NEEDED} seeds are needed"
+        return f"not decided{why}: {told}" if len(self.differences) > 1 else f"not decided{why}"
 
 
 def judge_by_metric(
@@ -56,41 +135,93 @@ def judge_by_metric(
     seeds: int,
     margin: float | None,
     original: Source | None = None,
+    seconds: float = math.inf,
+    on_event: Callable[[str, dict[str, Any]], None] = lambda kind, payload: None,
 ) -> Verdict:
     """Two one-sided tests (TOST, Schuirmann 1987) on the differences of the metric, paired by seed.
 
-    `verdict` is what lockstep said; it stands beside the metric's answer, and for a plan that promises
-    SEMANTICS the metric alone decides. `margin` in units of the metric; default: half a percent of the
-    reference's mean.
+    Seed by seed until it is decided, at most `seeds`, and no pair more than fits into `seconds`. `verdict` is
+    what lockstep said; it stands beside the metric's answer, and for a plan that promises SEMANTICS the
+    metric alone decides. `margin` in units of the metric; default: half a percent of what training brings.
+    `on_event` hears ``("seed", {"n", "seeds", "reference", "plan", "left_seconds"})`` after each pair.
+
+    Ctrl-C ends it with what the finished pairs say. Raises InputError where no margin can be derived.
     """
-    hours = 24 * 3600.0
+    hours, begin, why = 24 * 3600.0, time.monotonic(), ""
+    pairs = Pairs(margin or 0.0, seeds)
     with Child(TRAINER, source) as mine, Child(TRAINER, original or source) as theirs:
-        reference = [theirs.ask("train", hours, plan={}, seed=seed) for seed in range(seeds)]
-        candidate = [mine.ask("train", hours, plan=plan.to_dict(), seed=seed) for seed in range(seeds)]
         data = theirs.ask("metric_data", hours)
-    width = DEFAULT_MARGIN * abs(mean(reference)) if margin is None else margin
-    difference = [b - a for a, b in zip(reference, candidate, strict=True)]
-    p = equivalence_p(difference, width)
-    equivalent = p < SIGNIFICANCE
+        try:
+            for seed in range(seeds):
+                pairs.reference.append(theirs.ask("train", hours, plan={}, seed=seed))
+                if margin is None and seed == 0:
+                    untrained = theirs.ask("untrained", hours)
+                    pairs.margin = _derived_margin(untrained, pairs.reference[0])
+                pairs.candidate.append(mine.ask("train", hours, plan=plan.to_dict(), seed=seed))
+                each = (time.monotonic() - begin) / (seed + 1)
+                on_event(
+                    "seed",
+                    {
+                        "n": seed + 1,
+                        "seeds": seeds,
+                        "reference": pairs.reference[-1],
+                        "plan": pairs.candidate[-1],
+                        "left_seconds": each * (seeds - seed - 1),
+                    },
+                )
+                if pairs.decision() is not None:
+                    break
+                if seed + 1 < seeds and each * (seed + 2) > seconds:
+                    why = f" in the time given, with {seed + 1} of {seeds} seeds"
+                    break
+        except KeyboardInterrupt:
+            why = f", as it was interrupted after {len(pairs.candidate)} of {seeds} seeds"
+            if not pairs.candidate:
+                raise
+    return _with_metric(verdict, pairs, why, data)
+
+
+def _with_metric(verdict: Verdict, pairs: Pairs, why: str, data: str | None) -> Verdict:
+    count = len(pairs.candidate)
+    differences, decision = pairs.differences, pairs.decision()
+    p = equivalence_p(differences, pairs.margin) if count > 1 else 1.0
     name = "metric on the training data" if data == "training" else "metric"
     text = (
-        f"{name} {mean(candidate):.4g} against {mean(reference):.4g}, difference {mean(difference):+.2g} "
-        f"within a margin of {width:.2g}: p = {p:.2g}, n = {seeds}"
+        f"{name} {mean(pairs.candidate):.4g} against {mean(pairs.reference[:count]):.4g}, difference "
+        f"{mean(differences):+.2g} within a margin of {pairs.margin:.2g}: p = {p:.2g}, n = {count}"
     )
+    if decision is None:
+        text = f"{pairs.undecided(why)} ({text})"
     only_metric = verdict.promise == "semantics"
-    kept = equivalent and (only_metric or verdict.kept)
-    reason = "; ".join(filter(None, ("" if only_metric else verdict.reason, text)))
-    checks = () if only_metric else verdict.checks
+    answers = [decision] if only_metric else [decision, verdict.kept]
+    kept = False if False in answers else None if None in answers else True
     document = {
-        "reference": reference,
-        "plan": candidate,
-        "margin": width,
+        "reference": pairs.reference[:count],
+        "plan": pairs.candidate,
+        "margin": pairs.margin,
         "p": p,
-        "n": seeds,
-        "kept": equivalent,
+        "n": count,
+        "kept": decision,
+        "needed": None if decision is not None else pairs.needed(),
+        "interrupted": "interrupted" in why,
         "data": data,
     }
+    reason = "; ".join(filter(None, ("" if only_metric else verdict.reason, text)))
+    checks = () if only_metric else verdict.checks
     return dataclasses.replace(verdict, kept=kept, reason=reason, checks=checks, metric=document)
+
+
+def _derived_margin(untrained: float, trained: float) -> float:
+    """Half a percent of what training brings: a share of the metric itself is none where that is near zero or
+    negative, as -loss or R2 are.
+    """
+    brought = trained - untrained
+    if not (math.isfinite(brought) and brought > SMALLEST_GAIN * abs(trained)):
+        raise InputError(
+            f"training brings the metric from {untrained:.4g} to {trained:.4g}, from which no margin "
+            "follows: say with --margin what difference does not matter"
+        )
+    return DEFAULT_MARGIN * brought
 
 
 def equivalence_p(differences: Sequence[float], margin: float) -> float:
@@ -104,12 +235,21 @@ def equivalence_p(differences: Sequence[float], margin: float) -> float:
     )
 
 
+def _other_p(differences: Sequence[float], margin: float) -> float:
+    """The p value of their mean lying outside ±`margin`; small means that it does."""
+    error = stdev(differences) / math.sqrt(len(differences))
+    beyond = abs(mean(differences)) - margin
+    return _upper_tail(beyond / error, len(differences) - 1) if error else 1.0
+
+
 def _upper_tail(t: float, freedom: int) -> float:
     """P(T > t) of Student's t, by Simpson's rule over the angle whose tangent is t / sqrt(freedom)."""
+    if t < 0:
+        return 1.0 - _upper_tail(-t, freedom)
     angles = numpy.linspace(math.atan(t / math.sqrt(freedom)), math.pi / 2, 2001)
     heights = numpy.cos(angles) ** (freedom - 1)
     weights = numpy.ones(2001)
     weights[1:-1:2], weights[2:-1:2] = 4.0, 2.0
     area = float((weights * heights).sum() * (angles[1] - angles[0]) / 3.0)
-    constant = math.gamma((freedom + 1) / 2) / (math.sqrt(math.pi) * math.gamma(freedom / 2))
+    constant = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
     return min(1.0, constant * area)

@@ -127,7 +127,11 @@ class Ruler:
         self.standings[self.repeats, self.ordered] = self.standing
         self.modules = self.tap.modules
         self._prepare_rehearsal(seconds)
-        return {"seconds": time.perf_counter() - begin, "left_seconds": effort.seconds(self.step_seconds)}
+        return {
+            "seconds": time.perf_counter() - begin,
+            "left_seconds": effort.seconds(self.step_seconds),
+            "exact_seconds": effort.plan_seconds(self.step_seconds),
+        }
 
     def _load(self, seconds: float | None) -> list[Any]:
         """Batches enough for the course, and for the rehearsal as many more as time and memory allow."""

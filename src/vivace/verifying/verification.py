@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import re
+import time
 from pathlib import Path
 
 from vivace.errors import InputError
@@ -16,7 +19,9 @@ from vivace.verifying.equivalence import judge_by_metric
 from vivace.verifying.verdict import Verdict
 from vivace.verifying.verifier import Listener, Verifier, silent
 
-SEEDS = 5  # of the test of the metric, where nobody says otherwise
+SEEDS = 8  # of the test of the metric at most, where nobody says otherwise
+LEAST_SECONDS = 5.0
+UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 PRECISIONS = ("float32", "tf32", "bfloat16", "float16")
 
 
@@ -29,6 +34,7 @@ def verify(
     metric: bool = False,
     seeds: int = SEEDS,
     margin: float | None = None,
+    budget: str | float | None = None,
     on_event: Listener | None = None,
 ) -> Verdict:
     """Compare the plan with strict fp32: bit by bit (EXACT), against the envelope of rounding (ROUNDING), or
@@ -37,9 +43,13 @@ def verify(
     With `against` in the plan's place: is this job, an edited training, still the same model as that job? It
     may round as coarsely as `precision` says.
 
-    A plan that promises SEMANTICS, or `metric`, trains reference and plan to the end with `seeds` seeds each
-    and tests their equivalence within `margin` (default: half a percent of the reference's metric).
-    `on_event` hears ``("prepared", {"seconds", "left_seconds"})`` once the reference has run.
+    A plan that promises SEMANTICS, or `metric`, trains reference and plan to the end, seed by seed until it
+    is decided, at most `seeds`, and tests their equivalence within `margin` (default: half a percent of what
+    training brings). What so many seeds cannot decide is not kept, and not broken either.
+
+    A `budget` (seconds, or a time such as ``2m``) makes do with fewer shadows and steps, and fewer seeds.
+    `on_event` hears ``("prepared", {"seconds", "left_seconds"})`` once the reference has run, and
+    ``("seed", {"n", "seeds", "reference", "plan", "left_seconds"})`` after each pair of trainings.
 
     Raises JobError, PlanError or Refused where the job or the plan cannot run, InputError where the arguments
     or the two jobs do not fit together, ChildFailed where a process crashes.
@@ -49,6 +59,7 @@ def verify(
         raise InputError("verify needs either a plan or, for an edited training, the original against it")
     if precision not in PRECISIONS:
         raise InputError(f"the precision of an edit is one of {', '.join(PRECISIONS)}, not {precision!r}")
+    seconds = None if budget is None else parse_budget(budget)
     if seeds < 2:
         raise InputError(f"an equivalence test needs at least 2 seeds, not {seeds}")
     loaded = plan_of(plan, job) if plan is not None else Plan()
@@ -58,14 +69,36 @@ def verify(
         raise InputError(f"{given} would count for the test of the metric only: ask for metric too")
     if plan is not None and precision != "float32":
         raise InputError(f"precision {precision} counts for an edited training only: a plan declares its own")
+    begin = time.monotonic()
     source, machine, tell = Source(job), inspect(), on_event or silent
     original = Source(against) if against is not None else source
     if against is not None:
         roundoff = UNIT_ROUNDOFF[precision] if precision != "float32" else 0.0
-        verdict = judge_edit(source, original, machine, roundoff=roundoff, on_event=tell)
+        verdict = judge_edit(source, original, machine, roundoff=roundoff, seconds=seconds, on_event=tell)
     else:
         with Verifier(source, machine, on_event=tell) as verifier:
-            verdict = verifier.judge(loaded)
+            verdict = verifier.judge(loaded, seconds=seconds)
     if metric or verdict.promise == Numerics.SEMANTICS.name.lower():
-        return judge_by_metric(source, loaded, verdict, original=original, seeds=seeds, margin=margin)
+        left = math.inf if seconds is None else seconds - (time.monotonic() - begin)
+        return judge_by_metric(
+            source,
+            loaded,
+            verdict,
+            original=original,
+            seeds=seeds,
+            margin=margin,
+            seconds=left,
+            on_event=tell,
+        )
     return verdict
+
+
+def parse_budget(budget: str | float) -> float:
+    """A number of seconds, or a time such as ``90s``, ``2m`` or ``1h``, in seconds. Raises InputError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|m|h|)", str(budget).strip().lower())
+    seconds = float(found[1]) * UNITS[found[2]] if found else 0.0
+    if seconds < LEAST_SECONDS:
+        raise InputError(
+            f"the budget is {budget!r}; it must be seconds from {LEAST_SECONDS:.0f} on, or a time such as 2m"
+        )
+    return seconds

@@ -11,6 +11,7 @@ from typing import Any
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.processes.launch import Child, Source
+from vivace.technique import Numerics
 from vivace.verifying.verdict import Verdict
 
 RULER = "vivace.verifying.ruler:Ruler"
@@ -53,6 +54,8 @@ class Verifier:
             reference = self._reference.to_dict()
             prepared = self._child.ask("prepare", self._timeout, seconds=seconds, reference=reference)
             self._prepared = True
+            exact = prepared.pop("exact_seconds")
+            prepared["left_seconds"] = exact if plan.promise == Numerics.EXACT else prepared["left_seconds"]
             self._on_event("prepared", prepared)
         document = self._child.ask("judge", self._timeout, plan=plan.to_dict(), seconds=seconds)
         document["checks"] = tuple(document["checks"])
