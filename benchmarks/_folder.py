@@ -16,6 +16,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import vivace
 from vivace.errors import ChildFailed, InputError, Refused
 from vivace.verifying import Verdict
 
-HEADER = re.compile(r"^# (expect|precision): *(\w+) *$", re.MULTILINE)
+HEADER = re.compile(r"# (expect|precision): *(\w+) *$")
 EXPECTED = {"different": False, "same": True}
 ANSWERS = {True: "kept", False: "broken", None: "unjudged"}
 
@@ -36,8 +37,8 @@ def cases(folder: Path) -> Iterator[Item]:
     if not files:
         raise InputError(f"there is no job file in '{folder}'")
     for path in files:
-        head = path.read_text(encoding="utf-8").partition("\nimport ")[0]
-        found: dict[str, str] = dict(HEADER.findall(head))
+        lines = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+        found = dict(match.groups() for match in map(HEADER.match, lines) if match)
         if found.get("expect") not in EXPECTED:
             raise InputError(f"'{path}' must begin with '# expect: different' or '# expect: same'")
         yield {"name": path.stem, "path": path, "precision": "float32", **found}
