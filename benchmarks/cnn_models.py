@@ -36,7 +36,9 @@ from vivace.verifying.effort import Effort
 from vivace.verifying.ruler import Ruler
 
 STEPS = 50
-EFFORT = Effort(seeds=5, snapshots=2, lockstep=2, course=STEPS, course_seeds=2, rehearsal=8)
+EFFORT = Effort(
+    seeds=5, snapshots=2, lockstep=2, course=STEPS, course_seeds=2, rehearsal=8, life_seeds=2, pairs=8
+)
 BATCH, SIZE, NUM_CLASSES, LEARNING_RATE = 8, 32, 10, 0.001
 PIXELS = {"efficientnet_b0": 64}  # of whose last feature maps one pixel would be left
 MOST_IN_FLOAT64 = 1e-6  # of a loss, and of what training has moved: roundings of 1e-16, blown up

@@ -234,8 +234,8 @@ def test_the_ruler_judges_replays(stale, monkeypatch):
 
     monkeypatch.setattr(Graph, "replay", counting)
     ruler = Ruler(TINY_JOBS["cnn"](), inspect().to_dict())
-    ruler.effort = Effort(4, 3, 3, 8, 2)
-    monkeypatch.setattr(Effort, "within", lambda seconds, step: Effort(4, 3, 3, 8, 2))
+    ruler.effort = Effort(4, 3, 3, 8, 2, life_seeds=2, pairs=4)
+    monkeypatch.setattr(Effort, "within", lambda seconds, step: Effort(4, 3, 3, 8, 2, life_seeds=2, pairs=4))
     ruler.prepare()
     verdict = ruler.judge(GRAPH)
     assert verdict["kept"] is not stale, verdict["reason"]

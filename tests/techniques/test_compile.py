@@ -171,3 +171,42 @@ def test_what_comes_out_of_a_replay_is_a_copy(monkeypatch):
         first = session.step(torch.ones(1))
         session.step(2 * torch.ones(1))
     assert float(first) == 1.0
+
+
+@pytest.mark.slow
+def test_strict_numerics_are_nearer_to_torchs_own_kernels(counters):
+    """Between two fused operators in bfloat16 the compiler keeps fp32, unless it is strict."""
+    numbers = torch.Generator().manual_seed(0)
+    inputs = torch.randn(64, 64, generator=numbers).bfloat16()
+
+    class Fused(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
+
+        def forward(self, batch):
+            return torch.nn.functional.gelu(batch * self.weight + batch) * batch
+
+    def outputs(plan):
+        found, model = [], Fused()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def loss(model, batch):
+            found.append(model(batch))
+            return found[0].float().mean()
+
+        with vivace.attach(
+            vivace.Plan.from_dict(plan), model=model, optimizer=optimizer, loss=loss
+        ) as session:
+            session.step(inputs)
+        return found[0].detach()
+
+    expected = outputs({})
+    others = [int((outputs({"compile": how}) != expected).sum()) for how in ({}, {"strict": True})]
+    assert 0 <= others[1] < others[0] / 4
+
+
+def test_only_what_is_not_strict_yet_has_stricter_settings():
+    stricter = Compile(regional=True).stricter()
+    assert stricter == Compile(regional=True, strict=True)
+    assert stricter.stricter() is None

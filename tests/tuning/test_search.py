@@ -169,3 +169,31 @@ def test_from_when_on_the_longer_warm_up_pays():
 def test_the_reserve_is_for_what_was_found():
     assert seconds_left(50.0, 54.0, found=True) < 0 < seconds_left(50.0, 54.0, found=False)
     assert seconds_left(10.0, 54.0, found=False) < 0
+
+
+FAST = Ratio(1.4, 1.35, 1.45)
+COMPILED = Plan([find("compile")()])
+STRICT = Plan([find("compile")(strict=True)])
+
+
+@pytest.mark.parametrize(
+    ("broken", "guilty", "tried"),
+    [
+        (COMPILED, COMPILED, STRICT),
+        (
+            Plan([*COMPILED.techniques, *BF16.techniques]),
+            Plan(),
+            Plan([*STRICT.techniques, *BF16.techniques]),
+        ),
+        (Plan([*COMPILED.techniques, *BF16.techniques]), BF16, None),
+        (STRICT, STRICT, None),
+    ],
+    ids=["alone", "together", "another one is guilty", "strict already"],
+)
+def test_what_broke_the_promise_is_tried_with_stricter_settings_before_it_is_left_out(
+    broken, guilty, tried, searched
+):
+    bench, search = searched(lambda plan, now: FAST, names=())
+    search.ban(set(guilty.techniques), 60.0, broken)
+    assert [trial.plan_id for trial in bench.trials[:1]] == ([tried.id] if tried is not None else [])
+    assert (tried in search.ranking()) == (tried is not None)

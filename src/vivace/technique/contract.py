@@ -141,6 +141,10 @@ class Technique:
         """
         return None
 
+    def stricter(self) -> Technique | None:
+        """The settings to try where these broke the promise, nearer to the job's own numbers; None: none."""
+        return None
+
     @property
     def slot(self) -> str | None:
         """What it occupies alone in a plan: the card's slot, unless the settings decide."""

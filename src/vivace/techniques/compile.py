@@ -20,7 +20,8 @@ class Compile(Technique):
 
     Evaluation between steps stays uncompiled, and so does the loss function, which is Python of any kind.
     A failure to compile is an error, never a silent return to eager. `products`: 1x1 convolutions become
-    matrix products, with which the compiler fuses what follows.
+    matrix products, with which the compiler fuses what follows. `strict`: between fused
+    operators too, kernels round as PyTorch's own do.
     """
 
     card: ClassVar[Card] = Card(
@@ -37,6 +38,7 @@ class Compile(Technique):
     dynamic: bool | None = None
     regional: bool = False
     products: bool = False
+    strict: bool = False
 
     @property
     def slot(self) -> str | None:
@@ -65,8 +67,11 @@ class Compile(Technique):
         build.set_flag(config, "suppress_errors", False)
         build.set_flag(config, "fail_on_recompile_limit_hit", True)
         build.set_flag(config, "recompile_limit", 8 + 4 * len(modules))
-        more = {**torch._inductor.list_mode_options(self.mode), "conv_1x1_as_mm": True}
-        how: Any = {"options": more} if self.products else {"mode": self.mode}
+        own = {"conv_1x1_as_mm": True} if self.products else {}
+        own |= _strict() if self.strict else {}
+        how: Any = (
+            {"options": torch._inductor.list_mode_options(self.mode) | own} if own else {"mode": self.mode}
+        )
         compiled = [torch.compile(m._call_impl, dynamic=self.dynamic, **how) for m in modules]
 
         def run(following: Callable[[Any], Any], batch: Any) -> Any:
@@ -90,6 +95,10 @@ class Compile(Technique):
         graphs, breaks = seen.compiled_graphs, seen.graph_breaks
         return f"{graphs} compiled graph{'s'[: graphs != 1]}, {breaks} graph break{'s'[: breaks != 1]}"
 
+    def stricter(self) -> Technique | None:
+        """The same with the numbers of PyTorch's own kernels."""
+        return None if self.strict else dataclasses.replace(self, strict=True)
+
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
         """Graphs against launch overhead on GPUs; shorter compilation where blocks repeat."""
@@ -105,3 +114,11 @@ class Compile(Technique):
         shares = profile.operator_shares
         fusible = sum(share for name, share in shares.items() if name not in MATRIX_CLASSES)
         return (0.8, 1 / (1 - 0.7 * min(1.0, fusible) - 0.1 * (1 - min(1.0, fusible))))
+
+
+def _strict() -> dict[str, Any]:
+    """Inductor's options for eager numerics; older versions of torch know only the first of them."""
+    import torch
+
+    known = torch._inductor.list_options()
+    return {"emulate_precision_casts": True} | ({"numerics": "strict"} if "numerics" in known else {})

@@ -152,14 +152,19 @@ class Search:
             refusing = trial.reason.partition(":")[0] if trial.status == "refused" else ""
             plan = plan.without(refusing)
 
-    def ban(self, techniques: set[Technique], seconds: float) -> None:
-        """Leave techniques with these settings out from now on, and search again for `seconds`."""
+    def ban(self, techniques: set[Technique], seconds: float, broken: Plan) -> None:
+        """Leave techniques with these settings out from now on, and search again for `seconds`; first for
+        stricter settings of what broke the promise of the plan `broken`.
+        """
         self.banned |= techniques
         self.best, self.best_ratio, self.best_peak = self.bench.base, one(), self.bench.observed["peak_bytes"]
         self._warmup_seconds = 0.0
         for plan in self.ranking()[:1]:
             self._keep(plan, self.measured[plan.id])
         self.reserve = self.end - time.monotonic() - seconds
+        stricter = _stricter(broken, techniques)
+        if stricter is not None and stricter.id not in self.measured and self._left() > 0:
+            self._try(stricter, None)
         self._select()
 
     def _select(self) -> None:
@@ -404,3 +409,14 @@ def waits_for_data(profile: Profile) -> bool:
 def _prefixes(plan: Plan) -> list[Plan]:
     """The first technique alone, the first two, and so on up to the whole plan."""
     return [Plan(plan.techniques[: count + 1]) for count in range(len(plan))]
+
+
+def _stricter(broken: Plan, guilty: set[Technique]) -> Plan | None:
+    """A broken plan with stricter settings of its guilty techniques, of all where none is so alone.
+
+    None where none has such. What is guilty and has none is left out.
+    """
+    changed = {technique: technique.stricter() for technique in guilty or broken.techniques}
+    if not any(changed.values()):
+        return None
+    return Plan([changed.get(t) or t for t in broken.techniques if t not in guilty or changed[t] is not None])

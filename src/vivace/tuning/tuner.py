@@ -244,7 +244,7 @@ class _Tuning:
             guilty = {t for one in alone if not self._judge(verifier, one).kept for t in one.techniques}
             if self.bench.apart:
                 verifier.close()
-            search.ban(guilty or set(plan.techniques if len(plan) == 1 else ()), self._left() / 2)
+            search.ban(guilty or set(plan.techniques if len(plan) == 1 else ()), self._left() / 2, plan)
 
     def _warm_again(self, search: Search) -> None:
         """Open the plan with the fastest step again where its warm-up with all compiled decides its rank.

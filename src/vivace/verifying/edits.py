@@ -30,13 +30,13 @@ from vivace.verifying.halves import Halves, Place
 from vivace.verifying.judgement import outright, unknown
 from vivace.verifying.rehearsal import fault_of, same_rehearsals
 from vivace.verifying.ruler import (
-    FEEDING_SECONDS,
     FINEST_ROUNDOFF,
     OTHER_STREAMS,
     Ruler,
     equal_random_streams,
     same_streams,
 )
+from vivace.verifying.runner import FEEDING_SECONDS
 from vivace.verifying.states import Snapshot, clone, restore, state_of
 
 EPOCHS = 2
@@ -76,7 +76,8 @@ class Original(Ruler):
     """Serves `vivace.processes.launch.Child`: prepares as for plans, lends, and weighs what comes back."""
 
     def lend(self, path: str) -> None:
-        """Write the `Loan`."""
+        """Write the `Loan`. What a plan does to evaluations and data no edit does: no shadow lives for it."""
+        self.effort = dataclasses.replace(self.effort, life_seeds=0, pairs=0)
         self.readings = _readings(self.job)
         snapshots = [(s.state, _by_name(self.session, s.optimizers), s.position) for s in self.snapshots]
         rehearsed = self.standing.rehearsal is not None

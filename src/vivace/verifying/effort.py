@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 LEAST_REHEARSED, MOST_REHEARSED = 32, 128  # steps
+LIFE_STEPS = 8  # usually; more where batches have many shapes
+SHADOW_PAIRS = 8  # of each shadow
 REHEARSAL_SHARE = 0.1  # of the seconds given
 
 
 @dataclasses.dataclass(frozen=True)
 class Effort:
-    """How much to run: shadow seeds, snapshots, lockstep steps from each, steps of the whole course, and
-    steps of the rehearsal.
+    """How much to run: shadow seeds, snapshots, lockstep steps from each, steps of the whole course with its
+    shadows, steps of the rehearsal, shadows of the life and of the bias, and pairs for the bias.
     """
 
     seeds: int = 8
@@ -20,21 +22,28 @@ class Effort:
     course: int = 24
     course_seeds: int = 4
     rehearsal: int = MOST_REHEARSED
+    life_seeds: int = 4
+    pairs: int = 32
 
     def seconds(self, step_seconds: float) -> float:
         """About how long it takes; a shadow step costs about twice a plain one."""
         shadows = self.seeds * self.snapshots * self.lockstep + self.course_seeds * self.course
+        shadows += self.life_seeds * (LIFE_STEPS + 3 * min(SHADOW_PAIRS, self.pairs) // 2)
         return 2 * step_seconds * shadows + 2 * self.plan_seconds(step_seconds)
 
     def plan_seconds(self, step_seconds: float) -> float:
         """About how long a plan's own steps take, which are all where no shadow is needed."""
-        return step_seconds * (self.snapshots * self.lockstep + self.course)
+        return step_seconds * (self.snapshots * self.lockstep + self.course + LIFE_STEPS + 2 * self.pairs)
 
     @classmethod
     def within(cls, seconds: float | None, step_seconds: float) -> Effort:
         """The largest effort that fits into `seconds`, else the smallest there is."""
-        small = [cls(8, 2, 2, 8, 3), cls(6, 2, 2, 6, 2), cls(5, 2, 1, 4, 2)]
-        efforts = [cls(), cls(course=12, course_seeds=3), *small]
+        small = [
+            cls(8, 2, 2, 8, 3, pairs=16),
+            cls(6, 2, 2, 6, 2, life_seeds=3, pairs=8),
+            cls(5, 2, 1, 4, 2, life_seeds=2, pairs=0),
+        ]
+        efforts = [cls(), cls(course=12, course_seeds=3, pairs=24), *small]
         fitting = (e for e in efforts if seconds is None or e.seconds(step_seconds) <= seconds)
         return next(fitting, efforts[-1])
 

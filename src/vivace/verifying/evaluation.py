@@ -11,6 +11,7 @@ from torch import nn
 from vivace.errors import ran_out_of_memory
 from vivace.job import Job
 from vivace.session.session import Session
+from vivace.tensors.randomness import Streams
 from vivace.tensors.trees import map_tensors
 from vivace.verifying.displacement import State
 from vivace.verifying.draws import LogicalDraws
@@ -49,6 +50,13 @@ class Evaluation:
             outputs = self._outputs(session, whole=False)
             self.whole = False
         return outputs
+
+    def as_it_is(self, session: Session) -> torch.Tensor:
+        """The same of the session's weights as they are, under random streams that go on as before."""
+        if self.job.loss is None or self.whole is None:
+            return torch.zeros(1)
+        with Streams(0, session.build.device):
+            return self._outputs(session, self.whole)
 
     def _outputs(self, session: Session, whole: bool) -> torch.Tensor:
         assert self.job.loss is not None

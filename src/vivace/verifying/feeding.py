@@ -1,59 +1,110 @@
-"""Are the batches that a plan feeds those of the job's own loader?"""
+"""Are the batches that a plan feeds, to the training and to the metric, those of the job's own loader?"""
 
 from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from vivace.data.damage import Damage
-from vivace.data.order import ordered
+from vivace.data.order import isolated, ordered
 from vivace.job import Job
 from vivace.session.opening import call
 from vivace.session.session import Session
+from vivace.tensors.randomness import derive
 from vivace.tensors.trees import tensors
 
-EPOCHS = 2
-LEAST_BATCHES, MOST_BATCHES = 3, 256
+EPOCHS = 3  # what is recorded in one and replayed in the next shows in the third
+LEAST_BATCHES = 3
+LAST_BATCHES = 3  # compared too where there is no time for a whole epoch
+
+
+class Loaders:
+    """The data of a Job, epoch by epoch in the order in which `train` feeds them: one loader, moved on."""
+
+    def __init__(self, job: Job, field: str = "data") -> None:
+        self.job, self.field = job, field
+        self.loader: Any = None
+
+    def epoch(self, number: int, last: int | None = None) -> Iterable[Any]:
+        """One epoch; only its `last` batches where that is asked for and the data have an index."""
+        if self.loader is None or not isinstance(self.loader, DataLoader):
+            self.loader = call(self.job, self.field)  # what is no DataLoader may live for one pass
+        found = ordered(self.loader, seed=0, epoch=number, damage=Damage(self.job.damaged))
+        known = _length(found)
+        if last is not None and known is not None and isinstance(found, DataLoader):
+            found = ordered(found, seed=0, epoch=number, start_batch=max(0, known - last))
+        self.loader = found if isinstance(found, DataLoader) else self.loader
+        return found
+
+    @property
+    def has_index(self) -> bool:
+        """Can the last batches be read without the others?"""
+        return isinstance(self.loader, DataLoader) and _length(self.loader) is not None
 
 
 def fed_otherwise(session: Session, job: Job, seconds: float) -> str:
-    """How two epochs come otherwise than `train` would feed them, as far as `seconds` for each reach; else
-    empty.
+    """How three epochs come otherwise than `train` would feed them, as far as `seconds` for each reach, and
+    how they end; else empty.
 
     What travels in another form is compared as the step gets it: both batches placed by the session.
     Nothing is read where no technique touches the batches.
     """
+    theirs, own = Loaders(job), Loaders(job)
     for epoch in range(EPOCHS):
-
-        def own(epoch: int = epoch) -> Any:
-            return ordered(call(job, "data"), seed=0, epoch=epoch, damage=Damage(job.damaged))
-
-        loader = own()
+        loader = theirs.epoch(epoch)
         fed = session.seams.batches(loader)
         if fed is loader:
             return ""
-        if not _alike(session, fed, own(), time.perf_counter() + seconds):
-            if not _alike(session, own(), own(), time.perf_counter() + seconds):
+        alike, whole = _alike(session, fed, own.epoch(epoch), seconds)
+        if alike and not whole and own.has_index:
+            ending = session.seams.batches(theirs.epoch(epoch, LAST_BATCHES))
+            alike, _ = _alike(session, ending, own.epoch(epoch, LAST_BATCHES), seconds)
+        if not alike:
+            again = Loaders(job)
+            if not _alike(session, own.epoch(epoch), again.epoch(epoch), seconds)[0]:
                 return "your data come otherwise each time that they are read: their shuffle needs a seed"
-            return "it feeds other batches, or in another order"
+            return f"it feeds other batches, or in another order, in epoch {epoch + 1}"
     return ""
 
 
-def _alike(session: Session, fed: object, own: object, deadline: float) -> bool:
-    missing = object()
-    pairs = itertools.zip_longest(iter(fed), iter(own), fillvalue=missing)  # type: ignore[call-overload]
+def validated_otherwise(session: Session, job: Job, seconds: float) -> str:
+    """How the metric is fed otherwise than by the job's own loader, in two evaluations; else empty."""
+    if job.metric is None:
+        return ""
+    field = "validation" if job.validation is not None else "data"
+    theirs, own = Loaders(job, field), Loaders(job, field)
+    for number in ("first", "second"):
+        loader = theirs.epoch(0)
+
+        def fed(loader: Any = loader) -> Any:
+            return session.validation(loader)
+
+        if fed() is loader:
+            return ""
+        pairs = isolated(fed, derive(0, "validation")), own.epoch(0)
+        if not _alike(session, *pairs, seconds)[0]:
+            return f"its {number} evaluation gets other batches than the job's {field}"
+    return ""
+
+
+def _alike(session: Session, fed: Iterable[Any], own: Iterable[Any], seconds: float) -> tuple[bool, bool]:
+    """Are they equal, as far as they were read, and was that the whole?"""
+    missing, deadline = object(), time.perf_counter() + seconds
+    pairs: Iterator[Any] = itertools.zip_longest(iter(fed), iter(own), fillvalue=missing)
     for number, (mine, theirs) in enumerate(pairs):
-        if number >= MOST_BATCHES or (number >= LEAST_BATCHES and time.perf_counter() > deadline):
+        if number >= LEAST_BATCHES and time.perf_counter() > deadline:
             known = _length(fed), _length(own)
-            return None in known or known[0] == known[1]
+            return None in known or known[0] == known[1], False
         if mine is missing or theirs is missing:
-            return False
+            return False, True
         if not _equal(mine, theirs) and not _equal(session.place(mine), session.place(theirs)):
-            return False
-    return True
+            return False, True
+    return True, True
 
 
 def _equal(mine: object, theirs: object) -> bool:

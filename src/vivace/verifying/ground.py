@@ -7,7 +7,9 @@ import dataclasses
 import torch
 
 from vivace.plan import Plan
+from vivace.verifying.bias import Estimate
 from vivace.verifying.displacement import Outcome, State
+from vivace.verifying.life import Life
 from vivace.verifying.rehearsal import Rehearsal
 
 
@@ -21,6 +23,9 @@ class Ground:
     end: State
     widths: list[float]
     end_envelope: float
+    life: Outcome
+    life_envelopes: dict[str, float]
+    biases: dict[str, float]
 
 
 @dataclasses.dataclass
@@ -33,6 +38,7 @@ class Standing:
     curve: list[float]
     end: State
     rehearsal: Rehearsal | None = None
+    life: Life | None = None
     grounds: dict[tuple[float, bool, str], Ground] = dataclasses.field(default_factory=dict)
 
 
@@ -45,6 +51,8 @@ class Ran:
     end: State = dataclasses.field(default_factory=lambda: State({}, {}))
     last: State = dataclasses.field(default_factory=lambda: State({}, {}))
     rehearsal: Rehearsal | None = None
+    life: Life | None = None
+    biases: dict[str, Estimate] = dataclasses.field(default_factory=dict)
     evaluated: torch.Tensor = dataclasses.field(default_factory=lambda: torch.zeros(1))
     precision: Plan = dataclasses.field(default_factory=Plan)
     same_streams: bool = True

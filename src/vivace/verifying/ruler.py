@@ -8,34 +8,30 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
-from vivace.job import Job
-from vivace.machine import Machine
 from vivace.plan import Plan
-from vivace.session.opening import call, checked_step, first_batches, seed_everything, start
+from vivace.session.opening import checked_step, seed_everything, start
 from vivace.session.session import Session
 from vivace.technique import Numerics, Stage
-from vivace.tensors.trees import tensors
+from vivace.verifying.bias import checks_of as bias_checks
+from vivace.verifying.bias import estimates, spread_of
 from vivace.verifying.displacement import (
     Outcome,
     State,
-    Tensors,
     different_states,
     distances,
     identical,
-    mean_outcome,
     output_distance,
     resolution,
 )
-from vivace.verifying.draws import LogicalDraws
-from vivace.verifying.effort import MOST_REHEARSED, Effort
+from vivace.verifying.effort import SHADOW_PAIRS, Effort
 from vivace.verifying.evaluation import Evaluation
 from vivace.verifying.facts import difference, facts_of_session
-from vivace.verifying.feeding import fed_otherwise
+from vivace.verifying.feeding import Loaders, fed_otherwise, validated_otherwise
 from vivace.verifying.ground import Ground, Ran, Standing
 from vivace.verifying.halves import Halves, Place
 from vivace.verifying.judgement import (
@@ -49,43 +45,30 @@ from vivace.verifying.judgement import (
     spread_check,
     summary,
 )
+from vivace.verifying.life import WHEN, Life, course_of
+from vivace.verifying.life import checks_of as life_checks
 from vivace.verifying.rehearsal import (
-    DictatedLoss,
-    Rehearsal,
     checks_of,
     fault_of,
-    rehearse,
     same_rehearsals,
     slopes_like,
 )
+from vivace.verifying.runner import PAIRS_STREAM, Runner
 from vivace.verifying.shadow import Rounding
-from vivace.verifying.states import Snapshot, clone, decay_of, repeatable, restore, state_of
+from vivace.verifying.states import Snapshot, clone, decay_of, repeatable, state_of
 from vivace.verifying.tap import Tap, random_state
 
 # Shadows round no finer than this: at fp32's last bit it is a rare event that a ReLU flips, which few shadows
 # show, and sums in another order differ by many roundings.
 FINEST_ROUNDOFF = 2.0**-16
-FEEDING_SECONDS, FEEDING_SHARE = 3.0, 0.03  # at most, of the seconds given
-MOST_BATCH_BYTES = 2**28
+MOST_RESUMED_BYTES = 2**30  # of parameters: a resumed session stands in memory beside two others
 SETTLING_STEPS = 8
+OTHER_PAIRS_STREAM = 700
 STREAMS, OTHER_STREAMS = 20, 50  # first seeds of the means over streams, of the reference and of a plan
 
 
-class Ruler:
+class Ruler(Runner):
     """Serves `vivace.processes.launch.Child`: verifies plans of one job; keeps reference and shadows."""
-
-    def __init__(self, job: Job, machine: dict[str, Any]) -> None:
-        self.job = job
-        self.machine = Machine.from_dict(machine)
-        self.effort = Effort()
-        self.batches: list[Any] = []
-        self.repeats = False  # are the algorithms now such that give equal bits every time?
-        self.draws = LogicalDraws()
-        self.ordered = False  # do steps draw their random numbers in logical order now?
-        self.tap = Tap(job)
-        self.taps = WeakKeyDictionary[Session, Tap]()
-        self.feeding_seconds = FEEDING_SECONDS
-        self.slopes: Tensors = {}
 
     def prepare(
         self, seconds: float | None = None, reference: dict[str, Any] | None = None
@@ -112,6 +95,7 @@ class Ruler:
         self.session = self._opened(plan, self.tap)
         self.facts = facts_of_session(self.session)
         self.evaluation = Evaluation(self.job, self.session.place(self.batches[-1]))
+        self.lives = course_of(Loaders(self.job), self._seen())
         last = max(0, effort.course - effort.lockstep)
         marks = {round(i * last / max(1, effort.snapshots - 1)) for i in range(effort.snapshots)}
         torch.manual_seed(1)
@@ -126,30 +110,13 @@ class Ruler:
         self.standing = Standing(self._locksteps(self.session), curve, end)
         self.standings[self.repeats, self.ordered] = self.standing
         self.modules = self.tap.modules
+        self.standing.life = self._live(self.session)
         self._prepare_rehearsal(seconds)
         return {
             "seconds": time.perf_counter() - begin,
             "left_seconds": effort.seconds(self.step_seconds),
             "exact_seconds": effort.plan_seconds(self.step_seconds),
         }
-
-    def _load(self, seconds: float | None) -> list[Any]:
-        """Batches enough for the course, and for the rehearsal as many more as time and memory allow."""
-        if seconds is not None:
-            self.feeding_seconds = min(FEEDING_SECONDS, FEEDING_SHARE * seconds)
-        deadline, num_bytes = time.perf_counter() + self.feeding_seconds, 0
-        loader = call(self.job, "data")
-
-        def limited() -> Iterator[Any]:
-            nonlocal num_bytes
-            for number, batch in enumerate(loader, 1):
-                yield batch
-                num_bytes += sum(t.numel() * t.element_size() for t in tensors(batch))
-                enough = num_bytes > MOST_BATCH_BYTES or time.perf_counter() > deadline
-                if number >= Effort.course and enough:
-                    return
-
-        return first_batches(limited(), MOST_REHEARSED)
 
     def _prepare_rehearsal(self, seconds: float | None) -> None:
         """Rehearse the reference; two steps show how many can be afforded."""
@@ -163,18 +130,6 @@ class Ruler:
         self._rehearse(self.session, self.tap, 2)
         self.effort = self.effort.rehearsing(seconds, (time.perf_counter() - begin) / 2)
         self.standing.rehearsal = self._rehearse(self.session, self.tap, self.effort.rehearsal)
-
-    def _rehearse(self, session: Session, tap: Tap, steps: int) -> Rehearsal:
-        return rehearse(
-            session,
-            tap,
-            self.job,
-            self.snapshots[0],
-            self.batches,
-            DictatedLoss(self.slopes, session.build.device),
-            steps=steps,
-            roundoff=session.build.unit_roundoff,
-        )
 
     def judge(self, plan: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
         """Return the verdict's document (see `Verdict`) on a plan.
@@ -251,8 +206,9 @@ class Ruler:
         ran, standing = Ran(), self.standing
         if fault := difference(facts_of_session(session), self.facts):
             return ran.ended(fault)
-        if fault := fed_otherwise(session, self.job, self.feeding_seconds):
-            return ran.ended(fault)
+        for compare in (fed_otherwise, validated_otherwise):
+            if fault := compare(session, self.job, self.feeding_seconds):
+                return ran.ended(fault)
         for position in range(SETTLING_STEPS if session.build.kept else 0):
             self._step(session, position)  # a loss scale halves until it fits, and skips steps meanwhile
         ran.outcomes = [self._lockstep(session, self.snapshots[0], stream=0)]
@@ -274,8 +230,29 @@ class Ruler:
             ran.outcomes = [self._mean_lockstep(session, s, OTHER_STREAMS) for s in self.snapshots]
             ran.curve, ran.end = self._mean_course(session, OTHER_STREAMS)
         ran.evaluated = self.evaluation(session, ran.end)
+        if session.promise == Numerics.ROUNDING:
+            stream = PAIRS_STREAM if ran.same_streams else OTHER_PAIRS_STREAM
+            ran.biases = estimates(self._pairs(session, self._num_pairs(ran), stream=stream))
+        if session.promise < Numerics.SEMANTICS:
+            self._run_life(session, ran)
         ran.last = state_of(session)
         return ran
+
+    def _num_pairs(self, ran: Ran) -> int:
+        """Pairs of gradients that differ, be it by their masks; none of a job with its own step."""
+        drew = any(outcome.drew for outcome in ran.outcomes)
+        num = self.effort.pairs if drew else min(self.effort.pairs, len(self.batches))
+        return num if self.job.loss is not None else 0
+
+    def _run_life(self, session: Session, ran: Ran) -> None:
+        cards = [technique.card for technique in session.plan.techniques]
+        fresh = not any(card.compiles or card.captures for card in cards)
+        size = sum(p.numel() * p.element_size() for model in session.build.models for p in model.parameters())
+        resumed = partial(self._resumed, session.plan) if fresh and size < MOST_RESUMED_BYTES else None
+        ran.life = self._live(session, loaders=Loaders(self.job), resumed=resumed)
+        ran.fault = ran.life.fault
+        if not (ran.same_streams or ran.silent or ran.fault):
+            ran.life = self._mean_life(session, OTHER_STREAMS, ran.life)
 
     def _judge(self, ran: Ran, session: Session) -> dict[str, Any]:
         promise, roundoff = session.promise, max(session.build.unit_roundoff, FINEST_ROUNDOFF)
@@ -285,6 +262,9 @@ class Ruler:
             different = [name for o, r in pairs for name in identical(o, r)]
             different += ["loss curve"] if ran.curve != standing.curve else []
             different += ["rehearsal"] if not same_rehearsals(ran.rehearsal, standing.rehearsal) else []
+            if ran.life is not None and standing.life is not None:
+                lived = identical(ran.life.outcome, standing.life.outcome)
+                different += [f"{name}, {WHEN}," for name in lived]
             apart = output_distance(ran.evaluated, self.evaluation(self.session, ran.end))
             different += ["evaluation under the plan"] if apart > FINEST_ROUNDOFF else []
             if not different or self._repeats_itself():
@@ -311,7 +291,8 @@ class Ruler:
                 rehearsal = self.standing.rehearsal
                 if rehearsal is not None:
                     rehearsal = self._rehearse(self.session, self.tap, self.effort.rehearsal)
-                self.standings[repeats, ordered] = Standing(references, curve, end, rehearsal)
+                life = self._live(self.session)
+                self.standings[repeats, ordered] = Standing(references, curve, end, rehearsal, life)
             self.standing = self.standings.get((repeats, ordered), self.standing)
             yield
         finally:
@@ -342,6 +323,9 @@ class Ruler:
         plain = self.evaluation(self.session, ran.end)
         inside = output_distance(ran.evaluated, plain)
         checks.append(check("evaluation under the plan", 0, inside, 0.0, roundoff, floor=roundoff / 4))
+        checks += bias_checks(ran.biases, ground.biases, self.snapshots[len(self.snapshots) // 2].position)
+        if ran.life is not None:
+            checks += self._life_checks(ran.life, ground, roundoff)
         if ran.rehearsal is not None and self.standing.rehearsal is not None:
             before = self.snapshots[0].state.parameters
             checks += checks_of(ran.rehearsal, self.standing.rehearsal, before, self.slopes, roundoff)
@@ -353,6 +337,19 @@ class Ruler:
         steps = list(range(len(curve)))
         curves = {"steps": steps, "reference": ground.curve, "plan": curve, "low": low, "high": high}
         return {**summary(checks, note), "curves": curves}
+
+    def _life_checks(self, life: Life, ground: Ground, roundoff: float) -> list[dict[str, Any]]:
+        values = self._life_distances(life.outcome, ground.life)
+        found = life_checks(values, ground.life_envelopes, roundoff)
+        for state, outputs in life.evaluated:
+            inside = output_distance(outputs, self.evaluation(self.session, state))
+            figure = check("evaluation under the plan", 0, inside, 0.0, roundoff, floor=roundoff / 4)
+            found.append(figure | {"name": f"evaluation under the plan, {WHEN}"})
+        return found
+
+    def _life_distances(self, outcome: Outcome, reference: Outcome) -> dict[str, float]:
+        begin, steps = self.snapshots[0], self.lives.num_steps
+        return distances(outcome, reference, begin.state, begin.decay, steps)
 
     def _ground(self, roundoff: float, same_streams: bool, precision: Plan) -> Ground:
         """The envelope: shadows of this roundoff that store in half what `precision` does, with the
@@ -394,9 +391,41 @@ class Ruler:
         widths = band(curve, courses, scale)
         end_envelope = scale * root_mean_square(ends)
         end_envelope = end_envelope if math.isfinite(end_envelope) else math.nan
-        ground = Ground(references, envelopes, curve, end, widths, end_envelope)
+        life, life_envelopes = self._life_ground(roundoff, same_streams, halves)
+        biases = self._bias_ground(roundoff, halves)
+        ground = Ground(references, envelopes, curve, end, widths, end_envelope, life, life_envelopes, biases)
         standing.grounds[key] = ground
         return ground
+
+    def _life_ground(
+        self, roundoff: float, same_streams: bool, halves: dict[Place, list[bool]]
+    ) -> tuple[Outcome, dict[str, float]]:
+        """The reference's life, and the envelope of each of its figures."""
+        assert self.standing.life is not None
+        life, count = self.standing.life, self.effort.life_seeds
+        life = life if same_streams else self._mean_life(self.session, STREAMS, life)
+        if not count:
+            return life.outcome, {}
+        runs = []
+        for seed in range(count):
+            noise = Rounding(roundoff, seed=19_000 + seed, halves=halves)
+            shadow = self._live(self.session, stream=3 if same_streams else 80 + seed, noise=noise)
+            runs.append(self._life_distances(shadow.outcome, life.outcome))
+        scale = 1.0 if same_streams else math.sqrt(2 / (count + 1))
+        smallest = resolution(life.outcome, self.snapshots[0].state)
+        spread = {name: scale * root_mean_square([run[name] for run in runs]) for name in runs[0]}
+        least = {name: max(value, smallest.get(name, 0.0)) for name, value in spread.items()}
+        return life.outcome, {n: least[n] if math.isfinite(v) else math.nan for n, v in spread.items()}
+
+    def _bias_ground(self, roundoff: float, halves: dict[Place, list[bool]]) -> dict[str, float]:
+        """What right rounding brings of each bias."""
+        effort = self.effort
+        count = min(SHADOW_PAIRS, effort.pairs, len(self.batches)) if self.job.loss is not None else 0
+        shadows = [
+            self._pairs(self.session, count, noise=partial(Rounding, roundoff, 29_000 + seed, halves))
+            for seed in range(effort.life_seeds)
+        ]
+        return spread_of(shadows)
 
     def _distances(self, outcome: Outcome, snapshot: Snapshot, reference: Outcome) -> dict[str, float]:
         return distances(outcome, reference, snapshot.state, snapshot.decay, self.effort.lockstep)
@@ -407,61 +436,6 @@ class Ruler:
         gap = sum(float((mine[name] - t).double().square().sum()) for name, t in theirs.items())
         way = sum(float((t - begin[name]).double().square().sum()) for name, t in theirs.items())
         return math.sqrt(gap / way) if way else math.inf if gap else 0.0
-
-    def _opened(self, plan: Plan, tap: Tap) -> Session:
-        session = start(tap.job, plan, self.machine)
-        tap.attach(session)
-        self.taps[session] = tap
-        return session
-
-    def _step(self, session: Session, position: int) -> float:
-        with self.draws if self.ordered else nullcontext():
-            loss = session.step(clone(self.batches[position % len(self.batches)]))
-        return float(torch.as_tensor(loss).detach())
-
-    def _locksteps(self, session: Session) -> list[Outcome]:
-        return [self._lockstep(session, s, stream=index) for index, s in enumerate(self.snapshots)]
-
-    def _lockstep(
-        self,
-        session: Session,
-        snapshot: Snapshot,
-        *,
-        stream: int,
-        noise: AbstractContextManager[Any] | None = None,
-    ) -> Outcome:
-        """A few steps from a snapshot; outputs in evaluation mode only for the reference's own session."""
-        restore(session, snapshot)
-        torch.manual_seed(stream)
-        before, tap = random_state(), self.taps[session]
-        tap.watch()
-        with noise or nullcontext():
-            losses = [self._step(session, snapshot.position)]
-            tap.watching = False
-            losses += [self._step(session, snapshot.position + i) for i in range(1, self.effort.lockstep)]
-        drawn, after = random_state(), state_of(session)
-        outputs = self.evaluation(session, after) if session is self.session else torch.empty(0)
-        drew = not torch.equal(before, drawn)
-        return Outcome(losses, after, outputs, drawn, drew, tap.gradients, list(tap.streams))
-
-    def _mean_lockstep(self, session: Session, snapshot: Snapshot, stream: int) -> Outcome:
-        return mean_outcome(
-            [self._lockstep(session, snapshot, stream=stream + seed) for seed in range(self.effort.seeds)]
-        )
-
-    def _course(
-        self, session: Session, *, stream: int = 1, noise: AbstractContextManager[Any] | None = None
-    ) -> tuple[list[float], State]:
-        restore(session, self.snapshots[0])
-        torch.manual_seed(stream)
-        with noise or nullcontext():
-            curve = [self._step(session, position) for position in range(self.effort.course)]
-        return curve, state_of(session)
-
-    def _mean_course(self, session: Session, stream: int) -> tuple[list[float], State]:
-        runs = [self._course(session, stream=stream + seed) for seed in range(self.effort.course_seeds)]
-        curve = [sum(values) / len(values) for values in zip(*(run[0] for run in runs), strict=True)]
-        return curve, State.mean([run[1] for run in runs])
 
 
 def _in_other_order(mine: Session, theirs: Session) -> bool:

@@ -57,18 +57,10 @@ def verify(
     require_torch()
     if (plan is None) == (against is None):
         raise InputError("verify needs either a plan or, for an edited training, the original against it")
-    if precision not in PRECISIONS:
-        raise InputError(f"the precision of an edit is one of {', '.join(PRECISIONS)}, not {precision!r}")
+    _require_precision(precision, plan is not None)
     seconds = None if budget is None else parse_budget(budget)
-    if seeds < 2:
-        raise InputError(f"an equivalence test needs at least 2 seeds, not {seeds}")
     loaded = plan_of(plan, job) if plan is not None else Plan()
-    by_metric = metric or loaded.promise == Numerics.SEMANTICS
-    if not by_metric and (margin is not None or seeds != SEEDS):
-        given = f"margin {margin:g}" if margin is not None else f"{seeds} seeds"
-        raise InputError(f"{given} would count for the test of the metric only: ask for metric too")
-    if plan is not None and precision != "float32":
-        raise InputError(f"precision {precision} counts for an edited training only: a plan declares its own")
+    _require_seeds(seeds, margin, metric or loaded.promise == Numerics.SEMANTICS)
     begin = time.monotonic()
     source, machine, tell = Source(job), inspect(), on_event or silent
     original = Source(against) if against is not None else source
@@ -91,6 +83,21 @@ def verify(
             on_event=tell,
         )
     return verdict
+
+
+def _require_precision(precision: str, is_plan: bool) -> None:
+    if precision not in PRECISIONS:
+        raise InputError(f"the precision of an edit is one of {', '.join(PRECISIONS)}, not {precision!r}")
+    if is_plan and precision != "float32":
+        raise InputError(f"precision {precision} counts for an edited training only: a plan declares its own")
+
+
+def _require_seeds(seeds: int, margin: float | None, by_metric: bool) -> None:
+    if seeds < 2:
+        raise InputError(f"an equivalence test needs at least 2 seeds, not {seeds}")
+    if not by_metric and (margin is not None or seeds != SEEDS):
+        given = f"margin {margin:g}" if margin is not None else f"{seeds} seeds"
+        raise InputError(f"{given} would count for the test of the metric only: ask for metric too")
 
 
 def parse_budget(budget: str | float) -> float:

@@ -1,0 +1,182 @@
+"""Bias: does a plan's gradient err to one side, where rounding errs to both?
+
+Single-step gradients at fixed weights over different batches, of reference and plan in pairs. Noise of mean
+zero falls with the root of their number, harm does not: so what is left of the mean is held against an
+absolute margin, and the standard error says what could have been seen. Where the plan draws random numbers of
+its own, the pairs also tell whether its masks are of the right rate (the mean) and as independent as the
+reference's (the size).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+
+from vivace.verifying.displacement import Tensors
+from vivace.verifying.judgement import LAYER_LIMIT, LIMIT, check, root_mean_square
+
+Products = tuple[float, ...]  # <mine, probe>, <theirs, probe>, |mine|², |theirs|²
+WHOLE = ""
+
+# Relative: what does not matter, of the whole and of a layer.
+MARGINS = {"loss bias": 0.005, "gradient bias": 0.005, "gradient size": 0.1, "gradient spread": 0.2}
+LAYER_MARGIN = 0.01
+FEWEST = 4  # pairs
+SMALLEST_SPREAD = 1e-8  # of the gradient, squared: less is no randomness
+# Standard errors: a mean of 32 beyond so many is chance in fewer than one of ten thousand.
+CERTAIN = 4.5
+CLEAR = 8.0
+POWER = 0.84  # standard errors more, to see a bias four times of five
+
+
+@dataclasses.dataclass(frozen=True)
+class Gradient:
+    """The loss and the gradients of one step."""
+
+    loss: float
+    gradients: Tensors
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """What two steps on one batch have in common: `products` by parameter, and of the whole under WHOLE;
+    `spreads`: the squared distance of each from the same step under other random numbers.
+    """
+
+    losses: tuple[float, float]
+    products: dict[str, Products]
+    spreads: tuple[float, float] = (0.0, 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A mean over pairs, with its standard error."""
+
+    value: float
+    error: float
+
+    @property
+    def certain(self) -> float:
+        """What of it is certainly no chance; signed."""
+        return math.copysign(max(0.0, abs(self.value) - CERTAIN * self.error), self.value)
+
+
+def pair_of(mine: Gradient, theirs: Gradient, others: tuple[Gradient, Gradient] | None = None) -> Pair:
+    """The products of two steps' gradients; one that is missing is zero.
+
+    `others`, where random numbers differ: both again, under still other numbers. The difference is then
+    projected on the reference's other gradient, for the projection of a noisy gradient on itself holds its
+    noise; and the distance from the other one is the spread of each.
+    """
+    again, probe = others or (mine, theirs)
+    products: dict[str, Products] = {}
+    spreads = [0.0, 0.0]
+    known = [step.gradients for step in (mine, theirs, again, probe)]
+    for name in dict.fromkeys(name for gradients in known for name in gradients):
+        like = next(gradients[name] for gradients in known if name in gradients)
+        own, reference, own_again, on = (
+            gradients[name].double().flatten()
+            if name in gradients
+            else torch.zeros_like(like).double().flatten()
+            for gradients in known
+        )
+        pairs = (own, on), (reference, on), (own, own), (reference, reference)
+        products[name] = tuple(float(a @ b) for a, b in pairs)
+        for side, apart in enumerate((own - own_again, reference - on)):
+            spreads[side] += float(apart @ apart)
+    whole = tuple(sum(values) for values in zip(*products.values(), strict=True)) or (0.0,) * 4
+    return Pair((mine.loss, theirs.loss), products | {WHOLE: whole}, (spreads[0], spreads[1]))
+
+
+def pairs_of(
+    mine: Callable[[int], Gradient],
+    theirs: Callable[[int], Gradient],
+    others: Callable[[int], tuple[Gradient, Gradient]] | None,
+    count: int,
+) -> list[Pair]:
+    """So many pairs, but for steps that made no update (a loss scale that has to fall); the functions take
+    the pair's number. For `others` see `pair_of`.
+    """
+    pairs = []
+    for number in range(count):
+        one = mine(number)
+        if one.gradients:
+            pairs.append(pair_of(one, theirs(number), others(number) if others is not None else None))
+    return pairs
+
+
+def estimates(pairs: Sequence[Pair]) -> dict[str, Estimate]:
+    """By quantity: `loss bias`, `gradient bias` in all and of each parameter, and as logarithms of ratios
+    `gradient size` and, where random numbers differ, `gradient spread` over them.
+
+    A bias is the projection of the mean difference on the reference's gradients, as a share of these.
+    """
+    if len(pairs) < FEWEST:
+        return {}
+    losses = [(a * math.copysign(1.0, b), abs(b)) for a, b in (p.losses for p in pairs)]
+    found = {"loss bias": _ratio(losses)}
+    for name in pairs[0].products:
+        known = [p.products[name] for p in pairs if name in p.products]
+        parts = [k[:2] for k in known]
+        if len(known) == len(pairs) and _is_clear([part[1] for part in parts]):
+            found[f"gradient bias of {name}" if name else "gradient bias"] = _ratio(parts)
+    squares = [pair.products[WHOLE][2:] for pair in pairs]
+    found["gradient size"] = _logarithm(_ratio(squares))
+    if sum(pair.spreads[1] for pair in pairs) > SMALLEST_SPREAD * sum(square for _, square in squares):
+        found["gradient spread"] = _logarithm(_ratio([pair.spreads for pair in pairs]))
+    return found
+
+
+def spread_of(shadows: Sequence[Sequence[Pair]]) -> dict[str, float]:
+    """By quantity, what right rounding brings: the root mean square of the shadows' estimates.
+
+    A shadow rounds alike in all its pairs, as a plan rounds the same weights alike.
+    """
+    found = [estimates(pairs) for pairs in shadows]
+    names = found[0] if found else {}
+    return {n: root_mean_square([each[n].value for each in found if n in each]) for n in names}
+
+
+def checks_of(found: dict[str, Estimate], shadows: dict[str, float], position: int) -> list[dict[str, Any]]:
+    """The figures: what is certain of each bias, against its margin or what right rounding brings.
+
+    `shadows` holds that by quantity. `seen_from` is the smallest bias of the whole that is seen four times of
+    five.
+    """
+    checks = []
+    for quantity, estimate in found.items():
+        layer = " of " in quantity
+        limit = LAYER_LIMIT if layer else LIMIT
+        margin = LAYER_MARGIN if layer else MARGINS[quantity]
+        envelope = shadows.get(quantity, 0.0)
+        figure = check(quantity, position, estimate.certain, envelope, 0.0, floor=margin / limit, limit=limit)
+        seen = max(margin, limit * envelope) + (CERTAIN + POWER) * estimate.error
+        checks.append(figure if layer else figure | {"seen_from": seen})
+    return checks
+
+
+def _logarithm(of_squares: Estimate) -> Estimate:
+    """Of a ratio of lengths, from that of their squares less 1."""
+    ratio = max(1.0 + of_squares.value, 1e-12)
+    return Estimate(math.log(ratio) / 2, of_squares.error / ratio / 2 if ratio > 1e-12 else 0.0)
+
+
+def _is_clear(values: Sequence[float]) -> bool:
+    """Is their sum far from zero, so that it can be divided by?"""
+    return mean(values) > CLEAR * stdev(values) / math.sqrt(len(values))
+
+
+def _ratio(parts: Sequence[tuple[float, ...]]) -> Estimate:
+    """The sum of the first parts over that of the second, minus 1, by the method of residuals."""
+    below = sum(part[1] for part in parts)
+    if not below:
+        return Estimate(0.0, 0.0)
+    value = sum(part[0] for part in parts) / below - 1.0
+    rest = sum((part[0] - (1.0 + value) * part[1]) ** 2 for part in parts)
+    count = len(parts)
+    return Estimate(value, math.sqrt(rest * count / (count - 1)) / abs(below))

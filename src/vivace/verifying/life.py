@@ -1,0 +1,171 @@
+"""A training's life in small: the ends of three epochs, every batch shape, evaluations, a resumed session.
+
+A training is more than steps: a plan can go wrong at an evaluation, at an epoch's end, with the smaller last
+batch, or in a new process, and show it only in the steps that follow. So reference and plan go through all of
+these from one start, and are compared afterwards.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+
+from vivace.data.order import isolated
+from vivace.job import Job
+from vivace.session.session import Session
+from vivace.tensors.randomness import Streams, derive
+from vivace.tensors.trees import tensors
+from vivace.verifying.displacement import Outcome, State
+from vivace.verifying.feeding import Loaders
+from vivace.verifying.judgement import LAYER_LIMIT, LIMIT, check
+from vivace.verifying.states import Snapshot, clone, restore, state_of
+
+EPOCHS = 3
+STEPS = 2  # at the end of each
+VALIDATED = 2  # batches of each evaluation
+MOST_SHAPES = 6
+# Few shadows live so long; and what goes wrong here is gross.
+LIMIT_FACTOR = 2.0
+WHEN = "over evaluations and epochs"
+
+Step = Callable[[Session, Any], float]
+
+
+@dataclasses.dataclass
+class Course:
+    """What every life brings: the last batches of each epoch, then one batch of every other shape."""
+
+    ends: list[list[Any]]
+    shaped: list[Any]
+
+    @property
+    def num_steps(self) -> int:
+        """The steps of one life."""
+        return sum(map(len, self.ends)) + len(self.shaped)
+
+
+@dataclasses.dataclass
+class Life:
+    """What a session came to: losses and weights, and after each evaluation the state and the outputs."""
+
+    outcome: Outcome
+    evaluated: list[tuple[State, torch.Tensor]]
+    fault: str = ""
+
+
+def course_of(loaders: Loaders, seen: Iterable[Any]) -> Course:
+    """Read the ends of the epochs; `seen` are batches among which other shapes may be."""
+    ends = []
+    for epoch in range(EPOCHS):
+        batches = (batch for batch in loaders.epoch(epoch, STEPS) if batch is not None)
+        ends.append(list(islice(batches, STEPS)))
+    known = {shape_of(batch) for end in ends for batch in end}
+    others: dict[Any, Any] = {}
+    for batch in seen:
+        if shape_of(batch) not in known:
+            others.setdefault(shape_of(batch), batch)
+    by_size = sorted(others.values(), key=lambda batch: sum(t.numel() for t in tensors(batch)))
+    wanted = min(MOST_SHAPES, len(by_size))
+    spread = {round(i * (len(by_size) - 1) / max(1, wanted - 1)) for i in range(wanted)}
+    return Course(ends, [by_size[i] for i in sorted(spread)])
+
+
+def shape_of(batch: Any) -> tuple[Any, ...]:
+    """The shapes and dtypes of a batch's tensors."""
+    return tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors(batch))
+
+
+def live(
+    session: Session,
+    job: Job,
+    begin: Snapshot,
+    course: Course,
+    step: Step,
+    outputs: Callable[[Session], torch.Tensor],
+    loaders: Loaders | None = None,
+    resumed: Callable[[Session], Session] | None = None,
+    stream: int = 3,
+) -> Life:
+    """Go through a life from `begin`, fed from the course, or by the session's plan from `loaders`.
+
+    `outputs` are those of the session's model in evaluation mode, as it is. `resumed` gives a new session in
+    the same state for the last epoch.
+    """
+    restore(session, begin)
+    torch.manual_seed(stream)
+    losses, evaluated = list[float](), list[tuple[State, torch.Tensor]]()
+    for epoch, end in enumerate(course.ends):
+        if resumed is not None and epoch == EPOCHS - 1:
+            session = resumed(session)
+        fed, expected = 0, len(end)
+        for batch in _fed(session, loaders, epoch, end):
+            losses.append(step(session, batch))
+            fed += 1
+        if fed != expected:
+            fault = f"{fed} batches come at the end of epoch {epoch + 1}, and {expected} in the job"
+            return Life(_outcome(losses, session), evaluated, fault)
+        losses += [step(session, clone(batch)) for batch in (course.shaped if epoch == 1 else [])]
+        if loaders is not None and job.metric is not None:
+            _validate(session, job)
+        state = state_of(session)
+        evaluated.append((state, outputs(session)))
+    return Life(_outcome(losses, session), evaluated)
+
+
+def reopened(session: Session, opened: Callable[[], Session]) -> Session:
+    """A new session of the same plan that goes on from a checkpoint of `session`."""
+    state = state_of(session)
+    optimizers = [copy.deepcopy(optimizer.state_dict()) for optimizer in session.optimizers]
+    kept = {name: copy.deepcopy(held.state_dict()) for name, held in session.build.kept.items()}
+    with Streams(0, session.build.device):
+        again = opened()
+    restore(again, Snapshot(state, optimizers, 0, {}))
+    for name, held in again.build.kept.items():
+        held.load_state_dict(kept[name])
+    return again
+
+
+def checks_of(values: dict[str, float], envelopes: dict[str, float], roundoff: float) -> list[dict[str, Any]]:
+    """The figures of a life."""
+    found = []
+    for kind, value in values.items():
+        layer = " of " in kind or kind.startswith("buffer ")
+        limit = LIMIT_FACTOR * (LAYER_LIMIT if layer else LIMIT)
+        figure = check(kind, 0, value, envelopes[kind], roundoff, limit=limit)
+        found.append(figure | {"name": f"{kind}, {WHEN}"})
+    return found
+
+
+def _fed(session: Session, loaders: Loaders | None, epoch: int, end: list[Any]) -> Iterator[Any]:
+    """The end of an epoch as the session's plan feeds it; copies of `end` where no technique touches it."""
+    if loaders is not None:
+        loader = loaders.epoch(epoch, STEPS)
+        fed = session.seams.batches(loader)
+        if fed is not loader:
+            batches = isolated(lambda: fed, derive(0, epoch, "feed"))
+            yield from islice((batch for batch in batches if batch is not None), STEPS)
+            return
+    yield from map(clone, end)
+
+
+def _validate(session: Session, job: Job) -> None:
+    """Let the plan feed an evaluation, for what it does then."""
+    loader = Loaders(job, "validation" if job.validation is not None else "data").epoch(0)
+    modules = [module for model in session.build.models for module in model.modules()]
+    modes = [module.training for module in modules]
+    try:
+        for module in modules:
+            module.training = False
+        list(islice(isolated(lambda: session.validation(loader), derive(0, "validation")), VALIDATED))
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
+
+
+def _outcome(losses: list[float], session: Session) -> Outcome:
+    return Outcome(losses, state_of(session), torch.zeros(1), torch.zeros(1), drew=False)

@@ -1,0 +1,236 @@
+"""What reference, shadows and plans run, each from a snapshot: steps, lockstep, course, rehearsal, life."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from vivace.errors import Refused
+from vivace.job import Job
+from vivace.machine import Machine
+from vivace.plan import Plan
+from vivace.session.opening import call, first_batches, start
+from vivace.session.session import Session
+from vivace.tensors.trees import tensors
+from vivace.verifying.bias import Gradient, Pair, pairs_of
+from vivace.verifying.displacement import Outcome, State, Tensors, mean_outcome
+from vivace.verifying.draws import LogicalDraws
+from vivace.verifying.effort import MOST_REHEARSED, Effort
+from vivace.verifying.evaluation import Evaluation
+from vivace.verifying.feeding import Loaders
+from vivace.verifying.life import Course, Life, live, reopened
+from vivace.verifying.rehearsal import DictatedLoss, Rehearsal, rehearse
+from vivace.verifying.states import Snapshot, clone, restore, state_of
+from vivace.verifying.tap import Tap, random_state
+
+FEEDING_SECONDS, FEEDING_SHARE = 10.0, 0.02  # at most, of the seconds given
+MOST_BATCH_BYTES = 2**28
+PAIRS_STREAM, PROBE_STREAM = 500, 900  # first seeds of the reference's random streams
+AGAIN_STREAM = 1300  # and of a plan's second ones
+
+
+class Runner:
+    """Runs sessions of one job, of the reference (`session`) and of plans, on the same batches."""
+
+    session: Session
+    evaluation: Evaluation
+    snapshots: list[Snapshot]
+
+    def __init__(self, job: Job, machine: dict[str, Any]) -> None:
+        self.job = job
+        self.machine = Machine.from_dict(machine)
+        self.effort = Effort()
+        self.batches: list[Any] = []
+        self.repeats = False  # are the algorithms now such that give equal bits every time?
+        self.draws = LogicalDraws()
+        self.ordered = False  # do steps draw their random numbers in logical order now?
+        self.tap = Tap(job)
+        self.taps = WeakKeyDictionary[Session, Tap]()
+        self.feeding_seconds = FEEDING_SECONDS
+        self.lives = Course([], [])
+        self.slopes: Tensors = {}
+
+    def _load(self, seconds: float | None) -> list[Any]:
+        """Batches enough for the course, and for the rehearsal as many more as time and memory allow."""
+        if seconds is not None:
+            self.feeding_seconds = min(FEEDING_SECONDS, FEEDING_SHARE * seconds)
+        deadline, num_bytes = time.perf_counter() + self.feeding_seconds, 0
+        loader = call(self.job, "data")
+
+        def limited() -> Iterator[Any]:
+            nonlocal num_bytes
+            for number, batch in enumerate(loader, 1):
+                yield batch
+                num_bytes += sum(t.numel() * t.element_size() for t in tensors(batch))
+                enough = num_bytes > MOST_BATCH_BYTES or time.perf_counter() > deadline
+                if number >= Effort.course and enough:
+                    return
+
+        return first_batches(limited(), MOST_REHEARSED)
+
+    def _seen(self) -> Iterator[Any]:
+        """The batches at hand and, as far as time allows, those of two epochs: for their shapes."""
+        yield from self.batches
+        loaders, deadline = Loaders(self.job), time.perf_counter() + self.feeding_seconds
+        for epoch in range(2):
+            for batch in loaders.epoch(epoch):
+                if time.perf_counter() > deadline:
+                    return
+                if batch is not None:
+                    yield batch
+
+    def _pairs(
+        self,
+        session: Session,
+        count: int,
+        *,
+        stream: int = PAIRS_STREAM,
+        noise: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> list[Pair]:
+        """Pairs of single-step gradients, of a session and of the reference's own, from the middle snapshot.
+
+        The reference draws from `PAIRS_STREAM` on, the session from `stream` on; `noise` is made anew for
+        each step.
+        """
+        snapshot = self.snapshots[len(self.snapshots) // 2]
+
+        def gradient(
+            acting: Session, seed: int, number: int, around: AbstractContextManager[Any]
+        ) -> Gradient:
+            restore(acting, snapshot)
+            torch.manual_seed(seed + number)
+            tap = self.taps[acting]
+            tap.watch()
+            with around:
+                loss = self._step(acting, number)
+            tap.watching = False
+            return Gradient(loss, tap.gradients)
+
+        def others(number: int) -> tuple[Gradient, Gradient]:
+            again = gradient(session, AGAIN_STREAM, number, nullcontext())
+            return again, gradient(self.session, PROBE_STREAM, number, nullcontext())
+
+        return pairs_of(
+            lambda number: gradient(session, stream, number, noise()),
+            lambda number: gradient(self.session, PAIRS_STREAM, number, nullcontext()),
+            None if stream == PAIRS_STREAM else others,
+            count,
+        )
+
+    def _live(
+        self,
+        session: Session,
+        *,
+        stream: int = 3,
+        noise: AbstractContextManager[Any] | None = None,
+        loaders: Loaders | None = None,
+        resumed: Callable[[Session], Session] | None = None,
+    ) -> Life:
+        """A life from the start; only that of a plan, which has `loaders`, looks at its evaluations."""
+        return live(
+            session,
+            self.job,
+            self.snapshots[0],
+            self.lives,
+            lambda acting, batch: self._step_on(acting, batch, noise),
+            self.evaluation.as_it_is if loaders is not None else lambda _: torch.empty(0),
+            loaders,
+            resumed,
+            stream,
+        )
+
+    def _mean_life(self, session: Session, stream: int, first: Life) -> Life:
+        """The mean of lives under several random streams, with what the first one's evaluations were."""
+        seeds = range(self.effort.life_seeds)
+        outcomes = [self._live(session, stream=stream + seed).outcome for seed in seeds]
+        return dataclasses.replace(first, outcome=mean_outcome(outcomes))
+
+    def _resumed(self, plan: Plan, session: Session) -> Session:
+        """A new session that goes on from a checkpoint, closed with `session`; that one where the plan acts
+        once in a process.
+        """
+        tap = Tap(self.job)
+        try:
+            again = reopened(session, lambda: self._opened(plan, tap))
+        except Refused:
+            return session
+        session.build.on_close(again.close)
+        return again
+
+    def _rehearse(self, session: Session, tap: Tap, steps: int) -> Rehearsal:
+        return rehearse(
+            session,
+            tap,
+            self.job,
+            self.snapshots[0],
+            self.batches,
+            DictatedLoss(self.slopes, session.build.device),
+            steps=steps,
+            roundoff=session.build.unit_roundoff,
+        )
+
+    def _opened(self, plan: Plan, tap: Tap) -> Session:
+        session = start(tap.job, plan, self.machine)
+        tap.attach(session)
+        self.taps[session] = tap
+        return session
+
+    def _step(self, session: Session, position: int) -> float:
+        return self._step_on(session, clone(self.batches[position % len(self.batches)]))
+
+    def _step_on(
+        self, session: Session, batch: Any, noise: AbstractContextManager[Any] | None = None
+    ) -> float:
+        with noise or nullcontext(), self.draws if self.ordered else nullcontext():
+            loss = session.step(batch)
+        return float(torch.as_tensor(loss).detach())
+
+    def _locksteps(self, session: Session) -> list[Outcome]:
+        return [self._lockstep(session, s, stream=index) for index, s in enumerate(self.snapshots)]
+
+    def _lockstep(
+        self,
+        session: Session,
+        snapshot: Snapshot,
+        *,
+        stream: int,
+        noise: AbstractContextManager[Any] | None = None,
+    ) -> Outcome:
+        """A few steps from a snapshot; outputs in evaluation mode only for the reference's own session."""
+        restore(session, snapshot)
+        torch.manual_seed(stream)
+        before, tap = random_state(), self.taps[session]
+        tap.watch()
+        with noise or nullcontext():
+            losses = [self._step(session, snapshot.position)]
+            tap.watching = False
+            losses += [self._step(session, snapshot.position + i) for i in range(1, self.effort.lockstep)]
+        drawn, after = random_state(), state_of(session)
+        outputs = self.evaluation(session, after) if session is self.session else torch.empty(0)
+        drew = not torch.equal(before, drawn)
+        return Outcome(losses, after, outputs, drawn, drew, tap.gradients, list(tap.streams))
+
+    def _mean_lockstep(self, session: Session, snapshot: Snapshot, stream: int) -> Outcome:
+        return mean_outcome(
+            [self._lockstep(session, snapshot, stream=stream + seed) for seed in range(self.effort.seeds)]
+        )
+
+    def _course(
+        self, session: Session, *, stream: int = 1, noise: AbstractContextManager[Any] | None = None
+    ) -> tuple[list[float], State]:
+        restore(session, self.snapshots[0])
+        torch.manual_seed(stream)
+        with noise or nullcontext():
+            curve = [self._step(session, position) for position in range(self.effort.course)]
+        return curve, state_of(session)
+
+    def _mean_course(self, session: Session, stream: int) -> tuple[list[float], State]:
+        runs = [self._course(session, stream=stream + seed) for seed in range(self.effort.course_seeds)]
+        curve = [sum(values) / len(values) for values in zip(*(run[0] for run in runs), strict=True)]
+        return curve, State.mean([run[1] for run in runs])

@@ -1,0 +1,182 @@
+"""The test of bias: noise of mean zero is no harm, what errs to one side is; and masks of a plan's own."""
+
+import dataclasses
+import random
+
+import pytest
+import torch
+from torch import nn
+
+import vivace
+from vivace import Card, Numerics, Seam, Stage, Technique
+from vivace.plan import Plan
+from vivace.testing import jobs
+from vivace.verifying.bias import WHOLE, Gradient, Pair, checks_of, estimates, pair_of, spread_of
+from vivace.verifying.ruler import Ruler
+
+MACHINE = vivace.inspect().to_dict()
+RATE = 0.5
+
+
+def drawn(seed, count=32, bias=0.0, noise=0.02, lose=0.0):
+    numbers = torch.Generator().manual_seed(seed)
+    found = []
+    for _ in range(count):
+        theirs = torch.randn(400, generator=numbers)
+        mine = theirs * (1.0 + bias) + noise * torch.randn(400, generator=numbers)
+        found.append(pair_of(Gradient(1.0 + lose, {"0.w": mine}), Gradient(1.0, {"0.w": theirs})))
+    return found
+
+
+def broken(pairs, shadows=None):
+    return [c["quantity"] for c in checks_of(estimates(pairs), shadows or {}, 0) if not c["kept"]]
+
+
+def test_noise_is_kept_and_a_bias_of_two_percent_is_not():
+    assert broken(drawn(0)) == []
+    assert broken(drawn(0, noise=0.3)) == []
+    assert broken(drawn(1, bias=0.02)) == ["gradient bias", "gradient bias"]
+    assert broken(drawn(1, lose=0.01)) == ["loss bias"]
+    assert broken(drawn(1, noise=1.0)) == ["gradient size"]
+
+
+def test_noise_of_the_reference_itself_is_no_bias():
+    """Projected on itself, a noisy gradient would seem longer than another one of the same mean."""
+    numbers, pairs = torch.Generator().manual_seed(0), []
+    for _ in range(32):
+        true = torch.randn(400, generator=numbers)
+        noisy = [Gradient(1.0, {"0.w": true + 0.5 * torch.randn(400, generator=numbers)}) for _ in range(4)]
+        pairs.append(pair_of(noisy[0], noisy[1], (noisy[2], noisy[3])))
+    assert broken(pairs) == []
+    assert estimates(pairs)["gradient bias"].error < 0.03
+
+
+def test_what_right_rounding_brings_is_no_bias():
+    shadows = spread_of([drawn(seed, count=8, bias=0.004 * (-1) ** seed) for seed in range(4)])
+    assert shadows["gradient bias"] == pytest.approx(0.004, rel=0.5)
+    assert broken(drawn(1, bias=0.012), shadows) == []
+
+
+def test_the_error_is_as_wide_as_the_estimates_scatter():
+    found = [estimates(drawn(seed, noise=0.3))["gradient bias"] for seed in range(200)]
+    outside = sum(abs(estimate.value) > 2 * estimate.error for estimate in found)
+    assert 0.01 < outside / len(found) < 0.12
+    assert sum(estimate.certain != 0.0 for estimate in found) == 0
+
+
+def test_the_smallest_bias_that_would_be_seen_is_stated():
+    (whole,) = (
+        c
+        for c in checks_of(estimates(drawn(0)), {}, 0)
+        if c["quantity"] == "gradient bias" and not c["layer"]
+    )
+    assert 0.005 < whole["seen_from"] < 0.01
+    numbers = random.Random(0)
+    caught = sum(
+        "gradient bias" in broken(drawn(numbers.randrange(10**6), bias=whole["seen_from"])) for _ in range(20)
+    )
+    assert caught >= 12
+
+
+def test_a_missing_gradient_is_zero_and_too_few_pairs_say_nothing():
+    products = {"0.v": (0.0, 0.0, 3.0, 0.0), "0.w": (0.0, 3.0, 0.0, 3.0), WHOLE: (0.0, 3.0, 3.0, 3.0)}
+    pair = pair_of(Gradient(1.0, {"0.v": torch.ones(3)}), Gradient(1.0, {"0.w": torch.ones(3)}))
+    assert pair == Pair((1.0, 1.0), products)
+    assert estimates([pair] * 3) == {}
+    assert "gradient bias of 0.w" in broken([pair] * 4) or "gradient bias" in broken([pair] * 4)
+
+
+def dropping():
+    """A job whose hidden units are left out at random, as many samples and units as a mask needs."""
+
+    def data():
+        numbers = torch.Generator().manual_seed(0)
+        inputs = torch.randn(1024, 16, generator=numbers)
+        return torch.utils.data.DataLoader(
+            torch.utils.data.TensorDataset(inputs, inputs[:, :4].argmax(1)), batch_size=128, shuffle=True
+        )
+
+    return dataclasses.replace(
+        jobs.mlp(),
+        model=lambda: nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Dropout(RATE), nn.Linear(64, 4)),
+        data=data,
+    )
+
+
+def own_masks(build, rate, scale, *, shared=False):
+    """Draw the masks from a generator of the plan's own."""
+    (module,) = (m for m in build.model.modules() if isinstance(m, nn.Dropout))
+    numbers = torch.Generator().manual_seed(7)
+
+    def forward(hidden):
+        if not module.training:
+            return hidden
+        torch.rand(1)  # the main stream moves, too
+        shape = (1, hidden.shape[1]) if shared else hidden.shape
+        return hidden * (torch.rand(shape, generator=numbers) >= rate) * scale
+
+    module.forward = forward
+    build.on_close(lambda: module.__dict__.pop("forward"))
+
+
+def right_masks(build):
+    own_masks(build, RATE, 1 / (1 - RATE))
+
+
+def half_the_rate(build):
+    own_masks(build, RATE / 2, 1 / (1 - RATE / 2))
+
+
+def unscaled(build):
+    own_masks(build, RATE, 1.0)
+
+
+def one_mask_for_the_batch(build):
+    own_masks(build, RATE, 1 / (1 - RATE), shared=True)
+
+
+def head_learns_less(build):
+    def finish(following):
+        following()
+        list(build.model.parameters())[-2].grad.mul_(0.98)
+
+    build.wrap(Seam.FINISH, finish)
+
+
+def claim(function):
+    body = {
+        "card": Card(Stage.MODEL, Numerics.ROUNDING, "x", "x", unit_roundoff=2.0**-8),
+        "name": f"bias_{function.__name__}",
+        "apply": lambda self, build: function(build),
+        "__annotations__": {},
+    }
+    return dataclasses.dataclass(frozen=True)(type(function.__name__, (Technique,), body))
+
+
+@pytest.fixture(scope="module")
+def ruler():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    made = Ruler(dropping(), MACHINE)
+    made.prepare()
+    yield made
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("defect", [half_the_rate, unscaled, one_mask_for_the_batch])
+def test_wrong_masks_of_a_plans_own_are_caught(defect, ruler, register):
+    verdict = ruler.judge(Plan([register(claim(defect))()]).to_dict())
+    assert verdict["kept"] is False, verdict["reason"]
+
+
+def test_right_masks_of_a_plans_own_are_kept(ruler, register):
+    verdict = ruler.judge(Plan([register(claim(right_masks))()]).to_dict())
+    assert verdict["kept"], verdict["reason"]
+    assert any("seen_from" in check for check in verdict["checks"])
+
+
+def test_a_layer_that_learns_two_percent_less_is_not_hidden_by_bfloat16(ruler, register):
+    plan = Plan([register(claim(head_learns_less))()]).to_dict() | {"bf16_autocast": {}}
+    verdict = ruler.judge(plan)
+    assert verdict["kept"] is False
+    assert ruler.judge({"bf16_autocast": {}})["kept"]

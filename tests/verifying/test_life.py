@@ -1,0 +1,296 @@
+"""What goes wrong at an evaluation, an epoch's end, another shape, late in the data, or after a resume."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import vivace
+from vivace import Card, Numerics, Seam, Stage, Technique
+from vivace.plan import Plan
+from vivace.tensors.trees import batch_size
+from vivace.testing import jobs
+from vivace.verifying.ruler import Ruler
+
+MACHINE = vivace.inspect().to_dict()
+SAMPLES, BATCH = 72, 16  # the last batch has 8
+
+
+def pictures(samples=SAMPLES, shuffle=True):
+    numbers = torch.Generator().manual_seed(samples)
+    inputs = torch.randn(samples, 3, 8, 8, generator=numbers)
+    labels = torch.randint(4, (samples,), generator=numbers)
+    return DataLoader(TensorDataset(inputs, labels), batch_size=BATCH, shuffle=shuffle)
+
+
+def accuracy(model, batches):
+    hits = [(model(inputs).argmax(1) == labels).float() for inputs, labels in batches]
+    return torch.cat(hits).mean().item()
+
+
+def job(samples=SAMPLES):
+    return dataclasses.replace(
+        jobs.cnn(),
+        data=lambda: pictures(samples),
+        validation=lambda: pictures(40, shuffle=False),
+        metric=accuracy,
+        epochs=3,
+    )
+
+
+def of_norm(build):
+    return [m for m in build.model.modules() if isinstance(m, nn.BatchNorm2d)]
+
+
+def norm_frozen_after_an_evaluation(build):
+    def validation(following, loader):
+        for norm in of_norm(build):
+            norm.momentum = 0.0
+        return iter(following(loader))
+
+    build.wrap(Seam.VALIDATION, validation)
+
+
+def evaluated_from_a_stale_copy(build):
+    plain, held = type(build.model).forward, []
+
+    def forward(inputs):
+        if build.model.training:
+            return plain(build.model, inputs)
+        if not held:
+            held.append(copy.deepcopy([*build.model]))
+        for module in held[0]:
+            inputs = module.eval()(inputs)
+        return inputs
+
+    build.model.forward = forward
+    build.on_close(lambda: build.model.__dict__.pop("forward"))
+
+
+def momentum_reset_each_epoch(build):
+    def batches(following, loader):
+        build.optimizer.state.clear()
+        yield from following(loader)
+
+    build.wrap(Seam.BATCHES, batches)
+
+
+def padded_to_a_static_shape(build):
+    plain = type(build.model).forward
+
+    def forward(inputs):
+        missing = max(0, BATCH - len(inputs))
+        padded = functional.pad(inputs, (0, 0) * 3 + (0, missing))
+        return plain(build.model, padded)[: len(inputs)]
+
+    build.model.forward = forward
+    build.on_close(lambda: build.model.__dict__.pop("forward"))
+
+
+def small_batches_in_evaluation_mode(build):
+    def forward(following, batch):
+        if batch_size(batch) == BATCH:
+            return following(batch)
+        for norm in of_norm(build):
+            norm.training = False
+        try:
+            return following(batch)
+        finally:
+            for norm in of_norm(build):
+                norm.training = True
+
+    build.wrap(Seam.FORWARD, forward)
+
+
+class Counting:
+    """A count that a technique keeps, or forgets to."""
+
+    def __init__(self):
+        self.steps = 0
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = state["steps"]
+
+
+def warmed_up_anew_after_a_resume(build, kept=False):
+    """The first steps of every process are taken in fp64; the next ones scaled by what they counted."""
+    counting = Counting()
+    if kept:
+        build.keep(counting)
+
+    def update(following):
+        counting.steps += 1
+        early = counting.steps <= 2 and build.notes["opened"] > 1
+        if early:
+            for parameter in build.model.parameters():
+                parameter.grad.mul_(0.5)
+        following()
+
+    OPENED.append(build)
+    build.notes["opened"] = len(OPENED)
+    build.wrap(Seam.UPDATE, update)
+
+
+OPENED: list = []
+
+
+def replayed_from_the_third_epoch(build):
+    recorded = []
+
+    def batches(following, loader):
+        found = list(following(loader)) if len(recorded) < 2 else recorded[0]
+        recorded.append(found)
+        return iter(found)
+
+    build.wrap(Seam.BATCHES, batches)
+
+
+def late_batches_twice(build):
+    def batches(following, loader):
+        before = None
+        for number, batch in enumerate(following(loader)):
+            yield before if number > 256 and number % 2 else batch
+            before = batch
+
+    build.wrap(Seam.BATCHES, batches)
+
+
+def last_batch_lost(build):
+    def batches(following, loader):
+        held = None
+        for batch in following(loader):
+            if held is not None:
+                yield held
+            held = batch
+
+    build.wrap(Seam.BATCHES, batches)
+
+
+def evaluated_on_the_training_data(build):
+    read = []
+
+    def batches(following, loader):
+        for batch in following(loader):
+            read.append(batch)
+            yield batch
+
+    build.wrap(Seam.BATCHES, batches)
+    build.wrap(Seam.VALIDATION, lambda following, loader: iter(read[:3] or following(loader)))
+
+
+def evaluation_cut(build):
+    build.wrap(Seam.VALIDATION, lambda following, loader: iter(list(following(loader))[:-1]))
+
+
+def fed_from_a_list(build):
+    build.wrap(Seam.BATCHES, lambda following, loader: iter(list(following(loader))))
+    build.wrap(Seam.VALIDATION, lambda following, loader: iter(list(following(loader))))
+
+
+def claim(function, numerics=Numerics.ROUNDING):
+    card = Card(Stage.DATA, numerics, "x", "x", unit_roundoff=2.0**-8 if numerics else 0.0)
+    body = {"card": card, "name": f"life_{function.__name__}", "apply": lambda self, build: function(build)}
+    made = type(function.__name__, (Technique,), body | {"__annotations__": {}})
+    return dataclasses.dataclass(frozen=True)(made)()
+
+
+@pytest.fixture(scope="module")
+def rulers():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    made: dict[int, Ruler] = {}
+
+    def get(samples=SAMPLES):
+        if samples not in made:
+            made[samples] = Ruler(job(samples), MACHINE)
+            made[samples].prepare()
+        return made[samples]
+
+    yield get
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def judge(rulers, register):
+    def judge(*functions, samples=SAMPLES, numerics=Numerics.ROUNDING, further=None):
+        techniques = [register(type(claim(function, numerics)))() for function in functions]
+        plan = Plan(techniques).to_dict() | (further or {})
+        return rulers(samples).judge(plan)
+
+    return judge
+
+
+@pytest.mark.parametrize(
+    ("defect", "words"),
+    [
+        (norm_frozen_after_an_evaluation, "momentum of 0.1 (BatchNorm2d) is 0.0"),
+        (evaluated_from_a_stale_copy, "evaluation under the plan"),
+        (momentum_reset_each_epoch, "over evaluations and epochs"),
+        (padded_to_a_static_shape, "over evaluations and epochs"),
+        (small_batches_in_evaluation_mode, "over evaluations and epochs"),
+        (replayed_from_the_third_epoch, "in epoch 3"),
+        (last_batch_lost, "other batches"),
+        (evaluated_on_the_training_data, "first evaluation gets other batches than the job's validation"),
+        (evaluation_cut, "evaluation gets other batches"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_defect_of_a_trainings_life_is_caught(defect, words, judge):
+    verdict = judge(defect)
+    assert verdict["kept"] is False
+    assert words in verdict["reason"], verdict["reason"]
+
+
+def test_an_exact_plan_must_be_exact_over_its_life(judge):
+    verdict = judge(momentum_reset_each_epoch, numerics=Numerics.EXACT)
+    assert verdict["kept"] is False
+    assert "over evaluations and epochs" in verdict["reason"]
+    assert judge(fed_from_a_list, numerics=Numerics.EXACT)["kept"]
+
+
+def test_data_beyond_256_batches_are_compared(judge):
+    verdict = judge(late_batches_twice, samples=300 * BATCH + 8, numerics=Numerics.EXACT)
+    assert verdict["kept"] is False
+    assert "other batches" in verdict["reason"]
+
+
+def test_the_last_batches_are_compared_where_there_is_no_time_for_all(rulers, judge):
+    ruler = rulers()
+    before, ruler.feeding_seconds = ruler.feeding_seconds, 0.0
+    try:
+        verdict = judge(last_batch_lost)
+    finally:
+        ruler.feeding_seconds = before
+    assert verdict["kept"] is False
+    assert "other batches" in verdict["reason"]
+
+
+def test_what_a_technique_holds_must_outlive_a_resume(judge):
+    OPENED.clear()
+    verdict = judge(warmed_up_anew_after_a_resume)
+    assert verdict["kept"] is False
+    assert "over evaluations and epochs" in verdict["reason"]
+
+
+def test_what_it_keeps_does(judge):
+    def kept(build):
+        warmed_up_anew_after_a_resume(build, kept=True)
+
+    OPENED.clear()
+    verdict = judge(kept)
+    assert verdict["kept"], verdict["reason"]
+
+
+@pytest.mark.parametrize(
+    "plan", [{"bf16_autocast": {}}, {"bf16_weights": {}}, {"fp16_autocast": {}}], ids=str
+)
+def test_correct_plans_outlive_it(plan, judge):
+    verdict = judge(fed_from_a_list, further=plan)
+    assert verdict["kept"], verdict["reason"]
