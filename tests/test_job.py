@@ -42,7 +42,7 @@ def test_a_job_or_a_function_that_returns_one(job_file):
     [
         ("{file}:jbo", "has no name 'jbo'; did you mean 'job'"),
         ("{file}:number", "'number' in '{file}' is of type int; it must be a vivace.Job"),
-        ("{file}", "names no Job in the file: write {file}:name"),
+        ("{file}", "holds job: write {file}:job"),
         ("/nowhere/at_all.py:job", "there is no file '/nowhere/at_all.py'"),
         ("no.such.module:job", "No module named 'no'"),
         ("digitz", "there is no recipe 'digitz'; did you mean 'digits'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
 import importlib.util
@@ -117,17 +118,45 @@ def load(reference: str) -> Job:
 
 
 def _recipe(name: str) -> str:
-    package = importlib.import_module("vivace.recipes")
-    known = sorted(
-        path.stem for path in Path(package.__path__[0]).glob("*.py") if not path.stem.startswith("_")
-    )
+    known = sorted(importlib.import_module("vivace.recipes").RECIPES)
     if name in known:
         return f"vivace.recipes.{name}"
     if name.endswith(".py"):
-        raise JobError(f"'{name}' names no Job in the file: write {name}:name")
+        raise JobError(_which_job(Path(name)))
     raise JobError(
         f"there is no recipe '{name}'{nearest(name, known)} ({', '.join(known)}; or write file.py:name)"
     )
+
+
+def _which_job(path: Path) -> str:
+    """What to write for a file that was given without the name of a Job. The file is read, never run."""
+    if not path.is_file():
+        return f"there is no file '{path}'"
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError, OSError) as error:
+        return f"'{path}' cannot be read as Python: {error}"
+    jobs = [name for statement in tree.body for name in _job_names(statement)]
+    if jobs:
+        return f"'{path}' holds {' and '.join(jobs)}: write {path}:{jobs[-1]}"
+    return (
+        f"'{path}' is a script without a Job: vivace profile -- python {path} shows where its time goes as "
+        "it is; to tune it, write a Job (README, ten lines)"
+    )
+
+
+def _job_names(statement: ast.stmt) -> list[str]:
+    """The names that a statement binds to a Job, or to a function that returns one."""
+    made = any(
+        isinstance(node, ast.Call) and ast.unparse(node.func) in ("Job", "vivace.Job")
+        for node in ast.walk(statement)
+    )
+    if not made or isinstance(statement, ast.ClassDef):
+        return []
+    if isinstance(statement, ast.FunctionDef):
+        return [statement.name] if not statement.args.args[len(statement.args.defaults) :] else []
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -94,12 +94,16 @@ def _finite(content: Any) -> Any:
 
 
 @contextmanager
-def screen(as_json: bool, quiet: bool, debug: bool) -> Iterator[Screen]:
-    """Run a command's body; every error becomes one sentence and an exit code."""
+def screen(as_json: bool, quiet: bool, debug: bool, device: str | None = None) -> Iterator[Screen]:
+    """Run a command's body on the named device; every error becomes one sentence and an exit code."""
     current = Screen(as_json, quiet, debug)
     try:
         with open(os.devnull) as nothing:
             os.dup2(nothing.fileno(), 0)  # a job must not wait for the terminal
+        if device is not None:
+            from vivace.inspection.device_choice import train_on
+
+            train_on(device)
         yield current
         code = current.exit_code
     except VivaceError as error:
