@@ -1,9 +1,13 @@
 import multiprocessing
+import signal
 
 import pytest
 import torch
 
 from vivace.technique import registry
+
+# A shell's background job ignores interrupts, and so would all that the tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PRELOADED = (
     "torch._dynamo",  # what building an optimizer imports
