@@ -67,7 +67,9 @@ def require_torch() -> None:
     try:
         found = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        raise InputError(f"torch is not installed; install torch >= {wanted}") from None
+        raise InputError(
+            f"torch is not installed: pip install 'vivace[torch]', or your GPU's build of torch >= {wanted}"
+        ) from None
     if tuple(int("".join(filter(str.isdigit, part)) or 0) for part in found.split(".")[:2]) < OLDEST_TORCH:
         raise InputError(f"torch {found} is too old; Vivace needs torch >= {wanted}")
 
