@@ -6,8 +6,9 @@ import torch
 
 from vivace.technique import registry
 
-# A shell's background job ignores interrupts, and so would all that the tests start and interrupt.
+# A background job may ignore signals, and so would all that the tests start and signal.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 PRELOADED = (
     "torch._dynamo",  # what building an optimizer imports
