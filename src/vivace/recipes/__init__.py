@@ -13,12 +13,20 @@ class Recipe:
     task: str
     data: str
     metric: str
+    validated: int  # held-out samples
     extra: str
 
 
 RECIPES = {
+    "photographs": Recipe(
+        "image classification", "grey crops of 16 photographs (scikit-image)", "accuracy", 384, "demo"
+    ),
     "digits": Recipe(
-        "image classification", "1,797 handwritten digits of 8x8 pixels (scikit-learn)", "accuracy", "demo"
+        "image classification",
+        "1,797 handwritten digits of 8x8 pixels (scikit-learn)",
+        "accuracy",
+        360,
+        "demo",
     ),
 }
 
