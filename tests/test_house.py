@@ -104,6 +104,17 @@ FORBIDDEN = re.compile(
     )
 )
 
+# Who may read a sentence, and why; everything else reads an error's class and fields.
+READERS_OF_SENTENCES = {
+    "errors.py": "torch says these things by a sentence alone",
+    "job.py": "`blame` shows of what a loader's worker raised, and torch raises again, the worker's own line",
+    "profiling/rules.py": "torch.compile tells why it compiles anew by a sentence alone",
+}
+SENTENCES = {"reason", "message", "sentence", "why"}
+READING = {"startswith", "endswith", "partition", "rpartition", "find", "index", "count", "split", "rsplit"}
+READING |= {"removeprefix", "removesuffix", "search", "match", "fullmatch", "findall", "replace"}
+OF_LINES = {"\n", "(HINT", "Explanation:"}  # to show less of it
+
 WITHOUT_TORCH = """
 import sys
 
@@ -164,6 +175,63 @@ def test_functions_stay_within_their_budget(path: Path) -> None:
 def test_numbers_are_told_in_one_place(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     assert [line.strip() for line in lines if NUMBERS_TOLD.search(line)] == []
+
+
+def sentences_read(function: ast.AST) -> list[str]:
+    """Where a function compares or searches the text of an exception, or what is called like one."""
+    nodes = list(ast.walk(function))
+    caught = {n.name for n in nodes if isinstance(n, ast.ExceptHandler) and n.name}
+    caught |= {n.arg for n in nodes if isinstance(n, ast.arg) and n.arg in ("error", "failed", "failure")}
+    told: set[str] = set(SENTENCES)
+
+    def is_told(node: ast.AST) -> bool:
+        match node:
+            case ast.Name(id=name):
+                return name in told
+            case ast.Call(func=ast.Name(id="str"), args=[inner]):
+                return is_told(inner) or (isinstance(inner, ast.Name) and inner.id in caught)
+            case ast.Call(func=ast.Attribute(value=inner)):  # str(error).strip().lower()
+                return is_told(inner)
+            case ast.Subscript(value=inner):
+                return is_told(inner)
+            case ast.Attribute(value=ast.Name(id=name), attr=field):
+                return field in SENTENCES or (name in caught and field == "args")
+            case ast.Attribute(attr=field):
+                return field in SENTENCES
+        return False
+
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
+                pairs = zip(names, values, strict=True)
+            case ast.Assign(targets=[target], value=value):
+                pairs = iter([(target, value)])
+            case _:
+                continue
+        told |= {name.id for name, value in pairs if isinstance(name, ast.Name) and is_told(value)}
+    found = []
+    for node in nodes:
+        match node:
+            case ast.Compare(left=left, ops=ops, comparators=others):
+                plain = all(isinstance(o, ast.Constant) and o.value in ("", None) for o in others)
+                kinds = (ast.In, ast.NotIn, ast.Eq, ast.NotEq)
+                if any(map(is_told, (left, *others))) and isinstance(ops[0], kinds) and not plain:
+                    found.append(ast.unparse(node))
+            case ast.Call(func=ast.Attribute(value=whose, attr=verb), args=arguments) if verb in READING:
+                shows = [a for a in arguments if isinstance(a, ast.Constant) and a.value in OF_LINES]
+                if any(map(is_told, (whose, *arguments))) and not shows:
+                    found.append(ast.unparse(node))
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_nothing_branches_on_a_sentence(path: Path) -> None:
+    """An error's class and fields are for programs; its text may be worded anew at any time."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    found = sorted({text for function in functions for text in sentences_read(function)})
+    if relative(path) not in READERS_OF_SENTENCES:
+        assert found == []
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

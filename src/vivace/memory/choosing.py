@@ -99,17 +99,9 @@ def cheapest(choosers: Iterable[Chooser], budget_bytes: int, seconds: float = ma
 class TooLittle(AnswerIsNo):
     """No decisions fit; `smallest_bytes` is the smallest peak that was measured."""
 
-    def __init__(self, budget_bytes: int, smallest_bytes: int) -> None:
-        super().__init__(
-            f"no decisions for the blocks bring the peak to {words.size(budget_bytes)}; the smallest "
-            f"measured is {words.size(smallest_bytes)}"
-        )
+    def __init__(self, message: str = "", *, smallest_bytes: int = 0) -> None:
+        super().__init__(message)
         self.smallest_bytes = smallest_bytes
-
-    @property
-    def kind(self) -> str:
-        """What it is elsewhere."""
-        return AnswerIsNo.__name__
 
 
 def choosers(
@@ -182,7 +174,12 @@ class Chooser:
             if peak <= budget_bytes and (best is None or decision.seconds < best.seconds):
                 best = decision
         if best is None:
-            raise TooLittle(budget_bytes, min(measured.values()))
+            least = min(measured.values())
+            raise TooLittle(
+                f"no decisions for the blocks bring the peak to {words.size(budget_bytes)}; the smallest "
+                f"measured is {words.size(least)}",
+                smallest_bytes=least,
+            )
         peak = measured[best.names]
         plan, curve = self.plan(best), self.curve()
         return Chosen(plan, self.base, best, peak, self.kept_bytes, self.step_seconds, curve)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from vivace.errors import ChildFailed, InputError
+from vivace.errors import InputError
 from vivace.inspection import inspect
 from vivace.plan import Plan
 from vivace.technique import Numerics, registry
@@ -81,8 +81,3 @@ def smaller_plans(device: str, allow: Numerics) -> Iterator[Plan]:
                 both = Plan(other.rescues()[:1]).adding(technique)
                 if len(both) > 1:
                     yield both
-
-
-def is_out_of_memory(failed: ChildFailed) -> bool:
-    """Did a child process end for lack of memory? The kernel's killer leaves no more than a signal."""
-    return str(failed).startswith("out of memory") or "SIGKILL" in str(failed)
