@@ -35,6 +35,7 @@ EXPORTS = {
     "Card",
     "CheckpointError",
     "ChildFailed",
+    "Code",
     "Diverged",
     "FolderError",
     "InputError",
@@ -61,6 +62,7 @@ EXPORTS = {
     "Unsteady",
     "Verdict",
     "VivaceError",
+    "Way",
     "__version__",
     "advise",
     "attach",
@@ -114,6 +116,29 @@ SENTENCES = {"reason", "message", "sentence", "why"}
 READING = {"startswith", "endswith", "partition", "rpartition", "find", "index", "count", "split", "rsplit"}
 READING |= {"removeprefix", "removesuffix", "search", "match", "fullmatch", "findall", "replace"}
 OF_LINES = {"\n", "(HINT", "Explanation:"}  # to show less of it
+
+# Where a technique's name means something else: a number format, a layout, an event, something of torch's.
+WORDS_LIKE_TECHNIQUES = {
+    "advising/catalogue.py": {"tf32"},
+    "advising/formula.py": {"channels_last", "tf32"},
+    "advising/interval.py": {"tf32"},
+    "advising/predict.py": {"tf32"},
+    "advising/source.py": {"tf32"},
+    "command/cli.py": {"channels_last"},
+    "command/progress.py": {"checkpoint"},
+    "inspection/figures.py": {"tf32"},
+    "inspection/gauges.py": {"tf32"},
+    "profiling/judge.py": {"tf32"},
+    "profiling/record/experiments.py": {"channels_last", "compile"},
+    "profiling/record/facts.py": {"cudnn_benchmark", "tf32"},
+    "profiling/roofline.py": {"tf32"},
+    "profiling/rules_precision.py": {"channels_last", "compile"},
+    "reporting/content.py": {"tf32"},
+    "technique/contract.py": {"tf32"},
+    "tensors/precision.py": {"tf32"},
+    "training/loop.py": {"checkpoint"},
+    "tuning/tuner.py": {"tf32"},  # a key of the document, where the device has no such format
+}
 
 WITHOUT_TORCH = """
 import sys
@@ -232,6 +257,20 @@ def test_nothing_branches_on_a_sentence(path: Path) -> None:
     found = sorted({text for function in functions for text in sentences_read(function)})
     if relative(path) not in READERS_OF_SENTENCES:
         assert found == []
+
+
+def test_the_core_names_no_technique() -> None:
+    """Neither in a string nor by an import: what it must know of one stands on the card, a stranger's too."""
+    names, found = set(registry.own_names()), dict[str, set[str]]()
+    for path in FILES:
+        if relative(path).startswith("techniques/"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names:
+                found.setdefault(relative(path), set()).add(node.value)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vivace.techniques"):
+                found.setdefault(relative(path), set()).add(str(node.module))
+    assert found == WORDS_LIKE_TECHNIQUES
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

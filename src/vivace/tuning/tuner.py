@@ -23,8 +23,7 @@ from vivace.measuring.paired import without_loader
 from vivace.plan import Plan
 from vivace.processes.launch import Source
 from vivace.reporting import report
-from vivace.technique import Numerics
-from vivace.technique.registry import find
+from vivace.technique import Numerics, registry
 from vivace.training.stopping import ends_like_ctrl_c
 from vivace.tuning.bench import Bench, OnEvent, one
 from vivace.tuning.budget import parse_memory
@@ -176,11 +175,12 @@ class _Tuning:
         self.baselines = {"strict_fp32": size / step, "default": default.samples_per_second, "tf32": None}
         if device != "cuda":
             self.notes["tf32"] = "this device has no TF32"
-            return
-        trial = bench.measure(Plan([find("tf32")()]), seconds=0.05 * self.seconds, role="baseline_tf32")
-        self.baselines["tf32"] = trial.samples_per_second
-        if trial.reason:
-            self.notes["tf32"] = trial.reason
+        for cls in registry.baselines(device):
+            name = cls.card.baseline
+            trial = bench.measure(Plan([cls()]), seconds=0.05 * self.seconds, role=f"baseline_{name}")
+            self.baselines[name] = trial.samples_per_second
+            if trial.reason:
+                self.notes[name] = trial.reason
 
     def _verify_seconds(self, step: float) -> float:
         return min(0.3 * self.seconds, 6 + 300 * step)
