@@ -37,6 +37,8 @@ EXPORTS = {
     "ChildFailed",
     "Code",
     "Diverged",
+    "Event",
+    "EventKind",
     "FolderError",
     "InputError",
     "Job",
@@ -78,6 +80,7 @@ VERBS = ("advise", "inspect", "profile", "report", "train", "tune", "verify")
 TORCH_FREE = (
     "advising",
     "errors",
+    "events",
     "inspection",
     "ledger",
     "machine",
@@ -125,7 +128,7 @@ WORDS_LIKE_TECHNIQUES = {
     "advising/predict.py": {"tf32"},
     "advising/source.py": {"tf32"},
     "command/cli.py": {"channels_last"},
-    "command/progress.py": {"checkpoint"},
+    "events.py": {"checkpoint"},
     "inspection/figures.py": {"tf32"},
     "inspection/gauges.py": {"tf32"},
     "profiling/judge.py": {"tf32"},
@@ -136,7 +139,6 @@ WORDS_LIKE_TECHNIQUES = {
     "reporting/content.py": {"tf32"},
     "technique/contract.py": {"tf32"},
     "tensors/precision.py": {"tf32"},
-    "training/loop.py": {"checkpoint"},
     "tuning/tuner.py": {"tf32"},  # a key of the document, where the device has no such format
 }
 
@@ -321,6 +323,12 @@ def test_every_error_is_exported() -> None:
     own = [value for value in vars(errors).values() if isinstance(value, type)]
     raised = {cls.__name__ for cls in own if issubclass(cls, errors.VivaceError | errors.TechniqueWarning)}
     assert raised <= EXPORTS
+
+
+def test_listeners_of_all_verbs_hear_the_same() -> None:
+    found = {verb: inspect.signature(getattr(vivace, verb)).parameters.get("on_event") for verb in VERBS}
+    heard = {parameter.annotation for parameter in found.values() if parameter is not None}
+    assert heard == {"OnEvent | None"}
 
 
 def test_results_of_the_verbs_are_exported() -> None:

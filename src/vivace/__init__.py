@@ -48,6 +48,8 @@ _HOME = {
     "OutOfMemory": "vivace.errors",
     "ChildFailed": "vivace.errors",
     "Code": "vivace.errors",
+    "Event": "vivace.events",
+    "EventKind": "vivace.events",
     "TimedOut": "vivace.errors",
     "Unsteady": "vivace.errors",
     "TechniqueWarning": "vivace.errors",
@@ -91,6 +93,8 @@ if TYPE_CHECKING:
     from vivace.errors import TimedOut as TimedOut
     from vivace.errors import Unsteady as Unsteady
     from vivace.errors import VivaceError as VivaceError
+    from vivace.events import Event as Event
+    from vivace.events import EventKind as EventKind
     from vivace.inspection import inspect as inspect
     from vivace.job import Job as Job
     from vivace.ledger import Observation as Observation

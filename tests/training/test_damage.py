@@ -165,7 +165,7 @@ class TestTraining:
             f"3 damaged samples were {policy.removesuffix('e').removesuffix('p')}"
         )
         assert json.loads((tmp_path / "run" / "run.json").read_text())["damaged"] == list(run.damaged)
-        assert any(event["event"] == "notice" for event in events)
+        assert any(event.kind == "notice" for event in events)
 
     def test_by_default_the_run_ends_and_says_which(self, folder, tmp_path):
         self.damage_three(folder)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from vivace.errors import AnswerIsNo, ChildFailed, Code, JobError, Refused, Unsteady, VivaceError
+from vivace.events import Tell
 from vivace.ledger import Ledger, Profile, Ratio, Trial
 from vivace.machine import Machine
 from vivace.measuring.paired import Comparison, Contestant, across, compare, compare_in_turns, without_loader
@@ -17,7 +18,6 @@ from vivace.processes.launch import Source, preload
 from vivace.technique import Numerics, registry
 from vivace.tuning.budget import smaller_plans
 
-OnEvent = Callable[[str, dict[str, Any]], None]
 MOST_ROUNDS, SETTLED_WIDTH = 5, 0.04
 LONGEST_ROUND = 10.0  # seconds: the spread between processes is the larger part of the interval
 
@@ -30,7 +30,7 @@ class Bench:
         source: Source,
         machine: Machine,
         ledger: Ledger,
-        on_event: OnEvent,
+        on_event: Tell,
         *,
         allow: Numerics,
         memory: int | None,
