@@ -219,6 +219,8 @@ def sentences_read(function: ast.AST) -> list[str]:
                 return is_told(inner) or (isinstance(inner, ast.Name) and inner.id in caught)
             case ast.Call(func=ast.Attribute(value=inner)):  # str(error).strip().lower()
                 return is_told(inner)
+            case ast.Subscript(slice=ast.Constant(value=key)) if key in SENTENCES:
+                return True
             case ast.Subscript(value=inner):
                 return is_told(inner)
             case ast.Attribute(value=ast.Name(id=name), attr=field):
@@ -241,8 +243,8 @@ def sentences_read(function: ast.AST) -> list[str]:
         match node:
             case ast.Compare(left=left, ops=ops, comparators=others):
                 plain = all(isinstance(o, ast.Constant) and o.value in ("", None) for o in others)
-                kinds = (ast.In, ast.NotIn, ast.Eq, ast.NotEq)
-                if any(map(is_told, (left, *others))) and isinstance(ops[0], kinds) and not plain:
+                order = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Is, ast.IsNot)
+                if any(map(is_told, (left, *others))) and not isinstance(ops[0], order) and not plain:
                     found.append(ast.unparse(node))
             case ast.Call(func=ast.Attribute(value=whose, attr=verb), args=arguments) if verb in READING:
                 shows = [a for a in arguments if isinstance(a, ast.Constant) and a.value in OF_LINES]
