@@ -339,9 +339,10 @@ def test_no_sentence_steers_the_terminal(vivace, tmp_path):
 
 def test_a_notice_steers_no_terminal_either(capfd):
     from vivace.command.progress import TrainProgress
+    from vivace.events import Event, EventKind
 
     with TrainProgress() as progress:
-        progress({"event": "notice", "text": "\x1b]0;mine\x07 [bold]a sample"})
+        progress(Event(EventKind.NOTICE, {"text": "\x1b]0;mine\x07 [bold]a sample"}))
     shown = capfd.readouterr().err.rstrip("\n")
     assert "]0;mine" in shown
     assert "[bold]a sample" in shown

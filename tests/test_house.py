@@ -35,7 +35,10 @@ EXPORTS = {
     "Card",
     "CheckpointError",
     "ChildFailed",
+    "Code",
     "Diverged",
+    "Event",
+    "EventKind",
     "FolderError",
     "InputError",
     "Job",
@@ -61,6 +64,7 @@ EXPORTS = {
     "Unsteady",
     "Verdict",
     "VivaceError",
+    "Way",
     "__version__",
     "advise",
     "attach",
@@ -76,6 +80,7 @@ VERBS = ("advise", "inspect", "profile", "report", "train", "tune", "verify")
 TORCH_FREE = (
     "advising",
     "errors",
+    "events",
     "inspection",
     "ledger",
     "machine",
@@ -103,6 +108,39 @@ FORBIDDEN = re.compile(
         [rf"(?<![\w.-]){re.escape(path)}" for path in MACHINE_PATHS] + [re.escape(r) for r in REGISTRIES]
     )
 )
+
+# Who may read a sentence, and why; everything else reads an error's class and fields.
+READERS_OF_SENTENCES = {
+    "errors.py": "torch says these things by a sentence alone",
+    "job.py": "`blame` shows of what a loader's worker raised, and torch raises again, the worker's own line",
+    "profiling/rules.py": "torch.compile tells why it compiles anew by a sentence alone",
+}
+SENTENCES = {"reason", "message", "sentence", "why"}
+READING = {"startswith", "endswith", "partition", "rpartition", "find", "index", "count", "split", "rsplit"}
+READING |= {"removeprefix", "removesuffix", "search", "match", "fullmatch", "findall", "replace"}
+OF_LINES = {"\n", "(HINT", "Explanation:"}  # to show less of it
+
+# Where a technique's name means something else: a number format, a layout, an event, something of torch's.
+WORDS_LIKE_TECHNIQUES = {
+    "advising/catalogue.py": {"tf32"},
+    "advising/formula.py": {"channels_last", "tf32"},
+    "advising/interval.py": {"tf32"},
+    "advising/predict.py": {"tf32"},
+    "advising/source.py": {"tf32"},
+    "command/cli.py": {"channels_last"},
+    "events.py": {"checkpoint"},
+    "inspection/figures.py": {"tf32"},
+    "inspection/gauges.py": {"tf32"},
+    "profiling/judge.py": {"tf32"},
+    "profiling/record/experiments.py": {"channels_last", "compile"},
+    "profiling/record/facts.py": {"cudnn_benchmark", "tf32"},
+    "profiling/roofline.py": {"tf32"},
+    "profiling/rules_precision.py": {"channels_last", "compile"},
+    "reporting/content.py": {"tf32"},
+    "technique/contract.py": {"tf32"},
+    "tensors/precision.py": {"tf32"},
+    "tuning/tuner.py": {"tf32"},  # a key of the document, where the device has no such format
+}
 
 WITHOUT_TORCH = """
 import sys
@@ -166,6 +204,79 @@ def test_numbers_are_told_in_one_place(path: Path) -> None:
     assert [line.strip() for line in lines if NUMBERS_TOLD.search(line)] == []
 
 
+def sentences_read(function: ast.AST) -> list[str]:
+    """Where a function compares or searches the text of an exception, or what is called like one."""
+    nodes = list(ast.walk(function))
+    caught = {n.name for n in nodes if isinstance(n, ast.ExceptHandler) and n.name}
+    caught |= {n.arg for n in nodes if isinstance(n, ast.arg) and n.arg in ("error", "failed", "failure")}
+    told: set[str] = set(SENTENCES)
+
+    def is_told(node: ast.AST) -> bool:
+        match node:
+            case ast.Name(id=name):
+                return name in told
+            case ast.Call(func=ast.Name(id="str"), args=[inner]):
+                return is_told(inner) or (isinstance(inner, ast.Name) and inner.id in caught)
+            case ast.Call(func=ast.Attribute(value=inner)):  # str(error).strip().lower()
+                return is_told(inner)
+            case ast.Subscript(slice=ast.Constant(value=key)) if key in SENTENCES:
+                return True
+            case ast.Subscript(value=inner):
+                return is_told(inner)
+            case ast.Attribute(value=ast.Name(id=name), attr=field):
+                return field in SENTENCES or (name in caught and field == "args")
+            case ast.Attribute(attr=field):
+                return field in SENTENCES
+        return False
+
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
+                pairs = zip(names, values, strict=True)
+            case ast.Assign(targets=[target], value=value):
+                pairs = iter([(target, value)])
+            case _:
+                continue
+        told |= {name.id for name, value in pairs if isinstance(name, ast.Name) and is_told(value)}
+    found = []
+    for node in nodes:
+        match node:
+            case ast.Compare(left=left, ops=ops, comparators=others):
+                plain = all(isinstance(o, ast.Constant) and o.value in ("", None) for o in others)
+                order = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Is, ast.IsNot)
+                if any(map(is_told, (left, *others))) and not isinstance(ops[0], order) and not plain:
+                    found.append(ast.unparse(node))
+            case ast.Call(func=ast.Attribute(value=whose, attr=verb), args=arguments) if verb in READING:
+                shows = [a for a in arguments if isinstance(a, ast.Constant) and a.value in OF_LINES]
+                if any(map(is_told, (whose, *arguments))) and not shows:
+                    found.append(ast.unparse(node))
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_nothing_branches_on_a_sentence(path: Path) -> None:
+    """An error's class and fields are for programs; its text may be worded anew at any time."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    found = sorted({text for function in functions for text in sentences_read(function)})
+    if relative(path) not in READERS_OF_SENTENCES:
+        assert found == []
+
+
+def test_the_core_names_no_technique() -> None:
+    """Neither in a string nor by an import: what it must know of one stands on the card, a stranger's too."""
+    names, found = set(registry.own_names()), dict[str, set[str]]()
+    for path in FILES:
+        if relative(path).startswith("techniques/"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names:
+                found.setdefault(relative(path), set()).add(node.value)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vivace.techniques"):
+                found.setdefault(relative(path), set()).add(str(node.module))
+    assert found == WORDS_LIKE_TECHNIQUES
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
     graph = grimp.build_graph("vivace", exclude_type_checking_imports=True, cache_dir=None)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
@@ -214,6 +325,12 @@ def test_every_error_is_exported() -> None:
     own = [value for value in vars(errors).values() if isinstance(value, type)]
     raised = {cls.__name__ for cls in own if issubclass(cls, errors.VivaceError | errors.TechniqueWarning)}
     assert raised <= EXPORTS
+
+
+def test_listeners_of_all_verbs_hear_the_same() -> None:
+    found = {verb: inspect.signature(getattr(vivace, verb)).parameters.get("on_event") for verb in VERBS}
+    heard = {parameter.annotation for parameter in found.values() if parameter is not None}
+    assert heard == {"OnEvent | None"}
 
 
 def test_results_of_the_verbs_are_exported() -> None:

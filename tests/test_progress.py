@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from vivace.command.progress import TrainProgress, TuneProgress, VerifyProgress, epilogue
+from vivace.events import Event, EventKind
 from vivace.ledger import Outcome, Ratio, Trial
 from vivace.plan import Plan
 from vivace.tuning.result import LongPlan, Result
@@ -37,7 +38,7 @@ def shown(progress, *events, terminal=False):
         if terminal:
             progress._status = Console(file=io.StringIO()).status("")
         for event in events:
-            progress(*event)
+            progress(Event(EventKind(event[0]), event[1]))
     return [line[10:] for line in file.getvalue().splitlines()]
 
 
@@ -76,9 +77,9 @@ def test_on_a_terminal_long_plans_are_folded_between_words(terminal):
 def test_a_training_that_goes_on_says_where():
     lines = shown(
         TrainProgress(),
-        ({"event": "resume", "step": 19},),
-        ({"event": "epoch", "epoch": 1, "step": 32, "loss": 0.5},),
-        ({"event": "stop", "interrupted": False, "steps": 64, "run_path": "runs/train"},),
+        ("resume", {"step": 19}),
+        ("epoch", {"epoch": 1, "step": 32, "loss": 0.5}),
+        ("stop", {"interrupted": False, "steps": 64, "run_path": "runs/train"}),
     )
     assert lines == ["goes on after step 19", "epoch 1  step 32  loss 0.5", "trained: 64 steps, runs/train"]
 
@@ -198,7 +199,7 @@ def test_the_plan_for_longer_trainings_and_the_minutes_are_named():
     ("data", "name"), [("training", "metric on the training data"), ("validation", "metric")]
 )
 def test_a_metric_of_the_training_data_is_called_that(data, name):
-    epoch = {"event": "epoch", "epoch": 1, "step": 32, "metric": 0.9414, "metric_data": data}
-    stop = {"event": "stop", "interrupted": False, "steps": 64, "run_path": "runs/train"}
-    lines = shown(TrainProgress(), (epoch,), (stop | {"metric": 0.95, "metric_data": data},))
+    epoch = {"epoch": 1, "step": 32, "metric": 0.9414, "metric_data": data}
+    stop = {"interrupted": False, "steps": 64, "run_path": "runs/train"}
+    lines = shown(TrainProgress(), ("epoch", epoch), ("stop", stop | {"metric": 0.95, "metric_data": data}))
     assert lines == [f"epoch 1  step 32  {name} 0.9414", f"trained: 64 steps, {name} 0.9500, runs/train"]

@@ -22,6 +22,7 @@ _HOME = {
     "attach": "vivace.session.opening",
     "register": "vivace.technique.registry",
     "Technique": "vivace.technique",
+    "Way": "vivace.technique",
     "Card": "vivace.technique",
     "Stage": "vivace.technique",
     "Seam": "vivace.technique",
@@ -46,6 +47,9 @@ _HOME = {
     "Diverged": "vivace.errors",
     "OutOfMemory": "vivace.errors",
     "ChildFailed": "vivace.errors",
+    "Code": "vivace.errors",
+    "Event": "vivace.events",
+    "EventKind": "vivace.events",
     "TimedOut": "vivace.errors",
     "Unsteady": "vivace.errors",
     "TechniqueWarning": "vivace.errors",
@@ -76,6 +80,7 @@ if TYPE_CHECKING:
     from vivace.errors import AnswerIsNo as AnswerIsNo
     from vivace.errors import CheckpointError as CheckpointError
     from vivace.errors import ChildFailed as ChildFailed
+    from vivace.errors import Code as Code
     from vivace.errors import Diverged as Diverged
     from vivace.errors import FolderError as FolderError
     from vivace.errors import InputError as InputError
@@ -88,6 +93,8 @@ if TYPE_CHECKING:
     from vivace.errors import TimedOut as TimedOut
     from vivace.errors import Unsteady as Unsteady
     from vivace.errors import VivaceError as VivaceError
+    from vivace.events import Event as Event
+    from vivace.events import EventKind as EventKind
     from vivace.inspection import inspect as inspect
     from vivace.job import Job as Job
     from vivace.ledger import Observation as Observation
@@ -105,6 +112,7 @@ if TYPE_CHECKING:
     from vivace.technique import Seam as Seam
     from vivace.technique import Stage as Stage
     from vivace.technique import Technique as Technique
+    from vivace.technique import Way as Way
     from vivace.technique.registry import register as register
     from vivace.training.training import Run as Run
     from vivace.training.training import train as train

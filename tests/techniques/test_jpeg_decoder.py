@@ -118,7 +118,7 @@ def test_validation_data_are_served_too_or_left_as_they_are(session):
     assert session.build.notes["jpeg_decoder"]["decoded"] == 4
     other = DataLoader(Pictures(files), num_workers=1, multiprocessing_context="spawn")
     assert session.validation(other) is other
-    assert "your workers start by spawn" in session.build.notes["validation_as_ever"]["jpeg_decoder"]
+    assert "your workers start by spawn" in session.build.facts.validation_left_alone["jpeg_decoder"]
 
 
 def test_without_the_library_it_is_refused(monkeypatch):

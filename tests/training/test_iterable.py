@@ -222,7 +222,7 @@ class TestTraining:
         assert [n for n in run.notices if "come otherwise each time that they are read" in n] == [
             *run.notices
         ]
-        assert [event["text"] for event in events if event["event"] == "notice"] == [*run.notices]
+        assert [event.payload["text"] for event in events if event.kind == "notice"] == [*run.notices]
 
     def test_and_after_a_stop(self, tmp_path):
         for kind in (lambda: Stream(None), Counting):

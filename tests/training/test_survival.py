@@ -53,7 +53,7 @@ def test_a_failure_in_the_middle_goes_on_like_a_resumed_run(crowded, tmp_path, d
     monkeypatch.setenv("FAILS", "nothing")
 
     def shrink(event):
-        if event["event"] == "checkpoint" and event["step"] == 3:
+        if event.kind == "checkpoint" and event.payload["step"] == 3:
             monkeypatch.setenv("FAILS", "backward")
 
     run, found = trained(crowded.job, {}, tmp_path / "run", digest, checkpoint_every_steps=3, on_event=shrink)
@@ -80,7 +80,7 @@ def test_batch_norm_keeps_its_statistics_by_recomputing_instead(crowded, tmp_pat
     _, wanted = trained(job, {"checkpoint": {}}, tmp_path / "wanted", digest)
     run, found = trained(job, {}, tmp_path / "run", digest)
     assert found == wanted
-    assert "activations are recomputed (checkpoint), which changes no number" in run.notices[0]
+    assert "fewer activations are kept (checkpoint), which changes no number" in run.notices[0]
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,8 @@ class Bench:
         answer = self.answers(plan, self.now)
         if isinstance(answer, Code):
             return self._record(plan, status="failed", reason="because", code=answer, foreign_share=0.71)
+        if isinstance(answer, str):
+            return self._record(plan, status="refused", reason="however worded", technique=answer)
         ratio, warmup = answer if isinstance(answer, tuple) else (answer, 0.1)
         pairs = ((0.01, 0.01 / ratio.estimate),)
         measured = {"ratio": ratio, "pairs": pairs, "peak_bytes": 1, "warmup_seconds": warmup}
@@ -63,6 +65,14 @@ def searched(monkeypatch):
         return bench, search
 
     return run
+
+
+def test_what_refuses_in_company_is_left_out_whatever_its_reason_says(searched):
+    bench, _ = searched(lambda plan, now: "bf16_autocast" if "bf16_autocast" in plan.names else STEADY)
+    assert [trial.techniques.keys() for trial in bench.trials[:2]] == [
+        {"channels_last", "bf16_autocast", "fused_optimizer"},
+        {"channels_last", "fused_optimizer"},
+    ]
 
 
 def told(bench):

@@ -32,7 +32,7 @@ def tuned(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tuned") / "run"
     events = []
     result = vivace.tune(
-        STAGE, budget=BUDGET_SECONDS, out=folder, on_event=lambda kind, payload: events.append(kind)
+        STAGE, budget=BUDGET_SECONDS, out=folder, on_event=lambda event: events.append(event.kind)
     )
     return result, folder, events
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from vivace import words
 from vivace.errors import printable
+from vivace.events import Event, EventKind
 from vivace.ledger import Trial
 from vivace.reporting import phrases
 from vivace.tuning.result import Result
@@ -76,28 +77,29 @@ class TuneProgress(_Lines):
         self._tell_refused()
         super().__exit__(*exception)
 
-    def __call__(self, kind: str, payload: dict[str, Any]) -> None:
+    def __call__(self, event: Event) -> None:
         """Show one event of `tune`."""
         if self.quiet:
             return
-        if kind == "trial_end" and not self._running:
+        kind, payload = event.kind, event.payload
+        if kind == EventKind.TRIAL_END and not self._running:
             trial = payload["trial"]
             self._refused.setdefault(trial.reason, []).append(phrases.plan_name(trial.techniques, trial.role))
             return
         self._tell_refused()
-        self._running = kind == "trial_begin"
-        if kind == "phase":
+        self._running = kind == EventKind.TRIAL_BEGIN
+        if kind == EventKind.PHASE:
             self._phase = payload["name"]
             self._doing(self._phase)
             if self._status is None:
                 self._print(self._phase, "dim")
-        elif kind == "notice":
+        elif kind == EventKind.NOTICE:
             self._print(payload["text"], "yellow")
-        elif kind == "trial_begin":
+        elif kind == EventKind.TRIAL_BEGIN:
             self._doing(f"{self._phase}: {payload['plan']}")
-        elif kind == "trial_end":
+        elif kind == EventKind.TRIAL_END:
             self._print(*_line(payload["trial"]), indent=20)
-        elif kind == "verdict":
+        elif kind == EventKind.VERDICT:
             verdict = payload["verdict"]
             text = f"{'':>18}  {payload['plan']}: {headline(verdict)}"
             self._print(text, COLOURS[verdict.kept], indent=20)
@@ -111,31 +113,33 @@ class TuneProgress(_Lines):
 class TrainProgress(_Lines):
     """Listens to `train` and shows a line an epoch."""
 
-    def __call__(self, event: dict[str, Any]) -> None:
+    def __call__(self, event: Event) -> None:
         """Show one event of `train`."""
         if self.quiet:
             return
-        kind = event["event"]
-        if kind == "step":
-            self._doing(_words(event))
-        elif kind == "epoch":
-            self._print(_words(event))
-        elif kind == "resume":
-            self._print(f"goes on after step {event['step']}")
-        elif kind == "notice":
-            self._print(event["text"], "yellow")
-        elif kind == "checkpoint":
-            self._doing(f"checkpoint of step {event['step']}")
-        elif kind == "stop":
+        kind, payload = event.kind, event.payload
+        if kind == EventKind.STEP:
+            self._doing(_words(payload))
+        elif kind == EventKind.EPOCH:
+            self._print(_words(payload))
+        elif kind == EventKind.RESUME:
+            self._print(f"goes on after step {payload['step']}")
+        elif kind == EventKind.NOTICE:
+            self._print(payload["text"], "yellow")
+        elif kind == EventKind.CHECKPOINT:
+            self._doing(f"checkpoint of step {payload['step']}")
+        elif kind == EventKind.STOP:
             ended = (
-                f"stopped by {event['interrupted_by']}; --resume goes on"
-                if event["interrupted"]
+                f"stopped by {payload['interrupted_by']}; --resume goes on"
+                if payload["interrupted"]
                 else "trained"
             )
-            metric = event.get("metric")
-            told = f"{phrases.metric(event.get('metric_data'))} {metric:.4f}, " if metric is not None else ""
-            steps = words.count(event["steps"], "step")
-            self._print(f"{ended}: {steps}, {told}{_short(event['run_path'])}", "bold")
+            metric = payload.get("metric")
+            told = (
+                f"{phrases.metric(payload.get('metric_data'))} {metric:.4f}, " if metric is not None else ""
+            )
+            steps = words.count(payload["steps"], "step")
+            self._print(f"{ended}: {steps}, {told}{_short(payload['run_path'])}", "bold")
 
 
 class VerifyProgress(_Lines):
@@ -146,10 +150,11 @@ class VerifyProgress(_Lines):
         self._doing("the reference runs in strict fp32")
         return self
 
-    def __call__(self, kind: str, payload: dict[str, Any]) -> None:
+    def __call__(self, event: Event) -> None:
         """Show one event of `verify`."""
         if self.quiet:
             return
+        payload = event.payload
         text = f"about {words.duration(payload['left_seconds'])} for the plan and its shadows"
         self._doing(text)
         if self._status is None or payload["left_seconds"] >= 10:
@@ -178,7 +183,7 @@ class MeasureProgress(_Lines):
             self._print(text, "dim")
 
 
-def _words(event: dict[str, Any]) -> str:
+def _words(payload: dict[str, Any]) -> str:
     shown = {
         "epoch": "{:.0f}",
         "step": "{:.0f}",
@@ -186,9 +191,9 @@ def _words(event: dict[str, Any]) -> str:
         "metric": "{:.4f}",
         "samples_per_second": "{:.0f}",
     }
-    names = {"samples_per_second": "samples/s", "metric": phrases.metric(event.get("metric_data"))}
-    found = [(k, f) for k, f in shown.items() if isinstance(event.get(k), (int, float))]
-    return "  ".join(f"{names.get(key, key)} {form.format(event[key])}" for key, form in found)
+    names = {"samples_per_second": "samples/s", "metric": phrases.metric(payload.get("metric_data"))}
+    found = [(k, f) for k, f in shown.items() if isinstance(payload.get(k), (int, float))]
+    return "  ".join(f"{names.get(key, key)} {form.format(payload[key])}" for key, form in found)
 
 
 def _line(trial: Trial) -> tuple[str, str]:

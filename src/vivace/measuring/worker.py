@@ -16,7 +16,7 @@ import torch
 
 from vivace.data.damage import Damage
 from vivace.data.order import ordered
-from vivace.errors import JobError
+from vivace.errors import JobError, VivaceError
 from vivace.job import Job
 from vivace.ledger import Observation
 from vivace.machine import Machine
@@ -24,6 +24,7 @@ from vivace.measuring.loading import limit_beside
 from vivace.observing.observe import live_bytes, observe, peak_of
 from vivace.observing.reference import profile_reference
 from vivace.plan import Plan
+from vivace.processes.launch import own_error
 from vivace.session.opening import (
     LOOKING_SECONDS,
     call,
@@ -232,8 +233,11 @@ class Worker:
         for technique in self.session.plan.techniques:
             try:
                 evidence[technique.name] = technique.confirm(seen, Observation(**reference))
+            except VivaceError as error:
+                error.by(technique.name)
+                raise
             except Exception as error:
-                raise type(error)(f"{technique.name}: {error}") from error
+                raise own_error(error).by(technique.name) from error
         facts = (
             seen.operators,
             seen.kernels,

@@ -29,7 +29,6 @@ from vivace.errors import Refused
 from vivace.mechanisms.blocks import Block, foreign_hook, held, holding, is_fake
 from vivace.tensors.trees import map_tensors, tensors
 
-TECHNIQUE = "checkpoint"
 DOUBLE_BACKWARD = "the job takes gradients of gradients (create_graph=True)"
 EXPENSIVE = [  # operators whose results a cheap second pass keeps: what multiplies matrices
     getattr(torch.ops.aten, name).default
@@ -51,11 +50,13 @@ _Buffers = set[tuple[int, str]]  # index in the block's tree, and name
 class Recomputer:
     """Runs blocks so that they keep their inputs alone; those named in `cheap` keep `EXPENSIVE` results too.
 
+    Refusals open with the name of the `technique`.
+
     `passes` counts second passes; `released` holds the bytes that the latest first pass of a block let go.
     """
 
-    def __init__(self, device: torch.device, cheap: Collection[str] = ()) -> None:
-        self.device, self.cheap = device, cheap
+    def __init__(self, device: torch.device, technique: str, cheap: Collection[str] = ()) -> None:
+        self.device, self.technique, self.cheap = device, technique, cheap
         self.passes = 0
         self.released: dict[str, int] = {}
         self.changing: dict[str, _Buffers] = {}  # what a block's forward writes, such as BatchNorm's means
@@ -183,7 +184,7 @@ class _Frame:
         self.changing = owner.changing.get(block.name)
         if self.changing is None:
             reason = foreign_hook(block)
-            _require(not reason, f"{reason}, which would run twice")
+            self._require(not reason, f"{reason}, which would run twice")
             self.python = _python_streams()
         still = self._buffers() - self.changing if self.changing is not None else set()
         self.still = [(b, b._version) for b in (self.held[i][1][name] for i, name in still)]
@@ -208,12 +209,14 @@ class _Frame:
         return place
 
     def unpack(self, place: _Place) -> torch.Tensor:
-        _require(not torch.is_grad_enabled(), f"{DOUBLE_BACKWARD}, which '{self.block.name}' cannot repeat")
+        self._require(
+            not torch.is_grad_enabled(), f"{DOUBLE_BACKWARD}, which '{self.block.name}' cannot repeat"
+        )
         if place.tensor is None:
             self._run_again()
         if place.tensor is None:
             raise self._differs()
-        _require(
+        self._require(
             place.tensor._version == place.version,
             f"the result of '{self.block.name}' is changed in place before its backward pass",
         )
@@ -235,12 +238,12 @@ class _Frame:
         """The first pass is over: keep what the second one needs, and check that there can be one."""
         name = self.block.name
         if self.changing is None:
-            _require(
+            self._require(
                 _python_streams() == self.python, f"'{name}' draws random numbers from Python or NumPy itself"
             )
             self.changing = self.owner.changing[name] = self._changed()
-        _require(_same(self.inputs), f"'{name}' changes its input in place")
-        _require(_same(self.still), f"'{name}' writes a buffer that it did not write in its first pass")
+        self._require(_same(self.inputs), f"'{name}' changes its input in place")
+        self._require(_same(self.still), f"'{name}' writes a buffer that it did not write in its first pass")
         fixed = [t for parameters, _ in self.held for t in parameters.values() if t is not None]
         fixed += [self.held[i][1][key] for i, key in self._buffers() if (i, key) not in self.changing]
         self.fixed = [(tensor, tensor._version) for tensor in fixed]
@@ -263,7 +266,7 @@ class _Frame:
         return sum(sizes.values())
 
     def _run_again(self) -> None:
-        _require(
+        self._require(
             _same(self.fixed) and _same(self.inputs),
             f"a weight or an input of '{self.block.name}' is changed in place before its backward pass",
         )
@@ -349,12 +352,13 @@ class _Frame:
         return changed
 
     def _differs(self) -> Refused:
-        return Refused(f"'{self.block.name}' does not do the same when it runs again").by(TECHNIQUE)
+        return Refused(f"'{self.block.name}' does not do the same when it runs again").by(
+            self.owner.technique
+        )
 
-
-def _require(condition: object, reason: str) -> None:
-    if not condition:
-        raise Refused(reason).by(TECHNIQUE)
+    def _require(self, condition: object, reason: str) -> None:
+        if not condition:
+            raise Refused(reason).by(self.owner.technique)
 
 
 def _same(tensors: list[tuple[torch.Tensor, int]]) -> bool:

@@ -20,12 +20,12 @@ from torch.utils._pytree import tree_leaves
 
 from vivace.errors import Refused
 from vivace.mechanisms.blocks import Block, find_blocks, foreign_hook, forwards
-from vivace.mechanisms.recompute import Recomputer, autocasts
-from vivace.mechanisms.saved_tensors import Bfloat16Store, HostStore
-from vivace.memory.planner import Option
+from vivace.mechanisms.recompute import autocasts
+from vivace.memory.planner import KEEP, Choice, Option
 from vivace.observing.observe import now, peak_of
 from vivace.session.session import Session
-from vivace.technique import Numerics
+from vivace.technique import Numerics, Way
+from vivace.technique.registry import savers
 from vivace.tensors.modules import patched
 from vivace.tensors.randomness import capture, restore
 from vivace.tensors.trees import map_tensors, tensors
@@ -64,7 +64,7 @@ def measure(session: Session, batch: Any, allow: Numerics) -> list[Part]:
     parts: list[Part] = []
     gradients = 0  # of the blocks that come later: their backward passes are over
     for stretch in reversed(tape.stretches):
-        options = [Option("keep", stretch.held_bytes, stretch.held_bytes, 0.0)]
+        options = [Option(KEEP, stretch.held_bytes, stretch.held_bytes, 0.0)]
         if stretch.name:
             call = tape.calls[stretch.name]
             options = [_times(option, call.count) for option in known[call.kind]]
@@ -178,29 +178,24 @@ class _Call:
         self.kind = f"{block.kind} {shapes} {foreign_hook(block)}"
 
     def options(self, session: Session, allow: Numerics) -> list[Option]:
-        """Keep, and whatever this device and promise allow."""
+        """Keep, and whatever techniques offer that this device and promise allow."""
         build, name = session.build, self.block.name
-        whole, cheap = Recomputer(build.device), Recomputer(build.device, {name})
-        ways: dict[str, Around] = {"keep": _plainly, "recompute": whole.around, "cheap": cheap.around}
-        spared: dict[str, dict[str, int]] = {"recompute": whole.released, "cheap": cheap.released}
-        if allow >= Numerics.ROUNDING:
-            store = Bfloat16Store(build, "compress_activations")
-            ways["compress"], spared["compress"] = store.around, store.spared
-        if build.device.type == "cuda":
-            host = HostStore(build, "offload_activations", 2**20)
-            ways["offload"], spared["offload"] = host.around, host.spared
-        peaks: dict[str, int] = {}
-        for way, around in ways.items():
+        ways = {KEEP: Way(_plainly, {})}
+        for cls in savers(build.device.type, allow):
+            offered = cls.ways(build, name) if cls.card.by_block else {}
+            ways |= {Choice(cls.name, word): way for word, way in offered.items()}
+        peaks: dict[Choice, int] = {}
+        for choice, way in ways.items():
             with contextlib.suppress(Refused):  # then the block cannot do that
-                peaks[way] = peak_of(partial(self._run, around), build.device)
-        seconds = self._seconds({way: ways[way] for way in peaks})
+                peaks[choice] = peak_of(partial(self._run, way.around), build.device)
+        seconds = self._seconds({choice: ways[choice].around for choice in peaks})
         found = []
-        for way, peak in peaks.items():
-            held = max(0, self.held_bytes - spared[way][name]) if way != "keep" else self.held_bytes
-            found.append(Option(way, held, max(held, peak), seconds[way]))
+        for choice, peak in peaks.items():
+            held = max(0, self.held_bytes - ways[choice].spared.get(name, 0))
+            found.append(Option(choice, held, max(held, peak), seconds[choice]))
         return [found[0], *(option for option in found[1:] if option.held_bytes < self.held_bytes)]
 
-    def _seconds(self, ways: dict[str, Around]) -> dict[str, float]:
+    def _seconds(self, ways: dict[Choice, Around]) -> dict[Choice, float]:
         """Median seconds that each way takes more than keeping, over rounds in which all take turns."""
         rounds: list[list[float]] = []
         begin = now(self.device)

@@ -145,12 +145,12 @@ class Content:
             return []
         speeds, notes = self.result.get("baselines") or {}, self.result.get("baseline_notes") or {}
         bars = []
-        for key in _BASELINES:
+        for key in dict.fromkeys((*_BASELINES, *speeds)):
             trial = self._baseline(key)
             fallback = trial.samples_per_second if trial and key not in speeds else None
             value = words.real(speeds.get(key)) or fallback
             note = str(notes.get(key) or (trial.reason if trial else "") or ("" if value else "not measured"))
-            bars.append(Bar(phrases.plan_name({}, f"baseline_{key}"), value, note))
+            bars.append(Bar(phrases.plan_name({key: {}}, f"baseline_{key}"), value, note))
         if self.plan:
             known = self.final.samples_per_second if self.final else None
             start = bars[0].value

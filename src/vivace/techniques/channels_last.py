@@ -25,6 +25,7 @@ class ChannelsLast(Technique):
         source="https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html",
         unit_roundoff=2.0**-24,
         measured_on=("cpu",),
+        lowers_peak=True,
     )
 
     def apply(self, build: Build) -> None:

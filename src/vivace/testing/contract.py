@@ -258,21 +258,20 @@ def _hold(plan: Plan, build_job: Callable[[], Job]) -> str:
     if any(technique.card.stage == Stage.COMPILE for technique in plan.techniques):
         _compile_once()
     reference = _reference(build_job, exact, repr(process_flags()))
-    before, reason = process(), ""
+    before, reason, refusing = process(), "", ""
     try:
         with repeatable(exact):
             course = follow(build_job(), plan)
     except Refused as refused:
-        reason = str(refused)
+        reason, refusing = str(refused), refused.technique
     try:
         _nothing_is_left(left_behind(before, process()), reference, build_job, reason)
     except AssertionError:
         _reference.cache_clear()  # it no longer is what this process would compute
         raise
     if reason:
-        assert any(reason.removeprefix(f"{name}: ") not in ("", reason) for name in plan.names), (
-            f"a refusal must carry the technique's name and its reason: '{reason}'"
-        )
+        assert refusing in plan.names, f"a refusal must carry the technique's name: '{reason}'"
+        assert len(reason) > len(f"{refusing}: "), f"a refusal must have a reason: '{reason}'"
         return reason
     for one in CHECKS:
         one(course, reference.course)

@@ -32,7 +32,7 @@ class Evaluation:
 
     def left_alone(self) -> dict[str, str]:
         """Why techniques that feed the training did not feed the last metric, by their names."""
-        return dict(self.session.build.notes.get("validation_as_ever", {}))
+        return dict(self.session.build.facts.validation_left_alone or {})
 
     def metric(self) -> float:
         """The metric now. Raises JobError where the Job's metric or validation data fail."""

@@ -11,13 +11,13 @@ from vivace.data.damage import Damage, path_of
 from vivace.data.hanging import HangWatch
 from vivace.data.iterable import IterableData, Place, first_mark
 from vivace.data.order import isolated, ordered, require_index
-from vivace.errors import JobError, VivaceError
+from vivace.errors import JobError, VivaceError, is_lost_worker
 from vivace.job import Job, blame
 from vivace.session.opening import call
 from vivace.session.session import Session
 from vivace.tensors.randomness import Streams, derive
 from vivace.training.checkpoints import Position
-from vivace.training.losses import WorkerWatch, is_lost_worker
+from vivace.training.losses import WorkerWatch
 from vivace.training.ranks import Ranks
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from vivace.errors import Diverged, FolderError, JobError, OutOfMemory, VivaceError
+from vivace.events import EventKind, OnEvent
 from vivace.job import Job, blame
 from vivace.session.opening import call, reopened, seed_everything
 from vivace.session.session import Session
@@ -19,7 +20,7 @@ from vivace.tensors.trees import batch_size
 from vivace.training.checkpoints import Checkpoints, Found, Position
 from vivace.training.evaluation import Evaluation
 from vivace.training.feed import Feed
-from vivace.training.progress import OnEvent, Progress
+from vivace.training.progress import Progress
 from vivace.training.ranks import Ranks
 from vivace.training.resuming import compare, facts_of, load_into, load_streams, state_of
 from vivace.training.stopping import SIGNALS, StopRequest
@@ -74,7 +75,7 @@ class Loop:
         where = path if ranks.writes else None
         self.progress = Progress(where, self.position.step, self.position.log_bytes, on_event)
         if found is not None:
-            self.progress.tell("resume", step=self.position.step)
+            self.progress.tell(EventKind.RESUME, step=self.position.step)
         for reason in found.skipped if found is not None else ():
             self.progress.notice(f"skipped a checkpoint: {reason}")
         for text in filter(None, (notice, _counts_steps(job, self.scheduler))):
@@ -106,7 +107,7 @@ class Loop:
         if not self.stopped_by and self.job.metric is not None:
             self._evaluate()
             found = {"metric": self.position.metric, "metric_data": self.job.metric_data}
-            self.progress.log("metric", {"step": self.position.step, **found})
+            self.progress.log(EventKind.METRIC, {"step": self.position.step, **found})
 
     def _in_one_step(self) -> bool:
         return len(set(self.ranks.gather(self.position.step))) == 1
@@ -233,7 +234,7 @@ class Loop:
         record["samples_per_second"] = round(samples / seconds, 3)
         if self.session.build.facts.skipped_steps is not None:
             record["skipped_steps"] = int(self.session.build.facts.skipped_steps)
-        self.progress.log("step", record)
+        self.progress.log(EventKind.STEP, record)
         (slowest,) = self.ranks.largest(seconds)
         self.look_at_step = position.step + max(1, min(2 * steps, int(_LOOK_SECONDS / slowest * steps)))
         self._mark()
@@ -273,7 +274,7 @@ class Loop:
             self._step_scheduler()
         position.epoch += 1
         position.batch = 0
-        self.progress.log("epoch", record)
+        self.progress.log(EventKind.EPOCH, record)
         self._mark()
 
     def _evaluate(self) -> None:
@@ -309,7 +310,9 @@ class Loop:
             if self.ranks.writes:
                 path = self.checkpoints.save(self.position, state_of(self.session.built), state)
                 seconds = time.monotonic() - began
-                self.progress.tell("checkpoint", step=self.position.step, path=str(path), seconds=seconds)
+                self.progress.tell(
+                    EventKind.CHECKPOINT, step=self.position.step, path=str(path), seconds=seconds
+                )
         self.saved = dataclasses.replace(self.position)
         self.saved_at = time.monotonic()
         self._mark()

@@ -11,7 +11,6 @@ import torch
 from torch.utils.data._utils import signal_handling
 
 MOST_TRIES = 3  # at one place: after that a sample kills whoever reads it
-_SIGNS = ("DataLoader worker (pid", "received 0 items of ancdata")
 
 
 class WorkerWatch:
@@ -45,14 +44,6 @@ class WorkerWatch:
         self._place = place
         gc.collect()  # its iterator stands for dead workers as long as a frame of the traceback holds it
         return self._tries < MOST_TRIES
-
-
-def is_lost_worker(error: BaseException) -> bool:
-    """Was a worker killed, rather than that it raised? What it sent half of breaks in several ways."""
-    text = str(error)
-    if text.startswith("Caught "):
-        return False
-    return text.startswith(_SIGNS) or isinstance(error, (ConnectionError, EOFError))
 
 
 def _wait(*_: object) -> None: ...

@@ -19,7 +19,6 @@ from vivace.errors import JobError, OutOfMemory, ran_out_of_memory
 from vivace.plan import Plan
 from vivace.session.session import Session
 from vivace.technique import Numerics, registry
-from vivace.technique.registry import find
 from vivace.tensors.modules import has_batch_norm, modules_of
 from vivace.tensors.randomness import capture, restore
 from vivace.tensors.trees import batch_size
@@ -126,24 +125,32 @@ class Survival:
                 f"{where} while the weights were being updated, which smaller pieces of a batch cannot help: "
                 f"{_would_fit(session)}"
             )
-        pieces = int(
-            next((t.settings().get("num", 2) for t in plan.techniques if t.name == "micro_batches"), 1)
-        )
         if has_batch_norm(build.models[0]) and session.promise < Numerics.SEMANTICS:
-            if "checkpoint" in plan.names:
-                return OutOfMemory(
-                    f"{where} with activations recomputed, and pieces of a batch would change BatchNorm's "
-                    f"statistics: {_would_fit(session)}"
-                )
-            return Smaller(
-                plan.adding(find("checkpoint")()),
-                f"{where}: from here on activations are recomputed (checkpoint), which changes no number",
-            )
-        if pieces >= samples:
+            return self._without_cutting(where)
+        pieces = max((technique.pieces for technique in plan.techniques), default=1)
+        cutting = registry.cutting_batches(build.device.type)
+        if pieces >= samples or not cutting:
             return OutOfMemory(f"{where} with one sample at a time: {_would_fit(session)}")
         num = min(2 * pieces, samples)
-        text = f"{where}: from here on each batch of {samples} runs in {num} pieces (micro_batches)"
-        return Smaller(plan.adding(find("micro_batches")(num=num)), text)  # type: ignore[call-arg]
+        cls = next((cls for cls in cutting if cls.name in plan.names), cutting[0])
+        text = f"{where}: from here on each batch of {samples} runs in {num} pieces ({cls.name})"
+        return Smaller(plan.adding(cls.in_pieces(num)), text)
+
+    def _without_cutting(self, where: str) -> Exception:
+        """What to do where pieces of a batch would change BatchNorm's statistics: keep fewer activations."""
+        plan = self.session.plan
+        exact = registry.savers(self.session.build.device.type, Numerics.EXACT)
+        kinder = [cls for cls in exact if cls.card.saves_memory == "activations"]
+        tried = [cls.name for cls in kinder if cls.name in plan.names]
+        if tried or not kinder:
+            under = f" under {' and '.join(tried)}" if tried else ""
+            return OutOfMemory(
+                f"{where}{under}, and pieces of a batch would change BatchNorm's statistics: "
+                f"{_would_fit(self.session)}"
+            )
+        one = kinder[0].rescues()[0]
+        text = f"{where}: from here on fewer activations are kept ({one.name}), which changes no number"
+        return Smaller(plan.adding(one), text)
 
 
 def _would_fit(session: Session) -> str:

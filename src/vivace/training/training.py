@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from vivace.errors import InputError
+from vivace.events import EventKind, OnEvent
 from vivace.files import replace_file
 from vivace.inspection import inspect
 from vivace.job import Job, load
@@ -21,7 +22,6 @@ from vivace.plan import Plan
 from vivace.session.opening import start
 from vivace.training.folder import RunFolder
 from vivace.training.loop import Loop, Options
-from vivace.training.progress import OnEvent
 from vivace.training.ranks import joined
 from vivace.training.resuming import state_of
 
@@ -89,7 +89,7 @@ def train(
         max_steps: stop after so many steps in all, counted over resumed parts too.
         checkpoint_every_seconds: the most time that a kill can cost.
         checkpoint_every_steps: write one after each so many steps too.
-        on_event: called with a dictionary ``{"event": kind, ...}`` as the run goes on (on rank 0).
+        on_event: called with a `vivace.Event` as the run goes on (on rank 0).
 
     Raises FolderError, CheckpointError, PlanError, JobError, Refused and Diverged, on all ranks alike.
     """
@@ -167,5 +167,5 @@ def _write_results(loop: Loop) -> Run:
                 model = state_of(loop.session.built)
                 replace_file(loop.path / "model.pt", lambda file: torch.save(model, file))
             replace_file(loop.path / "run.json", lambda file: file.write(document))
-    loop.progress.tell("stop", **run.to_dict())
+    loop.progress.tell(EventKind.STOP, **run.to_dict())
     return run

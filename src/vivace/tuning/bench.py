@@ -8,22 +8,18 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from vivace.errors import AnswerIsNo, ChildFailed, JobError, Refused, TimedOut, Unsteady, VivaceError
-from vivace.ledger import Code, Ledger, Profile, Ratio, Trial
+from vivace.errors import AnswerIsNo, ChildFailed, Code, JobError, Refused, Unsteady, VivaceError
+from vivace.events import Tell
+from vivace.ledger import Ledger, Profile, Ratio, Trial
 from vivace.machine import Machine
 from vivace.measuring.paired import Comparison, Contestant, across, compare, compare_in_turns, without_loader
 from vivace.plan import Plan
 from vivace.processes.launch import Source, preload
 from vivace.technique import Numerics, registry
-from vivace.tuning.budget import is_out_of_memory, smaller_plans
+from vivace.tuning.budget import smaller_plans
 
-OnEvent = Callable[[str, dict[str, Any]], None]
 MOST_ROUNDS, SETTLED_WIDTH = 5, 0.04
 LONGEST_ROUND = 10.0  # seconds: the spread between processes is the larger part of the interval
-
-
-class TooCoarse(Refused):
-    """A plan promises more on this job than is allowed."""
 
 
 class Bench:
@@ -34,7 +30,7 @@ class Bench:
         source: Source,
         machine: Machine,
         ledger: Ledger,
-        on_event: OnEvent,
+        on_event: Tell,
         *,
         allow: Numerics,
         memory: int | None,
@@ -92,7 +88,7 @@ class Bench:
             self.facts = self.reference.ask("check", plan=plan.to_dict())
             profile = Profile(**self.reference.ask("profile", plan=plan.to_dict()))
         except (ChildFailed, Refused) as failed:
-            if isinstance(failed, Refused) or is_out_of_memory(failed):
+            if isinstance(failed, Refused) or failed.lacked_memory:
                 return None
             raise JobError(f"the job cannot run as it is, before any technique: {failed}") from None
         self.base = plan
@@ -197,7 +193,7 @@ class Bench:
                 outcome = compared()
         except (Refused, ChildFailed) as error:
             outcome = _without_ratio(error)
-            out_of_memory = isinstance(error, ChildFailed) and is_out_of_memory(error)
+            out_of_memory = isinstance(error, ChildFailed) and error.lacked_memory
             self.apart = self.alone or (self.apart and not out_of_memory)
         return self._record(
             self._trial(plan, role=role, predicted=predicted, seconds=_since(begin), **outcome)
@@ -246,7 +242,7 @@ class Bench:
         """Did it lack memory that the reference holds at the same time?"""
         total = self.machine.device.memory_bytes or 0
         roomy = self.memory is not None and 2 * self.memory <= total
-        return is_out_of_memory(failed) and not self.apart and not roomy
+        return failed.lacked_memory and not self.apart and not roomy
 
     def warm_again(self, plan: Plan, *, seconds: float) -> float | None:
         """Seconds of a plan's warm-up where all that it compiles is compiled already; None where it fails."""
@@ -309,7 +305,8 @@ class Bench:
         """Let an opened plan prove that it acts, as allowed and unlike any other. Raises Refused."""
         if Numerics[contestant.promise.upper()] > self.allow:
             promised = contestant.promise.upper()
-            raise TooCoarse(f"on this job it promises {promised}, and {self.allow.name} is allowed")
+            reason = f"on this job it promises {promised}, and {self.allow.name} is allowed"
+            raise Refused(reason, code=Code.TOO_COARSE)
         confirmed: dict[str, Any] = contestant.ask(
             "confirm", reference=self.observed, evaluated=self.memory is not None
         )
@@ -406,11 +403,11 @@ class Bench:
 
 def _without_ratio(error: Refused | ChildFailed) -> dict[str, Any]:
     """The fields of a trial that ended with an error."""
-    codes = {TooCoarse: Code.TOO_COARSE, TimedOut: Code.TIMED_OUT, Unsteady: Code.UNSTEADY}
     return {
         "status": "refused" if isinstance(error, Refused) else "failed",
         "reason": str(error),
-        "code": codes.get(type(error), Code.NONE),
+        "code": error.code,
+        "technique": error.technique,
         "foreign_share": error.foreign_share if isinstance(error, Unsteady) else 0.0,
     }
 

@@ -149,8 +149,7 @@ class Search:
         while len(plan) > 1 and self._left() > 0 and plan.id not in self.measured:
             self._try(plan, None)
             trial = self.measured[plan.id]
-            refusing = trial.reason.partition(":")[0] if trial.status == "refused" else ""
-            plan = plan.without(refusing)
+            plan = plan.without(trial.technique if trial.status == "refused" else "")
 
     def ban(self, techniques: set[Technique], seconds: float) -> None:
         """Leave techniques with these settings out from now on, and search again for `seconds`."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import vivace
 from vivace.errors import AnswerIsNo, ChildFailed, InputError, Refused
+from vivace.events import OnEvent, teller
 from vivace.inspection import inspect
 from vivace.inspection.gather import require_torch
 from vivace.job import Job
@@ -23,10 +24,9 @@ from vivace.measuring.paired import without_loader
 from vivace.plan import Plan
 from vivace.processes.launch import Source
 from vivace.reporting import report
-from vivace.technique import Numerics
-from vivace.technique.registry import find
+from vivace.technique import Numerics, registry
 from vivace.training.stopping import ends_like_ctrl_c
-from vivace.tuning.bench import Bench, OnEvent, one
+from vivace.tuning.bench import Bench, one
 from vivace.tuning.budget import parse_memory
 from vivace.tuning.ending import ending
 from vivace.tuning.folder import LONG_PLAN, claim_folder
@@ -65,6 +65,7 @@ def tune(
         allow: the largest change of numbers: ``exact``, ``rounding`` or ``semantics``.
         out: folder for plan, ledger and report. An earlier run there on the same job and machine is built
             upon.
+        on_event: called with a `vivace.Event` as the search goes on.
 
     Ctrl-C or SIGTERM ends the search and keeps the best so far (`Result.interrupted`). Raises JobError where
     the job itself is at fault, FolderError where `out` cannot be used, AnswerIsNo where nothing fits into
@@ -75,7 +76,7 @@ def tune(
     seconds, limit, allowed = parse_budget(budget), parse_memory(memory), parse_allow(allow)
     folder, source = claim_folder(Path(out)), Source(job)
     machine, ledger = inspect(), Ledger(folder / "ledger.jsonl")
-    tell = on_event or _silent
+    tell = teller(on_event)
     if machine.passed_over:
         tell("notice", {"text": machine.passed_over})
     tell("phase", {"name": "checking the job"})
@@ -176,11 +177,12 @@ class _Tuning:
         self.baselines = {"strict_fp32": size / step, "default": default.samples_per_second, "tf32": None}
         if device != "cuda":
             self.notes["tf32"] = "this device has no TF32"
-            return
-        trial = bench.measure(Plan([find("tf32")()]), seconds=0.05 * self.seconds, role="baseline_tf32")
-        self.baselines["tf32"] = trial.samples_per_second
-        if trial.reason:
-            self.notes["tf32"] = trial.reason
+        for cls in registry.baselines(device):
+            name = cls.card.baseline
+            trial = bench.measure(Plan([cls()]), seconds=0.05 * self.seconds, role=f"baseline_{name}")
+            self.baselines[name] = trial.samples_per_second
+            if trial.reason:
+                self.notes[name] = trial.reason
 
     def _verify_seconds(self, step: float) -> float:
         return min(0.3 * self.seconds, 6 + 300 * step)
@@ -467,7 +469,3 @@ def _break_even(trial: Trial) -> int | None:
     if candidate >= reference:
         return None
     return int((trial.warmup_seconds or 0.0) / (reference - candidate)) + 1
-
-
-def _silent(kind: str, payload: dict[str, Any]) -> None:
-    """The default where nobody listens."""

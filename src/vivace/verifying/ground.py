@@ -8,6 +8,7 @@ import torch
 
 from vivace.plan import Plan
 from vivace.verifying.displacement import Outcome, State
+from vivace.verifying.figures import Measure
 from vivace.verifying.rehearsal import Rehearsal
 
 
@@ -16,7 +17,7 @@ class Ground:
     """What a plan is held against: the reference's outcomes and course, and an envelope for each distance."""
 
     references: list[Outcome]
-    envelopes: list[dict[str, float]]
+    envelopes: list[dict[Measure, float]]
     curve: list[float]
     end: State
     widths: list[float]

@@ -36,9 +36,11 @@ from vivace.verifying.effort import MOST_REHEARSED, Effort
 from vivace.verifying.evaluation import Evaluation
 from vivace.verifying.facts import difference, facts_of_session
 from vivace.verifying.feeding import fed_otherwise
+from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.ground import Ground, Ran, Standing
 from vivace.verifying.halves import Halves, Place
 from vivace.verifying.judgement import (
+    LAYER_LIMIT,
     LIMIT,
     band,
     check,
@@ -219,7 +221,7 @@ class Ruler:
         if not ran.fault and different_states(state_of(session), ran.last):
             ran.fault = "closing the session changes the weights"
         if ran.fault:
-            return {**document, **outright(False, ran.fault, "facts")}
+            return {**document, **outright(False, ran.fault, Quantity.FACTS)}
         for outcome in ran.outcomes:
             outcome.outputs = (
                 outcome.outputs if len(outcome.outputs) else self.evaluation(self.session, outcome.after)
@@ -285,12 +287,12 @@ class Ruler:
             different += ["evaluation under the plan"] if apart > FINEST_ROUNDOFF else []
             if not different or self._repeats_itself():
                 reason = f"promised to be bit-identical, and {different[0]} is not" if different else ""
-                return outright(not different, reason, "bit-identical")
+                return outright(not different, reason, Quantity.BITS)
             note = "the job does not repeat itself bit for bit here, so that only rounding can be judged"
             return self._compare(ran, roundoff, note)
         if ran.silent:
             reason = "the plan draws no random numbers where the job draws some: dropout or noise is off"
-            return outright(False, reason, "random numbers drawn")
+            return outright(False, reason, Quantity.DRAWS)
         return self._compare(ran, roundoff)
 
     @contextmanager
@@ -332,10 +334,12 @@ class Ruler:
                 checks.append(spread_check(snapshot.position, outcome.spread, spread))
         checks.append(curve_check(curve, ground.curve, ground.widths))
         apart = self._apart(ran.end, ground.end)
-        checks.append(check("displacement of the course", 0, apart, ground.end_envelope, roundoff))
+        course, wide = Measure(Quantity.COURSE), {"floor": 0.25 * roundoff, "limit": LAYER_LIMIT}
+        checks.append(check(course, 0, apart, ground.end_envelope, roundoff, **wide))
         plain = self.evaluation(self.session, ran.end)
         inside = output_distance(ran.evaluated, plain)
-        checks.append(check("evaluation under the plan", 0, inside, 0.0, roundoff, floor=roundoff / 4))
+        under_plan = Measure(Quantity.EVALUATION_UNDER_PLAN)
+        checks.append(check(under_plan, 0, inside, 0.0, roundoff, floor=roundoff / 4))
         if ran.rehearsal is not None and self.standing.rehearsal is not None:
             before = self.snapshots[0].state.parameters
             checks += checks_of(ran.rehearsal, self.standing.rehearsal, before, self.slopes, roundoff)
@@ -391,7 +395,7 @@ class Ruler:
         standing.grounds[key] = ground
         return ground
 
-    def _distances(self, outcome: Outcome, snapshot: Snapshot, reference: Outcome) -> dict[str, float]:
+    def _distances(self, outcome: Outcome, snapshot: Snapshot, reference: Outcome) -> dict[Measure, float]:
         return distances(outcome, reference, snapshot.state, snapshot.decay, self.effort.lockstep)
 
     def _apart(self, end: State, reference: State) -> float:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from vivace.errors import InputError
+from vivace.events import OnEvent, teller
 from vivace.inspection import inspect
 from vivace.inspection.gather import require_torch
 from vivace.job import Job
@@ -20,7 +19,6 @@ from vivace.verifying.equivalence import judge_by_metric
 from vivace.verifying.verdict import Verdict
 
 RULER = "vivace.verifying.ruler:Ruler"
-Listener = Callable[[str, dict[str, Any]], None]
 SEEDS = 5  # of the test of the metric, where nobody says otherwise
 
 
@@ -36,7 +34,7 @@ class Verifier:
         timeout: float = 3600,
         environment: dict[str, str] | None = None,
         reference: Plan | None = None,
-        on_event: Listener | None = None,
+        on_event: OnEvent | None = None,
     ) -> None:
         arguments = {"machine": machine.to_dict()}
         repeatable = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # read when CUDA starts; torch asks for it
@@ -46,7 +44,7 @@ class Verifier:
         self._prepared = False
         self._timeout = timeout
         self._reference = reference or Plan()
-        self._on_event = on_event or _silent
+        self._tell = teller(on_event)
 
     def judge(self, plan: Plan, *, seconds: float | None = None) -> Verdict:
         """Verify one plan, within about `seconds` (as much as the ruler can use where it is None).
@@ -59,7 +57,7 @@ class Verifier:
             reference = self._reference.to_dict()
             prepared = self._child.ask("prepare", self._timeout, seconds=seconds, reference=reference)
             self._prepared = True
-            self._on_event("prepared", prepared)
+            self._tell("prepared", prepared)
         document = self._child.ask("judge", self._timeout, plan=plan.to_dict(), seconds=seconds)
         document["checks"] = tuple(document["checks"])
         return Verdict(**document, seconds=time.monotonic() - begin)
@@ -84,14 +82,14 @@ def verify(
     metric: bool = False,
     seeds: int = SEEDS,
     margin: float | None = None,
-    on_event: Listener | None = None,
+    on_event: OnEvent | None = None,
 ) -> Verdict:
     """Compare the plan with strict fp32: bit by bit (EXACT), against the envelope of rounding (ROUNDING), or
     by metric.
 
     A plan that promises SEMANTICS, or `metric`, trains reference and plan to the end with `seeds` seeds each
     and tests their equivalence within `margin` (default: half a percent of the reference's metric).
-    `on_event` hears ``("prepared", {"seconds", "left_seconds"})`` once the reference has run.
+    `on_event` hears a `vivace.Event` once the reference has run.
 
     Raises JobError, PlanError or Refused where the job or the plan cannot run, ChildFailed where it crashes.
     """
@@ -109,7 +107,3 @@ def verify(
     if metric or verdict.promise == Numerics.SEMANTICS.name.lower():
         return judge_by_metric(source, loaded, verdict, seeds=seeds, margin=margin)
     return verdict
-
-
-def _silent(kind: str, payload: dict[str, Any]) -> None:
-    """The default where nobody listens."""

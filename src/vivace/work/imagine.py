@@ -149,9 +149,9 @@ def main() -> None:
         document: dict[str, Any] = {"work": imagine(load(name), name)}
         code = 0
     except VivaceError as error:
-        document, code = {"error": {"kind": error.kind, "message": str(error)}}, 2
+        document, code = {"error": error.to_dict()}, 2
     except Exception as error:
-        document, code = {"error": {"kind": "JobError", "message": str(error) or blame(error)}}, 2
+        document, code = {"error": JobError(str(error) or blame(error)).to_dict()}, 2
     replace_text(out, json.dumps(document))
     sys.exit(code)
 
