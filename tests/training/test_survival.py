@@ -266,7 +266,7 @@ def test_a_run_ends_rather_than_take_a_step_again_inexactly(crowded, tmp_path, m
         return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
 
     job = dataclasses.replace(crowded.job, loss=loss)
-    with pytest.raises(OutOfMemory, match="random stream began to move.*last checkpoint: --resume"):
+    with pytest.raises(OutOfMemory, match=r"random stream began to move.*last checkpoint: --resume"):
         vivace.train(job, out=tmp_path / "run")
 
 

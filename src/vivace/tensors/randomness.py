@@ -107,14 +107,12 @@ class Streams:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._own = self._states()
+        self._leave()
+
+    def _leave(self) -> None:
         states, numpy_before = self._outer
         self._put(states)
         numpy.random.mtrand.set_bit_generator(numpy_before)
-
-    def restart(self, seed: int) -> Self:
-        """Let the next entry begin at `seed`; cheaper than new streams."""
-        self.seed, self._own = seed, None
-        return self
 
     def _states(self) -> _States:
         cuda = torch.cuda.get_rng_state(self.device) if self.device is not None else None
@@ -127,3 +125,12 @@ class Streams:
         if cuda is not None:
             assert self.device is not None
             torch.cuda.set_rng_state(cuda, self.device)
+
+
+class SeededStreams(Streams):
+    """Streams that begin at `seed` again at each entry; where they end is not kept, which is cheaper."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave()

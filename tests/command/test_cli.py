@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-SCENES = Path(__file__).parent / "scenes"
+SCENES = Path(__file__).parents[1] / "scenes"
 JOBS = SCENES / "jobs_with_faults.py"
 COMMANDS = ("inspect", "profile", "tune", "train", "demo", "verify", "report", "techniques")
 
