@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def convolutional() -> nn.Module:
     """Four convolutions, each with BatchNorm."""
     widths = (3, 16, 16, 16, 16)
     layers: list[nn.Module] = []
-    for before, after in zip(widths, widths[1:], strict=False):
+    for before, after in pairwise(widths):
         layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU()]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
 
@@ -75,7 +76,8 @@ def seams() -> float:
         pairs = [(seconds_of(by_hand), seconds_of(lambda: session.step(batch))) for _ in range(BLOCKS + 1)]
     hand, extra, low, high = difference(pairs[1:])
     print(
-        f"one batch, linear: by hand {hand:.1f} us a step; the seams add {extra:.1f} ({low:.1f} to {high:.1f})"
+        f"linear, one batch: by hand {hand:.1f} us a step; the seams add {extra:.1f} "
+        f"({low:.1f} to {high:.1f})"
     )
     return high
 
