@@ -1,6 +1,7 @@
 """Data without an index: brought back to their place exactly, or the person is told that they were not."""
 
 import contextlib
+import hashlib
 import itertools
 import json
 import random
@@ -259,3 +260,18 @@ def test_verify_blames_the_data_and_not_the_plan(seed, said):
     made = job(lambda: Stream(seed))
     with start(made, Plan.from_dict({"decoded_cache": {}}), inspect()) as session:
         assert fed_otherwise(session, made, 1.0)[: len(said) or None] == said
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
+@pytest.mark.parametrize("shape", [(3, 100), (), (5,), (0, 2)])
+def test_a_mark_is_of_a_few_numbers_in_reading_order_whatever_the_layout(dtype, shape):
+    tensor = (torch.arange(300).reshape(3, 100) % 7 if len(shape) == 2 else torch.ones(shape)).to(dtype)
+    tensor = tensor[: shape[0], : shape[1]] if len(shape) == 2 else tensor
+    expected = hashlib.blake2b(b"before", digest_size=16)
+    expected.update(f"{dtype} {tuple(tensor.shape)}".encode())
+    flat = tensor.flatten()
+    few = flat[:: max(1, len(flat) // 64)].contiguous()
+    expected.update(few.view(torch.uint8).numpy().tobytes() if len(flat) else b"")
+    assert marked(b"before", {"x": tensor}) == expected.digest()
+    turned = tensor.t().contiguous().t() if len(shape) == 2 else tensor
+    assert marked(b"before", [turned]) == expected.digest()

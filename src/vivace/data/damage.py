@@ -39,7 +39,7 @@ class Damage:
     def __init__(self, policy: str = "raise", path: Path | None = None) -> None:
         self.policy, self.path = policy, path
         self.before = self._times()  # of an earlier part of the run
-        self.reading: Callable[[str], None] = _nobody  # is told what is read, before it is
+        self.reading: Callable[[str | int], None] = _nobody  # is told what is read, or the sample's index
 
     def read(self, dataset: Any, indices: Sequence[Any], seed: int, many: bool = True) -> list[Any]:
         """The samples of one batch; none where all are skipped. `seed` is where its random streams begin.
@@ -71,7 +71,7 @@ class Damage:
 
     def _one(self, dataset: Any, index: Any) -> tuple[Any] | None:
         """The sample in a tuple; None where it is damaged and the policy says how to go on."""
-        self.reading(f"sample {index!r}")
+        self.reading(index if type(index) is int else f"sample {index!r}")
         try:
             return (dataset[index],)
         except _MISTAKES:
@@ -149,4 +149,4 @@ def path_of(dataset: Any, index: Any) -> str:
     return ""
 
 
-def _nobody(_: str) -> None: ...
+def _nobody(_: str | int) -> None: ...

@@ -41,6 +41,7 @@ from vivace.technique import Numerics, registry
 from vivace.tensors.randomness import Streams, derive
 from vivace.tensors.trees import batch_size, tensors
 from vivace.training.evaluation import Evaluation
+from vivace.training.snapshot import Snapshot
 
 FIRST_PASS_SECONDS = 10.0
 LIBRARIES = (
@@ -63,6 +64,7 @@ class Worker:
         self.job = job
         self.machine = Machine.from_dict(machine)
         self.session: Session | None = None
+        self._before: Snapshot | None = None
         self._stream: Iterator[Any] = iter(())
         self._cached: Any = None
         self._waited = 0.0  # seconds for batches to arrive
@@ -142,6 +144,7 @@ class Worker:
         """
         begin = time.perf_counter()
         self.session = start(self.job, Plan.from_dict(plan), self.machine, seed=seed, strict=strict)
+        self._before = Snapshot(self.session)
         loader = call(self.job, "data")
         self._stream = endless_batches(self.session, self.job, loader, seed)
         if settled and any(one.first_pass_differs for one in self.session.plan.techniques):
@@ -251,13 +254,16 @@ class Worker:
         return {"evidence": evidence, "peak_bytes": seen.peak_bytes, "effect": effect}
 
     def _steps(self, count: int, cached: bool = False) -> int:
+        """Take steps as `train` does, which notes before each one what it takes to go back; the samples."""
         assert self.session is not None
+        assert self._before is not None
         samples = 0
         for _ in range(count):
             if not cached:
                 begin = time.perf_counter()
                 self._cached = next(self._stream)
                 self._waited += time.perf_counter() - begin
+            self._before.take()
             self.session.step(self._cached)
             samples += batch_size(self._cached)
         if self.session.build.device.type == "cuda":

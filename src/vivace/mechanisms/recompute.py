@@ -4,6 +4,11 @@ Only the saved tensors are made again; the graph of the first pass stays, so tha
 functions and accumulation act once. The second pass sees the weights, buffers, random numbers and autocast
 that the first one saw; what could make it differ is refused by name. It ends with the last tensor that is
 needed, and where only cheap operators run again it gets the results of the others handed back.
+
+`torch.utils.checkpoint` without reentry serves compiled blocks here. On eager ones it would lose something:
+its second pass moves BatchNorm's statistics once more, takes the weights as they are by then, makes again
+what the block has returned and so is kept anyway, and knows neither streams of Python and NumPy nor hooks
+that would run twice.
 Source: https://arxiv.org/abs/1604.06174, https://arxiv.org/abs/2205.05198 (selective recomputation)
 """
 

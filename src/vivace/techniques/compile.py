@@ -19,8 +19,7 @@ class Compile(Technique):
     """The model (or, `regional`, each repeated block of it) compiled in place while a step runs.
 
     Evaluation between steps stays uncompiled, and so does the loss function, which is Python of any kind.
-    A failure to compile is an error, never a silent return to eager. `products`: 1x1 convolutions become
-    matrix products, with which the compiler fuses what follows.
+    A failure to compile is an error, never a silent return to eager.
     """
 
     card: ClassVar[Card] = Card(
@@ -36,7 +35,6 @@ class Compile(Technique):
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
     dynamic: bool | None = None
     regional: bool = False
-    products: bool = False
 
     @property
     def slot(self) -> str | None:
@@ -65,9 +63,7 @@ class Compile(Technique):
         build.set_flag(config, "suppress_errors", False)
         build.set_flag(config, "fail_on_recompile_limit_hit", True)
         build.set_flag(config, "recompile_limit", 8 + 4 * len(modules))
-        more = {**torch._inductor.list_mode_options(self.mode), "conv_1x1_as_mm": True}
-        how: Any = {"options": more} if self.products else {"mode": self.mode}
-        compiled = [torch.compile(m._call_impl, dynamic=self.dynamic, **how) for m in modules]
+        compiled = [torch.compile(m._call_impl, dynamic=self.dynamic, mode=self.mode) for m in modules]
 
         def run(following: Callable[[Any], Any], batch: Any) -> Any:
             try:
@@ -95,9 +91,8 @@ class Compile(Technique):
         """Graphs against launch overhead on GPUs; shorter compilation where blocks repeat."""
         if machine.device.kind == "cpu":
             return [cls(), cls(regional=True)]
-        products = (False, True) if profile.features.get("convolution_2d") else (False,)
-        tuned = [cls(mode="max-autotune-no-cudagraphs", products=choice) for choice in products]
-        return [cls(), *tuned, cls(mode="reduce-overhead"), cls(regional=True)]
+        tuned = cls(mode="max-autotune-no-cudagraphs")
+        return [cls(), tuned, cls(mode="reduce-overhead"), cls(regional=True)]
 
     @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:

@@ -10,10 +10,10 @@ from typing import Any
 from vivace.data.damage import Damage, path_of
 from vivace.data.hanging import HangWatch
 from vivace.data.iterable import IterableData, Place, first_mark
-from vivace.data.order import isolated, ordered, require_index
+from vivace.data.order import ordered, require_index
 from vivace.errors import JobError, VivaceError, is_lost_worker
 from vivace.job import Job, blame
-from vivace.session.opening import call
+from vivace.session.opening import call, fed
 from vivace.session.session import Session
 from vivace.tensors.randomness import Streams, derive
 from vivace.training.checkpoints import Position
@@ -150,7 +150,7 @@ class Feed:
         self._pass = loader if isinstance(loader, IterableData) else None
         if type(loader) is type(self.loader):
             self.loader = loader
-        batches = isolated(lambda: session.batches(loader), derive(self.seed, epoch, "feed"))
+        batches = fed(session, loader, derive(self.seed, epoch, "feed"))
         self.hangs.begin_pass()
         while True:
             try:

@@ -166,10 +166,11 @@ class Loop:
     def _go_on_under(self, smaller: Smaller) -> None:
         """Take the step again under a plan that needs less memory; the run keeps that plan from here on."""
         session = reopened(self.session, self.job, smaller.plan, self.ranks.regroup)
+        unknown = list(filter(None, self.ranks.gather(self.survival.inexact)))
         if not self._in_one_step():  # the exchange broke before its last bytes had come
-            raise OutOfMemory(
-                f"{smaller}; one rank was a step behind, so go on from the last checkpoint: --resume"
-            )
+            unknown.append("one rank was a step behind")
+        if unknown:
+            raise OutOfMemory(f"{smaller}; {unknown[0]}, so go on from the last checkpoint: --resume")
         self.session = self.evaluation.session = session
         self.survival.resume(session)
         self.checkpoints.facts |= {"plan_id": session.plan.id, "plan": session.plan.dumps()}

@@ -13,16 +13,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 
 from vivace.errors import JobError, OutOfMemory, ran_out_of_memory
 from vivace.plan import Plan
 from vivace.session.session import Session
 from vivace.technique import Numerics, registry
-from vivace.tensors.modules import has_batch_norm, modules_of
-from vivace.tensors.randomness import capture, restore
+from vivace.tensors.modules import has_batch_norm
 from vivace.tensors.trees import batch_size
 from vivace.training.ranks import Ranks
+from vivace.training.snapshot import Snapshot
 
 
 class Smaller(Exception):
@@ -38,14 +37,19 @@ class Survival:
 
     def __init__(self, session: Session, ranks: Ranks) -> None:
         self.ranks = ranks
+        self.inexact = ""
         self._observing = contextlib.ExitStack()
         self._watch(session)
 
     def step(self, batch: Any) -> Any:
         """One step of the session. Raises Smaller on all ranks where it must be taken again under another
         plan, and OutOfMemory where nothing smaller is left.
+
+        `inexact` then says why what the step had changed could not be put back; empty where it was.
         """
-        self._remember()
+        self._updating = False
+        self._updates = self.session.build.facts.updates_in_backward
+        self._before.take()
         try:
             return self.session.step(batch)
         except Exception as error:
@@ -59,13 +63,12 @@ class Survival:
                 f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if own else "another rank did"
             )
         self._free()
+        self.inexact = self._before.put_back()  # while the plan is open: closing one may replace buffers
         raise self._smaller(batch, reason)
 
     def resume(self, session: Session) -> None:
-        """Put back what the failed step had touched, and go on with `session`."""
-        restore(self._streams, session.build.device)
-        if self._buffers:
-            torch._foreach_copy_(self._buffers, self._copies)
+        """Go on with `session`, whose opening may have drawn random numbers."""
+        self._before.streams.restore()
         self._watch(session)
 
     def _watch(self, session: Session) -> None:
@@ -73,37 +76,11 @@ class Survival:
         self._updating = False
         self._observing.close()
         self._observing.enter_context(session.seams.observed(update=self._update))
-        norms = [
-            n for model in session.build.models for n in modules_of(model, nn.modules.batchnorm._NormBase)
-        ]
-        named = [b for model in session.build.models for b in model.buffers()]
-        self._norms = {id(b) for norm in norms for b in norm.buffers()}
-        self._versions = {id(b): b._version for b in named}
-        self._all_buffers = named
-        self._buffers: list[torch.Tensor] = []
-        self._copies: list[torch.Tensor] = []
+        self._before = Snapshot(session)
 
     def _update(self, following: Callable[[], None]) -> None:
         self._updating = True
         following()
-
-    def _remember(self) -> None:
-        """The random streams, and the buffers that steps write; before the first step, all buffers."""
-        device = self.session.build.device
-        self._streams = capture(device)
-        self._updating = False
-        self._updates = self.session.build.facts.updates_in_backward
-        if not self._copies:
-            self._buffers = self._all_buffers
-        elif self._buffers is self._all_buffers:
-            changing = [
-                b for b in self._buffers if id(b) in self._norms or b._version != self._versions[id(b)]
-            ]
-            self._buffers, self._copies = changing, []
-        if not self._copies:
-            self._copies = [buffer.clone() for buffer in self._buffers]
-        elif self._buffers:
-            torch._foreach_copy_(self._copies, self._buffers)
 
     def _free(self) -> None:
         for model in self.session.build.models:

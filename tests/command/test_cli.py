@@ -20,7 +20,7 @@ import pytest
 from vivace import recipes
 from vivace.recipes import RECIPES
 
-SCENES = Path(__file__).parent / "scenes"
+SCENES = Path(__file__).parents[1] / "scenes"
 JOBS = SCENES / "jobs_with_faults.py"
 COMMANDS = ("inspect", "profile", "tune", "train", "demo", "verify", "report", "recipes", "techniques")
 
