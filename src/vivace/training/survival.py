@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 
 from vivace.errors import JobError, OutOfMemory, ran_out_of_memory
 from vivace.plan import Plan
@@ -23,6 +22,8 @@ from vivace.technique.registry import find
 from vivace.tensors.modules import has_batch_norm, modules_of
 from vivace.tensors.randomness import capture, restore
 from vivace.tensors.trees import batch_size
+from vivace.torch_internals.modules import RunningNorm
+from vivace.torch_internals.tensors import foreach_copy, version_of
 from vivace.training.ranks import Ranks
 
 
@@ -66,7 +67,7 @@ class Survival:
         """Put back what the failed step had touched, and go on with `session`."""
         restore(self._streams, session.build.device)
         if self._buffers:
-            torch._foreach_copy_(self._buffers, self._copies)
+            foreach_copy(self._buffers, self._copies)
         self._watch(session)
 
     def _watch(self, session: Session) -> None:
@@ -74,12 +75,10 @@ class Survival:
         self._updating = False
         self._observing.close()
         self._observing.enter_context(session.seams.observed(update=self._update))
-        norms = [
-            n for model in session.build.models for n in modules_of(model, nn.modules.batchnorm._NormBase)
-        ]
+        norms = [n for model in session.build.models for n in modules_of(model, RunningNorm)]
         named = [b for model in session.build.models for b in model.buffers()]
         self._norms = {id(b) for norm in norms for b in norm.buffers()}
-        self._versions = {id(b): b._version for b in named}
+        self._versions = {id(b): version_of(b) for b in named}
         self._all_buffers = named
         self._buffers: list[torch.Tensor] = []
         self._copies: list[torch.Tensor] = []
@@ -98,13 +97,13 @@ class Survival:
             self._buffers = self._all_buffers
         elif self._buffers is self._all_buffers:
             changing = [
-                b for b in self._buffers if id(b) in self._norms or b._version != self._versions[id(b)]
+                b for b in self._buffers if id(b) in self._norms or version_of(b) != self._versions[id(b)]
             ]
             self._buffers, self._copies = changing, []
         if not self._copies:
             self._copies = [buffer.clone() for buffer in self._buffers]
         elif self._buffers:
-            torch._foreach_copy_(self._copies, self._buffers)
+            foreach_copy(self._copies, self._buffers)
 
     def _free(self) -> None:
         for model in self.session.build.models:
