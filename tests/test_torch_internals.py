@@ -1,4 +1,4 @@
-"""Private names of other libraries: all are there, and one that is gone costs what needs it, in a sentence."""
+"""Private names of other libraries: all are there, and one that is gone costs only what needs it."""
 
 import importlib.metadata
 
