@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import inspect
+import itertools
 import pydoc
 import re
 import shutil
@@ -141,6 +143,34 @@ WORDS_LIKE_TECHNIQUES = {
     "tensors/precision.py": {"tf32"},
     "tuning/tuner.py": {"tf32"},  # a key of the document, where the device has no such format
 }
+FOREIGN = ("torch", "torchvision", "triton", "PIL")
+INTERNALS = "torch_internals/"
+# Private attributes of their objects, also where we call an attribute of our own the same.
+PRIVATE_ATTRIBUTES = {
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_base",
+    "_base_seed",
+    "_buffers",
+    "_cdata",
+    "_enabled",
+    "_flat_weights",
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_image_files",
+    "_iterator",
+    "_modules",
+    "_orig_mod",
+    "_parameters",
+    "_schedulers",
+    "_schema",
+    "_shutdown",
+    "_shutdown_workers",
+    "_version",
+}
+PRIVATE_PATH = re.compile(rf"({'|'.join(FOREIGN)})(\.\w+)*\._[a-zA-Z]\w*(\.\w+)*")
+OF_PYTHON = {"_fields"}  # of a named tuple
+BY_NAME = {"delattr", "getattr", "hasattr", "patched", "replace", "setattr"}  # take an attribute's name
 
 WITHOUT_TORCH = """
 import sys
@@ -156,6 +186,66 @@ sys.meta_path.insert(0, Blocker())
 
 def relative(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
+
+
+def is_private(name: str) -> bool:
+    return any(part.startswith("_") and not part.endswith("__") for part in name.split("."))
+
+
+@functools.cache
+def names_of_our_own() -> set[str]:
+    """Functions, classes and attributes that the package itself defines."""
+    found = set()
+    for node in itertools.chain.from_iterable(ast.walk(ast.parse(path.read_text())) for path in FILES):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
+def imported_names(tree: ast.AST) -> dict[str, str]:
+    """What a file imports: its names here, and the packages that they come from."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {(a.asname or a.name).partition(".")[0]: a.name.partition(".")[0] for a in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {alias.asname or alias.name: node.module.partition(".")[0] for alias in node.names}
+    return found
+
+
+def private_touches(tree: ast.AST, own: set[str]) -> list[str]:
+    """Where a file touches what torch, torchvision, triton or Pillow call private."""
+    imported = imported_names(tree)
+    templates = [part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values]
+
+    def touches(node: ast.AST) -> bool:
+        match node:
+            case ast.ImportFrom(module=str(module)) if module.partition(".")[0] in FOREIGN:
+                return any(is_private(f"{module}.{alias.name}") for alias in node.names)
+            case ast.Import():
+                names = [alias.name for alias in node.names]
+                return any(is_private(name) and name.partition(".")[0] in FOREIGN for name in names)
+            case ast.Attribute(value=value, attr=attr) if is_private(attr):
+                root: ast.AST = value
+                while isinstance(root, ast.Attribute | ast.Call | ast.Subscript):
+                    root = root.func if isinstance(root, ast.Call) else root.value
+                if isinstance(root, ast.Name) and root.id in imported:
+                    return imported[root.id] in FOREIGN
+                ours = isinstance(value, ast.Name) and value.id in ("self", "cls")
+                return attr not in OF_PYTHON | own or (attr in PRIVATE_ATTRIBUTES and not ours)
+            case ast.Constant(value=str(text)) if node not in templates:
+                return text in PRIVATE_ATTRIBUTES or bool(PRIVATE_PATH.fullmatch(text))
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=given) if name in BY_NAME:
+                texts = [a.value for a in given if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+                return any(re.fullmatch(r"_[a-z]\w*", text) and text not in OF_PYTHON | own for text in texts)
+        return False
+
+    found = {f"line {node.lineno}: {ast.unparse(node)}" for node in ast.walk(tree) if touches(node)}
+    return sorted(one for one in found if not any(one != other and one in other for other in found))
 
 
 def run_python(code: str) -> None:
@@ -275,6 +365,34 @@ def test_the_core_names_no_technique() -> None:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vivace.techniques"):
                 found.setdefault(relative(path), set()).add(str(node.module))
     assert found == WORDS_LIKE_TECHNIQUES
+
+
+def test_private_names_of_other_libraries_are_touched_in_one_place() -> None:
+    """By the names that a file imports, by attributes that nothing of ours defines, and by texts."""
+    own = names_of_our_own()
+    trees = {relative(path): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+    elsewhere = {name: tree for name, tree in trees.items() if not name.startswith(INTERNALS)}
+    found = [f"{name}, {touch}" for name, tree in elsewhere.items() for touch in private_touches(tree, own)]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import torch._dynamo",
+        "from torch.utils._pytree import tree_leaves",
+        "from torch.utils.data import _utils",
+        "import torch\ntorch._C._current_graph_task_id()",
+        "from torch import nn\nnn.modules.batchnorm._BatchNorm",
+        "from PIL import Image as pictures\npictures._initialized",
+        "print(tensor.untyped_storage()._cdata)",
+        "module._buffers['mean']",
+        "getattr(module, '_never_heard_of', None)",
+        "'torch._dynamo' in modules",
+    ],
+)
+def test_a_private_touch_is_found(code: str) -> None:
+    assert len(private_touches(ast.parse(code), names_of_our_own())) == 1
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

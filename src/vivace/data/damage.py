@@ -12,6 +12,7 @@ from vivace.errors import JobError, SampleError
 from vivace.files import open_own, read_own
 from vivace.job import blame
 from vivace.tensors.randomness import seed_streams
+from vivace.torch_internals.loaders import FILE_LISTS
 
 MOST_SHARE = 0.1  # of the samples read; more is no longer damage here and there
 FEWEST = 10
@@ -138,7 +139,7 @@ def path_of(dataset: Any, index: Any) -> str:
     """The file of a sample, where the dataset keeps a list of files as torchvision's do; else empty."""
     while hasattr(dataset, "dataset") and hasattr(dataset, "indices"):  # a Subset
         dataset, index = dataset.dataset, dataset.indices[index]
-    for name in ("samples", "imgs", "paths", "files", "image_paths", "filenames", "_image_files", "images"):
+    for name in FILE_LISTS:
         try:
             entry = getattr(dataset, name)[index]
             first = entry[0] if isinstance(entry, (tuple, list)) else entry

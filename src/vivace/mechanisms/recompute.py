@@ -23,31 +23,28 @@ from typing import Any, NamedTuple
 
 import numpy
 import torch
-from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from vivace.errors import Refused
-from vivace.mechanisms.blocks import Block, foreign_hook, held, holding, is_fake
+from vivace.mechanisms.blocks import Block, foreign_hook, held, is_fake
 from vivace.tensors.trees import map_tensors, tensors
+from vivace.torch_internals.modules import RunningNorm, holding, own_tensors
+from vivace.torch_internals.tensors import (
+    TorchDispatchMode,
+    attention_operators,
+    schema_of,
+    sharing_versions,
+    storage_id,
+    tree_leaves,
+    version_of,
+)
 
 DOUBLE_BACKWARD = "the job takes gradients of gradients (create_graph=True)"
 EXPENSIVE = [  # operators whose results a cheap second pass keeps: what multiplies matrices
-    getattr(torch.ops.aten, name).default
-    for name in (
-        "mm",
-        "addmm",
-        "bmm",
-        "baddbmm",
-        "convolution",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-    )
+    *(getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm", "convolution")),
+    *attention_operators(),
 ]
 _Buffers = set[tuple[int, str]]  # index in the block's tree, and name
 
@@ -130,9 +127,9 @@ class _Products(TorchDispatchMode):  # type: ignore[misc]
             return function(*arguments, **keywords)
         if self.at is None:
             result = function(*arguments, **keywords)
-            with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+            with sharing_versions():
                 kept = map_tensors(result, torch.Tensor.detach)  # shares the version
-            self.kept.append((function, kept, [t._version for t in tensors(kept)]))
+            self.kept.append((function, kept, [version_of(t) for t in tensors(kept)]))
             return result
         record: tuple[Any, Any, list[int]] = (None, None, [])
         known, kept, _ = self.kept[self.at] if self.at < len(self.kept) else record
@@ -144,7 +141,7 @@ class _Products(TorchDispatchMode):  # type: ignore[misc]
     def close(self, needed: int) -> None:
         """Forget all but the first `needed` results, and those that were changed in place."""
         self.kept = [
-            (function, kept if [t._version for t in tensors(kept)] == versions else None, versions)
+            (function, kept if [version_of(t) for t in tensors(kept)] == versions else None, versions)
             for function, kept, versions in self.kept[:needed]
         ]
 
@@ -158,7 +155,7 @@ class _Products(TorchDispatchMode):  # type: ignore[misc]
 
 def _drops(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
     """Is it an attention with dropout?"""
-    names = [argument.name for argument in function._schema.arguments]
+    names = [argument.name for argument in schema_of(function).arguments]
     return bool({**dict(zip(names, arguments, strict=False)), **keywords}.get("dropout_p"))
 
 
@@ -181,7 +178,7 @@ class _Frame:
         self.modules = block.tree()
         self.held = held(self.modules)
         self.fake = any(is_fake(p) for parameters, _ in self.held for p in parameters.values())
-        self.inputs = [(tensor, tensor._version) for tensor in tensors((arguments, keywords))]
+        self.inputs = [(tensor, version_of(tensor)) for tensor in tensors((arguments, keywords))]
         self.fixed: list[tuple[torch.Tensor, int]] = []
         self.streams = self._streams()
         self.autocast = autocasts(owner.device)
@@ -192,25 +189,26 @@ class _Frame:
             self._require(not reason, f"{reason}, which would run twice")
             self.python = _python_streams()
         still = self._buffers() - self.changing if self.changing is not None else set()
-        self.still = [(b, b._version) for b in (self.held[i][1][name] for i, name in still)]
+        self.still = [(b, version_of(b)) for b in (self.held[i][1][name] for i, name in still)]
         for index, name in self._buffers() - still:
             buffers = self.held[index][1]
             buffers[name] = buffers[name].clone()
 
     def pack(self, tensor: torch.Tensor) -> _Place:
         place, storage = _Place(), tensor.untyped_storage()
+        key = storage_id(storage)
         saved = _Saved(
             weakref.ref(place),
             (tensor.shape, tensor.dtype),
             (tensor.stride(), int(tensor.storage_offset())),
-            storage._cdata,
-            tensor._version,
+            key,
+            version_of(tensor),
             len(self.products.kept) if self.products else 0,
         )
         self.saved.append(saved)
-        if storage._cdata not in self.storages:
+        if key not in self.storages:
             alive = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-            self.storages[storage._cdata] = alive, storage.nbytes()
+            self.storages[key] = alive, storage.nbytes()
         return place
 
     def unpack(self, place: _Place) -> torch.Tensor:
@@ -222,20 +220,20 @@ class _Frame:
         if place.tensor is None:
             raise self._differs()
         self._require(
-            place.tensor._version == place.version,
+            version_of(place.tensor) == place.version,
             f"the result of '{self.block.name}' is changed in place before its backward pass",
         )
         return place.tensor
 
     def _point(self, results: list[torch.Tensor]) -> None:
         """What the block saved and returned is there anyway; a second pass serves the rest."""
-        returned = {t.untyped_storage()._cdata: t.detach() for t in results}
+        returned = {storage_id(t.untyped_storage()): t.detach() for t in results}
         for number, saved in enumerate(self.saved):
             tensor, place = returned.get(saved.storage), saved.place()
-            same = tensor is not None and (tensor._version, tensor.dtype) == (saved.version, saved.kind[1])
+            same = tensor is not None and (version_of(tensor), tensor.dtype) == (saved.version, saved.kind[1])
             if place is not None and tensor is not None and same:
                 place.tensor = tensor.as_strided(saved.kind[0], *saved.layout)
-                place.version = place.tensor._version
+                place.version = version_of(place.tensor)
             elif place is not None:
                 self.needed = number + 1
 
@@ -251,13 +249,13 @@ class _Frame:
         self._require(_same(self.still), f"'{name}' writes a buffer that it did not write in its first pass")
         fixed = [t for parameters, _ in self.held for t in parameters.values() if t is not None]
         fixed += [self.held[i][1][key] for i, key in self._buffers() if (i, key) not in self.changing]
-        self.fixed = [(tensor, tensor._version) for tensor in fixed]
+        self.fixed = [(tensor, version_of(tensor)) for tensor in fixed]
         if all(map(torch.equal, self.streams, self._streams())):
             self.streams = []
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         self._point(results)
         alive = [*fixed, *(t for t, _ in self.inputs), *results]
-        self.owner.released[name] = self._released({t.untyped_storage()._cdata for t in alive})
+        self.owner.released[name] = self._released({storage_id(t.untyped_storage()) for t in alive})
         self.storages.clear()
 
     def _released(self, alive: set[int]) -> int:
@@ -266,8 +264,9 @@ class _Frame:
         if self.products:
             self.products.close(self.saved[self.needed - 1].num_products if self.needed else 0)
             for storage in (t.untyped_storage() for _, kept, _ in self.products.kept for t in tensors(kept)):
-                if storage._cdata not in alive:
-                    sizes[storage._cdata] = 0 if storage._cdata in sizes else -storage.nbytes()
+                key = storage_id(storage)
+                if key not in alive:
+                    sizes[key] = 0 if key in sizes else -storage.nbytes()
         return sum(sizes.values())
 
     def _run_again(self) -> None:
@@ -286,7 +285,7 @@ class _Frame:
             place = saved.place()
             if place is not None and place.tensor is None:
                 place.tensor = tensor.detach()
-                place.version = place.tensor._version
+                place.version = version_of(place.tensor)
             made += 1
             if made == self.needed:
                 raise _Enough
@@ -348,9 +347,9 @@ class _Frame:
         changed: _Buffers = set()
         for index, name in self._buffers():
             module, buffers = self.modules[index], self.held[index][1]
-            now = module._buffers[name]
+            now = own_tensors(module)[1][name]
             same = isinstance(now, torch.Tensor) and (self.fake or torch.equal(now, buffers[name]))
-            if isinstance(module, nn.modules.batchnorm._NormBase) or not same:
+            if isinstance(module, RunningNorm) or not same:
                 changed.add((index, name))
             else:
                 buffers[name] = now
@@ -367,7 +366,7 @@ class _Frame:
 
 
 def _same(tensors: list[tuple[torch.Tensor, int]]) -> bool:
-    return all(tensor._version == version for tensor, version in tensors)
+    return all(version_of(tensor) == version for tensor, version in tensors)
 
 
 def autocasts(device: torch.device) -> list[dict[str, Any]]:

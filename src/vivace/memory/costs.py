@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_leaves
 
 from vivace.errors import Refused
 from vivace.mechanisms.blocks import Block, find_blocks, foreign_hook, forwards
@@ -29,6 +28,7 @@ from vivace.technique.registry import savers
 from vivace.tensors.modules import patched
 from vivace.tensors.randomness import capture, restore
 from vivace.tensors.trees import map_tensors, tensors
+from vivace.torch_internals.tensors import storage_id, tree_leaves
 
 FEWEST, MOST = 3, 15  # timed rounds
 ENOUGH_SECONDS = 0.6  # for the rounds of one kind of block
@@ -100,7 +100,7 @@ class _Tape:
         self.stretches = [_Stretch()]
         own = [t for model in session.build.models for t in (*model.parameters(), *model.buffers())]
         self.seen: dict[int, StorageWeakRef | None] = {
-            tensor.untyped_storage()._cdata: None for tensor in (*own, *tensors(batch))
+            storage_id(tensor.untyped_storage()): None for tensor in (*own, *tensors(batch))
         }
         self.inside: dict[int, int] | None = None  # storages that the running block was the first to save
         self.over = False
@@ -142,7 +142,7 @@ class _Tape:
         self.inside = {}
         result = own(*arguments, **keywords)
         inside, self.inside = self.inside, None
-        returned = {leaf.untyped_storage()._cdata for leaf in _leaves(result)}
+        returned = {storage_id(leaf.untyped_storage()) for leaf in _leaves(result)}
         flowing = sum(inside[storage] for storage in inside.keys() & returned)
         self.stretches[-1].held_bytes += flowing
         self.calls[block.name].held_bytes = sum(inside.values()) - flowing
@@ -156,11 +156,12 @@ class _Tape:
 
     def _save(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in self.seen:
+        key = storage_id(storage)
+        if key not in self.seen:
             # The reference keeps the storage's address from being used again, and its memory not alive.
-            self.seen[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+            self.seen[key] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
             if self.inside is not None:
-                self.inside[storage._cdata] = storage.nbytes()
+                self.inside[key] = storage.nbytes()
             else:
                 self.stretches[-1].held_bytes += storage.nbytes()
         return tensor.detach()

@@ -21,7 +21,7 @@ from vivace.observing.observe import now, observe, profile_step
 from vivace.operators import seconds_by_class
 from vivace.session.opening import call, endless_batches
 from vivace.session.session import Session
-from vivace.tensors.modules import has_batch_norm, modules_of
+from vivace.tensors.modules import DROPOUTS, has_batch_norm, modules_of
 from vivace.tensors.trees import batch_size
 
 TIMED_STEPS, MOST_TIMED_STEPS = 5, 32
@@ -112,7 +112,7 @@ def _features(
     kinds: dict[str, tuple[type[nn.Module], ...]] = {
         "convolution_2d": (nn.Conv2d, nn.ConvTranspose2d),
         "recurrent": (nn.RNNBase, nn.RNNCellBase),
-        "dropout": (nn.modules.dropout._DropoutNd,),
+        "dropout": DROPOUTS,
     }
     found = {name: any(modules_of(model, *classes) for model in models) for name, classes in kinds.items()}
     optimizers = [type(optimizer).__name__ for optimizer in session.optimizers]

@@ -48,35 +48,37 @@ class Compile(Technique):
         from vivace.mechanisms.blocks import repeated_blocks
         from vivace.tensors.modules import patched
         from vivace.tensors.trees import map_tensors
+        from vivace.torch_internals import compiler
+        from vivace.torch_internals.modules import COMPILED_CALL, is_compiled, plain_call
 
         found = build.device.type != "cpu" or any(map(shutil.which, ("g++", "gcc", "clang")))
         build.require(found, "torch.compile needs a C++ compiler (g++ or clang) on a CPU")
         every = [m for model in build.models for m in model.modules()]
-        done = any(m._compiled_call_impl or hasattr(m, "_orig_mod") for m in every)
+        done = any(map(is_compiled, every))
         build.require(not done, "the model is compiled already: leave torch.compile to Vivace")
         modules = list(build.models)
         if self.regional:
             blocks = [m for model in modules for block in repeated_blocks(model) for m in block.modules]
             modules = list({id(module): module for module in blocks}.values())
         build.require(modules, "no block of the model is repeated: compile the whole model")
-        config = torch._dynamo.config  # type: ignore[attr-defined]
+        config = compiler.dynamo_config()
         build.set_flag(config, "suppress_errors", False)
         build.set_flag(config, "fail_on_recompile_limit_hit", True)
         build.set_flag(config, "recompile_limit", 8 + 4 * len(modules))
-        compiled = [torch.compile(m._call_impl, dynamic=self.dynamic, mode=self.mode) for m in modules]
+        compiled = [torch.compile(plain_call(m), dynamic=self.dynamic, mode=self.mode) for m in modules]
 
         def run(following: Callable[[Any], Any], batch: Any) -> Any:
             try:
-                with patched(modules, "_compiled_call_impl", compiled):
+                with patched(modules, COMPILED_CALL, compiled):
                     if not self.slot:
                         return following(batch)
                     torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
                     return map_tensors(following(batch), torch.clone)  # the next replay writes over it
-            except torch._dynamo.exc.TorchDynamoException as error:  # type: ignore[attr-defined]
+            except compiler.compiler_error() as error:
                 raise RuntimeError(f"torch.compile failed: {str(error).strip()}") from error
 
         build.wrap(Seam.STEP if build.own_step else Seam.FORWARD, run)
-        build.on_close(torch._dynamo.reset)
+        build.on_close(torch.compiler.reset)
         build.notes["compiled_modules"] = len(modules)
 
     def confirm(self, seen: Observation, reference: Observation) -> str:

@@ -25,16 +25,18 @@ from vivace.plan import Plan
 from vivace.session.opening import start, training_device
 from vivace.session.session import Session
 from vivace.technique import Numerics, Stage, Technique
+from vivace.tensors.modules import DROPOUTS
 from vivace.testing.jobs import TINY_JOBS
 from vivace.testing.leftovers import left_behind, process, random_streams
 from vivace.testing.leftovers import process_flags as process_flags
+from vivace.torch_internals import compiler
 from vivace.verifying.states import repeatable
 
 STEPS = 3
 LOOSEST_FP32 = 1e-3
 ROUNDOFFS = 32
 OTHER_DROPOUT = 0.3
-CAN_DROP = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention)
+CAN_DROP = (*DROPOUTS, nn.MultiheadAttention)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -404,7 +406,5 @@ def _same_dropout(plan: Plan) -> Iterator[None]:
     if not any(technique.card.stage == Stage.COMPILE for technique in plan.techniques):
         yield
         return
-    import torch._inductor.config as inductor
-
-    with inductor.patch(fallback_random=True):
+    with compiler.equal_random_numbers():
         yield

@@ -16,6 +16,7 @@ from vivace.job import Job, blame
 from vivace.session.opening import call, fed
 from vivace.session.session import Session
 from vivace.tensors.randomness import Streams, derive
+from vivace.torch_internals.loaders import forget_workers
 from vivace.training.checkpoints import Position
 from vivace.training.losses import WorkerWatch
 from vivace.training.ranks import Ranks
@@ -57,8 +58,7 @@ class Feed:
         while (yield from self._until_a_worker_is_lost(session, position)):
             where = _where(position)
             self.loader = self.own_loader  # so that the plan's techniques make theirs anew, too
-            if getattr(self.loader, "_iterator", None) is not None:
-                self.loader._iterator = None  # persistent workers, of which one is dead
+            forget_workers(self.loader)
             hung = self._hung()
             if not self.workers.may_try_again(where):
                 why = "too little memory, or a sample that crashes its reader (try num_workers=0)"

@@ -17,6 +17,7 @@ from vivace.session.opening import call, reopened, seed_everything
 from vivace.session.session import Session
 from vivace.tensors.randomness import capture, derive, to_plain
 from vivace.tensors.trees import batch_size
+from vivace.torch_internals.modules import inner_schedules
 from vivace.training.checkpoints import Checkpoints, Found, Position
 from vivace.training.evaluation import Evaluation
 from vivace.training.feed import Feed
@@ -337,7 +338,7 @@ def _counts_steps(job: Job, scheduler: Any) -> str:
     if job.scheduler_every == "step" or scheduler is None:
         return ""
     parts = list(scheduler) if isinstance(scheduler, (list, tuple)) else [scheduler]
-    parts += [inner for part in parts for inner in getattr(part, "_schedulers", ())]
+    parts += [inner for part in parts for inner in inner_schedules(part)]
     for part in parts:
         found = (getattr(part, name, 0) for name in ("total_steps", "T_max", "total_iters"))
         longest = max((length for length in found if isinstance(length, int)), default=0)

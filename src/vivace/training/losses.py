@@ -7,8 +7,7 @@ import signal
 import threading
 from typing import Any, Self
 
-import torch
-from torch.utils.data._utils import signal_handling
+from vivace.torch_internals.loaders import handle_deaths, raise_if_worker_died
 
 MOST_TRIES = 3  # at one place: after that a sample kills whoever reads it
 
@@ -26,7 +25,7 @@ class WorkerWatch:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            signal_handling._set_SIGCHLD_handler()  # it comes once in a process: let it be before ours
+            handle_deaths()  # it comes once in a process: let it be before ours
             self._torchs = signal.signal(signal.SIGCHLD, _wait)
         return self
 
@@ -36,7 +35,7 @@ class WorkerWatch:
 
     def check(self) -> None:
         """Raises RuntimeError where a worker has died. While a loader waits for a batch, it looks itself."""
-        torch._C._error_if_any_worker_fails()
+        raise_if_worker_died()
 
     def may_try_again(self, place: str) -> bool:
         """Another death: have there been fewer than `MOST_TRIES` at this place? Forgets the dead loader."""

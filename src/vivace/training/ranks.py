@@ -78,8 +78,10 @@ class Ranks:
     def regroup(self) -> None:
         """Leave the process group, which breaks exchanges that wait for this rank, and meet in a new one."""
         if self._store is not None:
+            everyone = dist.group.WORLD
+            assert everyone is not None
             with contextlib.suppress(RuntimeError):  # backends that cannot are left by closing them
-                dist.distributed_c10d._get_default_group().abort()
+                everyone.abort()
             dist.destroy_process_group()
             gc.collect()
             _break(self._connections)

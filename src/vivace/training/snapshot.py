@@ -15,6 +15,8 @@ from torch import nn
 
 from vivace.session.session import Session
 from vivace.tensors.randomness import host_state, restore, same_host_state, torch_state
+from vivace.torch_internals.modules import RunningNorm, own_tensors
+from vivace.torch_internals.tensors import foreach_copy, version_of
 
 FIRST_STEPS = 8  # of a session, before which everything is noted
 MOST_SHARE = 0.01  # of the time, for noting streams that no step has moved
@@ -95,8 +97,8 @@ class _BufferNotes:
 
     def __init__(self, models: list[nn.Module], captured: bool) -> None:
         modules = list(dict.fromkeys(module for model in models for module in model.modules()))
-        self._owned = [module._buffers for module in modules]
-        self._often = [captured or isinstance(module, nn.modules.batchnorm._NormBase) for module in modules]
+        self._owned = [own_tensors(module)[1] for module in modules]
+        self._often = [captured or isinstance(module, RunningNorm) for module in modules]
         self._held: list[dict[str, torch.Tensor | None]] = []
         self._copies: dict[int, _Copy] = {}
         self._num_takes = 0
@@ -121,21 +123,21 @@ class _BufferNotes:
         often = often or buffer.layout is not torch.strided
         seldom = not often and not self._num_takes
         values = buffer.detach().to("cpu", copy=True) if seldom else buffer.detach().clone()
-        return _Copy(buffer, values, buffer._version, often)
+        return _Copy(buffer, values, version_of(buffer), often)
 
     def _changed(self, copy: _Copy) -> bool:
         """Has the buffer changed since it was copied? Writes through `.data`, which count no version, are
         looked for after the first step.
         """
-        return copy.buffer._version != copy.version or (self._num_takes == 1 and not _is_unchanged(copy))
+        return version_of(copy.buffer) != copy.version or (self._num_takes == 1 and not _is_unchanged(copy))
 
     def put_back(self) -> str:
-        unknown = (c for c in self._copies.values() if not c.often and c.version == c.buffer._version)
+        unknown = (c for c in self._copies.values() if not c.often and c.version == version_of(c.buffer))
         if not all(map(_is_unchanged, unknown)):
             return "a buffer was written through `.data`, in this step or one shortly before"
         with torch.no_grad():
             for copy in self._copies.values():
-                if copy.often or copy.version != copy.buffer._version:
+                if copy.often or copy.version != version_of(copy.buffer):
                     copy.buffer.copy_(copy.values)
         for owned, held in zip(self._owned, self._held, strict=True):
             owned.clear()
@@ -150,8 +152,8 @@ def _refresh(stale: list[_Copy]) -> None:
             like = copy.values.device == copy.buffer.device and copy.values.shape == copy.buffer.shape
             if not like:
                 copy.values = torch.empty_like(copy.buffer)
-            copy.version, copy.often = copy.buffer._version, True
-        torch._foreach_copy_([copy.values for copy in stale], [copy.buffer for copy in stale])
+            copy.version, copy.often = version_of(copy.buffer), True
+        foreach_copy([copy.values for copy in stale], [copy.buffer for copy in stale])
 
 
 def _is_unchanged(copy: _Copy) -> bool:

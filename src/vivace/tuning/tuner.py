@@ -25,6 +25,7 @@ from vivace.plan import Plan
 from vivace.processes.launch import Source
 from vivace.reporting import report
 from vivace.technique import Numerics, registry
+from vivace.torch_internals.compiler import cache_folder
 from vivace.training.stopping import ends_like_ctrl_c
 from vivace.tuning.bench import Bench, one
 from vivace.tuning.budget import parse_memory
@@ -392,9 +393,7 @@ class _Tuning:
 
 def _leave_compiled(cache: Path) -> None:
     """Copy what was compiled to where torch looks for it, so that `train` need not compile it again."""
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
-    usual = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir()
+    usual = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or cache_folder()
     with contextlib.suppress(OSError):  # a full disk costs only the time that this would spare
         shutil.copytree(cache, usual, dirs_exist_ok=True)
 

@@ -20,6 +20,7 @@ from vivace.session.opening import call, checked_step, first_batches, seed_every
 from vivace.session.session import Session
 from vivace.technique import Numerics, Stage
 from vivace.tensors.trees import tensors
+from vivace.torch_internals import compiler
 from vivace.verifying.displacement import (
     Outcome,
     State,
@@ -475,9 +476,4 @@ def _same_streams(mine: Outcome, theirs: Outcome, rearranged: bool) -> bool:
 
 def _equal_random_streams(compiled: bool) -> AbstractContextManager[Any]:
     """Let compiled code draw the random numbers that eager code draws."""
-    if not compiled:
-        return nullcontext()
-    from torch._inductor import config
-
-    patched: AbstractContextManager[Any] = config.patch(fallback_random=True)
-    return patched
+    return compiler.equal_random_numbers() if compiled else nullcontext()

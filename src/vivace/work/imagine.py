@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
-from torch.utils._pytree import tree_map_only
 
 from vivace.errors import JobError, VivaceError
 from vivace.files import replace_text
 from vivace.job import Job, blame, load
 from vivace.tensors.trees import batch_size
+from vivace.torch_internals.tensors import FakeCopyMode, FakeTensorMode, tree_map_only
 from vivace.work.bins import bins_of
 from vivace.work.count import Work, count_work
 

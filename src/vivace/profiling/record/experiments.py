@@ -18,6 +18,7 @@ from vivace.profiling.record.guard import Guard
 from vivace.profiling.record.hooks import Patches, num_samples
 from vivace.profiling.record.shadow import Shadow, compare, same_random_streams
 from vivace.profiling.record.sites import calling_site
+from vivace.torch_internals.modules import acting
 
 
 class CallCatcher:
@@ -178,12 +179,8 @@ def _autocast_everywhere(*, enabled: bool, dtype: torch.dtype | None = None) -> 
     original: Any = torch.autocast.__enter__
 
     def enter(region: Any) -> Any:
-        before = region._enabled, region.fast_dtype
-        region._enabled, region.fast_dtype = enabled, dtype or region.fast_dtype
-        try:
+        with acting(region, enabled, dtype):
             return original(region)
-        finally:
-            region._enabled, region.fast_dtype = before
 
     torch.autocast.__enter__ = enter  # type: ignore[method-assign]
     try:

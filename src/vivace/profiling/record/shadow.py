@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from vivace.torch_internals.modules import convert
+
 PAIRS, BLOCK_SECONDS, BUDGET_SECONDS = 7, 0.08, 4.0
 
 
@@ -27,7 +29,7 @@ class Shadow:
 
     def convert(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Apply a function to every weight, buffer and argument."""
-        self.module._apply(function)  # type: ignore[no-untyped-call]
+        convert(self.module, function)
         self.arguments, self.keywords = mapped(self.arguments, function), mapped(self.keywords, function)
 
     def runner(self, context: Callable[[], Any] = contextlib.nullcontext) -> Callable[[], None]:
