@@ -86,9 +86,7 @@ def test_the_words_of_a_budget(word, seconds):
     assert parse_budget(word) == seconds
 
 
-@pytest.mark.parametrize(
-    "wrong", ["quick", 1, "4s", "-5m", "5 weeks", "1e9h", float("nan"), float("inf"), ""]
-)
+@pytest.mark.parametrize("wrong", ["quick", 1, "4s", "-5m", "5 weeks", "1e9h", float("nan"), ""])
 def test_what_is_no_budget(wrong):
     with pytest.raises(
         InputError, match="it must be fast, balanced, max, auto, a time such as 5m, or seconds"
@@ -111,5 +109,5 @@ def test_a_short_training_is_told_so():
     assert seconds == pytest.approx(1.98)
     assert reason == (
         "This training takes 6.6 s (330 steps of 20.0 ms), 3 times, and tuning at least 1 min: that is more "
-        "than a tenth of it; name more --runs if you train it more often, or a --budget such as 2m"
+        "than a tenth of it; give --runs where you train it more often, or a --budget such as 2m"
     )

@@ -191,6 +191,20 @@ def test_a_memory_budget_that_nothing_fits_is_answered_with_no(tmp_path):
         vivace.tune(STAGE, budget=10, memory="1KiB", out=tmp_path / "run")
 
 
+def test_a_training_of_a_second_is_told_before_the_search_that_it_is_too_short(tmp_path):
+    heard = []
+    result = vivace.tune(
+        STAGE, out=tmp_path, on_event=lambda kind, payload: heard.append(payload.get("name"))
+    )
+    assert (result.outcome, result.exit_code, len(result.plan)) == ("too_short", 0, 0)
+    assert "(16 steps of " in result.reason
+    assert "--runs" in result.reason
+    assert result.baselines["strict_fp32"] > 0
+    assert [phase for phase in heard if phase] == ["checking the job"]
+    assert Plan.load(tmp_path / "plan.toml") == Plan()
+    assert "too short to tune" in (tmp_path / "report.html").read_text()
+
+
 def test_blocks_that_do_not_fit_are_an_answer_with_the_smallest_peak(tmp_path):
     ledger = Ledger(tmp_path / "ledger.jsonl")
     bench = Bench(Source(STAGE), vivace.inspect(), ledger, _deaf, allow=Numerics.ROUNDING, memory=1024)
@@ -210,6 +224,8 @@ def test_blocks_that_do_not_fit_are_an_answer_with_the_smallest_peak(tmp_path):
         ({"budget": "quick"}, "the budget is 'quick'; it must be fast, balanced, max"),
         ({"budget": 1}, "the budget is 1"),
         ({"budget": float("nan")}, "the budget is nan"),
+        ({"runs": 0}, "runs is 0; it must be 1 or more"),
+        ({"runs": 3, "budget": "fast"}, "runs is 3; it counts for the budget auto only, not for fast"),
         ({"memory": "lots"}, "the memory budget is 'lots'"),
         ({"memory": "-3GiB"}, "the memory budget is '-3GiB'"),
         ({"allow": "anything"}, "allow is 'anything'; it must be exact, rounding or semantics"),

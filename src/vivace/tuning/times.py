@@ -57,7 +57,7 @@ def auto_budget(steps: int | None, step_seconds: float, runs: int) -> tuple[floa
     repeated = f", {count(runs, 'time')}" if runs > 1 else ""
     return seconds, (
         f"This training {length}{repeated}, and tuning at least {duration(LEAST_SECONDS)}: that is more "
-        f"than a tenth of it; name more --runs if you train it more often, or a --budget such as 2m"
+        f"than a tenth of it; give --runs where you train it more often, or a --budget such as 2m"
     )
 
 
