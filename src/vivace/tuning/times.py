@@ -42,22 +42,21 @@ def parse_budget(budget: str | float) -> float | None:
     return seconds
 
 
-def auto_budget(steps: int | None, step_seconds: float, runs: int) -> tuple[float, str]:
-    """Seconds that `runs` trainings of so many steps are worth, and why tuning is not, where it is not.
-
-    A tenth of the trainings' length, up to an hour; ten minutes where the length is not known.
+def auto_budget(steps: int | None, step_seconds: float, runs: int) -> float:
+    """Seconds that `runs` trainings of so many steps are worth: a tenth of their length, up to an hour; ten
+    minutes where that is not known.
     """
-    if steps is None:
-        return BUDGETS["balanced"], ""
-    seconds = min(BUDGETS["max"], SHARE * runs * steps * step_seconds)
-    if seconds >= LEAST_SECONDS:
-        return seconds, ""
+    return BUDGETS["balanced"] if steps is None else min(BUDGETS["max"], SHARE * runs * steps * step_seconds)
+
+
+def too_short(steps: int, step_seconds: float, runs: int) -> str:
+    """Why tuning is not worth its time, where a tenth of the trainings is less than it needs at least."""
     one = f"{count(steps, 'step')} of {duration(step_seconds)}"
-    length = f"takes {duration(steps * step_seconds)} ({one})"
     repeated = f", {count(runs, 'time')}" if runs > 1 else ""
-    return seconds, (
-        f"This training {length}{repeated}, and tuning at least {duration(LEAST_SECONDS)}: that is more "
-        f"than a tenth of it; give --runs where you train it more often, or a --budget such as 2m"
+    return (
+        f"This training takes {duration(steps * step_seconds)} ({one}){repeated}, and tuning at least "
+        f"{duration(LEAST_SECONDS)}: that is more than a tenth of it; give --runs where you train it more "
+        "often, or a --budget such as 2m"
     )
 
 

@@ -46,7 +46,14 @@ from vivace.tuning.requests import (
 )
 from vivace.tuning.result import Result, waterfall
 from vivace.tuning.search import ONE, Conclusion, Search, Setting
-from vivace.tuning.times import BUDGETS, PATIENCE_SECONDS, auto_budget, parse_budget
+from vivace.tuning.times import (
+    BUDGETS,
+    LEAST_SECONDS,
+    PATIENCE_SECONDS,
+    auto_budget,
+    parse_budget,
+    too_short,
+)
 from vivace.verifying.equivalence import judge_by_metric
 from vivace.verifying.verdict import Verdict
 from vivace.verifying.verifier import Verifier
@@ -74,7 +81,7 @@ def tune(
         budget: ``auto``, ``fast`` (2 minutes), ``balanced`` (10), ``max`` (60), a time such as ``5m``, or
             seconds; it is for the search, and verifying and confirming what it finds late go on beyond it.
             ``auto`` is a tenth of the training's length, up to an hour; where that is less than a minute
-            nothing is searched (`Outcome.TOO_SHORT`).
+            nothing is searched (`Outcome.TOO_SHORT`), unless there is a limit of `memory`.
         runs: how often the job will be trained with the plan; for ``auto``.
         memory: the largest peak a plan may need, such as ``"20GiB"`` or bytes; ``"auto"``: what is free on
             the device, less a tenth. Measured on the largest batch. A job that does not fit as it is starts
@@ -104,15 +111,18 @@ def tune(
     bench = Bench(source, machine, ledger, tell, allow=allowed, memory=limit)
     with ends_like_ctrl_c(), contextlib.closing(bench):
         profile = bench.check()
-        seconds, too_short = auto_budget(job_steps(bench.facts), profile.step_seconds, runs)
-        seconds, too_short = (seconds, too_short) if given is None else (given, "")
+        steps, step = job_steps(bench.facts), profile.step_seconds
+        seconds = given if given is not None else auto_budget(steps, step, runs)
+        if given is None and limit is not None:  # whether it fits is worth a search in any case
+            seconds = max(seconds, BUDGETS["fast"])
         document = _run_document(bench, machine, seconds, allowed, limit, command)
         bench.recall()
         ledger.append("run", document)
         ledger.append("profile", dataclasses.asdict(profile))
         tuning = _Tuning(bench, machine, profile, folder, begin, seconds)
-        if too_short:
-            return tuning.finish(Conclusion(bench.base, ONE, Outcome.TOO_SHORT, too_short))
+        if given is None and steps is not None and seconds < LEAST_SECONDS:
+            told = too_short(steps, step, runs)
+            return tuning.finish(Conclusion(bench.base, ONE, Outcome.TOO_SHORT, told))
         return tuning.run()
 
 
