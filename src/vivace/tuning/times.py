@@ -42,6 +42,14 @@ def parse_budget(budget: str | float) -> float | None:
     return seconds
 
 
+def check_runs(runs: int, budget: str | float) -> None:
+    """Raises InputError where `runs` cannot be, or the budget does not ask for them."""
+    if runs < 1:
+        raise InputError(f"runs is {runs}; it must be 1 or more")
+    if runs > 1 and budget != "auto":
+        raise InputError(f"runs is {runs}; it counts for the budget auto only, not for {budget}")
+
+
 def auto_budget(steps: int | None, step_seconds: float, runs: int) -> float:
     """Seconds that `runs` trainings of so many steps are worth: a tenth of their length, up to an hour; ten
     minutes where that is not known.

@@ -51,6 +51,7 @@ from vivace.tuning.times import (
     LEAST_SECONDS,
     PATIENCE_SECONDS,
     auto_budget,
+    check_runs,
     parse_budget,
     too_short,
 )
@@ -97,11 +98,7 @@ def tune(
     require_torch()
     begin = time.monotonic()
     given, limit, allowed = parse_budget(budget), parse_memory(memory), parse_allow(allow)
-    if runs < 1 or (given is not None and runs > 1):
-        wrong = (
-            "it must be 1 or more" if runs < 1 else f"it counts for the budget auto only, not for {budget}"
-        )
-        raise InputError(f"runs is {runs}; {wrong}")
+    check_runs(runs, budget)
     folder, source = claim_folder(Path(out)), Source(job)
     machine, ledger = inspect(), Ledger(folder / "ledger.jsonl")
     tell = on_event or _silent
