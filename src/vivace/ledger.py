@@ -95,6 +95,7 @@ class Outcome(enum.StrEnum):
     NONE_KEPT = "none_kept"  # measured: what was faster broke its promise
     COULD_NOT_MEASURE = "could_not_measure"
     NOTHING_TRIED = "nothing_tried"  # the budget ended first
+    TOO_SHORT = "too_short"  # a tenth of the training is too little to search in
     INTERRUPTED = "interrupted"  # the plan, if any, is neither verified nor confirmed
 
     @property

@@ -209,6 +209,7 @@ def test_nothing_faster_says_train_as_you_do(ledger, tune_folder):
         ("none_kept", "Nothing faster kept its promise: train as you do."),
         ("could_not_measure", "Nothing could be measured, and nothing is decided."),
         ("nothing_tried", "Nothing was tried, and nothing is decided."),
+        ("too_short", "This training is too short to tune: train as you do."),
     ],
 )
 def test_each_ending_has_its_own_sentence(outcome, said, ledger, tune_folder):

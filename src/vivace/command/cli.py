@@ -164,7 +164,10 @@ def profile(
 @app.command()
 def tune(
     job: JobName,
-    budget: Annotated[str, typer.Option(help="fast, balanced, max, or seconds")] = "balanced",
+    budget: Annotated[
+        str, typer.Option(help="auto (a tenth of the training), fast, balanced, max, or a time such as 5m")
+    ] = "auto",
+    runs: Annotated[int, typer.Option(help="how often you will train it, for the budget auto")] = 1,
     memory: Annotated[str | None, typer.Option(help="largest peak memory, such as 20GiB, or auto")] = None,
     allow: Annotated[str, typer.Option(help="exact, rounding or semantics")] = "rounding",
     out: Annotated[Path, typer.Option(help="folder for plan, ledger and report")] = Path("runs/tune"),
@@ -178,12 +181,19 @@ def tune(
         from vivace.command.progress import TuneProgress, epilogue
         from vivace.tuning import tune as run
 
-        command = f"vivace tune {job} --budget {budget} --allow {allow}" + (
-            f" --memory {memory}" if memory else ""
-        )
+        command = f"vivace tune {job} --budget {budget} --allow {allow}"
+        command += f" --runs {runs}" if runs > 1 else ""
+        command += f" --memory {memory}" if memory else ""
         with TuneProgress(quiet) as progress:
             result = run(
-                job, budget=budget, memory=memory, allow=allow, out=out, on_event=progress, command=command
+                job,
+                budget=budget,
+                runs=runs,
+                memory=memory,
+                allow=allow,
+                out=out,
+                on_event=progress,
+                command=command,
             )
         shown.document(result.to_dict())
         shown.show(lambda console: epilogue(result, job, console))

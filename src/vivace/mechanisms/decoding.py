@@ -54,6 +54,23 @@ class _InPlaceOfLoad:
         raise NotImplementedError
 
 
+class DecodingSeen(_InPlaceOfLoad):
+    """While entered, counts the JPEGs that Pillow decodes in this process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def replacing(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The same, counted."""
+
+        def load(image: Any) -> Any:
+            self.count += 1
+            return original(image)
+
+        return load
+
+
 class KeptDecoding(_InPlaceOfLoad):
     """While entered, a JPEG that was decoded before, by any process that shares `store`, comes from there.
 

@@ -17,6 +17,7 @@ ENDINGS = {  # of a search that has no faster plan
     Outcome.NONE_KEPT: "Nothing faster kept its promise: train as you do",
     Outcome.COULD_NOT_MEASURE: "Nothing could be measured, and nothing is decided",
     Outcome.NOTHING_TRIED: "Nothing was tried, and nothing is decided",
+    Outcome.TOO_SHORT: "This training is too short to tune: train as you do",
 }
 _ROLES = {
     "baseline_strict_fp32": REFERENCE,
