@@ -30,6 +30,7 @@ app = typer.Typer(
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="file.py:name, module:name, or a recipe")]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON document on standard output")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress, no tables")]
+Details = Annotated[bool, typer.Option("--details", help="all that the page holds, before the answer")]
 Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks")]
 
 
@@ -107,6 +108,7 @@ def profile(
     words: Annotated[list[str], typer.Argument(metavar="JOB | -- COMMAND", help="-- python train.py")],
     plan: Annotated[Path | None, typer.Option(help="profile the job under this plan")] = None,
     out: Annotated[Path, typer.Option(help="folder for page, trace and record")] = Path("runs/profile"),
+    details: Details = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -134,7 +136,7 @@ def profile(
             script_input=shown.script_input,
         )
         shown.document(result.to_dict())
-        shown.show(lambda console: draw(result, console))
+        shown.show(lambda console: draw(result, console, details=details))
         shown.exit_code = result.exit_code
 
 
@@ -145,13 +147,15 @@ def tune(
     memory: Annotated[str | None, typer.Option(help="largest peak memory, such as 20GiB, or auto")] = None,
     allow: Annotated[str, typer.Option(help="exact, rounding or semantics")] = "rounding",
     out: Annotated[Path, typer.Option(help="folder for plan, ledger and report")] = Path("runs/tune"),
+    details: Details = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Find the fastest plan that trains the same model."""
     with screen(as_json, quiet, debug) as shown:
-        from vivace.command.progress import TuneProgress, epilogue
+        from vivace.command.endings import tuned
+        from vivace.command.progress import TuneProgress
         from vivace.tuning import tune as run
 
         command = f"vivace tune {job} --budget {budget} --allow {allow}" + (
@@ -162,7 +166,7 @@ def tune(
                 job, budget=budget, memory=memory, allow=allow, out=out, on_event=progress, command=command
             )
         shown.document(result.to_dict())
-        shown.show(lambda console: epilogue(result, job, console))
+        shown.show(lambda console: tuned(result, job, console, details=details))
         shown.exit_code = result.exit_code
 
 
@@ -177,6 +181,7 @@ def train(
     ] = False,
     seed: Annotated[int, typer.Option(help="of weights, data order and all randomness")] = 0,
     max_steps: Annotated[int | None, typer.Option(help="stop after so many steps in all")] = None,
+    details: Details = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -186,6 +191,7 @@ def train(
         from vivace.inspection.gather import require_torch
 
         require_torch()  # before anything imports it
+        from vivace.command.endings import trained
         from vivace.command.progress import TrainProgress
         from vivace.training.training import train as run
 
@@ -201,6 +207,8 @@ def train(
                 on_event=progress,
             )
         shown.document(result.to_dict())
+        if progress.ended:
+            shown.show(lambda console: trained(result, console, details=details))
         shown.exit_code = result.exit_code
 
 
@@ -224,6 +232,7 @@ def verify(
     metric: Annotated[bool, typer.Option("--metric", help="train to the end and compare the metric")] = False,
     seeds: Annotated[int, typer.Option(help="seeds of the metric's test")] = 5,
     margin: Annotated[float | None, typer.Option(help="metric difference that does not matter")] = None,
+    details: Details = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -237,7 +246,7 @@ def verify(
         with VerifyProgress(quiet) as progress:
             verdict = run(job, plan, metric=metric, seeds=seeds, margin=margin, on_event=progress)
         out.document(verdict.to_dict())
-        out.show(lambda console: draw(verdict, console))
+        out.show(lambda console: draw(verdict, job, str(plan), console, details=details))
         out.exit_code = 0 if verdict.kept else AnswerIsNo.exit_code
 
 
@@ -259,6 +268,7 @@ def advise(
     catalogue: Annotated[Path | None, typer.Option(help="your own cards, over the shipped ones")] = None,
     on: Annotated[str | None, typer.Option(metavar="CARD", help="what could this card train?")] = None,
     out: Annotated[Path | None, typer.Option(help="folder for the page")] = None,
+    details: Details = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -282,7 +292,7 @@ def advise(
             "catalogue": catalogue,
             "out": out,
         }
-        shown.exit_code = answer(job, on, options, shown)
+        shown.exit_code = answer(job, on, options, shown, details=details)
 
 
 @app.command()

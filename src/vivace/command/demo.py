@@ -6,9 +6,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from vivace.command.progress import TrainProgress, TuneProgress, epilogue
+from vivace.command.endings import trained, tuned
+from vivace.command.progress import TrainProgress, TuneProgress
 from vivace.errors import FolderError
-from vivace.reporting import report, terminal
+from vivace.reporting import report
 from vivace.training.training import train
 from vivace.tuning import tune
 
@@ -20,9 +21,9 @@ def demo(out: Path, quiet: bool = False) -> int:
 
     Raises FolderError where `out` holds a training run already.
     """
-    trained = out / "train"
-    if trained.is_dir() and any(trained.iterdir()):
-        raise FolderError(f"'{trained}' holds a training already: name another folder with --out")
+    folder = out / "train"
+    if folder.is_dir() and any(folder.iterdir()):
+        raise FolderError(f"'{folder}' holds a training already: name another folder with --out")
     console = Console(stderr=True, highlight=False, quiet=quiet)
     console.print("[bold]1 of 3  tune[/]: handwritten digits, a small residual network, two minutes")
     command = f"vivace tune {JOB} --budget fast --out {out / 'tune'}"
@@ -32,13 +33,12 @@ def demo(out: Path, quiet: bool = False) -> int:
         return 130
     console.print("\n[bold]2 of 3  train[/] with the plan")
     with TrainProgress(quiet) as progress:
-        run = train(JOB, result.plan, out=trained, on_event=progress)
+        run = train(JOB, result.plan, out=folder, on_event=progress)
     if run.interrupted:
         return run.exit_code
     console.print("\n[bold]3 of 3  report[/]")
-    report(trained)
+    report(folder)
     report(out / "tune")
-    terminal(out / "tune", console)
-    console.print(f"\naccuracy on held-out digits: {run.metric:.4f}")
-    epilogue(result, JOB, console)
+    trained(run, console)
+    tuned(result, JOB, console)
     return 0

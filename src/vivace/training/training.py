@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from vivace.training.loop import Loop, Options
 from vivace.training.progress import OnEvent
 from vivace.training.ranks import joined
 from vivace.training.resuming import state_of
+from vivace.training.tuned import found_by_tune
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +35,10 @@ class Run:
     `interrupted_by` names the signal that asked for the stop; the run can then be resumed. `damaged` are the
     samples that could not be read: index, path, error, and the times they were met. `metric_data` says
     whether the metric is of ``validation`` or ``training`` data.
+
+    `job` is its reference, where it was given as one; `does` says what each technique of `plan` does;
+    `stepping_seconds` is the part of `seconds` that went into steps. `tuned` is what the ledger beside the
+    plan's file holds of the plan: its ``speedup`` and its ``verdict``.
     """
 
     run_path: str
@@ -48,6 +54,13 @@ class Run:
     notices: tuple[str, ...] = ()
     damaged: tuple[dict[str, Any], ...] = ()
     metric_data: str | None = None
+    job: str = ""
+    plan: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    does: dict[str, str] = dataclasses.field(default_factory=dict)
+    date: str = ""
+    device: str = ""
+    stepping_seconds: float = 0.0
+    tuned: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def exit_code(self) -> int:
@@ -99,6 +112,9 @@ def train(
         raise InputError("resume goes on and restart trains from zero: give one of them, not both")
     path = Path(out).absolute()
     own_plan = path / "plan.toml"
+    facts: dict[str, Any] = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
+    facts["job"] = job if isinstance(job, str) else ""
+    file = Path(plan).absolute() if isinstance(plan, str | os.PathLike) else None
     job, plan = _loaded(job, plan if plan is not None or not (resume and own_plan.exists()) else own_plan)
     with joined(plan) as ranks, ExitStack() as stack:
         if ranks.began_before(str(path)):
@@ -118,7 +134,11 @@ def train(
         if machine.passed_over:
             loop.progress.notice(machine.passed_over)
         loop.run()
-        return _write_results(loop)
+        device = session.build.device.type
+        facts["device"] = next((found.name for found in machine.devices if found.kind == device), device)
+        if file is not None:
+            facts["tuned"] = found_by_tune(file, loop.session.plan, facts["job"], machine.fingerprint)
+        return _write_results(loop, facts)
 
 
 def _loaded(job: Job | str, plan: Plan | str | os.PathLike[str] | None) -> tuple[Job, Plan]:
@@ -140,7 +160,7 @@ def _check(options: Options) -> None:
         raise InputError(f"the seed must be 0 or more, not {options.seed}")
 
 
-def _write_results(loop: Loop) -> Run:
+def _write_results(loop: Loop, facts: dict[str, Any]) -> Run:
     """Leave model.pt, where the run came to its end, and run.json in the run folder."""
     position, ranks = loop.position, loop.ranks
     if loop.damage.listed():
@@ -159,6 +179,10 @@ def _write_results(loop: Loop) -> Run:
         notices=tuple(loop.progress.notices),
         damaged=tuple(loop.damage.listed()),
         metric_data=loop.job.metric_data,
+        plan=loop.session.plan.to_dict(),
+        does=loop.session.plan.does,
+        stepping_seconds=loop.stepping_seconds,
+        **facts,
     )
     document = json.dumps({**run.to_dict(), "plan_id": loop.session.plan.id}, indent=1).encode()
     with ranks.together():
