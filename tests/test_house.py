@@ -79,6 +79,7 @@ TORCH_FREE = (
     "inspection",
     "ledger",
     "machine",
+    "pages",
     "plan",
     "reporting",
     "technique",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.command.progress import short
-from vivace.pages.answer import ending
+from vivace.pages.answer import Answer, ending
 from vivace.reporting.answering import answer
 from vivace.reporting.content import Content
 from vivace.reporting.reading import load
@@ -33,13 +35,16 @@ def tuned(result: Result, job: str, console: Console, *, details: bool = False) 
         result=document,
         verdict=result.verdict.to_dict() if result.verdict is not None else {},
     )
-    _show(content, console, load(Path(result.report_path).parent) if details else None)
+    _show(answer(content), console, load(Path(result.report_path).parent) if details else None)
 
 
 def trained(run: Run, console: Console, *, details: bool = False) -> None:
     """What `train` ended with, and with `details` all that its page holds."""
     content = _content(Path(short(run.run_path)), training=run.to_dict())
-    _show(content, console, load(Path(run.run_path)) if details else None)
+    found = answer(content)
+    report = f"vivace report {shlex.quote(str(content.folder))}"
+    found = dataclasses.replace(found, next=found.next or (report,))
+    _show(found, console, load(Path(run.run_path)) if details else None)
 
 
 def _content(folder: Path, **known: Any) -> Content:
@@ -47,9 +52,9 @@ def _content(folder: Path, **known: Any) -> Content:
     return Content(folder=folder, **(empty | {"verdict": {}, "training": {}} | known))
 
 
-def _show(content: Content, console: Console, behind: Content | None) -> None:
+def _show(found: Answer, console: Console, behind: Content | None) -> None:
     console.print()
     if behind is not None:
         draw_details(behind, console)
         console.print()
-    ending(answer(content), console)
+    ending(found, console)

@@ -64,7 +64,7 @@ def _lines(answer: Answer, width: int) -> list[tuple[str, str]]:
     room = MOST_LINES - len(first) - sum(-(-len(line) // width) for line, _ in last)
     least = min(len(answer.parts), 2) + bool(answer.parts)
     notes: list[str] = []
-    for note in answer.notes:
+    for note in map(capital, answer.notes):
         folded = _folded(note + ".", width, 2)
         notes += folded if len(notes) + len(folded) <= room - least else []
     parts = _parts(answer, width, room - len(notes))
@@ -72,23 +72,31 @@ def _lines(answer: Answer, width: int) -> list[tuple[str, str]]:
 
 
 def _parts(answer: Answer, width: int, room: int) -> list[str]:
-    """The plan's techniques, a line each, under their title."""
+    """The plan's techniques under their title: folded where there is room for it, else a line each."""
     if not answer.parts or room < 2:
         return []
-    shown = list(answer.parts[: room - 1])
-    more = len(answer.parts) - len(shown)
-    if more:
-        more += 1
-        shown.pop()
-    column = max((len(name) for name, _ in shown), default=0)
-    lines = [f"  {printable(name):<{column}}  {printable(told)}" for name, told in shown]
-    lines += [f"  and {more} more"] if more else []
-    return [_plain(f"{answer.title_of_parts}:"), *(_cut(_plain(line), width) for line in lines)]
+    title = _plain(f"{answer.title_of_parts}:")
+    column = max(len(name) for name, _ in answer.parts)
+    lines = [_plain(f"  {printable(name):<{column}}  {printable(told)}") for name, told in answer.parts]
+    hanging = textwrap.TextWrapper(
+        width, subsequent_indent=" " * (column + 4), break_on_hyphens=False, break_long_words=False
+    )
+    folded = [part for line in lines for part in hanging.wrap(line)]
+    if len(folded) < room:
+        return [title, *folded]
+    if len(lines) >= room:
+        lines = [*lines[: room - 2], f"  and {len(lines) - room + 2} more"]
+    return [title, *(_cut(line, width) for line in lines)]
 
 
 def _last(answer: Answer) -> list[str]:
     page = [f"Page: {answer.page}  (all of it here: --details)"] if answer.page else []
     return page + [f"Next: {command}" for command in answer.next]
+
+
+def capital(text: str) -> str:
+    """A sentence begins with a large letter; all others stay as they are."""
+    return text[:1].upper() + text[1:]
 
 
 def _folded(text: str, width: int, most: int) -> list[str]:

@@ -337,13 +337,15 @@ def _labels(dots: Sequence[Dot], across: Scale, up: Scale) -> list[tuple[str, bo
     found = []
     for dot in dots:
         x, y, width = across.at(dot.across), up.at(dot.up), LETTER * len(dot.label) + 3.0
-        left = x + width > 100
-        start = x - width if left else x
-        free = all(start + width < low or start > high or abs(y - level) > LINE for low, high, level in taken)
-        label = dot.label if free and start >= -10 else ""
-        if label:
-            taken.append((start, start + width, y))
-        found.append((label, left))
+        label = ("", False)
+        for start, left in ((x, False), (x - width, True)):
+            free = all(
+                start + width < low or start > high or abs(y - level) > LINE for low, high, level in taken
+            )
+            if dot.label and not label[0] and free and start > -5 and start + width <= 100:
+                label = (dot.label, left)
+                taken.append((start, start + width, y))
+        found.append(label)
     return found
 
 
@@ -382,15 +384,7 @@ def area(
     ]
     moment, height, label = peak
     dot = Dot(moment, height, moment, moment, "", label, best=True, radius=4.0)
-    text = element(
-        "text",
-        label,
-        x=f"{across.at(moment)}%",
-        y=f"{100 - up.at(height):.2f}%",
-        dy="-8",
-        text_anchor="end" if across.at(moment) > 50 else "start",
-    )
-    marks = [_stretched(*drawn), _marked(dot, ("", False), across, up), text]
+    marks = [_stretched(*drawn), _marked(dot, ("", False), across, up)]
     return frame(title, across, up, marks, unit)
 
 

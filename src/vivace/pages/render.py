@@ -9,10 +9,11 @@ import jinja2
 
 from vivace import words
 from vivace.pages import charts
-from vivace.pages.answer import Answer, shown_parts
+from vivace.pages.answer import Answer, capital, shown_parts
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _FILTERS = (
+    capital,
     words.duration,
     words.fast,
     words.number,

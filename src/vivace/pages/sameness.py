@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vivace import words
+from vivace.pages.answer import capital
 
 _FROM_STEP = re.compile(r"(?P<kind>.*), from step (?P<step>\d+)")
 _DICTATED = "dictated "
@@ -76,4 +77,4 @@ def _scored(checks: Iterable[Any]) -> Iterable[tuple[float, float, float, str]]:
 
 
 def _joined(answer: str, more: str) -> str:
-    return f"{answer}. {more[0].upper()}{more[1:]}" if more else answer
+    return f"{answer}. {capital(more)}" if more else answer

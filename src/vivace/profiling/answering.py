@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vivace import words
-from vivace.pages.answer import Answer
+from vivace.pages.answer import Answer, capital
 
 HEALTHY = "healthy"
 
@@ -15,7 +15,7 @@ def answer(document: dict[str, Any]) -> Answer:
     faults = [verdict for verdict in document["verdicts"] if verdict["cause"] != HEALTHY]
     bounds = document["bounds"]
     figure, sentence = _gain(document, faults, bounds)
-    rows = [(_name(row), f"{_upper(row['evidence'])}") for row in (*faults, *bounds)]
+    rows = [(_name(row), capital(row["evidence"])) for row in (*faults, *bounds)]
     return Answer(
         command="profile",
         subject=document["target"],
@@ -41,23 +41,20 @@ def _gain(
         return "", _without_gain(document, first)
     low, high = first["gain"]["low"], first["gain"]["high"]
     fast, cause = words.fast_between(low, high), _name(first)
-    what = (
-        f"without this fault: {cause}" if faults else f"is possible, and nothing is wrong: bound by {cause}"
-    )
+    what = f"without this fault: {cause}" if faults else f"if not bound by {cause}; nothing is wrong"
     seconds = _training_seconds(document)
     if seconds is None:
         return fast, what
     after = f"{words.duration(seconds / high)} to {words.duration(seconds / low)}"
-    return f"{words.duration(seconds)} \N{RIGHTWARDS ARROW} {after}", (
-        f"for the steps of one training: {fast} {what}"
-    )
+    figure = f"{words.duration(seconds)} \N{RIGHTWARDS ARROW} {after}"
+    return figure, f"for the steps of one training, {fast} {what}"
 
 
 def _without_gain(document: dict[str, Any], first: dict[str, Any] | None) -> str:
     if first is not None:
-        return _upper(first["evidence"])
+        return capital(first["evidence"])
     healthy = document["verdicts"][0] if document["verdicts"] else None
-    return _upper(healthy["evidence"]) if healthy else "Nothing is wrong"
+    return capital(healthy["evidence"]) if healthy else "Nothing is wrong"
 
 
 def _training_seconds(document: dict[str, Any]) -> float | None:
@@ -69,10 +66,6 @@ def _training_seconds(document: dict[str, Any]) -> float | None:
 
 def _name(row: dict[str, Any]) -> str:
     return str(row.get("cause") or row.get("name")).replace("_", " ")
-
-
-def _upper(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _notes(document: dict[str, Any], faults: list[dict[str, Any]]) -> list[str]:

@@ -97,9 +97,10 @@ def memory(document: dict[str, Any]) -> Markup | None:
     if times[-1] < end:
         times, values = [*times, end], [*values, values[-1]]
     at = found["peak_at"]
-    what = " in ".join(filter(None, [at["operator"], at["module"]]))
-    peak = (at["seconds"] * 1e3, found["peak_bytes"] / scale, f"{words.size(found['peak_bytes'])}, {what}")
-    return charts.area(f"Live memory over one step, {unit}", times, values, held / scale, peak, "ms")
+    what = " of ".join(filter(None, [at["operator"], at["module"]]))
+    told = f"at most {words.size(found['peak_bytes'])}, in {what}"
+    peak = (at["seconds"] * 1e3, found["peak_bytes"] / scale, told)
+    return charts.area(f"Live memory over one step, {unit}: {told}", times, values, held / scale, peak, "ms")
 
 
 def _unit(size: float) -> tuple[float, str]:

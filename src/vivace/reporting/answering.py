@@ -106,7 +106,8 @@ def _notes(content: Content) -> list[str]:
     if content.broken:
         reason, speed = str(content.verdict.get("reason") or ""), content.speedup
         promise = str(result.get("promise") or "").upper()
-        notes.append(f"The promise {promise} is broken{': ' if reason else ''}{reason}".replace("  ", " "))
+        told = reason if reason.lower() not in sameness(content.verdict).lower() else ""
+        notes.append(f"The promise {promise} is broken{': ' if told else ''}{told}".replace("  ", " "))
         notes += [f"Its steps ran {words.fast(speed)} as strict fp32"] if speed else []
     elif content.outcome in phrases.ENDINGS and result.get("reason"):
         notes.append(str(result["reason"]))
@@ -182,15 +183,15 @@ def _next(content: Content) -> tuple[str, ...]:
     in_python = command.startswith("vivace.")
     job, plan = shlex.quote(_subject(content)), str(result.get("plan_path") or "")
     folder = shlex.quote(str(Path(plan).parent)) if plan else shlex.quote(str(content.folder))
-    if content.broken or (content.plan and content.verdict.get("kept") is None and plan):
+    if content.plan and plan and not content.broken and content.verdict.get("kept") is None:
         if in_python:
             return (f"vivace.verify(job, {plan!r})",)
         return (f"vivace verify {job} --plan {shlex.quote(plan)}",)
-    if content.plan and plan:
+    if content.plan and plan and not content.broken:
         if in_python:
             return (f"vivace.train(job, {plan!r})",)
         return (f"vivace train {job} --plan {shlex.quote(plan)}",)
-    if not result or not content.outcome.answered:
+    if not result or content.broken or not content.outcome.answered:
         return (command,) if in_python else (f"vivace tune {job} --budget balanced --out {folder}",)
     return ("vivace.profile(job)",) if in_python else (f"vivace profile {job}",)
 
@@ -220,7 +221,7 @@ def _trained(content: Content) -> Answer:
         parts=parts(plan, _mapping(run.get("does"))),
         notes=tuple(notes),
         facts=tuple(_run_facts(run)),
-        next=(again if stopped else f"vivace report {shlex.quote(str(content.folder))}",),
+        next=(again,) if stopped else (),
         date=str(run.get("date") or ""),
     )
 
@@ -230,14 +231,13 @@ def _took(content: Content, seconds: float | None, speedup: Ratio | None) -> tup
     run = content.training
     if run.get("interrupted"):
         by = f" by {run['interrupted_by']}" if run.get("interrupted_by") else ""
-        return "", f"Stopped{by}; {content.trained[0].lower()}{content.trained[1:]}; it can go on"
+        return "", f"Stopped{by} after {content.trained}; it can go on"
     if seconds is None:
-        return "", content.trained
+        return "", f"Trained {content.trained}"
     took = words.duration(seconds)
     saved = (speedup.counts - 1) * (words.real(run.get("stepping_seconds")) or 0.0) if speedup else 0.0
-    if saved > 0.05 * seconds:
-        return f"{took} instead of {words.duration(seconds + saved)}", content.trained
-    return took, content.trained
+    figure = f"{took} instead of {words.duration(seconds + saved)}" if saved > 0.05 * seconds else took
+    return figure, f"to train {content.trained}"
 
 
 def _run_facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:

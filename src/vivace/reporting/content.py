@@ -259,13 +259,13 @@ class Content:
 
     @property
     def trained(self) -> str:
-        """What a training run ended with."""
+        """How long a training run was, and what it ended with."""
         last = self.metrics[-1] if self.metrics else {}
         taken = words.real(self.training.get("steps")) or words.real(last.get("step"))
         epochs, metric = self.training.get("epochs"), self.training.get("metric", last.get("metric"))
         metric_data = self.training.get("metric_data", last.get("metric_data"))
         parts = [
-            f"Trained {int(taken or 0):,} steps" + (f" in {words.count(epochs, 'epoch')}" if epochs else "")
+            words.count(int(taken or 0), "step") + (f" in {words.count(epochs, 'epoch')}" if epochs else "")
         ]
         measured = words.real(metric) is not None
         of = " on the validation data" if metric_data == "validation" else ""

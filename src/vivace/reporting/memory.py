@@ -42,7 +42,7 @@ def pareto(content: Content) -> Markup | None:
     places = [size / _MIB for size, _ in points]
     slower = [100 * seconds / step for _, seconds in points]
     taken, cost = words.real(choice.get("peak_bytes")), words.real(choice.get("seconds"))
-    lines = {"reference": slower}
+    lines: dict[str, list[Any]] = {"reference": slower}
     if taken is not None and cost is not None:
         places = [*places, taken / _MIB]
         lines = {"reference": [*slower, None], "points": [*[None] * len(points), 100 * cost / step]}
