@@ -62,7 +62,7 @@ def _lines(answer: Answer, width: int) -> list[tuple[str, str]]:
     first += [(line, colour) for line in _folded(answer.same + "." if answer.same else "", width, 2)]
     last = [(printable(line), "") for line in _last(answer)]
     room = MOST_LINES - len(first) - sum(-(-len(line) // width) for line, _ in last)
-    least = min(len(answer.parts), 2) + bool(answer.parts)
+    least = min(len(answer.parts), 3) + bool(answer.parts)
     notes: list[str] = []
     for note in map(capital, answer.notes):
         folded = _folded(note + ".", width, 2)
