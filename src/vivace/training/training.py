@@ -18,6 +18,7 @@ from vivace.errors import InputError
 from vivace.files import replace_file
 from vivace.inspection import inspect
 from vivace.job import Job, load
+from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.session.opening import start
 from vivace.training.folder import RunFolder
@@ -107,14 +108,10 @@ def train(
     Raises FolderError, CheckpointError, PlanError, JobError, Refused and Diverged, on all ranks alike.
     """
     options = Options(seed, max_steps, checkpoint_every_seconds, checkpoint_every_steps)
-    _check(options)
-    if resume and restart:
-        raise InputError("resume goes on and restart trains from zero: give one of them, not both")
+    _check(options, resume=resume, restart=restart)
     path = Path(out).absolute()
     own_plan = path / "plan.toml"
-    facts: dict[str, Any] = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
-    facts["job"] = job if isinstance(job, str) else ""
-    file = Path(plan).absolute() if isinstance(plan, str | os.PathLike) else None
+    given = (job, None if plan is None or isinstance(plan, Plan) else Path(plan).absolute())
     job, plan = _loaded(job, plan if plan is not None or not (resume and own_plan.exists()) else own_plan)
     with joined(plan) as ranks, ExitStack() as stack:
         if ranks.began_before(str(path)):
@@ -134,11 +131,7 @@ def train(
         if machine.passed_over:
             loop.progress.notice(machine.passed_over)
         loop.run()
-        device = session.build.device.type
-        facts["device"] = next((found.name for found in machine.devices if found.kind == device), device)
-        if file is not None:
-            facts["tuned"] = found_by_tune(file, loop.session.plan, facts["job"], machine.fingerprint)
-        return _write_results(loop, facts)
+        return _write_results(loop, machine, *given)
 
 
 def _loaded(job: Job | str, plan: Plan | str | os.PathLike[str] | None) -> tuple[Job, Plan]:
@@ -151,7 +144,9 @@ def _loaded(job: Job | str, plan: Plan | str | os.PathLike[str] | None) -> tuple
     return job, Plan.load(plan if Path.cwd() == here else here / plan)  # the job's file may have left
 
 
-def _check(options: Options) -> None:
+def _check(options: Options, *, resume: bool, restart: bool) -> None:
+    if resume and restart:
+        raise InputError("resume goes on and restart trains from zero: give one of them, not both")
     for name in ("max_steps", "checkpoint_every_seconds", "checkpoint_every_steps"):
         value = getattr(options, name)
         if value is not None and not value > 0:
@@ -160,9 +155,12 @@ def _check(options: Options) -> None:
         raise InputError(f"the seed must be 0 or more, not {options.seed}")
 
 
-def _write_results(loop: Loop, facts: dict[str, Any]) -> Run:
+def _write_results(loop: Loop, machine: Machine, job: Job | str, plan_file: Path | None) -> Run:
     """Leave model.pt, where the run came to its end, and run.json in the run folder."""
-    position, ranks = loop.position, loop.ranks
+    position, ranks, plan = loop.position, loop.ranks, loop.session.plan
+    name, device = job if isinstance(job, str) else "", loop.device.type
+    seconds = time.monotonic() - loop.started_at
+    began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=seconds)
     if loop.damage.listed():
         loop.progress.notice(loop.damage.sentence())
     run = Run(
@@ -171,7 +169,7 @@ def _write_results(loop: Loop, facts: dict[str, Any]) -> Run:
         epochs=position.epoch,
         metric=position.metric,
         loss=position.loss,
-        seconds=time.monotonic() - loop.started_at,
+        seconds=seconds,
         samples_per_second=loop.samples * ranks.world_size / max(loop.stepping_seconds, 1e-9),
         resumed_from_step=loop.resumed_from_step,
         interrupted=bool(loop.stopped_by),
@@ -179,10 +177,13 @@ def _write_results(loop: Loop, facts: dict[str, Any]) -> Run:
         notices=tuple(loop.progress.notices),
         damaged=tuple(loop.damage.listed()),
         metric_data=loop.job.metric_data,
-        plan=loop.session.plan.to_dict(),
-        does=loop.session.plan.does,
+        job=name,
+        plan=plan.to_dict(),
+        does=plan.does,
+        date=began.isoformat(timespec="seconds"),
+        device=next((found.name for found in machine.devices if found.kind == device), device),
         stepping_seconds=loop.stepping_seconds,
-        **facts,
+        tuned=found_by_tune(plan_file, plan, name, machine.fingerprint) if plan_file is not None else {},
     )
     document = json.dumps({**run.to_dict(), "plan_id": loop.session.plan.id}, indent=1).encode()
     with ranks.together():
