@@ -228,7 +228,7 @@ def test_a_training_ends_with_its_minutes():
 def test_a_training_under_a_tuned_plan_says_what_that_saved():
     plan = {"plan": {"compile": {}}, "does": {"compile": "the model compiled"}}
     said = trained(**plan, tuned=TUNED, stepping_seconds=240.0)
-    assert said.startswith("4 min 12 s instead of 8 min 12 s to train 900 steps")
+    assert said.startswith("4 min 12 s instead of about 8 min 12 s to train 900 steps")
     assert "Same model: yes, as tune verified. What the plan does: compile the model compiled" in said
     assert "Its steps are 2.00x as fast as in strict fp32, as tune measured." in said
     assert "Same model: not verified yet." in trained(**plan)

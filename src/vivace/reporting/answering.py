@@ -236,7 +236,7 @@ def _took(content: Content, seconds: float | None, speedup: Ratio | None) -> tup
         return "", f"Trained {content.trained}"
     took = words.duration(seconds)
     saved = (speedup.counts - 1) * (words.real(run.get("stepping_seconds")) or 0.0) if speedup else 0.0
-    figure = f"{took} instead of {words.duration(seconds + saved)}" if saved > 0.05 * seconds else took
+    figure = f"{took} instead of about {words.duration(seconds + saved)}" if saved > 0.05 * seconds else took
     return figure, f"to train {content.trained}"
 
 
