@@ -8,6 +8,8 @@ from rich.console import Console
 
 from vivace.pages.answer import MOST_LINES, Answer, ending, shown_parts
 from vivace.pages.sameness import plain, sameness
+from vivace.verifying.table import draw
+from vivace.verifying.verdict import Verdict
 
 CHECKS = [
     {"name": "loss, from step 0", "score": 1.2, "limit": 8.0},
@@ -127,3 +129,18 @@ def test_a_verdict_in_one_line(verdict, said):
 )
 def test_checks_have_plain_names(name, said):
     assert plain(name) == said
+
+
+def test_verify_ends_with_the_line_and_what_the_plan_does(tmp_path):
+    (tmp_path / "plan.toml").write_text("format = 1\n\n[techniques.channels_last]\n")
+    checks = tuple({**check, "value": 0.1, "envelope": 0.1, "kept": True} for check in CHECKS[:3])
+    verdict = Verdict(True, "rounding", 1.0, 1.0, 33, 8, "", 12.0, checks, 157)
+    console = Console(file=io.StringIO(), width=80)
+    draw(verdict, "my job.py:job", str(tmp_path / "plan.toml"), console)
+    lines = console.file.getvalue().strip().splitlines()
+    assert lines[0] == ANSWER.same + "."
+    assert lines[2] == "  channels_last  feature maps in NHWC memory order"
+    assert lines[-1].startswith("Next: vivace train 'my job.py:job' --plan ")
+    assert "157 checks, 8 shadow runs" in " ".join(lines)
+    draw(verdict, "my job.py:job", str(tmp_path / "plan.toml"), console, details=True)
+    assert "direction of the update of 0.bias, step 21" in console.file.getvalue()
