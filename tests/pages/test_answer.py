@@ -104,6 +104,10 @@ def test_the_first_screen_counts_the_parts_that_it_leaves_out():
             },
             "Same model: no. Worst of 1 check: 980 of 8 allowed (size of the update)",
         ),
+        (
+            {"kept": False, "promise": "rounding", "checks": CHECKS, "reason": "metric 0.91 against 0.97"},
+            "Same model: no. Metric 0.91 against 0.97",
+        ),
         ({"kept": True, "promise": "exact", "checks": CHECKS}, "Same model: yes, bit for bit"),
         ({"kept": None, "promise": "rounding", "reason": "it crashed"}, "Same model: not judged. It crashed"),
         (

@@ -42,7 +42,8 @@ def sameness(verdict: Mapping[str, Any]) -> str:
     answer = f"{what}: {'yes' if kept else 'no'}"
     if promise == "exact" and kept:
         return _joined(f"{answer}, bit for bit", reason)
-    return _joined(answer, worst_check(verdict) or reason)
+    beyond = any(share > 1 for share, *_ in _scored(verdict.get("checks") or ()))
+    return _joined(answer, (worst_check(verdict) if kept or beyond else "") or reason)
 
 
 def worst_check(verdict: Mapping[str, Any]) -> str:
