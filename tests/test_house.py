@@ -86,6 +86,7 @@ TORCH_FREE = (
     "inspection",
     "ledger",
     "machine",
+    "pages",
     "plan",
     "reporting",
     "technique",

@@ -167,6 +167,16 @@ def ratio(value: Estimate | None) -> str:
     return f"{speed(value)} ({interval(value.low, value.high)})" if value else UNKNOWN
 
 
+def fast(value: Estimate) -> str:
+    """How fast something is beside something else: ``2.31× as fast``; another wording is there none."""
+    return f"{speed(value)} as fast"
+
+
+def fast_between(low: float, high: float) -> str:
+    """The same of bounds alone: ``1.20–1.50× as fast``."""
+    return f"{interval(low, high)}{_TIMES} as fast"
+
+
 def money(value: float | None, low: float | None = None, high: float | None = None) -> str:
     """US dollars: ``$12.3 (9.80–15.1)``; ``no price`` without one."""
     if value is None:

@@ -32,6 +32,7 @@ LONGEST_UNBROKEN = 24  # characters of a table's cell
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="file.py:name, module:name, or a recipe")]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON document on standard output")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress, no tables")]
+Details = Annotated[bool, typer.Option("--details", help="all that the page holds, before the answer")]
 Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks")]
 OnDevice = Annotated[
     str | None, typer.Option("--device", help="cpu, cuda or cuda:1; left out, the first that torch trains on")
@@ -130,6 +131,7 @@ def profile(
     plan: Annotated[Path | None, typer.Option(help="profile the job under this plan")] = None,
     out: Annotated[Path, typer.Option(help="folder for page, trace and record")] = Path("runs/profile"),
     device: OnDevice = None,
+    details: Details = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -157,7 +159,7 @@ def profile(
             script_input=shown.script_input,
         )
         shown.document(result.to_dict())
-        shown.show(lambda console: draw(result, console))
+        shown.show(lambda console: draw(result, console, details=details))
         shown.exit_code = result.exit_code
 
 
@@ -172,13 +174,15 @@ def tune(
     allow: Annotated[str, typer.Option(help="exact, rounding or semantics")] = "rounding",
     out: Annotated[Path, typer.Option(help="folder for plan, ledger and report")] = Path("runs/tune"),
     device: OnDevice = None,
+    details: Details = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Find the fastest plan that trains the same model."""
     with screen(as_json, quiet, debug, device) as shown:
-        from vivace.command.progress import TuneProgress, epilogue
+        from vivace.command.endings import tuned
+        from vivace.command.progress import TuneProgress
         from vivace.tuning import tune as run
 
         command = f"vivace tune {job} --budget {budget} --allow {allow}"
@@ -196,7 +200,7 @@ def tune(
                 command=command,
             )
         shown.document(result.to_dict())
-        shown.show(lambda console: epilogue(result, job, console))
+        shown.show(lambda console: tuned(result, job, console, details=details))
         shown.exit_code = result.exit_code
 
 
@@ -212,6 +216,7 @@ def train(
     seed: Annotated[int, typer.Option(help="of weights, data order and all randomness")] = 0,
     max_steps: Annotated[int | None, typer.Option(help="stop after so many steps in all")] = None,
     device: OnDevice = None,
+    details: Details = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -221,6 +226,7 @@ def train(
         from vivace.inspection.gather import require_torch
 
         require_torch()  # before anything imports it
+        from vivace.command.endings import trained
         from vivace.command.progress import TrainProgress
         from vivace.training.training import train as run
 
@@ -236,6 +242,8 @@ def train(
                 on_event=progress,
             )
         shown.document(result.to_dict())
+        if progress.ended:
+            shown.show(lambda console: trained(result, console, details=details))
         shown.exit_code = result.exit_code
 
 
@@ -261,6 +269,7 @@ def verify(
     seeds: Annotated[int, typer.Option(help="seeds of the metric's test")] = 5,
     margin: Annotated[float | None, typer.Option(help="metric difference that does not matter")] = None,
     device: OnDevice = None,
+    details: Details = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -274,7 +283,7 @@ def verify(
         with VerifyProgress(quiet) as progress:
             verdict = run(job, plan, metric=metric, seeds=seeds, margin=margin, on_event=progress)
         out.document(verdict.to_dict())
-        out.show(lambda console: draw(verdict, console))
+        out.show(lambda console: draw(verdict, job, str(plan), console, details=details))
         out.exit_code = 0 if verdict.kept else AnswerIsNo.exit_code
 
 
@@ -296,6 +305,7 @@ def advise(
     catalogue: Annotated[Path | None, typer.Option(help="your own cards, over the shipped ones")] = None,
     on: Annotated[str | None, typer.Option(metavar="CARD", help="what could this card train?")] = None,
     out: Annotated[Path | None, typer.Option(help="folder for the page")] = None,
+    details: Details = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -319,7 +329,7 @@ def advise(
             "catalogue": catalogue,
             "out": out,
         }
-        shown.exit_code = answer(job, on, options, shown)
+        shown.exit_code = answer(job, on, options, shown, details=details)
 
 
 @app.command()

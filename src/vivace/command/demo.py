@@ -7,7 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from vivace.command.progress import TrainProgress, TuneProgress, epilogue
+from vivace.command.endings import trained, tuned
+from vivace.command.progress import TrainProgress, TuneProgress
 from vivace.errors import FolderError
 from vivace.plan import Plan
 from vivace.recipes import RECIPES
@@ -35,7 +36,7 @@ def demo(out: Path, quiet: bool = False) -> int:
         result = tune(JOB, budget="fast", out=out / "tune", on_event=listener, command=command)
     if result.interrupted:
         return 130
-    epilogue(result, JOB, console)
+    tuned(result, JOB, console)
     if not len(result.plan):
         return result.exit_code
     console.print("\n[bold]2 of 2  train[/] to the end, as it is in strict fp32 and with the plan")
@@ -46,10 +47,10 @@ def demo(out: Path, quiet: bool = False) -> int:
         if run.interrupted:
             return run.exit_code
         report(folders[name])
+    trained(runs["the plan"], console)
     console.print()
     for line in compared(runs["as it is"], runs["the plan"], RECIPES[JOB].validated):
         console.print(line, markup=False)
-    console.print(f"page    {out / 'tune' / 'report.html'}", markup=False, soft_wrap=True)
     return result.exit_code
 
 

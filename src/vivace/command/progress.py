@@ -1,9 +1,8 @@
-"""Live progress of tuning and training, and last words, on standard error."""
+"""Live progress of tuning and training on standard error."""
 
 from __future__ import annotations
 
 import contextlib
-import shlex
 import sys
 import textwrap
 import time
@@ -15,7 +14,6 @@ from vivace.errors import printable
 from vivace.events import Event, EventKind
 from vivace.ledger import Trial
 from vivace.reporting import phrases
-from vivace.tuning.result import Result
 from vivace.verifying.table import COLOURS, headline
 
 _STARTED_IN = Path.cwd()  # a job may change it
@@ -111,7 +109,9 @@ class TuneProgress(_Lines):
 
 
 class TrainProgress(_Lines):
-    """Listens to `train` and shows a line an epoch."""
+    """Listens to `train` and shows a line an epoch; of several ranks one hears that it `ended`."""
+
+    ended = False
 
     def __call__(self, event: Event) -> None:
         """Show one event of `train`."""
@@ -129,17 +129,7 @@ class TrainProgress(_Lines):
         elif kind == EventKind.CHECKPOINT:
             self._doing(f"checkpoint of step {payload['step']}")
         elif kind == EventKind.STOP:
-            ended = (
-                f"stopped by {payload['interrupted_by']}; --resume goes on"
-                if payload["interrupted"]
-                else "trained"
-            )
-            metric = payload.get("metric")
-            told = (
-                f"{phrases.metric(payload.get('metric_data'))} {metric:.4f}, " if metric is not None else ""
-            )
-            steps = words.count(payload["steps"], "step")
-            self._print(f"{ended}: {steps}, {told}{_short(payload['run_path'])}", "bold")
+            self.ended = True
 
 
 class VerifyProgress(_Lines):
@@ -210,87 +200,7 @@ def _plain(text: str) -> str:
     return text.translate({0xD7: "x", 0x2013: "-"})
 
 
-def _answer(result: Result) -> tuple[str, str, str]:
-    """What `tune` found: the first line, its style, and what more is to say."""
-    verdict = result.verdict
-    if result.outcome in phrases.ENDINGS:
-        style = "bold" if result.outcome.answered else "bold yellow"
-        return f"{phrases.ENDINGS[result.outcome]}.", style, f"{result.reason}." if result.reason else ""
-    if not len(result.plan):
-        return "The plan is the reference: the search was interrupted.", "bold", ""
-    ratio, bounds = result.speedup, words.interval(result.speedup.low, result.speedup.high)
-    speed = _plain(f"{words.speed(ratio)} as fast as strict fp32 ({bounds}): {result.plan}")
-    if verdict is not None and verdict.judged and not verdict.kept:
-        return "Not the same model.", "bold red", f"{headline(verdict)}\n{speed}"
-    return speed, "bold", headline(verdict) if verdict is not None else ""
-
-
-def _training(result: Result) -> str:
-    """What one whole training takes with and without the plan, where its length is known."""
-    seconds = result.training_seconds
-    if not seconds or result.job_steps is None:
-        return ""
-    before, after = (words.duration(seconds[key]) for key in ("reference", "plan"))
-    text = f"steps and warm-up of one training ({result.job_steps:,} steps): {before} -> {after}"
-    warm, cold = result.warmup_seconds or 0.0, result.cold_warmup_seconds or 0.0
-    if cold > 2 * warm + 1:
-        text += f"; the warm-up is {words.duration(cold)} where nothing is compiled yet"
-    return text
-
-
-def _longer(result: Result) -> str:
-    plan = result.long_plan
-    if plan is None:
-        return ""
-    known = (plan.speedup, plan.from_steps, plan.warmup_seconds, _short(plan.plan_path))
-    text = phrases.longer(phrases.plan_name(plan.plan.to_dict()), *known, verified=plan.verified)
-    return _plain(text)
-
-
-def epilogue(result: Result, job: str, console: Any) -> None:
-    """The answer, the plan, and the next commands worth typing."""
-    whole = not console.is_terminal  # a file gets whole lines
-    console.print()
-    answer, style, more = _answer(result)
-    console.print(answer, style=style, markup=False, soft_wrap=whole)
-    training_data = "the Job has no validation: its metric is of the training data"
-    told = training_data if result.metric_data == "training" else ""
-    for text in (more, _training(result), _longer(result), told):
-        if text:
-            console.print(text, markup=False, soft_wrap=whole)
-    after, steps = result.break_even_steps, result.job_steps
-    if after is not None and steps is not None and after > steps:
-        console.print(
-            f"its warm-up pays for itself after {after:,} steps, and this job takes {steps:,}: one run does "
-            "not gain by it",
-            style="yellow",
-            soft_wrap=whole,
-        )
-    if result.loading:
-        console.print(result.loading, markup=False, soft_wrap=whole)
-    if result.interrupted:
-        console.print("interrupted: this is the best so far, not yet verified", style="yellow")
-    paths = f"plan    {_short(result.plan_path)}\nreport  {_short(result.report_path)}"
-    console.print(f"{paths}\n\nnext:", markup=False, soft_wrap=True)
-    for command in _next(result, job):
-        console.print("  " + command, markup=False, soft_wrap=True)
-
-
-def _short(path: str) -> str:
+def short(path: str) -> str:
     """A path as a person in the folder where Vivace was started would write it."""
     found = Path(path)
     return str(found.relative_to(_STARTED_IN) if found.is_relative_to(_STARTED_IN) else found)
-
-
-def _next(result: Result, job: str) -> list[str]:
-    """The commands worth typing: those for a plan, or those that say why there is none."""
-    plan_path = _short(result.plan_path)
-    folder = str(Path(plan_path).parent)
-    shown = f"vivace report {shlex.quote(folder)}"
-    name, plan = shlex.quote(job), shlex.quote(plan_path)
-    if not result.outcome.answered and not len(result.plan):
-        return [f"vivace tune {name} --budget balanced --out {shlex.quote(folder)}", shown]
-    if not len(result.plan):
-        return [f"vivace profile {name}", shown]
-    metric = " --metric" if result.has_metric else ""
-    return [f"vivace train {name} --plan {plan}", f"vivace verify {name} --plan {plan}{metric}", shown]

@@ -8,7 +8,7 @@ from typing import Any
 
 from vivace import words
 from vivace.inspection.table import ceiling_in_words
-from vivace.ledger import Outcome, Ratio
+from vivace.ledger import Outcome
 
 REFERENCE = "strict fp32"
 METRIC = {"training": "metric on the training data"}  # by what it is of; else the metric alone
@@ -40,17 +40,6 @@ def steps(value: Any) -> str:
         return words.UNKNOWN
     whole = math.ceil(found)
     return "at once" if whole <= 0 else words.count(whole, "step")
-
-
-def longer(
-    name: str, speedup: Ratio | None, steps: Any, warmup_seconds: Any, path: str, *, verified: bool
-) -> str:
-    """A plan that wins in longer trainings only."""
-    judged = "promise kept" if verified else "not verified yet"
-    return (
-        f"For trainings of {words.number(steps)} steps and more: {name}, {words.ratio(speedup)}, after a "
-        f"warm-up of {words.duration(warmup_seconds)}; {judged}; saved as {path}"
-    )
 
 
 def setting(settings: Mapping[str, Any]) -> str:

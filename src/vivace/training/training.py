@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import os
 import signal
@@ -18,12 +19,14 @@ from vivace.events import EventKind, OnEvent
 from vivace.files import replace_file
 from vivace.inspection import inspect
 from vivace.job import Job, load
+from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.session.opening import start
 from vivace.training.folder import RunFolder
 from vivace.training.loop import Loop, Options
 from vivace.training.ranks import joined
 from vivace.training.resuming import state_of
+from vivace.training.tuned import found_by_tune
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +36,10 @@ class Run:
     `interrupted_by` names the signal that asked for the stop; the run can then be resumed. `damaged` are the
     samples that could not be read: index, path, error, and the times they were met. `metric_data` says
     whether the metric is of ``validation`` or ``training`` data.
+
+    `job` is its reference, where it was given as one; `does` says what each technique of `plan` does;
+    `stepping_seconds` is the part of `seconds` that went into steps. `tuned` is what the ledger beside the
+    plan's file holds of the plan: its ``speedup`` and its ``verdict``.
     """
 
     run_path: str
@@ -48,6 +55,13 @@ class Run:
     notices: tuple[str, ...] = ()
     damaged: tuple[dict[str, Any], ...] = ()
     metric_data: str | None = None
+    job: str = ""
+    plan: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    does: dict[str, str] = dataclasses.field(default_factory=dict)
+    date: str = ""
+    device: str = ""
+    stepping_seconds: float = 0.0
+    tuned: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def exit_code(self) -> int:
@@ -94,11 +108,10 @@ def train(
     Raises FolderError, CheckpointError, PlanError, JobError, Refused and Diverged, on all ranks alike.
     """
     options = Options(seed, max_steps, checkpoint_every_seconds, checkpoint_every_steps)
-    _check(options)
-    if resume and restart:
-        raise InputError("resume goes on and restart trains from zero: give one of them, not both")
+    _check(options, resume=resume, restart=restart)
     path = Path(out).absolute()
     own_plan = path / "plan.toml"
+    given = (job, None if plan is None or isinstance(plan, Plan) else Path(plan).absolute())
     job, plan = _loaded(job, plan if plan is not None or not (resume and own_plan.exists()) else own_plan)
     with joined(plan) as ranks, ExitStack() as stack:
         if ranks.began_before(str(path)):
@@ -118,7 +131,7 @@ def train(
         if machine.passed_over:
             loop.progress.notice(machine.passed_over)
         loop.run()
-        return _write_results(loop)
+        return _write_results(loop, machine, *given)
 
 
 def _loaded(job: Job | str, plan: Plan | str | os.PathLike[str] | None) -> tuple[Job, Plan]:
@@ -131,7 +144,9 @@ def _loaded(job: Job | str, plan: Plan | str | os.PathLike[str] | None) -> tuple
     return job, Plan.load(plan if Path.cwd() == here else here / plan)  # the job's file may have left
 
 
-def _check(options: Options) -> None:
+def _check(options: Options, *, resume: bool, restart: bool) -> None:
+    if resume and restart:
+        raise InputError("resume goes on and restart trains from zero: give one of them, not both")
     for name in ("max_steps", "checkpoint_every_seconds", "checkpoint_every_steps"):
         value = getattr(options, name)
         if value is not None and not value > 0:
@@ -140,9 +155,12 @@ def _check(options: Options) -> None:
         raise InputError(f"the seed must be 0 or more, not {options.seed}")
 
 
-def _write_results(loop: Loop) -> Run:
+def _write_results(loop: Loop, machine: Machine, job: Job | str, plan_file: Path | None) -> Run:
     """Leave model.pt, where the run came to its end, and run.json in the run folder."""
-    position, ranks = loop.position, loop.ranks
+    position, ranks, plan = loop.position, loop.ranks, loop.session.plan
+    name, device = job if isinstance(job, str) else "", loop.device.type
+    seconds = time.monotonic() - loop.started_at
+    began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=seconds)
     if loop.damage.listed():
         loop.progress.notice(loop.damage.sentence())
     run = Run(
@@ -151,7 +169,7 @@ def _write_results(loop: Loop) -> Run:
         epochs=position.epoch,
         metric=position.metric,
         loss=position.loss,
-        seconds=time.monotonic() - loop.started_at,
+        seconds=seconds,
         samples_per_second=loop.samples * ranks.world_size / max(loop.stepping_seconds, 1e-9),
         resumed_from_step=loop.resumed_from_step,
         interrupted=bool(loop.stopped_by),
@@ -159,6 +177,13 @@ def _write_results(loop: Loop) -> Run:
         notices=tuple(loop.progress.notices),
         damaged=tuple(loop.damage.listed()),
         metric_data=loop.job.metric_data,
+        job=name,
+        plan=plan.to_dict(),
+        does=plan.does,
+        date=began.isoformat(timespec="seconds"),
+        device=next((found.name for found in machine.devices if found.kind == device), device),
+        stepping_seconds=loop.stepping_seconds,
+        tuned=found_by_tune(plan_file, plan, name, machine.fingerprint) if plan_file is not None else {},
     )
     document = json.dumps({**run.to_dict(), "plan_id": loop.session.plan.id}, indent=1).encode()
     with ranks.together():

@@ -92,6 +92,7 @@ class Result:
         """The document that ``vivace tune --json`` prints."""
         return {
             "plan": self.plan.to_dict(),
+            "does": self.plan.does,
             "plan_path": self.plan_path,
             "speedup": dataclasses.asdict(self.speedup),
             "baselines": self.baselines,
