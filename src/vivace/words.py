@@ -192,3 +192,8 @@ def _dollars(value: float) -> str:
 def energy(value: float | None) -> str:
     """Kilowatt hours: ``12.3 kWh``; a dash where the board's power is not known."""
     return UNKNOWN if value is None else f"{number(float(value))} kWh"
+
+
+def unless_said(text: str, said: str) -> str:
+    """`text`, or nothing where `said` holds it already, whatever its case."""
+    return "" if text.lower() in said.lower() else text

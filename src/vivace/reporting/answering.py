@@ -106,7 +106,7 @@ def _notes(content: Content) -> list[str]:
     if content.broken:
         reason, speed = str(content.verdict.get("reason") or ""), content.speedup
         promise = str(result.get("promise") or "").upper()
-        told = reason if reason.lower() not in sameness(content.verdict).lower() else ""
+        told = words.unless_said(reason, sameness(content.verdict))
         notes.append(f"The promise {promise} is broken{': ' if told else ''}{told}".replace("  ", " "))
         notes += [f"Its steps ran {words.fast(speed)} as strict fp32"] if speed else []
     elif content.outcome in phrases.ENDINGS and result.get("reason"):

@@ -34,7 +34,7 @@ def answer(verdict: Verdict, job: str, plan: str) -> Answer:
     sentence = sameness(verdict.to_dict())
     promise = f"Promise {verdict.promise.upper()}, {words.count(verdict.num_checks, 'check')}"
     ran = f"{promise}, {words.count(verdict.seeds, 'shadow run')}, {words.duration(verdict.seconds)}"
-    notes = [verdict.reason] if verdict.reason and verdict.reason.lower() not in sentence.lower() else []
+    notes = [told] if (told := words.unless_said(verdict.reason, sentence)) else []
     kept = f"--plan {shlex.quote(plan)}"
     following = (
         f"vivace train {shlex.quote(job)} {kept}" if verdict.kept else f"vivace tune {shlex.quote(job)}"
