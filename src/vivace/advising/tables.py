@@ -115,7 +115,7 @@ def worth_it(entry: dict[str, object]) -> str:
 
 
 def bought(entry: dict[str, object]) -> str:
-    """Buy or rent?"""
+    """The row that compares buying a card with renting it."""
     hours, price = entry["break_even_hours"], entry["buy_usd"]
     if not isinstance(hours, float):
         return f"{entry['gpu']}: renting costs less than the electricity of an own one."

@@ -68,12 +68,12 @@ class IterableData:
 
     @property
     def num_workers(self) -> int:
-        """Of the loader."""
+        """The same setting of the wrapped DataLoader."""
         return int(getattr(self.source, "num_workers", 0))
 
     @property
     def multiprocessing_context(self) -> Any:
-        """Of the loader."""
+        """The same setting of the wrapped DataLoader."""
         return getattr(self.source, "multiprocessing_context", None)
 
     def __iter__(self) -> Iterator[Any]:

@@ -62,7 +62,7 @@ class DecodingSeen(_InPlaceOfLoad):
         self.count = 0
 
     def replacing(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The same, counted."""
+        """A wrapper around the decoder that counts its calls."""
 
         def load(image: Any) -> Any:
             self.count += 1

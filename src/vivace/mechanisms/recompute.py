@@ -147,7 +147,7 @@ class _Products(TorchDispatchMode):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
-        """A later pass."""
+        """Run the block again in the backward pass."""
         self.at = 0
         with self:
             yield

@@ -133,15 +133,15 @@ class Bfloat16Store(Store):
     """fp32 storages in bfloat16."""
 
     def suits(self, tensor: torch.Tensor) -> bool:
-        """Is it fp32?"""
+        """Is the saved tensor fp32, so that this store takes it?"""
         return tensor.dtype == torch.float32
 
     def put(self, flat: torch.Tensor) -> tuple[Any, int]:
-        """Rounded to nearest."""
+        """The tensor rounded to bfloat16, to nearest."""
         return flat.bfloat16(), 2 * flat.numel()
 
     def get(self, stored: Stored) -> torch.Tensor:
-        """Widened."""
+        """The fp32 tensor of the rounded values."""
         return stored.content.float()  # type: ignore[no-any-return]
 
 
@@ -158,7 +158,7 @@ class Int8Store(Bfloat16Store):
         return ((groups / scales).round_().to(torch.int8), scales, count), groups.numel() + 4 * len(scales)
 
     def get(self, stored: Stored) -> torch.Tensor:
-        """Multiplied out."""
+        """The fp32 tensor: integers times their scales."""
         numbers, scales, count = stored.content
         return (numbers * scales).view(-1)[:count]  # type: ignore[no-any-return]
 

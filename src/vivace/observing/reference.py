@@ -149,7 +149,7 @@ def _loading_limit(parts: dict[str, float], samples: int, loader: Any) -> str:
 
 
 def in_cores(number: int) -> str:
-    """``one core``, ``2 cores``."""
+    """A number of cores in words: ``one core``, ``2 cores``."""
     return "one core" if number == 1 else f"{number} cores"
 
 

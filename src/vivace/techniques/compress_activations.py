@@ -65,7 +65,7 @@ class CompressActivations(Technique):
 
     @classmethod
     def deciding(cls, chosen: Callable[..., tuple[str, ...]]) -> Technique:
-        """The blocks chosen."""
+        """Compress the activations of the chosen blocks only."""
         return cls(blocks=chosen("compress"))
 
     @classmethod

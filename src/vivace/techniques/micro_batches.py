@@ -91,7 +91,7 @@ class MicroBatches(Technique):
 
     @classmethod
     def in_pieces(cls, num: int) -> Technique:
-        """That many."""
+        """This technique with batches cut into `num` pieces."""
         return cls(num)
 
     @classmethod

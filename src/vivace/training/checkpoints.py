@@ -61,7 +61,7 @@ class Found:
 
     @property
     def position(self) -> Position:
-        """Where the run goes on."""
+        """Epoch, batch and step from which training continues."""
         return Position(**self.manifest["position"])
 
 

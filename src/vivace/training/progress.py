@@ -37,7 +37,7 @@ class Progress:
 
     @property
     def num_bytes(self) -> int:
-        """The length of the log."""
+        """Length of metrics.jsonl in bytes, for truncating it on resume."""
         return self._path.stat().st_size if self._path is not None and self._path.exists() else 0
 
     def log(self, kind: str, record: dict[str, Any]) -> None:
@@ -47,7 +47,7 @@ class Progress:
             self._guard(lambda: self._append(record))
 
     def tell(self, kind: str, **fields: Any) -> None:
-        """Tell the callback alone."""
+        """Call `on_event` without writing to the log."""
         self._tell(kind, fields)
 
     def notice(self, text: str) -> None:

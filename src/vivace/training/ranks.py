@@ -112,7 +112,7 @@ class Ranks:
         return list(tensor.tolist())
 
     def mean(self, value: float) -> float:
-        """The mean over all ranks."""
+        """The mean of `value` over all ranks."""
         if self.world_size == 1:
             return value
         tensor = torch.tensor(value, dtype=torch.float64)

@@ -53,6 +53,6 @@ class Ran:
     fault: str = ""
 
     def ended(self, fault: str) -> Ran:
-        """The same, with its fault."""
+        """This run, marked with the fault that ended it."""
         self.fault = fault
         return self

@@ -110,7 +110,7 @@ class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._next_value = 0
 
     def work(self) -> Work:
-        """What was counted until now."""
+        """The kernels counted so far."""
         kernels = tuple(self.kernels)
         return Work(_totals(kernels), kernels, self.saved_bytes)
 
@@ -179,7 +179,7 @@ class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def phases(self) -> Iterator[None]:
-        """Notice optimizers at work."""
+        """Mark what runs inside of an optimizer's step as the update phase."""
 
         def begin(*_: Any) -> None:
             self._updating += 1

@@ -50,7 +50,7 @@ class CountedStep:
             self._stack.enter_context(saving)
 
     def restore(self) -> None:
-        """End of the step."""
+        """Stop counting, at the end of the step."""
         self._stack.close()
         self.modules.restore()
         if not self.hooks.optimizers:

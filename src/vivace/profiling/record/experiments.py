@@ -34,7 +34,7 @@ class CallCatcher:
         ]
 
     def restore(self) -> None:
-        """Stop keeping."""
+        """Remove the hooks that keep calls."""
         for handle in self._handles:
             handle.remove()
 

@@ -33,7 +33,7 @@ PYTHON_BLOCK_BYTES = 64  # of an object below 512 bytes, roughly
 
 
 def describe(hooks: Any) -> dict[str, Any]:
-    """All of them."""
+    """All facts of the loop, the process and the machine that the judge reads, as one document."""
     found = list(parameters(hooks))
     device = found[0].device.type if found else ("cuda" if torch.cuda.is_available() else "cpu")
     optimizers = list(hooks.optimizers.values())

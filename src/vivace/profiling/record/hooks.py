@@ -95,7 +95,7 @@ class LoopHooks:
         self._ranges: list[Any] = []
 
     def install(self) -> None:
-        """Patch torch."""
+        """Patch torch's functions that mark the phases of a step."""
         patches = self._patches
         patches.replace(LoaderIterator, "__next__", self._next)
         patches.replace(DataLoader, "__iter__", self._iter)
@@ -146,7 +146,7 @@ class LoopHooks:
             self._pop()
 
     def fetched(self, batch: Any) -> None:
-        """A batch has come."""
+        """Note that the loader has delivered a batch."""
         self.batch = batch
         self.clock.fetched(num_samples(batch), sum(tensor.numel() for tensor in tensors_of(batch)))
 

@@ -77,7 +77,7 @@ class Allocator(Technique):
         build.wrap(Seam.STEP, step)
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
-        """The segments that can grow."""
+        """Evidence: the number of expandable segments in use."""
         count, growing = seen.notes.get("segments", 0), seen.notes.get("growing_segments", 0)
         if self.expandable_segments and not growing:
             raise Refused("it changed nothing: no segment can grow")

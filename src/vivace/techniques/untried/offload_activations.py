@@ -63,7 +63,7 @@ class OffloadActivations(Technique):
 
     @classmethod
     def deciding(cls, chosen: Callable[..., tuple[str, ...]]) -> Technique:
-        """The blocks chosen."""
+        """Offload the activations of the chosen blocks only."""
         return cls(blocks=chosen("offload"))
 
     @classmethod
