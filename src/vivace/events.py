@@ -21,8 +21,8 @@ class EventKind(enum.StrEnum):
     | ``prepared`` | verify | seconds: of the reference; left_seconds: expected for the plan |
     | ``resume`` | train | step: from which the run goes on |
     | ``step`` | train | step, epoch, loss, samples_per_second, [skipped_steps] |
-    | ``epoch`` | train | step, epoch, loss, [metric, metric_data] |
-    | ``metric`` | train | step, metric, metric_data: of a run that ends within an epoch |
+    | ``epoch`` | train | step, epoch, loss, [metric, metric_name, metric_data] |
+    | ``metric`` | train | step, metric, metric_name, metric_data: of a run that ends within an epoch |
     | ``checkpoint`` | train | step, path, seconds: that it took |
     | ``stop`` | train | the keys of `vivace.Run.to_dict` |
     """

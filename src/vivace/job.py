@@ -34,6 +34,7 @@ class Job:
         optimizer: ``(model) -> torch.optim.Optimizer`` (with `step`: anything your step function wants).
         scheduler: ``(optimizer) -> learning-rate scheduler``, stepped once per `scheduler_every`.
         metric: ``(model, batches) -> float``, higher is better; called in evaluation mode without gradients.
+        metric_name: what it is called wherever it is shown, such as ``accuracy``.
         validation: ``() -> iterable of batches`` for `metric`; the training data where it is left out.
         on_gradients: ``(model) -> None``; sees true, unscaled gradients, for clipping.
         step: ``(model, optimizer, batch) -> scalar loss``: your own step, for training that cannot be cut
@@ -56,6 +57,7 @@ class Job:
     epochs: int = 1
     scheduler_every: Literal["epoch", "step"] = "epoch"
     damaged: Literal["raise", "skip", "replace"] = "raise"
+    metric_name: str = "metric"
 
     def __post_init__(self) -> None:
         if (self.loss is None) == (self.step is None):
@@ -66,7 +68,7 @@ class Job:
             raise JobError("a Job needs optimizer=(model) -> torch.optim.Optimizer")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name in ("epochs", "scheduler_every", "damaged"):
+            if field.name in ("epochs", "scheduler_every", "damaged", "metric_name"):
                 continue
             # A module can be called, and gives outputs.
             built = field.name == "model" and not isinstance(value, type) and hasattr(value, "state_dict")
@@ -81,6 +83,8 @@ class Job:
             raise JobError(f"Job's scheduler_every must be 'epoch' or 'step', not {self.scheduler_every!r}")
         if self.damaged not in ("raise", "skip", "replace"):
             raise JobError(f"Job's damaged must be 'raise', 'skip' or 'replace', not {self.damaged!r}")
+        if not isinstance(self.metric_name, str) or not self.metric_name.strip():
+            raise JobError(f"Job's metric_name must be a word, such as 'accuracy', not {self.metric_name!r}")
         if self.step is not None and self.on_gradients is not None:
             raise JobError("a Job with its own step clips its gradients there: leave on_gradients out")
 

@@ -320,6 +320,9 @@ def test_a_metric_of_the_training_data_is_called_that(train_folder):
     facts = json.loads((train_folder / "run.json").read_text())
     (train_folder / "run.json").write_text(json.dumps(facts | {"metric_data": "training"}))
     assert "metric on the training data 0.975" in read(train_folder).text
+    named = {"metric_data": "validation", "metric_name": "accuracy"}
+    (train_folder / "run.json").write_text(json.dumps(facts | named))
+    assert "epochs; accuracy on the validation data 0.975" in read(train_folder).text
     (train_folder / "run.json").write_text(json.dumps(facts | {"metric_data": "validation"}))
     assert "epochs; metric on the validation data 0.975" in read(train_folder).text
 

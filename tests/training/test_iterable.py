@@ -249,7 +249,8 @@ class TestTraining:
         ranks = SimpleNamespace(rank=0, world_size=2)
         ranks.gather = lambda mark: [mark, "of another rank" if split else mark]
         feed = Feed(job(), ranks, 0, tmp_path, pytest.fail)
-        session = SimpleNamespace(build=SimpleNamespace(facts=Facts()), batches=iter)
+        seams = SimpleNamespace(batches=iter)
+        session = SimpleNamespace(build=SimpleNamespace(facts=Facts()), batches=iter, seams=seams)
         assert len(next(feed.batches(session, Position()))[0]) == BATCH // 2
         with pytest.raises(JobError, match="split_by_node") if split else contextlib.nullcontext():
             feed.require_one_stream(session, Position(step=1, batch=1))

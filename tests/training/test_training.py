@@ -117,6 +117,7 @@ class TestFolder:
         told = [event.payload["metric_data"] for event in events if "metric" in event.payload]
         assert told
         assert set(told) == {run.metric_data}
+        assert {event.payload["metric_name"] for event in events if "metric" in event.payload} == {"metric"}
         lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
         assert [line["metric"] for line in lines if "epoch" in line and "metric" in line][-1] == run.metric
         assert {"step", "epoch", "loss", "samples_per_second"} <= lines[0].keys()

@@ -181,7 +181,7 @@ def _words(payload: dict[str, Any]) -> str:
         "metric": "{:.4f}",
         "samples_per_second": "{:.0f}",
     }
-    names = {"samples_per_second": "samples/s", "metric": phrases.metric(payload.get("metric_data"))}
+    names = {"samples_per_second": "samples/s", "metric": phrases.metric(payload)}
     found = [(k, f) for k, f in shown.items() if isinstance(payload.get(k), (int, float))]
     return "  ".join(f"{names.get(key, key)} {form.format(payload[key])}" for key, form in found)
 

@@ -140,6 +140,7 @@ job = Job(
     scheduler=lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, EPOCHS * BATCHES),
     scheduler_every="step",
     metric=accuracy,
+    metric_name="accuracy",
     validation=validation,
     epochs=EPOCHS,
 )

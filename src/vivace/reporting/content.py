@@ -263,13 +263,13 @@ class Content:
         last = self.metrics[-1] if self.metrics else {}
         taken = words.real(self.training.get("steps")) or words.real(last.get("step"))
         epochs, metric = self.training.get("epochs"), self.training.get("metric", last.get("metric"))
-        metric_data = self.training.get("metric_data", last.get("metric_data"))
         parts = [
             words.count(int(taken or 0), "step") + (f" in {words.count(epochs, 'epoch')}" if epochs else "")
         ]
         measured = words.real(metric) is not None
-        of = " on the validation data" if metric_data == "validation" else ""
-        parts += [f"{phrases.metric(metric_data)}{of} {words.number(metric)}"] if measured else []
+        facts = {**last, **self.training}
+        of = " on the validation data" if facts.get("metric_data") == "validation" else ""
+        parts += [f"{phrases.metric(facts)}{of} {words.number(metric)}"] if measured else []
         loss = words.real(self.training.get("loss", last.get("loss")))
         return "; ".join(parts + ([f"training loss {words.number(loss)}"] if loss is not None else []))
 

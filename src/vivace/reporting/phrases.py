@@ -11,7 +11,6 @@ from vivace.inspection.table import ceiling_in_words
 from vivace.ledger import Outcome
 
 REFERENCE = "strict fp32"
-METRIC = {"training": "metric on the training data"}  # by what it is of; else the metric alone
 ENDINGS = {  # of a search that has no faster plan
     Outcome.NOTHING_HELPS: "Nothing was faster beyond noise: train as you do",
     Outcome.NONE_KEPT: "Nothing faster kept its promise: train as you do",
@@ -26,9 +25,10 @@ _ROLES = {
 }
 
 
-def metric(data: Any) -> str:
+def metric(facts: Mapping[str, Any]) -> str:
     """The metric's name, which says where it is of the data that were trained on."""
-    return METRIC.get(str(data), "metric")
+    name = str(facts.get("metric_name") or "metric")
+    return f"{name} on the training data" if facts.get("metric_data") == "training" else name
 
 
 def steps(value: Any) -> str:

@@ -107,7 +107,7 @@ class Loop:
                 self._save()
         if not self.stopped_by and self.job.metric is not None:
             self._evaluate()
-            found = {"metric": self.position.metric, "metric_data": self.job.metric_data}
+            found = {"metric": self.position.metric, **self._metric_facts()}
             self.progress.log(EventKind.METRIC, {"step": self.position.step, **found})
 
     def _in_one_step(self) -> bool:
@@ -271,13 +271,16 @@ class Loop:
         record: dict[str, Any] = {"step": position.step, "epoch": position.epoch + 1, "loss": position.loss}
         if self.job.metric is not None:
             self._evaluate()
-            record |= {"metric": position.metric, "metric_data": self.job.metric_data}
+            record |= {"metric": position.metric, **self._metric_facts()}
         if self.job.scheduler_every == "epoch":
             self._step_scheduler()
         position.epoch += 1
         position.batch = 0
         self.progress.log(EventKind.EPOCH, record)
         self._mark()
+
+    def _metric_facts(self) -> dict[str, Any]:
+        return {"metric_name": self.job.metric_name, "metric_data": self.job.metric_data}
 
     def _evaluate(self) -> None:
         """Put the metric of the present weights on the position; rank 0 computes it, all ranks know it."""

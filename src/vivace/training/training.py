@@ -55,6 +55,7 @@ class Run:
     notices: tuple[str, ...] = ()
     damaged: tuple[dict[str, Any], ...] = ()
     metric_data: str | None = None
+    metric_name: str = "metric"
     job: str = ""
     plan: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     does: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -177,6 +178,7 @@ def _write_results(loop: Loop, machine: Machine, job: Job | str, plan_file: Path
         notices=tuple(loop.progress.notices),
         damaged=tuple(loop.damage.listed()),
         metric_data=loop.job.metric_data,
+        metric_name=loop.job.metric_name,
         job=name,
         plan=plan.to_dict(),
         does=plan.does,
