@@ -48,6 +48,7 @@ EXPORTS = {
     "PlanError",
     "Profile",
     "Profiled",
+    "PromiseBroken",
     "Refused",
     "Result",
     "Run",

@@ -45,6 +45,7 @@ _HOME = {
     "AnswerIsNo": "vivace.errors",
     "Diverged": "vivace.errors",
     "OutOfMemory": "vivace.errors",
+    "PromiseBroken": "vivace.errors",
     "ChildFailed": "vivace.errors",
     "TimedOut": "vivace.errors",
     "Unsteady": "vivace.errors",
@@ -53,7 +54,7 @@ _HOME = {
     "profile": "vivace.profiling",
     "tune": "vivace.tuning",
     "verify": "vivace.verifying",
-    "train": "vivace.training.training",
+    "train": "vivace.watching",
     "report": "vivace.reporting",
     "advise": "vivace.advising",
 }
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from vivace.errors import JobError as JobError
     from vivace.errors import OutOfMemory as OutOfMemory
     from vivace.errors import PlanError as PlanError
+    from vivace.errors import PromiseBroken as PromiseBroken
     from vivace.errors import Refused as Refused
     from vivace.errors import SampleError as SampleError
     from vivace.errors import TechniqueWarning as TechniqueWarning
@@ -107,8 +109,8 @@ if TYPE_CHECKING:
     from vivace.technique import Technique as Technique
     from vivace.technique.registry import register as register
     from vivace.training.training import Run as Run
-    from vivace.training.training import train as train
     from vivace.tuning import Result as Result
     from vivace.tuning import tune as tune
     from vivace.verifying import Verdict as Verdict
     from vivace.verifying import verify as verify
+    from vivace.watching import train as train

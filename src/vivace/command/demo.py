@@ -9,8 +9,8 @@ from rich.console import Console
 from vivace.command.progress import TrainProgress, TuneProgress, epilogue
 from vivace.errors import FolderError
 from vivace.reporting import report, terminal
-from vivace.training.training import train
 from vivace.tuning import tune
+from vivace.watching import train
 
 JOB = "digits"
 

@@ -124,6 +124,8 @@ class TrainProgress(_Lines):
             self._print(f"goes on after step {event['step']}")
         elif kind == "notice":
             self._print(event["text"], "yellow")
+        elif kind == "unwatched":
+            self._print(event["text"], "dim")
         elif kind == "checkpoint":
             self._doing(f"checkpoint of step {event['step']}")
         elif kind == "stop":
@@ -135,6 +137,8 @@ class TrainProgress(_Lines):
             metric = event.get("metric")
             told = f"{phrases.metric(event.get('metric_data'))} {metric:.4f}, " if metric is not None else ""
             steps = words.count(event["steps"], "step")
+            if event.get("watched"):
+                self._print(event["watched"]["sentence"], "dim")
             self._print(f"{ended}: {steps}, {told}{_short(event['run_path'])}", "bold")
 
 

@@ -363,6 +363,7 @@ class Content:
         trained = [
             ("training took", words.duration(self.training.get("seconds"))),
             ("samples a second", words.number(self.training.get("samples_per_second") or None)),
+            ("watching", (self.training.get("watched") or {}).get("sentence")),
             ("resumed from step", words.number(self.training.get("resumed_from_step") or None)),
         ]
         facts = [(n.removesuffix(f", {words.UNKNOWN}"), v) for n, v in (told if self.tuned else []) + trained]

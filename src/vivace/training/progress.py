@@ -25,7 +25,7 @@ class Progress:
         step: the step at which the run goes on.
         log_bytes: the length of the log at that step; what a killed run wrote after it is cut off.
         on_event: called with ``{"event": kind, ...}``; kinds are resume, notice, step, epoch, checkpoint,
-            stop.
+            watch, unwatched, stop.
     """
 
     def __init__(self, folder: Path | None, step: int, log_bytes: int, on_event: OnEvent | None) -> None:

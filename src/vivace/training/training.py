@@ -1,4 +1,4 @@
-"""`vivace.train`: trains a Job under a Plan to its end, through kills, full disks and requests to stop."""
+"""Trains a Job under a Plan to its end, through kills, full disks and requests to stop."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,15 @@ from vivace.errors import InputError
 from vivace.files import replace_file
 from vivace.inspection import inspect
 from vivace.job import Job, load
+from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.session.opening import start
 from vivace.training.folder import RunFolder
 from vivace.training.loop import Loop, Options
 from vivace.training.progress import OnEvent
-from vivace.training.ranks import joined
+from vivace.training.ranks import Ranks, joined
 from vivace.training.resuming import state_of
+from vivace.training.watch import Unwatched, Watch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +35,8 @@ class Run:
 
     `interrupted_by` names the signal that asked for the stop; the run can then be resumed. `damaged` are the
     samples that could not be read: index, path, error, and the times they were met. `metric_data` says
-    whether the metric is of ``validation`` or ``training`` data.
+    whether the metric is of ``validation`` or ``training`` data. `watched` is what watching its steps found
+    (see `vivace.train`), with a `sentence`; None without a plan.
     """
 
     run_path: str
@@ -48,6 +52,7 @@ class Run:
     notices: tuple[str, ...] = ()
     damaged: tuple[dict[str, Any], ...] = ()
     metric_data: str | None = None
+    watched: dict[str, Any] | None = None
 
     @property
     def exit_code(self) -> int:
@@ -57,6 +62,10 @@ class Run:
     def to_dict(self) -> dict[str, Any]:
         """The document that ``vivace train --json`` prints."""
         return dataclasses.asdict(self)
+
+
+def _unwatched(*_: object) -> Watch:
+    return Unwatched()
 
 
 def train(
@@ -71,27 +80,12 @@ def train(
     checkpoint_every_seconds: float = 600.0,
     checkpoint_every_steps: int | None = None,
     on_event: OnEvent | None = None,
+    watched_by: Callable[[Job, Plan, Machine, int, Ranks], Watch] = _unwatched,
 ) -> Run:
-    """Train `job` under `plan` in the run folder `out`, on top of strict fp32.
+    """Train a job; see `vivace.train`, which is this with a sentinel.
 
-    Writes plan.toml, metrics.jsonl (epochs counted from 1), tensorboard/, checkpoints/, at the end model.pt
-    (your own `state_dict` keys) and run.json. Ctrl-C, SIGTERM, SIGHUP (a lost terminal) or
-    SIGUSR1 (Slurm) stops after the current step with a checkpoint. Ranks that torchrun starts again resume by
-    themselves.
-
-    Args:
-        job: a Job, or a reference such as ``train.py:job``.
-        plan: how to train, or its file; left out, a resumed run keeps its plan, a new one has none.
-        out: the run folder; new or empty, unless `resume` or `restart`.
-        resume: go on from the newest checkpoint that holds; from zero where there is none yet.
-        restart: delete the folder's checkpoints and train from zero.
-        seed: of the weights, the data order and all randomness.
-        max_steps: stop after so many steps in all, counted over resumed parts too.
-        checkpoint_every_seconds: the most time that a kill can cost.
-        checkpoint_every_steps: write one after each so many steps too.
-        on_event: called with a dictionary ``{"event": kind, ...}`` as the run goes on (on rank 0).
-
-    Raises FolderError, CheckpointError, PlanError, JobError, Refused and Diverged, on all ranks alike.
+    `watched_by` makes who looks at the steps, of the job, its plan, the machine, the seed and the ranks,
+    before the job is opened.
     """
     options = Options(seed, max_steps, checkpoint_every_seconds, checkpoint_every_steps)
     _check(options)
@@ -111,9 +105,10 @@ def train(
                 ranks.begin(str(path))
         with ranks.together():
             machine = inspect()
+            watch = watched_by(job, plan, machine, seed, ranks)
             session = stack.enter_context(start(job, plan, machine, seed=seed))
         with ranks.together():
-            loop = Loop(job, session, ranks, path, options, on_event)
+            loop = Loop(job, session, ranks, path, options, on_event, watch)
         stack.callback(lambda: loop.session.close())  # which may be another one by then
         if machine.passed_over:
             loop.progress.notice(machine.passed_over)
@@ -159,6 +154,7 @@ def _write_results(loop: Loop) -> Run:
         notices=tuple(loop.progress.notices),
         damaged=tuple(loop.damage.listed()),
         metric_data=loop.job.metric_data,
+        watched=loop.watch.to_dict(),
     )
     document = json.dumps({**run.to_dict(), "plan_id": loop.session.plan.id}, indent=1).encode()
     with ranks.together():

@@ -1,0 +1,72 @@
+"""From a step and its repetitions to a finding: figures, envelopes, the worst of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict, deque
+from typing import Any
+
+from vivace.verifying.judgement import LIMIT, check, root_mean_square
+
+MOST_SHADOWS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What is known of one watched step.
+
+    `kept`: None where it cannot be judged. `score` in envelopes, of which `LIMIT` are allowed; `figure` is the
+    worst one. `fault` says in a sentence what is broken.
+    """
+
+    kept: bool | None
+    score: float = 0.0
+    figure: str = ""
+    fault: str = ""
+    shadows: int = 0
+
+
+class Envelopes:
+    """The figures of the last shadows of a run, by name.
+
+    What rounding does to a step changes slowly over a training, so the steps watched before help to judge the
+    next one.
+    """
+
+    def __init__(self, most: int = MOST_SHADOWS) -> None:
+        self._figures: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=most))
+        self.num = 0
+
+    def add(self, figures: dict[str, float]) -> None:
+        """The distances of one more shadow from its reference."""
+        self.num += 1
+        for name, value in figures.items():
+            self._figures[name].append(value)
+
+    def of(self, name: str) -> float:
+        """The root mean square of a figure; NaN where no shadow has it, or one is not finite."""
+        values = list(self._figures.get(name, ()))
+        found = root_mean_square(values) if values else math.nan
+        return found if math.isfinite(found) else math.nan
+
+
+def judged(
+    figures: dict[str, float], envelopes: Envelopes, smallest: dict[str, float], roundoff: float
+) -> Finding:
+    """The finding on a step whose distances from the reference are `figures`."""
+    checks: list[dict[str, Any]] = []
+    for name, value in figures.items():
+        envelope = envelopes.of(name)
+        checks.append(check(name, 0, value, max(envelope, smallest.get(name, 0.0)), roundoff) | {"of": name})
+        if math.isnan(envelope):
+            checks[-1] |= {"score": None, "kept": None}
+    known = [c for c in checks if c["kept"] is not None]
+    if not known:
+        return Finding(None, fault="rounding alone makes this job diverge", shadows=envelopes.num)
+    worst = max(known, key=lambda c: c["score"] / c["limit"])
+    score, limit, name = worst["score"], worst["limit"], worst["of"]
+    if worst["kept"]:
+        return Finding(True, score * LIMIT / limit, name, shadows=envelopes.num)
+    text = f"{name} is {score:.3g} envelopes off, and rounding explains {limit:.0f}"
+    return Finding(False, score * LIMIT / limit, name, text, envelopes.num)
