@@ -218,7 +218,7 @@ def train(
 
         require_torch()  # before anything imports it
         from vivace.command.progress import TrainProgress
-        from vivace.watching.train import train as run
+        from vivace.watching.watched import train as run
 
         with TrainProgress(quiet) as progress:
             result = run(

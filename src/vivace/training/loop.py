@@ -200,8 +200,8 @@ class Loop:
         self.checkpoints.facts |= broken.facts
         self._save()
         return PromiseBroken(
-            f"{broken}: training stopped; step_{self.position.step} in '{self.checkpoints.folder}' is the state "
-            "before that step, from which --resume --on-broken fallback goes on under the reference"
+            f"{broken}: training stopped; step_{self.position.step} in '{self.checkpoints.folder}' is the "
+            "state before it, from which --resume --on-broken fallback goes on under the reference"
         )
 
     def _step_scheduler(self) -> None:

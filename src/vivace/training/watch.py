@@ -14,15 +14,14 @@ from vivace.training.progress import Progress
 class Watch(Protocol):
     """Stands around every step of a run, and changes no number of it."""
 
-    seconds: float
-    """What it has taken of the run so far."""
+    @property
+    def seconds(self) -> float:
+        """What it has taken of the run so far."""
 
     def begin(self, progress: Progress, total_steps: int | None) -> None:
         """The run begins, with so many steps in this process where that is known."""
 
-    def step(
-        self, session: Session, position: Position, batch: Any, take: Callable[[Any], Any]
-    ) -> Any:
+    def step(self, session: Session, position: Position, batch: Any, take: Callable[[Any], Any]) -> Any:
         """What ``take(batch)``, the run's next step, returns. Raises Broken where it must not stand."""
 
     def to_dict(self) -> dict[str, Any] | None:
@@ -49,9 +48,7 @@ class Unwatched:
     def begin(self, progress: Progress, total_steps: int | None) -> None:
         """Nothing to do."""
 
-    def step(
-        self, session: Session, position: Position, batch: Any, take: Callable[[Any], Any]
-    ) -> Any:
+    def step(self, session: Session, position: Position, batch: Any, take: Callable[[Any], Any]) -> Any:
         """Just the step."""
         return take(batch)
 

@@ -25,8 +25,8 @@ class Unlike(Exception):
 class Kept(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While a step runs, keeps what its random operators draw, piece by piece of the batch.
 
-    The step computes what it would without. `hidden` names an operator that draws inside its kernel or from a
-    generator of the person's own: what that drew cannot be handed on.
+    The step computes what it would without. `hidden` names an operator that draws inside of its kernel: what
+    that drew cannot be handed on.
     """
 
     def __init__(self) -> None:
@@ -46,11 +46,9 @@ class Kept(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
-        if kwargs.get("generator") is not None:
-            self.hidden = f"{_name(func)} with a generator of its own"
-        before = random_state()
+        before = _state(kwargs)
         found = func(*args, **kwargs)
-        if recomputing() or torch.equal(before, random_state()):
+        if recomputing() or torch.equal(before, _state(kwargs)):
             return found
         drawn = found[1] if _name(func) == FUSED_DROPOUT else found
         if isinstance(drawn, torch.Tensor):
@@ -81,9 +79,9 @@ class Handed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags or recomputing():
             return func(*args, **kwargs)
-        before = random_state()
+        before = _state(kwargs)
         found = func(*args, **kwargs)
-        if torch.equal(before, random_state()):
+        if torch.equal(before, _state(kwargs)):
             return found
         if _name(func) == FUSED_DROPOUT:
             values, share = args[0], args[1]
@@ -102,6 +100,12 @@ class Handed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if joined is None or joined.shape != like.shape:
             raise Unlike("the plan draws random numbers of other shapes")
         return joined
+
+
+def _state(named: dict[str, Any]) -> torch.Tensor:
+    """Of the stream that an operator with these arguments draws from."""
+    own = named.get("generator")
+    return random_state() if own is None else own.get_state()
 
 
 def _name(func: Any) -> str:

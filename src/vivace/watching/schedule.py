@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Hashable
 
 # Numbers with more divisors than all smaller ones: what happens every so many steps meets them soonest.
-INTERVALS = (1, 2, 4, 6, 12, 24, 36, 48, 60, 120, 180, 240, 360, 720, 840, 1260, 1680, 2520, 5040)
-INTERVALS += (7560, 10080, 15120, 20160, 25200, 27720, 45360, 50400, 55440, 83160, 110880, 166320, 221760)
+INTERVALS = (
+    *(1, 2, 4, 6, 12, 24, 36, 48, 60, 120, 180, 240, 360, 720, 840, 1260, 1680, 2520, 5040, 7560, 10080),
+    *(15120, 20160, 25200, 27720, 45360, 50400, 55440, 83160, 110880, 166320, 221760),
+)
 EVENTS_SHARE = 0.5  # of what may be spent: the rest is for the regular steps
 
 

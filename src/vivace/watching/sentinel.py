@@ -1,7 +1,7 @@
-"""The sentinel: while a run trains under a plan, single steps are repeated under the reference and compared.
+"""The sentinel: while a run trains under a plan, steps are repeated under the reference and compared.
 
-`verify` proves a plan in a rehearsal. This proves it in the run itself, for what begins late, comes rarely, or
-waits for an evaluation, another epoch or a resumed run.
+`verify` proves a plan in a rehearsal. This proves it in the run itself, for what begins late, comes rarely,
+or waits for an evaluation, another epoch or a resumed run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from vivace.verifying.judgement import LIMIT
 from vivace.verifying.ruler import FINEST_ROUNDOFF
 from vivace.verifying.shadow import Rounding
 from vivace.watching.draws import Handed, Kept, Unlike
-from vivace.watching.findings import MOST_SHADOWS, Envelopes, Finding, judged
+from vivace.watching.findings import MOST_SHADOWS, STEP_LIMIT, Envelopes, Finding, judged
+from vivace.watching.outside import Outside, assign
 from vivace.watching.schedule import Schedule
 from vivace.watching.twin import Before, Seen, Twin, free, named, outcome_of, placing, seen
 
@@ -42,6 +43,7 @@ NO_PLAN = "the run has no plan"
 OnBroken = Literal["stop", "fallback", "ignore"]
 FIRST_SHADOWS = 4
 SHADOW_EVERY = 4  # watched steps, once as many shadows are known as are kept
+CONFIRMED_BY = 3  # steps one after the other, where none is off beyond all doubt
 BY_SCHEDULERS = ("lr", "momentum", "betas")  # what torch's own change in a group of the optimizer
 
 
@@ -77,6 +79,7 @@ class Sentinel:
         self.worst_step = 0
         self.last_kept: int | None = None
         self.broken_steps: list[int] = []
+        self.suspected: list[int] = []  # the last steps, one after the other
         self.envelopes = Envelopes()
         self.halves: dict[Place, list[bool]] | None = None
         self.settings: Facts | None = None
@@ -127,7 +130,7 @@ class Sentinel:
             "steps": self.watched,
             "kept": not self.broken_steps if self.watched else None,
             "worst": self.worst.score if math.isfinite(self.worst.score) else None,
-            "limit": LIMIT,
+            "limit": STEP_LIMIT,
             "worst_figure": self.worst.figure,
             "worst_step": self.worst_step,
             "broken_steps": self.broken_steps,
@@ -147,7 +150,8 @@ class Sentinel:
             more = f" and {len(self.broken_steps) - 3} more" if len(self.broken_steps) > 3 else ""
             found = f"not the same model at {listed}{more}"
         else:
-            found = f"same model; worst {self.worst.score:.2g} of {LIMIT:.0f}"
+            found = f"same model; worst {self.worst.score:.2g} of {STEP_LIMIT:.0f}"
+            found += ", in single steps" if self.worst.score > STEP_LIMIT else ""
         ended = f"; then no more, because {self.why_not}" if self.why_not else ""
         return f"watched {steps}: {found}; watching cost {cost}{ended}"
 
@@ -191,27 +195,29 @@ class Sentinel:
     ) -> Any:
         clock, device = time.perf_counter, session.build.device
         begin = clock()
-        before = self._attempt(lambda: Before.of(session, position.step))
+        before = self._attempt(lambda: Before.of(session, self.job, position.step))
         if before is None:
             return take(batch)
         skipped = session.build.facts.skipped_steps
         skipped_before = None if skipped is None else int(skipped)
         kept = None if _is_blind(session.plan) else Kept()
         usual, prepared = self.schedule.step_seconds, clock()
-        with seen(session, kept.begin_piece if kept else lambda: None) as found, placing(session, found):
-            with kept or nullcontext():
-                loss = take(batch)
+        looking = seen(session, kept.begin_piece if kept else lambda: None)
+        with looking as found, placing(session, found), kept or nullcontext():
+            loss = take(batch)
         value, ended = float(torch.as_tensor(loss).detach()) if loss is not None else None, clock()
         if value is None:
             return loss
-        after = randomness.capture(device)
+        after, outside = randomness.capture(device), self._attempt(lambda: Outside(self.job))
         try:
             skips = skipped is not None and int(session.build.facts.skipped_steps or 0) != skipped_before
-            finding = None if skips else self._attempt(
-                lambda: self._judge(session, before, found, kept, loss, after)
-            )
+            finding = None
+            if outside is not None and not skips:
+                finding = self._attempt(lambda: self._judge(session, before, found, kept, loss, after))
         finally:
             randomness.restore(after, device)
+            if outside is not None:
+                outside.put_back()
         slower = max(0.0, ended - prepared - usual) if usual is not None else 0.0
         self.schedule.watched(prepared - begin + slower + clock() - ended, why)
         if finding is not None:
@@ -241,7 +247,9 @@ class Sentinel:
                 theirs = self._repeat(before, found, kept)
             except Unlike:
                 if kept is not None and not kept.num_drawn:
-                    reason = "the plan draws no random numbers where the job draws some: dropout or noise is off"
+                    reason = (
+                        "the plan draws no random numbers where the job draws some: dropout or noise is off"
+                    )
                     return Finding(False, math.inf, "random numbers", reason)
                 raise
             self._require_alone(session, kept, after)
@@ -282,7 +290,7 @@ class Sentinel:
         for _ in range(more):
             self.envelopes.add(shadow())
         finding = judged(figures, self.envelopes, smallest, roundoff)
-        if finding.kept:
+        if finding.score <= LIMIT and finding.kept is not None:
             return finding
         own = Envelopes()  # so near to the limits, this very step decides
         for _ in range(MOST_SHADOWS):
@@ -301,9 +309,7 @@ class Sentinel:
             raise Unlike("the plan draws more random numbers than the job")
         return outcome
 
-    def _require_comparable(
-        self, kept: Kept | None, before: Before, after: dict[str, Any]
-    ) -> None:
+    def _require_comparable(self, kept: Kept | None, before: Before, after: dict[str, Any]) -> None:
         if kept is not None and kept.hidden:
             raise Unlike(f"the job draws random numbers by {kept.hidden}")
         if kept is None and not _same_streams(before.streams, after, ("torch", "cuda")):
@@ -340,9 +346,7 @@ class Sentinel:
         of_torch = all(s is None or type(s).__module__.startswith("torch.optim") for s in schedulers)
         return difference(before.settings, self.settings, only_shared=True) if of_torch else ""
 
-    def _note(
-        self, session: Session, position: Position, before: Before, finding: Finding, why: str
-    ) -> None:
+    def _note(self, session: Session, position: Position, before: Before, finding: Finding, why: str) -> None:
         """Write down what was found; raises Broken where the run must not go on so."""
         step = position.step + 1
         assert self.progress is not None
@@ -355,22 +359,34 @@ class Sentinel:
         record = {"step": step, "watch_score": score, "watch_figure": finding.figure, "watch_why": why}
         self.progress.log("watch", record | {"watch_kept": finding.kept})
         if finding.kept:
-            self.last_kept = step
+            self.last_kept, self.suspected = step, []
+            return
+        self.suspected.append(step)
+        if not finding.is_outright and len(self.suspected) < CONFIRMED_BY:
+            self.schedule.again()  # rounding may do that once, but not at every step
             return
         self.broken_steps.append(step)
-        if self.last_kept is not None:
-            since = f"the last step that was watched and is the same model is {self.last_kept}"
-        else:
-            since = "no step before it was watched"
-        text = f"step {step} does not train the same model: {finding.fault}"
+        text = f"step {step} does not train the same model: {finding.fault} ({self._since()})"
         if self.on_broken == "ignore":
             if len(self.broken_steps) == 1:
                 self.progress.notice(f"{text}; the run goes on, as you asked")
             return
+        assert self.twin is not None
+        moving = self.twin.moving
         before.put_back(session)
+        assign(
+            session.build.models, {key: before.attributes[key] for key in moving if key in before.attributes}
+        )
         facts = {"broken_step": step, "last_watched_step": self.last_kept or 0, "broken": finding.fault}
         plan = Plan() if self.on_broken == "fallback" else None
-        raise Broken(f"{text} ({since})", plan, facts)
+        raise Broken(text, plan, facts)
+
+    def _since(self) -> str:
+        """What is known of the steps before a broken one."""
+        earlier = f"step {self.suspected[0]} was suspect already; " if len(self.suspected) > 1 else ""
+        if self.last_kept is None:
+            return f"{earlier}no step before it was watched" if not earlier else earlier.rstrip("; ")
+        return f"{earlier}the last watched step that trained the same model is {self.last_kept}"
 
 
 def _is_blind(plan: Plan) -> bool:

@@ -28,6 +28,7 @@ from vivace.verifying.facts import Facts, facts_of_modules, facts_of_session
 from vivace.verifying.halves import Halves, Place
 from vivace.verifying.states import Snapshot, clone, decay_of, restore
 from vivace.verifying.tap import random_state
+from vivace.watching.outside import Attributes, Outside, assign, attributes, changed
 
 SETTLING_STEPS = 8  # a loss scale halves until it fits
 NO_OUTPUTS = torch.zeros(1)
@@ -35,28 +36,32 @@ NO_OUTPUTS = torch.zeros(1)
 
 @dataclasses.dataclass(frozen=True)
 class Before:
-    """What a step begins with, on the host: states of model, optimizers and techniques, random streams, and
-    the settings of the optimizers.
+    """What a step begins with, on the host: states of model, optimizers and techniques, random streams, the
+    settings of the optimizers, and what the job keeps in Python.
     """
 
     snapshot: Snapshot
     kept: dict[str, Any]
     streams: dict[str, Any]
     settings: Facts
+    attributes: Attributes
+    outside: Outside
 
     @classmethod
-    def of(cls, session: Session, step: int) -> Before:
-        """Copies of it, before step number `step`."""
+    def of(cls, session: Session, job: Job, step: int) -> Before:
+        """Copies of it, after `step` steps."""
         optimizers = [map_tensors(o.state_dict(), to_host) for o in session.optimizers]
         state = State(*(_mapped(part, to_host) for part in named(session)))
         kept = {name: copy.deepcopy(stateful.state_dict()) for name, stateful in session.build.kept.items()}
         streams = randomness.capture(session.build.device)
         snapshot = Snapshot(state, optimizers, step, decay_of(session))
-        return cls(snapshot, kept, streams, facts_of_session(session))
+        found = attributes(session.build.models)
+        return cls(snapshot, kept, streams, facts_of_session(session), found, Outside(job))
 
     def put_back(self, session: Session) -> None:
         """Let a session be as it was then."""
         restore(session, self.snapshot)
+        self.outside.put_back()
         for name, state in self.kept.items():
             session.build.kept[name].load_state_dict(state)
         randomness.restore(self.streams, session.build.device)
@@ -84,6 +89,7 @@ class Twin:
         self.scheduler = call(job, "scheduler", self.session.optimizer) if job.scheduler else None
         self.settings = facts_of_session(self.session)
         self.modules: Facts | None = None
+        self.moving: set[tuple[int, str, str]] = set()  # attributes that a step changes
         self._leave()
 
     def is_part_of(self, session: Session) -> bool:
@@ -126,9 +132,14 @@ class Twin:
         """The step from `before` on a placed batch, by the session that is open now."""
         session = self.session
         restore(session, before.snapshot)
+        before.outside.put_back()
+        models = session.build.models
+        assign(models, {key: before.attributes[key] for key in self.moving if key in before.attributes})
+        attributes_before = attributes(models)
         randomness.restore(before.streams, self.device)
         with noise or nullcontext(), draws or nullcontext(), seen(session) as found:
             loss = session.step(clone(batch))
+        self.moving |= set(changed(attributes(models), attributes_before))
         after = State(*(_mapped(part, torch.Tensor.clone) for part in named(session)))
         self.modules = found.modules
         return outcome_of(loss, after, found.gradients)
