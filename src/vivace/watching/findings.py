@@ -77,5 +77,8 @@ def judged(
     score, name = worst["score"] * LIMIT / worst["limit"], worst["of"]
     if score <= STEP_LIMIT:
         return Finding(True, score, name, shadows=envelopes.num)
-    text = f"{name} is {score:.3g} envelopes off, and rounding explains {STEP_LIMIT:.0f}"
+    layers = [c for c in known if " of " in c["of"] or c["of"].startswith("buffer ")]
+    layer = max(layers, key=lambda c: c["score"] / c["limit"], default=worst)["of"]
+    where = f", most in the {layer}" if layer != name else ""
+    text = f"the {name} is {score:.3g} envelopes off{where}, and rounding explains {STEP_LIMIT:.0f}"
     return Finding(False, score, name, text, envelopes.num)

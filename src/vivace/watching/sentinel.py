@@ -43,6 +43,7 @@ NO_PLAN = "the run has no plan"
 OnBroken = Literal["stop", "fallback", "ignore"]
 FIRST_SHADOWS = 4
 SHADOW_EVERY = 4  # watched steps, once as many shadows are known as are kept
+NO_DRAWS = "the plan draws no random numbers where the job draws some: dropout or noise is off"
 CONFIRMED_BY = 3  # steps one after the other, where none is off beyond all doubt
 BY_SCHEDULERS = ("lr", "momentum", "betas")  # what torch's own change in a group of the optimizer
 
@@ -243,16 +244,15 @@ class Sentinel:
             self.halves = twin.halves(session.plan, before, found.batch)
         mine = outcome_of(loss, State(*named(session)), found.gradients)
         with twin.entered():
+            silent = kept is not None and not kept.num_drawn
             try:
                 theirs = self._repeat(before, found, kept)
             except Unlike:
-                if kept is not None and not kept.num_drawn:
-                    reason = (
-                        "the plan draws no random numbers where the job draws some: dropout or noise is off"
-                    )
-                    return Finding(False, math.inf, "random numbers", reason)
-                raise
-            self._require_alone(session, kept, after)
+                if not silent:
+                    raise
+                fault = difference(found.modules or {}, twin.modules or {}, only_shared=True)
+                return Finding(False, math.inf, "random numbers", fault or NO_DRAWS)
+            self._require_alone(session, after)
             fault = difference(found.modules or {}, twin.modules or {}, only_shared=True)
             if fault := fault or self._settings_fault(session, before):
                 return Finding(False, math.inf, "settings", fault)
@@ -315,7 +315,7 @@ class Sentinel:
         if kept is None and not _same_streams(before.streams, after, ("torch", "cuda")):
             raise Unlike("compiled code draws random numbers in an order of its own")
 
-    def _require_alone(self, session: Session, kept: Kept | None, after: dict[str, Any]) -> None:
+    def _require_alone(self, session: Session, after: dict[str, Any]) -> None:
         """Raises Unlike where the repetition drew otherwise, or reached into the training itself."""
         now = randomness.capture(session.build.device)
         if not _same_streams(now, after, ("python", "numpy")):

@@ -138,10 +138,12 @@ class Twin:
         attributes_before = attributes(models)
         randomness.restore(before.streams, self.device)
         with noise or nullcontext(), draws or nullcontext(), seen(session) as found:
-            loss = session.step(clone(batch))
+            try:
+                loss = session.step(clone(batch))
+            finally:
+                self.modules = found.modules
         self.moving |= set(changed(attributes(models), attributes_before))
         after = State(*(_mapped(part, torch.Tensor.clone) for part in named(session)))
-        self.modules = found.modules
         return outcome_of(loss, after, found.gradients)
 
     def halves(self, plan: Plan, before: Before, batch: Any) -> dict[Place, list[bool]]:

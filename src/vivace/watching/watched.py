@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import get_args
 
 from vivace.errors import InputError
@@ -60,18 +61,6 @@ def train(
     Raises FolderError, CheckpointError, PlanError, JobError, Refused, Diverged and PromiseBroken, on all
     ranks alike.
     """
-    if on_broken not in get_args(OnBroken):
-        raise InputError(f"on_broken is one of {', '.join(get_args(OnBroken))}, not '{on_broken}'")
-    if not watch >= 0:
-        raise InputError(f"watch is a share of the run's time such as 0.01, or 0, not {watch}")
-
-    def watched_by(job: Job, plan: Plan, machine: Machine, seed: int, ranks: Ranks) -> Watch:
-        if not watch:
-            return Unwatched()
-        return Sentinel(
-            job, plan, machine, seed=seed, ranks=ranks.world_size, on_broken=on_broken, share=watch
-        )
-
     return training.train(
         job,
         plan,
@@ -83,5 +72,22 @@ def train(
         checkpoint_every_seconds=checkpoint_every_seconds,
         checkpoint_every_steps=checkpoint_every_steps,
         on_event=on_event,
-        watched_by=watched_by,
+        watched_by=_watching(watch, on_broken),
     )
+
+
+def _watching(share: float, on_broken: OnBroken) -> Callable[[Job, Plan, Machine, int, Ranks], Watch]:
+    """Who makes the sentinel of a run, once that is known."""
+    if on_broken not in get_args(OnBroken):
+        raise InputError(f"on_broken is one of {', '.join(get_args(OnBroken))}, not '{on_broken}'")
+    if not share >= 0:
+        raise InputError(f"watch is a share of the run's time such as 0.01, or 0 for nothing, not {share}")
+
+    def watched_by(job: Job, plan: Plan, machine: Machine, seed: int, ranks: Ranks) -> Watch:
+        if not share:
+            return Unwatched()
+        return Sentinel(
+            job, plan, machine, seed=seed, ranks=ranks.world_size, on_broken=on_broken, share=share
+        )
+
+    return watched_by
