@@ -13,7 +13,9 @@ MOST_SHADOWS = 16
 # A real plan rounds the same weights alike at each product: single steps of right plans were seen up to 7.3
 # of `verify`'s 8 envelopes off.
 STEP_LIMIT = 2 * LIMIT
-OUTRIGHT = 4 * STEP_LIMIT  # and no second step is needed to say so
+# A rare event, such as a ReLU that flips for one sample of a small batch, may be a hundred envelopes off and
+# is still a small part of the update. So one step alone proves a fault only where it is gross, too.
+OUTRIGHT, GROSS = 4 * STEP_LIMIT, 0.3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Finding:
     """What is known of one watched step.
 
     `kept`: None where it cannot be judged. `score` in envelopes, of which `STEP_LIMIT` are allowed; `figure`
-    is the worst one. `fault` says in a sentence what is broken.
+    is the worst one. `fault` says in a sentence what is broken; `outright`, that this step alone proves it.
     """
 
     kept: bool | None
@@ -29,11 +31,7 @@ class Finding:
     figure: str = ""
     fault: str = ""
     shadows: int = 0
-
-    @property
-    def is_outright(self) -> bool:
-        """Is it so far off that this step alone says so?"""
-        return self.kept is False and self.score > OUTRIGHT
+    outright: bool = True
 
 
 class Envelopes:
@@ -81,4 +79,5 @@ def judged(
     layer = max(layers, key=lambda c: c["score"] / c["limit"], default=worst)["of"]
     where = f", most in the {layer}" if layer != name else ""
     text = f"the {name} is {score:.3g} envelopes off{where}, and rounding explains {STEP_LIMIT:.0f}"
-    return Finding(False, score, name, text, envelopes.num)
+    far = (c for c in known if c["score"] * LIMIT / c["limit"] > OUTRIGHT)
+    return Finding(False, score, name, text, envelopes.num, any(abs(c["value"]) >= GROSS for c in far))

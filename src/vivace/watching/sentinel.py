@@ -44,7 +44,7 @@ OnBroken = Literal["stop", "fallback", "ignore"]
 FIRST_SHADOWS = 4
 SHADOW_EVERY = 4  # watched steps, once as many shadows are known as are kept
 NO_DRAWS = "the plan draws no random numbers where the job draws some: dropout or noise is off"
-CONFIRMED_BY = 3  # steps one after the other, where none is off beyond all doubt
+CONFIRMED_BY = 5  # steps one after the other, where none proves a fault alone
 BY_SCHEDULERS = ("lr", "momentum", "betas")  # what torch's own change in a group of the optimizer
 
 
@@ -362,7 +362,7 @@ class Sentinel:
             self.last_kept, self.suspected = step, []
             return
         self.suspected.append(step)
-        if not finding.is_outright and len(self.suspected) < CONFIRMED_BY:
+        if not finding.outright and len(self.suspected) < CONFIRMED_BY:
             self.schedule.again()  # rounding may do that once, but not at every step
             return
         self.broken_steps.append(step)
