@@ -11,6 +11,8 @@ from torch.nn import functional
 import vivace
 from vivace import Numerics, Seam
 from vivace.errors import InputError
+from vivace.inspection import inspect
+from vivace.watching.sentinel import Sentinel
 from vivace.watching.twin import Twin
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -117,6 +119,11 @@ def test_what_cannot_be_repeated_is_said(plant, watched, tiny, dropping):
     assert run.watched["kept"] is None
     own = watched(tiny("gan", epochs=1), BFLOAT16, out="gan")
     assert "your own step function" in own.watched["sentence"]
+
+
+def test_several_ranks_are_not_watched(dropping):
+    sentinel = Sentinel(dropping(), BFLOAT16, inspect(), seed=0, ranks=2, on_broken="stop", share=0.01)
+    assert "several ranks" in sentinel.sentence()
 
 
 def test_without_a_plan_there_is_nothing_to_watch(watched, dropping):

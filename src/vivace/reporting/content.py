@@ -336,7 +336,20 @@ class Content:
         measured = words.real(metric) is not None
         parts += [f"{phrases.metric(metric_data)} {words.number(metric)}"] if measured else []
         loss = words.real(self.training.get("loss", last.get("loss")))
-        return "; ".join(parts + ([f"loss {words.number(loss)}"] if loss is not None else []))
+        told = "; ".join(parts + ([f"loss {words.number(loss)}"] if loss is not None else []))
+        return ". ".join(filter(None, (told, self._watched())))
+
+    def _watched(self) -> str:
+        """What repeating steps of a training run under the reference found."""
+        found = self.training.get("watched")
+        if not isinstance(found, dict) or not words.real(found.get("steps")):
+            return ""
+        same = "the same model" if found.get("kept") is True else "not the same model"
+        worst, limit, share = (found.get(key) for key in ("worst", "limit", "share"))
+        far = (
+            f"; worst {words.number(worst)} of {words.number(limit)}" if words.real(worst) is not None else ""
+        )
+        return f"Watched {words.count(found['steps'], 'step')}: {same}{far}; it cost {words.percent(share)}"
 
     @property
     def job_steps(self) -> float | None:
@@ -363,7 +376,6 @@ class Content:
         trained = [
             ("training took", words.duration(self.training.get("seconds"))),
             ("samples a second", words.number(self.training.get("samples_per_second") or None)),
-            ("watching", (self.training.get("watched") or {}).get("sentence")),
             ("resumed from step", words.number(self.training.get("resumed_from_step") or None)),
         ]
         facts = [(n.removesuffix(f", {words.UNKNOWN}"), v) for n, v in (told if self.tuned else []) + trained]

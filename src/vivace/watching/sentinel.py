@@ -41,7 +41,7 @@ from vivace.watching.twin import Before, Seen, Twin, free, named, outcome_of, pl
 
 NO_PLAN = "the run has no plan"
 OnBroken = Literal["stop", "fallback", "ignore"]
-FIRST_SHADOWS = 4
+FIRST_SHADOWS = 3
 SHADOW_EVERY = 4  # watched steps, once as many shadows are known as are kept
 NO_DRAWS = "the plan draws no random numbers where the job draws some: dropout or noise is off"
 CONFIRMED_BY = 5  # steps one after the other, where none proves a fault alone
