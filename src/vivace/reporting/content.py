@@ -345,11 +345,10 @@ class Content:
         if not isinstance(found, dict) or not words.real(found.get("steps")):
             return ""
         same = "the same model" if found.get("kept") is True else "not the same model"
-        worst, limit, share = (found.get(key) for key in ("worst", "limit", "share"))
-        far = (
-            f"; worst {words.number(worst)} of {words.number(limit)}" if words.real(worst) is not None else ""
-        )
-        return f"Watched {words.count(found['steps'], 'step')}: {same}{far}; it cost {words.percent(share)}"
+        worst, limit = (words.real(found.get(key)) for key in ("worst", "limit"))
+        far = f"; worst {worst:.2g} of {limit:.0f}" if worst is not None and limit is not None else ""
+        cost = words.percent(found.get("share"))
+        return f"Watched {words.count(found['steps'], 'step')}: {same}{far}; it cost {cost}"
 
     @property
     def job_steps(self) -> float | None:
