@@ -57,7 +57,8 @@ class Outside:
             set_state(state)
         with torch.no_grad():
             for tensor, copy in self._tensors:
-                tensor.copy_(copy)
+                if not torch.equal(tensor, copy):
+                    tensor.copy_(copy)
 
     def _look(self, value: Any) -> None:
         if isinstance(value, (*_PLAIN, *_NOT_STATE, types.ModuleType)) or id(value) in self._seen:
@@ -77,7 +78,8 @@ class Outside:
 
     def _look_inside(self, value: Any) -> None:
         if isinstance(value, torch.Tensor):
-            if value.numel() <= MOST_NUMBERS and not isinstance(value, nn.Parameter):
+            fixed = isinstance(value, nn.Parameter) or value.is_inference()
+            if value.numel() <= MOST_NUMBERS and not fixed:
                 self._tensors.append((value, value.detach().clone()))
         elif isinstance(value, partial):
             self._look_at_all((value.func, value.args, value.keywords))

@@ -218,7 +218,7 @@ class Sentinel:
         finally:
             randomness.restore(after, device)
             if outside is not None:
-                outside.put_back()
+                self._attempt(outside.put_back)
         slower = max(0.0, ended - prepared - usual) if usual is not None else 0.0
         self.schedule.watched(prepared - begin + slower + clock() - ended, why)
         if finding is not None:
