@@ -245,3 +245,16 @@ def test_dropout_that_is_left_out_is_found(plant, watched, dropping, monkeypatch
 
     with pytest.raises(PromiseBroken, match=r"step 7 .* draws no random numbers where the job draws some"):
         watched(dropping(epochs=5), plant(silent))
+
+
+@pytest.mark.slow
+def test_compiled_plans(watched, tiny, digest, tmp_path):
+    """They are watched, but for random numbers, which compiled code draws as it will."""
+    plan = vivace.Plan.from_dict({"compile": {}, "bf16_autocast": {}})
+    run = watched(tiny("cnn", epochs=3), plan)
+    assert run.watched["steps"] >= 8, run.watched["sentence"]
+    assert run.watched["kept"] is True, run.watched["sentence"]
+    watched(tiny("cnn", epochs=3), plan, out="plain", watch=0)
+    assert digest(tmp_path / "run" / "model.pt") == digest(tmp_path / "plain" / "model.pt")
+    drawing = watched(tiny("transformer", epochs=1), vivace.Plan.from_dict({"compile": {}}), out="drawing")
+    assert drawing.watched["sentence"].startswith("not watched: compiled code draws random numbers")

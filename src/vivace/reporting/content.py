@@ -346,7 +346,7 @@ class Content:
             return ""
         same = "the same model" if found.get("kept") is True else "not the same model"
         worst, limit = (words.real(found.get(key)) for key in ("worst", "limit"))
-        far = f"; worst {worst:.2g} of {limit:.0f}" if worst is not None and limit is not None else ""
+        far = f"; worst {worst:.1f} of {limit:.0f}" if worst is not None and limit is not None else ""
         cost = words.percent(found.get("share"))
         return f"Watched {words.count(found['steps'], 'step')}: {same}{far}; it cost {cost}"
 

@@ -151,7 +151,7 @@ class Sentinel:
             more = f" and {len(self.broken_steps) - 3} more" if len(self.broken_steps) > 3 else ""
             found = f"not the same model at {listed}{more}"
         else:
-            found = f"same model; worst {self.worst.score:.2g} of {STEP_LIMIT:.0f}"
+            found = f"same model; worst {self.worst.score:.1f} of {STEP_LIMIT:.0f}"
             found += ", in single steps" if self.worst.score > STEP_LIMIT else ""
         ended = f"; then no more, because {self.why_not}" if self.why_not else ""
         return f"watched {steps}: {found}; watching cost {cost}{ended}"
