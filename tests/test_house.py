@@ -53,6 +53,7 @@ EXPORTS = {
     "PlanError",
     "Profile",
     "Profiled",
+    "PromiseBroken",
     "Refused",
     "Result",
     "Run",

@@ -46,6 +46,7 @@ _HOME = {
     "AnswerIsNo": "vivace.errors",
     "Diverged": "vivace.errors",
     "OutOfMemory": "vivace.errors",
+    "PromiseBroken": "vivace.errors",
     "ChildFailed": "vivace.errors",
     "Code": "vivace.errors",
     "Event": "vivace.events",
@@ -57,7 +58,7 @@ _HOME = {
     "profile": "vivace.profiling",
     "tune": "vivace.tuning",
     "verify": "vivace.verifying",
-    "train": "vivace.training.training",
+    "train": "vivace.watching",
     "report": "vivace.reporting",
     "advise": "vivace.advising",
 }
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from vivace.errors import JobError as JobError
     from vivace.errors import OutOfMemory as OutOfMemory
     from vivace.errors import PlanError as PlanError
+    from vivace.errors import PromiseBroken as PromiseBroken
     from vivace.errors import Refused as Refused
     from vivace.errors import SampleError as SampleError
     from vivace.errors import TechniqueWarning as TechniqueWarning
@@ -115,8 +117,8 @@ if TYPE_CHECKING:
     from vivace.technique import Way as Way
     from vivace.technique.registry import register as register
     from vivace.training.training import Run as Run
-    from vivace.training.training import train as train
     from vivace.tuning import Result as Result
     from vivace.tuning import tune as tune
     from vivace.verifying import Verdict as Verdict
     from vivace.verifying import verify as verify
+    from vivace.watching import train as train

@@ -10,7 +10,8 @@
     ├── CheckpointError         no checkpoint of the run can be trusted
     ├── AnswerIsNo              the question was answered, and the answer is no; exit code 1
     │   ├── Diverged            training left the finite numbers
-    │   └── OutOfMemory         training does not fit, however small its pieces
+    │   ├── OutOfMemory         training does not fit, however small its pieces
+    │   └── PromiseBroken       a watched step of a run did not train the same model
     └── ChildFailed             a child process crashed, hung or ran out of memory
         ├── TimedOut            it did not answer in time
         └── Unsteady            it was timed, and the machine was too unsteady for an answer
@@ -140,6 +141,10 @@ class Diverged(AnswerIsNo):
 
 class OutOfMemory(AnswerIsNo):
     """The training does not fit into the device's memory; the message names what would fit."""
+
+
+class PromiseBroken(AnswerIsNo):
+    """A watched step of a run did not train the same model; the message names figure, layer and step."""
 
 
 class ChildFailed(VivaceError):

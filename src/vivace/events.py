@@ -24,6 +24,8 @@ class EventKind(enum.StrEnum):
     | ``epoch`` | train | step, epoch, loss, [metric, metric_name, metric_data] |
     | ``metric`` | train | step, metric, metric_name, metric_data: of a run that ends within an epoch |
     | ``checkpoint`` | train | step, path, seconds: that it took |
+    | ``watch`` | train | step, watch_kept, and the figures of a step that was repeated under the reference |
+    | ``unwatched`` | train | text: why steps are not watched |
     | ``stop`` | train | the keys of `vivace.Run.to_dict` |
     """
 
@@ -38,6 +40,8 @@ class EventKind(enum.StrEnum):
     EPOCH = "epoch"
     METRIC = "metric"
     CHECKPOINT = "checkpoint"
+    WATCH = "watch"
+    UNWATCHED = "unwatched"
     STOP = "stop"
 
 

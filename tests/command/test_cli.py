@@ -248,6 +248,7 @@ def test_version_is_the_packages():
         ("train JOBS:good --plan torn.toml", "torn.toml is not valid TOML"),
         ("train JOBS:good --plan missing.toml", "there is no plan file 'missing.toml'"),
         ("train JOBS:good --max-steps 0", "max_steps must be more than 0, not 0"),
+        ("train JOBS:good --on-broken cry", "on_broken is one of stop, fallback, ignore, not 'cry'"),
         ("verify JOBS:good --plan version.toml", "version.toml has format 9"),
         ("tune JOBS:good --budget quick", "the budget is 'quick'; it must be fast, balanced, max"),
         ("tune JOBS:good --memory lots", "the memory budget is 'lots'; write a size such as 20GiB"),

@@ -75,6 +75,14 @@ def test_a_train_run(train_folder):
     assert "4 min 12 s" in text
 
 
+def test_what_watching_a_run_found(train_folder):
+    path = train_folder / "run.json"
+    watched = {"steps": 214, "kept": True, "worst": 2.1, "limit": 16.0, "share": 0.007}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "watched": watched}))
+    text = " ".join(shown(train_folder).split())
+    assert "loss 0.0712. Watched 214 steps: the same model; worst 2.1 of 16; it cost 0.7 %." in text
+
+
 @pytest.mark.parametrize(("epochs", "said"), [(1, "in 1 epoch;"), (2, "in 2 epochs;")])
 def test_a_run_that_had_nothing_left_to_do_has_no_speed(epochs, said, train_folder):
     path = train_folder / "run.json"

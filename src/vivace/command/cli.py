@@ -215,6 +215,12 @@ def train(
     ] = False,
     seed: Annotated[int, typer.Option(help="of weights, data order and all randomness")] = 0,
     max_steps: Annotated[int | None, typer.Option(help="stop after so many steps in all")] = None,
+    watch: Annotated[
+        float, typer.Option(help="share of the time for repeating steps under the reference; 0: none")
+    ] = 0.01,
+    on_broken: Annotated[
+        str, typer.Option(help="where a repeated step is not the same: stop, fallback or ignore")
+    ] = "stop",
     device: OnDevice = None,
     details: Details = False,
     as_json: AsJson = False,
@@ -228,7 +234,7 @@ def train(
         require_torch()  # before anything imports it
         from vivace.command.endings import trained
         from vivace.command.progress import TrainProgress
-        from vivace.training.training import train as run
+        from vivace.watching.watched import train as run
 
         with TrainProgress(quiet) as progress:
             result = run(
@@ -240,6 +246,8 @@ def train(
                 seed=seed,
                 max_steps=max_steps,
                 on_event=progress,
+                watch=watch,
+                on_broken=on_broken,  # type: ignore[arg-type]  # train checks it
             )
         shown.document(result.to_dict())
         if progress.ended:

@@ -13,8 +13,9 @@ from vivace.errors import FolderError
 from vivace.plan import Plan
 from vivace.recipes import RECIPES
 from vivace.reporting import report
-from vivace.training.training import Run, train
+from vivace.training.training import Run
 from vivace.tuning import tune
+from vivace.watching import train
 from vivace.words import duration
 
 JOB = "photographs"

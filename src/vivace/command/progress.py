@@ -126,6 +126,8 @@ class TrainProgress(_Lines):
             self._print(f"goes on after step {payload['step']}")
         elif kind == EventKind.NOTICE:
             self._print(payload["text"], "yellow")
+        elif kind == EventKind.UNWATCHED:
+            self._print(payload["text"], "dim")
         elif kind == EventKind.CHECKPOINT:
             self._doing(f"checkpoint of step {payload['step']}")
         elif kind == EventKind.STOP:

@@ -271,7 +271,19 @@ class Content:
         of = " on the validation data" if facts.get("metric_data") == "validation" else ""
         parts += [f"{phrases.metric(facts)}{of} {words.number(metric)}"] if measured else []
         loss = words.real(self.training.get("loss", last.get("loss")))
-        return "; ".join(parts + ([f"training loss {words.number(loss)}"] if loss is not None else []))
+        told = "; ".join(parts + ([f"training loss {words.number(loss)}"] if loss is not None else []))
+        return ". ".join(filter(None, (told, self._watched())))
+
+    def _watched(self) -> str:
+        """What repeating steps of a training run under the reference found."""
+        found = self.training.get("watched")
+        if not isinstance(found, dict) or not words.real(found.get("steps")):
+            return ""
+        same = "the same model" if found.get("kept") is True else "not the same model"
+        worst, limit = (words.real(found.get(key)) for key in ("worst", "limit"))
+        far = f"; worst {worst:.1f} of {limit:.0f}" if worst is not None and limit is not None else ""
+        cost = words.percent(found.get("share"))
+        return f"Watched {words.count(found['steps'], 'step')}: {same}{far}; it cost {cost}"
 
     @property
     def late_steps(self) -> float | None:

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from vivace.errors import Diverged, FolderError, JobError, OutOfMemory, VivaceError
+from vivace.errors import Diverged, FolderError, JobError, OutOfMemory, PromiseBroken, VivaceError
 from vivace.events import EventKind, OnEvent
 from vivace.job import Job, blame
+from vivace.plan import Plan
 from vivace.session.opening import call, reopened, seed_everything
 from vivace.session.session import Session
 from vivace.tensors.randomness import capture, derive, to_plain
@@ -26,6 +27,7 @@ from vivace.training.ranks import Ranks
 from vivace.training.resuming import compare, facts_of, load_into, load_streams, state_of
 from vivace.training.stopping import SIGNALS, StopRequest
 from vivace.training.survival import Smaller, Survival
+from vivace.training.watch import Broken, Watch
 
 _LOOK_SECONDS = 0.5
 _MAX_BAD_LOOKS = 3
@@ -53,6 +55,7 @@ class Loop:
         path: Path,
         options: Options,
         on_event: OnEvent | None,
+        watch: Watch,
     ) -> None:
         self.job, self.session, self.ranks, self.path, self.options = job, session, ranks, path, options
         self.device = session.build.device
@@ -83,6 +86,7 @@ class Loop:
             self.progress.notice(text)
         self.evaluation = Evaluation(job, session, options.seed)
         self.survival = Survival(session, ranks)
+        self.watch = watch
         self.stop = StopRequest(quiet_seconds=1.0 if ranks.world_size > 1 else 0.0)
         self.stopped_by = ""
         self.last_loss: Any = None
@@ -99,6 +103,7 @@ class Loop:
             raise FolderError(
                 f"the ranks see different checkpoints in '{self.path}': it must lie on a disk that all share"
             )
+        self.watch.begin(self.progress, self._steps_to_come())
         with self.stop, self.feed:
             while self.position.epoch < self.job.epochs and not self._reached() and self._train_epoch():
                 self._end_epoch()
@@ -116,6 +121,15 @@ class Loop:
     def _reached(self) -> bool:
         return self.options.max_steps is not None and self.position.step >= self.options.max_steps
 
+    def _steps_to_come(self) -> int | None:
+        """The steps of this process, where the length of the data is known."""
+        limit = self.options.max_steps
+        try:
+            batches = self.job.epochs * -(-len(self.feed.own_loader) // self._batches_per_step())
+        except TypeError:
+            return None if limit is None else limit - self.position.step
+        return min(batches, limit or batches) - self.position.step
+
     def _train_epoch(self) -> bool:
         """Train on the rest of the epoch; False where something stopped it before its end."""
         position = self.position
@@ -128,9 +142,14 @@ class Loop:
                 continue
             try:
                 self.last_loss = self._step(batch)
-            except Smaller as smaller:
+            except (Smaller, Broken) as other:
                 batches.close()
-                self._go_on_under(smaller)
+                if other.plan is None:
+                    raise self._stopped_before(other) from None
+                lost = self.survival.inexact if isinstance(other, Smaller) else ""
+                if isinstance(other, Broken):
+                    self.survival.keep_streams()
+                self._go_on_under(other.plan, str(other), lost)
                 return self._train_epoch()
             self.samples += batch_size(batch)
             position.step += 1
@@ -154,31 +173,45 @@ class Loop:
         return self.session.build.facts.batches_per_step
 
     def _step(self, batch: Any) -> Any:
+        watched = self.watch.seconds
         try:
-            loss = self.survival.step(batch)
-        except (VivaceError, Smaller):
+            loss = self.watch.step(self.session, self.position, batch, self.survival.step)
+        except (VivaceError, Smaller, Broken):
             raise
         except (Exception, SystemExit) as error:
             raise JobError(f"step {self.position.step + 1} of the training failed: {blame(error)}") from error
         if loss is None:
             raise JobError("the Job's step returned None; it must return its loss")
+        self.looked_at += self.watch.seconds - watched  # no more than evaluation is it a step's
         return loss.detach() if isinstance(loss, torch.Tensor) else loss
 
-    def _go_on_under(self, smaller: Smaller) -> None:
-        """Take the step again under a plan that needs less memory; the run keeps that plan from here on."""
-        session = reopened(self.session, self.job, smaller.plan, self.ranks.regroup)
-        unknown = list(filter(None, self.ranks.gather(self.survival.inexact)))
+    def _go_on_under(self, plan: Plan, why: str, inexact: str = "") -> None:
+        """Take the step again under another plan; the run keeps that plan from here on.
+
+        `inexact` says what of the failed step could not be put back.
+        """
+        session = reopened(self.session, self.job, plan, self.ranks.regroup)
+        unknown = list(filter(None, self.ranks.gather(inexact)))
         if not self._in_one_step():  # the exchange broke before its last bytes had come
             unknown.append("one rank was a step behind")
         if unknown:
-            raise OutOfMemory(f"{smaller}; {unknown[0]}, so go on from the last checkpoint: --resume")
+            raise OutOfMemory(f"{why}; {unknown[0]}, so go on from the last checkpoint: --resume")
         self.session = self.evaluation.session = session
         self.survival.resume(session)
         self.checkpoints.facts |= {"plan_id": session.plan.id, "plan": session.plan.dumps()}
-        self.progress.notice(f"step {self.position.step + 1}: {smaller}")
+        self.progress.notice(f"step {self.position.step + 1}: {why}")
         if self.ranks.writes:
             session.plan.save(self.path / "plan.toml")
         self._save()
+
+    def _stopped_before(self, broken: Broken) -> PromiseBroken:
+        """Keep the state before a broken step, marked as such, and say so."""
+        self.checkpoints.facts |= broken.facts
+        self._save()
+        return PromiseBroken(
+            f"{broken}: training stopped; step_{self.position.step} in '{self.checkpoints.folder}' is the "
+            "state before it, from which --resume --on-broken fallback goes on under the reference"
+        )
 
     def _step_scheduler(self) -> None:
         schedulers = self.scheduler if isinstance(self.scheduler, (list, tuple)) else [self.scheduler]

@@ -54,10 +54,10 @@ class _StreamNotes:
         self._num_notes, self._due = 0, 0.0
         self._move = self._fresh = False
 
-    def take(self) -> None:
+    def take(self, *, whole: bool = False) -> None:
         self._torch = torch_state(self._device)
         begin = time.perf_counter()
-        self._fresh = self._move or self._num_notes < FIRST_STEPS or begin >= self._due
+        self._fresh = whole or self._move or self._num_notes < FIRST_STEPS or begin >= self._due
         if self._fresh:
             before, self._host = self._host, host_state()
             self._move = self._move or (bool(before) and not same_host_state(before, self._host))

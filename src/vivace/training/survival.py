@@ -66,6 +66,10 @@ class Survival:
         self.inexact = self._before.put_back()  # while the plan is open: closing one may replace buffers
         raise self._smaller(batch, reason)
 
+    def keep_streams(self) -> None:
+        """Note the random streams as they are now: `resume` goes on with them."""
+        self._before.streams.take(whole=True)
+
     def resume(self, session: Session) -> None:
         """Go on with `session`, whose opening may have drawn random numbers."""
         self._before.streams.restore()

@@ -1,4 +1,4 @@
-"""`vivace.train`: trains a Job under a Plan to its end, through kills, full disks and requests to stop."""
+"""Trains a Job under a Plan to its end, through kills, full disks and requests to stop."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,10 @@ from vivace.plan import Plan
 from vivace.session.opening import start
 from vivace.training.folder import RunFolder
 from vivace.training.loop import Loop, Options
-from vivace.training.ranks import joined
+from vivace.training.ranks import Ranks, joined
 from vivace.training.resuming import state_of
 from vivace.training.tuned import found_by_tune
+from vivace.training.watch import Unwatched, Watch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +37,8 @@ class Run:
 
     `interrupted_by` names the signal that asked for the stop; the run can then be resumed. `damaged` are the
     samples that could not be read: index, path, error, and the times they were met. `metric_data` says
-    whether the metric is of ``validation`` or ``training`` data.
+    whether the metric is of ``validation`` or ``training`` data. `watched` is what watching its steps found
+    (see `vivace.train`), with a `sentence`; None without a plan.
 
     `job` is its reference, where it was given as one; `does` says what each technique of `plan` does;
     `stepping_seconds` is the part of `seconds` that went into steps. `tuned` is what the ledger beside the
@@ -63,6 +66,7 @@ class Run:
     device: str = ""
     stepping_seconds: float = 0.0
     tuned: dict[str, Any] = dataclasses.field(default_factory=dict)
+    watched: dict[str, Any] | None = None
 
     @property
     def exit_code(self) -> int:
@@ -72,6 +76,10 @@ class Run:
     def to_dict(self) -> dict[str, Any]:
         """The document that ``vivace train --json`` prints."""
         return dataclasses.asdict(self)
+
+
+def _unwatched(*_: object) -> Watch:
+    return Unwatched()
 
 
 def train(
@@ -86,27 +94,12 @@ def train(
     checkpoint_every_seconds: float = 600.0,
     checkpoint_every_steps: int | None = None,
     on_event: OnEvent | None = None,
+    watched_by: Callable[[Job, Plan, Machine, int, Ranks], Watch] = _unwatched,
 ) -> Run:
-    """Train `job` under `plan` in the run folder `out`, on top of strict fp32.
+    """Train a job; see `vivace.train`, which is this with a sentinel.
 
-    Writes plan.toml, metrics.jsonl (epochs counted from 1), tensorboard/, checkpoints/, at the end model.pt
-    (your own `state_dict` keys) and run.json. Ctrl-C, SIGTERM, SIGHUP (a lost terminal) or
-    SIGUSR1 (Slurm) stops after the current step with a checkpoint. Ranks that torchrun starts again resume by
-    themselves.
-
-    Args:
-        job: a Job, or a reference such as ``train.py:job``.
-        plan: how to train, or its file; left out, a resumed run keeps its plan, a new one has none.
-        out: the run folder; new or empty, unless `resume` or `restart`.
-        resume: go on from the newest checkpoint that holds; from zero where there is none yet.
-        restart: delete the folder's checkpoints and train from zero.
-        seed: of the weights, the data order and all randomness.
-        max_steps: stop after so many steps in all, counted over resumed parts too.
-        checkpoint_every_seconds: the most time that a kill can cost.
-        checkpoint_every_steps: write one after each so many steps too.
-        on_event: called with a `vivace.Event` as the run goes on (on rank 0).
-
-    Raises FolderError, CheckpointError, PlanError, JobError, Refused and Diverged, on all ranks alike.
+    `watched_by` makes who looks at the steps, of the job, its plan, the machine, the seed and the ranks,
+    before the job is opened.
     """
     options = Options(seed, max_steps, checkpoint_every_seconds, checkpoint_every_steps)
     _check(options, resume=resume, restart=restart)
@@ -125,9 +118,10 @@ def train(
                 ranks.begin(str(path))
         with ranks.together():
             machine = inspect()
+            watch = watched_by(job, plan, machine, seed, ranks)
             session = stack.enter_context(start(job, plan, machine, seed=seed))
         with ranks.together():
-            loop = Loop(job, session, ranks, path, options, on_event)
+            loop = Loop(job, session, ranks, path, options, on_event, watch)
         stack.callback(lambda: loop.session.close())  # which may be another one by then
         if machine.passed_over:
             loop.progress.notice(machine.passed_over)
@@ -186,6 +180,7 @@ def _write_results(loop: Loop, machine: Machine, job: Job | str, plan_file: Path
         device=next((found.name for found in machine.devices if found.kind == device), device),
         stepping_seconds=loop.stepping_seconds,
         tuned=found_by_tune(plan_file, plan, name, machine.fingerprint) if plan_file is not None else {},
+        watched=loop.watch.to_dict(),
     )
     document = json.dumps({**run.to_dict(), "plan_id": loop.session.plan.id}, indent=1).encode()
     with ranks.together():
