@@ -48,6 +48,7 @@ EXPORTS = {
     "PlanError",
     "Profile",
     "Profiled",
+    "Ran",
     "Refused",
     "Result",
     "Run",
@@ -68,11 +69,13 @@ EXPORTS = {
     "profile",
     "register",
     "report",
+    "run",
+    "run_here",
     "train",
     "tune",
     "verify",
 }
-VERBS = ("advise", "inspect", "profile", "report", "train", "tune", "verify")
+VERBS = ("advise", "inspect", "profile", "report", "run", "train", "tune", "verify")
 TORCH_FREE = (
     "advising",
     "errors",

@@ -1,0 +1,228 @@
+"""Does a plan's step do what the script's step does? A kept step is run again on copies, under the reference,
+under shadows that only round otherwise, and under the plan, and held against the ruler's envelope.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import io
+import math
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from vivace.errors import Refused
+from vivace.live.hosted import Hosted, step_alone
+from vivace.live.kept import CannotKeep, Kept
+from vivace.machine import Machine
+from vivace.plan import Plan
+from vivace.profiling.record.hooks import tensors_of
+from vivace.technique import Numerics, Stage
+from vivace.tensors import randomness
+from vivace.verifying.displacement import (
+    Outcome,
+    State,
+    Tensors,
+    distances,
+    identical,
+    output_distance,
+    resolution,
+)
+from vivace.verifying.draws import LogicalDraws
+from vivace.verifying.halves import Halves, Place
+from vivace.verifying.judgement import LIMIT, check, root_mean_square, summary
+from vivace.verifying.shadow import Rounding
+
+SHADOWS = 6
+FINEST_ROUNDOFF = 2.0**-16  # as the ruler's
+SAME_GRADIENT = 1e-3  # of a replay under the reference beside the script's own, where atomics may sum otherwise
+
+
+@dataclasses.dataclass
+class Replay:
+    """What a run of the kept step left behind; `each` are the outputs one by one."""
+
+    outcome: Outcome
+    each: list[torch.Tensor]
+    wall_seconds: float
+    cpu_seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """`kept`, or the `reason`; `score` is the worst figure in envelopes, of `LIMIT` that are allowed."""
+
+    kept: bool
+    reason: str = ""
+    score: float = 0.0
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The verdict as JSON types."""
+        return {**dataclasses.asdict(self), "limit": LIMIT}
+
+
+class Proof:
+    """Replays of one kept step. Raises CannotKeep where the reference does not repeat it."""
+
+    def __init__(self, kept: Kept, machine: Machine) -> None:
+        self.kept, self.machine = kept, machine
+        self._grounds: dict[tuple[float, str], tuple[dict[str, float], list[float]]] = {}
+        root = kept.things[0]
+        self.before = State(
+            {n: p.detach().clone() for n, p in root.named_parameters() if p.requires_grad},
+            {n: b.detach().clone() for n, b in root.named_buffers()},
+        )
+        self.reference = self.replay(Plan())
+        self._require_the_same_step()
+
+    def replay(
+        self, plan: Plan, noise: AbstractContextManager[Any] | None = None, *, ordered: bool = True
+    ) -> Replay:
+        """Run the kept step on fresh copies. Raises Refused, and whatever the model raises under the plan."""
+        root, optimizer, arguments, keywords = copy.deepcopy(self.kept.things)
+        with _streams_of(self.kept), torch.enable_grad(), _silence() as said:
+            hosted = Hosted(plan, root, optimizer, self.machine)
+            try:
+                self._wait()
+                begin = time.perf_counter(), time.process_time()
+                with noise or nullcontext(), LogicalDraws() if ordered else nullcontext():
+                    outputs = list(tensors_of(hosted.call(root, arguments, keywords)))
+                    pairs = [(o, g) for o, g in zip(outputs, self.kept.gradients, strict=True) if g is not None]
+                    torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
+                gradients = {n: p.grad.detach().clone() for n, p in root.named_parameters() if p.grad is not None}
+                step_alone(optimizer)
+                self._wait()
+                wall, cpu = time.perf_counter() - begin[0], time.process_time() - begin[1]
+            finally:
+                hosted.close()
+            drawn = torch.get_rng_state()
+        if said.getvalue():
+            raise CannotKeep("its model prints while it runs, and a copy of it would print as well")
+        each = [o.detach().double() for o in outputs if o.is_floating_point()]
+        return Replay(self._outcome(root, gradients, drawn), each, wall, cpu)
+
+    def _outcome(self, root: Any, gradients: Tensors, drawn: torch.Tensor) -> Outcome:
+        after = State(
+            {n: p.detach() for n, p in root.named_parameters() if n in self.before.parameters},
+            {n: b.detach() for n, b in root.named_buffers()},
+        )
+        drew = not torch.equal(drawn, self.kept.random["torch"])
+        return Outcome([1.0], after, torch.ones(1), drawn, drew, gradients)
+
+    def _wait(self) -> None:
+        if self.kept.device.type == "cuda":
+            torch.cuda.synchronize(self.kept.device)
+
+    def _require_the_same_step(self) -> None:
+        """The replay's gradients must be those that the script got."""
+        mine, theirs = self.reference.outcome.gradients, self.kept.of_weights
+        gap = size = 0.0
+        for name, own in theirs.items():
+            other = mine.get(name, torch.zeros_like(own)).to_dense()
+            gap += float((own.to_dense() - other).double().square().sum())
+            size += float(own.to_dense().double().square().sum())
+        apart = math.sqrt(gap / size) if size else math.inf
+        if not apart <= SAME_GRADIENT:
+            raise CannotKeep(
+                f"a copy of its step gives other gradients ({apart:.0%} off): its loss may use the weights "
+                "beside the model, or its model may draw or remember something of its own"
+            )
+
+    def judge(self, plan: Plan) -> Verdict:
+        """Is the plan's step the same but for rounding?"""
+        begin = time.perf_counter()
+        verdict = self._judged(plan)
+        return dataclasses.replace(verdict, seconds=time.perf_counter() - begin)
+
+    def _judged(self, plan: Plan) -> Verdict:
+        try:
+            found = self.replay(plan)
+        except Refused as refused:
+            return Verdict(False, str(refused))
+        except CannotKeep:
+            raise
+        except Exception as error:
+            return Verdict(False, f"the model fails under it: {type(error).__name__}: {error}")
+        return self._held(plan, found)
+
+    def _held(self, plan: Plan, found: Replay) -> Verdict:
+        reference = self.reference
+        if plan.promise == Numerics.EXACT and not _apart(found, reference):
+            return Verdict(True)
+        if not torch.equal(found.outcome.random_state, reference.outcome.random_state):
+            return Verdict(False, "its model draws other random numbers under it")
+        if [t.shape for t in found.each] != [t.shape for t in reference.each]:
+            return Verdict(False, "its model returns tensors of other shapes under it")
+        roundoff = max(plan.unit_roundoff, FINEST_ROUNDOFF)
+        envelopes, widths = self._ground(roundoff, plan)
+        values = self._distances(found)
+        checks = [check(name, 0, v, envelopes[name], roundoff) for name, v in values.items()]
+        for index, width in enumerate(widths):
+            value = output_distance(found.each[index], reference.each[index])
+            checks.append(check(f"output {index}", 0, value, width, roundoff))
+        document = summary(checks)
+        score = max(_finite(document["loss_envelopes"]), _finite(document["displacement_envelopes"]))
+        return Verdict(document["kept"] is True, document["reason"] if not document["kept"] else "", score)
+
+    def _distances(self, replay: Replay) -> dict[str, float]:
+        found = distances(replay.outcome, self.reference.outcome, self.before, {}, 1)
+        return {name: value for name, value in found.items() if name not in ("loss", "evaluation")}
+
+    def _ground(self, roundoff: float, plan: Plan) -> tuple[dict[str, float], list[float]]:
+        """Envelopes of the distances and of the outputs, from shadows that store in half what the plan does."""
+        precision = Plan([t for t in plan.techniques if t.card.stage == Stage.PRECISION])
+        key = roundoff, precision.id
+        if key not in self._grounds:
+            halves: dict[Place, list[bool]] = {}
+            if precision.techniques:
+                noted = Halves()
+                self.replay(precision, noted)
+                halves = noted.places()
+            runs, outputs = [], []
+            for seed in range(SHADOWS):
+                shadow = self.replay(Plan(), Rounding(roundoff, seed=seed, halves=halves))
+                runs.append(self._distances(shadow))
+                pairs = zip(shadow.each, self.reference.each, strict=True)
+                outputs.append([output_distance(a, b) for a, b in pairs])
+            smallest = resolution(self.reference.outcome, self.before)
+            spread = {name: root_mean_square([run[name] for run in runs]) for name in runs[0]}
+            envelopes = {
+                name: max(value, smallest.get(name, 0.0)) if math.isfinite(value) else math.nan
+                for name, value in spread.items()
+            }
+            widths = [root_mean_square(list(column)) for column in zip(*outputs, strict=True)]
+            self._grounds[key] = envelopes, widths
+        return self._grounds[key]
+
+
+def _apart(mine: Replay, theirs: Replay) -> bool:
+    different = identical(mine.outcome, theirs.outcome)
+    return bool(different) or not all(torch.equal(a, b) for a, b in zip(mine.each, theirs.each, strict=True))
+
+
+def _finite(value: float) -> float:
+    return value if value == value else 0.0
+
+
+@contextlib.contextmanager
+def _streams_of(kept: Kept) -> Iterator[None]:
+    """Random numbers as the kept step drew them; afterwards the script's go on where they were."""
+    before = randomness.capture(kept.device)
+    randomness.restore(kept.random, kept.device)
+    try:
+        yield
+    finally:
+        randomness.restore(before, kept.device)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[io.StringIO]:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        yield said
