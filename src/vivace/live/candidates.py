@@ -1,4 +1,4 @@
-"""What may be tried on a loop that Vivace does not run, in the order in which it is tried."""
+"""What may be tried on a loop that Vivace does not run."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from vivace.technique.registry import find
 UNITS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
-def additions(root: nn.Module, machine: Machine, base: Plan) -> list[list[Technique]]:
-    """What is added to the plan that acts, each only if the step is faster by it: a plan holds what it needs.
+def additions(root: nn.Module, machine: Machine) -> list[list[Technique]]:
+    """What may be added to the plan that acts, each only if the step is faster by it.
 
-    Layout before precision, so that no number is rounded more where the layout alone brings the gain; both
-    together where neither helps alone.
+    Layout and precision also together: often neither helps alone.
     """
     device = next(p.device.type for p in root.parameters())
     images = any(isinstance(m, (nn.Conv2d, nn.ConvTranspose2d)) for m in root.modules())
     layout = [find("channels_last")(weights=False)] if images else []  # type: ignore[call-arg]
     precision = [find("bf16_autocast")()] if device == "cuda" or UNITS & set(machine.device.features) else []
     found = [[find("host_allocator")()]] if device == "cpu" else []
-    found += [layout, precision, layout + precision, [find("fused_optimizer")()]]
+    found += [layout, precision, [*layout, *precision] if layout else [], [find("fused_optimizer")()]]
     if torch.are_deterministic_algorithms_enabled():  # the person wants equal bits
         found = [group for group in found if all(t.card.numerics == Numerics.EXACT for t in group)]
     return [group for group in found if group]

@@ -27,12 +27,15 @@ from vivace.live.pairs import LOOKS, Comparison, Pair, Segment, Timing, compared
 from vivace.live.proof import Proof, Verdict
 from vivace.live.refusals import device_of
 from vivace.plan import Plan
+from vivace.technique import Stage, Technique
 
 if TYPE_CHECKING:
     from vivace.live.loop import Loop
 
 WARM_STEPS, WARM_SECONDS = 8, 1.5  # before anything is tried: a script that is over by then pays nothing
 SEGMENT_SECONDS = 0.12
+PRECISION_COSTS = 0.1  # so much faster must be what rounds more than fp32
+LONG_STEP_SECONDS = 0.1
 HOPELESS = 0.8  # times as fast, on a copy of the step: not tried on the script's own
 WATCH_STEPS, MOST_WATCH_STEPS = 200, 20_000  # between two looks at a plan that was adopted, doubling
 WATCHED_PAIRS = 12  # of the newest, for the ratio
@@ -86,11 +89,11 @@ class Conductor:
             return self._kept_call(original, arguments, keywords)
         if self._acting is None:
             return original(root, *arguments, **keywords)
-        before = torch.get_rng_state()
+        before = _random_states(self.device)
         try:
             return self._acting.call(partial(original, root), arguments, keywords)
         except Exception as error:  # the plan's fault or the script's own: the call without the plan shows it
-            torch.set_rng_state(before)
+            _set_random_states(before, self.device)
             self._drop(f"its model failed under {self._acting.plan}: {type(error).__name__}: {error}")
             return original(root, *arguments, **keywords)
 
@@ -234,7 +237,8 @@ class Conductor:
         if not plan.techniques:
             return
         del proof, kept
-        yield from self._adopt(plan)
+        if self.comparison is None:
+            yield from self._confirmed(plan)
         yield from self._watch()
 
     def _given(self, proof: Proof, given: dict[str, dict[str, Any]]) -> Plan:
@@ -248,51 +252,53 @@ class Conductor:
         return plan
 
     def _search(self, proof: Proof) -> Generator[Wish, Any, Plan]:
-        """Add to the plan what makes it faster, one group after the other."""
+        """Add to the plan what makes it faster, what promises most on copies of the step first."""
         base = Plan()
-        for group in additions(self.root, self.machine, base):
+        for group in self._ranked(proof):
             plan = adding(base, group)
-            if plan == base or any(entry["plan"] == plan.to_dict() for entry in self.tried):
+            if plan == base:
                 continue
-            faster = yield from self._tried(proof, base, plan)
-            if faster:
-                base = plan
+            verdict = proof.judge(plan)
+            if not verdict.kept:
+                self._note(plan, "not_kept", verdict)
+                continue
+            comparison = yield from self._compare(base, plan)
+            self._note(plan, "faster" if comparison.faster else "not_faster", verdict, comparison)
+            if comparison.faster:
+                self.comparison = comparison if not base.techniques else None
+                self.verdicts, base = [verdict], plan
+                self._adopt(plan, comparison)
         if not base.techniques:
             self.reason = "nothing that could be tried was faster and the same"
         return base
 
-    def _tried(self, proof: Proof, base: Plan, plan: Plan) -> Generator[Wish, Any, bool]:
-        """Is the plan the same, and faster than the one that acts?"""
-        if (hopeless := self._hopeless(proof, base, plan)) is not None:
-            self._note(plan, hopeless)
-            return False
-        verdict = proof.judge(plan)
-        if not verdict.kept:
-            self._note(plan, "not_kept", verdict)
-            return False
-        comparison = yield from self._compare(base, plan)
-        self._note(plan, "faster" if comparison.faster else "not_faster", verdict, comparison)
-        if comparison.faster:
-            self.verdicts = [verdict]
-        return comparison.faster
-
-    def _hopeless(self, proof: Proof, base: Plan, plan: Plan) -> str | None:
-        """Why it is not worth a proof: it cannot act, or is much slower on a copy of the step."""
-        try:
-            proof.replay(plan, ordered=False)
-            mine = min((proof.replay(plan, ordered=False) for _ in range(2)), key=lambda r: r.wall_seconds)
-            other = min((proof.replay(base, ordered=False) for _ in range(2)), key=lambda r: r.wall_seconds)
-        except Refused as refused:
-            return str(refused)
-        except CannotKeep:
-            raise
-        except Exception as error:
-            return f"the model fails under it: {type(error).__name__}: {error}"
-        wall = other.wall_seconds / mine.wall_seconds
-        cpu = other.cpu_seconds / max(mine.cpu_seconds, 1e-9)
-        if wall < HOPELESS and (cpu < HOPELESS or self.device.type != "cpu"):
-            return f"{wall:.2f}x on a copy of the step"
-        return None
+    def _ranked(self, proof: Proof) -> list[list[Technique]]:
+        """The groups that can act, the fastest on copies of the step first, without what is much slower."""
+        plans = {adding(Plan(), group): group for group in additions(self.root, self.machine)}
+        able: list[Plan] = []
+        for plan in plans:
+            try:
+                proof.replay(plan, ordered=False)
+                able.append(plan)
+            except Refused as refused:
+                self._note(plan, str(refused))
+            except CannotKeep:
+                raise
+            except Exception as error:
+                self._note(plan, f"the model fails under it: {type(error).__name__}: {error}")
+        rounds = 1 if self.step_seconds > LONG_STEP_SECONDS else 3
+        found = [{p: proof.replay(p, ordered=False) for p in (self.reference, *able)} for _ in range(rounds)]
+        wall = {plan: min(each[plan].wall_seconds for each in found) for plan in found[0]}
+        cpu = {plan: max(1e-9, min(each[plan].cpu_seconds for each in found)) for plan in found[0]}
+        times = {plan: wall[self.reference] / wall[plan] for plan in able}
+        if self.device.type == "cpu":  # whom others disturb is not hopeless
+            times = {plan: max(times[plan], cpu[self.reference] / cpu[plan]) for plan in able}
+        for plan, ratio in times.items():
+            if ratio < HOPELESS:
+                self._note(plan, f"{ratio:.2f}x on a copy of the step")
+        hopeful = [plan for plan in able if times[plan] >= HOPELESS]
+        hopeful.sort(key=lambda plan: times[plan] / (1.0 + PRECISION_COSTS * _lowers(plan)), reverse=True)
+        return [plans[plan] for plan in hopeful]
 
     def _compare(self, base: Plan, plan: Plan) -> Generator[Wish, Any, Comparison]:
         steps = length(self.step_seconds, SEGMENT_SECONDS)
@@ -305,21 +311,21 @@ class Conductor:
             before = after
             if len(pairs) in LOOKS:
                 found = compared(pairs, by_processor=self.device.type == "cpu")
-                if found.faster or found.slower or len(pairs) == LOOKS[-1]:
+                if found.faster or found.is_futile or len(pairs) == LOOKS[-1]:
                     return found
 
-    def _adopt(self, plan: Plan) -> Course:
-        """Confirm the whole plan beside the script as it is; then it acts."""
-        comparison = yield from self._compare(self.reference, plan)
-        self.comparison = comparison
-        if not comparison.faster:
-            self.reason = f"{plan} was not confirmed as faster ({_shown(comparison)})"
-            self._record("dropped", {"plan": plan.to_dict(), "reason": self.reason})
-            self._stay()
-            return
+    def _adopt(self, plan: Plan, comparison: Comparison) -> None:
         self.plan = plan
         plan.save(Path(self.loop.errand.folder) / PLAN)
         self._record("adopted", {"plan": plan.to_dict(), "step": self.loop.num_steps, **_told(comparison)})
+
+    def _confirmed(self, plan: Plan) -> Course:
+        """Time a plan that was put together, or given, beside the script as it is."""
+        self.comparison = yield from self._compare(self.reference, plan)
+        if self.comparison.faster:
+            self._adopt(plan, self.comparison)
+        else:
+            self._take_back(f"{plan} was not faster than the script as it is ({_shown(self.comparison)})")
 
     def _stay(self) -> None:
         """The script goes on as it is."""
@@ -332,9 +338,9 @@ class Conductor:
         wait = WATCH_STEPS
         while self.plan.techniques:
             yield Segment(self.plan, wait, 0)
-            wait = min(2 * wait, MOST_WATCH_STEPS)
             if self.loop.own_seconds > OWN_SHARE * (time.perf_counter() - self.loop.began):
                 continue
+            wait = min(2 * wait, MOST_WATCH_STEPS)
             kept = yield KEEP
             verdict = Proof(kept, self.machine).judge(self.plan)
             del kept
@@ -377,6 +383,21 @@ class Conductor:
 
     def _record(self, kind: str, document: dict[str, Any]) -> None:
         self.ledger.append(kind, {"process": os.getpid(), **document})
+
+
+def _lowers(plan: Plan) -> bool:
+    return any(technique.card.stage == Stage.PRECISION for technique in plan.techniques)
+
+
+def _random_states(device: torch.device) -> list[torch.Tensor]:
+    """Torch's own: what a model draws its masks and noise from."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def _set_random_states(states: list[torch.Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states[0])
+    for state in states[1:]:
+        torch.cuda.set_rng_state(state, device)
 
 
 def _told(comparison: Comparison) -> dict[str, Any]:

@@ -76,15 +76,19 @@ def lines(document: dict[str, Any]) -> list[str]:
         ratio, watched = document["ratio"], document["watched"]
         times = "once" if watched == 1 else f"{watched} times"
         saved = document["saved_seconds"]
-        begun = f"saved {saved:.0f} s of this run" if saved >= 0.5 else "made this run's steps faster"
+        begun = f"saved {saved:.0f} s of this run" if saved >= 0.5 else "found a plan, too late for this run"
+        shown = f"{ratio['estimate']:.2f}x, {ratio['low']:.2f}-{ratio['high']:.2f}"
         return [
-            f"{begun} ({ratio['estimate']:.2f}x, {ratio['low']:.2f}-{ratio['high']:.2f}, by "
-            f"{' + '.join(document['plan'])}), same model: watched {times}, worst {document['worst']:.1f} of 8",
+            f"{begun} ({shown}, by {' + '.join(document['plan'])}), "
+            f"same model: watched {times}, worst {document['worst']:.1f} of 8",
             f"next time: {document['next']}",
             *notes,
         ]
     if document["outcome"] == "taken_back":
-        return [f"a plan acted for {document['plan_steps']} steps and was taken back: {document['reason']}", *notes]
+        return [
+            f"a plan acted for {document['plan_steps']} steps and was taken back: {document['reason']}",
+            *notes,
+        ]
     tried = [_brief(entry) for entry in document["tried"]]
     more = f" ({'; '.join(tried)})" if tried else ""
     return [f"this run was left as it is: {document['reason']}{more}", *notes]

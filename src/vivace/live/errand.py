@@ -13,7 +13,7 @@ PLAN, LEDGER, DOCUMENT = OWN = ("plan.toml", "ledger.jsonl", "run.json")
 
 @dataclasses.dataclass(frozen=True)
 class Errand:
-    """`folder` as an absolute path and `shown` as the person wrote it; `plan` by technique, or None to search.
+    """`folder` in full and `shown` as the person wrote it; `plan` by technique, or None to search.
 
     `launcher` is the process that started the script, or has become it; 0 where the script asked itself.
     """

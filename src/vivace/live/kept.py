@@ -1,4 +1,4 @@
-"""One step of the script's, kept so that it can be run again on copies: the call, and what came back to it."""
+"""A step of the script's, kept so that it can be run again on copies: the call, and what came back to it."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class Kept:
         inner = _inner(found)
         for index, tensor in enumerate(found):
             if tensor.requires_grad and index not in inner:
-                self._handles.append(tensor.register_hook(self._output_hook(index)))
+                self._listen(tensor, self._output_hook(index))
         for parameter in self._expects:
-            self._handles.append(parameter.register_hook(self._weight_hook(self.names[id(parameter)])))
+            self._listen(parameter, self._weight_hook(self.names[id(parameter)]))
 
     def end(self) -> None:
         """No longer listen."""
@@ -62,6 +62,9 @@ class Kept:
             handle.remove()
         self._handles = []
         self._expects = []
+
+    def _listen(self, tensor: Any, hook: Any) -> None:
+        self._handles.append(tensor.register_hook(hook))
 
     def _output_hook(self, index: int) -> Any:
         def hook(gradient: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The launcher's side: the person's command with the hooks injected, in the same place and with the same input."""
+"""The launcher's side: the person's command, with the hooks injected."""
 
 from __future__ import annotations
 

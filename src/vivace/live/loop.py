@@ -1,6 +1,7 @@
-"""The loop that a script runs: which module it trains, and where its steps end. Nothing here may fail into it.
+"""The loop that a script runs: which module it trains, and where its steps end. Nothing may fail into it.
 
-For the first steps all modules' calls are looked at; afterwards one class's, and what torch calls once a step.
+For the first steps all modules' calls are looked at; afterwards one class's, and what torch calls once a
+step.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Loop:
         self._looking = Patches(self.guard)
         self._pid, self._thread = os.getpid(), threading.get_ident()
         self._depth = 0
+        self._leading = False  # are we at work, between two steps?
         self._finished = False
 
     def install(self) -> None:
@@ -76,6 +78,7 @@ class Loop:
         if self._finished or os.getpid() != self._pid:
             return
         self._finished = True
+        atexit.unregister(self.finish)
         try:
             if self.conductor is not None:
                 self.conductor.close()
@@ -170,16 +173,22 @@ class Loop:
         return begin
 
     def _before_update(self, optimizer: Any, *_: Any) -> None:
-        self.seen.optimizers[id(optimizer)] = optimizer
+        if not self._leading:  # what is tried on copies steps as well
+            self.seen.optimizers[id(optimizer)] = optimizer
 
     def _updated(self, optimizer: Any, *_: Any) -> None:
         """The optimizer has stepped: the only place at which the loop is led."""
-        begin = time.perf_counter()
-        if self.conductor is not None:
-            self.conductor.updated(optimizer)
-        else:
-            self._look(optimizer)
-        self.own_seconds += time.perf_counter() - begin
+        if self._leading or threading.get_ident() != self._thread:
+            return
+        begin, self._leading = time.perf_counter(), True
+        try:
+            if self.conductor is not None:
+                self.conductor.updated(optimizer)
+            else:
+                self._look(optimizer)
+        finally:
+            self._leading = False
+            self.own_seconds += time.perf_counter() - begin
 
     def _look(self, optimizer: Any) -> None:
         if not self.seen.ends_step(optimizer):
@@ -212,5 +221,3 @@ class Loop:
                 self._depth -= 1
 
         return call
-
-

@@ -1,4 +1,4 @@
-"""Timed segments of the script's own steps, in pairs: seconds a step by the wall clock and by the processor's."""
+"""Timed segments of the script's own steps, in pairs: by the wall's clock and by the processor's."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from vivace.ledger import Ratio
 from vivace.measuring.statistics import speed_ratio
 from vivace.plan import Plan
 
-LOOKS = (5, 8, 12, 16)  # pairs after which it is looked whether the answer is clear
-FEWEST = LOOKS[0]
+LOOKS = (4, 6, 8, 12)  # pairs after which it is looked whether the answer is clear
+SMALL = 1.03  # a gain that is not worth more pairs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +56,11 @@ class Comparison:
     def slower(self) -> bool:
         """Is it slower beyond noise?"""
         return self.wall.high < 1.0
+
+    @property
+    def is_futile(self) -> bool:
+        """Would more pairs hardly show a gain that matters?"""
+        return self.wall.high < SMALL or (len(self.pairs) > LOOKS[0] and self.wall.estimate < 1.0)
 
     @property
     def ratio(self) -> Ratio:

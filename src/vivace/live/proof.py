@@ -38,9 +38,11 @@ from vivace.verifying.halves import Halves, Place
 from vivace.verifying.judgement import LIMIT, check, root_mean_square, summary
 from vivace.verifying.shadow import Rounding
 
-SHADOWS = 6
+SHADOWS = 5
 FINEST_ROUNDOFF = 2.0**-16  # as the ruler's
-SAME_GRADIENT = 1e-3  # of a replay under the reference beside the script's own, where atomics may sum otherwise
+SAME_GRADIENT = (
+    1e-3  # of a replay under the reference beside the script's own, where atomics may sum otherwise
+)
 
 
 @dataclasses.dataclass
@@ -93,9 +95,13 @@ class Proof:
                 begin = time.perf_counter(), time.process_time()
                 with noise or nullcontext(), LogicalDraws() if ordered else nullcontext():
                     outputs = list(tensors_of(hosted.call(root, arguments, keywords)))
-                    pairs = [(o, g) for o, g in zip(outputs, self.kept.gradients, strict=True) if g is not None]
+                    pairs = [
+                        (o, g) for o, g in zip(outputs, self.kept.gradients, strict=True) if g is not None
+                    ]
                     torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
-                gradients = {n: p.grad.detach().clone() for n, p in root.named_parameters() if p.grad is not None}
+                gradients = {
+                    n: p.grad.detach().clone() for n, p in root.named_parameters() if p.grad is not None
+                }
                 step_alone(optimizer)
                 self._wait()
                 wall, cpu = time.perf_counter() - begin[0], time.process_time() - begin[1]
@@ -175,7 +181,7 @@ class Proof:
         return {name: value for name, value in found.items() if name not in ("loss", "evaluation")}
 
     def _ground(self, roundoff: float, plan: Plan) -> tuple[dict[str, float], list[float]]:
-        """Envelopes of the distances and of the outputs, from shadows that store in half what the plan does."""
+        """Envelopes of distances and of outputs, from shadows that store in half what the plan does."""
         precision = Plan([t for t in plan.techniques if t.card.stage == Stage.PRECISION])
         key = roundoff, precision.id
         if key not in self._grounds:

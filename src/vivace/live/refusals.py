@@ -15,7 +15,7 @@ SPARSE_OR_FULL = (torch.optim.LBFGS, torch.optim.SparseAdam)
 
 @dataclasses.dataclass
 class Seen:
-    """What a step of a loop showed, and what any step did; a step ends with the optimizer that stepped first."""
+    """What a step of a loop showed, and any step did; one ends with the optimizer that stepped first."""
 
     roots: dict[int, nn.Module] = dataclasses.field(default_factory=dict)
     optimizers: dict[int, Any] = dataclasses.field(default_factory=dict)
@@ -66,9 +66,7 @@ def _of_process() -> str:
     if multiprocessing.parent_process() is not None:
         return "it trains in processes that it starts itself"
     initialized = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 or (
-        initialized and torch.distributed.get_world_size() > 1
-    ):
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 or (initialized and torch.distributed.get_world_size() > 1):
         return "several processes train one model together"
     return ""
 
@@ -83,7 +81,9 @@ def _of_loop(seen: Seen) -> str:
         return "several optimizers update its weights"
     optimizer = next(iter(seen.optimizers.values()))
     if isinstance(optimizer, SPARSE_OR_FULL):
-        return f"{type(optimizer).__name__} evaluates the loss several times a step, or takes sparse gradients"
+        return (
+            f"{type(optimizer).__name__} evaluates the loss several times a step, or takes sparse gradients"
+        )
     if seen.differentiates_twice:
         return "it differentiates gradients (a gradient penalty, or a second order)"
     if seen.scales_loss or seen.autocasts:
