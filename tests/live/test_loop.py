@@ -175,7 +175,7 @@ def test_a_plan_that_becomes_slower_is_taken_back(watched, only, register, tmp_p
 
     monkeypatch.setattr(Conductor, "__init__", noted)
     monkeypatch.setattr(conductor, "Timing", slower)
-    watched(lambda: train(200))
+    watched(lambda: train(400))
     told = document(tmp_path)
     assert told["outcome"] == "taken_back"
     assert "it became slower" in told["reason"]
@@ -196,7 +196,7 @@ def test_nothing_changes_where_only_exact_plans_may_act(watched, tmp_path):
     def exact():
         torch.use_deterministic_algorithms(True)
         try:
-            return train(100, slow=False), torch.rand(1)
+            return train(400, slow=False), torch.rand(1)
         finally:
             torch.use_deterministic_algorithms(False)
 
@@ -235,9 +235,9 @@ def adversarial():
     return models[0]
 
 
-def linear(step, optimizer=torch.optim.SGD, model=None, steps=8):
+def linear(step, optimizer=torch.optim.SGD, make=lambda: nn.Linear(4, 2), steps=8):
     torch.manual_seed(0)
-    model = model or nn.Linear(4, 2)
+    model = make()
     stepping = optimizer(model.parameters(), lr=0.1)
     for _ in range(steps):
         step(model, stepping)
@@ -322,15 +322,15 @@ def regularized(model, optimizer):
         (lambda: linear(penalized), "differentiates gradients"),
         (lambda: linear(twice), "calls its model"),
         (lambda: linear(plain, torch.optim.LBFGS), "LBFGS"),
-        (lambda: linear(plain, model=hooked()), "hooks"),
-        (lambda: linear(plain, model=nn.DataParallel(nn.Linear(4, 2))), "DataParallel"),
-        (lambda: linear(plain, model=torch.jit.script(nn.Linear(4, 2))), "RecursiveScriptModule"),
-        (lambda: linear(plain, model=Printing(4, 2), steps=20), "prints"),
-        (lambda: linear(plain, model=Remembering(4, 2), steps=20), "other gradients"),
+        (lambda: linear(plain, make=hooked), "hooks"),
+        (lambda: linear(plain, make=lambda: nn.DataParallel(nn.Linear(4, 2))), "DataParallel"),
+        (lambda: linear(plain, make=lambda: torch.jit.script(nn.Linear(4, 2))), "RecursiveScriptModule"),
+        (lambda: linear(plain, make=lambda: Printing(4, 2), steps=20), "prints"),
+        (lambda: linear(plain, make=lambda: Remembering(4, 2), steps=20), "other gradients"),
         (lambda: linear(regularized, steps=20), "other gradients"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:FutureWarning")
 def test_what_cannot_be_led_is_left_alone_with_a_sentence(watched, train, reason, capfd):
     Remembering.calls.clear()
     mine, loop = watched(train)
@@ -346,8 +346,7 @@ def test_what_cannot_be_led_is_left_alone_with_a_sentence(watched, train, reason
 
 def test_a_compiled_model_is_left_alone_at_once(watched):
     def compiled():
-        model = torch.compile(nn.Linear(4, 2), backend="eager")
-        return linear(plain, model=model, steps=3)
+        return linear(plain, make=lambda: torch.compile(nn.Linear(4, 2), backend="eager"), steps=3)
 
     _, loop = watched(compiled)
     assert "torch.compile" in loop.left_alone
@@ -441,6 +440,6 @@ def test_gradients_accumulated_over_batches_are_one_step(watched, only, register
 
 
 def test_a_seam_that_the_loop_does_not_have_is_refused(watched, only):
-    only(*Plan.from_dict({"micro_batches": {"pieces": 2}}).techniques)
+    only(*Plan.from_dict({"micro_batches": {"num": 2}}).techniques)
     _, loop = watched(lambda: train(20, slow=False))
     assert "no seam" in loop.conductor.tried[0]["answer"] or "own step" in loop.conductor.tried[0]["answer"]
