@@ -439,6 +439,40 @@ def test_gradients_accumulated_over_batches_are_one_step(watched, only, register
     assert loop.num_steps == 50
 
 
+class Autoencoder(nn.Module):
+    """Returns what it is made of beside what it makes, and one tensor twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.slow, self.encoder, self.decoder = Slow(), nn.Linear(8, 6), nn.Linear(3, 8)
+
+    def forward(self, inputs):
+        mean, logarithm = self.encoder(self.slow(inputs)).chunk(2, dim=1)
+        made = self.decoder(mean + torch.randn_like(mean) * (logarithm / 2).exp())
+        return {"made": made, "mean": mean, "logarithm": logarithm, "again": made}
+
+
+def test_outputs_that_are_made_of_each_other_count_once(watched, only):
+    only(*Plan.from_dict({"bf16_autocast": {}}).techniques)
+
+    def encode():
+        torch.manual_seed(0)
+        model = Autoencoder()
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(120):
+            inputs = torch.randn(16, 8)
+            found = model(inputs)
+            spread = (found["mean"] ** 2 + found["logarithm"].exp() - found["logarithm"]).sum()
+            optimizer.zero_grad()
+            (F.mse_loss(found["made"], inputs, reduction="sum") + spread).backward()
+            optimizer.step()
+        return model
+
+    _, loop = watched(encode)
+    assert not loop.left_alone
+    assert loop.conductor.tried[0]["verdict"]["kept"]
+
+
 def test_a_seam_that_the_loop_does_not_have_is_refused(watched, only):
     only(*Plan.from_dict({"micro_batches": {"num": 2}}).techniques)
     _, loop = watched(lambda: train(20, slow=False))

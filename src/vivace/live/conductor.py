@@ -55,7 +55,8 @@ class Conductor:
         self.device = device_of(root)
         self.machine = inspect()
         self.plan, self.reference = Plan(), Plan()
-        self.comparison: Comparison | None = None  # of the adopted plan
+        self.comparison: Comparison | None = None  # of the adopted plan with the script as it is
+        self._confirms = True  # is that still to be timed?
         self.tried: list[dict[str, Any]] = []
         self.verdicts: list[Verdict] = []  # on the adopted plan
         self.plan_seconds, self.plan_steps = 0.0, 0  # of steps under the adopted plan
@@ -237,7 +238,7 @@ class Conductor:
         if not plan.techniques:
             return
         del proof, kept
-        if self.comparison is None:
+        if self._confirms:
             yield from self._confirmed(plan)
         yield from self._watch()
 
@@ -253,11 +254,12 @@ class Conductor:
 
     def _search(self, proof: Proof) -> Generator[Wish, Any, Plan]:
         """Add to the plan what makes it faster, what promises most on copies of the step first."""
-        base = Plan()
+        base, done = Plan(), {Plan()}
         for group in self._ranked(proof):
             plan = adding(base, group)
-            if plan == base:
+            if plan in done:
                 continue
+            done.add(plan)
             verdict = proof.judge(plan)
             if not verdict.kept:
                 self._note(plan, "not_kept", verdict)
@@ -265,7 +267,8 @@ class Conductor:
             comparison = yield from self._compare(base, plan)
             self._note(plan, "faster" if comparison.faster else "not_faster", verdict, comparison)
             if comparison.faster:
-                self.comparison = comparison if not base.techniques else None
+                self._confirms = bool(base.techniques)
+                self.comparison = self.comparison or comparison  # of the first addition, until confirmed
                 self.verdicts, base = [verdict], plan
                 self._adopt(plan, comparison)
         if not base.techniques:

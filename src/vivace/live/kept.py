@@ -12,6 +12,8 @@ from vivace.live.refusals import device_of
 from vivace.profiling.record.hooks import tensors_of
 from vivace.tensors import randomness
 
+ROUNDING = 1e-5  # of a gradient: what is left of it after a subtraction is nothing
+
 
 class CannotKeep(Exception):
     """This step cannot be run again; the message says why, in words for a person."""
@@ -21,8 +23,8 @@ class Kept:
     """Made just before a call of the root; `returned` after it. `is_complete` once the backward pass is over.
 
     `things` are copies of root, optimizer, arguments and keywords, from before the call; `gradients` are the
-    loss's with respect to the outputs, in the order of `tensors_of`, None where it does not depend on one
-    directly; `of_weights` those of the parameters by name, as the script got them.
+    loss's with respect to the outputs, in the order of `tensors_of`, None where it does not depend on one;
+    `of_weights` those of the parameters by name, as the script got them.
     """
 
     def __init__(self, root: nn.Module, optimizer: Any, arguments: Any, keywords: Any) -> None:
@@ -49,9 +51,10 @@ class Kept:
         """Wait for the gradients of what the call returned."""
         found = list(tensors_of(outputs))
         self.gradients = [None] * len(found)
-        inner = _inner(found)
+        heard = set()
         for index, tensor in enumerate(found):
-            if tensor.requires_grad and index not in inner:
+            if tensor.requires_grad and id(tensor) not in heard:
+                heard.add(id(tensor))
                 self._listen(tensor, self._output_hook(index))
         for parameter in self._expects:
             self._listen(parameter, self._weight_hook(self.names[id(parameter)]))
@@ -80,22 +83,50 @@ class Kept:
         return hook
 
 
-def _inner(outputs: list[torch.Tensor]) -> set[int]:
-    """Those of which another output is made, as the logits beside a loss.
+def from_outside(outputs: list[torch.Tensor], gradients: list[torch.Tensor | None]) -> list[Any]:
+    """Of each output's gradient what does not come through another one, as that of logits beside a loss does.
 
-    Their gradient comes from inside of the model, and a second time it would count twice.
+    The graph of `outputs` stays.
     """
-    starts = {tensor.grad_fn: index for index, tensor in enumerate(outputs) if tensor.grad_fn is not None}
-    found: set[int] = set()
+    sources = _sources(outputs)
+    order = [index for index, gradient in enumerate(gradients) if gradient is not None]
+    order.sort(key=lambda index: len(sources[index]), reverse=True)  # what is made of others comes first
+    found: list[Any] = [None] * len(outputs)
+    for index in order:
+        total = gradients[index]
+        assert total is not None
+        later = [i for i in order if found[i] is not None and index in sources[i]]
+        inside = None
+        if later:
+            (inside,) = torch.autograd.grad(
+                [outputs[i] for i in later],
+                [outputs[index]],
+                [found[i] for i in later],
+                retain_graph=True,
+                allow_unused=True,
+            )
+        found[index] = total if inside is None else total - inside
+        if inside is not None and float(found[index].norm()) <= ROUNDING * float(total.norm()):
+            found[index] = None
+    return found
+
+
+def _sources(outputs: list[torch.Tensor]) -> list[set[int]]:
+    """For each output the others of which it is made."""
+    starts: dict[Any, list[int]] = {}
+    for index, tensor in enumerate(outputs):
+        if tensor.grad_fn is not None:
+            starts.setdefault(tensor.grad_fn, []).append(index)
+    found: list[set[int]] = []
     for tensor in outputs:
         visited: set[Any] = set()
+        made_of: set[int] = set()
         waiting = [f for f, _ in tensor.grad_fn.next_functions if f] if tensor.grad_fn is not None else []
         while waiting:
             node = waiting.pop()
-            if node in visited:
-                continue
-            visited.add(node)
-            if node in starts:
-                found.add(starts[node])
-            waiting += [following for following, _ in node.next_functions if following is not None]
+            if node not in visited:
+                visited.add(node)
+                made_of.update(starts.get(node, ()))
+                waiting += [following for following, _ in node.next_functions if following is not None]
+        found.append(made_of)
     return found

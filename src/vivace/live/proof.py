@@ -18,7 +18,7 @@ import torch
 
 from vivace.errors import Refused
 from vivace.live.hosted import Hosted, step_alone
-from vivace.live.kept import CannotKeep, Kept
+from vivace.live.kept import CannotKeep, Kept, from_outside
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.profiling.record.hooks import tensors_of
@@ -80,6 +80,7 @@ class Proof:
             {n: p.detach().clone() for n, p in root.named_parameters() if p.requires_grad},
             {n: b.detach().clone() for n, b in root.named_buffers()},
         )
+        self.gradients = self._from_outside()
         self.reference = self.replay(Plan())
         self._require_the_same_step()
 
@@ -95,9 +96,7 @@ class Proof:
                 begin = time.perf_counter(), time.process_time()
                 with noise or nullcontext(), LogicalDraws() if ordered else nullcontext():
                     outputs = list(tensors_of(hosted.call(root, arguments, keywords)))
-                    pairs = [
-                        (o, g) for o, g in zip(outputs, self.kept.gradients, strict=True) if g is not None
-                    ]
+                    pairs = [(o, g) for o, g in zip(outputs, self.gradients, strict=True) if g is not None]
                     torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
                 gradients = {
                     n: p.grad.detach().clone() for n, p in root.named_parameters() if p.grad is not None
@@ -112,6 +111,14 @@ class Proof:
             raise CannotKeep("its model prints while it runs, and a copy of it would print as well")
         each = [o.detach().double() for o in outputs if o.is_floating_point()]
         return Replay(self._outcome(root, gradients, drawn), each, wall, cpu)
+
+    def _from_outside(self) -> list[Any]:
+        root, _, arguments, keywords = copy.deepcopy(self.kept.things)
+        with _streams_of(self.kept), torch.enable_grad(), _silence():
+            outputs = list(tensors_of(root(*arguments, **keywords)))
+            if len(outputs) != len(self.kept.gradients):
+                raise CannotKeep("a copy of its model returns another number of tensors")
+            return from_outside(outputs, self.kept.gradients)
 
     def _outcome(self, root: Any, gradients: Tensors, drawn: torch.Tensor) -> Outcome:
         after = State(
