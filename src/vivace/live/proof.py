@@ -32,6 +32,7 @@ from vivace.verifying.displacement import (
     identical,
     output_distance,
     resolution,
+    scale_and_residual,
 )
 from vivace.verifying.draws import LogicalDraws
 from vivace.verifying.halves import Halves, Place
@@ -74,7 +75,7 @@ class Proof:
 
     def __init__(self, kept: Kept, machine: Machine) -> None:
         self.kept, self.machine = kept, machine
-        self._grounds: dict[tuple[float, str], tuple[dict[str, float], list[float]]] = {}
+        self._grounds: dict[tuple[float, str], dict[str, float]] = {}
         root = kept.things[0]
         self.before = State(
             {n: p.detach().clone() for n, p in root.named_parameters() if p.requires_grad},
@@ -173,22 +174,26 @@ class Proof:
         if [t.shape for t in found.each] != [t.shape for t in reference.each]:
             return Verdict(False, "its model returns tensors of other shapes under it")
         roundoff = max(plan.unit_roundoff, FINEST_ROUNDOFF)
-        envelopes, widths = self._ground(roundoff, plan)
+        envelopes = self._ground(roundoff, plan)
         values = self._distances(found)
         checks = [check(name, 0, v, envelopes[name], roundoff) for name, v in values.items()]
-        for index, width in enumerate(widths):
-            value = output_distance(found.each[index], reference.each[index])
-            checks.append(check(f"output {index}", 0, value, width, roundoff))
         document = summary(checks)
         score = max(_finite(document["loss_envelopes"]), _finite(document["displacement_envelopes"]))
         return Verdict(document["kept"] is True, document["reason"] if not document["kept"] else "", score)
 
     def _distances(self, replay: Replay) -> dict[str, float]:
+        """The ruler's, and of each output; an output's scale shows what is small in each of its numbers."""
         found = distances(replay.outcome, self.reference.outcome, self.before, {}, 1)
-        return {name: value for name, value in found.items() if name not in ("loss", "evaluation")}
+        found = {name: value for name, value in found.items() if name not in ("loss", "evaluation")}
+        for index, (mine, theirs) in enumerate(zip(replay.each, self.reference.each, strict=True)):
+            found[f"output {index}"] = output_distance(mine, theirs)
+            a, b = mine.flatten(), theirs.flatten()
+            scale, _ = scale_and_residual(float(a @ b), float(b @ b), float(a @ a), 0.0)
+            found[f"output scale {index}"] = scale
+        return {name: value if math.isfinite(value) else math.inf for name, value in found.items()}
 
-    def _ground(self, roundoff: float, plan: Plan) -> tuple[dict[str, float], list[float]]:
-        """Envelopes of distances and of outputs, from shadows that store in half what the plan does."""
+    def _ground(self, roundoff: float, plan: Plan) -> dict[str, float]:
+        """Envelopes of the distances, from shadows that store in half what the plan does."""
         precision = Plan([t for t in plan.techniques if t.card.stage == Stage.PRECISION])
         key = roundoff, precision.id
         if key not in self._grounds:
@@ -197,20 +202,14 @@ class Proof:
                 noted = Halves()
                 self.replay(precision, noted)
                 halves = noted.places()
-            runs, outputs = [], []
-            for seed in range(SHADOWS):
-                shadow = self.replay(Plan(), Rounding(roundoff, seed=seed, halves=halves))
-                runs.append(self._distances(shadow))
-                pairs = zip(shadow.each, self.reference.each, strict=True)
-                outputs.append([output_distance(a, b) for a, b in pairs])
+            shadows = (Rounding(roundoff, seed=seed, halves=halves) for seed in range(SHADOWS))
+            runs = [self._distances(self.replay(Plan(), shadow)) for shadow in shadows]
             smallest = resolution(self.reference.outcome, self.before)
             spread = {name: root_mean_square([run[name] for run in runs]) for name in runs[0]}
-            envelopes = {
+            self._grounds[key] = {
                 name: max(value, smallest.get(name, 0.0)) if math.isfinite(value) else math.nan
                 for name, value in spread.items()
             }
-            widths = [root_mean_square(list(column)) for column in zip(*outputs, strict=True)]
-            self._grounds[key] = envelopes, widths
         return self._grounds[key]
 
 
