@@ -18,7 +18,7 @@ import pytest
 
 SCENES = Path(__file__).parent / "scenes"
 JOBS = SCENES / "jobs_with_faults.py"
-COMMANDS = ("inspect", "profile", "tune", "train", "demo", "verify", "report", "techniques")
+COMMANDS = ("inspect", "profile", "run", "tune", "train", "demo", "verify", "report", "techniques")
 
 NO_TORCH = """
 import importlib.metadata as metadata

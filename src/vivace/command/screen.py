@@ -41,7 +41,7 @@ class Screen:
         return None if self.as_json else self._output.fileno()
 
     def give_back(self) -> None:
-        """Let standard input and output be the process's real ones again, for a program that takes its place."""
+        """Standard input and output are the real ones again, for a program that takes this one's place."""
         os.dup2(self._output.fileno(), 1)
         if self.script_input is not None:
             os.dup2(self.script_input, 0)
