@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from vivace import words
 from vivace.errors import Refused
 from vivace.live.hosted import Hosted, step_alone
 from vivace.live.kept import CannotKeep, Kept, from_outside
@@ -144,8 +145,8 @@ class Proof:
         apart = math.sqrt(gap / size) if size else math.inf
         if not apart <= SAME_GRADIENT:
             raise CannotKeep(
-                f"a copy of its step gives other gradients ({apart:.0%} off): its loss may use the weights "
-                "beside the model, or its model may draw or remember something of its own"
+                f"a copy of its step gives other gradients ({words.percent(apart)} off): its loss may use the "
+                "weights beside the model, or its model may draw or remember something of its own"
             )
 
     def judge(self, plan: Plan) -> Verdict:

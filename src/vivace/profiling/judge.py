@@ -72,6 +72,7 @@ def judge(
         "work": _work(seen, rows, epochs),
         "loader": record.get("loader"),
         "flags": record.get("flags"),
+        "paused_seconds": record.get("paused_seconds", 0.0),
         "problems": record.get("problems") or [],
         "machine": {
             "fingerprint": machine.fingerprint,

@@ -50,6 +50,9 @@ def draw(result: Profiled, console: Any) -> None:
     console.print(f"{peak}{', '.join(sizes)}", markup=False)
     for reason in document["missing"]:
         console.print(f"missing  {reason}", markup=False)
+    if document["paused_seconds"] >= 0.1:
+        paused = words.duration(document["paused_seconds"])
+        console.print(f"The script waited {paused} for experiments on copies of its step.", markup=False)
     console.print(f"page  {result.page_path}", markup=False, soft_wrap=True)
     if document.get("replaced"):
         console.print(f"It took the place of an earlier profile, of {document['replaced']}.", markup=False)
