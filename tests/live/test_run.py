@@ -57,7 +57,8 @@ def test_a_script_is_faster_and_all_else_is_its_own(tmp_path):
     assert "same model: watched" in mine.stderr
     assert "next time: vivace run --plan runs/run/plan.toml -- " in mine.stderr
     assert mine.stdout == "epoch 0\nepoch 1\nepoch 2\nread hello\n"
-    records = [json.loads(line)["record"] for line in (tmp_path / "runs/run/ledger.jsonl").open()]
+    ledger = (tmp_path / "runs/run/ledger.jsonl").read_text().splitlines()
+    records = [json.loads(line)["record"] for line in ledger]
     assert records.count("adopted") >= 1
 
     found = torch.load(tmp_path / "model.pt")
