@@ -84,7 +84,7 @@ def train(steps=60, slow=True, seed=0):
 @pytest.fixture
 def watched(tmp_path, monkeypatch, one_thread):
     """``watched(train)`` trains under `run` in this process; returns what `train` returned, and the loop."""
-    monkeypatch.setattr(conductor, "WARM_SECONDS", 0.0)
+    monkeypatch.setattr(conductor, "PATIENCE", 0.0)
 
     def run(train, plan=None):
         loop = Loop(Errand(str(tmp_path), "runs/run", "python train.py", plan))
@@ -471,6 +471,41 @@ def test_outputs_that_are_made_of_each_other_count_once(watched, only):
     _, loop = watched(encode)
     assert not loop.left_alone
     assert loop.conductor.tried[0]["verdict"]["kept"]
+
+
+def test_evaluation_between_steps_runs_as_it_is(watched, only):
+    """A plan that acts on the optimizer too is opened and closed around each evaluation."""
+    only(*Plan.from_dict({"fused_optimizer": {}}).techniques)
+    calls = []
+
+    def evaluate():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+        optimizer = torch.optim.Adam(model.parameters())
+        for step in range(60):
+            optimizer.zero_grad()
+            F.cross_entropy(model(torch.randn(12, 8)), torch.randint(3, (12,))).backward()
+            optimizer.step()
+            if step % 5 == 0:
+                model.eval()
+                with torch.no_grad():
+                    model(torch.ones(1, 8))
+                calls.append(optimizer.param_groups[0]["fused"])
+                model.train()
+        return model
+
+    _, loop = watched(evaluate, plan={"fused_optimizer": {}})
+    assert not loop.left_alone
+    assert not loop.problems
+    assert not any(calls)
+
+
+def test_a_short_script_pays_nothing(watched, monkeypatch, tmp_path):
+    monkeypatch.setattr(conductor, "PATIENCE", 1e9)
+    mine, loop = watched(lambda: train(20, slow=False))
+    assert document(tmp_path)["reason"] == "it ended before anything was decided"
+    assert not loop.conductor.tried
+    assert same_weights(mine, train(20, slow=False))
 
 
 def test_a_seam_that_the_loop_does_not_have_is_refused(watched, only):

@@ -32,7 +32,9 @@ from vivace.technique import Stage, Technique
 if TYPE_CHECKING:
     from vivace.live.loop import Loop
 
-WARM_STEPS, WARM_SECONDS = 8, 1.5  # before anything is tried: a script that is over by then pays nothing
+WARM_STEPS = 8
+# Before anything is tried, so many times its cost must have passed: a short script is over by then.
+PATIENCE, COST_SECONDS, COST_STEPS = 2.0, 1.0, 40
 SEGMENT_SECONDS = 0.12
 PRECISION_COSTS = 0.1  # so much faster must be what rounds more than fp32
 LONG_STEP_SECONDS = 0.1
@@ -70,7 +72,7 @@ class Conductor:
         self._segment: Segment | None = None
         self._done = 0
         self._began = 0.0, 0.0
-        self._last = time.perf_counter()
+        self._first = self._last = time.perf_counter()
         self._step_seconds: list[float] = []
         self._course: Course | None = self._led()
         self._fault = False
@@ -147,11 +149,12 @@ class Conductor:
         now = self._acting.plan if self._acting is not None else self.reference
         if plan is now or (not plan.techniques and self._acting is None):
             return
-        if self._acting is not None:
-            acting, self._acting = self._acting, None
-            acting.close()
-        if plan.techniques:
-            self._acting = Hosted(plan, self.root, self.optimizer, self.machine)
+        with self.loop.at_work():
+            if self._acting is not None:
+                acting, self._acting = self._acting, None
+                acting.close()
+            if plan.techniques:
+                self._acting = Hosted(plan, self.root, self.optimizer, self.machine)
 
     def _drop(self, reason: str) -> None:
         """Nothing acts any more, for a reason of the script's."""
@@ -229,11 +232,11 @@ class Conductor:
     # The course.
 
     def _led(self) -> Course:
-        while self.loop.num_steps < WARM_STEPS or time.perf_counter() - self.loop.began < WARM_SECONDS:
+        given = self.loop.errand.plan
+        while given is None and self._is_early():
             yield Segment(self.reference, 1, 0)
         kept: Kept = yield KEEP
         proof = Proof(kept, self.machine)
-        given = self.loop.errand.plan
         plan = self._given(proof, given) if given is not None else (yield from self._search(proof))
         if not plan.techniques:
             return
@@ -241,6 +244,12 @@ class Conductor:
         if self._confirms:
             yield from self._confirmed(plan)
         yield from self._watch()
+
+    def _is_early(self) -> bool:
+        """Would a script that ends about now have paid for more than it could get?"""
+        cost = COST_SECONDS + COST_STEPS * self.step_seconds
+        elapsed = time.perf_counter() - self._first
+        return len(self._step_seconds) < WARM_STEPS or elapsed < PATIENCE * cost
 
     def _given(self, proof: Proof, given: dict[str, dict[str, Any]]) -> Plan:
         plan = Plan.from_dict(given)

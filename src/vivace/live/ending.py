@@ -43,6 +43,8 @@ def document_of(loop: Loop) -> dict[str, Any]:
         return found
     found["tried"] = conductor.tried
     found["reason"] = conductor.reason or found["reason"]
+    from vivace.live.proof import LIMIT
+
     comparison = conductor.comparison
     acted = conductor.plan_steps and comparison is not None
     if acted:
@@ -54,6 +56,7 @@ def document_of(loop: Loop) -> dict[str, Any]:
             "saved_seconds": saved - loop.own_seconds,
             "plan_steps": conductor.plan_steps,
             "watched": len(conductor.verdicts),
+            "limit": LIMIT,
             "worst": max((v.score for v in conductor.verdicts), default=0.0),
         }
     if conductor.plan.techniques:
@@ -80,7 +83,7 @@ def lines(document: dict[str, Any]) -> list[str]:
         shown = f"{ratio['estimate']:.2f}x, {ratio['low']:.2f}-{ratio['high']:.2f}"
         return [
             f"{begun} ({shown}, by {' + '.join(document['plan'])}), "
-            f"same model: watched {times}, worst {document['worst']:.1f} of 8",
+            f"same model: watched {times}, worst {document['worst']:.1f} of {document['limit']:.0f}",
             f"next time: {document['next']}",
             *notes,
         ]

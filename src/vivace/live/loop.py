@@ -7,10 +7,12 @@ step.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,7 +51,7 @@ class Loop:
         self._looking = Patches(self.guard)
         self._pid, self._thread = os.getpid(), threading.get_ident()
         self._depth = 0
-        self._leading = False  # are we at work, between two steps?
+        self._leading = False  # are we at work?
         self._finished = False
 
     def install(self) -> None:
@@ -180,15 +182,22 @@ class Loop:
         """The optimizer has stepped: the only place at which the loop is led."""
         if self._leading or threading.get_ident() != self._thread:
             return
-        begin, self._leading = time.perf_counter(), True
-        try:
+        begin = time.perf_counter()
+        with self.at_work():
             if self.conductor is not None:
                 self.conductor.updated(optimizer)
             else:
                 self._look(optimizer)
+        self.own_seconds += time.perf_counter() - begin
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Optimizers that step inside are ours."""
+        before, self._leading = self._leading, True
+        try:
+            yield
         finally:
-            self._leading = False
-            self.own_seconds += time.perf_counter() - begin
+            self._leading = before
 
     def _look(self, optimizer: Any) -> None:
         if not self.seen.ends_step(optimizer):

@@ -37,14 +37,16 @@ from vivace.verifying.displacement import (
 )
 from vivace.verifying.draws import LogicalDraws
 from vivace.verifying.halves import Halves, Place
-from vivace.verifying.judgement import LIMIT, check, root_mean_square, summary
+from vivace.verifying.judgement import check, root_mean_square, summary
 from vivace.verifying.shadow import Rounding
 
 FEW_SHADOWS, SHADOWS = 3, 8  # the few are enough for what stays within half of the limit
+# Envelopes. Stricter than the ruler, which has many steps: whom it refuses wrongly loses speed alone.
+LIMIT = 5.0
+
 FINEST_ROUNDOFF = 2.0**-16  # as the ruler's
-SAME_GRADIENT = (
-    1e-3  # of a replay under the reference beside the script's own, where atomics may sum otherwise
-)
+SAME_GRADIENT = 1e-3  # of a replay beside the script's own: atomics may sum otherwise
+OUTPUT_SCALE = "output scale"
 
 
 @dataclasses.dataclass
@@ -178,11 +180,14 @@ class Proof:
         values = self._distances(found)
         for count in (FEW_SHADOWS, SHADOWS):
             envelopes = self._ground(roundoff, plan, count)
-            checks = [check(name, 0, v, envelopes[name], roundoff) for name, v in values.items()]
+            checks = [_check(name, v, envelopes[name], roundoff) for name, v in values.items()]
             document = summary(checks)
             score = max(_finite(document["loss_envelopes"]), _finite(document["displacement_envelopes"]))
             if document["kept"] and score <= LIMIT / 2:
                 break
+        if document["kept"] and score > LIMIT:
+            reason = f"its step is {score:.2g} envelopes off, and rounding explains {LIMIT:.0f}"
+            return Verdict(False, reason, score)
         return Verdict(document["kept"] is True, document["reason"] if not document["kept"] else "", score)
 
     def _distances(self, replay: Replay) -> dict[str, float]:
@@ -193,7 +198,7 @@ class Proof:
             found[f"output {index}"] = output_distance(mine, theirs)
             a, b = mine.flatten(), theirs.flatten()
             scale, _ = scale_and_residual(float(a @ b), float(b @ b), float(a @ a), 0.0)
-            found[f"output scale {index}"] = scale
+            found[f"{OUTPUT_SCALE} {index}"] = scale
         return {name: value if math.isfinite(value) else math.inf for name, value in found.items()}
 
     def _ground(self, roundoff: float, plan: Plan, count: int) -> dict[str, float]:
@@ -217,6 +222,12 @@ class Proof:
             name: max(value, smallest.get(name, 0.0)) if math.isfinite(value) else math.nan
             for name, value in spread.items()
         }
+
+
+def _check(name: str, value: float, envelope: float, roundoff: float) -> dict[str, Any]:
+    """The ruler's figure. Inputs that hold few numbers may all be rounded in one direction."""
+    floor = roundoff / 4 if name.startswith(OUTPUT_SCALE) else None
+    return check(name, 0, value, envelope, roundoff, floor=floor)
 
 
 def _apart(mine: Replay, theirs: Replay) -> bool:
