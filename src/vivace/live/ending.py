@@ -50,7 +50,7 @@ def document_of(loop: Loop) -> dict[str, Any]:
     if acted:
         assert comparison is not None
         ratio = comparison.ratio
-        saved = conductor.plan_seconds * (ratio.estimate - 1.0)
+        saved = conductor.plan_seconds * (ratio.low - 1.0)  # at least
         found |= {
             "ratio": {"estimate": ratio.estimate, "low": ratio.low, "high": ratio.high},
             "saved_seconds": saved - loop.own_seconds,
@@ -79,7 +79,11 @@ def lines(document: dict[str, Any]) -> list[str]:
         ratio, watched = document["ratio"], document["watched"]
         times = "once" if watched == 1 else f"{watched} times"
         saved = document["saved_seconds"]
-        begun = f"saved {saved:.0f} s of this run" if saved >= 0.5 else "found a plan, too late for this run"
+        begun = (
+            f"saved at least {saved:.0f} s of this run"
+            if saved >= 0.5
+            else "found a faster plan, too late for this run"
+        )
         shown = f"{ratio['estimate']:.2f}x, {ratio['low']:.2f}-{ratio['high']:.2f}"
         return [
             f"{begun} ({shown}, by {' + '.join(document['plan'])}), "
