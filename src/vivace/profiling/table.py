@@ -50,7 +50,7 @@ def draw(result: Profiled, console: Any) -> None:
     console.print(f"{peak}{', '.join(sizes)}", markup=False)
     for reason in document["missing"]:
         console.print(f"missing  {reason}", markup=False)
-    if document["paused_seconds"] >= 0.1:
+    if document.get("paused_seconds", 0.0) >= 0.1:
         paused = words.duration(document["paused_seconds"])
         console.print(f"The script waited {paused} for experiments on copies of its step.", markup=False)
     console.print(f"page  {result.page_path}", markup=False, soft_wrap=True)
