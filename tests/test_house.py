@@ -54,6 +54,7 @@ EXPORTS = {
     "Profile",
     "Profiled",
     "PromiseBroken",
+    "Ran",
     "Refused",
     "Result",
     "Run",
@@ -75,11 +76,13 @@ EXPORTS = {
     "profile",
     "register",
     "report",
+    "run",
+    "run_here",
     "train",
     "tune",
     "verify",
 }
-VERBS = ("advise", "inspect", "profile", "report", "train", "tune", "verify")
+VERBS = ("advise", "inspect", "profile", "report", "run", "train", "tune", "verify")
 TORCH_FREE = (
     "advising",
     "errors",

@@ -19,6 +19,7 @@ _HOME = {
     "Plan": "vivace.plan",
     "Machine": "vivace.machine",
     "Session": "vivace.session.session",
+    "Ran": "vivace.live",
     "attach": "vivace.session.opening",
     "register": "vivace.technique.registry",
     "Technique": "vivace.technique",
@@ -60,6 +61,8 @@ _HOME = {
     "verify": "vivace.verifying",
     "train": "vivace.watching",
     "report": "vivace.reporting",
+    "run": "vivace.live",
+    "run_here": "vivace.live",
     "advise": "vivace.advising",
 }
 __all__ = [*_HOME, "__version__"]
@@ -101,6 +104,9 @@ if TYPE_CHECKING:
     from vivace.job import Job as Job
     from vivace.ledger import Observation as Observation
     from vivace.ledger import Profile as Profile
+    from vivace.live import Ran as Ran
+    from vivace.live import run as run
+    from vivace.live import run_here as run_here
     from vivace.machine import Machine as Machine
     from vivace.plan import Plan as Plan
     from vivace.profiling import Profiled as Profiled

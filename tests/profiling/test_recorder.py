@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from vivace.profiling.record import RECORD, facts, fetches, guard, hooks, waits
+from vivace.profiling.record import RECORD, experiments, facts, fetches, guard, hooks, waits
 from vivace.profiling.record.clock import Clock
 from vivace.profiling.record.late import LatePeak
 from vivace.profiling.record.recorder import Recorder
@@ -141,6 +141,15 @@ def test_threads_that_an_experiment_sets_are_not_the_persons(recorded, batches, 
     _, record = recorded(Loop(batches))
     assert "threads" in record["experiments"]
     assert "threads" not in record["asked"]
+
+
+def test_experiments_keep_a_script_waiting_for_no_longer_than_they_may(recorded, batches, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    document, record = recorded(Loop(batches))
+    assert document["paused_seconds"] == record["paused_seconds"] > 0
+    monkeypatch.setattr(experiments, "TOTAL_SECONDS", 0.0)
+    _, record = recorded(Loop(batches))
+    assert record["experiments"] == {}
 
 
 def test_a_sleeping_dataset_is_named(recorded, batches):

@@ -256,6 +256,36 @@ def train(
 
 
 @app.command()
+def run(
+    words: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="-- python train.py")],
+    plan: Annotated[Path | None, typer.Option(help="act under this plan from the first steps on")] = None,
+    out: Annotated[Path, typer.Option(help="folder for plan and ledger")] = Path("runs/run"),
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """A script as it is, made faster while it trains: vivace run -- python train.py --epochs 90
+
+    What may act is proven on copies of the script's own step first, and timed on its steps in turn with the
+    script as it is. Output, input, files and exit code are the script's own; a few lines at the end say what
+    was saved.
+    """
+    with screen(as_json, quiet, debug) as shown:
+        from vivace.live.launch import become
+        from vivace.live.launch import run as run_beside
+
+        if as_json:
+            result = run_beside(
+                words, plan, out=out, script_output=shown.script_output, script_input=shown.script_input
+            )
+            shown.document(result.to_dict())
+            shown.exit_code = result.exit_code
+            return
+        shown.give_back()
+        become(words, plan, out)
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="folder for everything")] = Path("runs/demo"),
     device: OnDevice = None,

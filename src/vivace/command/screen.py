@@ -40,6 +40,12 @@ class Screen:
         """Where a person's script writes: the real standard output, unless the document goes there."""
         return None if self.as_json else self._output.fileno()
 
+    def give_back(self) -> None:
+        """Standard input and output are the real ones again, for a program that takes this one's place."""
+        os.dup2(self._output.fileno(), 1)
+        if self.script_input is not None:
+            os.dup2(self.script_input, 0)
+
     def document(self, content: dict[str, Any]) -> None:
         """Print the command's JSON document, if it was asked for."""
         if self.as_json:

@@ -40,6 +40,9 @@ def _draw_details(document: dict[str, Any], console: Any) -> None:
     console.print(f"{peak}{', '.join(sizes)}", markup=False)
     for reason in document["missing"]:
         console.print(f"missing  {reason}", markup=False)
+    if document.get("paused_seconds", 0.0) >= 0.1:
+        paused = words.duration(document["paused_seconds"])
+        console.print(f"The script waited {paused} for experiments on copies of its step.", markup=False)
 
 
 def _roofline(rows: list[dict[str, Any]]) -> Any:

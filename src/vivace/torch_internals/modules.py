@@ -100,6 +100,11 @@ def forward_hooks(module: nn.Module) -> list[Callable[..., Any]]:
     return [hook for read in _HOOKS[:2] for hook in read(module).values()]
 
 
+def all_hooks(module: nn.Module) -> list[Callable[..., Any]]:
+    """What runs around the module's forward and backward."""
+    return [hook for read in _HOOKS for hook in read(module).values()]
+
+
 def has_hooks(module: nn.Module) -> bool:
     """Does anything run around the module's forward or backward?"""
     return any(read(module) for read in _HOOKS)

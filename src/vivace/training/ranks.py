@@ -82,6 +82,7 @@ class Ranks:
             assert everyone is not None
             with contextlib.suppress(RuntimeError):  # backends that cannot are left by closing them
                 everyone.abort()
+            del everyone  # the group ends, and lets its sockets go, with the last name for it
             dist.destroy_process_group()
             gc.collect()
             _break(self._connections)

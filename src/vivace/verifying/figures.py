@@ -18,6 +18,8 @@ class Quantity(enum.StrEnum):
     DECAY = "decay"
     BUFFER = "buffer"
     EVALUATION = "evaluation"
+    OUTPUT = "output"
+    OUTPUT_SCALE = "output scale"
     EVALUATION_UNDER_PLAN = "evaluation under the plan"
     SPREAD = "spread over random streams"
     COURSE = "displacement of the course"

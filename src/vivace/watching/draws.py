@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from vivace.torch_internals.tensors import TorchDispatchMode, schema_of
 from vivace.verifying.tap import random_state, recomputing
 
 FUSED_DROPOUT = "native_dropout"  # gives its input, partly zero, and the mask
@@ -109,4 +109,4 @@ def _state(named: dict[str, Any]) -> torch.Tensor:
 
 
 def _name(func: Any) -> str:
-    return str(func._schema.name).removeprefix("aten::")
+    return str(schema_of(func).name).removeprefix("aten::")

@@ -76,10 +76,10 @@ class Schedule:
             return "an epoch begins" if batch_index == 0 else "an epoch ends" if last else "a new shape"
         return ""
 
-    def watched(self, seconds: float, why: str) -> None:
+    def watched(self, seconds: float, cause: str) -> None:
         """Account for a watched step that took `seconds` more than a plain one."""
         self.spent += seconds
-        self.spent_on_events += 0.0 if why == "regular" else seconds
+        self.spent_on_events += 0.0 if cause == "regular" else seconds
         # The first one has to find out more, and takes about three times as long.
         self.cost = seconds / 3 if self.cost is None else 0.5 * (self.cost + seconds)
         self._interval = self._affordable_interval()
