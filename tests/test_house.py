@@ -138,6 +138,9 @@ WORDS_LIKE_TECHNIQUES = {
     "events.py": {"checkpoint"},
     "inspection/figures.py": {"tf32"},
     "inspection/gauges.py": {"tf32"},
+    # The few that may act on a loop which Vivace does not run, each leaving the script's objects alone.
+    "live/candidates.py": {"bf16_autocast", "channels_last", "fused_optimizer", "host_allocator"},
+    "live/loop.py": {"compile"},
     "profiling/judge.py": {"tf32"},
     "profiling/record/experiments.py": {"channels_last", "compile"},
     "profiling/record/facts.py": {"cudnn_benchmark", "tf32"},

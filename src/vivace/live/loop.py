@@ -24,6 +24,7 @@ from vivace.live.errand import Errand
 from vivace.live.refusals import Seen, why_left_alone
 from vivace.profiling.record.guard import Guard, described
 from vivace.profiling.record.hooks import Patches
+from vivace.torch_internals.tensors import in_backward
 
 if TYPE_CHECKING:
     from vivace.live.conductor import Conductor

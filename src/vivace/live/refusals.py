@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from vivace.torch_internals.modules import all_hooks, is_compiled
+
 SPARSE_OR_FULL = (torch.optim.LBFGS, torch.optim.SparseAdam)
 
 
