@@ -45,7 +45,7 @@ from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.processes.launch import Child, Source, preload
 from vivace.technique.registry import find
-from vivace.tuning.tuner import parse_budget
+from vivace.tuning.times import BUDGETS, parse_budget
 from vivace.verifying.verifier import Verifier
 
 HERE = Path(__file__).resolve().parent
@@ -96,6 +96,8 @@ def main() -> None:
         seconds = parse_budget(chosen.budget)
     except vivace.VivaceError as error:
         parser.error(str(error))
+    if seconds is None:
+        parser.error("auto gives each search another budget: name one")
     if not importable(PEER):
         enter_environment()
     machine = vivace.inspect()
@@ -103,7 +105,7 @@ def main() -> None:
     path = _record.path_of(record)
     if path.is_file():
         record = json.loads(path.read_text(encoding="utf-8"))
-    usual = seconds == parse_budget("fast")
+    usual = seconds == BUDGETS["fast"]
     entries = record["jobs"] if usual else record.setdefault("longer", {}).setdefault(f"{seconds:.0f}", {})
     for name in asked if chosen.jobs else [name for name in JOBS if name not in entries]:
         begin = time.monotonic()

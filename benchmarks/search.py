@@ -31,7 +31,7 @@ from vivace.plan import Plan
 from vivace.processes.launch import Source
 from vivace.technique import Numerics, Technique, registry
 from vivace.tuning.bench import Bench
-from vivace.tuning.search import WORTH_TRYING
+from vivace.tuning.candidates import WORTH_TRYING
 from vivace.verifying.verifier import Verifier
 
 HERE = Path(__file__).resolve().parent

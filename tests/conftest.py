@@ -1,15 +1,21 @@
 import multiprocessing
+import signal
 
 import pytest
 import torch
 
 from vivace.technique import registry
 
+# A background job may ignore signals, and so would all that the tests start and signal.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 PRELOADED = (
     "torch._dynamo",  # what building an optimizer imports
     "tensorboard.summary.writer.record_writer",
     "tensorboard.compat.proto.event_pb2",
     "vivace.training.training",
+    "vivace.watching",
     "vivace.tune",
     "vivace.command.cli",
 )

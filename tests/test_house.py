@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import inspect
+import itertools
 import pydoc
 import re
 import shutil
@@ -35,7 +37,10 @@ EXPORTS = {
     "Card",
     "CheckpointError",
     "ChildFailed",
+    "Code",
     "Diverged",
+    "Event",
+    "EventKind",
     "FolderError",
     "InputError",
     "Job",
@@ -48,6 +53,8 @@ EXPORTS = {
     "PlanError",
     "Profile",
     "Profiled",
+    "PromiseBroken",
+    "Ran",
     "Refused",
     "Result",
     "Run",
@@ -61,6 +68,7 @@ EXPORTS = {
     "Unsteady",
     "Verdict",
     "VivaceError",
+    "Way",
     "__version__",
     "advise",
     "attach",
@@ -68,17 +76,21 @@ EXPORTS = {
     "profile",
     "register",
     "report",
+    "run",
+    "run_here",
     "train",
     "tune",
     "verify",
 }
-VERBS = ("advise", "inspect", "profile", "report", "train", "tune", "verify")
+VERBS = ("advise", "inspect", "profile", "report", "run", "train", "tune", "verify")
 TORCH_FREE = (
     "advising",
     "errors",
+    "events",
     "inspection",
     "ledger",
     "machine",
+    "pages",
     "plan",
     "reporting",
     "technique",
@@ -104,6 +116,71 @@ FORBIDDEN = re.compile(
     )
 )
 
+# Who may read a sentence, and why; everything else reads an error's class and fields.
+READERS_OF_SENTENCES = {
+    "errors.py": "torch says these things by a sentence alone",
+    "job.py": "`blame` shows of what a loader's worker raised, and torch raises again, the worker's own line",
+    "profiling/rules.py": "torch.compile tells why it compiles anew by a sentence alone",
+}
+SENTENCES = {"reason", "message", "sentence", "why"}
+READING = {"startswith", "endswith", "partition", "rpartition", "find", "index", "count", "split", "rsplit"}
+READING |= {"removeprefix", "removesuffix", "search", "match", "fullmatch", "findall", "replace"}
+OF_LINES = {"\n", "(HINT", "Explanation:"}  # to show less of it
+
+# Where a technique's name means something else: a number format, a layout, an event, something of torch's.
+WORDS_LIKE_TECHNIQUES = {
+    "advising/catalogue.py": {"tf32"},
+    "advising/formula.py": {"channels_last", "tf32"},
+    "advising/interval.py": {"tf32"},
+    "advising/predict.py": {"tf32"},
+    "advising/source.py": {"tf32"},
+    "command/cli.py": {"channels_last"},
+    "events.py": {"checkpoint"},
+    "inspection/figures.py": {"tf32"},
+    "inspection/gauges.py": {"tf32"},
+    # The few that may act on a loop which Vivace does not run, each leaving the script's objects alone.
+    "live/candidates.py": {"bf16_autocast", "channels_last", "fused_optimizer", "host_allocator"},
+    "live/loop.py": {"compile"},
+    "profiling/judge.py": {"tf32"},
+    "profiling/record/experiments.py": {"channels_last", "compile"},
+    "profiling/record/facts.py": {"cudnn_benchmark", "tf32"},
+    "profiling/roofline.py": {"tf32"},
+    "profiling/rules_precision.py": {"channels_last", "compile"},
+    "reporting/content.py": {"tf32"},
+    "technique/contract.py": {"tf32"},
+    "tensors/precision.py": {"tf32"},
+    "verifying/verification.py": {"tf32"},
+    "tuning/tuner.py": {"tf32"},  # a key of the document, where the device has no such format
+}
+FOREIGN = ("torch", "torchvision", "triton", "PIL")
+INTERNALS = "torch_internals/"
+# Private attributes of their objects, also where we call an attribute of our own the same.
+PRIVATE_ATTRIBUTES = {
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_base",
+    "_base_seed",
+    "_buffers",
+    "_cdata",
+    "_enabled",
+    "_flat_weights",
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_image_files",
+    "_iterator",
+    "_modules",
+    "_orig_mod",
+    "_parameters",
+    "_schedulers",
+    "_schema",
+    "_shutdown",
+    "_shutdown_workers",
+    "_version",
+}
+PRIVATE_PATH = re.compile(rf"({'|'.join(FOREIGN)})(\.\w+)*\._[a-zA-Z]\w*(\.\w+)*")
+OF_PYTHON = {"_fields"}  # of a named tuple
+BY_NAME = {"delattr", "getattr", "hasattr", "patched", "replace", "setattr"}  # take an attribute's name
+
 WITHOUT_TORCH = """
 import sys
 
@@ -118,6 +195,66 @@ sys.meta_path.insert(0, Blocker())
 
 def relative(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
+
+
+def is_private(name: str) -> bool:
+    return any(part.startswith("_") and not part.endswith("__") for part in name.split("."))
+
+
+@functools.cache
+def names_of_our_own() -> set[str]:
+    """Functions, classes and attributes that the package itself defines."""
+    found = set()
+    for node in itertools.chain.from_iterable(ast.walk(ast.parse(path.read_text())) for path in FILES):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
+def imported_names(tree: ast.AST) -> dict[str, str]:
+    """What a file imports: its names here, and the packages that they come from."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {(a.asname or a.name).partition(".")[0]: a.name.partition(".")[0] for a in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {alias.asname or alias.name: node.module.partition(".")[0] for alias in node.names}
+    return found
+
+
+def private_touches(tree: ast.AST, own: set[str]) -> list[str]:
+    """Where a file touches what torch, torchvision, triton or Pillow call private."""
+    imported = imported_names(tree)
+    templates = [part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values]
+
+    def touches(node: ast.AST) -> bool:
+        match node:
+            case ast.ImportFrom(module=str(module)) if module.partition(".")[0] in FOREIGN:
+                return any(is_private(f"{module}.{alias.name}") for alias in node.names)
+            case ast.Import():
+                names = [alias.name for alias in node.names]
+                return any(is_private(name) and name.partition(".")[0] in FOREIGN for name in names)
+            case ast.Attribute(value=value, attr=attr) if is_private(attr):
+                root: ast.AST = value
+                while isinstance(root, ast.Attribute | ast.Call | ast.Subscript):
+                    root = root.func if isinstance(root, ast.Call) else root.value
+                if isinstance(root, ast.Name) and root.id in imported:
+                    return imported[root.id] in FOREIGN
+                ours = isinstance(value, ast.Name) and value.id in ("self", "cls")
+                return attr not in OF_PYTHON | own or (attr in PRIVATE_ATTRIBUTES and not ours)
+            case ast.Constant(value=str(text)) if node not in templates:
+                return text in PRIVATE_ATTRIBUTES or bool(PRIVATE_PATH.fullmatch(text))
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=given) if name in BY_NAME:
+                texts = [a.value for a in given if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+                return any(re.fullmatch(r"_[a-z]\w*", text) and text not in OF_PYTHON | own for text in texts)
+        return False
+
+    found = {f"line {node.lineno}: {ast.unparse(node)}" for node in ast.walk(tree) if touches(node)}
+    return sorted(one for one in found if not any(one != other and one in other for other in found))
 
 
 def run_python(code: str) -> None:
@@ -164,6 +301,107 @@ def test_functions_stay_within_their_budget(path: Path) -> None:
 def test_numbers_are_told_in_one_place(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     assert [line.strip() for line in lines if NUMBERS_TOLD.search(line)] == []
+
+
+def sentences_read(function: ast.AST) -> list[str]:
+    """Where a function compares or searches the text of an exception, or what is called like one."""
+    nodes = list(ast.walk(function))
+    caught = {n.name for n in nodes if isinstance(n, ast.ExceptHandler) and n.name}
+    caught |= {n.arg for n in nodes if isinstance(n, ast.arg) and n.arg in ("error", "failed", "failure")}
+    told: set[str] = set(SENTENCES)
+
+    def is_told(node: ast.AST) -> bool:
+        match node:
+            case ast.Name(id=name):
+                return name in told
+            case ast.Call(func=ast.Name(id="str"), args=[inner]):
+                return is_told(inner) or (isinstance(inner, ast.Name) and inner.id in caught)
+            case ast.Call(func=ast.Attribute(value=inner)):  # str(error).strip().lower()
+                return is_told(inner)
+            case ast.Subscript(slice=ast.Constant(value=key)) if key in SENTENCES:
+                return True
+            case ast.Subscript(value=inner):
+                return is_told(inner)
+            case ast.Attribute(value=ast.Name(id=name), attr=field):
+                return field in SENTENCES or (name in caught and field == "args")
+            case ast.Attribute(attr=field):
+                return field in SENTENCES
+        return False
+
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
+                pairs = zip(names, values, strict=True)
+            case ast.Assign(targets=[target], value=value):
+                pairs = iter([(target, value)])
+            case _:
+                continue
+        told |= {name.id for name, value in pairs if isinstance(name, ast.Name) and is_told(value)}
+    found = []
+    for node in nodes:
+        match node:
+            case ast.Compare(left=left, ops=ops, comparators=others):
+                plain = all(isinstance(o, ast.Constant) and o.value in ("", None) for o in others)
+                order = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Is, ast.IsNot)
+                if any(map(is_told, (left, *others))) and not isinstance(ops[0], order) and not plain:
+                    found.append(ast.unparse(node))
+            case ast.Call(func=ast.Attribute(value=whose, attr=verb), args=arguments) if verb in READING:
+                shows = [a for a in arguments if isinstance(a, ast.Constant) and a.value in OF_LINES]
+                if any(map(is_told, (whose, *arguments))) and not shows:
+                    found.append(ast.unparse(node))
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_nothing_branches_on_a_sentence(path: Path) -> None:
+    """An error's class and fields are for programs; its text may be worded anew at any time."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    found = sorted({text for function in functions for text in sentences_read(function)})
+    if relative(path) not in READERS_OF_SENTENCES:
+        assert found == []
+
+
+def test_the_core_names_no_technique() -> None:
+    """Neither in a string nor by an import: what it must know of one stands on the card, a stranger's too."""
+    names, found = set(registry.own_names()), dict[str, set[str]]()
+    for path in FILES:
+        if relative(path).startswith("techniques/"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names:
+                found.setdefault(relative(path), set()).add(node.value)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vivace.techniques"):
+                found.setdefault(relative(path), set()).add(str(node.module))
+    assert found == WORDS_LIKE_TECHNIQUES
+
+
+def test_private_names_of_other_libraries_are_touched_in_one_place() -> None:
+    """By the names that a file imports, by attributes that nothing of ours defines, and by texts."""
+    own = names_of_our_own()
+    trees = {relative(path): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+    elsewhere = {name: tree for name, tree in trees.items() if not name.startswith(INTERNALS)}
+    found = [f"{name}, {touch}" for name, tree in elsewhere.items() for touch in private_touches(tree, own)]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import torch._dynamo",
+        "from torch.utils._pytree import tree_leaves",
+        "from torch.utils.data import _utils",
+        "import torch\ntorch._C._current_graph_task_id()",
+        "from torch import nn\nnn.modules.batchnorm._BatchNorm",
+        "from PIL import Image as pictures\npictures._initialized",
+        "print(tensor.untyped_storage()._cdata)",
+        "module._buffers['mean']",
+        "getattr(module, '_never_heard_of', None)",
+        "'torch._dynamo' in modules",
+    ],
+)
+def test_a_private_touch_is_found(code: str) -> None:
+    assert len(private_touches(ast.parse(code), names_of_our_own())) == 1
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -214,6 +452,12 @@ def test_every_error_is_exported() -> None:
     own = [value for value in vars(errors).values() if isinstance(value, type)]
     raised = {cls.__name__ for cls in own if issubclass(cls, errors.VivaceError | errors.TechniqueWarning)}
     assert raised <= EXPORTS
+
+
+def test_listeners_of_all_verbs_hear_the_same() -> None:
+    found = {verb: inspect.signature(getattr(vivace, verb)).parameters.get("on_event") for verb in VERBS}
+    heard = {parameter.annotation for parameter in found.values() if parameter is not None}
+    assert heard == {"OnEvent | None"}
 
 
 def test_results_of_the_verbs_are_exported() -> None:

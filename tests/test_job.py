@@ -92,5 +92,8 @@ def test_what_a_job_refuses(change, message):
 def test_a_job_says_what_data_its_metric_is_of():
     job = vivace.Job(**PARTS, metric=lambda model, batches: 1.0)
     assert vivace.Job(**PARTS).metric_data is None
+    assert job.metric_name == "metric"
+    with pytest.raises(JobError, match="metric_name must be a word, such as 'accuracy', not ''"):
+        dataclasses.replace(job, metric_name="")
     assert job.metric_data == "training"
     assert dataclasses.replace(job, validation=job.data).metric_data == "validation"

@@ -15,7 +15,6 @@ from vivace.inspection import table as inspected
 from vivace.ledger import Ratio
 from vivace.machine import Device, Machine
 from vivace.memory import fits
-from vivace.profiling import page as profiled
 from vivace.reporting import phrases
 
 SIZES = {"B": 1.0, **{f"{prefix}iB": 1024.0**power for power, prefix in enumerate("KMGTP", 1)}}
@@ -198,4 +197,3 @@ def test_every_room_tells_bytes_in_the_same_words(value):
     assert phrases.fact("memory_bytes", value) == told
     assert inspected.ceiling_in_words("copy_device", value) == words.quantity(value, "B/s")
     assert phrases.fact("copy_device", value, "ceilings") == words.quantity(value, "B/s")
-    assert profiled.environment().filters["size"](value) == told

@@ -19,9 +19,11 @@ _HOME = {
     "Plan": "vivace.plan",
     "Machine": "vivace.machine",
     "Session": "vivace.session.session",
+    "Ran": "vivace.live",
     "attach": "vivace.session.opening",
     "register": "vivace.technique.registry",
     "Technique": "vivace.technique",
+    "Way": "vivace.technique",
     "Card": "vivace.technique",
     "Stage": "vivace.technique",
     "Seam": "vivace.technique",
@@ -45,7 +47,11 @@ _HOME = {
     "AnswerIsNo": "vivace.errors",
     "Diverged": "vivace.errors",
     "OutOfMemory": "vivace.errors",
+    "PromiseBroken": "vivace.errors",
     "ChildFailed": "vivace.errors",
+    "Code": "vivace.errors",
+    "Event": "vivace.events",
+    "EventKind": "vivace.events",
     "TimedOut": "vivace.errors",
     "Unsteady": "vivace.errors",
     "TechniqueWarning": "vivace.errors",
@@ -53,8 +59,10 @@ _HOME = {
     "profile": "vivace.profiling",
     "tune": "vivace.tuning",
     "verify": "vivace.verifying",
-    "train": "vivace.training.training",
+    "train": "vivace.watching",
     "report": "vivace.reporting",
+    "run": "vivace.live",
+    "run_here": "vivace.live",
     "advise": "vivace.advising",
 }
 __all__ = [*_HOME, "__version__"]
@@ -76,22 +84,29 @@ if TYPE_CHECKING:
     from vivace.errors import AnswerIsNo as AnswerIsNo
     from vivace.errors import CheckpointError as CheckpointError
     from vivace.errors import ChildFailed as ChildFailed
+    from vivace.errors import Code as Code
     from vivace.errors import Diverged as Diverged
     from vivace.errors import FolderError as FolderError
     from vivace.errors import InputError as InputError
     from vivace.errors import JobError as JobError
     from vivace.errors import OutOfMemory as OutOfMemory
     from vivace.errors import PlanError as PlanError
+    from vivace.errors import PromiseBroken as PromiseBroken
     from vivace.errors import Refused as Refused
     from vivace.errors import SampleError as SampleError
     from vivace.errors import TechniqueWarning as TechniqueWarning
     from vivace.errors import TimedOut as TimedOut
     from vivace.errors import Unsteady as Unsteady
     from vivace.errors import VivaceError as VivaceError
+    from vivace.events import Event as Event
+    from vivace.events import EventKind as EventKind
     from vivace.inspection import inspect as inspect
     from vivace.job import Job as Job
     from vivace.ledger import Observation as Observation
     from vivace.ledger import Profile as Profile
+    from vivace.live import Ran as Ran
+    from vivace.live import run as run
+    from vivace.live import run_here as run_here
     from vivace.machine import Machine as Machine
     from vivace.plan import Plan as Plan
     from vivace.profiling import Profiled as Profiled
@@ -105,10 +120,11 @@ if TYPE_CHECKING:
     from vivace.technique import Seam as Seam
     from vivace.technique import Stage as Stage
     from vivace.technique import Technique as Technique
+    from vivace.technique import Way as Way
     from vivace.technique.registry import register as register
     from vivace.training.training import Run as Run
-    from vivace.training.training import train as train
     from vivace.tuning import Result as Result
     from vivace.tuning import tune as tune
     from vivace.verifying import Verdict as Verdict
     from vivace.verifying import verify as verify
+    from vivace.watching import train as train

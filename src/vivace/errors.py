@@ -10,29 +10,92 @@
     ├── CheckpointError         no checkpoint of the run can be trusted
     ├── AnswerIsNo              the question was answered, and the answer is no; exit code 1
     │   ├── Diverged            training left the finite numbers
-    │   └── OutOfMemory         training does not fit, however small its pieces
+    │   ├── OutOfMemory         training does not fit, however small its pieces
+    │   └── PromiseBroken       a watched step of a run did not train the same model
     └── ChildFailed             a child process crashed, hung or ran out of memory
         ├── TimedOut            it did not answer in time
         └── Unsteady            it was timed, and the machine was too unsteady for an answer
 
-Each message is one sentence in the person's nouns, with the offending value and what would be right.
+Each message is one sentence in the person's nouns, with the offending value and what would be right. Programs
+read an error's class and its fields, which cross from process to process with it (as JSON by `to_dict` and
+`from_dict`, or pickled). Where torch says something by a sentence alone, the functions at the end of this
+file are the only ones that read it.
 """
 
 from __future__ import annotations
 
 import difflib
+import enum
+import errno
 from collections.abc import Iterable
+from typing import Any, ClassVar, Self
+
+
+class Code(enum.StrEnum):
+    """Why something has no result, for programs; the error's message or `Trial.reason` says it to people."""
+
+    NONE = ""  # it has one; or for the reason given
+    RULED_OUT = "ruled_out"  # by its card: no process was started
+    TOO_COARSE = "too_coarse"  # on this job it promises more than is allowed
+    NOT_TRIED = "not_tried"  # the budget ended first
+    TIMED_OUT = "timed_out"
+    UNSTEADY = "unsteady"  # timed, and the interval holds both faster and slower
+    OUT_OF_MEMORY = "out_of_memory"
+    KILLED = "killed"  # by SIGKILL: the kernel leaves no other sign where the machine's memory is used up
 
 
 class VivaceError(Exception):
-    """Base of all errors raised on purpose; `exit_code` is what the command line ends with."""
+    """Base of all errors raised on purpose; `exit_code` is what the command line ends with.
+
+    Subclasses take the message as their only positional argument, so that they can be pickled.
+
+    Args:
+        technique: the name of the technique at fault, where it is one's.
+        code: why, for programs; a class may have one for all its errors.
+    """
 
     exit_code = 2
+    fields: ClassVar[tuple[str, ...]] = ("technique", "code")
+    """What crosses to another process beside kind and message: attributes of JSON types."""
+    technique = ""
+    code = Code.NONE
+
+    def __init__(self, message: str = "", *, technique: str = "", code: Code | None = None) -> None:
+        super().__init__(message)
+        if technique:
+            self.technique = technique
+        if code is not None:
+            self.code = code
 
     @property
     def kind(self) -> str:
-        """The name under which `--json` reports the error."""
-        return type(self).__name__
+        """The name under which `--json` reports the error: the nearest class of this module."""
+        return next(cls.__name__ for cls in type(self).__mro__ if cls.__module__ == __name__)
+
+    def by(self, technique: str) -> Self:
+        """This error as the technique's: its message opens with the name. One that has a name keeps it."""
+        if not self.technique:
+            self.technique = technique
+            self.args = (f"{technique}: {self}",)
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Kind, text and fields as JSON types; `from_dict` makes the error of them again."""
+        return {"kind": self.kind, "text": str(self), **{name: getattr(self, name) for name in self.fields}}
+
+    @staticmethod
+    def from_dict(document: dict[str, Any]) -> VivaceError:
+        """The error of `to_dict`'s document; of a kind unknown here a VivaceError that names the kind."""
+        kind, text = document["kind"], document["text"]
+        known = globals().get(kind)
+        if isinstance(known, type) and issubclass(known, VivaceError):
+            error: VivaceError = known(text)
+        else:
+            error = VivaceError(f"{kind}: {text}")
+        for name in error.fields:
+            setattr(error, name, document[name])
+        error.code = Code(error.code)
+        return error
 
 
 class InputError(VivaceError, ValueError):
@@ -46,8 +109,8 @@ class JobError(InputError):
 class SampleError(JobError):
     """A sample cannot be read. Says the same on both sides of a worker process, which adds a traceback."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message.rpartition(f"{__name__}.{type(self).__name__}: ")[2].strip())
+    def __init__(self, message: str = "", **fields: Any) -> None:
+        super().__init__(message.rpartition(f"{__name__}.{type(self).__name__}: ")[2].strip(), **fields)
 
 
 class PlanError(InputError):
@@ -60,16 +123,6 @@ class FolderError(InputError):
 
 class Refused(VivaceError):
     """A technique declines to act; the message is the reason; `by` puts the name before it."""
-
-    technique = ""
-
-    def by(self, technique: str) -> Refused:
-        """This refusal, its message opened with the technique's name unless one is there already."""
-        if self.technique:
-            return self
-        named = Refused(f"{technique}: {self}")
-        named.technique = technique
-        return named
 
 
 class CheckpointError(VivaceError):
@@ -90,12 +143,23 @@ class OutOfMemory(AnswerIsNo):
     """The training does not fit into the device's memory; the message names what would fit."""
 
 
+class PromiseBroken(AnswerIsNo):
+    """A watched step of a run did not train the same model; the message names figure, layer and step."""
+
+
 class ChildFailed(VivaceError):
     """A child process crashed, hung or ran out of memory; the message says which."""
+
+    @property
+    def lacked_memory(self) -> bool:
+        """Did it end for lack of memory, as far as one can tell?"""
+        return self.code in (Code.OUT_OF_MEMORY, Code.KILLED)
 
 
 class TimedOut(ChildFailed):
     """A child process did not answer in time, and was stopped."""
+
+    code = Code.TIMED_OUT
 
 
 class Unsteady(ChildFailed):
@@ -104,30 +168,16 @@ class Unsteady(ChildFailed):
     `foreign_share` is the largest share of the processor that other processes used meanwhile.
     """
 
-    def __init__(self, message: str, foreign_share: float = 0.0) -> None:
-        super().__init__(message)
+    fields = (*ChildFailed.fields, "foreign_share")
+    code = Code.UNSTEADY
+
+    def __init__(self, message: str = "", *, foreign_share: float = 0.0, **fields: Any) -> None:
+        super().__init__(message, **fields)
         self.foreign_share = foreign_share
 
 
 class TechniqueWarning(UserWarning):
     """A technique is left out because it is broken; the message names it and says why."""
-
-
-OUT_OF_MEMORY = (
-    "CUDA error: out of memory",
-    "CUDA out of memory",
-    "DefaultCPUAllocator: can't allocate memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
-)
-
-
-def ran_out_of_memory(error: BaseException) -> bool:
-    """Did an allocation of the device or of the host fail? torch says so by class, or by text alone."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
 
 
 def printable(text: str) -> str:
@@ -139,3 +189,37 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``; did you mean 'x'?`` for the known name closest to `name`, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean '{close[0]}'?" if close else ""
+
+
+_OUT_OF_MEMORY = (
+    "CUDA error: out of memory",
+    "CUDA out of memory",
+    "DefaultCPUAllocator: can't allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+)
+_LOST_WORKER = ("DataLoader worker (pid", "received 0 items of ancdata")
+_DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Did an allocation of the device or of the host fail? torch says so by class, or by text alone."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
+
+
+def is_lost_worker(error: BaseException) -> bool:
+    """Was a loader's worker killed, rather than that it raised? What it sent half of fails in many ways."""
+    text = str(error)
+    if text.startswith("Caught "):  # what the worker raised, and torch raises again
+        return False
+    return text.startswith(_LOST_WORKER) or isinstance(error, (ConnectionError, EOFError))
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Could a file not be written whole? torch's own writer says no more than that it is at another place."""
+    if isinstance(error, OSError):
+        return error.errno in _DISK_IS_FULL
+    return isinstance(error, RuntimeError) and "unexpected pos" in str(error)

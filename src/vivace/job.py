@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
 import importlib.util
@@ -33,6 +34,7 @@ class Job:
         optimizer: ``(model) -> torch.optim.Optimizer`` (with `step`: anything your step function wants).
         scheduler: ``(optimizer) -> learning-rate scheduler``, stepped once per `scheduler_every`.
         metric: ``(model, batches) -> float``, higher is better; called in evaluation mode without gradients.
+        metric_name: what it is called wherever it is shown, such as ``accuracy``.
         validation: ``() -> iterable of batches`` for `metric`; the training data where it is left out.
         on_gradients: ``(model) -> None``; sees true, unscaled gradients, for clipping.
         step: ``(model, optimizer, batch) -> scalar loss``: your own step, for training that cannot be cut
@@ -55,6 +57,7 @@ class Job:
     epochs: int = 1
     scheduler_every: Literal["epoch", "step"] = "epoch"
     damaged: Literal["raise", "skip", "replace"] = "raise"
+    metric_name: str = "metric"
 
     def __post_init__(self) -> None:
         if (self.loss is None) == (self.step is None):
@@ -65,7 +68,7 @@ class Job:
             raise JobError("a Job needs optimizer=(model) -> torch.optim.Optimizer")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name in ("epochs", "scheduler_every", "damaged"):
+            if field.name in ("epochs", "scheduler_every", "damaged", "metric_name"):
                 continue
             # A module can be called, and gives outputs.
             built = field.name == "model" and not isinstance(value, type) and hasattr(value, "state_dict")
@@ -80,6 +83,8 @@ class Job:
             raise JobError(f"Job's scheduler_every must be 'epoch' or 'step', not {self.scheduler_every!r}")
         if self.damaged not in ("raise", "skip", "replace"):
             raise JobError(f"Job's damaged must be 'raise', 'skip' or 'replace', not {self.damaged!r}")
+        if not isinstance(self.metric_name, str) or not self.metric_name.strip():
+            raise JobError(f"Job's metric_name must be a word, such as 'accuracy', not {self.metric_name!r}")
         if self.step is not None and self.on_gradients is not None:
             raise JobError("a Job with its own step clips its gradients there: leave on_gradients out")
 
@@ -99,7 +104,7 @@ def load(reference: str) -> Job:
     """
     place, colon, name = reference.rpartition(":")
     if not colon:
-        place, name = reference if reference.endswith(".py") else _recipe(reference), "job"
+        place, name = _of_file(Path(reference)) if reference.endswith(".py") else _recipe(reference), "job"
     module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
     found = getattr(module, name, None)
     if found is None:
@@ -117,15 +122,54 @@ def load(reference: str) -> Job:
 
 
 def _recipe(name: str) -> str:
-    package = importlib.import_module("vivace.recipes")
-    known = sorted(
-        path.stem for path in Path(package.__path__[0]).glob("*.py") if not path.stem.startswith("_")
-    )
+    known = sorted(importlib.import_module("vivace.recipes").RECIPES)
     if name in known:
         return f"vivace.recipes.{name}"
     raise JobError(
         f"there is no recipe '{name}'{nearest(name, known)} ({', '.join(known)}; or write file.py:name)"
     )
+
+
+def _of_file(path: Path) -> str:
+    """The file, if a name `job` is bound in it; else JobError says what to write. It is read, not yet run."""
+    if not path.is_file():
+        raise JobError(f"there is no file '{path}'")
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError, OSError) as error:
+        raise JobError(f"'{path}' cannot be read as Python: {error}") from error
+    if any("job" in _bound(statement) for statement in tree.body):
+        return str(path)
+    jobs = [name for statement in tree.body for name in _job_names(statement)]
+    if jobs:
+        raise JobError(f"'{path}' holds {' and '.join(jobs)}: write {path}:{jobs[-1]}")
+    raise JobError(
+        f"'{path}' is a script without a Job: vivace profile -- python {path} shows where its time goes as "
+        "it is; to tune it, write a Job (README, ten lines)"
+    )
+
+
+def _job_names(statement: ast.stmt) -> list[str]:
+    """The names that a statement binds to a Job, or to a function that returns one."""
+    made = any(
+        isinstance(node, ast.Call) and ast.unparse(node.func) in ("Job", "vivace.Job")
+        for node in ast.walk(statement)
+    )
+    if not made or isinstance(statement, ast.ClassDef):
+        return []
+    if isinstance(statement, ast.FunctionDef):
+        return [statement.name] if not statement.args.args[len(statement.args.defaults) :] else []
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def _bound(statement: ast.stmt) -> list[str]:
+    """The names that a statement of a module binds, as far as is seen without running it."""
+    nodes = list(ast.walk(statement))
+    names = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    names += [alias.asname or alias.name for node in imports for alias in node.names]
+    return [*names, statement.name] if isinstance(statement, ast.FunctionDef) else names
 
 
 def _load_file(path: Path) -> ModuleType:

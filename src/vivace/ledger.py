@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
+from vivace.errors import Code as Code
 from vivace.errors import FolderError
 from vivace.files import open_own, read_own
 
@@ -85,17 +86,6 @@ class Ratio:
         return self.low if self.wide and self.low > 1.0 else self.estimate
 
 
-class Code(enum.StrEnum):
-    """Why a trial has no ratio, for programs; `Trial.reason` says it to people."""
-
-    NONE = ""  # measured; or refused by a technique, or failed, for the reason given
-    RULED_OUT = "ruled_out"  # by its card: no process was started
-    TOO_COARSE = "too_coarse"  # on this job it promises more than is allowed
-    NOT_TRIED = "not_tried"  # the budget ended first
-    TIMED_OUT = "timed_out"
-    UNSTEADY = "unsteady"  # timed, and the interval holds both faster and slower
-
-
 class Outcome(enum.StrEnum):
     """How a search for a faster plan ended."""
 
@@ -105,6 +95,7 @@ class Outcome(enum.StrEnum):
     NONE_KEPT = "none_kept"  # measured: what was faster broke its promise
     COULD_NOT_MEASURE = "could_not_measure"
     NOTHING_TRIED = "nothing_tried"  # the budget ended first
+    TOO_SHORT = "too_short"  # a tenth of the training is too little to search in
     INTERRUPTED = "interrupted"  # the plan, if any, is neither verified nor confirmed
 
     @property
@@ -119,9 +110,10 @@ class Trial:
     constructed.
 
     `pairs` are (reference seconds, candidate seconds) a step, of neighbouring blocks. `reason` says why a
-    refused or failed trial has none, and `code` the same for programs. `predicted` are the bounds of the gain
-    that the cards named beforehand; `rounds` counts the pairs of processes behind the ratio; `foreign_share`
-    is the largest share of the processor that other processes used during the timing.
+    refused or failed trial has none, `code` the same for programs, and `technique` which one is at fault,
+    where it is one. `predicted` are the bounds of the gain that the cards named beforehand; `rounds` counts
+    the pairs of processes behind the ratio; `foreign_share` is the largest share of the processor that other
+    processes used during the timing.
     """
 
     techniques: dict[str, dict[str, Any]]
@@ -143,6 +135,7 @@ class Trial:
     rounds: int = 1
     code: Code = Code.NONE
     foreign_share: float = 0.0
+    technique: str = ""
 
     def __post_init__(self) -> None:
         if self.status == "measured" and (self.ratio is None or not self.pairs):

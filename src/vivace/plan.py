@@ -102,6 +102,11 @@ class Plan:
         return tuple(technique.name for technique in self.techniques)
 
     @property
+    def does(self) -> dict[str, str]:
+        """What each technique does, in its card's words."""
+        return {technique.name: technique.card.summary for technique in self.techniques}
+
+    @property
     def promise(self) -> Numerics:
         """The largest change of numbers that the plan admits, from its cards alone."""
         return max((technique.card.numerics for technique in self.techniques), default=Numerics.EXACT)

@@ -167,6 +167,16 @@ def ratio(value: Estimate | None) -> str:
     return f"{speed(value)} ({interval(value.low, value.high)})" if value else UNKNOWN
 
 
+def fast(value: Estimate) -> str:
+    """How fast something is beside something else: ``2.31× as fast``; another wording is there none."""
+    return f"{speed(value)} as fast"
+
+
+def fast_between(low: float, high: float) -> str:
+    """The same of bounds alone: ``1.20–1.50× as fast``."""
+    return f"{interval(low, high)}{_TIMES} as fast"
+
+
 def money(value: float | None, low: float | None = None, high: float | None = None) -> str:
     """US dollars: ``$12.3 (9.80–15.1)``; ``no price`` without one."""
     if value is None:
@@ -182,3 +192,8 @@ def _dollars(value: float) -> str:
 def energy(value: float | None) -> str:
     """Kilowatt hours: ``12.3 kWh``; a dash where the board's power is not known."""
     return UNKNOWN if value is None else f"{number(float(value))} kWh"
+
+
+def unless_said(text: str, said: str) -> str:
+    """`text`, or nothing where `said` holds it already, whatever its case."""
+    return "" if text.lower() in said.lower() else text

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from vivace.inspection import ceilings, inspect, store
-from vivace.inspection.ceilings import UNREACHED, Ceiling, Survey, best_half
+from vivace.inspection.ceilings import Ceiling, Survey, best_half
 from vivace.inspection.reading import Gauge, Unmeasured
 
 
@@ -99,7 +99,8 @@ def test_devices_are_kept_apart_and_unreached_keys_stay():
     store.save("abc", "cuda", survey_of(matmul_fp32=5e13))
     store.save("abc", "cpu", survey_of(matmul_fp32=2e11, copy_device=1e10, disk_read=1e9))
     later = survey_of(matmul_fp32=3e11)
-    later.absent = {"copy_device": UNREACHED[0], "disk_read": "the disk is almost full"}
+    later.absent = {"copy_device": "interrupted", "disk_read": "the disk is almost full"}
+    later.unreached = {"copy_device"}
     store.save("abc", "cpu", later)
     assert store.cached_ceilings("abc", "cpu") == {"matmul_fp32": 3e11, "copy_device": 1e10}
     assert store.load("abc", "cpu").absent == {"disk_read": "the disk is almost full"}

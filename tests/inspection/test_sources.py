@@ -61,6 +61,47 @@ def test_the_narrowest_memory_limit_holds(tmp_path):
     assert limits.memory_limit(old) == total
 
 
+FREE = {
+    "version 2, in its own namespace": (
+        {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "1000000\n",
+         "sys/fs/cgroup/memory.current": "400000\n"}, 600_000),
+    "version 2, the parent has less left": (
+        {"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/memory.max": "3000000",
+         "sys/fs/cgroup/a/memory.current": "2900000", "sys/fs/cgroup/a/b/memory.max": "1000000",
+         "sys/fs/cgroup/a/b/memory.current": "400000"}, 100_000),
+    "version 2, files in memory are given up": (
+        {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "1000000",
+         "sys/fs/cgroup/memory.current": "900000",
+         "sys/fs/cgroup/memory.stat": "anon 5\ninactive_file 300000\n"}, 400_000),
+    "version 2, moved out of its namespace": (
+        {"proc/self/cgroup": "0::/../other\n", "sys/fs/cgroup/memory.max": "1000000",
+         "sys/fs/cgroup/memory.current": "0", "sys/fs/other/memory.max": "7"}, 1_000_000),
+    "version 1, the parent has less left": (
+        {"proc/self/cgroup": "9:memory:/x/y\n", "sys/fs/cgroup/memory/x/memory.limit_in_bytes": "2000000",
+         "sys/fs/cgroup/memory/x/memory.usage_in_bytes": "1800000",
+         "sys/fs/cgroup/memory/x/memory.stat": "inactive_file 1\ntotal_inactive_file 50000\n",
+         "sys/fs/cgroup/memory/x/y/memory.limit_in_bytes": "9223372036854771712",
+         "sys/fs/cgroup/memory/x/y/memory.usage_in_bytes": "5"}, 250_000),
+    "version 2 beside version 1": (
+        {"proc/self/cgroup": "4:cpu:/x\n0::/x\n", "sys/fs/cgroup/unified/x/memory.max": "500000",
+         "sys/fs/cgroup/unified/x/memory.current": "100000"}, 400_000),
+    "more is used than allowed": (
+        {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "10",
+         "sys/fs/cgroup/memory.current": "20"}, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("files", "num_bytes"), FREE.values(), ids=FREE)
+def test_each_level_of_a_container_bounds_what_is_free(tmp_path, files, num_bytes):
+    assert limits.free_memory(put(tmp_path, files)) == num_bytes
+
+
+def test_without_a_limit_what_the_machine_has_is_free(tmp_path):
+    put(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max",
+                   "sys/fs/cgroup/memory.current": "1"})  # fmt: skip
+    assert 10**7 < limits.free_memory(tmp_path) <= limits.memory_limit(tmp_path)
+
+
 def test_no_shared_memory_and_no_working_folder_are_no_fault(tmp_path, monkeypatch):
     gone = tmp_path / "gone"
     gone.mkdir()

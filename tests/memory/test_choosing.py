@@ -54,7 +54,7 @@ def test_blocks_are_measured_without_a_trace():
         assert torch.equal(one, two)
     assert [part.name for part in parts] == ["", "1", "", "2", "", "3", "", "4", "", "5", "", "6", ""]
     options = {part.name: part.options for part in parts}
-    assert [o.name for o in options["1"]] == ["keep", "recompute", "cheap", "compress"]
+    assert [o.name.word for o in options["1"]] == ["keep", "recompute", "cheap", "compress"]
     keep, recompute, cheap, compress = options["3"]
     assert recompute.held_bytes == 0 < cheap.held_bytes < keep.held_bytes
     assert 0 < compress.held_bytes < keep.held_bytes
@@ -107,7 +107,7 @@ def test_a_block_that_cannot_run_twice_is_kept():
     hooked = vivace.Job(**{**vars(job()), "model": model})
     with start(hooked, Plan(), vivace.inspect()) as session:
         parts = measure(session, job().data()[0], Numerics.EXACT)
-    names = {part.name: [option.name for option in part.options] for part in parts}
+    names = {part.name: [option.name.word for option in part.options] for part in parts}
     assert names["3"] == ["keep"]
     assert names["4"] == ["keep", "recompute", "cheap"]
     kept = choose(hooked, vivace.inspect(), 10**9).kept_bytes

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from vivace import words
 from vivace.errors import AnswerIsNo
-from vivace.memory.planner import Option, decide, pareto, smallest
+from vivace.memory.planner import KEEP, Choice, Option, decide, pareto, smallest
 
 sizes = st.integers(0, 40)
 
@@ -15,10 +15,15 @@ sizes = st.integers(0, 40)
 def options(draw):
     whole = draw(sizes)
     others = [
-        Option(name, held := draw(st.integers(0, whole)), draw(st.integers(held, whole + 5)), draw(sizes) / 4)
-        for name in ("recompute", "compress")[: draw(st.integers(0, 2))]
+        Option(
+            Choice(name, ""),
+            held := draw(st.integers(0, whole)),
+            draw(st.integers(held, whole + 5)),
+            draw(sizes) / 4,
+        )
+        for name in ("checkpoint", "compress_activations")[: draw(st.integers(0, 2))]
     ]
-    return [Option("keep", whole, whole, 0.0), *others]
+    return [Option(KEEP, whole, whole, 0.0), *others]
 
 
 trees = st.lists(options(), min_size=1, max_size=6)
@@ -68,7 +73,10 @@ def test_the_curve_falls_from_the_smallest_to_the_fastest(blocks):
 def test_many_blocks_are_decided_on_a_grid_to_the_safe_side(monkeypatch):
     monkeypatch.setattr("vivace.memory.planner.STATES", 500)
     blocks = [
-        [Option("keep", 1000 + i * i, 1000 + i * i, 0.0), Option("recompute", 0, 1000 + i * i, 1.0 + i / 7)]
+        [
+            Option(KEEP, 1000 + i * i, 1000 + i * i, 0.0),
+            Option(Choice("checkpoint", ""), 0, 1000 + i * i, 1.0 + i / 7),
+        ]
         for i in range(30)
     ]
     budget = sum(options[0].held_bytes for options in blocks) // 2

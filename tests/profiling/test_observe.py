@@ -3,6 +3,7 @@ import time
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import vivace
 from vivace.inspection import inspect
@@ -78,6 +79,8 @@ def test_profile_of_every_job(name):
         "num_workers": 0,
         "batch_size": 16,
         "dataset_length": 64,
+        "in_memory": isinstance(job.data().dataset, TensorDataset | list),
+        "decodes_jpeg": False,
     }
     if name == "gan":
         assert profile.shares["backward"] == profile.shares["update"] == 0
@@ -118,6 +121,7 @@ def test_a_loader_that_waits_shows_in_the_share_of_data():
         profile = profile_reference(session, job, [torch.ones(2, 8)])
     assert profile.shares["data"] > 0.8
     assert profile.features["loader"]["dataset_length"] == 4
+    assert not profile.features["loader"]["in_memory"]
 
 
 class SlowSamples(torch.utils.data.Dataset):

@@ -1,5 +1,6 @@
 """The recorder in a real loop: what it sees, what it leaves behind, and faults planted in the loop."""
 
+import itertools
 import json
 import os
 import time
@@ -12,7 +13,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from vivace.profiling.record import RECORD, facts, fetches, guard, hooks
+from vivace.profiling.record import RECORD, experiments, facts, fetches, guard, hooks, waits
 from vivace.profiling.record.clock import Clock
 from vivace.profiling.record.late import LatePeak
 from vivace.profiling.record.recorder import Recorder
@@ -142,6 +143,15 @@ def test_threads_that_an_experiment_sets_are_not_the_persons(recorded, batches, 
     assert "threads" not in record["asked"]
 
 
+def test_experiments_keep_a_script_waiting_for_no_longer_than_they_may(recorded, batches, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    document, record = recorded(Loop(batches))
+    assert document["paused_seconds"] == record["paused_seconds"] > 0
+    monkeypatch.setattr(experiments, "TOTAL_SECONDS", 0.0)
+    _, record = recorded(Loop(batches))
+    assert record["experiments"] == {}
+
+
 def test_a_sleeping_dataset_is_named(recorded, batches):
     document, _ = recorded(Loop(batches, pause=0.01))
     assert causes(document)[0] == "input"
@@ -192,7 +202,10 @@ def test_values_asked_in_a_loop_are_named_by_line(recorded, batches):
     assert "test_recorder.py" in document["verdicts"][0]["evidence"]
 
 
-def test_lines_that_take_turns_in_a_loop_share_its_seconds(recorded, batches):
+def test_lines_that_take_turns_in_a_loop_share_its_seconds(recorded, batches, monkeypatch):
+    ticks = itertools.count()  # each look at the clock takes ten microseconds, whoever else computes
+    monkeypatch.setattr(waits, "time", SimpleNamespace(perf_counter=lambda: next(ticks) * 1e-5))
+
     def count(loss, output, labels):
         for row in range(len(labels)):
             if output[row, 0].item() > 0:
@@ -201,9 +214,8 @@ def test_lines_that_take_turns_in_a_loop_share_its_seconds(recorded, batches):
                 output[row, 1].item()
 
     _, record = recorded(Loop(batches, after=count))
-    whole = sum(row["span"] for row in record["waits"]) / record["watched_steps"]
     assert len(record["waits"]) > 1
-    assert whole < 1.5 * record["seconds"]["idle"]
+    assert sum(row["span"] for row in record["waits"]) <= next(ticks) * 1e-5
 
 
 def test_printing_a_tensor_asks_for_its_values(recorded, batches):
@@ -463,7 +475,7 @@ def test_validation_with_gradients_that_peaks_is_named(recorded, batches, monkey
 
     loop.after = validate
     document, _ = recorded(loop)
-    assert causes(document) == ["memory"], document["verdicts"]
+    assert causes(document)[0] == "memory", document["verdicts"]
     assert "validation (test_recorder.py:" in document["verdicts"][0]["evidence"]
 
 

@@ -303,16 +303,18 @@ def test_a_missing_program_is_one_sentence(tmp_path, machine):
         vivace.profile(command=["no-such-program"], out=tmp_path, machine=machine)
 
 
-def test_evidence_with_brackets_is_shown_as_it_is(tmp_path):
+def told(tmp_path, verdicts, bounds, details=False):
+    """What the terminal says of a profile, as one line."""
     from rich.console import Console
 
     from vivace.profiling.run import Profiled
     from vivace.profiling.table import draw
 
-    reason = {"evidence": "size mismatch of args[0] [/x]", "gain": {"low": 1.0, "high": 2.0}, "next": "pad"}
     document = {
-        "verdicts": [{"cause": "recompiles", **reason}],
-        "bounds": [{"name": "small_batch", **reason}],
+        "target": "train.py:job",
+        "tune": "vivace tune train.py:job",
+        "verdicts": verdicts,
+        "bounds": bounds,
         "shares": {"forward": 1.0},
         "step_seconds": 0.1,
         "samples_per_second": 10.0,
@@ -320,8 +322,27 @@ def test_evidence_with_brackets_is_shown_as_it_is(tmp_path):
         "memory": {},
         "missing": [],
     }
-    console = Console(width=200, record=True, file=io.StringIO())
-    draw(Profiled(document, tmp_path / "page.html", None), console)
-    shown = console.export_text()
-    assert "recompiles  size mismatch of args[0] [/x]" in shown
-    assert "bound by small batch  size mismatch" in shown
+    console = Console(width=80, record=True, file=io.StringIO())
+    draw(Profiled(document, tmp_path / "page.html", None), console, details=details)
+    return " ".join(console.export_text().split())
+
+
+REASON = {"evidence": "size mismatch of args[0] [/x]", "gain": {"low": 1.0, "high": 2.0}, "next": "pad"}
+HEALTHY = {"evidence": "nothing is wrong: it runs", "gain": {"low": 1.0, "high": 1.0}, "next": "tune"}
+
+
+def test_evidence_with_brackets_is_shown_as_it_is(tmp_path):
+    shown = told(tmp_path, [{"cause": "recompiles", **REASON}], [{"name": "small_batch", **REASON}], True)
+    assert "recompiles size mismatch of args[0] [/x]" in shown
+    assert "bound by small batch size mismatch" in shown
+    assert "1.00-2.00x as fast without this fault: recompiles." in shown
+
+
+def test_a_step_that_is_bound_is_not_called_healthy_above_its_bound(tmp_path):
+    bound = told(tmp_path, [{"cause": "healthy", **HEALTHY}], [{"name": "small_batch", **REASON}])
+    assert "1.00-2.00x as fast if not bound by small batch; nothing is wrong." in bound
+    assert "healthy" not in bound
+    assert "Nothing is wrong: it runs" not in bound
+    healthy = told(tmp_path, [{"cause": "healthy", **HEALTHY}], [])
+    assert healthy.startswith("Nothing is wrong: it runs.")
+    assert healthy.endswith("Next: vivace tune train.py:job")

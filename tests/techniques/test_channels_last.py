@@ -77,3 +77,30 @@ def test_states_of_one_by_one_kernels_stay_where_they_are():
     assert buffer.stride() != weight.stride()
     align_state([optimizer])
     assert optimizer.state[weight]["momentum_buffer"] is buffer
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_without_weights_nothing_that_a_script_holds_changes(channels):
+    """Convolutions run in this order, with the results that they have in the other one."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(4, channels, 8, 8, generator=generator)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(channels, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 4, 3))
+    expected = model(images).detach()
+    seen = []
+    handle = model[2].register_forward_hook(lambda module, arguments, result: seen.append(result))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def loss(model, batch):
+        return model(batch).square().mean()
+
+    weights = [(p.data_ptr(), p.stride()) for p in model.parameters()]
+    with attach(Plan([ChannelsLast(weights=False)]), model=model, optimizer=optimizer, loss=loss) as session:
+        assert float(session.step(images)) == pytest.approx(float(expected.square().mean()), rel=1e-5)
+        assert [(p.data_ptr(), p.stride()) for p in model.parameters()] == weights
+        model[0](images[0])  # one picture alone
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+    assert not seen[0].is_contiguous()
+    assert all("forward" not in vars(module) for module in model)
+    handle.remove()
+    torch.testing.assert_close(model(images), expected)

@@ -93,19 +93,6 @@ def test_refusals(tiny, monkeypatch):
         tiny("mlp").open({"compile": {}})
 
 
-def test_products_are_an_option_beside_those_of_the_mode(tiny, monkeypatch):
-    asked = {}
-    monkeypatch.setattr(torch, "compile", lambda function, **more: asked.update(more) or function)
-    job = tiny("cnn")
-    with job.open({"compile": {"mode": "max-autotune-no-cudagraphs", "products": True}}) as session:
-        session.step(job.batches[0])
-    assert "mode" not in asked
-    assert asked["options"]["conv_1x1_as_mm"]
-    assert asked["options"]["max_autotune"]
-    known = torch._inductor.list_options()
-    assert set(asked["options"]) <= set(known)
-
-
 class AsAttributes(torch.nn.Module):
     def __init__(self):
         super().__init__()

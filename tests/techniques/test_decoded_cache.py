@@ -154,6 +154,9 @@ def test_the_promise_is_exact_and_one_epoch_is_no_reason_for_it():
     assert len(DecodedCache.candidates(profile, inspect())) == 1
     profile.features["epochs"] = 1
     assert DecodedCache.candidates(profile, inspect()) == []
+    profile.features["epochs"] = 2
+    profile.features["loader"]["decodes_jpeg"] = False
+    assert DecodedCache.candidates(profile, inspect()) == []
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -81,7 +81,7 @@ def test_data_for_the_metric_travel_as_bytes_and_stay_bit_for_bit(technique, wor
     travelled.clear()
     with start(pictures(), Plan([registry.find(technique)()]), inspect()) as session:
         found = read(session)
-        assert "validation_as_ever" not in session.build.notes
+        assert session.build.facts.validation_left_alone is None
         assert session.promise == (Numerics.SEMANTICS if technique == "device_augment" else Numerics.EXACT)
     assert workers or travelled[-3:] == [torch.uint8] * 3
     for one, other in zip(found, wanted, strict=True):
@@ -98,7 +98,7 @@ def test_data_for_the_metric_without_such_an_end_are_left_alone():
     found = DataLoader(TensorDataset(torch.rand(8, 3, 16, 16)), batch_size=4)
     with start(pictures(), Plan([DeviceAugment()]), inspect()) as session:
         read = [batch[0] for batch in session.validation(found)]
-        reason = session.build.notes["validation_as_ever"]["device_augment"]
+        reason = session.build.facts.validation_left_alone["device_augment"]
     assert reason == "your TensorDataset has no torchvision Compose as its transform"
     assert torch.equal(torch.cat(read), found.dataset.tensors[0])
 

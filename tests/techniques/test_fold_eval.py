@@ -66,7 +66,9 @@ def evaluated(model, images):
 
 def norms_run(model, images):
     """How often a BatchNorm runs in one evaluation."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True
+    ) as profiler:
         evaluated(model, images)
     return sum(event.name == "aten::batch_norm" for event in profiler.events())
 
@@ -101,7 +103,9 @@ def test_the_metric_of_a_job_is_folded_and_the_same():
             for batch in session.batches(job.data()):
                 session.step(batch)
             evaluation = Evaluation(job, session, seed=0)
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            with torch.profiler.profile(
+                activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True
+            ) as profiler:
                 value = evaluation.metric()
             return value, sum(event.name == "aten::batch_norm" for event in profiler.events())
 

@@ -66,3 +66,26 @@ def test_sparse_gradients_and_own_steps_are_refused():
         vivace.attach(plan, model=model, optimizer=optimizer, loss=lambda m, b: m(b).sum())
     with pytest.raises(vivace.Refused, match="own step"):
         vivace.attach(plan, step=print, models=[model])
+
+
+class Wrapping(torch.optim.Optimizer):
+    """As Accelerate's and Fabric's: built from an optimizer, not from parameters."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    @property
+    def defaults(self):
+        return self.optimizer.defaults
+
+    @property
+    def param_groups(self):
+        return self.optimizer.param_groups
+
+
+def test_an_optimizer_around_another_one_is_refused_in_words():
+    model = torch.nn.Linear(4, 2)
+    wrapped = Wrapping(torch.optim.AdamW(model.parameters()))
+    plan = vivace.Plan.from_dict({"fused_optimizer": {}})
+    with pytest.raises(vivace.Refused, match="Wrapping wraps another optimizer: hand over the one inside"):
+        vivace.attach(plan, model=model, optimizer=wrapped, loss=lambda model, batch: model(batch).mean())

@@ -1,3 +1,4 @@
+import dataclasses
 import io
 from typing import ClassVar
 
@@ -8,12 +9,13 @@ import torch
 from PIL import Image
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from vivace.errors import Refused
 from vivace.inspection import inspect
 from vivace.job import Job
 from vivace.ledger import Observation
+from vivace.observing.reference import profile_reference
 from vivace.plan import Plan
 from vivace.session.opening import start
 from vivace.technique import registry
@@ -118,10 +120,21 @@ def test_validation_data_are_served_too_or_left_as_they_are(session):
     assert session.build.notes["jpeg_decoder"]["decoded"] == 4
     other = DataLoader(Pictures(files), num_workers=1, multiprocessing_context="spawn")
     assert session.validation(other) is other
-    assert "your workers start by spawn" in session.build.notes["validation_as_ever"]["jpeg_decoder"]
+    assert "your workers start by spawn" in session.build.facts.validation_left_alone["jpeg_decoder"]
 
 
 def test_without_the_library_it_is_refused(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(Refused, match="simplejpeg is not installed"):
         start(TINY_JOBS["mlp"](), Plan([JpegDecoder()]), inspect())
+
+
+def test_it_is_offered_where_a_sample_decodes_a_jpeg():
+    job = pictures()
+    numbers = dataclasses.replace(job, data=lambda: [(pictures, labels) for pictures, labels in job.data()])
+    memory = dataclasses.replace(job, data=lambda: DataLoader(TensorDataset(*next(iter(job.data())))))
+    for tried, offered in ((job, 1), (memory, 0), (numbers, 1)):  # a list of batches may have been decoded
+        batches = list(tried.data())
+        with start(tried, Plan(), inspect()) as session:
+            profile = profile_reference(session, tried, batches)
+        assert len(JpegDecoder.candidates(profile, inspect())) == offered

@@ -133,7 +133,16 @@ def test_proposes_nothing_without_a_data_loader_and_many_workers_where_the_step_
     assert [c.num_workers for c in LoaderWorkers.candidates(profile, MACHINE)] == [4, 2, 1]
     profile.features["loader"] = {"is_dataloader": True, "num_workers": 2}
     profile.shares["data"] = 0.0
-    assert [c.num_workers for c in LoaderWorkers.candidates(profile, MACHINE)] == [0, 1, 4]
+    assert [c.num_workers for c in LoaderWorkers.candidates(profile, MACHINE)] == [
+        0,
+        1,
+    ]  # fewer, to free cores
+    profile.shares["data"] = 0.6
+    profile.features["loader"] = {"is_dataloader": True, "num_workers": 0, "in_memory": True}
+    assert LoaderWorkers.candidates(profile, MACHINE) == []
+    profile.features["loader"] = {"is_dataloader": True, "num_workers": 0}
+    profile.shares["data"] = 0.03  # one core feeds the step
+    assert LoaderWorkers.candidates(profile, MACHINE) == []
     profile.features["loader"] = {"is_dataloader": False}
     assert LoaderWorkers.candidates(profile, MACHINE) == []
 

@@ -12,7 +12,7 @@ from torchvision import datasets, transforms
 
 from vivace.data.damage import Damage, path_of
 from vivace.data.order import ordered
-from vivace.errors import JobError, SampleError
+from vivace.errors import JobError, SampleError, is_lost_worker
 from vivace.job import Job, blame
 from vivace.training import losses
 from vivace.training.training import train
@@ -165,7 +165,7 @@ class TestTraining:
             f"3 damaged samples were {policy.removesuffix('e').removesuffix('p')}"
         )
         assert json.loads((tmp_path / "run" / "run.json").read_text())["damaged"] == list(run.damaged)
-        assert any(event["event"] == "notice" for event in events)
+        assert any(event.kind == "notice" for event in events)
 
     def test_by_default_the_run_ends_and_says_which(self, folder, tmp_path):
         self.damage_three(folder)
@@ -280,7 +280,7 @@ class TestWorkers:
             os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)  # the signal arrives, and nothing raises
             with pytest.raises(RuntimeError, match="DataLoader worker") as caught:
                 watch.check()
-        assert losses.is_lost_worker(caught.value)
+        assert is_lost_worker(caught.value)
         assert signal.getsignal(signal.SIGCHLD).__module__.startswith("torch")
 
 

@@ -1,6 +1,9 @@
+import dataclasses
+
 import pytest
 import torch
 
+from vivace.errors import JobError
 from vivace.inspection import inspect
 from vivace.plan import Plan
 from vivace.session.opening import start
@@ -34,3 +37,10 @@ def test_what_the_plan_leaves_alone_is_told_once(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(Evaluation, "left_alone", lambda self: {"decoded_cache": "it has no pictures"})
     run = train(tiny.job, out=tmp_path / "run")
     assert run.notices == ("decoded_cache leaves the validation data as they are: it has no pictures",)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), torch.tensor(float("nan"))])
+def test_a_metric_that_is_no_number_is_an_error_by_its_name(tiny, session, value):
+    job = dataclasses.replace(tiny.job, metric=lambda model, batches: value, metric_name="accuracy")
+    with pytest.raises(JobError, match=r"^the Job's accuracy is (nan|inf); it must be a finite number$"):
+        Evaluation(job, session, 0).metric()

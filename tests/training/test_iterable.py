@@ -1,6 +1,7 @@
 """Data without an index: brought back to their place exactly, or the person is told that they were not."""
 
 import contextlib
+import hashlib
 import itertools
 import json
 import random
@@ -222,7 +223,7 @@ class TestTraining:
         assert [n for n in run.notices if "come otherwise each time that they are read" in n] == [
             *run.notices
         ]
-        assert [event["text"] for event in events if event["event"] == "notice"] == [*run.notices]
+        assert [event.payload["text"] for event in events if event.kind == "notice"] == [*run.notices]
 
     def test_and_after_a_stop(self, tmp_path):
         for kind in (lambda: Stream(None), Counting):
@@ -248,7 +249,8 @@ class TestTraining:
         ranks = SimpleNamespace(rank=0, world_size=2)
         ranks.gather = lambda mark: [mark, "of another rank" if split else mark]
         feed = Feed(job(), ranks, 0, tmp_path, pytest.fail)
-        session = SimpleNamespace(build=SimpleNamespace(facts=Facts()), batches=iter)
+        seams = SimpleNamespace(batches=iter)
+        session = SimpleNamespace(build=SimpleNamespace(facts=Facts()), batches=iter, seams=seams)
         assert len(next(feed.batches(session, Position()))[0]) == BATCH // 2
         with pytest.raises(JobError, match="split_by_node") if split else contextlib.nullcontext():
             feed.require_one_stream(session, Position(step=1, batch=1))
@@ -259,3 +261,18 @@ def test_verify_blames_the_data_and_not_the_plan(seed, said):
     made = job(lambda: Stream(seed))
     with start(made, Plan.from_dict({"decoded_cache": {}}), inspect()) as session:
         assert fed_otherwise(session, made, 1.0)[: len(said) or None] == said
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
+@pytest.mark.parametrize("shape", [(3, 100), (), (5,), (0, 2)])
+def test_a_mark_is_of_a_few_numbers_in_reading_order_whatever_the_layout(dtype, shape):
+    tensor = (torch.arange(300).reshape(3, 100) % 7 if len(shape) == 2 else torch.ones(shape)).to(dtype)
+    tensor = tensor[: shape[0], : shape[1]] if len(shape) == 2 else tensor
+    expected = hashlib.blake2b(b"before", digest_size=16)
+    expected.update(f"{dtype} {tuple(tensor.shape)}".encode())
+    flat = tensor.flatten()
+    few = flat[:: max(1, len(flat) // 64)].contiguous()
+    expected.update(few.view(torch.uint8).numpy().tobytes() if len(flat) else b"")
+    assert marked(b"before", {"x": tensor}) == expected.digest()
+    turned = tensor.t().contiguous().t() if len(shape) == 2 else tensor
+    assert marked(b"before", [turned]) == expected.digest()

@@ -12,7 +12,7 @@ import torch
 
 import vivace
 from vivace.errors import ChildFailed, JobError, Refused
-from vivace.processes.launch import Child, Source, _zygote, describe
+from vivace.processes.launch import Child, Source, _zygote, own_error
 
 HERE = "tests_launch_entry:Handler"
 SCALE = 3
@@ -185,4 +185,7 @@ def test_the_zygote_asks_the_drivers_library_for_gpus_and_children_ask_as_they_l
     ],
 )
 def test_a_library_of_the_gpu_that_gets_no_memory_is_out_of_memory(text):
-    assert describe(RuntimeError(text))["message"].startswith("out of memory: RuntimeError")
+    failed = own_error(RuntimeError(text))
+    assert isinstance(failed, ChildFailed)
+    assert failed.lacked_memory
+    assert str(failed).startswith("out of memory: RuntimeError")

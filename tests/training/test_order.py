@@ -1,5 +1,6 @@
 import random
 import signal
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -17,7 +18,9 @@ from torch.utils.data import (
 
 from vivace.data.order import isolated, ordered
 from vivace.errors import JobError
+from vivace.session.opening import fed, seed_everything
 from vivace.tensors.loaders import with_workers
+from vivace.tensors.randomness import capture, same_host_state
 
 SAMPLES = 22
 
@@ -222,3 +225,32 @@ def test_workers_leave_ctrl_c_to_the_main_process():
             return int(signal.getsignal(signal.SIGINT) == signal.SIG_IGN)
 
     assert read(DataLoader(Asking(), batch_size=2, num_workers=1))[0].tolist() == [1, 1]
+
+
+class DrawingLoader:
+    """What a technique may put around a loader: it draws when it is made and with each batch."""
+
+    def __init__(self, loader):
+        self.loader = loader
+        random.random(), numpy.random.rand(), torch.rand(1)
+
+    def __iter__(self):
+        for batch in self.loader:
+            yield batch + random.random() + float(numpy.random.rand()) + torch.rand(1)
+
+
+@pytest.mark.parametrize("around", [lambda loader: loader, DrawingLoader])
+@pytest.mark.parametrize("make", [lambda: DataLoader(Noisy(), batch_size=4), lambda: [torch.ones(2)] * 3])
+def test_what_the_plan_feeds_leaves_the_trainings_streams_alone(around, make):
+    session = SimpleNamespace(seams=SimpleNamespace(batches=around))
+    passes = []
+    for _ in range(2):
+        seed_everything(len(passes))
+        before, batches = capture(), []
+        for batch in fed(session, ordered(make(), seed=3, epoch=0), 7):
+            batches.append(batch)
+            now = capture()
+            assert same_host_state(before, now)
+            assert torch.equal(before["torch"], now["torch"])
+        passes.append(batches)
+    assert all(torch.equal(one, other) for one, other in zip(*passes, strict=True))

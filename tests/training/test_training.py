@@ -114,21 +114,22 @@ class TestFolder:
         assert (run.steps, run.epochs, run.interrupted, run.resumed_from_step) == (STEPS, 3, False, None)
         assert json.loads((out / "run.json").read_text())["metric"] == run.metric
         assert run.metric_data == tiny.job.metric_data == run.to_dict()["metric_data"]
-        told = [event["metric_data"] for event in events if "metric" in event]
+        told = [event.payload["metric_data"] for event in events if "metric" in event.payload]
         assert told
         assert set(told) == {run.metric_data}
+        assert {event.payload["metric_name"] for event in events if "metric" in event.payload} == {"metric"}
         lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
         assert [line["metric"] for line in lines if "epoch" in line and "metric" in line][-1] == run.metric
         assert {"step", "epoch", "loss", "samples_per_second"} <= lines[0].keys()
         assert vivace.Plan.load(out).names == ()
         tiny.build_model().load_state_dict(torch.load(out / "model.pt", weights_only=True))
-        assert events[-1]["event"] == "stop"
+        assert events[-1].kind == "stop"
         assert list((out / "tensorboard").iterdir())
 
     def test_checkpoints_by_the_clock(self, tmp_path, tiny):
         events = []
         train(tiny.slow, out=tmp_path / "run", checkpoint_every_seconds=0.1, on_event=events.append)
-        assert sum(event["event"] == "checkpoint" for event in events) >= 3
+        assert sum(event.kind == "checkpoint" for event in events) >= 3
 
     def test_a_finished_run_resumes_into_the_same_result(self, tmp_path, tiny):
         first = train(tiny.job, out=tmp_path / "run")
@@ -252,7 +253,7 @@ class TestJobs:
         events = []
         job = tiny.make(scheduler=scheduler, scheduler_every=every)
         train(job, out=tmp_path / "run", max_steps=1, on_event=events.append)
-        texts = [event["text"] for event in events if event["event"] == "notice"]
+        texts = [event.payload["text"] for event in events if event.kind == "notice"]
         assert [text.startswith("CosineAnnealingLR is 300 steps long") for text in texts] == [True] * told
 
     def test_a_plateau_scheduler_sees_the_metric(self, tmp_path, tiny):
@@ -299,7 +300,7 @@ class TestFolders:
     @pytest.mark.parametrize("what", [".", "checkpoints"])
     def test_a_folder_removed_in_mid_run_is_a_sentence(self, tiny, tmp_path, what):
         def remove(event):
-            if event["event"] == "checkpoint":
+            if event.kind == "checkpoint":
                 shutil.rmtree(tmp_path / "run" / what)
 
         with pytest.raises(FolderError, match="removed or renamed it while the run was training"):

@@ -37,7 +37,7 @@ def test_they_take_turns_and_the_winner_is_confirmed_in_turns(bench):
     assert bench.apart
     assert (trial.status, trial.reason) == ("measured", "")
     assert 2.0 < trial.ratio.low <= trial.ratio.high < 5.0  # 40 ms against 10 ms
-    confirmed = bench.confirm(plan, seconds=4)
+    confirmed = bench.confirm(plan, seconds=4, round_seconds=4)
     assert confirmed.status == "measured"
     assert confirmed.ratio.low > 2.0
 

@@ -1,5 +1,6 @@
 """Memory as an input of tune."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from torch.utils.data import DataLoader
 
 import vivace
 from vivace.errors import AnswerIsNo, InputError
+from vivace.machine import Device
 from vivace.measuring.worker import largest_batch
 from vivace.technique import Numerics
 from vivace.tuning import budget
@@ -25,13 +27,18 @@ def test_sizes_and_words():
         budget.parse_memory("20")  # bytes? GiB?
 
 
-def test_a_containers_limit_bounds_what_is_free(tmp_path, monkeypatch):
-    (tmp_path / "memory.max").write_text("1000000\n")
-    (tmp_path / "memory.current").write_text("400000\n")
-    monkeypatch.setattr(budget, "CONTROL_GROUP", tmp_path)
+def test_a_containers_limit_bounds_what_is_free(monkeypatch):
+    """How that is read: tests/inspection/test_sources.py."""
+    monkeypatch.setattr(budget, "free_memory", lambda: 600_000)
     assert budget.free_bytes() == 600_000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert budget.free_bytes() > 10**7
+
+
+def test_a_gpus_free_memory_is_asked_of_the_one_that_is_visible(monkeypatch):
+    gpu = dataclasses.replace(vivace.inspect(), devices=(Device("cuda", "a GPU", 2**34),))
+    monkeypatch.setattr(budget, "inspect", lambda: gpu)
+    monkeypatch.setattr(budget, "ASKING", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert budget.free_bytes() == 3  # the child sees what training sees
 
 
 def test_exact_plans_alone_where_nothing_else_is_allowed():

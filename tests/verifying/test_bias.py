@@ -12,6 +12,7 @@ from vivace import Card, Numerics, Seam, Stage, Technique
 from vivace.plan import Plan
 from vivace.testing import jobs
 from vivace.verifying.bias import WHOLE, Gradient, Pair, checks_of, estimates, pair_of, spread_of
+from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.ruler import Ruler
 
 MACHINE = vivace.inspect().to_dict()
@@ -48,17 +49,17 @@ def test_noise_of_the_reference_itself_is_no_bias():
         noisy = [Gradient(1.0, {"0.w": true + 0.5 * torch.randn(400, generator=numbers)}) for _ in range(4)]
         pairs.append(pair_of(noisy[0], noisy[1], (noisy[2], noisy[3])))
     assert broken(pairs) == []
-    assert estimates(pairs)["gradient bias"].error < 0.03
+    assert estimates(pairs)[Measure(Quantity.GRADIENT_BIAS)].error < 0.03
 
 
 def test_what_right_rounding_brings_is_no_bias():
     shadows = spread_of([drawn(seed, count=8, bias=0.004 * (-1) ** seed) for seed in range(4)])
-    assert shadows["gradient bias"] == pytest.approx(0.004, rel=0.5)
+    assert shadows[Measure(Quantity.GRADIENT_BIAS)] == pytest.approx(0.004, rel=0.5)
     assert broken(drawn(1, bias=0.012), shadows) == []
 
 
 def test_the_error_is_as_wide_as_the_estimates_scatter():
-    found = [estimates(drawn(seed, noise=0.3))["gradient bias"] for seed in range(200)]
+    found = [estimates(drawn(seed, noise=0.3))[Measure(Quantity.GRADIENT_BIAS)] for seed in range(200)]
     outside = sum(abs(estimate.value) > 2 * estimate.error for estimate in found)
     assert 0.01 < outside / len(found) < 0.12
     assert sum(estimate.certain != 0.0 for estimate in found) == 0

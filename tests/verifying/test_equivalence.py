@@ -120,7 +120,7 @@ def judge(monkeypatch):
         source = {"reference": reference, "plan": candidate, "untrained": untrained}
         options = {"seeds": len(reference), "margin": None} | options
         plan = vivace.Plan.from_dict({"channels_last": {}})
-        return judge_by_metric(source, plan, KEPT, on_event=lambda *event: events.append(event), **options)
+        return judge_by_metric(source, plan, KEPT, tell=lambda *event: events.append(event), **options)
 
     judge.events = events
     return judge

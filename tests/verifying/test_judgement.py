@@ -6,13 +6,16 @@ import pytest
 import torch
 
 from vivace.verifying.displacement import Outcome, State, distances
+from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.judgement import check, curve_check, is_near, outright, summary
+
+LOSS, SCALE = Measure(Quantity.LOSS), Measure(Quantity.SCALE)
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-6, math.inf, math.nan])
 def test_a_job_that_diverges_under_rounding_cannot_be_judged(value):
-    fine = check("loss", 0, 0.0, 1e-6, 2.0**-8)
-    document = summary([fine, check("scale", 21, value, math.nan, 2.0**-8)])
+    fine = check(LOSS, 0, 0.0, 1e-6, 2.0**-8)
+    document = summary([fine, check(SCALE, 21, value, math.nan, 2.0**-8)])
     assert document["kept"] is None
     assert document["displacement_envelopes"] != document["displacement_envelopes"]
     assert (
@@ -27,21 +30,23 @@ def test_a_curve_whose_shadows_are_not_finite_cannot_be_judged():
 
 
 def test_what_is_broken_beside_what_cannot_be_judged_is_broken():
-    document = summary([check("scale", 0, 1.0, 1e-6, 0.0), check("residual", 0, 0.1, math.nan, 0.0)])
+    document = summary(
+        [check(SCALE, 0, 1.0, 1e-6, 0.0), check(Measure(Quantity.RESIDUAL), 0, 0.1, math.nan, 0.0)]
+    )
     assert document["kept"] is False
     assert document["reason"].startswith("scale, from step 0, is 1e+06 envelopes off")
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_a_figure_that_is_not_finite_is_the_worst(value):
-    document = summary([check("loss", 0, 1e-5, 1e-6, 0.0), check("scale", 10, value, 1e-6, 0.0)])
+    document = summary([check(LOSS, 0, 1e-5, 1e-6, 0.0), check(SCALE, 10, value, 1e-6, 0.0)])
     assert not document["kept"]
     assert document["displacement_envelopes"] == math.inf
     assert document["reason"].startswith("scale, from step 10, is inf envelopes off")
 
 
 def test_a_layer_that_does_not_move_has_no_scale_to_judge():
-    assert check("scale of 0.frozen.weight", 0, 0.5, math.inf, 0.0)["kept"]
+    assert check(Measure(Quantity.SCALE, "0.frozen.weight"), 0, 0.5, math.inf, 0.0)["kept"]
 
 
 @pytest.mark.parametrize(("shift", "kept"), [(1e-7, True), (1e-2, False)], ids=["rounding", "a defect"])
@@ -54,22 +59,32 @@ def test_a_running_mean_that_hardly_moves_is_held_against_the_spread_of_a_batch(
         return Outcome([1.0], after, torch.ones(3), torch.zeros(1), drew=False)
 
     found = distances(moved_to(1e-8 + shift), moved_to(1e-8), before, {}, steps=1)
-    name = "buffer norm.running_mean"
-    assert check(name, 0, found[name], 0.0, 2.0**-16)["kept"] == kept
+    mean = Measure(Quantity.BUFFER, "norm.running_mean")
+    assert str(mean) == "buffer norm.running_mean"
+    assert check(mean, 0, found[mean], 0.0, 2.0**-16)["kept"] == kept
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "near"),
+    ("measure", "value", "near"),
     [
-        ("loss", 14.9, True),
-        ("loss", 100.0, False),
-        ("scale of 0.w", 70.0, True),
-        ("dictated loss", 9.0, False),
+        (LOSS, 14.9, True),
+        (LOSS, 100.0, False),
+        (Measure(Quantity.SCALE, "0.w"), 70.0, True),
+        (Measure(Quantity.DICTATED_LOSS), 9.0, False),
     ],
 )
-def test_what_more_shadows_may_keep_is_near(kind, value, near):
-    assert is_near(summary([check("loss", 0, 0.0, 1.0, 0.0), check(kind, 0, value, 1.0, 0.0)])) == near
+def test_what_more_shadows_may_keep_is_near(measure, value, near):
+    assert is_near(summary([check(LOSS, 0, 0.0, 1.0, 0.0), check(measure, 0, value, 1.0, 0.0)])) == near
+
+
+def test_figures_say_for_programs_what_they_are_of():
+    layer = check(Measure(Quantity.DICTATED_SCALE, "0.w", "early"), 3, 0.0, 1.0, 0.0)
+    assert layer["name"] == "dictated scale of 0.w, early, from step 3"
+    assert (layer["quantity"], layer["layer"], layer["step"]) == ("dictated scale", "0.w", 3)
+    whole = check(Measure(Quantity.COURSE), 0, 0.0, 1.0, 0.0)
+    assert (whole["name"], whole["layer"]) == ("displacement of the course, from step 0", None)
+    assert whole["limit"] < check(Measure(Quantity.SCALE, "of the course"), 0, 0.0, 1.0, 0.0)["limit"]
 
 
 def test_a_plain_fault_is_never_near():
-    assert not is_near(outright(False, "closing the session changes the weights", "facts"))
+    assert not is_near(outright(False, "closing the session changes the weights", Quantity.FACTS))

@@ -47,7 +47,7 @@ class Offer:
 
     @property
     def kwh(self) -> float | None:
-        """Energy of the whole training."""
+        """Energy of the whole training, in kWh."""
         return self.energy(self.hours)
 
     def to_dict(self) -> dict[str, Any]:

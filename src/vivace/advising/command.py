@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from vivace.advising import tables
+from vivace.advising import answering, tables
 from vivace.advising.catalogue import find_gpu, load_catalogue
 from vivace.advising.ranking import advise
 from vivace.advising.reverse import largest_model, trainable
 from vivace.errors import InputError
+from vivace.pages.answer import ending
 
 
 class Screen(Protocol):
@@ -26,7 +27,9 @@ class Screen(Protocol):
         """Print a line."""
 
 
-def answer(subject: str | None, card: str | None, options: dict[str, Any], screen: Screen) -> int:
+def answer(
+    subject: str | None, card: str | None, options: dict[str, Any], screen: Screen, *, details: bool = False
+) -> int:
     """Answer on `screen` and return the exit code. Raises InputError where the question is none or two."""
     if (subject is None) == (card is None):
         raise InputError(
@@ -37,9 +40,9 @@ def answer(subject: str | None, card: str | None, options: dict[str, Any], scree
     assert subject is not None
     advice = advise(subject, **options)
     screen.document(advice.to_dict())
-    screen.show(lambda console: tables.draw(advice, console))
-    if advice.page_path:
-        screen.say(f"page: {advice.page_path}")
+    if details:
+        screen.show(lambda console: tables.draw(advice, console))
+    screen.show(lambda console: ending(answering.answer(advice), console))
     return advice.exit_code
 
 

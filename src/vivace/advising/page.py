@@ -7,41 +7,20 @@ import json
 import math
 from pathlib import Path
 
-import jinja2
+from markupsafe import Markup
 
 from vivace import words
 from vivace.advising import tables
 from vivace.advising.advice import Advice
-from vivace.advising.choose import Offer
+from vivace.advising.answering import answer
 from vivace.advising.predict import LIMITS
 from vivace.errors import FolderError
 from vivace.files import replace_text
+from vivace.pages import charts
+from vivace.pages import render as pages
 
-_TEMPLATES = Path(__file__).parent / "templates"
+_TEMPLATE = Path(__file__).parent / "templates" / "advise.html.jinja"
 MOST_POINTS = 60
-WIDE, TALL = 16.0, 5.0  # percent of the chart that a label takes
-
-
-@dataclasses.dataclass(frozen=True)
-class Point:
-    """An offer on the chart: positions in percent, its whisker of time, and what it is."""
-
-    x: float
-    y: float
-    low: float
-    high: float
-    label: str
-    title: str
-    best: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Chart:
-    """Time across and money up, both logarithmic."""
-
-    points: tuple[Point, ...]
-    across: tuple[tuple[float, str], ...]
-    up: tuple[tuple[float, str], ...]
 
 
 def write(advice: Advice, folder: Path) -> Advice:
@@ -60,12 +39,10 @@ def write(advice: Advice, folder: Path) -> Advice:
 
 def render(advice: Advice) -> str:
     """The page as text. Every value is escaped."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template("advise.html.jinja").render(
+    return pages.render(
+        _TEMPLATE,
+        answer(advice),
         advice=advice,
-        headline=headline(advice),
         chart=chart(advice),
         rows=tables.shown(advice),
         marks={offer.name: name for name, offer in reversed(advice.picks.items())},
@@ -73,70 +50,51 @@ def render(advice: Advice) -> str:
         time_of=tables.time_of,
         worth_it=tables.worth_it,
         limits=LIMITS,
-        words=words,
     )
 
 
-def headline(advice: Advice) -> tuple[str, str]:
-    """The figure and the sentence that open the page."""
-    best = advice.picks.get("best value") or advice.picks.get("fastest")
-    if best is None:
-        return "No", "card meets the budget and the deadline with enough memory"
-    cost = f" for {words.money(best.usd, best.low_usd, best.high_usd)}" if best.usd is not None else ""
-    return (
-        best.name,
-        f"{advice.amount.words} in {tables.time_of(best)}{cost}",
-    )
-
-
-def chart(advice: Advice) -> Chart | None:
-    """Offers with a price; the Pareto front stands out. None where fewer than two have one."""
+def chart(advice: Advice) -> Markup | None:
+    """Time across and money up, of offers with a price; what no other beats in both stands out. None where
+    fewer than two have one.
+    """
     front = {offer.name for offer in advice.pareto}
+    chosen = [offer.name for offer in advice.picks.values()]
     priced = [o for o in advice.offers if o.usd and o.prediction.fits]
-    priced = sorted(priced, key=lambda o: (o.name not in front, o.prediction.num_gpus, o.usd or 0.0))[
-        :MOST_POINTS
-    ]
+    priced = sorted(
+        priced,
+        key=lambda o: (o.name not in chosen, o.name not in front, o.prediction.num_gpus, o.usd or 0.0),
+    )[:MOST_POINTS]
     if len(priced) < 2:
         return None
-    across = _axis([v for o in priced for v in (o.low_hours, o.high_hours)])
-    up = _axis([o.usd or 1.0 for o in priced])
-    points = [_point(o, across, up, o.name in front) for o in priced]
-    points = list(reversed(_apart(points)))
-    return Chart(
-        tuple(points),
-        tuple(
-            (_at(v, across), words.duration(3600 * v)) for v in _ticks(across, (1 / 3600, 1 / 60, 1.0, 24.0))
-        ),
-        tuple((_at(v, up), f"${v:g}") for v in _ticks(up, (1.0,))),
-    )
+    dots = [
+        charts.Dot(
+            offer.hours,
+            offer.usd or 1.0,
+            offer.low_hours,
+            offer.high_hours,
+            offer.name if offer.name in front or offer.name in chosen else "",
+            f"{offer.name}: {tables.time_of(offer)}, {words.money(offer.usd, offer.low_usd, offer.high_usd)}",
+            offer.name in front,
+            4.5 if offer.name in front else 3.0,
+        )
+        for offer in priced
+    ]
+    across = _axis([v for o in priced for v in (o.low_hours, o.high_hours)], (1 / 3600, 1 / 60, 1.0, 24.0))
+    up = _axis([o.usd or 1.0 for o in priced], (1.0,))
+    tell = (lambda hours: words.duration(3600 * hours), lambda usd: f"${usd:g}")
+    return charts.scatter("Time against money of every offer", dots, across, up, "time of the training", tell)
 
 
-def _point(offer: Offer, across: tuple[float, float], up: tuple[float, float], best: bool) -> Point:
-    title = f"{offer.name}: {tables.time_of(offer)}, {words.money(offer.usd, offer.low_usd, offer.high_usd)}"
-    x, low, high = (_at(v, across) for v in (offer.hours, offer.low_hours, offer.high_hours))
-    return Point(x, 100 - _at(offer.usd or 1.0, up), low, high, offer.name if best else "", title, best)
-
-
-def _apart(points: list[Point]) -> list[Point]:
-    """The points with only those labels that cover no other."""
-    kept: list[Point] = []
-    for point in points:
-        near = any(abs(p.x - point.x) < WIDE and abs(p.y - point.y) < TALL for p in kept if p.label)
-        kept.append(dataclasses.replace(point, label="") if near else point)
-    return kept
-
-
-def _axis(values: list[float]) -> tuple[float, float]:
+def _axis(values: list[float], units: tuple[float, ...]) -> charts.Scale:
+    """A logarithmic axis around `values`, labelled at round numbers of its `units`."""
     low, high = min(values) / 1.15, max(values) * 1.15
-    return (low, high) if high / low > 2 else (low / 1.5, high * 1.5)
-
-
-def _at(value: float, axis: tuple[float, float]) -> float:
-    return round(100 * math.log(value / axis[0]) / math.log(axis[1] / axis[0]), 2)
+    if high / low <= 2:
+        low, high = low / 1.5, high * 1.5
+    return charts.Scale(low, high, tuple(_ticks((low, high), units)), logarithmic=True)
 
 
 def _ticks(axis: tuple[float, float], units: tuple[float, ...]) -> list[float]:
-    """Round values inside an axis: 1, 2 and 5 times powers of ten of a unit, at most seven."""
+    """Round values inside an axis: 1, 2 and 5 times powers of ten of a unit, at most five."""
     found: list[float] = []
     for number, unit in enumerate(units):
         end = units[number + 1] if number + 1 < len(units) else math.inf
@@ -144,4 +102,4 @@ def _ticks(axis: tuple[float, float], units: tuple[float, ...]) -> list[float]:
             values = [unit * factor * 10.0**power for factor in (1, 2, 5)]
             low = unit if number else 0.0
             found += [v for v in values if axis[0] <= v <= axis[1] and low <= v < end]
-    return found[:: math.ceil(len(found) / 7) or 1]
+    return found[:: math.ceil(len(found) / 5) or 1]

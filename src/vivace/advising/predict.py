@@ -64,7 +64,7 @@ class Prediction:
 
     @property
     def samples_per_second(self) -> float:
-        """Of all cards together."""
+        """Samples a second of all cards together."""
         return self.batch_size * self.num_gpus / self.seconds
 
     @property

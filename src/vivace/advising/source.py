@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.advising.demand import Demand, load_models
-from vivace.errors import InputError, JobError, nearest
+from vivace.errors import InputError, JobError, VivaceError, nearest
 
 FORMAT = 1
 COUNTING_SECONDS = 600
@@ -169,5 +169,5 @@ def _count(reference: str) -> Subject:
             raise JobError(f"counting the work of '{reference}' ended with code {done.returncode}: {last}")
         document = json.loads(out.read_text(encoding="utf-8"))
     if "error" in document:
-        raise JobError(document["error"]["message"])
+        raise VivaceError.from_dict(document["error"])
     return _subject(document["work"], reference, "fake")

@@ -42,7 +42,7 @@ def fit_of(offer: Offer) -> str:
 
 
 def draw(advice: Advice, console: Console) -> None:
-    """Headline, ranked table, and the sentences that follow from it.
+    """The ranked table, and the sentences that follow from it.
 
     A narrow terminal has no room for the intervals of the costs: they are those of the times.
     """
@@ -53,9 +53,6 @@ def draw(advice: Advice, console: Console) -> None:
         key=lambda offer: (not offer.prediction.fits, offer.usd or 1e18, offer.hours),
     )
     marks = {offer.name: name for name, offer in reversed(advice.picks.items())}
-    console.print(
-        f"{advice.subject.name}: {advice.amount.words}, {rows[0].prediction.precision if rows else ''}"
-    )
     wide = console.width >= WIDE
     cells = [
         (
@@ -80,7 +77,7 @@ def draw(advice: Advice, console: Console) -> None:
         table.add_row(*row)
     console.print(table)
     for line in sentences(advice):
-        console.print(line, soft_wrap=True)
+        console.print(line, markup=False)
 
 
 def sentences(advice: Advice) -> list[str]:
@@ -118,7 +115,7 @@ def worth_it(entry: dict[str, object]) -> str:
 
 
 def bought(entry: dict[str, object]) -> str:
-    """Buy or rent?"""
+    """The row that compares buying a card with renting it."""
     hours, price = entry["break_even_hours"], entry["buy_usd"]
     if not isinstance(hours, float):
         return f"{entry['gpu']}: renting costs less than the electricity of an own one."

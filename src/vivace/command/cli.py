@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect as inspect_module
 import sys
 from functools import partial
 from pathlib import Path
@@ -27,10 +28,31 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+LONGEST_UNBROKEN = 24  # characters of a table's cell
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="file.py:name, module:name, or a recipe")]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON document on standard output")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress, no tables")]
+Details = Annotated[bool, typer.Option("--details", help="all that the page holds, before the answer")]
 Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks")]
+OnDevice = Annotated[
+    str | None, typer.Option("--device", help="cpu, cuda or cuda:1; left out, the first that torch trains on")
+]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"vivace {version('vivace')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None: ...
 
 
 @app.command()
@@ -42,12 +64,13 @@ def inspect(
         str | None,
         typer.Option("--fits", metavar="JOB", help="which cards a job fits on, without running it"),
     ] = None,
+    device: OnDevice = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """This machine: devices, what serves them, limits, what is missing, and what it can reach."""
-    with screen(as_json, quiet, debug) as out:
+    with screen(as_json, quiet, debug, device) as out:
         if fits is not None:
             _show_fits(fits, out)
             return
@@ -107,6 +130,8 @@ def profile(
     words: Annotated[list[str], typer.Argument(metavar="JOB | -- COMMAND", help="-- python train.py")],
     plan: Annotated[Path | None, typer.Option(help="profile the job under this plan")] = None,
     out: Annotated[Path, typer.Option(help="folder for page, trace and record")] = Path("runs/profile"),
+    device: OnDevice = None,
+    details: Details = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -115,7 +140,7 @@ def profile(
 
     After -- stands any script, unmodified: vivace profile -- python train.py --epochs 3
     """
-    with screen(as_json, quiet, debug) as shown:
+    with screen(as_json, quiet, debug, device) as shown:
         from vivace.inspection.gather import require_torch
 
         require_torch()  # before anything imports it
@@ -134,35 +159,48 @@ def profile(
             script_input=shown.script_input,
         )
         shown.document(result.to_dict())
-        shown.show(lambda console: draw(result, console))
+        shown.show(lambda console: draw(result, console, details=details))
         shown.exit_code = result.exit_code
 
 
 @app.command()
 def tune(
     job: JobName,
-    budget: Annotated[str, typer.Option(help="fast, balanced, max, or seconds")] = "balanced",
+    budget: Annotated[
+        str, typer.Option(help="auto (a tenth of the training), fast, balanced, max, or a time such as 5m")
+    ] = "auto",
+    runs: Annotated[int, typer.Option(help="how often you will train it, for the budget auto")] = 1,
     memory: Annotated[str | None, typer.Option(help="largest peak memory, such as 20GiB, or auto")] = None,
     allow: Annotated[str, typer.Option(help="exact, rounding or semantics")] = "rounding",
     out: Annotated[Path, typer.Option(help="folder for plan, ledger and report")] = Path("runs/tune"),
+    device: OnDevice = None,
+    details: Details = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Find the fastest plan that trains the same model."""
-    with screen(as_json, quiet, debug) as shown:
-        from vivace.command.progress import TuneProgress, epilogue
+    with screen(as_json, quiet, debug, device) as shown:
+        from vivace.command.endings import tuned
+        from vivace.command.progress import TuneProgress
         from vivace.tuning import tune as run
 
-        command = f"vivace tune {job} --budget {budget} --allow {allow}" + (
-            f" --memory {memory}" if memory else ""
-        )
+        command = f"vivace tune {job} --budget {budget} --allow {allow}"
+        command += f" --runs {runs}" if runs > 1 else ""
+        command += f" --memory {memory}" if memory else ""
         with TuneProgress(quiet) as progress:
             result = run(
-                job, budget=budget, memory=memory, allow=allow, out=out, on_event=progress, command=command
+                job,
+                budget=budget,
+                runs=runs,
+                memory=memory,
+                allow=allow,
+                out=out,
+                on_event=progress,
+                command=command,
             )
         shown.document(result.to_dict())
-        shown.show(lambda console: epilogue(result, job, console))
+        shown.show(lambda console: tuned(result, job, console, details=details))
         shown.exit_code = result.exit_code
 
 
@@ -177,17 +215,26 @@ def train(
     ] = False,
     seed: Annotated[int, typer.Option(help="of weights, data order and all randomness")] = 0,
     max_steps: Annotated[int | None, typer.Option(help="stop after so many steps in all")] = None,
+    watch: Annotated[
+        float, typer.Option(help="share of the time for repeating steps under the reference; 0: none")
+    ] = 0.01,
+    on_broken: Annotated[
+        str, typer.Option(help="where a repeated step is not the same: stop, fallback or ignore")
+    ] = "stop",
+    device: OnDevice = None,
+    details: Details = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Train under a plan, without losing work."""
-    with screen(as_json, quiet, debug) as shown:
+    with screen(as_json, quiet, debug, device) as shown:
         from vivace.inspection.gather import require_torch
 
         require_torch()  # before anything imports it
+        from vivace.command.endings import trained
         from vivace.command.progress import TrainProgress
-        from vivace.training.training import train as run
+        from vivace.watching.watched import train as run
 
         with TrainProgress(quiet) as progress:
             result = run(
@@ -199,19 +246,54 @@ def train(
                 seed=seed,
                 max_steps=max_steps,
                 on_event=progress,
+                watch=watch,
+                on_broken=on_broken,  # type: ignore[arg-type]  # train checks it
             )
         shown.document(result.to_dict())
+        if progress.ended:
+            shown.show(lambda console: trained(result, console, details=details))
         shown.exit_code = result.exit_code
+
+
+@app.command()
+def run(
+    words: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="-- python train.py")],
+    plan: Annotated[Path | None, typer.Option(help="act under this plan from the first steps on")] = None,
+    out: Annotated[Path, typer.Option(help="folder for plan and ledger")] = Path("runs/run"),
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """A script as it is, made faster while it trains: vivace run -- python train.py --epochs 90
+
+    What may act is proven on copies of the script's own step first, and timed on its steps in turn with the
+    script as it is. Output, input, files and exit code are the script's own; a few lines at the end say what
+    was saved.
+    """
+    with screen(as_json, quiet, debug) as shown:
+        from vivace.live.launch import become
+        from vivace.live.launch import run as run_beside
+
+        if as_json:
+            result = run_beside(
+                words, plan, out=out, script_output=shown.script_output, script_input=shown.script_input
+            )
+            shown.document(result.to_dict())
+            shown.exit_code = result.exit_code
+            return
+        shown.give_back()
+        become(words, plan, out)
 
 
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="folder for everything")] = Path("runs/demo"),
+    device: OnDevice = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """The main job on real data: tune, verify, train and report handwritten digits."""
-    with screen(False, quiet, debug) as shown:
+    with screen(False, quiet, debug, device) as shown:
         from vivace.command.demo import demo as run
 
         shown.exit_code = run(out, quiet)
@@ -234,12 +316,14 @@ def verify(
         str | None,
         typer.Option(metavar="TIME", help="about so long, such as 2m or 300; left out, full effort"),
     ] = None,
+    device: OnDevice = None,
+    details: Details = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Is the plan's promise kept, or the edited training still the same model? Exit code 1 if not."""
-    with screen(as_json, quiet, debug) as out:
+    with screen(as_json, quiet, debug, device) as out:
         from vivace.command.progress import VerifyProgress
         from vivace.verifying import verify as run
         from vivace.verifying.table import draw
@@ -257,7 +341,8 @@ def verify(
                 on_event=progress,
             )
         out.document(verdict.to_dict())
-        out.show(lambda console: draw(verdict, console))
+        shown = str(plan) if plan is not None else ""
+        out.show(lambda console: draw(verdict, job, shown, console, details=details))
         interrupted = verdict.metric is not None and verdict.metric["interrupted"]
         out.exit_code = 130 if interrupted else 0 if verdict.kept else AnswerIsNo.exit_code
 
@@ -280,6 +365,7 @@ def advise(
     catalogue: Annotated[Path | None, typer.Option(help="your own cards, over the shipped ones")] = None,
     on: Annotated[str | None, typer.Option(metavar="CARD", help="what could this card train?")] = None,
     out: Annotated[Path | None, typer.Option(help="folder for the page")] = None,
+    details: Details = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -303,7 +389,7 @@ def advise(
             "catalogue": catalogue,
             "out": out,
         }
-        shown.exit_code = answer(job, on, options, shown)
+        shown.exit_code = answer(job, on, options, shown, details=details)
 
 
 @app.command()
@@ -325,36 +411,87 @@ def report(
 
 
 @app.command()
-def techniques(as_json: AsJson = False, quiet: Quiet = False, debug: Debug = False) -> None:
-    """List the techniques that a plan can hold."""
+def recipes(as_json: AsJson = False, quiet: Quiet = False, debug: Debug = False) -> None:
+    """List the built-in jobs; each name stands wherever a JOB does."""
+    with screen(as_json, quiet, debug) as out:
+        from vivace.recipes import every
+
+        found = every()
+        out.document({"recipes": found})
+        columns = ("recipe", "task", "data", "metric", "needs")
+        out.show(lambda console: _draw_rows(columns, [[row[c] for c in columns] for row in found], console))
+
+
+@app.command()
+def techniques(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="one technique, in full")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """List the techniques that a plan can hold, or show one with its settings."""
     with screen(as_json, quiet, debug) as out:
         from vivace.technique import registry
 
-        cards = [
-            {
-                "name": cls.name,
-                "stage": cls.card.stage.name,
-                "promise": cls.card.numerics.name.lower(),
-                "devices": list(cls.card.devices),
-                "measured_on": list(cls.card.measured_on),
-                "summary": cls.card.summary,
-                "source": cls.card.source,
-            }
-            for cls in registry.everything()
-        ]
+        if name is not None:
+            card = _card(registry.find(name), with_settings=True)
+            out.document(card)
+            out.show(lambda console: _draw_rows((), [[key, _cell(card[key])] for key in card], console))
+            return
+        cards = [_card(cls) for cls in registry.everything()]
         out.document({"techniques": cards})
         out.show(lambda console: _draw_cards(cards, console))
 
 
-def _draw_cards(cards: list[dict[str, Any]], console: Any) -> None:
-    from rich.table import Table
+def _card(cls: Any, *, with_settings: bool = False) -> dict[str, Any]:
+    card = {
+        "name": cls.name,
+        "stage": cls.card.stage.name,
+        "promise": cls.card.numerics.name.lower(),
+        "devices": list(cls.card.devices),
+        "measured_on": list(cls.card.measured_on),
+        "summary": cls.card.summary,
+        "source": cls.card.source,
+    }
+    if not with_settings:
+        return card
+    settings = [f"{f.name} = {f.default}" for f in dataclasses.fields(cls)]
+    return {**card, "what it does": inspect_module.getdoc(cls) or "", "settings": settings}
 
-    table = Table(box=None, pad_edge=False, caption="? never measured there", caption_justify="left")
-    for column in ("technique", "stage", "promise", "devices", "what it does"):
-        table.add_column(column, no_wrap=column != "what it does")
-    for card in cards:
-        devices = " ".join(d if d in card["measured_on"] else f"{d}?" for d in card["devices"])
-        table.add_row(card["name"], card["stage"], card["promise"], devices, card["summary"])
+
+def _cell(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _draw_cards(cards: list[dict[str, Any]], console: Any) -> None:
+    rows = [
+        [
+            card["name"],
+            card["stage"],
+            card["promise"],
+            " ".join(d if d in card["measured_on"] else f"{d}?" for d in card["devices"]),
+            card["summary"],
+        ]
+        for card in cards
+    ]
+    columns = ("technique", "stage", "promise", "devices", "summary")
+    _draw_rows(columns, rows, console, caption="? never measured there")
+
+
+def _draw_rows(
+    columns: tuple[str, ...], rows: list[list[str]], console: Any, caption: str | None = None
+) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        box=None, pad_edge=False, caption=caption, caption_justify="left", show_header=bool(columns)
+    )
+    for place, cells in enumerate(zip(*rows, strict=True)):
+        short = max(map(len, cells)) <= LONGEST_UNBROKEN
+        table.add_column(columns[place] if columns else "", no_wrap=short)
+    for row in rows:
+        table.add_row(*map(Text, row))
     console.print(table)
 
 

@@ -1,9 +1,8 @@
-"""Live progress of tuning and training, and last words, on standard error."""
+"""Live progress of tuning and training on standard error."""
 
 from __future__ import annotations
 
 import contextlib
-import shlex
 import sys
 import textwrap
 import time
@@ -12,9 +11,9 @@ from typing import Any, Self
 
 from vivace import words
 from vivace.errors import printable
+from vivace.events import Event, EventKind
 from vivace.ledger import Trial
 from vivace.reporting import phrases
-from vivace.tuning.result import Result
 from vivace.verifying.table import COLOURS, headline
 
 _STARTED_IN = Path.cwd()  # a job may change it
@@ -76,28 +75,29 @@ class TuneProgress(_Lines):
         self._tell_refused()
         super().__exit__(*exception)
 
-    def __call__(self, kind: str, payload: dict[str, Any]) -> None:
+    def __call__(self, event: Event) -> None:
         """Show one event of `tune`."""
         if self.quiet:
             return
-        if kind == "trial_end" and not self._running:
+        kind, payload = event.kind, event.payload
+        if kind == EventKind.TRIAL_END and not self._running:
             trial = payload["trial"]
             self._refused.setdefault(trial.reason, []).append(phrases.plan_name(trial.techniques, trial.role))
             return
         self._tell_refused()
-        self._running = kind == "trial_begin"
-        if kind == "phase":
+        self._running = kind == EventKind.TRIAL_BEGIN
+        if kind == EventKind.PHASE:
             self._phase = payload["name"]
             self._doing(self._phase)
             if self._status is None:
                 self._print(self._phase, "dim")
-        elif kind == "notice":
+        elif kind == EventKind.NOTICE:
             self._print(payload["text"], "yellow")
-        elif kind == "trial_begin":
+        elif kind == EventKind.TRIAL_BEGIN:
             self._doing(f"{self._phase}: {payload['plan']}")
-        elif kind == "trial_end":
+        elif kind == EventKind.TRIAL_END:
             self._print(*_line(payload["trial"]), indent=20)
-        elif kind == "verdict":
+        elif kind == EventKind.VERDICT:
             verdict = payload["verdict"]
             text = f"{'':>18}  {payload['plan']}: {headline(verdict)}"
             self._print(text, COLOURS[verdict.kept], indent=20)
@@ -109,33 +109,29 @@ class TuneProgress(_Lines):
 
 
 class TrainProgress(_Lines):
-    """Listens to `train` and shows a line an epoch."""
+    """Listens to `train` and shows a line an epoch; of several ranks one hears that it `ended`."""
 
-    def __call__(self, event: dict[str, Any]) -> None:
+    ended = False
+
+    def __call__(self, event: Event) -> None:
         """Show one event of `train`."""
         if self.quiet:
             return
-        kind = event["event"]
-        if kind == "step":
-            self._doing(_words(event))
-        elif kind == "epoch":
-            self._print(_words(event))
-        elif kind == "resume":
-            self._print(f"goes on after step {event['step']}")
-        elif kind == "notice":
-            self._print(event["text"], "yellow")
-        elif kind == "checkpoint":
-            self._doing(f"checkpoint of step {event['step']}")
-        elif kind == "stop":
-            ended = (
-                f"stopped by {event['interrupted_by']}; --resume goes on"
-                if event["interrupted"]
-                else "trained"
-            )
-            metric = event.get("metric")
-            told = f"{phrases.metric(event.get('metric_data'))} {metric:.4f}, " if metric is not None else ""
-            steps = words.count(event["steps"], "step")
-            self._print(f"{ended}: {steps}, {told}{_short(event['run_path'])}", "bold")
+        kind, payload = event.kind, event.payload
+        if kind == EventKind.STEP:
+            self._doing(_words(payload))
+        elif kind == EventKind.EPOCH:
+            self._print(_words(payload))
+        elif kind == EventKind.RESUME:
+            self._print(f"goes on after step {payload['step']}")
+        elif kind == EventKind.NOTICE:
+            self._print(payload["text"], "yellow")
+        elif kind == EventKind.UNWATCHED:
+            self._print(payload["text"], "dim")
+        elif kind == EventKind.CHECKPOINT:
+            self._doing(f"checkpoint of step {payload['step']}")
+        elif kind == EventKind.STOP:
+            self.ended = True
 
 
 class VerifyProgress(_Lines):
@@ -146,11 +142,12 @@ class VerifyProgress(_Lines):
         self._doing("the reference runs in strict fp32")
         return self
 
-    def __call__(self, kind: str, payload: dict[str, Any]) -> None:
+    def __call__(self, event: Event) -> None:
         """Show one event of `verify`."""
         if self.quiet:
             return
-        if kind == "seed":
+        payload = event.payload
+        if event.kind == EventKind.SEED:
             self._told_of_seed(payload)
             return
         text = f"about {words.duration(payload['left_seconds'])} for the plan and its shadows"
@@ -190,7 +187,7 @@ class MeasureProgress(_Lines):
             self._print(text, "dim")
 
 
-def _words(event: dict[str, Any]) -> str:
+def _words(payload: dict[str, Any]) -> str:
     shown = {
         "epoch": "{:.0f}",
         "step": "{:.0f}",
@@ -198,9 +195,9 @@ def _words(event: dict[str, Any]) -> str:
         "metric": "{:.4f}",
         "samples_per_second": "{:.0f}",
     }
-    names = {"samples_per_second": "samples/s", "metric": phrases.metric(event.get("metric_data"))}
-    found = [(k, f) for k, f in shown.items() if isinstance(event.get(k), (int, float))]
-    return "  ".join(f"{names.get(key, key)} {form.format(event[key])}" for key, form in found)
+    names = {"samples_per_second": "samples/s", "metric": phrases.metric(payload)}
+    found = [(k, f) for k, f in shown.items() if isinstance(payload.get(k), (int, float))]
+    return "  ".join(f"{names.get(key, key)} {form.format(payload[key])}" for key, form in found)
 
 
 def _line(trial: Trial) -> tuple[str, str]:
@@ -217,87 +214,7 @@ def _plain(text: str) -> str:
     return text.translate({0xD7: "x", 0x2013: "-"})
 
 
-def _answer(result: Result) -> tuple[str, str, str]:
-    """What `tune` found: the first line, its style, and what more is to say."""
-    verdict = result.verdict
-    if result.outcome in phrases.ENDINGS:
-        style = "bold" if result.outcome.answered else "bold yellow"
-        return f"{phrases.ENDINGS[result.outcome]}.", style, f"{result.reason}." if result.reason else ""
-    if not len(result.plan):
-        return "The plan is the reference: the search was interrupted.", "bold", ""
-    ratio, bounds = result.speedup, words.interval(result.speedup.low, result.speedup.high)
-    speed = _plain(f"{words.speed(ratio)} as fast as strict fp32 ({bounds}): {result.plan}")
-    if verdict is not None and verdict.judged and not verdict.kept:
-        return "Not the same model.", "bold red", f"{headline(verdict)}\n{speed}"
-    return speed, "bold", headline(verdict) if verdict is not None else ""
-
-
-def _training(result: Result) -> str:
-    """What one whole training takes with and without the plan, where its length is known."""
-    seconds = result.training_seconds
-    if not seconds or result.job_steps is None:
-        return ""
-    before, after = (words.duration(seconds[key]) for key in ("reference", "plan"))
-    text = f"steps and warm-up of one training ({result.job_steps:,} steps): {before} -> {after}"
-    warm, cold = result.warmup_seconds or 0.0, result.cold_warmup_seconds or 0.0
-    if cold > 2 * warm + 1:
-        text += f"; the warm-up is {words.duration(cold)} where nothing is compiled yet"
-    return text
-
-
-def _longer(result: Result) -> str:
-    plan = result.long_plan
-    if plan is None:
-        return ""
-    known = (plan.speedup, plan.from_steps, plan.warmup_seconds, _short(plan.plan_path))
-    text = phrases.longer(phrases.plan_name(plan.plan.to_dict()), *known, verified=plan.verified)
-    return _plain(text)
-
-
-def epilogue(result: Result, job: str, console: Any) -> None:
-    """The answer, the plan, and the next commands worth typing."""
-    whole = not console.is_terminal  # a file gets whole lines
-    console.print()
-    answer, style, more = _answer(result)
-    console.print(answer, style=style, markup=False, soft_wrap=whole)
-    training_data = "the Job has no validation: its metric is of the training data"
-    told = training_data if result.metric_data == "training" else ""
-    for text in (more, _training(result), _longer(result), told):
-        if text:
-            console.print(text, markup=False, soft_wrap=whole)
-    after, steps = result.break_even_steps, result.job_steps
-    if after is not None and steps is not None and after > steps:
-        console.print(
-            f"its warm-up pays for itself after {after:,} steps, and this job takes {steps:,}: one run does "
-            "not gain by it",
-            style="yellow",
-            soft_wrap=whole,
-        )
-    if result.loading:
-        console.print(result.loading, markup=False, soft_wrap=whole)
-    if result.interrupted:
-        console.print("interrupted: this is the best so far, not yet verified", style="yellow")
-    paths = f"plan    {_short(result.plan_path)}\nreport  {_short(result.report_path)}"
-    console.print(f"{paths}\n\nnext:", markup=False, soft_wrap=True)
-    for command in _next(result, job):
-        console.print("  " + command, markup=False, soft_wrap=True)
-
-
-def _short(path: str) -> str:
+def short(path: str) -> str:
     """A path as a person in the folder where Vivace was started would write it."""
     found = Path(path)
     return str(found.relative_to(_STARTED_IN) if found.is_relative_to(_STARTED_IN) else found)
-
-
-def _next(result: Result, job: str) -> list[str]:
-    """The commands worth typing: those for a plan, or those that say why there is none."""
-    plan_path = _short(result.plan_path)
-    folder = str(Path(plan_path).parent)
-    shown = f"vivace report {shlex.quote(folder)}"
-    name, plan = shlex.quote(job), shlex.quote(plan_path)
-    if not result.outcome.answered and not len(result.plan):
-        return [f"vivace tune {name} --budget balanced --out {shlex.quote(folder)}", shown]
-    if not len(result.plan):
-        return [f"vivace profile {name}", shown]
-    metric = " --metric" if result.has_metric else ""
-    return [f"vivace train {name} --plan {plan}", f"vivace verify {name} --plan {plan}{metric}", shown]

@@ -40,6 +40,12 @@ class Screen:
         """Where a person's script writes: the real standard output, unless the document goes there."""
         return None if self.as_json else self._output.fileno()
 
+    def give_back(self) -> None:
+        """Standard input and output are the real ones again, for a program that takes this one's place."""
+        os.dup2(self._output.fileno(), 1)
+        if self.script_input is not None:
+            os.dup2(self.script_input, 0)
+
     def document(self, content: dict[str, Any]) -> None:
         """Print the command's JSON document, if it was asked for."""
         if self.as_json:
@@ -94,12 +100,16 @@ def _finite(content: Any) -> Any:
 
 
 @contextmanager
-def screen(as_json: bool, quiet: bool, debug: bool) -> Iterator[Screen]:
-    """Run a command's body; every error becomes one sentence and an exit code."""
+def screen(as_json: bool, quiet: bool, debug: bool, device: str | None = None) -> Iterator[Screen]:
+    """Run a command's body on the named device; every error becomes one sentence and an exit code."""
     current = Screen(as_json, quiet, debug)
     try:
         with open(os.devnull) as nothing:
             os.dup2(nothing.fileno(), 0)  # a job must not wait for the terminal
+        if device is not None:
+            from vivace.inspection.device_choice import train_on
+
+            train_on(device)
         yield current
         code = current.exit_code
     except VivaceError as error:

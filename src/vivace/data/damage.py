@@ -12,6 +12,7 @@ from vivace.errors import JobError, SampleError
 from vivace.files import open_own, read_own
 from vivace.job import blame
 from vivace.tensors.randomness import seed_streams
+from vivace.torch_internals.loaders import FILE_LISTS
 
 MOST_SHARE = 0.1  # of the samples read; more is no longer damage here and there
 FEWEST = 10
@@ -39,7 +40,7 @@ class Damage:
     def __init__(self, policy: str = "raise", path: Path | None = None) -> None:
         self.policy, self.path = policy, path
         self.before = self._times()  # of an earlier part of the run
-        self.reading: Callable[[str], None] = _nobody  # is told what is read, before it is
+        self.reading: Callable[[str | int], None] = _nobody  # is told what is read, or the sample's index
 
     def read(self, dataset: Any, indices: Sequence[Any], seed: int, many: bool = True) -> list[Any]:
         """The samples of one batch; none where all are skipped. `seed` is where its random streams begin.
@@ -71,7 +72,7 @@ class Damage:
 
     def _one(self, dataset: Any, index: Any) -> tuple[Any] | None:
         """The sample in a tuple; None where it is damaged and the policy says how to go on."""
-        self.reading(f"sample {index!r}")
+        self.reading(index if type(index) is int else f"sample {index!r}")
         try:
             return (dataset[index],)
         except _MISTAKES:
@@ -138,7 +139,7 @@ def path_of(dataset: Any, index: Any) -> str:
     """The file of a sample, where the dataset keeps a list of files as torchvision's do; else empty."""
     while hasattr(dataset, "dataset") and hasattr(dataset, "indices"):  # a Subset
         dataset, index = dataset.dataset, dataset.indices[index]
-    for name in ("samples", "imgs", "paths", "files", "image_paths", "filenames", "_image_files", "images"):
+    for name in FILE_LISTS:
         try:
             entry = getattr(dataset, name)[index]
             first = entry[0] if isinstance(entry, (tuple, list)) else entry
@@ -149,4 +150,4 @@ def path_of(dataset: Any, index: Any) -> str:
     return ""
 
 
-def _nobody(_: str) -> None: ...
+def _nobody(_: str | int) -> None: ...

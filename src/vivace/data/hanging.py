@@ -28,6 +28,8 @@ _LOOKS = 30  # in the shortest limit
 _ROWS, _ROW_BYTES = 64, 256
 _Work = tuple[str, float, int]  # what is read, seconds of processor time, bytes read
 _HEAD = struct.Struct("<IH")  # process, length of the text
+_SAMPLE = struct.Struct("<IHq")  # instead of a text: process, _INDEX, the sample's index
+_INDEX = 2**16 - 1
 
 
 class Board:
@@ -35,16 +37,24 @@ class Board:
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _ROWS * _ROW_BYTES)
+        self._process, self._start = 0, 0
 
     def __reduce__(self) -> tuple[type[Board], tuple[()]]:
         return Board, ()
 
-    def write(self, what: str) -> None:
-        """Note what this process reads now; empty for nothing."""
-        info = get_worker_info()
-        start = (info.id % _ROWS if info is not None else 0) * _ROW_BYTES
-        text = what.encode()[: _ROW_BYTES - _HEAD.size]
-        _HEAD.pack_into(self._memory, start, os.getpid(), len(text))
+    def write(self, what: str | int) -> None:
+        """Note what this process reads now: the index of a sample, a text, or empty for nothing."""
+        process = os.getpid()
+        if process != self._process:  # a worker inherits what its parent knew
+            info = get_worker_info()
+            row = info.id % _ROWS if info is not None else 0
+            self._process, self._start = process, row * _ROW_BYTES
+        start = self._start
+        if isinstance(what, int) and abs(what) < 2**63:
+            _SAMPLE.pack_into(self._memory, start, process, _INDEX, what)
+            return
+        text = str(what).encode()[: _ROW_BYTES - _HEAD.size]
+        _HEAD.pack_into(self._memory, start, process, len(text))
         self._memory[start + _HEAD.size : start + _HEAD.size + len(text)] = text
 
     def reading(self) -> dict[int, str]:
@@ -52,7 +62,9 @@ class Board:
         found = {}
         for start in range(0, _ROWS * _ROW_BYTES, _ROW_BYTES):
             process, length = _HEAD.unpack_from(self._memory, start)
-            if length:
+            if length == _INDEX:
+                found[process] = f"sample {_SAMPLE.unpack_from(self._memory, start)[2]}"
+            elif length:
                 text = self._memory[start + _HEAD.size : start + _HEAD.size + length]
                 found[process] = text.decode(errors="replace")
         return found

@@ -21,6 +21,7 @@ from vivace.tensors.trees import tensors
 STATE_SECONDS = 20.0  # between two states of the data: as much is read again after a stop
 KEPT = 64  # marks and states of the last batches; what techniques fetch ahead lies within
 _MARKED = 64  # numbers of each tensor
+_IN_NUMPY = (torch.float32, torch.float64, torch.float16, torch.uint8, torch.int32, torch.int64, torch.bool)
 _PLAIN = (str, int, float, bool, type(None), torch.Tensor)
 
 Place = dict[str, Any]
@@ -67,12 +68,12 @@ class IterableData:
 
     @property
     def num_workers(self) -> int:
-        """Of the loader."""
+        """The same setting of the wrapped DataLoader."""
         return int(getattr(self.source, "num_workers", 0))
 
     @property
     def multiprocessing_context(self) -> Any:
-        """Of the loader."""
+        """The same setting of the wrapped DataLoader."""
         return getattr(self.source, "multiprocessing_context", None)
 
     def __iter__(self) -> Iterator[Any]:
@@ -218,7 +219,10 @@ def marked(before: bytes, batch: Any) -> bytes:
     for tensor in tensors(batch):
         found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
         if tensor.layout is torch.strided and tensor.numel():
-            flat = tensor.detach().reshape(-1)
-            few = flat[:: max(1, len(flat) // _MARKED)].cpu().contiguous()
-            found.update(few.view(torch.uint8).numpy().tobytes())
+            step = max(1, tensor.numel() // _MARKED)
+            if tensor.dtype in _IN_NUMPY and tensor.device.type == "cpu":  # a quarter of the time
+                few: Any = tensor.detach().numpy().reshape(-1)[::step]
+            else:
+                few = tensor.detach().reshape(-1)[::step].cpu().contiguous().view(torch.uint8).numpy()
+            found.update(few.tobytes())
     return found.digest()

@@ -29,7 +29,7 @@ from torch.utils.data import (
 from vivace.data.damage import Damage
 from vivace.data.iterable import IterableData, Place
 from vivace.errors import JobError
-from vivace.tensors.randomness import Streams, derive
+from vivace.tensors.randomness import SeededStreams, Streams, derive
 from vivace.tensors.trees import batch_size, split
 
 
@@ -131,7 +131,7 @@ class SeededDataset(Dataset[Any]):
         self.single = single
         self.rank, self.world_size = rank, world_size
         self.damage = damage
-        self._streams = Streams(0)
+        self._streams = SeededStreams(0)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -145,7 +145,8 @@ class SeededDataset(Dataset[Any]):
         if get_worker_info() is not None:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process to answer
         seed, *indices = ticket
-        with self._streams.restart(seed):
+        self._streams.seed = seed
+        with self._streams:
             samples = self.damage.read(self.dataset, indices, seed, many=not self.single)
             if not samples:
                 return None

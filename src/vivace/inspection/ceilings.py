@@ -31,7 +31,6 @@ from vivace.inspection.reading import Gauge, Reading, Unmeasured
 
 LOWER_IS_BETTER = ("launch_seconds",)
 LARGEST_ROUNDS = 25
-UNREACHED = ("interrupted", "no time was left for it")
 
 Progress: TypeAlias = Callable[[float, str], None]
 """Called with the share of the time that is spent, and what is measured now."""
@@ -49,11 +48,15 @@ class Ceiling:
 
 @dataclasses.dataclass
 class Survey:
-    """All that one measurement found: ceilings by key, and the reason of every key that is absent."""
+    """All that one measurement found: ceilings by key, and the reason of every key that is absent.
+
+    Those `unreached` are absent because it ended first.
+    """
 
     ceilings: dict[str, Ceiling] = dataclasses.field(default_factory=dict)
     absent: dict[str, str] = dataclasses.field(default_factory=dict)
     interrupted: bool = False
+    unreached: set[str] = dataclasses.field(default_factory=set)
 
     @property
     def values(self) -> dict[str, float]:
@@ -93,8 +96,9 @@ def survey(device: str, *, seconds: float, progress: Progress | None = None) -> 
         if values:
             value, spread = best_half(values, lower_is_better=key in LOWER_IS_BETTER)
             found.ceilings[key] = Ceiling(value, spread, len(values), now)
-        else:
-            found.absent.setdefault(key, UNREACHED[not found.interrupted])
+        elif key not in found.absent:
+            found.absent[key] = "interrupted" if found.interrupted else "no time was left for it"
+            found.unreached.add(key)
     return found
 
 

@@ -11,9 +11,10 @@ import shutil
 import sys
 from pathlib import Path
 
+from vivace import torch_internals
 from vivace.errors import InputError
 from vivace.inspection.backends import backends
-from vivace.inspection.diagnosis import diagnose, torch_trains_on
+from vivace.inspection.diagnosis import diagnose, torch_trains_on, version_of
 from vivace.inspection.facts import Facts, gather_facts
 from vivace.inspection.limits import gather_limits, read
 from vivace.inspection.limits import usable_cores as usable_cores
@@ -35,11 +36,13 @@ CPU_FEATURES = (
     "sve",
 )
 OLDEST_TORCH = (2, 11)
+NEWEST_TORCH = (2, 15)  # that Vivace was tried with
 
 
 def inspect() -> Machine:
     """Gather the Machine that this process runs on; takes milliseconds and touches no GPU memory.
 
+    With a torch newer than `NEWEST_TORCH` it takes seconds: what Vivace needs of it is looked up.
     `Machine.ceilings` are the ones that `vivace inspect --measure` stored, for the training device.
     What cannot be read is named in `Machine.missing` with its reason; what keeps a device from training, in
     `Machine.findings` with the next step. Nothing here raises.
@@ -67,7 +70,9 @@ def require_torch() -> None:
     try:
         found = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        raise InputError(f"torch is not installed; install torch >= {wanted}") from None
+        raise InputError(
+            f"torch is not installed: pip install 'vivace[torch]', or your GPU's build of torch >= {wanted}"
+        ) from None
     if tuple(int("".join(filter(str.isdigit, part)) or 0) for part in found.split(".")[:2]) < OLDEST_TORCH:
         raise InputError(f"torch {found} is too old; Vivace needs torch >= {wanted}")
 
@@ -107,6 +112,8 @@ def _missing(facts: Facts) -> list[str]:
         missing.append(f"no NVIDIA GPU: {facts.nvidia.error or 'the driver lists none'}")
     if facts.torch is None:
         missing.append("torch is not installed: training needs it; reports and advice do not")
+    elif version_of(facts.torch.version) > NEWEST_TORCH:
+        missing += torch_internals.missing()
     compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")  # as inductor does
     if shutil.which(compiler) is None:
         missing.append(f"no C++ compiler ({compiler}): torch.compile cannot build CPU kernels")

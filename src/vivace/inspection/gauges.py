@@ -14,6 +14,7 @@ from vivace.inspection import host_gauges
 from vivace.inspection.all_reduce import all_reduce
 from vivace.inspection.limits import usable_cores
 from vivace.inspection.reading import Gauge, Reading
+from vivace.torch_internals.tensors import int8_product
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
@@ -98,7 +99,7 @@ class _Bench:
             left, right = (
                 torch.randint(-8, 8, (size, size), device=self.device, dtype=torch.int8) for _ in "ab"
             )
-            return lambda: torch._int_mm(left, right.t())
+            return lambda: int8_product(left, right.t())
 
         return self._largest(make, lambda size: 2.0 * size**3, SMALLEST_SIZE, LARGEST_SIZE)
 

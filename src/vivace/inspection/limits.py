@@ -20,12 +20,41 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 def memory_limit(root: Path = Path("/")) -> int:
     """Bytes of memory that this process may use: the smaller of the machine's and its container's."""
-    found = [int(psutil.virtual_memory().total)]
-    for folder in control_groups(root, "memory"):
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            text = read(folder / name).strip()
-            found += [int(text)] if text.isdigit() and int(text) > 0 else []
-    return min(found)
+    limits = [limit for _, limit in _memory_limits(root)]
+    return min([int(psutil.virtual_memory().total), *limits])
+
+
+def free_memory(root: Path = Path("/")) -> int:
+    """Bytes of memory that this process may still take: of the machine's, and of each group that holds it.
+
+    What a group has used includes files that the kernel keeps in memory and gives up when it is needed.
+    """
+    found = [int(psutil.virtual_memory().available)]
+    for folder, limit in _memory_limits(root):
+        used = _first_number(folder, ("memory.current", "memory.usage_in_bytes"))
+        lines = [line.split() for line in read(folder / "memory.stat").splitlines()]
+        counts = {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdigit()}
+        files = counts.get(
+            "total_inactive_file", counts.get("inactive_file", 0)
+        )  # version 1: of groups below
+        if used is not None:
+            found.append(limit - used + min(used, files))
+    return max(0, min(found))
+
+
+def _memory_limits(root: Path) -> list[tuple[Path, int]]:
+    """The control groups that limit this process's memory, innermost first, each with its limit in bytes."""
+    limits = [
+        (folder, _first_number(folder, ("memory.max", "memory.limit_in_bytes")))
+        for folder in control_groups(root, "memory")
+    ]
+    return [(folder, limit) for folder, limit in limits if limit]
+
+
+def _first_number(folder: Path, names: tuple[str, ...]) -> int | None:
+    """The whole number in the first of these files that holds one; no limit reads "max"."""
+    texts = (read(folder / name).strip() for name in names)
+    return next((int(text) for text in texts if text.isdigit()), None)
 
 
 def quota_cores(root: Path = Path("/")) -> float | None:
@@ -50,14 +79,15 @@ def control_groups(root: Path, controller: str) -> list[Path]:
     for line in read(root / "proc/self/cgroup").splitlines() or ["0::/"]:
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         names = controllers.split(",")
-        if not controllers:
-            mount = root / "sys/fs/cgroup"
+        if not controllers:  # beside version 1, version 2 has a mount of its own
+            unified = root / "sys/fs/cgroup/unified"
+            mount = unified if unified.is_dir() else root / "sys/fs/cgroup"
         elif controller in names:
             mounts = (root / "sys/fs/cgroup" / name for name in (controllers, controller))
             mount = next((m for m in mounts if m.is_dir()), root / "sys/fs/cgroup" / controller)
         else:
             continue
-        inner = mount / path.strip("/")
+        inner = mount.joinpath(*(part for part in path.split("/") if part not in ("", "..")))
         folders += [folder for folder in (inner, *inner.parents) if folder.is_relative_to(mount)]
     return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
 

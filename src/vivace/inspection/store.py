@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from vivace.inspection.ceilings import UNREACHED, Ceiling, Survey
+from vivace.inspection.ceilings import Ceiling, Survey
 
 FORMAT = 1
 
@@ -51,9 +51,8 @@ def save(fingerprint: str, device: str, survey: Survey) -> Path:
     The file is replaced whole, so a reader and a crash see the old one or the new one.
     """
     path = path_of(fingerprint)
-    unreached = {key for key, reason in survey.absent.items() if reason in UNREACHED}
     before = load(fingerprint, device).ceilings
-    kept = {key: ceiling for key, ceiling in before.items() if key in unreached}
+    kept = {key: ceiling for key, ceiling in before.items() if key in survey.unreached}
     ceilings = {**kept, **survey.ceilings}
     absent = {key: reason for key, reason in survey.absent.items() if key not in ceilings}
     document = _read(path)

@@ -104,7 +104,7 @@ def _loaded_by_one_core(loader: DataLoader[Any], job: Job) -> tuple[float, str]:
 
 
 def _here(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """The same loader without workers."""
+    """The same DataLoader without worker processes."""
     if not isinstance(loader.dataset, IterableDataset):
         return with_workers(loader, 0, 2, persistent=False)
     size, collate = loader.batch_size, loader.collate_fn

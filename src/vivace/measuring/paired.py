@@ -146,7 +146,7 @@ def compare(
         raise Unsteady(
             f"the machine was too unsteady to conclude: ratio {ratio.low:.2f} to {ratio.high:.2f} after "
             f"{len(pairs)} pairs of blocks{others.sentence()}",
-            others.largest,
+            foreign_share=others.largest,
         )
     return Comparison(ratio, tuple(pairs), others.largest)
 

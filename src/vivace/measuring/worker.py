@@ -16,7 +16,7 @@ import torch
 
 from vivace.data.damage import Damage
 from vivace.data.order import ordered
-from vivace.errors import JobError
+from vivace.errors import JobError, VivaceError
 from vivace.job import Job
 from vivace.ledger import Observation
 from vivace.machine import Machine
@@ -24,6 +24,7 @@ from vivace.measuring.loading import limit_beside
 from vivace.observing.observe import live_bytes, observe, peak_of
 from vivace.observing.reference import profile_reference
 from vivace.plan import Plan
+from vivace.processes.launch import own_error
 from vivace.session.opening import (
     LOOKING_SECONDS,
     call,
@@ -40,6 +41,7 @@ from vivace.technique import Numerics, registry
 from vivace.tensors.randomness import Streams, derive
 from vivace.tensors.trees import batch_size, tensors
 from vivace.training.evaluation import Evaluation
+from vivace.training.snapshot import Snapshot
 
 FIRST_PASS_SECONDS = 10.0
 LIBRARIES = (
@@ -62,6 +64,7 @@ class Worker:
         self.job = job
         self.machine = Machine.from_dict(machine)
         self.session: Session | None = None
+        self._before: Snapshot | None = None
         self._stream: Iterator[Any] = iter(())
         self._cached: Any = None
         self._waited = 0.0  # seconds for batches to arrive
@@ -141,6 +144,7 @@ class Worker:
         """
         begin = time.perf_counter()
         self.session = start(self.job, Plan.from_dict(plan), self.machine, seed=seed, strict=strict)
+        self._before = Snapshot(self.session)
         loader = call(self.job, "data")
         self._stream = endless_batches(self.session, self.job, loader, seed)
         if settled and any(one.first_pass_differs for one in self.session.plan.techniques):
@@ -232,8 +236,11 @@ class Worker:
         for technique in self.session.plan.techniques:
             try:
                 evidence[technique.name] = technique.confirm(seen, Observation(**reference))
+            except VivaceError as error:
+                error.by(technique.name)
+                raise
             except Exception as error:
-                raise type(error)(f"{technique.name}: {error}") from error
+                raise own_error(error).by(technique.name) from error
         facts = (
             seen.operators,
             seen.kernels,
@@ -247,13 +254,16 @@ class Worker:
         return {"evidence": evidence, "peak_bytes": seen.peak_bytes, "effect": effect}
 
     def _steps(self, count: int, cached: bool = False) -> int:
+        """Take steps as `train` does, which notes before each one what it takes to go back; the samples."""
         assert self.session is not None
+        assert self._before is not None
         samples = 0
         for _ in range(count):
             if not cached:
                 begin = time.perf_counter()
                 self._cached = next(self._stream)
                 self._waited += time.perf_counter() - begin
+            self._before.take()
             self.session.step(self._cached)
             samples += batch_size(self._cached)
         if self.session.build.device.type == "cuda":

@@ -5,13 +5,12 @@ A technique claims blocks by name patterns and is called in place of each; no tw
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import fnmatch
 import math
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch import nn
 
 from vivace.technique import Build, Seam
 from vivace.tensors.modules import patched
+from vivace.torch_internals.modules import forward_hooks, own_tensors
 
 FEW = 6  # fewer blocks than this are cut into the repeated parts inside of them
 
@@ -212,22 +212,9 @@ def _kind(modules: tuple[nn.Module, ...]) -> str:
     return repr(shapes)
 
 
-@contextlib.contextmanager
-def holding(modules: Sequence[nn.Module], tensors: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-    """Let modules hold other ``(parameters, buffers)`` inside the block, and their own again afterwards."""
-    before = [(module._parameters, module._buffers) for module in modules]
-    try:
-        for module, (parameters, buffers) in zip(modules, tensors, strict=True):
-            module.__dict__.update(_parameters=parameters, _buffers=buffers)
-        yield
-    finally:
-        for module, (parameters, buffers) in zip(modules, before, strict=True):
-            module.__dict__.update(_parameters=parameters, _buffers=buffers)
-
-
 def held(modules: Sequence[nn.Module]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """The ``(parameters, buffers)`` that each module holds now, for `holding`."""
-    return [(dict(module._parameters), dict(module._buffers)) for module in modules]
+    return [(dict(parameters), dict(buffers)) for parameters, buffers in map(own_tensors, modules)]
 
 
 def foreign_hook(block: Block) -> str:
@@ -238,8 +225,7 @@ def foreign_hook(block: Block) -> str:
     for module in block.tree():
         if (module,) == block.modules:
             continue
-        hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-        if any(not type(hook).__module__.startswith("torch.nn.utils") for hook in hooks):
+        if any(not type(hook).__module__.startswith("torch.nn.utils") for hook in forward_hooks(module)):
             return f"the {type(module).__name__} inside of '{block.name}' has a forward hook"
     return ""
 

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from vivace.errors import Refused
 from vivace.mechanisms.shared_store import SharedStore
+from vivace.torch_internals.loaders import workers_run
 
 CHECKED = 3
 _BYTES_A_PIXEL = {"L": 1, "RGB": 4, "CMYK": 4}  # as Pillow stores them
@@ -53,6 +54,23 @@ class _InPlaceOfLoad:
         raise NotImplementedError
 
 
+class DecodingSeen(_InPlaceOfLoad):
+    """While entered, counts the JPEGs that Pillow decodes in this process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def replacing(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """A wrapper around the decoder that counts its calls."""
+
+        def load(image: Any) -> Any:
+            self.count += 1
+            return original(image)
+
+        return load
+
+
 class KeptDecoding(_InPlaceOfLoad):
     """While entered, a JPEG that was decoded before, by any process that shares `store`, comes from there.
 
@@ -66,6 +84,7 @@ class KeptDecoding(_InPlaceOfLoad):
 
     def replacing(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """From the store, or by `original` and into the store."""
+        from vivace.torch_internals import images
 
         def load(image: Any) -> Any:
             if not _is_fresh(image):
@@ -76,7 +95,7 @@ class KeptDecoding(_InPlaceOfLoad):
                 return original(image)
             found = self.store.get(key, length)
             if found is not None:
-                _give(image, found)
+                images.show(image, found)
                 return original(image)  # with no tile left it does the rest
             room = self.store.reserve(key, length)
             if room is None:
@@ -94,7 +113,9 @@ class KeptDecoding(_InPlaceOfLoad):
 
     def _decode(self, original: Callable[[Any], Any], image: Any, place: memoryview) -> None:
         """Let `original` decode into `place`, which new memory of the image's own would cost as much as."""
-        image.im = ours = _mapped(image, place)
+        from vivace.torch_internals import images
+
+        image.im = ours = images.mapped(image, place)
         original(image)
         if image.im is not ours:  # another decoder gave it memory of its own
             ours.paste(image.im, (0, 0, *image.size))
@@ -125,6 +146,7 @@ class OtherDecoder(_InPlaceOfLoad):
 
     def replacing(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """By `decode` where that gives what `original` gives."""
+        from vivace.torch_internals import images
 
         def load(image: Any) -> Any:
             if not _is_fresh(image) or image.mode == "CMYK" or image.decoderconfig:
@@ -146,7 +168,7 @@ class OtherDecoder(_InPlaceOfLoad):
                 found = image.tobytes("raw", "RGBX" if image.mode == "RGB" else image.mode)
                 self._equal[kind] = self._equal.get(kind, 0) + 1 if found == bytes(pixels) else -1
             else:
-                _give(image, pixels)
+                images.show(image, pixels)
             self._count(0 if self._equal[kind] > 0 else 1)
             return original(image)
 
@@ -230,24 +252,6 @@ def _content(file: Any) -> object:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def _give(image: Any, record: memoryview) -> None:
-    """Let an opened image show a record, as if it had been decoded."""
-    image.im = _mapped(image, record)
-    image.tile = []
-    image.readonly = 1
-    if image._exclusive_fp and image._close_exclusive_fp_after_loading:
-        image.fp.close()
-    image.fp = None
-
-
-def _mapped(image: Any, record: memoryview) -> Any:
-    """An image core that lies in `record`; Pillow copies it before anything changes it."""
-    from PIL import Image
-
-    core: Any = vars(Image)["core"]
-    return core.map_buffer(record, image.size, "raw", 0, (image.mode, 0, 1))
-
-
 def unserved(loader: Any) -> str:
     """Why the workers of a loader not read yet would not inherit what is entered; else empty."""
     if not getattr(loader, "num_workers", 0):
@@ -255,7 +259,7 @@ def unserved(loader: Any) -> str:
     method = (loader.multiprocessing_context or multiprocessing).get_start_method()
     if method != "fork":
         return f"your workers start by {method}, and only forked ones inherit the decoder"
-    return "your persistent workers run already" if getattr(loader, "_iterator", None) is not None else ""
+    return "your persistent workers run already" if workers_run(loader) else ""
 
 
 def require_pillow() -> None:
@@ -263,8 +267,10 @@ def require_pillow() -> None:
     try:
         from PIL import Image
 
+        from vivace.torch_internals import images
+
         image = Image.new("RGB", (1, 1))
-        image.im = _mapped(image, memoryview(bytearray((1, 2, 3, 255))))
+        image.im = images.mapped(image, memoryview(bytearray((1, 2, 3, 255))))
         sound = image.getpixel((0, 0)) == (1, 2, 3)
     except (ImportError, AttributeError, TypeError, ValueError):
         sound = False

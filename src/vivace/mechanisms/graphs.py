@@ -22,11 +22,11 @@ from typing import Any
 import numpy
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_unflatten
 
 from vivace.tensors.modules import patched
+from vivace.torch_internals.modules import form_of_output, has_hooks
+from vivace.torch_internals.tensors import tree_unflatten
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 Signature = tuple[int, ...]  # an argument is a tensor (-1), or a list of so many tensors
 
 
@@ -151,10 +151,10 @@ def trace(owner: nn.Module, signature: Signature) -> tuple[fx.Graph, list[nn.Mod
     tracer = _Tracer()
     concrete = _concrete(owner, signature)
     graph = _without_traces(owner, lambda: tracer.trace(owner, concrete))
-    if isinstance(graph._codegen, fx.graph._PyTreeCodeGen):
+    form = form_of_output(graph)
+    if form is not None:
         (output,) = graph.find_nodes(op="output")  # lists come flat; what is returned keeps its form
-        form: Any = graph._codegen.pytree_info.out_spec
-        output.args = (tree_unflatten(output.args[0], form),)  # type: ignore[arg-type]
+        output.args = (tree_unflatten(output.args[0], form),)
     graph.set_codegen(fx.graph.CodeGen())
     if tracer.asked and all(length < 0 for length in signature):
         raise AsksForTypes("its forward asks for the type of what it is given")
@@ -197,7 +197,7 @@ def facts_of(module: nn.Module) -> dict[str, Any]:
 def is_touched(module: nn.Module) -> bool:
     """Has anybody but Vivace's traces replaced a module's forward, or hooked it?"""
     replaced = vars(module).get("forward")
-    hooked = any(getattr(module, name) for name in _HOOKS)
+    hooked = has_hooks(module)
     return hooked or not (replaced is None or isinstance(replaced, Replacement))
 
 
@@ -294,7 +294,7 @@ def _concrete(owner: nn.Module, signature: Signature) -> dict[str, Any] | None:
         raise Untraceable("it was called with other than its required arguments")
     for name, length in zip(required, signature, strict=True):
         if length >= 0:
-            concrete[name] = [fx._symbolic_trace.PH] * length
+            concrete[name] = [fx.PH] * length  # type: ignore[attr-defined]
     return concrete or None
 
 

@@ -105,7 +105,7 @@ class ScaledOptimizer:
 
     @property
     def param_groups(self) -> Any:
-        """The optimizer's own."""
+        """The wrapped optimizer's parameter groups."""
         return self.optimizer.param_groups
 
     @property

@@ -4,6 +4,11 @@ Only the saved tensors are made again; the graph of the first pass stays, so tha
 functions and accumulation act once. The second pass sees the weights, buffers, random numbers and autocast
 that the first one saw; what could make it differ is refused by name. It ends with the last tensor that is
 needed, and where only cheap operators run again it gets the results of the others handed back.
+
+`torch.utils.checkpoint` without reentry serves compiled blocks here. On eager ones it would lose something:
+its second pass moves BatchNorm's statistics once more, takes the weights as they are by then, makes again
+what the block has returned and so is kept anyway, and knows neither streams of Python and NumPy nor hooks
+that would run twice.
 Source: https://arxiv.org/abs/1604.06174, https://arxiv.org/abs/2205.05198 (selective recomputation)
 """
 
@@ -18,32 +23,28 @@ from typing import Any, NamedTuple
 
 import numpy
 import torch
-from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from vivace.errors import Refused
-from vivace.mechanisms.blocks import Block, foreign_hook, held, holding, is_fake
+from vivace.mechanisms.blocks import Block, foreign_hook, held, is_fake
 from vivace.tensors.trees import map_tensors, tensors
+from vivace.torch_internals.modules import RunningNorm, holding, own_tensors
+from vivace.torch_internals.tensors import (
+    TorchDispatchMode,
+    attention_operators,
+    schema_of,
+    sharing_versions,
+    storage_id,
+    tree_leaves,
+    version_of,
+)
 
-TECHNIQUE = "checkpoint"
 DOUBLE_BACKWARD = "the job takes gradients of gradients (create_graph=True)"
 EXPENSIVE = [  # operators whose results a cheap second pass keeps: what multiplies matrices
-    getattr(torch.ops.aten, name).default
-    for name in (
-        "mm",
-        "addmm",
-        "bmm",
-        "baddbmm",
-        "convolution",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-    )
+    *(getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm", "convolution")),
+    *attention_operators(),
 ]
 _Buffers = set[tuple[int, str]]  # index in the block's tree, and name
 
@@ -51,11 +52,13 @@ _Buffers = set[tuple[int, str]]  # index in the block's tree, and name
 class Recomputer:
     """Runs blocks so that they keep their inputs alone; those named in `cheap` keep `EXPENSIVE` results too.
 
+    Refusals open with the name of the `technique`.
+
     `passes` counts second passes; `released` holds the bytes that the latest first pass of a block let go.
     """
 
-    def __init__(self, device: torch.device, cheap: Collection[str] = ()) -> None:
-        self.device, self.cheap = device, cheap
+    def __init__(self, device: torch.device, technique: str, cheap: Collection[str] = ()) -> None:
+        self.device, self.technique, self.cheap = device, technique, cheap
         self.passes = 0
         self.released: dict[str, int] = {}
         self.changing: dict[str, _Buffers] = {}  # what a block's forward writes, such as BatchNorm's means
@@ -124,9 +127,9 @@ class _Products(TorchDispatchMode):  # type: ignore[misc]
             return function(*arguments, **keywords)
         if self.at is None:
             result = function(*arguments, **keywords)
-            with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+            with sharing_versions():
                 kept = map_tensors(result, torch.Tensor.detach)  # shares the version
-            self.kept.append((function, kept, [t._version for t in tensors(kept)]))
+            self.kept.append((function, kept, [version_of(t) for t in tensors(kept)]))
             return result
         record: tuple[Any, Any, list[int]] = (None, None, [])
         known, kept, _ = self.kept[self.at] if self.at < len(self.kept) else record
@@ -138,13 +141,13 @@ class _Products(TorchDispatchMode):  # type: ignore[misc]
     def close(self, needed: int) -> None:
         """Forget all but the first `needed` results, and those that were changed in place."""
         self.kept = [
-            (function, kept if [t._version for t in tensors(kept)] == versions else None, versions)
+            (function, kept if [version_of(t) for t in tensors(kept)] == versions else None, versions)
             for function, kept, versions in self.kept[:needed]
         ]
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
-        """A later pass."""
+        """Run the block again in the backward pass."""
         self.at = 0
         with self:
             yield
@@ -152,7 +155,7 @@ class _Products(TorchDispatchMode):  # type: ignore[misc]
 
 def _drops(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
     """Is it an attention with dropout?"""
-    names = [argument.name for argument in function._schema.arguments]
+    names = [argument.name for argument in schema_of(function).arguments]
     return bool({**dict(zip(names, arguments, strict=False)), **keywords}.get("dropout_p"))
 
 
@@ -175,7 +178,7 @@ class _Frame:
         self.modules = block.tree()
         self.held = held(self.modules)
         self.fake = any(is_fake(p) for parameters, _ in self.held for p in parameters.values())
-        self.inputs = [(tensor, tensor._version) for tensor in tensors((arguments, keywords))]
+        self.inputs = [(tensor, version_of(tensor)) for tensor in tensors((arguments, keywords))]
         self.fixed: list[tuple[torch.Tensor, int]] = []
         self.streams = self._streams()
         self.autocast = autocasts(owner.device)
@@ -183,51 +186,54 @@ class _Frame:
         self.changing = owner.changing.get(block.name)
         if self.changing is None:
             reason = foreign_hook(block)
-            _require(not reason, f"{reason}, which would run twice")
+            self._require(not reason, f"{reason}, which would run twice")
             self.python = _python_streams()
         still = self._buffers() - self.changing if self.changing is not None else set()
-        self.still = [(b, b._version) for b in (self.held[i][1][name] for i, name in still)]
+        self.still = [(b, version_of(b)) for b in (self.held[i][1][name] for i, name in still)]
         for index, name in self._buffers() - still:
             buffers = self.held[index][1]
             buffers[name] = buffers[name].clone()
 
     def pack(self, tensor: torch.Tensor) -> _Place:
         place, storage = _Place(), tensor.untyped_storage()
+        key = storage_id(storage)
         saved = _Saved(
             weakref.ref(place),
             (tensor.shape, tensor.dtype),
             (tensor.stride(), int(tensor.storage_offset())),
-            storage._cdata,
-            tensor._version,
+            key,
+            version_of(tensor),
             len(self.products.kept) if self.products else 0,
         )
         self.saved.append(saved)
-        if storage._cdata not in self.storages:
+        if key not in self.storages:
             alive = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-            self.storages[storage._cdata] = alive, storage.nbytes()
+            self.storages[key] = alive, storage.nbytes()
         return place
 
     def unpack(self, place: _Place) -> torch.Tensor:
-        _require(not torch.is_grad_enabled(), f"{DOUBLE_BACKWARD}, which '{self.block.name}' cannot repeat")
+        self._require(
+            not torch.is_grad_enabled(), f"{DOUBLE_BACKWARD}, which '{self.block.name}' cannot repeat"
+        )
         if place.tensor is None:
             self._run_again()
         if place.tensor is None:
             raise self._differs()
-        _require(
-            place.tensor._version == place.version,
+        self._require(
+            version_of(place.tensor) == place.version,
             f"the result of '{self.block.name}' is changed in place before its backward pass",
         )
         return place.tensor
 
     def _point(self, results: list[torch.Tensor]) -> None:
         """What the block saved and returned is there anyway; a second pass serves the rest."""
-        returned = {t.untyped_storage()._cdata: t.detach() for t in results}
+        returned = {storage_id(t.untyped_storage()): t.detach() for t in results}
         for number, saved in enumerate(self.saved):
             tensor, place = returned.get(saved.storage), saved.place()
-            same = tensor is not None and (tensor._version, tensor.dtype) == (saved.version, saved.kind[1])
+            same = tensor is not None and (version_of(tensor), tensor.dtype) == (saved.version, saved.kind[1])
             if place is not None and tensor is not None and same:
                 place.tensor = tensor.as_strided(saved.kind[0], *saved.layout)
-                place.version = place.tensor._version
+                place.version = version_of(place.tensor)
             elif place is not None:
                 self.needed = number + 1
 
@@ -235,21 +241,21 @@ class _Frame:
         """The first pass is over: keep what the second one needs, and check that there can be one."""
         name = self.block.name
         if self.changing is None:
-            _require(
+            self._require(
                 _python_streams() == self.python, f"'{name}' draws random numbers from Python or NumPy itself"
             )
             self.changing = self.owner.changing[name] = self._changed()
-        _require(_same(self.inputs), f"'{name}' changes its input in place")
-        _require(_same(self.still), f"'{name}' writes a buffer that it did not write in its first pass")
+        self._require(_same(self.inputs), f"'{name}' changes its input in place")
+        self._require(_same(self.still), f"'{name}' writes a buffer that it did not write in its first pass")
         fixed = [t for parameters, _ in self.held for t in parameters.values() if t is not None]
         fixed += [self.held[i][1][key] for i, key in self._buffers() if (i, key) not in self.changing]
-        self.fixed = [(tensor, tensor._version) for tensor in fixed]
+        self.fixed = [(tensor, version_of(tensor)) for tensor in fixed]
         if all(map(torch.equal, self.streams, self._streams())):
             self.streams = []
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         self._point(results)
         alive = [*fixed, *(t for t, _ in self.inputs), *results]
-        self.owner.released[name] = self._released({t.untyped_storage()._cdata for t in alive})
+        self.owner.released[name] = self._released({storage_id(t.untyped_storage()) for t in alive})
         self.storages.clear()
 
     def _released(self, alive: set[int]) -> int:
@@ -258,12 +264,13 @@ class _Frame:
         if self.products:
             self.products.close(self.saved[self.needed - 1].num_products if self.needed else 0)
             for storage in (t.untyped_storage() for _, kept, _ in self.products.kept for t in tensors(kept)):
-                if storage._cdata not in alive:
-                    sizes[storage._cdata] = 0 if storage._cdata in sizes else -storage.nbytes()
+                key = storage_id(storage)
+                if key not in alive:
+                    sizes[key] = 0 if key in sizes else -storage.nbytes()
         return sum(sizes.values())
 
     def _run_again(self) -> None:
-        _require(
+        self._require(
             _same(self.fixed) and _same(self.inputs),
             f"a weight or an input of '{self.block.name}' is changed in place before its backward pass",
         )
@@ -278,7 +285,7 @@ class _Frame:
             place = saved.place()
             if place is not None and place.tensor is None:
                 place.tensor = tensor.detach()
-                place.version = place.tensor._version
+                place.version = version_of(place.tensor)
             made += 1
             if made == self.needed:
                 raise _Enough
@@ -340,25 +347,26 @@ class _Frame:
         changed: _Buffers = set()
         for index, name in self._buffers():
             module, buffers = self.modules[index], self.held[index][1]
-            now = module._buffers[name]
+            now = own_tensors(module)[1][name]
             same = isinstance(now, torch.Tensor) and (self.fake or torch.equal(now, buffers[name]))
-            if isinstance(module, nn.modules.batchnorm._NormBase) or not same:
+            if isinstance(module, RunningNorm) or not same:
                 changed.add((index, name))
             else:
                 buffers[name] = now
         return changed
 
     def _differs(self) -> Refused:
-        return Refused(f"'{self.block.name}' does not do the same when it runs again").by(TECHNIQUE)
+        return Refused(f"'{self.block.name}' does not do the same when it runs again").by(
+            self.owner.technique
+        )
 
-
-def _require(condition: object, reason: str) -> None:
-    if not condition:
-        raise Refused(reason).by(TECHNIQUE)
+    def _require(self, condition: object, reason: str) -> None:
+        if not condition:
+            raise Refused(reason).by(self.owner.technique)
 
 
 def _same(tensors: list[tuple[torch.Tensor, int]]) -> bool:
-    return all(tensor._version == version for tensor, version in tensors)
+    return all(version_of(tensor) == version for tensor, version in tensors)
 
 
 def autocasts(device: torch.device) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from vivace.errors import Refused
 from vivace.mechanisms.blocks import Block, held, running_batch
 from vivace.technique import Build
 from vivace.tensors.trees import tensors
+from vivace.torch_internals.tensors import storage_id, version_of
 
 LARGE = 8  # statistics, such as the logarithms that attention saves, are far smaller than a block's input
 
@@ -70,7 +71,7 @@ class Store:
         own = [t for pair in held(block.tree()) for group in pair for t in group.values() if t is not None]
         inputs = [t.untyped_storage().nbytes() for t in tensors((arguments, keywords))]
         alive = [*own, *tensors(running_batch(self.build))]
-        visit = Visit(self, {t.untyped_storage()._cdata for t in alive}, max(inputs, default=0) // LARGE)
+        visit = Visit(self, {storage_id(t.untyped_storage()) for t in alive}, max(inputs, default=0) // LARGE)
         self.latest = weakref.ref(visit)
         with saved_tensors_hooks(visit.pack, visit.unpack):
             result = call(*arguments, **keywords)
@@ -80,7 +81,7 @@ class Store:
     def stored(self, tensor: torch.Tensor, visit: Visit) -> Stored:
         """The storage of `tensor` in its other form, made when it is first asked for."""
         storage = tensor.untyped_storage()
-        key = (storage._cdata, tensor._version, tensor.dtype)
+        key = (storage_id(storage), version_of(tensor), tensor.dtype)
         # The reference keeps the storage's address from being used again, and its memory not alive.
         self._known = {k: (r, s) for k, (r, s) in self._known.items() if not r.expired() and s() is not None}
         found = self._known[key][1]() if key in self._known else None
@@ -109,7 +110,7 @@ class Visit:
         """What the graph holds instead of a tensor that it saves."""
         storage = tensor.untyped_storage()
         small = storage.nbytes() < max(1, self.smallest_bytes)
-        if small or storage._cdata in self.alive or not self.store.suits(tensor):
+        if small or storage_id(storage) in self.alive or not self.store.suits(tensor):
             return tensor.detach()
         place = tensor.size(), tensor.stride(), tensor.storage_offset()
         return self.store.stored(tensor, self), place
@@ -132,15 +133,15 @@ class Bfloat16Store(Store):
     """fp32 storages in bfloat16."""
 
     def suits(self, tensor: torch.Tensor) -> bool:
-        """Is it fp32?"""
+        """Is the saved tensor fp32, so that this store takes it?"""
         return tensor.dtype == torch.float32
 
     def put(self, flat: torch.Tensor) -> tuple[Any, int]:
-        """Rounded to nearest."""
+        """The tensor rounded to bfloat16, to nearest."""
         return flat.bfloat16(), 2 * flat.numel()
 
     def get(self, stored: Stored) -> torch.Tensor:
-        """Widened."""
+        """The fp32 tensor of the rounded values."""
         return stored.content.float()  # type: ignore[no-any-return]
 
 
@@ -157,7 +158,7 @@ class Int8Store(Bfloat16Store):
         return ((groups / scales).round_().to(torch.int8), scales, count), groups.numel() + 4 * len(scales)
 
     def get(self, stored: Stored) -> torch.Tensor:
-        """Multiplied out."""
+        """The fp32 tensor: integers times their scales."""
         numbers, scales, count = stored.content
         return (numbers * scales).view(-1)[:count]  # type: ignore[no-any-return]
 

@@ -8,6 +8,7 @@ import math
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from vivace import words
@@ -15,17 +16,16 @@ from vivace.errors import AnswerIsNo, Refused
 from vivace.job import Job
 from vivace.machine import Machine
 from vivace.memory.costs import measure
-from vivace.memory.planner import Decision, decide, pareto, smallest
+from vivace.memory.planner import KEEP, Choice, Decision, decide, pareto, smallest
 from vivace.observing.observe import now, observe
 from vivace.plan import Plan
 from vivace.session.opening import call, first_batches, start
 from vivace.session.session import Session
 from vivace.technique import Numerics, Technique
-from vivace.technique.registry import find, savers
+from vivace.technique.registry import find, lowering_the_peak, savers
 
 ATTEMPTS = 5
 STEPS = 5
-BLOCKS = ("checkpoint", "compress_activations", "offload_activations")  # decide block by block; see costs.py
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,17 +99,9 @@ def cheapest(choosers: Iterable[Chooser], budget_bytes: int, seconds: float = ma
 class TooLittle(AnswerIsNo):
     """No decisions fit; `smallest_bytes` is the smallest peak that was measured."""
 
-    def __init__(self, budget_bytes: int, smallest_bytes: int) -> None:
-        super().__init__(
-            f"no decisions for the blocks bring the peak to {words.size(budget_bytes)}; the smallest "
-            f"measured is {words.size(smallest_bytes)}"
-        )
+    def __init__(self, message: str = "", *, smallest_bytes: int = 0) -> None:
+        super().__init__(message)
         self.smallest_bytes = smallest_bytes
-
-    @property
-    def kind(self) -> str:
-        """What it is elsewhere."""
-        return AnswerIsNo.__name__
 
 
 def choosers(
@@ -130,13 +122,17 @@ def choosers(
 
 def _reliefs(device: str, allow: Numerics) -> list[list[Technique]]:
     """What lowers the peak beside decisions for blocks: what saves memory and does not decide on blocks, two
-    settings of each; the layout of pictures, since convolutions on a CPU copy what lies otherwise; bfloat16.
+    settings of each; and what takes less room for other reasons, such as a layout of pictures with which a
+    CPU's convolutions need no copies, or numbers of 16 bits: the least coarse also with what is exact, the
+    others also with what is less coarse.
     """
-    others = [cls for cls in savers(device, allow) if cls.name not in BLOCKS]
+    others = [cls for cls in savers(device, allow) if not cls.card.by_block]
     exact = [one for cls in others if cls.card.numerics == Numerics.EXACT for one in cls.rescues()[:2]]
     coarser = [one for cls in others if cls.card.numerics > Numerics.EXACT for one in cls.rescues()[:2]]
-    layout, half = find("channels_last")(), find("bf16_autocast")()
-    beside = [[layout], *([layout, one] for one in exact), [half], [half, layout]]
+    smaller = [cls() for cls in lowering_the_peak(device, allow)]
+    beside = []
+    for at, one in enumerate(smaller):
+        beside += [[one], *([one, other] for other in (smaller[:at] if at else exact))]
     return [*([one] for one in exact), *beside, *([one] for one in coarser)]
 
 
@@ -171,7 +167,7 @@ class Chooser:
 
     def choose(self, budget_bytes: int) -> Chosen:
         """The cheapest plan whose measured peak is within the budget. Raises AnswerIsNo."""
-        measured: dict[tuple[str, ...], int] = {}
+        measured: dict[tuple[Choice, ...], int] = {}
         best: Decision | None = None
         for _ in range(ATTEMPTS):
             decision = self.decide(budget_bytes)
@@ -182,7 +178,12 @@ class Chooser:
             if peak <= budget_bytes and (best is None or decision.seconds < best.seconds):
                 best = decision
         if best is None:
-            raise TooLittle(budget_bytes, min(measured.values()))
+            least = min(measured.values())
+            raise TooLittle(
+                f"no decisions for the blocks bring the peak to {words.size(budget_bytes)}; the smallest "
+                f"measured is {words.size(least)}",
+                smallest_bytes=least,
+            )
         peak = measured[best.names]
         plan, curve = self.plan(best), self.curve()
         return Chosen(plan, self.base, best, peak, self.kept_bytes, self.step_seconds, curve)
@@ -228,18 +229,12 @@ def _seconds(session: Session, batch: Any) -> float:
 def plan_of(decision: Decision, names: list[str], base: Plan) -> Plan:
     """`base` with the techniques that carry out a decision for the parts called `names`."""
 
-    def chosen(*words: str) -> tuple[str, ...]:
-        pairs = zip(names, decision.names, strict=True)
-        found = tuple(name for name, word in pairs if word in words)
+    def chosen(technique: str, *words: str) -> tuple[str, ...]:
+        wanted = {Choice(technique, word) for word in words}
+        found = tuple(name for name, choice in zip(names, decision.names, strict=True) if choice in wanted)
         return ("*",) if len(found) == sum(map(bool, names)) else found
 
-    wanted: tuple[dict[str, Any], ...] = (
-        {"blocks": chosen("recompute", "cheap"), "cheap": chosen("cheap")},
-        {"blocks": chosen("compress")},
-        {"blocks": chosen("offload")},
-    )
     plan = base
-    for technique, settings in zip(BLOCKS, wanted, strict=True):
-        if settings["blocks"]:
-            plan = plan.adding(find(technique)(**settings))
+    for technique in dict.fromkeys(choice.technique for choice in decision.names if choice != KEEP):
+        plan = plan.adding(find(technique).deciding(partial(chosen, technique)))
     return plan

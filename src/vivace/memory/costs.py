@@ -16,19 +16,19 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_leaves
 
 from vivace.errors import Refused
 from vivace.mechanisms.blocks import Block, find_blocks, foreign_hook, forwards
-from vivace.mechanisms.recompute import Recomputer, autocasts
-from vivace.mechanisms.saved_tensors import Bfloat16Store, HostStore
-from vivace.memory.planner import Option
+from vivace.mechanisms.recompute import autocasts
+from vivace.memory.planner import KEEP, Choice, Option
 from vivace.observing.observe import now, peak_of
 from vivace.session.session import Session
-from vivace.technique import Numerics
+from vivace.technique import Numerics, Way
+from vivace.technique.registry import savers
 from vivace.tensors.modules import patched
 from vivace.tensors.randomness import capture, restore
 from vivace.tensors.trees import map_tensors, tensors
+from vivace.torch_internals.tensors import storage_id, tree_leaves
 
 FEWEST, MOST = 3, 15  # timed rounds
 ENOUGH_SECONDS = 0.6  # for the rounds of one kind of block
@@ -64,7 +64,7 @@ def measure(session: Session, batch: Any, allow: Numerics) -> list[Part]:
     parts: list[Part] = []
     gradients = 0  # of the blocks that come later: their backward passes are over
     for stretch in reversed(tape.stretches):
-        options = [Option("keep", stretch.held_bytes, stretch.held_bytes, 0.0)]
+        options = [Option(KEEP, stretch.held_bytes, stretch.held_bytes, 0.0)]
         if stretch.name:
             call = tape.calls[stretch.name]
             options = [_times(option, call.count) for option in known[call.kind]]
@@ -100,7 +100,7 @@ class _Tape:
         self.stretches = [_Stretch()]
         own = [t for model in session.build.models for t in (*model.parameters(), *model.buffers())]
         self.seen: dict[int, StorageWeakRef | None] = {
-            tensor.untyped_storage()._cdata: None for tensor in (*own, *tensors(batch))
+            storage_id(tensor.untyped_storage()): None for tensor in (*own, *tensors(batch))
         }
         self.inside: dict[int, int] | None = None  # storages that the running block was the first to save
         self.over = False
@@ -142,7 +142,7 @@ class _Tape:
         self.inside = {}
         result = own(*arguments, **keywords)
         inside, self.inside = self.inside, None
-        returned = {leaf.untyped_storage()._cdata for leaf in _leaves(result)}
+        returned = {storage_id(leaf.untyped_storage()) for leaf in _leaves(result)}
         flowing = sum(inside[storage] for storage in inside.keys() & returned)
         self.stretches[-1].held_bytes += flowing
         self.calls[block.name].held_bytes = sum(inside.values()) - flowing
@@ -156,11 +156,12 @@ class _Tape:
 
     def _save(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in self.seen:
+        key = storage_id(storage)
+        if key not in self.seen:
             # The reference keeps the storage's address from being used again, and its memory not alive.
-            self.seen[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+            self.seen[key] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
             if self.inside is not None:
-                self.inside[storage._cdata] = storage.nbytes()
+                self.inside[key] = storage.nbytes()
             else:
                 self.stretches[-1].held_bytes += storage.nbytes()
         return tensor.detach()
@@ -178,29 +179,24 @@ class _Call:
         self.kind = f"{block.kind} {shapes} {foreign_hook(block)}"
 
     def options(self, session: Session, allow: Numerics) -> list[Option]:
-        """Keep, and whatever this device and promise allow."""
+        """Keep, and whatever techniques offer that this device and promise allow."""
         build, name = session.build, self.block.name
-        whole, cheap = Recomputer(build.device), Recomputer(build.device, {name})
-        ways: dict[str, Around] = {"keep": _plainly, "recompute": whole.around, "cheap": cheap.around}
-        spared: dict[str, dict[str, int]] = {"recompute": whole.released, "cheap": cheap.released}
-        if allow >= Numerics.ROUNDING:
-            store = Bfloat16Store(build, "compress_activations")
-            ways["compress"], spared["compress"] = store.around, store.spared
-        if build.device.type == "cuda":
-            host = HostStore(build, "offload_activations", 2**20)
-            ways["offload"], spared["offload"] = host.around, host.spared
-        peaks: dict[str, int] = {}
-        for way, around in ways.items():
+        ways = {KEEP: Way(_plainly, {})}
+        for cls in savers(build.device.type, allow):
+            offered = cls.ways(build, name) if cls.card.by_block else {}
+            ways |= {Choice(cls.name, word): way for word, way in offered.items()}
+        peaks: dict[Choice, int] = {}
+        for choice, way in ways.items():
             with contextlib.suppress(Refused):  # then the block cannot do that
-                peaks[way] = peak_of(partial(self._run, around), build.device)
-        seconds = self._seconds({way: ways[way] for way in peaks})
+                peaks[choice] = peak_of(partial(self._run, way.around), build.device)
+        seconds = self._seconds({choice: ways[choice].around for choice in peaks})
         found = []
-        for way, peak in peaks.items():
-            held = max(0, self.held_bytes - spared[way][name]) if way != "keep" else self.held_bytes
-            found.append(Option(way, held, max(held, peak), seconds[way]))
+        for choice, peak in peaks.items():
+            held = max(0, self.held_bytes - ways[choice].spared.get(name, 0))
+            found.append(Option(choice, held, max(held, peak), seconds[choice]))
         return [found[0], *(option for option in found[1:] if option.held_bytes < self.held_bytes)]
 
-    def _seconds(self, ways: dict[str, Around]) -> dict[str, float]:
+    def _seconds(self, ways: dict[Choice, Around]) -> dict[Choice, float]:
         """Median seconds that each way takes more than keeping, over rounds in which all take turns."""
         rounds: list[list[float]] = []
         begin = now(self.device)

@@ -27,7 +27,7 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Is there room?"""
+        """Does the predicted peak fit into the usable memory?"""
         return self.needed_bytes <= self.usable_bytes
 
     def to_dict(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from vivace import words
 from vivace.errors import AnswerIsNo
@@ -18,18 +19,28 @@ from vivace.errors import AnswerIsNo
 STATES = 4_000  # above this many states, bytes are rounded up to a grid
 
 
+class Choice(NamedTuple):
+    """What is done with one block: a technique's name and its word for the way, see `Technique.ways`."""
+
+    technique: str
+    word: str
+
+
+KEEP = Choice("", "keep")
+
+
 @dataclasses.dataclass(frozen=True)
 class Option:
     """One decision for one block.
 
     Args:
-        name: ``keep``, ``recompute``, ``cheap``, or a technique's own word.
+        name: what is done.
         held_bytes: what stays for the backward pass, beyond what every decision keeps.
         working_bytes: what lives while the block's backward pass runs; at least `held_bytes`.
         seconds: more than keeping costs, over a step.
     """
 
-    name: str
+    name: Choice
     held_bytes: int
     working_bytes: int
     seconds: float
@@ -39,7 +50,7 @@ class Option:
 class Decision:
     """One option for each block, the peak in bytes above the base, and the seconds that it costs."""
 
-    names: tuple[str, ...]
+    names: tuple[Choice, ...]
     peak_bytes: int
     seconds: float
 
@@ -49,7 +60,7 @@ class _State:
     held: int
     peak: int
     seconds: float
-    names: tuple[str, ...]
+    names: tuple[Choice, ...]
 
 
 def decide(blocks: Sequence[Sequence[Option]], budget_bytes: int) -> Decision:

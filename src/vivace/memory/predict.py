@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vivace.errors import Refused, VivaceError
 from vivace.inspection import inspect
@@ -25,6 +24,8 @@ from vivace.session.session import Session
 from vivace.technique import Build
 from vivace.tensors.modules import modules_of
 from vivace.tensors.trees import map_tensors, tensors
+from vivace.torch_internals.modules import own_tensors
+from vivace.torch_internals.tensors import FakeTensorMode
 
 PARTS = ("parameters", "gradients", "optimizer", "batch", "activations", "temporary")
 STEPS = 2  # the second one finds the optimizer's state
@@ -116,7 +117,7 @@ def _move(models: list[nn.Module], device: torch.device) -> None:
     """Put what was built elsewhere on `device`; tied tensors stay tied. `Module.to` swaps what is watched."""
     moved: dict[int, Any] = {}
     for module in (inner for model in models for inner in model.modules()):
-        for named in (module._parameters, module._buffers):
+        for named in own_tensors(module):
             for name, tensor in named.items():
                 if tensor is None or tensor.device.type == device.type:
                     continue

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from vivace.memory.workspace import workspace_bytes
+from vivace.torch_internals.tensors import TorchDispatchMode, storage_id, tree_leaves
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -50,7 +49,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def note(self, tensor: torch.Tensor) -> int:
         """The key of a tensor's storage; the storage is noted if it is new."""
         storage = tensor.untyped_storage()
-        address = storage._cdata
+        address = storage_id(storage)
         if address not in self._keys:
             end = self._move(storage.nbytes(), self.phase)
             self._keys[address] = len(self.sizes) - 1

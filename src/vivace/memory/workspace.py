@@ -15,7 +15,7 @@ FEW_CHANNELS = 8  # with fewer the input is read as it is
 
 def workspace_bytes(function: Any, arguments: tuple[Any, ...], result: Any) -> int:
     """The most bytes that one call of an operator holds at a time, its results among them."""
-    name = function._schema.name if hasattr(function, "_schema") else ""
+    name = function.name()
     if name == "aten::convolution":
         inputs, weight = arguments[0], arguments[1]
         if not _blocked(inputs):

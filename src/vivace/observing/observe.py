@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +17,8 @@ from vivace.ledger import Observation
 from vivace.operators import MATRIX_CLASSES, class_of, is_operator
 from vivace.session.session import Session
 from vivace.tensors.trees import tensors
+from vivace.torch_internals import compiler
+from vivace.torch_internals.tensors import raw_events
 
 COUNTED_STEPS = 2
 
@@ -46,7 +47,7 @@ def observe(session: Session, batches: list[Any]) -> Observation:
     batch = batches[-1]
     held = live_bytes(session, batch)
     profiler = profile_step(session, batch)
-    events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    events = raw_events(profiler)
     if session.build.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(session.build.device)
         peak += kept_by_graphs(torch.cuda.memory_snapshot())  # type: ignore[no-untyped-call]
@@ -54,7 +55,7 @@ def observe(session: Session, batches: list[Any]) -> Observation:
         peak = held + _highest_sum(events)
     if not _matrix_dtypes(events) and not session.build.own_step:
         uncaptured = profile_step(session, batch, _without_graphs)
-        events = [*events, *uncaptured.profiler.kineto_results.events()]  # type: ignore[union-attr]
+        events = [*events, *raw_events(uncaptured)]
     compiled_graphs, graph_breaks = _dynamo_counters()
     return Observation(
         operators=dict(Counter(e.name() for e in events if is_operator(e.name()))),
@@ -107,13 +108,12 @@ def peak_of(function: Callable[[], Any], device: torch.device) -> int:
         activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
     ) as profiler:
         function()
-    return _highest_sum(profiler.profiler.kineto_results.events())  # type: ignore[union-attr]
+    return _highest_sum(raw_events(profiler))
 
 
 def _without_graphs(session: Session, batch: Any) -> None:
     """A step of which no part is replayed: neither the whole, nor what the compiler captured."""
-    compiled = "torch._dynamo" in sys.modules
-    with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+    with torch.compiler.set_stance("force_eager") if compiler.is_imported() else nullcontext():
         session.plain_step(batch)
 
 
@@ -187,7 +187,7 @@ def _minor_faults() -> int:
 
 def _dynamo_counters() -> tuple[int, int]:
     """Graphs compiled and graph breaks of this process; nothing is imported to find out."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
+    dynamo = compiler.counts()
     if dynamo is None:
         return 0, 0
     counters = dynamo.counters

@@ -8,20 +8,23 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from vivace.inspection.limits import usable_cores
 from vivace.job import Job
 from vivace.ledger import Profile
+from vivace.mechanisms.decoding import DecodingSeen
 from vivace.observing.observe import now, observe, profile_step
 from vivace.operators import seconds_by_class
 from vivace.session.opening import call, endless_batches
 from vivace.session.session import Session
-from vivace.tensors.modules import has_batch_norm, modules_of
+from vivace.tensors.loaders import notices
+from vivace.tensors.modules import DROPOUTS, has_batch_norm, modules_of
 from vivace.tensors.trees import batch_size
 
 TIMED_STEPS, MOST_TIMED_STEPS = 5, 32
@@ -112,7 +115,7 @@ def _features(
     kinds: dict[str, tuple[type[nn.Module], ...]] = {
         "convolution_2d": (nn.Conv2d, nn.ConvTranspose2d),
         "recurrent": (nn.RNNBase, nn.RNNCellBase),
-        "dropout": (nn.modules.dropout._DropoutNd,),
+        "dropout": DROPOUTS,
     }
     found = {name: any(modules_of(model, *classes) for model in models) for name, classes in kinds.items()}
     optimizers = [type(optimizer).__name__ for optimizer in session.optimizers]
@@ -146,7 +149,7 @@ def _loading_limit(parts: dict[str, float], samples: int, loader: Any) -> str:
 
 
 def in_cores(number: int) -> str:
-    """``one core``, ``2 cores``."""
+    """A number of cores in words: ``one core``, ``2 cores``."""
     return "one core" if number == 1 else f"{number} cores"
 
 
@@ -159,4 +162,16 @@ def _loader_facts(loader: Any) -> dict[str, Any]:
         "num_workers": loader.num_workers,
         "batch_size": loader.batch_size,
         "dataset_length": len(dataset) if hasattr(dataset, "__len__") else None,
+        "in_memory": isinstance(getattr(dataset, "dataset", dataset), TensorDataset | list),
+        "decodes_jpeg": _decodes_jpeg(dataset),
     }
+
+
+def _decodes_jpeg(dataset: Any) -> bool:
+    """Does a sample of the dataset decode a JPEG with Pillow? True where no sample can be asked for."""
+    if find_spec("PIL") is None:
+        return False
+    if isinstance(dataset, IterableDataset):
+        return True
+    with DecodingSeen() as seen:
+        return notices(dataset, lambda: seen.count)

@@ -12,7 +12,7 @@ import traceback
 from typing import Any
 
 from vivace import job as jobs
-from vivace.processes.launch import describe
+from vivace.processes.launch import own_error
 from vivace.technique import registry
 
 
@@ -55,6 +55,6 @@ def _begin(head: dict[str, Any]) -> Any:
     return getattr(importlib.import_module(module), name)(job, **head["arguments"])
 
 
-def _describe(error: BaseException) -> dict[str, str]:
+def _describe(error: BaseException) -> dict[str, Any]:
     traceback.print_exception(error)
-    return describe(error)
+    return own_error(error).to_dict()

@@ -24,8 +24,7 @@ from typing import Any
 
 import cloudpickle
 
-from vivace import errors
-from vivace.errors import ChildFailed, JobError, PlanError, TimedOut, VivaceError, ran_out_of_memory
+from vivace.errors import ChildFailed, Code, JobError, PlanError, TimedOut, VivaceError, ran_out_of_memory
 from vivace.files import open_own
 from vivace.job import Job, blame, load
 from vivace.plan import Plan
@@ -151,15 +150,11 @@ class Child:
         try:
             os.write(self._write, message.encode())
         except BrokenPipeError:
-            raise ChildFailed(self._obituary()) from None
+            raise self._obituary() from None
         answer = json.loads(self._line(command, timeout))
         if "error" not in answer:
             return answer["answer"]
-        kind, text = answer["error"]["kind"], answer["error"]["message"]
-        known = getattr(errors, kind, None)
-        if isinstance(known, type) and issubclass(known, VivaceError):
-            raise known(text)
-        raise ChildFailed(text)
+        raise VivaceError.from_dict(answer["error"])
 
     @property
     def pid(self) -> int:
@@ -202,7 +197,7 @@ class Child:
                 raise TimedOut(f"no answer to '{command}' within {timeout:.0f} s: it was stopped")
             chunk = os.read(self._read, 1 << 20)
             if not chunk:
-                raise ChildFailed(self._obituary())
+                raise self._obituary()
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
@@ -223,13 +218,13 @@ class Child:
             raise ChildFailed("the process that starts child processes has died")
         return int(struct.unpack("i", data)[0])
 
-    def _obituary(self) -> str:
+    def _obituary(self) -> ChildFailed:
         code = os.waitstatus_to_exitcode(self._wait())
         if code >= 0:
-            return f"the process ended with exit code {code}"
-        name = signal.Signals(-code).name
-        hint = " (out of memory?)" if name == "SIGKILL" else ""
-        return f"the process died from {name}{hint}"
+            return ChildFailed(f"the process ended with exit code {code}")
+        if -code == signal.SIGKILL:
+            return ChildFailed("the process died from SIGKILL (out of memory?)", code=Code.KILLED)
+        return ChildFailed(f"the process died from {signal.Signals(-code).name}")
 
 
 class _Zygote:
@@ -279,13 +274,10 @@ def preload(names: list[str]) -> None:
     _zygote().preload(names)
 
 
-def describe(error: BaseException) -> dict[str, str]:
-    """An exception as the JSON that travels to the parent; exhausted memory is named as such."""
-    text = f"{type(error).__name__}: {error}".strip()
+def own_error(error: BaseException) -> VivaceError:
+    """An exception as one of Vivace's, which can cross to the parent; exhausted memory is named as such."""
     cause = error.__cause__ if isinstance(error, JobError) else error
-    exhausted = cause is not None and ran_out_of_memory(cause)
-    if isinstance(error, VivaceError) and not exhausted:
-        return {"kind": error.kind, "message": str(error)}
-    if exhausted:
-        return {"kind": "ChildFailed", "message": "out of memory: " + text.split("\n")[0]}
-    return {"kind": "ChildFailed", "message": blame(error)[:500]}
+    if cause is not None and ran_out_of_memory(cause):
+        text = f"{type(error).__name__}: {error}".strip()
+        return ChildFailed("out of memory: " + text.split("\n")[0], code=Code.OUT_OF_MEMORY)
+    return error if isinstance(error, VivaceError) else ChildFailed(blame(error)[:500])

@@ -18,7 +18,9 @@ import struct
 import sys
 from typing import Any
 
-PRELOADED = ("torch", "torch._dynamo", "vivace.session.opening")
+from vivace.torch_internals.compiler import DYNAMO
+
+PRELOADED = ("torch", DYNAMO, "vivace.session.opening")
 
 
 def main(channel: int, parent: int) -> None:

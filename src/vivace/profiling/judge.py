@@ -68,7 +68,7 @@ def judge(
         "step_starts": facts.get("step_starts", []),
         "traced_seconds": facts.get("step_seconds"),
         "busy_share": None if facts.get("busy_seconds") is None else seen.busy_share,
-        "experiments": record.get("experiments") or {},
+        **_experiments(record),
         "work": _work(seen, rows, epochs),
         "loader": record.get("loader"),
         "flags": record.get("flags"),
@@ -80,6 +80,12 @@ def judge(
             "ceilings": machine.ceilings,
         },
     }
+
+
+def _experiments(record: dict[str, Any]) -> dict[str, Any]:
+    """What they found, and how long the script waited for them."""
+    waited = record.get("paused_seconds", 0.0)
+    return {"experiments": record.get("experiments") or {}, "paused_seconds": waited}
 
 
 def _cpu_name(machine: Machine) -> str:

@@ -1,83 +1,29 @@
-"""The pictures of a profile, drawn with matplotlib, in stand-in colours that the page replaces."""
+"""The pictures of a profile: what the loop did when, the roofline, memory over one step."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-import matplotlib
-from matplotlib.figure import Figure
+from markupsafe import Markup
 
 from vivace import words
+from vivace.pages import charts
 
-# Stand-ins: the page replaces each by a CSS variable, so that the pictures follow light and dark.
-COLOURS = {
-    "ink": "#010101",
-    "quiet": "#020202",
-    "rule": "#030303",
-    "grid": "#040404",
-    "data": "#050505",
-    "place": "#060606",
-    "forward": "#070707",
-    "backward": "#080808",
-    "update": "#090909",
-    "communication": "#0a0a0a",
-    "idle": "#0b0b0b",
-    "accent": "#0c0c0c",
-}
 PHASES = ("data", "place", "forward", "backward", "update", "communication", "idle")
-WIDTH = 8.4  # inches; the page scales it
 
 
-def draw_all(document: dict[str, Any]) -> dict[str, Figure]:
-    """Every picture for which the profile holds data."""
-    style: Any = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "vivace",
-        "font.family": "sans-serif",
-        "font.size": 10,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.edgecolor": COLOURS["rule"],
-        "axes.labelcolor": COLOURS["quiet"],
-        "xtick.color": COLOURS["quiet"],
-        "ytick.color": COLOURS["quiet"],
-        "text.color": COLOURS["ink"],
-        "grid.color": COLOURS["grid"],
-        "axes.axisbelow": True,
-    }
-    figures = {}
-    with matplotlib.rc_context(style):  # type: ignore[arg-type]
-        for name, draw in (("timeline", timeline), ("roofline", roofline), ("memory", memory)):
-            figure = draw(document)
-            if figure is not None:
-                figures[name] = figure
-    return figures
-
-
-def _figure(height: float) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    return figure, figure.subplots()
-
-
-def timeline(document: dict[str, Any]) -> Figure | None:
+def timeline(document: dict[str, Any]) -> Markup | None:
     """The traced steps: what the loop did when, from left to right."""
     spans = _whole_timeline(document)
     if not spans:
         return None
-    figure, axes = _figure(1.15)
-    total, starts = document["timeline_seconds"] * 1e3, document["step_starts"]
-    for name, start, end in spans:
-        width = (end - start) * 1e3
-        axes.broken_barh([(start * 1e3, width)], (0, 1), color=COLOURS[name], linewidth=0)
-        if width > 0.07 * total:
-            middle = (start + end) / 2 * 1e3
-            axes.text(middle, 1.12, name, ha="center", va="bottom", fontsize=9, color=COLOURS["quiet"])
-    for start in starts[1:]:
-        axes.axvline(start * 1e3, ymax=0.75, color=COLOURS["ink"], linewidth=1.2)
+    starts = document["step_starts"]
     steps = "one step" if len(starts) == 1 else f"{len(starts)} steps"
-    axes.set(xlim=(0, total), ylim=(0, 1.5), yticks=[], xlabel=f"ms, {steps} under the profiler")
-    axes.spines["left"].set_visible(False)
-    return figure
+    title = f"What the loop did when: {steps} under the profiler"
+    scaled = [(name, start * 1e3, end * 1e3) for name, start, end in spans]
+    marks = [start * 1e3 for start in starts[1:]]
+    return charts.timeline(title, scaled, marks, document["timeline_seconds"] * 1e3, "ms")
 
 
 def _whole_timeline(document: dict[str, Any]) -> list[tuple[str, float, float]]:
@@ -95,7 +41,7 @@ def _whole_timeline(document: dict[str, Any]) -> list[tuple[str, float, float]]:
     return spans
 
 
-def roofline(document: dict[str, Any]) -> Figure | None:
+def roofline(document: dict[str, Any]) -> Markup | None:
     """Operations a second over operations a byte, under the measured roof."""
     ceilings = document["machine"]["ceilings"]
     bandwidth = ceilings.get("copy_device")
@@ -103,72 +49,58 @@ def roofline(document: dict[str, Any]) -> Figure | None:
         document["work"]["precision"], "fp32"
     )
     rates = {key: ceilings[key] for key in ("matmul_fp32", f"matmul_{precision}") if key in ceilings}
-    rows = [r for r in document["roofline"] if r["flops"] and r["bytes"] and r["seconds"]]
+    rows = [row for row in document["roofline"] if row["flops"] and row["bytes"] and row["seconds"]]
     if not bandwidth or not rates or not rows:
         return None
-    figure, axes = _figure(3.6)
     intensities = [row["flops"] / row["bytes"] for row in rows]
-    top = max(rates.values())
-    low = min([*intensities, top / bandwidth]) / 30
-    high = max([*intensities, top / bandwidth]) * 6
-    for key, rate in rates.items():
-        knee = rate / bandwidth
-        axes.plot([low, knee, high], [low * bandwidth, rate, rate], color=COLOURS["quiet"], linewidth=1.2)
-        label = f"{key.replace('_', ' ')}, {words.quantity(rate, 'FLOP/s')}"
-        axes.text(high, rate * 1.12, label, ha="right", va="bottom", fontsize=9, color=COLOURS["quiet"])
-    slope = 3 * low
-    axes.annotate(
-        f"memory, {bandwidth / 1e9:.3g} GB/s", (slope, slope * bandwidth), xytext=(10, -6),
-        textcoords="offset points", va="top", fontsize=9, color=COLOURS["quiet"],
-    )  # fmt: skip
+    speeds = [row["flops"] / row["seconds"] for row in rows]
+    knees = [rate / bandwidth for rate in rates.values()]
+    low, high = min(*intensities, *knees) / 10, max(*intensities, *knees) * 6
+    across = charts.decades(low, high)
+    up = charts.decades(min(low * bandwidth, min(speeds) / 3), max(rates.values()) * 2.4)
     longest = max(row["seconds"] for row in rows)
-    for row, intensity in zip(rows, intensities, strict=True):
-        speed = row["flops"] / row["seconds"]
-        size = 40 + 260 * row["seconds"] / longest
-        axes.scatter([intensity], [speed], s=size, color=COLOURS["accent"], alpha=0.85, linewidth=0)
-        axes.annotate(
-            row["operator"], (intensity, speed), xytext=(10, -4), textcoords="offset points", fontsize=9
+    dots = [
+        charts.Dot(
+            intensity,
+            speed,
+            intensity,
+            intensity,
+            row["operator"],
+            f"{row['operator']}: {words.quantity(speed, 'FLOP/s')}, {words.duration(row['seconds'])}",
+            best=True,
+            radius=3 + 7 * math.sqrt(row["seconds"] / longest),
         )
-    axes.set(
-        xscale="log", yscale="log", xlim=(low, high), xlabel="operations a byte", ylabel="operations a second"
+        for row, intensity, speed in zip(rows, intensities, speeds, strict=True)
+    ]
+    roofs = [
+        [(low, low * bandwidth), (knee, rate), (high, rate)]
+        for knee, rate in zip(knees, rates.values(), strict=True)
+    ]
+    told = ", ".join(
+        f"{key.replace('_', ' ')} {words.quantity(rate, 'FLOP/s')}" for key, rate in rates.items()
     )
-    slowest = min(row["flops"] / row["seconds"] for row in rows)
-    axes.set_ylim(bottom=min(low * bandwidth, slowest / 3), top=top * 2.4)
-    axes.grid(True, linewidth=0.6)
-    axes.minorticks_off()
-    return figure
+    title = f"Operations a second under the roof: {told}, memory {words.quantity(bandwidth, 'B/s')}"
+    tell = (lambda value: f"{value:g}", words.quantity)
+    return charts.scatter(title, dots, across, up, "operations a byte", tell, roofs)
 
 
-def memory(document: dict[str, Any]) -> Figure | None:
+def memory(document: dict[str, Any]) -> Markup | None:
     """Live bytes over the traced step, on top of what stays between steps."""
     found = document["memory"]
     curve = found.get("curve") or []
     if len(curve) < 2:
         return None
-    figure, axes = _figure(2.6)
-    held = found["held_bytes"]
-    scale, unit = _unit(found["peak_bytes"])
+    held, (scale, unit) = found["held_bytes"], _unit(found["peak_bytes"])
     times = [point[0] * 1e3 for point in curve]
     values = [(held + point[1]) / scale for point in curve]
-    axes.fill_between(times, values, held / scale, step="post", color=COLOURS["forward"], linewidth=0)
-    axes.fill_between([0, document["traced_seconds"] * 1e3], held / scale, color=COLOURS["idle"], linewidth=0)
+    end = document["traced_seconds"] * 1e3
+    if times[-1] < end:
+        times, values = [*times, end], [*values, values[-1]]
     at = found["peak_at"]
-    moment, height = at["seconds"] * 1e3, found["peak_bytes"] / scale
-    what = " in ".join(filter(None, [at["operator"], at["module"]]))
-    later = moment > 0.6 * document["traced_seconds"] * 1e3
-    axes.plot([moment], [height], "o", color=COLOURS["accent"])
-    side, shift = ("right", (-8, 4)) if later else ("left", (8, 4))
-    axes.annotate(
-        f"{words.size(found['peak_bytes'])}, {what}",
-        (moment, height),
-        xytext=shift,
-        textcoords="offset points",
-        ha=side,
-        fontsize=9,
-    )
-    axes.set(xlim=(0, document["traced_seconds"] * 1e3), ylim=(0, height * 1.18), xlabel="ms", ylabel=unit)
-    axes.grid(True, axis="y", linewidth=0.6)
-    return figure
+    what = " of ".join(filter(None, [at["operator"], at["module"]]))
+    told = f"at most {words.size(found['peak_bytes'])}, in {what}"
+    peak = (at["seconds"] * 1e3, found["peak_bytes"] / scale, told)
+    return charts.area(f"Live memory over one step, {unit}: {told}", times, values, held / scale, peak, "ms")
 
 
 def _unit(size: float) -> tuple[float, str]:

@@ -99,6 +99,7 @@ job = Job(
     ),
     scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS),
     metric=accuracy,
+    metric_name="accuracy",
     validation=validation,
     epochs=EPOCHS,
 )

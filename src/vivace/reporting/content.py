@@ -14,7 +14,6 @@ from vivace.ledger import Outcome, Ratio, Trial
 from vivace.reporting import phrases
 
 _BASELINES = ("strict_fp32", "default", "tf32")
-_SAME = {"exact": "bit-identical model", "rounding": "same model", "semantics": "same metric"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +125,7 @@ class Content:
     @property
     def speedup(self) -> Ratio | None:
         """The kept plan's ratio against strict fp32."""
-        return _ratio(self.result.get("speedup"))
+        return ratio_of(self.result.get("speedup"))
 
     @property
     def not_measured(self) -> list[tuple[list[str], str, str]]:
@@ -145,12 +144,12 @@ class Content:
             return []
         speeds, notes = self.result.get("baselines") or {}, self.result.get("baseline_notes") or {}
         bars = []
-        for key in _BASELINES:
+        for key in dict.fromkeys((*_BASELINES, *speeds)):
             trial = self._baseline(key)
             fallback = trial.samples_per_second if trial and key not in speeds else None
             value = words.real(speeds.get(key)) or fallback
             note = str(notes.get(key) or (trial.reason if trial else "") or ("" if value else "not measured"))
-            bars.append(Bar(phrases.plan_name({}, f"baseline_{key}"), value, note))
+            bars.append(Bar(phrases.plan_name({key: {}}, f"baseline_{key}"), value, note))
         if self.plan:
             known = self.final.samples_per_second if self.final else None
             start = bars[0].value
@@ -173,7 +172,7 @@ class Content:
     def without_loader(self) -> float | None:
         """How many times faster the kept plan is on one cached batch."""
         measured = self.result.get("input_pipeline") or {}
-        ratio = _ratio(measured.get("plan" if self.plan else "reference"))
+        ratio = ratio_of(measured.get("plan" if self.plan else "reference"))
         return ratio.estimate if ratio else None
 
     @property
@@ -181,7 +180,7 @@ class Content:
         """The cumulative gains, technique by technique."""
         gains: list[Gain] = []
         for step in self.result.get("waterfall") or []:
-            ratio = _ratio(step.get("ratio"))
+            ratio = ratio_of(step.get("ratio"))
             if ratio:
                 gains.append(Gain(str(step.get("step")), gains[-1].ratio.counts if gains else 0.0, ratio))
         return gains
@@ -195,13 +194,12 @@ class Content:
     @property
     def memory(self) -> list[Bar]:
         """Peak memory before and after, beside the budget and the device."""
-        reference = self._baseline("strict_fp32")
-        before = (reference.peak_bytes if reference else None) or self.profile.get("peak_bytes")
+        before, after = self.peaks
         device = (self.machine.get("devices") or [{}])[0]
         bars = [
             Bar("Parameters", words.real(self.profile.get("parameter_bytes"))),
-            Bar("Peak, strict fp32", words.real(before)),
-            Bar("Peak, the plan", words.real(self.final.peak_bytes) if self.final else None, kept=True),
+            Bar("Peak, strict fp32", before),
+            Bar("Peak, the plan", after, kept=True),
             Bar("Budget", words.real(self.run.get("memory_bytes"))),
             Bar("Device", words.real(device.get("memory_bytes"))),
         ]
@@ -238,24 +236,6 @@ class Content:
         return [(name, str(value)) for name, value in told if value not in (None, "", words.UNKNOWN)]
 
     @property
-    def sentence(self) -> tuple[str, str]:
-        """The honest answer in one sentence, cut after its figure: "2.31×" and " (2.24–2.38) faster ..."."""
-        speedup, promise = self.speedup, str(self.result.get("promise") or "").upper()
-        if not self.tuned:
-            return "", self.trained
-        if not self.result or (self.result.get("interrupted") and not self.plan):
-            return "", self._unfinished()
-        if self.outcome in phrases.ENDINGS or speedup is None:
-            return "", phrases.ENDINGS.get(self.outcome, phrases.ENDINGS[Outcome.NOTHING_HELPS])
-        if self.broken:
-            return "", "Not the same model"
-        if speedup.low <= 1:
-            rest = f"Not faster beyond noise, {words.ratio(speedup)} of strict fp32's speed"
-            return "", f"{rest}; {self._promise(promise)}"
-        bounds = words.interval(speedup.low, speedup.high)
-        return words.speed(speedup), f" ({bounds}) faster than strict fp32; {self._promise(promise)}"
-
-    @property
     def outcome(self) -> Outcome:
         """How the search ended; records of before this was told are read by their plan and verdict."""
         told = self.result.get("outcome")
@@ -271,32 +251,6 @@ class Content:
         return bool(self.plan) and self.verdict.get("kept") is False and self.verdict.get("steps") != 0
 
     @property
-    def why(self) -> str:
-        """What more is known than the sentence says: why there is no plan, or what a broken promise is."""
-        if self.broken:
-            promise = str(self.result.get("promise") or "").upper()
-            reason = str(self.verdict.get("reason") or "")
-            told = f"{self._promise(promise)}{': ' if reason else ''}{reason}"
-            return f"{told}. It ran at {words.ratio(self.speedup)} of strict fp32's speed"
-        return str(self.result.get("reason") or "") if self.outcome in phrases.ENDINGS else ""
-
-    @property
-    def longer(self) -> str:
-        """The plan for longer trainings, and from how many steps on it wins; empty where there is none."""
-        plan = self.result.get("long_plan")
-        if not isinstance(plan, dict):
-            return ""
-        speedup = _ratio(plan.get("speedup"))
-        return phrases.longer(
-            phrases.plan_name(plan.get("plan") or {}),
-            speedup,
-            plan.get("from_steps"),
-            plan.get("warmup_seconds"),
-            str(plan.get("plan_path")),
-            verified=bool(plan.get("verified")),
-        )
-
-    @property
     def loading(self) -> str:
         """Whether this host can feed the step, and what helped it; empty where that was no limit."""
         features = self.profile.get("features")
@@ -304,87 +258,54 @@ class Content:
         return str(self.result.get("loading") or beforehand or "")
 
     @property
-    def headline(self) -> str:
-        """The honest answer as plain text."""
-        return "".join(self.sentence)
-
-    def _promise(self, promise: str) -> str:
-        kept = self.verdict.get("kept")
-        if kept is None:
-            return f"promise {promise} not verified".replace("  ", " ")
-        if not kept:
-            return f"The promise {promise} is broken".replace("  ", " ")
-        return f"{_SAME.get(promise.lower(), 'same model')}: promise {promise} kept"
-
-    def _unfinished(self) -> str:
-        best = self.best
-        if best is None:
-            return "Interrupted before anything faster was found: train as you do"
-        found = f"best so far {words.ratio(best.ratio)} by {best.name}"
-        return f"Interrupted; {found}, neither confirmed nor verified"
-
-    @property
     def trained(self) -> str:
-        """What a training run ended with."""
+        """How long a training run was, and what it ended with."""
         last = self.metrics[-1] if self.metrics else {}
         taken = words.real(self.training.get("steps")) or words.real(last.get("step"))
         epochs, metric = self.training.get("epochs"), self.training.get("metric", last.get("metric"))
-        metric_data = self.training.get("metric_data", last.get("metric_data"))
         parts = [
-            f"Trained {int(taken or 0):,} steps" + (f" in {words.count(epochs, 'epoch')}" if epochs else "")
+            words.count(int(taken or 0), "step") + (f" in {words.count(epochs, 'epoch')}" if epochs else "")
         ]
         measured = words.real(metric) is not None
-        parts += [f"{phrases.metric(metric_data)} {words.number(metric)}"] if measured else []
+        facts = {**last, **self.training}
+        of = " on the validation data" if facts.get("metric_data") == "validation" else ""
+        parts += [f"{phrases.metric(facts)}{of} {words.number(metric)}"] if measured else []
         loss = words.real(self.training.get("loss", last.get("loss")))
-        return "; ".join(parts + ([f"loss {words.number(loss)}"] if loss is not None else []))
+        told = "; ".join(parts + ([f"training loss {words.number(loss)}"] if loss is not None else []))
+        return ". ".join(filter(None, (told, self._watched())))
+
+    def _watched(self) -> str:
+        """What repeating steps of a training run under the reference found."""
+        found = self.training.get("watched")
+        if not isinstance(found, dict) or not words.real(found.get("steps")):
+            return ""
+        same = "the same model" if found.get("kept") is True else "not the same model"
+        worst, limit = (words.real(found.get(key)) for key in ("worst", "limit"))
+        far = f"; worst {worst:.1f} of {limit:.0f}" if worst is not None and limit is not None else ""
+        cost = words.percent(found.get("share"))
+        return f"Watched {words.count(found['steps'], 'step')}: {same}{far}; it cost {cost}"
+
+    @property
+    def late_steps(self) -> float | None:
+        """The steps after which the warm-up is gained back, where one whole training is shorter."""
+        after = words.real(self.result.get("break_even_steps"))
+        return after if after is not None and self.job_steps is not None and after > self.job_steps else None
 
     @property
     def job_steps(self) -> float | None:
-        """The steps of one whole training, where the plan's warm-up costs more of them."""
-        after, steps = (words.real(self.result.get(key)) for key in ("break_even_steps", "job_steps"))
-        return steps if after is not None and steps is not None and after > steps else None
+        """The steps of one whole training, where they are known."""
+        return words.real(self.result.get("job_steps"))
 
     @property
-    def facts(self) -> list[tuple[str, str]]:
-        """The few figures that stand under the sentence."""
-        pays = phrases.steps(self.result.get("break_even_steps")) if self.plan else words.UNKNOWN
-        late = f"; the job takes {self.job_steps:,.0f}" if self.job_steps else ""
-        speeds = [
-            ("over PyTorch's defaults", words.times(self.over_default)),
-            ("pays for itself after" + late, pays),
-            *self._training_facts(),
-            ("more, if loading data cost nothing", words.times(self.without_loader)),
-        ]
-        told = [
-            *(speeds if not self.broken else ()),
-            ("peak memory", words.size(self.final.peak_bytes) if self.final else words.UNKNOWN),
-            ("trials, " + words.duration(self.result.get("seconds")), str(len(self.trials) or words.UNKNOWN)),
-        ]
-        trained = [
-            ("training took", words.duration(self.training.get("seconds"))),
-            ("samples a second", words.number(self.training.get("samples_per_second") or None)),
-            ("resumed from step", words.number(self.training.get("resumed_from_step") or None)),
-        ]
-        facts = [(n.removesuffix(f", {words.UNKNOWN}"), v) for n, v in (told if self.tuned else []) + trained]
-        return [(name, value) for name, value in facts if value != words.UNKNOWN]
-
-    def _training_facts(self) -> list[tuple[str, str]]:
-        """What one whole training takes, and the warm-up where nothing is compiled, where that is longer."""
-        found = self.result.get("training_seconds") or {}
-        before, after = words.real(found.get("reference")), words.real(found.get("plan"))
-        told = []
-        if before is not None and after is not None:
-            steps = words.number(self.result.get("job_steps"))
-            name = f"steps and warm-up of one training ({steps} steps)"
-            told.append((name, f"{words.duration(before)} → {words.duration(after)}"))
-        warm, cold = (words.real(self.result.get(f"{key}warmup_seconds")) for key in ("", "cold_"))
-        if warm is not None and cold is not None and cold > 2 * warm + 1:
-            name = f"warm-up on this machine; {words.duration(cold)} where nothing is compiled yet"
-            told.append((name, words.duration(warm)))
-        return told
+    def peaks(self) -> tuple[float | None, float | None]:
+        """Peak bytes of strict fp32 and of the plan."""
+        reference = self._baseline("strict_fp32")
+        before = (reference.peak_bytes if reference else None) or self.profile.get("peak_bytes")
+        return words.real(before), words.real(self.final.peak_bytes) if self.final else None
 
 
-def _ratio(document: Any) -> Ratio | None:
+def ratio_of(document: Any) -> Ratio | None:
+    """A ratio as it was written; None for everything else."""
     if not isinstance(document, dict):
         return None
     values = [words.real(document.get(key)) for key in ("estimate", "low", "high")]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from markupsafe import Markup
+
 from vivace import words
 from vivace.ledger import Ratio
-from vivace.reporting import charts
+from vivace.pages import charts
 from vivace.reporting.content import Content
 
 _MIB = 2**20
@@ -29,7 +31,7 @@ class Size:
     fastest: bool
 
 
-def pareto(content: Content) -> charts.Plot | None:
+def pareto(content: Content) -> Markup | None:
     """Slowdown in per cent against peak memory in MiB: the curve, and the decisions that were taken."""
     choice = content.curves.get("memory", {})
     step, pairs = words.real(choice.get("step_seconds")), choice.get("curve") or []
@@ -40,10 +42,11 @@ def pareto(content: Content) -> charts.Plot | None:
     places = [size / _MIB for size, _ in points]
     slower = [100 * seconds / step for _, seconds in points]
     taken, cost = words.real(choice.get("peak_bytes")), words.real(choice.get("seconds"))
-    if taken is None or cost is None:
-        return charts.plot(places, {"reference": slower})
-    lines = {"reference": [*slower, None], "points": [*[None] * len(points), 100 * cost / step]}
-    return charts.plot([*places, taken / _MIB], lines)
+    lines: dict[str, list[Any]] = {"reference": slower}
+    if taken is not None and cost is not None:
+        places = [*places, taken / _MIB]
+        lines = {"reference": [*slower, None], "points": [*[None] * len(points), 100 * cost / step]}
+    return charts.lines("More time a step, %", places, lines, unit="peak memory, MiB")
 
 
 def sentence(content: Content) -> str:
@@ -75,7 +78,7 @@ def sizes(content: Content) -> list[Size]:
     return [dataclasses.replace(size, fastest=bool(speeds) and size.speed == max(speeds)) for size in found]
 
 
-def speeds(content: Content) -> list[tuple[str, charts.Plot]]:
+def speeds(content: Content) -> list[Markup]:
     """Samples a second against the batch's size, and its peak memory in MiB; nothing below two sizes."""
     able = [size for size in sizes(content) if size.speed and size.peak_bytes]
     places = [size.samples for size in able]
@@ -83,24 +86,21 @@ def speeds(content: Content) -> list[tuple[str, charts.Plot]]:
         "Samples a second": [size.speed for size in able],
         "Peak memory, MiB": [(size.peak_bytes or 0.0) / _MIB for size in able],
     }
-    plots = [(title, _dotted(places, ys)) for title, ys in titled.items()]
-    return [(title, plot) for title, plot in plots if plot is not None and len(able) > 1]
+    plots = [_dotted(title, places, values) for title, values in titled.items()]
+    return [plot for plot in plots if plot is not None and len(able) > 1]
 
 
-def _dotted(places: list[int], values: list[Any]) -> charts.Plot | None:
+def _dotted(title: str, places: list[int], values: list[Any]) -> Markup | None:
     """A line with a dot and a tick at each place."""
     apart = [each for place in places for each in (place, None)]
     dots = [each for value in values for each in (value, None)]
     empty: list[Any] = [None] * len(places)
     lines = {"plan": [*values, *empty, *empty], "points": [*empty, *dots]}
-    plot = charts.plot([*places, *apart], lines, origin=True)
-    if plot is None:
-        return None
     ticks: list[int] = []
     for place in places:
         if not ticks or place - ticks[-1] > (places[-1] - places[0]) / 12:
             ticks.append(place)
-    return dataclasses.replace(plot, across=dataclasses.replace(plot.across, ticks=tuple(ticks)))
+    return charts.lines(title, [*places, *apart], lines, origin=True, unit="samples at once", ticks=ticks)
 
 
 def advice(content: Content) -> str:

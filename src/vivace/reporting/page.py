@@ -6,19 +6,23 @@ import os
 import shlex
 import statistics
 import webbrowser
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jinja2
+from markupsafe import Markup
 
 from vivace import words
 from vivace.files import replace_text
 from vivace.ledger import Ratio
-from vivace.reporting import charts, memory, phrases
-from vivace.reporting.content import Content
+from vivace.pages import charts, sameness
+from vivace.pages import render as pages
+from vivace.reporting import memory, phrases
+from vivace.reporting.answering import answer
+from vivace.reporting.content import Bar, Content
 from vivace.reporting.reading import load
 
-_TEMPLATES = Path(__file__).parent / "templates"
+_TEMPLATE = Path(__file__).parent / "templates" / "report.html.jinja"
 
 
 def report(folder: str | os.PathLike[str], *, open_page: bool = False) -> Path:
@@ -37,47 +41,80 @@ def report(folder: str | os.PathLike[str], *, open_page: bool = False) -> Path:
 
 def render(content: Content) -> str:
     """The page as text. Every value is escaped."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    named = (
-        words.number,
-        words.times,
-        words.speed,
-        words.ratio,
-        words.percent,
-        words.size,
-        words.duration,
-        phrases.steps,
-    )
-    environment.filters.update({filter.__name__: filter for filter in named})
-    environment.filters["setting"] = phrases.setting
     curves = content.verdict.get("curves") or {}
-    return environment.get_template("page.html.jinja").render(
+    return pages.render(
+        _TEMPLATE,
+        answer(content),
         content=content,
-        words=words,
+        setting=phrases.setting,
+        steps=phrases.steps,
+        plain=sameness.plain,
         again=f"vivace report {shlex.quote(str(content.folder))}",
-        bars=_lengths([bar.value for bar in content.baselines]),
-        memory_bars=_lengths([bar.value for bar in content.memory]),
-        waterfall=charts.linear(0.0, max([1.0, *(_top(g.ratio) for g in content.waterfall)]) * 1.02, 6),
+        baselines=_bars(content.baselines, words.number),
+        waterfall=_waterfall(content),
         ratios=charts.ratios(v for r in content.measured for v in (r.ratio.low, _top(r.ratio))),
-        predicted=charts.ratios(v for p in content.predictions for v in (p.low, p.high, *_ends(p.ratio))),
-        loss=_loss(curves),
-        difference=_difference(curves),
+        predictions=_predictions(content),
+        verdict_curves=_verdict_curves(curves),
         training=_training(content),
+        memory_bars=_bars(content.memory, words.size),
         memory_curve=memory.pareto(content),
         memory_sentence=memory.sentence(content),
         batch_sizes=memory.sizes(content),
         batch_plots=memory.speeds(content),
         batch_advice=memory.advice(content),
+        step_shares=_step_shares(content),
     )
 
 
-def _ends(ratio: Any) -> tuple[float, float]:
-    return ratio.low, ratio.high
+def _bars(bars: list[Bar], tell: Callable[[Any], str]) -> Markup | None:
+    shares = charts.lengths([bar.value for bar in bars])
+    rows = [
+        charts.Row(
+            bar.name,
+            charts.bar(share, "plan" if bar.kept else "plain"),
+            tell(bar.value),
+            note=bar.note,
+            kept=bar.kept,
+        )
+        for bar, share in zip(bars, shares, strict=True)
+    ]
+    return charts.rows(rows) if rows else None
+
+
+def _waterfall(content: Content) -> Markup | None:
+    gains = content.waterfall
+    scale = charts.linear(0.0, max([1.0, *(_top(gain.ratio) for gain in gains)]) * 1.02, 6)
+    rows = [
+        charts.Row(
+            gain.name,
+            charts.step(scale, gain.before, gain.ratio.counts, gain.ratio.low, gain.ratio.high),
+            words.speed(gain.ratio),
+            words.change(gain.before, gain.ratio.counts) if gain.before else "",
+        )
+        for gain in gains
+    ]
+    return charts.rows(rows, scale) if rows else None
+
+
+def _predictions(content: Content) -> Markup | None:
+    found = content.predictions
+    scale = charts.ratios(v for p in found for v in (p.low, p.high, p.ratio.low, p.ratio.high))
+    rows = []
+    for each in found:
+        ratio, kind = each.ratio, "plan" if each.held else "bad"
+        drawing = charts.predicted(scale, (each.low, each.high), ratio.low, ratio.estimate, ratio.high, kind)
+        rows.append(
+            charts.Row(each.name, drawing, words.times(ratio.estimate), words.interval(each.low, each.high))
+        )
+    return charts.rows(rows, scale) if rows else None
+
+
+def _step_shares(content: Content) -> Markup | None:
+    shares = content.profile.get("shares")
+    known = {
+        name: words.real(share) or 0.0 for name, share in (shares.items() if isinstance(shares, dict) else ())
+    }
+    return charts.shares(known, "Shares of the step") if known else None
 
 
 def _top(ratio: Ratio) -> float:
@@ -85,37 +122,32 @@ def _top(ratio: Ratio) -> float:
     return min(ratio.high, 2 * ratio.counts)
 
 
-def _lengths(values: list[float | None]) -> list[float]:
-    """Bar lengths in percent of the longest."""
-    longest = max([value for value in values if value] or [1.0])
-    return [round(100 * (value or 0.0) / longest, 2) for value in values]
-
-
-def _loss(curves: dict[str, Any]) -> charts.Plot | None:
-    lines = {name: curves.get(name) or [] for name in ("plan", "reference")}
-    return charts.plot(curves.get("steps") or [], lines, (curves.get("low") or [], curves.get("high") or []))
-
-
-def _difference(curves: dict[str, Any]) -> charts.Plot | None:
-    """The plan's loss and the envelope minus the reference: what the loss curves are too coarse to show."""
-    sides = []
+def _verdict_curves(curves: dict[str, Any]) -> list[Markup]:
+    """The losses, and their difference from the reference: what the loss curves are too coarse to show."""
+    steps, sides = curves.get("steps") or [], []
     for name in ("plan", "low", "high"):
         pairs = zip(curves.get(name) or [], curves.get("reference") or [], strict=False)
         known = [(words.real(value), words.real(base)) for value, base in pairs]
         sides.append([None if value is None or base is None else value - base for value, base in known])
-    return charts.plot(curves.get("steps") or [], {"plan": sides[0]}, (sides[1], sides[2]))
+    losses = {name: curves.get(name) or [] for name in ("plan", "reference")}
+    band = (curves.get("low") or [], curves.get("high") or [])
+    drawn = (
+        charts.lines("Loss", steps, losses, band),
+        charts.lines("Loss minus strict fp32", steps, {"plan": sides[0]}, (sides[1], sides[2])),
+    )
+    return [plot for plot in drawn if plot is not None]
 
 
-def _training(content: Content) -> list[tuple[str, charts.Plot]]:
+def _training(content: Content) -> list[Markup]:
     """One chart for each of loss, metric and speed that a training run wrote; a point is a mean of steps."""
     found = []
-    for key, title in (("loss", "Loss"), ("metric", "Metric"), ("samples_per_second", "Samples a second")):
+    titles = (("loss", "Training loss"), ("metric", "Metric"), ("samples_per_second", "Samples a second"))
+    for key, title in titles:
         lines = [line for line in content.metrics if words.real(line.get(key)) is not None]
         groups = charts.thin(lines)
         means = [statistics.fmean(line[key] for line in group) for group in groups]
-        plot = charts.plot(
-            [group[-1]["step"] for group in groups], {"plan": means}, origin=key == "samples_per_second"
-        )
+        steps = [group[-1]["step"] for group in groups]
+        plot = charts.lines(title, steps, {"plan": means}, origin=key == "samples_per_second")
         if plot is not None and len(means) > 1:
-            found.append((title, plot))
+            found.append(plot)
     return found

@@ -8,15 +8,15 @@ from typing import Any
 
 from vivace import words
 from vivace.inspection.table import ceiling_in_words
-from vivace.ledger import Outcome, Ratio
+from vivace.ledger import Outcome
 
 REFERENCE = "strict fp32"
-METRIC = {"training": "metric on the training data"}  # by what it is of; else the metric alone
 ENDINGS = {  # of a search that has no faster plan
     Outcome.NOTHING_HELPS: "Nothing was faster beyond noise: train as you do",
     Outcome.NONE_KEPT: "Nothing faster kept its promise: train as you do",
     Outcome.COULD_NOT_MEASURE: "Nothing could be measured, and nothing is decided",
     Outcome.NOTHING_TRIED: "Nothing was tried, and nothing is decided",
+    Outcome.TOO_SHORT: "This training is too short to tune: train as you do",
 }
 _ROLES = {
     "baseline_strict_fp32": REFERENCE,
@@ -25,9 +25,10 @@ _ROLES = {
 }
 
 
-def metric(data: Any) -> str:
+def metric(facts: Mapping[str, Any]) -> str:
     """The metric's name, which says where it is of the data that were trained on."""
-    return METRIC.get(str(data), "metric")
+    name = str(facts.get("metric_name") or "metric")
+    return f"{name} on the training data" if facts.get("metric_data") == "training" else name
 
 
 def steps(value: Any) -> str:
@@ -39,17 +40,6 @@ def steps(value: Any) -> str:
         return words.UNKNOWN
     whole = math.ceil(found)
     return "at once" if whole <= 0 else words.count(whole, "step")
-
-
-def longer(
-    name: str, speedup: Ratio | None, steps: Any, warmup_seconds: Any, path: str, *, verified: bool
-) -> str:
-    """A plan that wins in longer trainings only."""
-    judged = "promise kept" if verified else "not verified yet"
-    return (
-        f"For trainings of {words.number(steps)} steps and more: {name}, {words.ratio(speedup)}, after a "
-        f"warm-up of {words.duration(warmup_seconds)}; {judged}; saved as {path}"
-    )
 
 
 def setting(settings: Mapping[str, Any]) -> str:

@@ -40,7 +40,10 @@ def load(folder: Path) -> Content:
         last["verdict"] = {**(last["verdict"] if agree else {}), **final}
     elif last["result"].get("plan") and last["result"]["plan"] != last["verdict"].get("plan"):
         last["verdict"] = {}  # it is of another plan
-    by_step = {step: line for line in metrics if (step := words.real(line.get("step"))) is not None}
+    by_step: dict[float, dict[str, Any]] = {}
+    for line in metrics:
+        if (step := words.real(line.get("step"))) is not None:
+            by_step[step] = {**by_step.get(step, {}), **line}  # a watched step has two lines
     return Content(
         folder=folder,
         trials=tuple(trials),

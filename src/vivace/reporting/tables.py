@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -13,7 +14,10 @@ from rich.text import Text
 
 from vivace import words
 from vivace.errors import printable
+from vivace.pages.answer import ending
+from vivace.pages.sameness import plain
 from vivace.reporting import memory, phrases
+from vivace.reporting.answering import answer
 from vivace.reporting.content import Content
 from vivace.reporting.reading import load
 
@@ -22,14 +26,12 @@ def terminal(folder: str | os.PathLike[str], console: Console) -> None:
     """Print a run's report to `console`. Raises FolderError where the folder is missing or holds no run."""
     content = load(Path(folder))
     console.print()
-    console.print(_text(content.headline + ".", "bold red" if content.broken else "bold"))
-    for text in (content.why, content.longer):
-        if text:
-            console.print(_text(text + "."))
-    if content.loading:
-        console.print(_text(f"Loading: {content.loading}."))
-    if content.result.get("interrupted"):
-        console.print(Text("The run was interrupted: this is the best it had found.", style="yellow"))
+    ending(dataclasses.replace(answer(content), page=""), console)
+    details(content, console)
+
+
+def details(content: Content, console: Console) -> None:
+    """All that lies behind an answer, as tables."""
     tables = (
         _facts(content),
         _plan(content),
@@ -82,7 +84,7 @@ def _text(text: str, style: str = "") -> Text:
 
 
 def _facts(content: Content) -> Table:
-    return _fill(Table.grid(padding=(0, 2)), *((value, name) for name, value in content.facts))
+    return _fill(Table.grid(padding=(0, 2)), *((value, name) for name, value in answer(content).facts))
 
 
 def _plan(content: Content) -> Table:
@@ -143,15 +145,14 @@ def _predictions(content: Content) -> Table:
 def _checks(content: Content) -> Table:
     rows = (
         (
-            str(check.get("name")),
-            *(words.number(check.get(key)) for key in ("value", "envelope", "limit")),
+            plain(str(check.get("name"))),
+            *(words.number(check.get(key)) for key in ("score", "limit", "value", "envelope")),
             "not judged" if check.get("kept") is None else "yes" if check["kept"] else "NO",
         )
         for check in content.checks
     )
-    return _fill(
-        _table("Is it the same model?", "check", "value", "envelope", "limit", "kept", numbers=4), *rows
-    )
+    columns = ("check", "envelopes", "allowed", "value", "envelope", "kept")
+    return _fill(_table("Is it the same model?", *columns, numbers=5), *rows)
 
 
 def _memory(content: Content) -> Table:

@@ -8,7 +8,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from vivace.data.damage import Damage
-from vivace.data.order import ordered, require_index
+from vivace.data.order import isolated, ordered, require_index
 from vivace.errors import InputError, JobError, VivaceError, ran_out_of_memory
 from vivace.inspection import inspect
 from vivace.job import Job, blame
@@ -28,6 +28,7 @@ from vivace.plan import Plan
 from vivace.session.session import Session
 from vivace.technique import Build
 from vivace.tensors.precision import set_fp32_precision
+from vivace.tensors.randomness import Streams, derive
 from vivace.tensors.trees import tensors
 
 LOOKING_SECONDS = 3.0
@@ -292,16 +293,29 @@ def endless_batches(
     pass, is made anew. Raises JobError where a pass is empty.
     """
     for epoch in itertools.count():
-        drawn, fed = 0, ordered(loader, seed=seed, epoch=0 if again else epoch, damage=Damage(job.damaged))
-        for drawn, batch in enumerate(itertools.islice(session.batches(fed), again), 1):  # noqa: B007
+        number = 0 if again else epoch
+        drawn, source = 0, ordered(loader, seed=seed, epoch=number, damage=Damage(job.damaged))
+        batches = fed(session, source, derive(seed, number, "feed"))
+        for drawn, batch in enumerate(itertools.islice(batches, again), 1):  # noqa: B007
             if batch is not None:
                 yield batch
         if not drawn:
             raise JobError("the Job's data() gave no batch when it was read again")
         if isinstance(loader, Iterator):
             loader = call(job, "data")
-        elif isinstance(fed, DataLoader):
-            loader = fed
+        elif isinstance(source, DataLoader):
+            loader = source
+
+
+def fed(session: Session, loader: Iterable[Any], seed: int) -> Iterator[Any]:
+    """One pass over what `ordered` gave, as the plan feeds it, leaving the training's random streams alone.
+
+    Such a loader draws nothing from them itself; what techniques put around it draws from streams that begin
+    at `seed`. Nothing is read, and no worker started, before the first batch is asked for.
+    """
+    with Streams(seed):
+        batches = session.seams.batches(loader)
+    yield from loader if batches is loader else isolated(lambda: batches, seed)
 
 
 def checked_step(session: Session, batch: Any) -> float:

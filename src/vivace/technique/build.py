@@ -133,7 +133,10 @@ class Build:
         try:
             return function(following, loader)
         except Refused as refused:  # the plan is for the training data: these are read as ever
-            self.notes.setdefault("validation_as_ever", {})[technique] = str(refused)
+            self.facts.validation_left_alone = {
+                **(self.facts.validation_left_alone or {}),
+                technique: str(refused),
+            }
             return following(loader)
 
     def _may_touch(self, seam: Seam) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vivace.errors import InputError
@@ -63,6 +64,12 @@ class Card:
     Args:
         saves_memory: what it keeps out of memory: ``activations``, or ``states`` of the weights (gradients,
             optimizer). It is tried where a job does not fit; see `Technique.rescues`.
+        by_block: it saves memory in each block of the model by itself, in ways that a memory budget chooses
+            among; see `Technique.ways`.
+        lowers_peak: what it computes takes less room while a step runs; tried within a memory budget, too.
+        cuts_batches: it runs a batch in pieces, in more of them where a run is out of memory; see
+            `Technique.in_pieces`.
+        baseline: the name under which its speed alone stands among the baselines of every report.
         averages_ranks: it makes several ranks train one model.
         compiles: it is slow to start, and compiled code draws random numbers in an order of its own.
         captures: it replays a recorded step, in which no Python runs.
@@ -78,6 +85,10 @@ class Card:
     measured_on: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     saves_memory: Literal["", "activations", "states"] = ""
+    by_block: bool = False
+    lowers_peak: bool = False
+    cuts_batches: bool = False
+    baseline: str = ""
     averages_ranks: bool = False
     compiles: bool = False
     captures: bool = False
@@ -89,6 +100,19 @@ class Card:
                 f"a card with numerics=ROUNDING may have a unit_roundoff of {coarsest} (bfloat16) at most, "
                 f"not {self.unit_roundoff}: what rounds more coarsely is SEMANTICS, judged by the metric"
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """A way to run one block of the model in less memory.
+
+    Args:
+        around: ``around(block, call, arguments, keywords)`` returns the block's result, or raises Refused.
+        spared: bytes that the latest call of each block did not keep, by its name.
+    """
+
+    around: Callable[..., Any]
+    spared: Mapping[str, int]
 
 
 class Technique:
@@ -133,6 +157,33 @@ class Technique:
         Of a technique whose card says that it saves memory.
         """
         return [cls()] if cls.card.saves_memory else []
+
+    @classmethod
+    def ways(cls, build: Build, block: str) -> dict[str, Way]:
+        """The ways in which it can run the block of this name, by words of its own.
+
+        Of a technique whose card says `by_block`; `deciding` makes settings of what is chosen.
+        """
+        return {}
+
+    @classmethod
+    def deciding(cls, chosen: Callable[..., tuple[str, ...]]) -> Technique:
+        """The settings that run blocks in the ways chosen for them.
+
+        ``chosen(*words)`` are the names of the blocks for which one of these ways was chosen, or ``("*",)``
+        where that is all of them.
+        """
+        raise NotImplementedError
+
+    @property
+    def pieces(self) -> int:
+        """In how many pieces it runs each batch."""
+        return 1
+
+    @classmethod
+    def in_pieces(cls, num: int) -> Technique:
+        """The settings that run each batch in `num` pieces. Of a technique whose card says `cuts_batches`."""
+        raise NotImplementedError
 
     def refined(self) -> Technique | None:
         """The settings to try once these have helped, and again while each is clearly faster; None: no more.

@@ -20,6 +20,7 @@ class Facts:
         skipped_steps: how many steps loss scaling has skipped, on the host or on the device.
         threads: of the step on a CPU: as many as without the plan, and as many as with it.
         updates_in_backward: how many weights were updated inside of backward passes.
+        validation_left_alone: why techniques that feed the training do not feed the metric, by their names.
     """
 
     batches_per_step: int = 1
@@ -28,6 +29,7 @@ class Facts:
     skipped_steps: int | torch.Tensor | None = None
     threads: tuple[int, int] | None = None
     updates_in_backward: int | None = None
+    validation_left_alone: dict[str, str] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Those that are known, by name."""

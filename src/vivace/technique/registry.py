@@ -158,8 +158,27 @@ def everything() -> list[type[Technique]]:
 
 def savers(device: str, allow: Numerics) -> list[type[Technique]]:
     """What saves memory on this kind of device and changes numbers no more than allowed; the least first."""
-    found = [cls for cls in everything() if cls.card.saves_memory and device in cls.card.devices]
-    found = [cls for cls in found if cls.card.numerics <= allow]
+    return [cls for cls in _mildest_first(device, allow) if cls.card.saves_memory]
+
+
+def lowering_the_peak(device: str, allow: Numerics) -> list[type[Technique]]:
+    """What takes less room while a step runs, though that is not what it is for; the least coarse first."""
+    return [cls for cls in _mildest_first(device, allow) if cls.card.lowers_peak]
+
+
+def cutting_batches(device: str) -> list[type[Technique]]:
+    """What runs a batch in pieces on this kind of device; the least coarse first."""
+    return [cls for cls in _mildest_first(device, Numerics.SEMANTICS) if cls.card.cuts_batches]
+
+
+def baselines(device: str) -> list[type[Technique]]:
+    """What reports show alone on this kind of device, beside what was found."""
+    return [cls for cls in _mildest_first(device, Numerics.SEMANTICS) if cls.card.baseline]
+
+
+def _mildest_first(device: str, allow: Numerics) -> list[type[Technique]]:
+    """What acts on this kind of device and changes numbers no more than allowed; the least first."""
+    found = [cls for cls in everything() if device in cls.card.devices and cls.card.numerics <= allow]
     return sorted(found, key=lambda cls: (cls.card.numerics, cls.card.unit_roundoff))
 
 

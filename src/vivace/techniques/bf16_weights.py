@@ -40,6 +40,7 @@ class Bf16Weights(Technique):
 
         from vivace.tensors.modules import modules_of, patched
         from vivace.tensors.precision import sum_in_float32
+        from vivace.torch_internals.tensors import version_of
 
         require_bfloat16(build)
         if build.device.type == "cuda":
@@ -53,7 +54,7 @@ class Bf16Weights(Technique):
                 half.refresh()
             with patched(build.models, "forward", [half.forward for half in halves]):
                 result = following(batch)
-            changed = [name for half in halves for name, copy in half.constants.items() if copy._version]
+            changed = [name for half in halves for name, copy in half.constants.items() if version_of(copy)]
             build.require(not changed, f"training changes the buffers {changed} in place: use bf16_autocast")
             return result
 
@@ -77,10 +78,9 @@ class _Half:
         from torch import nn
 
         from vivace.tensors.modules import Shell, lookup, modules_of
+        from vivace.torch_internals.modules import RunningNorm
 
-        norms = modules_of(
-            model, nn.modules.batchnorm._NormBase, *([nn.LayerNorm] if device == "cpu" else [])
-        )
+        norms = modules_of(model, RunningNorm, *([nn.LayerNorm] if device == "cpu" else []))
         kept = {id(t) for norm in norms for t in (*norm.parameters(), *norm.buffers())}
         self.model, self.original = model, model.forward
         self.recurrent: list[Any] = modules_of(model, nn.RNNBase)
@@ -96,9 +96,10 @@ class _Half:
 
     def call(self, inputs: Any) -> Any:
         from vivace.tensors.modules import patched
+        from vivace.torch_internals.modules import FLAT_WEIGHTS, flat_names
 
-        flat = [[getattr(module, name) for name in module._flat_weights_names] for module in self.recurrent]
-        recurrent = patched(self.recurrent, "_flat_weights", flat)
+        flat = [[getattr(module, name) for name in flat_names(module)] for module in self.recurrent]
+        recurrent = patched(self.recurrent, FLAT_WEIGHTS, flat)
         with recurrent, patched(self.embeddings, "forward", self.lookups):
             return self.original(*inputs[0], **inputs[1])
 

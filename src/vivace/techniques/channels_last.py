@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
+from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vivace.ledger import Observation, Profile
@@ -16,7 +18,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class ChannelsLast(Technique):
-    """Weights of 2-D convolutions and 4-D batch tensors in NHWC memory order; shapes stay NCHW."""
+    """Weights of 2-D convolutions and 4-D batch tensors in NHWC memory order; shapes stay NCHW.
+
+    Without `weights` these stay as they are, for who holds on to their memory: each convolution reorders what
+    it reads, as it runs, and what follows keeps the order.
+    """
 
     card: ClassVar[Card] = Card(
         stage=Stage.MODEL,
@@ -25,13 +31,16 @@ class ChannelsLast(Technique):
         source="https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html",
         unit_roundoff=2.0**-24,
         measured_on=("cpu",),
+        lowers_peak=True,
     )
+
+    weights: bool = True
 
     def apply(self, build: Build) -> None:
         """Reorder the weights in place and every 4-D floating-point tensor of a batch when it is placed."""
         import torch
 
-        from vivace.tensors.modules import modules_of
+        from vivace.tensors.modules import modules_of, patched
         from vivace.tensors.optimizers import align_state
         from vivace.tensors.trees import map_tensors
 
@@ -39,6 +48,13 @@ class ChannelsLast(Technique):
             m for model in build.models for m in modules_of(model, torch.nn.Conv2d, torch.nn.ConvTranspose2d)
         ]
         build.require(convolutions, "the model has no 2-D convolution")
+        build.notes["convolutions"] = len(convolutions)
+        if not self.weights:
+            found = [module for module in convolutions if "forward" not in vars(module)]
+            undo = contextlib.ExitStack()
+            undo.enter_context(patched(found, "forward", [MethodType(_reordering, m) for m in found]))
+            build.on_close(undo.close)
+            return
         build.on_close(lambda: align_state(build.optimizers))
         for module in convolutions:
             weight: torch.Tensor = module.weight  # type: ignore[assignment]
@@ -55,10 +71,9 @@ class ChannelsLast(Technique):
             return map_tensors(following(batch), reorder)
 
         build.wrap(Seam.PLACE, place)
-        build.notes["convolutions"] = len(convolutions)
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
-        """The number of convolutions whose weights were reordered."""
+        """The number of convolutions that run in this order."""
         return f"{seen.notes['convolutions']} convolutions in channels-last order"
 
     @classmethod
@@ -66,3 +81,23 @@ class ChannelsLast(Technique):
         """Convolutions may become half as fast (grouped ones) or nearly twice as fast."""
         share = profile.operator_shares.get("convolution", 0.0) + profile.operator_shares.get("norm", 0.0)
         return (1 / (1 + 0.5 * share), 1 / (1 - 0.45 * share)) if share else (1.0, 1.0)
+
+
+def _reordering(self: Any, input: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
+    result: torch.Tensor = type(self).forward(self, _channels_last(input), *others, **named)
+    return result
+
+
+def _channels_last(input: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    if input.dim() != 4:
+        return input
+    if input.shape[1] == 1 and input.is_contiguous():  # in either order, which torch takes for the other one
+        height, width = input.shape[2:]
+        return input.as_strided(input.shape, (height * width, 1, width, 1))
+    return input.contiguous(memory_format=torch.channels_last)
+
+
+# A bound method, and by this name: copies and pickles of a model then get methods of their own modules.
+_reordering.__name__ = "forward"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+from collections.abc import Callable
 from typing import ClassVar
 
 from vivace import words
 from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
-from vivace.technique import Build, Card, Numerics, Stage, Technique
+from vivace.technique import Build, Card, Numerics, Stage, Technique, Way
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Checkpoint(Technique):
         source="https://arxiv.org/abs/1604.06174",
         measured_on=("cpu",),
         saves_memory="activations",
+        by_block=True,
     )
 
     blocks: tuple[str, ...] = ("*",)
@@ -41,7 +43,7 @@ class Checkpoint(Technique):
         from vivace.mechanisms.recompute import Recomputer
 
         cheap = set[str]()
-        recomputer = Recomputer(build.device, cheap)
+        recomputer = Recomputer(build.device, self.name, cheap)
         chosen = claim(build, self.blocks, self.name, recomputer.around)
         names = [block.name for block in chosen]
         for pattern in self.cheap:
@@ -58,6 +60,19 @@ class Checkpoint(Technique):
             raise Refused("it changed nothing: no block let go of any activation")
         count = seen.notes["recomputed_blocks"]
         return f"{count} blocks run again in the backward pass instead of keeping {words.size(released)}"
+
+    @classmethod
+    def ways(cls, build: Build, block: str) -> dict[str, Way]:
+        """Wholly, or but for the results of matrix products and convolutions."""
+        from vivace.mechanisms.recompute import Recomputer
+
+        whole, cheap = (Recomputer(build.device, cls.name, names) for names in ((), (block,)))
+        return {"recompute": Way(whole.around, whole.released), "cheap": Way(cheap.around, cheap.released)}
+
+    @classmethod
+    def deciding(cls, chosen: Callable[..., tuple[str, ...]]) -> Technique:
+        """The blocks of both ways, of which some keep what is expensive."""
+        return cls(blocks=chosen("recompute", "cheap"), cheap=chosen("cheap"))
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:

@@ -19,9 +19,8 @@ class Compile(Technique):
     """The model (or, `regional`, each repeated block of it) compiled in place while a step runs.
 
     Evaluation between steps stays uncompiled, and so does the loss function, which is Python of any kind.
-    A failure to compile is an error, never a silent return to eager. `products`: 1x1 convolutions become
-    matrix products, with which the compiler fuses what follows. `strict`: between fused
-    operators too, kernels round as PyTorch's own do.
+    A failure to compile is an error, never a silent return to eager. `strict`: between fused operators too,
+    kernels round as PyTorch's own do.
     """
 
     card: ClassVar[Card] = Card(
@@ -37,7 +36,6 @@ class Compile(Technique):
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
     dynamic: bool | None = None
     regional: bool = False
-    products: bool = False
     strict: bool = False
 
     @property
@@ -52,40 +50,39 @@ class Compile(Technique):
         from vivace.mechanisms.blocks import repeated_blocks
         from vivace.tensors.modules import patched
         from vivace.tensors.trees import map_tensors
+        from vivace.torch_internals import compiler
+        from vivace.torch_internals.modules import COMPILED_CALL, is_compiled, plain_call
 
         found = build.device.type != "cpu" or any(map(shutil.which, ("g++", "gcc", "clang")))
         build.require(found, "torch.compile needs a C++ compiler (g++ or clang) on a CPU")
         every = [m for model in build.models for m in model.modules()]
-        done = any(m._compiled_call_impl or hasattr(m, "_orig_mod") for m in every)
+        done = any(map(is_compiled, every))
         build.require(not done, "the model is compiled already: leave torch.compile to Vivace")
         modules = list(build.models)
         if self.regional:
             blocks = [m for model in modules for block in repeated_blocks(model) for m in block.modules]
             modules = list({id(module): module for module in blocks}.values())
         build.require(modules, "no block of the model is repeated: compile the whole model")
-        config = torch._dynamo.config  # type: ignore[attr-defined]
+        config = compiler.dynamo_config()
         build.set_flag(config, "suppress_errors", False)
         build.set_flag(config, "fail_on_recompile_limit_hit", True)
         build.set_flag(config, "recompile_limit", 8 + 4 * len(modules))
-        own = {"conv_1x1_as_mm": True} if self.products else {}
-        own |= _strict() if self.strict else {}
-        how: Any = (
-            {"options": torch._inductor.list_mode_options(self.mode) | own} if own else {"mode": self.mode}
-        )
-        compiled = [torch.compile(m._call_impl, dynamic=self.dynamic, **how) for m in modules]
+        own = compiler.eager_numerics() if self.strict else {}
+        how: Any = {"options": compiler.options_of(self.mode) | own} if own else {"mode": self.mode}
+        compiled = [torch.compile(plain_call(m), dynamic=self.dynamic, **how) for m in modules]
 
         def run(following: Callable[[Any], Any], batch: Any) -> Any:
             try:
-                with patched(modules, "_compiled_call_impl", compiled):
+                with patched(modules, COMPILED_CALL, compiled):
                     if not self.slot:
                         return following(batch)
                     torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
                     return map_tensors(following(batch), torch.clone)  # the next replay writes over it
-            except torch._dynamo.exc.TorchDynamoException as error:  # type: ignore[attr-defined]
+            except compiler.compiler_error() as error:
                 raise RuntimeError(f"torch.compile failed: {str(error).strip()}") from error
 
         build.wrap(Seam.STEP if build.own_step else Seam.FORWARD, run)
-        build.on_close(torch._dynamo.reset)
+        build.on_close(torch.compiler.reset)
         build.notes["compiled_modules"] = len(modules)
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
@@ -104,9 +101,8 @@ class Compile(Technique):
         """Graphs against launch overhead on GPUs; shorter compilation where blocks repeat."""
         if machine.device.kind == "cpu":
             return [cls(), cls(regional=True)]
-        products = (False, True) if profile.features.get("convolution_2d") else (False,)
-        tuned = [cls(mode="max-autotune-no-cudagraphs", products=choice) for choice in products]
-        return [cls(), *tuned, cls(mode="reduce-overhead"), cls(regional=True)]
+        tuned = cls(mode="max-autotune-no-cudagraphs")
+        return [cls(), tuned, cls(mode="reduce-overhead"), cls(regional=True)]
 
     @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
@@ -114,11 +110,3 @@ class Compile(Technique):
         shares = profile.operator_shares
         fusible = sum(share for name, share in shares.items() if name not in MATRIX_CLASSES)
         return (0.8, 1 / (1 - 0.7 * min(1.0, fusible) - 0.1 * (1 - min(1.0, fusible))))
-
-
-def _strict() -> dict[str, Any]:
-    """Inductor's options for eager numerics; older versions of torch know only the first of them."""
-    import torch
-
-    known = torch._inductor.list_options()
-    return {"emulate_precision_casts": True} | ({"numerics": "strict"} if "numerics" in known else {})

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 from vivace import words
 from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
-from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Stage, Technique
+from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Stage, Technique, Way
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,7 @@ class CompressActivations(Technique):
         unit_roundoff=UNIT_ROUNDOFF["bfloat16"],
         measured_on=("cpu",),
         saves_memory="activations",
+        by_block=True,
     )
 
     blocks: tuple[str, ...] = ("*",)
@@ -52,6 +54,19 @@ class CompressActivations(Technique):
             raise Refused("it changed nothing: no block saved a large fp32 tensor")
         count = seen.notes["compressed_blocks"]
         return f"{count} blocks keep {words.size(spared)} less for the backward pass, in {self.dtype}"
+
+    @classmethod
+    def ways(cls, build: Build, block: str) -> dict[str, Way]:
+        """In bfloat16; int8 would be SEMANTICS."""
+        from vivace.mechanisms.saved_tensors import Bfloat16Store
+
+        store = Bfloat16Store(build, cls.name)
+        return {"compress": Way(store.around, store.spared)}
+
+    @classmethod
+    def deciding(cls, chosen: Callable[..., tuple[str, ...]]) -> Technique:
+        """Compress the activations of the chosen blocks only."""
+        return cls(blocks=chosen("compress"))
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:

@@ -92,9 +92,10 @@ class DecodedCache(Technique):
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
-        """Half of this machine's memory as the budget, where the data are read more than once."""
+        """Half of this machine's memory as the budget, where a sample decodes a JPEG, and more than once."""
         budget_gib = round(machine.limits.get("memory_bytes", 2**33) / 2**31, 1)
-        return [cls(budget_gib=budget_gib)] if profile.features.get("epochs", 2) > 1 else []
+        decodes = profile.features.get("loader", {}).get("decodes_jpeg", True)
+        return [cls(budget_gib=budget_gib)] if decodes and profile.features.get("epochs", 2) > 1 else []
 
     @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:

@@ -36,7 +36,7 @@ class DeviceAugment(Technique):
         Sender(build, self.name, augment=True)
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
-        """What moved to the device."""
+        """Evidence: the transforms that now run on the device."""
         noted = seen.notes.get("device_augment", {})
         if not noted.get("bytes"):
             raise Refused("it changed nothing: no batch of bytes was placed")

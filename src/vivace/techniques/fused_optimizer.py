@@ -34,12 +34,16 @@ class FusedOptimizer(Technique):
 
     def apply(self, build: Build) -> None:
         """Set the keys in every parameter group; a saved `state_dict` keeps the person's."""
+        import torch
+
         from vivace.tensors.optimizers import switch_optimizer
 
         build.require(not build.own_step, "your own step function holds its optimizers itself")
         optimizer = build.optimizer
         assert optimizer is not None
         name = type(optimizer).__name__
+        inner = [o for o in vars(optimizer).values() if isinstance(o, torch.optim.Optimizer)]
+        build.require(not inner, f"{name} wraps another optimizer: hand over the one inside of it")
         build.require(self.kind in optimizer.defaults, f"{name} has no {self.kind} implementation")
         before = [{key: group.get(key) for key in KEYS} for group in optimizer.param_groups]
         build.require(not any(b["fused"] for b in before), f"{name} is fused already")

@@ -68,8 +68,9 @@ class JpegDecoder(Technique):
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
-        """One, where the library is there."""
-        return [cls()] if importlib.util.find_spec("simplejpeg") else []
+        """One, where the library is there, and a sample decodes a JPEG."""
+        decodes = profile.features.get("loader", {}).get("decodes_jpeg", True)
+        return [cls()] if decodes and importlib.util.find_spec("simplejpeg") else []
 
     @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:

@@ -100,6 +100,7 @@ class LoaderWorkers(Technique):
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
         """Powers of two up to the usable cores, and none at all; where the step waits for data, many first.
 
+        Where it does not wait, or the data lie in memory, only fewer than there are: they leave their cores.
         On a CPU first what divides the cores as loading and step need them, the step on those left to it.
         """
         loader = profile.features.get("loader", {})
@@ -107,10 +108,13 @@ class LoaderWorkers(Technique):
             return []
         now, cores = loader["num_workers"], machine.num_cores
         counts = [2**n for n in range(min(cores, 16).bit_length()) if 2**n != now]
-        waiting = profile.shares.get("data", 0.0)
+        waiting = 0.0 if loader.get("in_memory") else profile.shares.get("data", 0.0)
         threads = profile.features.get("num_threads", 1) if profile.device == "cpu" else 0
         wanted = cores * waiting / (waiting + (0 if now else 1 - waiting) * threads) if waiting > 0.05 else 0
-        ordered = [*sorted(counts, key=lambda n: max(n / wanted, wanted / n)), 0] if wanted else [0, *counts]
+        if wanted:
+            ordered = [*sorted(counts, key=lambda n: max(n / wanted, wanted / n)), 0]
+        else:
+            ordered = [count for count in (0, *counts) if count < (now or 0)]
         found: list[Technique] = []
         for count in ordered:
             left = max(1, cores - count)

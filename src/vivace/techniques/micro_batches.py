@@ -35,6 +35,7 @@ class MicroBatches(Technique):
         unit_roundoff=UNIT_ROUNDOFF["float32"],
         measured_on=("cpu",),
         saves_memory="activations",
+        cuts_batches=True,
     )
 
     num: Annotated[int, Field(ge=2)] = 2
@@ -82,6 +83,16 @@ class MicroBatches(Technique):
         if profile.peak_bytes < 4 * max(1, profile.parameter_bytes):
             return []
         return [cls(num=num) for num in (2, 4, 8) if num <= samples]
+
+    @property
+    def pieces(self) -> int:
+        """In how many pieces it runs each batch."""
+        return self.num
+
+    @classmethod
+    def in_pieces(cls, num: int) -> Technique:
+        """This technique with batches cut into `num` pieces."""
+        return cls(num)
 
     @classmethod
     def rescues(cls) -> list[Technique]:

@@ -72,11 +72,12 @@ def _padded(module: nn.Conv2d, own: Any, channels: int, x: torch.Tensor) -> torc
     import torch
     from torch.nn.functional import pad
 
+    from vivace.torch_internals.modules import convolution_with
+
     if not module.training or x.dim() != 4:
         plain: torch.Tensor = own(x)
         return plain
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))  # as the convolution would: half the bytes to pad
     more = (0, 0, 0, 0, 0, channels - module.in_channels)
-    result: torch.Tensor = module._conv_forward(pad(x, more), pad(module.weight, more), module.bias)
-    return result
+    return convolution_with(module, pad(x, more), pad(module.weight, more), module.bias)

@@ -9,6 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from vivace.torch_internals.modules import BatchNorm
+
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
 
 def modules_of(model: nn.Module, *kinds: type[nn.Module]) -> list[nn.Module]:
     """All modules of the given classes in the tree, each once."""
@@ -17,7 +21,7 @@ def modules_of(model: nn.Module, *kinds: type[nn.Module]) -> list[nn.Module]:
 
 def has_batch_norm(model: nn.Module) -> bool:
     """Does training this model mix the samples of a batch through BatchNorm?"""
-    return bool(modules_of(model, nn.modules.batchnorm._BatchNorm))
+    return bool(modules_of(model, BatchNorm))
 
 
 def has_float32(models: Sequence[nn.Module]) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from vivace.torch_internals.modules import has_step_hooks
+
 
 def switch_optimizer(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]) -> Callable[[], None]:
     """Set `settings` in every parameter group, again after a checkpoint is loaded; returns what undoes it.
@@ -53,7 +55,7 @@ def coupled(optimizer: torch.optim.Optimizer) -> str:
     kind = type(optimizer)
     if not kind.__module__.startswith("torch.optim") or isinstance(optimizer, torch.optim.LBFGS):
         return f"{kind.__name__} may look at all parameters at once"
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+    if has_step_hooks(optimizer):
         return f"{kind.__name__} has hooks that wait for a whole step"
     return ""
 

@@ -21,14 +21,27 @@ def derive(*parts: object) -> int:
 
 def capture(device: torch.device | None = None) -> dict[str, Any]:
     """The state of the random streams of Python, NumPy, torch and, where `device` is a GPU, of that GPU."""
-    state: dict[str, Any] = {
-        "python": random.getstate(),
-        "numpy": numpy.random.get_state(),
-        "torch": torch.get_rng_state(),
-    }
+    return {**host_state(), **torch_state(device)}
+
+
+def host_state() -> dict[str, Any]:
+    """The state of Python's and NumPy's streams, whose copies take about 0.1 ms."""
+    return {"python": random.getstate(), "numpy": numpy.random.get_state()}
+
+
+def torch_state(device: torch.device | None = None) -> dict[str, Any]:
+    """The state of torch's stream on the CPU and, where `device` is a GPU, on that GPU."""
+    state = {"torch": torch.default_generator.get_state()}
     if device is not None and device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
     return state
+
+
+def same_host_state(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Are Python's and NumPy's streams at one place in both states?"""
+    (name, keys, *rest), (other_name, other_keys, *other_rest) = one["numpy"], other["numpy"]
+    same = (name, rest) == (other_name, other_rest) and numpy.array_equal(keys, other_keys)
+    return bool(same and one["python"] == other["python"])
 
 
 def restore(state: dict[str, Any], device: torch.device | None = None) -> None:
@@ -94,14 +107,12 @@ class Streams:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._own = self._states()
+        self._leave()
+
+    def _leave(self) -> None:
         states, numpy_before = self._outer
         self._put(states)
         numpy.random.mtrand.set_bit_generator(numpy_before)
-
-    def restart(self, seed: int) -> Self:
-        """Let the next entry begin at `seed`; cheaper than new streams."""
-        self.seed, self._own = seed, None
-        return self
 
     def _states(self) -> _States:
         cuda = torch.cuda.get_rng_state(self.device) if self.device is not None else None
@@ -114,3 +125,12 @@ class Streams:
         if cuda is not None:
             assert self.device is not None
             torch.cuda.set_rng_state(cuda, self.device)
+
+
+class SeededStreams(Streams):
+    """Streams that begin at `seed` again at each entry; where they end is not kept, which is cheaper."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import UserDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -32,9 +32,18 @@ def map_tensors(batch: Any, function: Callable[[torch.Tensor], Any]) -> Any:
 
 def tensors(batch: Any) -> Iterator[torch.Tensor]:
     """Every tensor of a batch, depth first."""
-    found: list[torch.Tensor] = []
-    map_tensors(batch, found.append)
-    return iter(found)
+    if isinstance(batch, torch.Tensor):
+        yield batch
+        return
+    parts: Iterable[Any] = ()
+    if isinstance(batch, (tuple, list)):
+        parts = batch
+    elif isinstance(batch, (dict, UserDict)):
+        parts = batch.values()
+    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        parts = (getattr(batch, field.name) for field in dataclasses.fields(batch) if field.init)
+    for part in parts:
+        yield from tensors(part)
 
 
 def cast(batch: Any, before: torch.dtype, after: torch.dtype) -> Any:

@@ -25,16 +25,18 @@ from vivace.plan import Plan
 from vivace.session.opening import start, training_device
 from vivace.session.session import Session
 from vivace.technique import Numerics, Stage, Technique
+from vivace.tensors.modules import DROPOUTS
 from vivace.testing.jobs import TINY_JOBS
 from vivace.testing.leftovers import left_behind, process, random_streams
 from vivace.testing.leftovers import process_flags as process_flags
+from vivace.torch_internals import compiler
 from vivace.verifying.states import repeatable
 
 STEPS = 3
 LOOSEST_FP32 = 1e-3
 ROUNDOFFS = 32
 OTHER_DROPOUT = 0.3
-CAN_DROP = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention)
+CAN_DROP = (*DROPOUTS, nn.MultiheadAttention)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,21 +260,20 @@ def _hold(plan: Plan, build_job: Callable[[], Job]) -> str:
     if any(technique.card.stage == Stage.COMPILE for technique in plan.techniques):
         _compile_once()
     reference = _reference(build_job, exact, repr(process_flags()))
-    before, reason = process(), ""
+    before, reason, refusing = process(), "", ""
     try:
         with repeatable(exact):
             course = follow(build_job(), plan)
     except Refused as refused:
-        reason = str(refused)
+        reason, refusing = str(refused), refused.technique
     try:
         _nothing_is_left(left_behind(before, process()), reference, build_job, reason)
     except AssertionError:
         _reference.cache_clear()  # it no longer is what this process would compute
         raise
     if reason:
-        assert any(reason.removeprefix(f"{name}: ") not in ("", reason) for name in plan.names), (
-            f"a refusal must carry the technique's name and its reason: '{reason}'"
-        )
+        assert refusing in plan.names, f"a refusal must carry the technique's name: '{reason}'"
+        assert len(reason) > len(f"{refusing}: "), f"a refusal must have a reason: '{reason}'"
         return reason
     for one in CHECKS:
         one(course, reference.course)
@@ -405,7 +406,5 @@ def _same_dropout(plan: Plan) -> Iterator[None]:
     if not any(technique.card.stage == Stage.COMPILE for technique in plan.techniques):
         yield
         return
-    import torch._inductor.config as inductor
-
-    with inductor.patch(fallback_random=True):
+    with compiler.equal_random_numbers():
         yield

@@ -15,10 +15,10 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from vivace.technique import registry
 from vivace.tensors.trees import tensors
+from vivace.torch_internals.tensors import TorchDispatchMode, below_autograd, schema_of
 
 FORBIDDEN = ("_local_scalar_dense", "nonzero")
 
@@ -84,7 +84,7 @@ class Graph(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def replay(self) -> None:
         """Run every operator again, on the memory that it was captured with."""
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             for func, args, kwargs, fresh in self.calls:
                 results = list(tensors([func(*args, **kwargs)]))
                 for index, tensor in fresh.items():
@@ -94,7 +94,7 @@ class Graph(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """The tensors among the arguments that an operator changes, by its schema; BatchNorm's hides some."""
     found: list[torch.Tensor] = []
-    for index, argument in enumerate(func._schema.arguments):
+    for index, argument in enumerate(schema_of(func).arguments):
         marked = argument.alias_info is not None and argument.alias_info.is_write
         if marked or argument.name in ("running_mean", "running_var"):
             value = args[index] if index < len(args) else kwargs.get(argument.name)

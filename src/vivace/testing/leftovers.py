@@ -14,7 +14,6 @@ import random
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from types import ModuleType
 from typing import Any
 
 import numpy
@@ -23,13 +22,15 @@ from torch.nn import functional
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 
+from vivace.torch_internals.modules import hooks_of_all
+from vivace.torch_internals.tensors import PRIVATE_MODULES, entered
+
 # What a training step calls. torch's compiler and its tables change while they work, so they are not here;
 # every module more makes each check slower.
 WATCHED = (
     "random",
     "numpy.random",
     "torch",
-    "torch._tensor",
     "torch.amp.autocast_mode",
     "torch.autograd",
     "torch.autograd.function",
@@ -45,11 +46,15 @@ WATCHED = (
     "torch.utils.data.dataloader",
     "torch.utils.data.dataset",
     "torch.utils.data.sampler",
-    "torch.utils.data._utils.collate",
-    "torch.utils.data._utils.fetch",
+    *PRIVATE_MODULES,
 )
 WITH_SUBMODULES = ("torch.nn.modules.", "torch.optim.")
 
+_REDUCED = tuple(
+    f"allow_{kind}_reduced_precision_reduction{part}"
+    for kind in ("fp16", "bf16")
+    for part in ("", "_split_k")
+)
 DEVICES = ("cpu", "cuda")
 MISSING = "missing"
 DENORMAL = 1e-40  # below the smallest normal float32
@@ -116,11 +121,9 @@ def process_flags() -> dict[str, Any]:
         "inference_mode": torch.is_inference_mode_enabled(),
         "anomaly detection": torch.is_anomaly_enabled(),
         "sharing of tensors": torch.multiprocessing.get_sharing_strategy(),  # type: ignore[no-untyped-call]
-        "hooks of saved tensors": torch._C._autograd._top_saved_tensors_default_hooks(True),
-        "function modes": torch._C._len_torch_function_stack(),
-        "dispatch modes": torch._C._len_torch_dispatch_stack(),
-        "hooks of every module": _number_of_hooks(modules),
-        "hooks of every optimizer": _number_of_hooks(optimizers),
+        **entered(),
+        "hooks of every module": hooks_of_all(modules),
+        "hooks of every optimizer": hooks_of_all(optimizers),
         **_python_flags(),
     }
 
@@ -128,7 +131,7 @@ def process_flags() -> dict[str, Any]:
 def _backend_flags() -> dict[str, Any]:
     backends: Any = torch.backends
     owners = {
-        "cuda.matmul": (backends.cuda.matmul, ("allow_fp16_accumulation",)),
+        "cuda.matmul": (backends.cuda.matmul, ("allow_fp16_accumulation", *_REDUCED)),
         "cudnn": (backends.cudnn, ("enabled", "benchmark", "benchmark_limit", "deterministic")),
         "mkldnn": (backends.mkldnn, ("enabled", "deterministic")),
     }
@@ -137,12 +140,6 @@ def _backend_flags() -> dict[str, Any]:
         for name, (owner, names) in owners.items()
         for flag in names
     }
-    flags["cuda.matmul.allow_fp16_reduced_precision_reduction"] = (
-        torch._C._get_cublas_allow_fp16_reduced_precision_reduction()
-    )
-    flags["cuda.matmul.allow_bf16_reduced_precision_reduction"] = (
-        torch._C._get_cublas_allow_bf16_reduced_precision_reduction()
-    )
     for name, owner in (("cuda", backends.cuda), ("cudnn", backends.cudnn), ("mkldnn", backends.mkldnn)):
         for kind in ("matmul", "conv", "rnn"):
             part = getattr(owner, kind, None)
@@ -164,11 +161,6 @@ def _python_flags() -> dict[str, Any]:
         "os.getcwd": os.getcwd(),
         "os.sched_getaffinity": os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else MISSING,
     }
-
-
-def _number_of_hooks(module: ModuleType) -> int:
-    found = [value for name, value in vars(module).items() if name.startswith("_global")]
-    return sum(len(value) for value in found if isinstance(value, Mapping))
 
 
 def _numbers() -> dict[str, bytes]:

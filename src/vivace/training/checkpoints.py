@@ -8,7 +8,6 @@ and holds the size and sha256 of both and the facts under which a resumed run is
 from __future__ import annotations
 
 import dataclasses
-import errno
 import hashlib
 import json
 import os
@@ -22,7 +21,7 @@ from typing import IO, Any
 
 import torch
 
-from vivace.errors import CheckpointError, FolderError
+from vivace.errors import CheckpointError, FolderError, is_full_disk
 from vivace.training.folder import sync_folder
 
 FORMAT = 1
@@ -32,7 +31,6 @@ _KEEP = 2
 _NAME = re.compile(r"step_(\d{1,18})")
 _UNSAFE = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 _SLACK_BYTES = 1 << 20  # pickles, the zip's directory, the manifest
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclasses.dataclass
@@ -63,7 +61,7 @@ class Found:
 
     @property
     def position(self) -> Position:
-        """Where the run goes on."""
+        """Epoch, batch and step from which training continues."""
         return Position(**self.manifest["position"])
 
 
@@ -194,8 +192,7 @@ class Checkpoints:
                 f"the folder '{self.folder}' is gone, so the checkpoint of step {step} cannot be written: "
                 "somebody has removed or renamed it while the run was training"
             )
-        disk = isinstance(error, OSError) and error.errno in _DISK_ERRORS
-        if disk or (isinstance(error, RuntimeError) and "unexpected pos" in str(error)):
+        if is_full_disk(error):
             return FolderError(_full(self.folder, needed, shutil.disk_usage(self.folder).free))
         if isinstance(error, OSError):
             return FolderError(f"the checkpoint of step {step} cannot be written to '{self.folder}': {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,10 +33,10 @@ class Evaluation:
 
     def left_alone(self) -> dict[str, str]:
         """Why techniques that feed the training did not feed the last metric, by their names."""
-        return dict(self.session.build.notes.get("validation_as_ever", {}))
+        return dict(self.session.build.facts.validation_left_alone or {})
 
     def metric(self) -> float:
-        """The metric now. Raises JobError where the Job's metric or validation data fail."""
+        """The metric now. Raises JobError where it or the validation data fail, or it is not finite."""
         field = "validation" if self.job.validation is not None else "data"
         if self._loader is None or isinstance(self._loader, Iterator):
             with Streams(derive(self.seed, "data")):
@@ -56,8 +57,11 @@ class Evaluation:
             for module, mode in zip(modules, modes, strict=True):
                 module.training = mode
         try:
-            return float(value)
+            found = float(value)
         except (TypeError, ValueError):
             raise JobError(
                 f"the Job's metric(model, batches) returned a {type(value).__name__}; it must return a number"
             ) from None
+        if not math.isfinite(found):
+            raise JobError(f"the Job's {self.job.metric_name} is {found}; it must be a finite number")
+        return found

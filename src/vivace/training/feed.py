@@ -10,14 +10,15 @@ from typing import Any
 from vivace.data.damage import Damage, path_of
 from vivace.data.hanging import HangWatch
 from vivace.data.iterable import IterableData, Place, first_mark
-from vivace.data.order import isolated, ordered, require_index
-from vivace.errors import JobError, VivaceError
+from vivace.data.order import ordered, require_index
+from vivace.errors import JobError, VivaceError, is_lost_worker
 from vivace.job import Job, blame
-from vivace.session.opening import call
+from vivace.session.opening import call, fed
 from vivace.session.session import Session
 from vivace.tensors.randomness import Streams, derive
+from vivace.torch_internals.loaders import forget_workers
 from vivace.training.checkpoints import Position
-from vivace.training.losses import WorkerWatch, is_lost_worker
+from vivace.training.losses import WorkerWatch
 from vivace.training.ranks import Ranks
 
 
@@ -57,8 +58,7 @@ class Feed:
         while (yield from self._until_a_worker_is_lost(session, position)):
             where = _where(position)
             self.loader = self.own_loader  # so that the plan's techniques make theirs anew, too
-            if getattr(self.loader, "_iterator", None) is not None:
-                self.loader._iterator = None  # persistent workers, of which one is dead
+            forget_workers(self.loader)
             hung = self._hung()
             if not self.workers.may_try_again(where):
                 why = "too little memory, or a sample that crashes its reader (try num_workers=0)"
@@ -150,7 +150,7 @@ class Feed:
         self._pass = loader if isinstance(loader, IterableData) else None
         if type(loader) is type(self.loader):
             self.loader = loader
-        batches = isolated(lambda: session.batches(loader), derive(self.seed, epoch, "feed"))
+        batches = fed(session, loader, derive(self.seed, epoch, "feed"))
         self.hangs.begin_pass()
         while True:
             try:

@@ -48,7 +48,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Where the checkpoints lie."""
+        """The folder of the checkpoints."""
         return self.path / "checkpoints"
 
     @property
@@ -57,7 +57,7 @@ class RunFolder:
         return self.path / _PLAN
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock on the run folder."""
         self._lock.truncate(0)
         self._lock.close()
         _held.discard(self.path.resolve())

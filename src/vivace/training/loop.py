@@ -10,20 +10,24 @@ from typing import Any
 
 import torch
 
-from vivace.errors import Diverged, FolderError, JobError, OutOfMemory, VivaceError
+from vivace.errors import Diverged, FolderError, JobError, OutOfMemory, PromiseBroken, VivaceError
+from vivace.events import EventKind, OnEvent
 from vivace.job import Job, blame
+from vivace.plan import Plan
 from vivace.session.opening import call, reopened, seed_everything
 from vivace.session.session import Session
 from vivace.tensors.randomness import capture, derive, to_plain
 from vivace.tensors.trees import batch_size
+from vivace.torch_internals.modules import inner_schedules
 from vivace.training.checkpoints import Checkpoints, Found, Position
 from vivace.training.evaluation import Evaluation
 from vivace.training.feed import Feed
-from vivace.training.progress import OnEvent, Progress
+from vivace.training.progress import Progress
 from vivace.training.ranks import Ranks
 from vivace.training.resuming import compare, facts_of, load_into, load_streams, state_of
 from vivace.training.stopping import SIGNALS, StopRequest
 from vivace.training.survival import Smaller, Survival
+from vivace.training.watch import Broken, Watch
 
 _LOOK_SECONDS = 0.5
 _MAX_BAD_LOOKS = 3
@@ -51,6 +55,7 @@ class Loop:
         path: Path,
         options: Options,
         on_event: OnEvent | None,
+        watch: Watch,
     ) -> None:
         self.job, self.session, self.ranks, self.path, self.options = job, session, ranks, path, options
         self.device = session.build.device
@@ -74,13 +79,14 @@ class Loop:
         where = path if ranks.writes else None
         self.progress = Progress(where, self.position.step, self.position.log_bytes, on_event)
         if found is not None:
-            self.progress.tell("resume", step=self.position.step)
+            self.progress.tell(EventKind.RESUME, step=self.position.step)
         for reason in found.skipped if found is not None else ():
             self.progress.notice(f"skipped a checkpoint: {reason}")
         for text in filter(None, (notice, _counts_steps(job, self.scheduler))):
             self.progress.notice(text)
         self.evaluation = Evaluation(job, session, options.seed)
         self.survival = Survival(session, ranks)
+        self.watch = watch
         self.stop = StopRequest(quiet_seconds=1.0 if ranks.world_size > 1 else 0.0)
         self.stopped_by = ""
         self.last_loss: Any = None
@@ -97,6 +103,7 @@ class Loop:
             raise FolderError(
                 f"the ranks see different checkpoints in '{self.path}': it must lie on a disk that all share"
             )
+        self.watch.begin(self.progress, self._steps_to_come())
         with self.stop, self.feed:
             while self.position.epoch < self.job.epochs and not self._reached() and self._train_epoch():
                 self._end_epoch()
@@ -105,14 +112,23 @@ class Loop:
                 self._save()
         if not self.stopped_by and self.job.metric is not None:
             self._evaluate()
-            found = {"metric": self.position.metric, "metric_data": self.job.metric_data}
-            self.progress.log("metric", {"step": self.position.step, **found})
+            found = {"metric": self.position.metric, **self._metric_facts()}
+            self.progress.log(EventKind.METRIC, {"step": self.position.step, **found})
 
     def _in_one_step(self) -> bool:
         return len(set(self.ranks.gather(self.position.step))) == 1
 
     def _reached(self) -> bool:
         return self.options.max_steps is not None and self.position.step >= self.options.max_steps
+
+    def _steps_to_come(self) -> int | None:
+        """The steps of this process, where the length of the data is known."""
+        limit = self.options.max_steps
+        try:
+            batches = self.job.epochs * -(-len(self.feed.own_loader) // self._batches_per_step())
+        except TypeError:
+            return None if limit is None else limit - self.position.step
+        return min(batches, limit or batches) - self.position.step
 
     def _train_epoch(self) -> bool:
         """Train on the rest of the epoch; False where something stopped it before its end."""
@@ -126,9 +142,14 @@ class Loop:
                 continue
             try:
                 self.last_loss = self._step(batch)
-            except Smaller as smaller:
+            except (Smaller, Broken) as other:
                 batches.close()
-                self._go_on_under(smaller)
+                if other.plan is None:
+                    raise self._stopped_before(other) from None
+                lost = self.survival.inexact if isinstance(other, Smaller) else ""
+                if isinstance(other, Broken):
+                    self.survival.keep_streams()
+                self._go_on_under(other.plan, str(other), lost)
                 return self._train_epoch()
             self.samples += batch_size(batch)
             position.step += 1
@@ -152,30 +173,45 @@ class Loop:
         return self.session.build.facts.batches_per_step
 
     def _step(self, batch: Any) -> Any:
+        watched = self.watch.seconds
         try:
-            loss = self.survival.step(batch)
-        except (VivaceError, Smaller):
+            loss = self.watch.step(self.session, self.position, batch, self.survival.step)
+        except (VivaceError, Smaller, Broken):
             raise
         except (Exception, SystemExit) as error:
             raise JobError(f"step {self.position.step + 1} of the training failed: {blame(error)}") from error
         if loss is None:
             raise JobError("the Job's step returned None; it must return its loss")
+        self.looked_at += self.watch.seconds - watched  # no more than evaluation is it a step's
         return loss.detach() if isinstance(loss, torch.Tensor) else loss
 
-    def _go_on_under(self, smaller: Smaller) -> None:
-        """Take the step again under a plan that needs less memory; the run keeps that plan from here on."""
-        session = reopened(self.session, self.job, smaller.plan, self.ranks.regroup)
+    def _go_on_under(self, plan: Plan, why: str, inexact: str = "") -> None:
+        """Take the step again under another plan; the run keeps that plan from here on.
+
+        `inexact` says what of the failed step could not be put back.
+        """
+        session = reopened(self.session, self.job, plan, self.ranks.regroup)
+        unknown = list(filter(None, self.ranks.gather(inexact)))
         if not self._in_one_step():  # the exchange broke before its last bytes had come
-            raise OutOfMemory(
-                f"{smaller}; one rank was a step behind, so go on from the last checkpoint: --resume"
-            )
+            unknown.append("one rank was a step behind")
+        if unknown:
+            raise OutOfMemory(f"{why}; {unknown[0]}, so go on from the last checkpoint: --resume")
         self.session = self.evaluation.session = session
         self.survival.resume(session)
         self.checkpoints.facts |= {"plan_id": session.plan.id, "plan": session.plan.dumps()}
-        self.progress.notice(f"step {self.position.step + 1}: {smaller}")
+        self.progress.notice(f"step {self.position.step + 1}: {why}")
         if self.ranks.writes:
             session.plan.save(self.path / "plan.toml")
         self._save()
+
+    def _stopped_before(self, broken: Broken) -> PromiseBroken:
+        """Keep the state before a broken step, marked as such, and say so."""
+        self.checkpoints.facts |= broken.facts
+        self._save()
+        return PromiseBroken(
+            f"{broken}: training stopped; step_{self.position.step} in '{self.checkpoints.folder}' is the "
+            "state before it, from which --resume --on-broken fallback goes on under the reference"
+        )
 
     def _step_scheduler(self) -> None:
         schedulers = self.scheduler if isinstance(self.scheduler, (list, tuple)) else [self.scheduler]
@@ -233,7 +269,7 @@ class Loop:
         record["samples_per_second"] = round(samples / seconds, 3)
         if self.session.build.facts.skipped_steps is not None:
             record["skipped_steps"] = int(self.session.build.facts.skipped_steps)
-        self.progress.log("step", record)
+        self.progress.log(EventKind.STEP, record)
         (slowest,) = self.ranks.largest(seconds)
         self.look_at_step = position.step + max(1, min(2 * steps, int(_LOOK_SECONDS / slowest * steps)))
         self._mark()
@@ -268,13 +304,16 @@ class Loop:
         record: dict[str, Any] = {"step": position.step, "epoch": position.epoch + 1, "loss": position.loss}
         if self.job.metric is not None:
             self._evaluate()
-            record |= {"metric": position.metric, "metric_data": self.job.metric_data}
+            record |= {"metric": position.metric, **self._metric_facts()}
         if self.job.scheduler_every == "epoch":
             self._step_scheduler()
         position.epoch += 1
         position.batch = 0
-        self.progress.log("epoch", record)
+        self.progress.log(EventKind.EPOCH, record)
         self._mark()
+
+    def _metric_facts(self) -> dict[str, Any]:
+        return {"metric_name": self.job.metric_name, "metric_data": self.job.metric_data}
 
     def _evaluate(self) -> None:
         """Put the metric of the present weights on the position; rank 0 computes it, all ranks know it."""
@@ -309,7 +348,9 @@ class Loop:
             if self.ranks.writes:
                 path = self.checkpoints.save(self.position, state_of(self.session.built), state)
                 seconds = time.monotonic() - began
-                self.progress.tell("checkpoint", step=self.position.step, path=str(path), seconds=seconds)
+                self.progress.tell(
+                    EventKind.CHECKPOINT, step=self.position.step, path=str(path), seconds=seconds
+                )
         self.saved = dataclasses.replace(self.position)
         self.saved_at = time.monotonic()
         self._mark()
@@ -333,7 +374,7 @@ def _counts_steps(job: Job, scheduler: Any) -> str:
     if job.scheduler_every == "step" or scheduler is None:
         return ""
     parts = list(scheduler) if isinstance(scheduler, (list, tuple)) else [scheduler]
-    parts += [inner for part in parts for inner in getattr(part, "_schedulers", ())]
+    parts += [inner for part in parts for inner in inner_schedules(part)]
     for part in parts:
         found = (getattr(part, name, 0) for name in ("total_steps", "T_max", "total_iters"))
         longest = max((length for length in found if isinstance(length, int)), default=0)

@@ -7,11 +7,9 @@ import signal
 import threading
 from typing import Any, Self
 
-import torch
-from torch.utils.data._utils import signal_handling
+from vivace.torch_internals.loaders import handle_deaths, raise_if_worker_died
 
 MOST_TRIES = 3  # at one place: after that a sample kills whoever reads it
-_SIGNS = ("DataLoader worker (pid", "received 0 items of ancdata")
 
 
 class WorkerWatch:
@@ -27,7 +25,7 @@ class WorkerWatch:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            signal_handling._set_SIGCHLD_handler()  # it comes once in a process: let it be before ours
+            handle_deaths()  # it comes once in a process: let it be before ours
             self._torchs = signal.signal(signal.SIGCHLD, _wait)
         return self
 
@@ -37,7 +35,7 @@ class WorkerWatch:
 
     def check(self) -> None:
         """Raises RuntimeError where a worker has died. While a loader waits for a batch, it looks itself."""
-        torch._C._error_if_any_worker_fails()
+        raise_if_worker_died()
 
     def may_try_again(self, place: str) -> bool:
         """Another death: have there been fewer than `MOST_TRIES` at this place? Forgets the dead loader."""
@@ -45,14 +43,6 @@ class WorkerWatch:
         self._place = place
         gc.collect()  # its iterator stands for dead workers as long as a frame of the traceback holds it
         return self._tries < MOST_TRIES
-
-
-def is_lost_worker(error: BaseException) -> bool:
-    """Was a worker killed, rather than that it raised? What it sent half of breaks in several ways."""
-    text = str(error)
-    if text.startswith("Caught "):
-        return False
-    return text.startswith(_SIGNS) or isinstance(error, (ConnectionError, EOFError))
 
 
 def _wait(*_: object) -> None: ...

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import FolderError
+from vivace.events import OnEvent, teller
 from vivace.files import open_own, own_folder
 
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-OnEvent = Callable[[dict[str, Any]], None]
 
 
 class Progress:
@@ -24,13 +24,12 @@ class Progress:
         folder: the run folder; None on ranks that write nothing.
         step: the step at which the run goes on.
         log_bytes: the length of the log at that step; what a killed run wrote after it is cut off.
-        on_event: called with ``{"event": kind, ...}``; kinds are resume, notice, step, epoch, checkpoint,
-            stop.
+        on_event: the run's listener.
     """
 
     def __init__(self, folder: Path | None, step: int, log_bytes: int, on_event: OnEvent | None) -> None:
         self.notices: list[str] = []
-        self._on_event = on_event if folder is not None else None
+        self._tell = teller(on_event if folder is not None else None)
         self._path = folder / "metrics.jsonl" if folder is not None else None
         self._scalars: Callable[[int, dict[str, float]], None] | None = None
         if self._path is not None and folder is not None:
@@ -38,7 +37,7 @@ class Progress:
 
     @property
     def num_bytes(self) -> int:
-        """The length of the log."""
+        """Length of metrics.jsonl in bytes, for truncating it on resume."""
         return self._path.stat().st_size if self._path is not None and self._path.exists() else 0
 
     def log(self, kind: str, record: dict[str, Any]) -> None:
@@ -48,9 +47,8 @@ class Progress:
             self._guard(lambda: self._append(record))
 
     def tell(self, kind: str, **fields: Any) -> None:
-        """Tell the callback alone."""
-        if self._on_event is not None:
-            self._on_event({"event": kind, **fields})
+        """Call `on_event` without writing to the log."""
+        self._tell(kind, fields)
 
     def notice(self, text: str) -> None:
         """A sentence that the person should read, now and in ``run.json``."""

@@ -78,8 +78,11 @@ class Ranks:
     def regroup(self) -> None:
         """Leave the process group, which breaks exchanges that wait for this rank, and meet in a new one."""
         if self._store is not None:
+            everyone = dist.group.WORLD
+            assert everyone is not None
             with contextlib.suppress(RuntimeError):  # backends that cannot are left by closing them
-                dist.distributed_c10d._get_default_group().abort()
+                everyone.abort()
+            del everyone  # the group ends, and lets its sockets go, with the last name for it
             dist.destroy_process_group()
             gc.collect()
             _break(self._connections)
@@ -110,7 +113,7 @@ class Ranks:
         return list(tensor.tolist())
 
     def mean(self, value: float) -> float:
-        """The mean over all ranks."""
+        """The mean of `value` over all ranks."""
         if self.world_size == 1:
             return value
         tensor = torch.tensor(value, dtype=torch.float64)

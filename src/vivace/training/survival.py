@@ -13,17 +13,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 
 from vivace.errors import JobError, OutOfMemory, ran_out_of_memory
 from vivace.plan import Plan
 from vivace.session.session import Session
 from vivace.technique import Numerics, registry
-from vivace.technique.registry import find
-from vivace.tensors.modules import has_batch_norm, modules_of
-from vivace.tensors.randomness import capture, restore
+from vivace.tensors.modules import has_batch_norm
 from vivace.tensors.trees import batch_size
 from vivace.training.ranks import Ranks
+from vivace.training.snapshot import Snapshot
 
 
 class Smaller(Exception):
@@ -39,14 +37,19 @@ class Survival:
 
     def __init__(self, session: Session, ranks: Ranks) -> None:
         self.ranks = ranks
+        self.inexact = ""
         self._observing = contextlib.ExitStack()
         self._watch(session)
 
     def step(self, batch: Any) -> Any:
         """One step of the session. Raises Smaller on all ranks where it must be taken again under another
         plan, and OutOfMemory where nothing smaller is left.
+
+        `inexact` then says why what the step had changed could not be put back; empty where it was.
         """
-        self._remember()
+        self._updating = False
+        self._updates = self.session.build.facts.updates_in_backward
+        self._before.take()
         try:
             return self.session.step(batch)
         except Exception as error:
@@ -60,13 +63,16 @@ class Survival:
                 f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if own else "another rank did"
             )
         self._free()
+        self.inexact = self._before.put_back()  # while the plan is open: closing one may replace buffers
         raise self._smaller(batch, reason)
 
+    def keep_streams(self) -> None:
+        """Note the random streams as they are now: `resume` goes on with them."""
+        self._before.streams.take(whole=True)
+
     def resume(self, session: Session) -> None:
-        """Put back what the failed step had touched, and go on with `session`."""
-        restore(self._streams, session.build.device)
-        if self._buffers:
-            torch._foreach_copy_(self._buffers, self._copies)
+        """Go on with `session`, whose opening may have drawn random numbers."""
+        self._before.streams.restore()
         self._watch(session)
 
     def _watch(self, session: Session) -> None:
@@ -74,37 +80,11 @@ class Survival:
         self._updating = False
         self._observing.close()
         self._observing.enter_context(session.seams.observed(update=self._update))
-        norms = [
-            n for model in session.build.models for n in modules_of(model, nn.modules.batchnorm._NormBase)
-        ]
-        named = [b for model in session.build.models for b in model.buffers()]
-        self._norms = {id(b) for norm in norms for b in norm.buffers()}
-        self._versions = {id(b): b._version for b in named}
-        self._all_buffers = named
-        self._buffers: list[torch.Tensor] = []
-        self._copies: list[torch.Tensor] = []
+        self._before = Snapshot(session)
 
     def _update(self, following: Callable[[], None]) -> None:
         self._updating = True
         following()
-
-    def _remember(self) -> None:
-        """The random streams, and the buffers that steps write; before the first step, all buffers."""
-        device = self.session.build.device
-        self._streams = capture(device)
-        self._updating = False
-        self._updates = self.session.build.facts.updates_in_backward
-        if not self._copies:
-            self._buffers = self._all_buffers
-        elif self._buffers is self._all_buffers:
-            changing = [
-                b for b in self._buffers if id(b) in self._norms or b._version != self._versions[id(b)]
-            ]
-            self._buffers, self._copies = changing, []
-        if not self._copies:
-            self._copies = [buffer.clone() for buffer in self._buffers]
-        elif self._buffers:
-            torch._foreach_copy_(self._copies, self._buffers)
 
     def _free(self) -> None:
         for model in self.session.build.models:
@@ -126,24 +106,32 @@ class Survival:
                 f"{where} while the weights were being updated, which smaller pieces of a batch cannot help: "
                 f"{_would_fit(session)}"
             )
-        pieces = int(
-            next((t.settings().get("num", 2) for t in plan.techniques if t.name == "micro_batches"), 1)
-        )
         if has_batch_norm(build.models[0]) and session.promise < Numerics.SEMANTICS:
-            if "checkpoint" in plan.names:
-                return OutOfMemory(
-                    f"{where} with activations recomputed, and pieces of a batch would change BatchNorm's "
-                    f"statistics: {_would_fit(session)}"
-                )
-            return Smaller(
-                plan.adding(find("checkpoint")()),
-                f"{where}: from here on activations are recomputed (checkpoint), which changes no number",
-            )
-        if pieces >= samples:
+            return self._without_cutting(where)
+        pieces = max((technique.pieces for technique in plan.techniques), default=1)
+        cutting = registry.cutting_batches(build.device.type)
+        if pieces >= samples or not cutting:
             return OutOfMemory(f"{where} with one sample at a time: {_would_fit(session)}")
         num = min(2 * pieces, samples)
-        text = f"{where}: from here on each batch of {samples} runs in {num} pieces (micro_batches)"
-        return Smaller(plan.adding(find("micro_batches")(num=num)), text)  # type: ignore[call-arg]
+        cls = next((cls for cls in cutting if cls.name in plan.names), cutting[0])
+        text = f"{where}: from here on each batch of {samples} runs in {num} pieces ({cls.name})"
+        return Smaller(plan.adding(cls.in_pieces(num)), text)
+
+    def _without_cutting(self, where: str) -> Exception:
+        """What to do where pieces of a batch would change BatchNorm's statistics: keep fewer activations."""
+        plan = self.session.plan
+        exact = registry.savers(self.session.build.device.type, Numerics.EXACT)
+        kinder = [cls for cls in exact if cls.card.saves_memory == "activations"]
+        tried = [cls.name for cls in kinder if cls.name in plan.names]
+        if tried or not kinder:
+            under = f" under {' and '.join(tried)}" if tried else ""
+            return OutOfMemory(
+                f"{where}{under}, and pieces of a batch would change BatchNorm's statistics: "
+                f"{_would_fit(self.session)}"
+            )
+        one = kinder[0].rescues()[0]
+        text = f"{where}: from here on fewer activations are kept ({one.name}), which changes no number"
+        return Smaller(plan.adding(one), text)
 
 
 def _would_fit(session: Session) -> str:

@@ -1,12 +1,14 @@
-"""`vivace.train`: trains a Job under a Plan to its end, through kills, full disks and requests to stop."""
+"""Trains a Job under a Plan to its end, through kills, full disks and requests to stop."""
 
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,16 +16,19 @@ from typing import Any
 import torch
 
 from vivace.errors import InputError
+from vivace.events import EventKind, OnEvent
 from vivace.files import replace_file
 from vivace.inspection import inspect
 from vivace.job import Job, load
+from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.session.opening import start
 from vivace.training.folder import RunFolder
 from vivace.training.loop import Loop, Options
-from vivace.training.progress import OnEvent
-from vivace.training.ranks import joined
+from vivace.training.ranks import Ranks, joined
 from vivace.training.resuming import state_of
+from vivace.training.tuned import found_by_tune
+from vivace.training.watch import Unwatched, Watch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +37,12 @@ class Run:
 
     `interrupted_by` names the signal that asked for the stop; the run can then be resumed. `damaged` are the
     samples that could not be read: index, path, error, and the times they were met. `metric_data` says
-    whether the metric is of ``validation`` or ``training`` data.
+    whether the metric is of ``validation`` or ``training`` data. `watched` is what watching its steps found
+    (see `vivace.train`), with a `sentence`; None without a plan.
+
+    `job` is its reference, where it was given as one; `does` says what each technique of `plan` does;
+    `stepping_seconds` is the part of `seconds` that went into steps. `tuned` is what the ledger beside the
+    plan's file holds of the plan: its ``speedup`` and its ``verdict``.
     """
 
     run_path: str
@@ -48,6 +58,15 @@ class Run:
     notices: tuple[str, ...] = ()
     damaged: tuple[dict[str, Any], ...] = ()
     metric_data: str | None = None
+    metric_name: str = "metric"
+    job: str = ""
+    plan: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    does: dict[str, str] = dataclasses.field(default_factory=dict)
+    date: str = ""
+    device: str = ""
+    stepping_seconds: float = 0.0
+    tuned: dict[str, Any] = dataclasses.field(default_factory=dict)
+    watched: dict[str, Any] | None = None
 
     @property
     def exit_code(self) -> int:
@@ -57,6 +76,10 @@ class Run:
     def to_dict(self) -> dict[str, Any]:
         """The document that ``vivace train --json`` prints."""
         return dataclasses.asdict(self)
+
+
+def _unwatched(*_: object) -> Watch:
+    return Unwatched()
 
 
 def train(
@@ -71,34 +94,18 @@ def train(
     checkpoint_every_seconds: float = 600.0,
     checkpoint_every_steps: int | None = None,
     on_event: OnEvent | None = None,
+    watched_by: Callable[[Job, Plan, Machine, int, Ranks], Watch] = _unwatched,
 ) -> Run:
-    """Train `job` under `plan` in the run folder `out`, on top of strict fp32.
+    """Train a job; see `vivace.train`, which is this with a sentinel.
 
-    Writes plan.toml, metrics.jsonl (epochs counted from 1), tensorboard/, checkpoints/, at the end model.pt
-    (your own `state_dict` keys) and run.json. Ctrl-C, SIGTERM, SIGHUP (a lost terminal) or
-    SIGUSR1 (Slurm) stops after the current step with a checkpoint. Ranks that torchrun starts again resume by
-    themselves.
-
-    Args:
-        job: a Job, or a reference such as ``train.py:job``.
-        plan: how to train, or its file; left out, a resumed run keeps its plan, a new one has none.
-        out: the run folder; new or empty, unless `resume` or `restart`.
-        resume: go on from the newest checkpoint that holds; from zero where there is none yet.
-        restart: delete the folder's checkpoints and train from zero.
-        seed: of the weights, the data order and all randomness.
-        max_steps: stop after so many steps in all, counted over resumed parts too.
-        checkpoint_every_seconds: the most time that a kill can cost.
-        checkpoint_every_steps: write one after each so many steps too.
-        on_event: called with a dictionary ``{"event": kind, ...}`` as the run goes on (on rank 0).
-
-    Raises FolderError, CheckpointError, PlanError, JobError, Refused and Diverged, on all ranks alike.
+    `watched_by` makes who looks at the steps, of the job, its plan, the machine, the seed and the ranks,
+    before the job is opened.
     """
     options = Options(seed, max_steps, checkpoint_every_seconds, checkpoint_every_steps)
-    _check(options)
-    if resume and restart:
-        raise InputError("resume goes on and restart trains from zero: give one of them, not both")
+    _check(options, resume=resume, restart=restart)
     path = Path(out).absolute()
     own_plan = path / "plan.toml"
+    given = (job, None if plan is None or isinstance(plan, Plan) else Path(plan).absolute())
     job, plan = _loaded(job, plan if plan is not None or not (resume and own_plan.exists()) else own_plan)
     with joined(plan) as ranks, ExitStack() as stack:
         if ranks.began_before(str(path)):
@@ -111,14 +118,15 @@ def train(
                 ranks.begin(str(path))
         with ranks.together():
             machine = inspect()
+            watch = watched_by(job, plan, machine, seed, ranks)
             session = stack.enter_context(start(job, plan, machine, seed=seed))
         with ranks.together():
-            loop = Loop(job, session, ranks, path, options, on_event)
+            loop = Loop(job, session, ranks, path, options, on_event, watch)
         stack.callback(lambda: loop.session.close())  # which may be another one by then
         if machine.passed_over:
             loop.progress.notice(machine.passed_over)
         loop.run()
-        return _write_results(loop)
+        return _write_results(loop, machine, *given)
 
 
 def _loaded(job: Job | str, plan: Plan | str | os.PathLike[str] | None) -> tuple[Job, Plan]:
@@ -131,7 +139,9 @@ def _loaded(job: Job | str, plan: Plan | str | os.PathLike[str] | None) -> tuple
     return job, Plan.load(plan if Path.cwd() == here else here / plan)  # the job's file may have left
 
 
-def _check(options: Options) -> None:
+def _check(options: Options, *, resume: bool, restart: bool) -> None:
+    if resume and restart:
+        raise InputError("resume goes on and restart trains from zero: give one of them, not both")
     for name in ("max_steps", "checkpoint_every_seconds", "checkpoint_every_steps"):
         value = getattr(options, name)
         if value is not None and not value > 0:
@@ -140,9 +150,12 @@ def _check(options: Options) -> None:
         raise InputError(f"the seed must be 0 or more, not {options.seed}")
 
 
-def _write_results(loop: Loop) -> Run:
+def _write_results(loop: Loop, machine: Machine, job: Job | str, plan_file: Path | None) -> Run:
     """Leave model.pt, where the run came to its end, and run.json in the run folder."""
-    position, ranks = loop.position, loop.ranks
+    position, ranks, plan = loop.position, loop.ranks, loop.session.plan
+    name, device = job if isinstance(job, str) else "", loop.device.type
+    seconds = time.monotonic() - loop.started_at
+    began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=seconds)
     if loop.damage.listed():
         loop.progress.notice(loop.damage.sentence())
     run = Run(
@@ -151,7 +164,7 @@ def _write_results(loop: Loop) -> Run:
         epochs=position.epoch,
         metric=position.metric,
         loss=position.loss,
-        seconds=time.monotonic() - loop.started_at,
+        seconds=seconds,
         samples_per_second=loop.samples * ranks.world_size / max(loop.stepping_seconds, 1e-9),
         resumed_from_step=loop.resumed_from_step,
         interrupted=bool(loop.stopped_by),
@@ -159,6 +172,15 @@ def _write_results(loop: Loop) -> Run:
         notices=tuple(loop.progress.notices),
         damaged=tuple(loop.damage.listed()),
         metric_data=loop.job.metric_data,
+        metric_name=loop.job.metric_name,
+        job=name,
+        plan=plan.to_dict(),
+        does=plan.does,
+        date=began.isoformat(timespec="seconds"),
+        device=next((found.name for found in machine.devices if found.kind == device), device),
+        stepping_seconds=loop.stepping_seconds,
+        tuned=found_by_tune(plan_file, plan, name, machine.fingerprint) if plan_file is not None else {},
+        watched=loop.watch.to_dict(),
     )
     document = json.dumps({**run.to_dict(), "plan_id": loop.session.plan.id}, indent=1).encode()
     with ranks.together():
@@ -167,5 +189,5 @@ def _write_results(loop: Loop) -> Run:
                 model = state_of(loop.session.built)
                 replace_file(loop.path / "model.pt", lambda file: torch.save(model, file))
             replace_file(loop.path / "run.json", lambda file: file.write(document))
-    loop.progress.tell("stop", **run.to_dict())
+    loop.progress.tell(EventKind.STOP, **run.to_dict())
     return run

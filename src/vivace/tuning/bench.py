@@ -8,22 +8,17 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from vivace.errors import AnswerIsNo, ChildFailed, JobError, Refused, TimedOut, Unsteady, VivaceError
-from vivace.ledger import Code, Ledger, Profile, Ratio, Trial
+from vivace.errors import AnswerIsNo, ChildFailed, Code, JobError, Refused, Unsteady, VivaceError
+from vivace.events import Tell
+from vivace.ledger import Ledger, Profile, Ratio, Trial
 from vivace.machine import Machine
 from vivace.measuring.paired import Comparison, Contestant, across, compare, compare_in_turns, without_loader
 from vivace.plan import Plan
 from vivace.processes.launch import Source, preload
 from vivace.technique import Numerics, registry
-from vivace.tuning.budget import is_out_of_memory, smaller_plans
+from vivace.tuning.budget import smaller_plans
 
-OnEvent = Callable[[str, dict[str, Any]], None]
 MOST_ROUNDS, SETTLED_WIDTH = 5, 0.04
-LONGEST_ROUND = 10.0  # seconds: the spread between processes is the larger part of the interval
-
-
-class TooCoarse(Refused):
-    """A plan promises more on this job than is allowed."""
 
 
 class Bench:
@@ -34,7 +29,7 @@ class Bench:
         source: Source,
         machine: Machine,
         ledger: Ledger,
-        on_event: OnEvent,
+        on_event: Tell,
         *,
         allow: Numerics,
         memory: int | None,
@@ -92,7 +87,7 @@ class Bench:
             self.facts = self.reference.ask("check", plan=plan.to_dict())
             profile = Profile(**self.reference.ask("profile", plan=plan.to_dict()))
         except (ChildFailed, Refused) as failed:
-            if isinstance(failed, Refused) or is_out_of_memory(failed):
+            if isinstance(failed, Refused) or failed.lacked_memory:
                 return None
             raise JobError(f"the job cannot run as it is, before any technique: {failed}") from None
         self.base = plan
@@ -139,6 +134,10 @@ class Bench:
         finally:
             contestant.close()
 
+    def measure_input_pipeline(self, seconds: float) -> None:
+        """What a perfect input pipeline would bring to the reference."""
+        self.input_pipeline["reference"] = without_loader(self._resident(), seconds=seconds)
+
     def recall(self) -> None:
         """Take over what the ledger knows of this job on this machine, but for what broke a promise."""
         broken = [verdict["plan"] for verdict in self.ledger.read("verdict") if verdict["kept"] is False]
@@ -160,7 +159,7 @@ class Bench:
         plan: Plan,
         *,
         seconds: float,
-        comparing: float | None = None,
+        comparing: float,
         predicted: tuple[float, float] | None = None,
         target: float | None = None,
         role: str = "candidate",
@@ -168,7 +167,7 @@ class Bench:
     ) -> Trial:
         """Measure one plan; whatever happens to it becomes a trial. `target` is the ratio to beat.
 
-        It may take `seconds` in all, of which `comparing` for the timing itself (default: what is left).
+        It may take `seconds` in all, of which `comparing` for the timing itself.
         """
         begin = time.monotonic()
         self.on_event("trial_begin", {"plan": str(plan), "role": role})
@@ -176,13 +175,13 @@ class Bench:
 
         def opened() -> Contestant:
             options = {"strict": strict, "warm_seconds": min(1.0, 0.05 * seconds)}
-            contestant = self._open(plan, timeout=max(20.0, seconds), limited=True, **options)
+            contestant = self._open(plan, timeout=seconds, limited=True, **options)
             with self._ended(contestant, only_on_error=True):
                 confirmed.update(self._admit(contestant, plan, role))
             return contestant
 
         def compared() -> dict[str, Any]:
-            left = max(2.0, min(comparing or seconds, seconds - _since(begin)))
+            left = max(2.0, min(comparing, seconds - _since(begin)))
             contestant, comparison = self._compared(opened, seconds=left, target=target)
             return self._measured(contestant, [comparison], confirmed)
 
@@ -197,7 +196,7 @@ class Bench:
                 outcome = compared()
         except (Refused, ChildFailed) as error:
             outcome = _without_ratio(error)
-            out_of_memory = isinstance(error, ChildFailed) and is_out_of_memory(error)
+            out_of_memory = isinstance(error, ChildFailed) and error.lacked_memory
             self.apart = self.alone or (self.apart and not out_of_memory)
         return self._record(
             self._trial(plan, role=role, predicted=predicted, seconds=_since(begin), **outcome)
@@ -246,7 +245,7 @@ class Bench:
         """Did it lack memory that the reference holds at the same time?"""
         total = self.machine.device.memory_bytes or 0
         roomy = self.memory is not None and 2 * self.memory <= total
-        return is_out_of_memory(failed) and not self.apart and not roomy
+        return failed.lacked_memory and not self.apart and not roomy
 
     def warm_again(self, plan: Plan, *, seconds: float) -> float | None:
         """Seconds of a plan's warm-up where all that it compiles is compiled already; None where it fails."""
@@ -261,23 +260,21 @@ class Bench:
         """Give the device's memory back that the reference holds; the next comparison opens it again."""
         self.reference.close()
 
-    def confirm(self, plan: Plan, *, seconds: float) -> Trial:
+    def confirm(self, plan: Plan, *, seconds: float, round_seconds: float) -> Trial:
         """Measure a plan afresh: several pairs of new processes, each on batches in another order.
 
         Two processes of the same job differ by a few percent in speed, by where their memory lies, so the
-        interval rests on the spread between the pairs as well. As many pairs as `seconds` allow, up to five.
-        That the techniques act was proven in the search.
+        interval rests on the spread between the pairs as well. As many pairs as `seconds` allow, up to five,
+        each timed for `round_seconds`. That the techniques act was proven in the search.
         """
         begin = time.monotonic()
         self.on_event("trial_begin", {"plan": str(plan), "role": "confirmation"})
         rounds: list[Comparison] = []
         outcome: dict[str, Any]
-        longest = max(LONGEST_ROUND, 20 * self.reference.step_seconds)
-        each = min(max(4.0, seconds / MOST_ROUNDS), longest)
         try:
             while True:
                 started = time.monotonic()
-                comparison, outcome = self._confirm_once(plan, rounds, seconds=each)
+                comparison, outcome = self._confirm_once(plan, rounds, seconds=round_seconds)
                 rounds.append(comparison)
                 settled = len(rounds) >= 3 and across(rounds).width < SETTLED_WIDTH
                 late = seconds - _since(begin) < _since(started)
@@ -309,7 +306,8 @@ class Bench:
         """Let an opened plan prove that it acts, as allowed and unlike any other. Raises Refused."""
         if Numerics[contestant.promise.upper()] > self.allow:
             promised = contestant.promise.upper()
-            raise TooCoarse(f"on this job it promises {promised}, and {self.allow.name} is allowed")
+            reason = f"on this job it promises {promised}, and {self.allow.name} is allowed"
+            raise Refused(reason, code=Code.TOO_COARSE)
         confirmed: dict[str, Any] = contestant.ask(
             "confirm", reference=self.observed, evaluated=self.memory is not None
         )
@@ -376,10 +374,6 @@ class Bench:
         )
         self.environment = {"TORCHINDUCTOR_CACHE_DIR": self._caches[-1].name}
 
-    def fits(self, peak_bytes: int | None) -> bool:
-        """Is a peak within the memory budget, if there is one?"""
-        return self.memory is None or (peak_bytes is not None and peak_bytes <= self.memory)
-
     def _refuse_duplicate(self, plan: Plan, effect: str) -> None:
         """Settings of the same techniques that make the step do the very same are measured once."""
         earlier = self.effects.setdefault((plan.names, effect), plan)
@@ -406,18 +400,13 @@ class Bench:
 
 def _without_ratio(error: Refused | ChildFailed) -> dict[str, Any]:
     """The fields of a trial that ended with an error."""
-    codes = {TooCoarse: Code.TOO_COARSE, TimedOut: Code.TIMED_OUT, Unsteady: Code.UNSTEADY}
     return {
         "status": "refused" if isinstance(error, Refused) else "failed",
         "reason": str(error),
-        "code": codes.get(type(error), Code.NONE),
+        "code": error.code,
+        "technique": error.technique,
         "foreign_share": error.foreign_share if isinstance(error, Unsteady) else 0.0,
     }
-
-
-def one() -> Ratio:
-    """The reference against itself."""
-    return Ratio(1.0, 1.0, 1.0)
 
 
 def _since(begin: float) -> float:

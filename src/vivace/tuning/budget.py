@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-import psutil
-
-from vivace.errors import ChildFailed, InputError
+from vivace.errors import InputError
 from vivace.inspection import inspect
+from vivace.inspection.limits import free_memory
 from vivace.plan import Plan
 from vivace.technique import Numerics, registry
 
@@ -25,7 +22,6 @@ try:
 except RuntimeError as error:
     sys.exit(str(error).partition(chr(10))[0])
 """
-CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 def parse_memory(memory: str | int | None) -> int | None:
@@ -57,11 +53,7 @@ def free_bytes() -> int:
                 'CUDA_VISIBLE_DEVICES="" to train on the processor'
             )
         return int(asked.stdout)
-    free = int(psutil.virtual_memory().available)
-    with contextlib.suppress(OSError, ValueError):  # no limit reads "max"
-        limit = int((CONTROL_GROUP / "memory.max").read_text())
-        free = min(free, limit - int((CONTROL_GROUP / "memory.current").read_text()))
-    return max(0, free)
+    return free_memory()
 
 
 def smaller_plans(device: str, allow: Numerics) -> Iterator[Plan]:
@@ -81,8 +73,3 @@ def smaller_plans(device: str, allow: Numerics) -> Iterator[Plan]:
                 both = Plan(other.rescues()[:1]).adding(technique)
                 if len(both) > 1:
                     yield both
-
-
-def is_out_of_memory(failed: ChildFailed) -> bool:
-    """Did a child process end for lack of memory? The kernel's killer leaves no more than a signal."""
-    return str(failed).startswith("out of memory") or "SIGKILL" in str(failed)

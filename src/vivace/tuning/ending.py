@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vivace.ledger import Code, Outcome, Trial
+from vivace.plan import Plan
 from vivace.words import count, duration, percent
 
 
@@ -16,7 +17,8 @@ def ending(trials: Sequence[Trial], budget_seconds: float) -> tuple[Outcome, str
     left_out = sum(trial.code == Code.NOT_TRIED for trial in timed)
     if not measured and failed:
         told = _failures(failed)
-        return Outcome.COULD_NOT_MEASURE, f"{told[0].upper()}{told[1:]}; the same command tries again"
+        again = "; the same command goes on" if any(t.code == Code.UNSTEADY for t in failed) else ""
+        return Outcome.COULD_NOT_MEASURE, f"{told[0].upper()}{told[1:]}{again}"
     if not measured and left_out:
         told = f"The budget of {duration(budget_seconds)} ended before the first technique was timed"
         return Outcome.NOTHING_TRIED, f"{told}; give --budget more"
@@ -45,3 +47,23 @@ def _failures(failed: Sequence[Trial]) -> str:
     told = f"the machine was too unsteady for {count(len(unsteady), 'trial')}{who}"
     others = len(failed) - len(unsteady)
     return told + (f", and {count(others, 'trial')} failed" if others else "")
+
+
+def not_confirmed(trial: Trial, steps: int | None) -> tuple[Outcome, str]:
+    """Why a plan that won in the search is not the result: its confirmation, in a training of `steps`."""
+    plan = Plan.from_dict(trial.techniques)
+    if trial.ratio is None:
+        steady = trial.code != Code.UNSTEADY
+        outcome = Outcome.NOTHING_HELPS if steady else Outcome.COULD_NOT_MEASURE
+        return outcome, f"{plan} was faster, and could not be confirmed: {trial.reason}"
+    if trial.ratio.low > 1.0:
+        return Outcome.NOTHING_HELPS, f"{plan}{does_not_pay(trial, steps)}"
+    return Outcome.NOTHING_HELPS, f"{plan} was not faster again in fresh processes"
+
+
+def does_not_pay(trial: Trial, steps: int | None) -> str:
+    """That faster steps do not make up for a trial's warm-up, as the rest of a sentence about its plan."""
+    return (
+        f" has faster steps, and its warm-up of {duration(trial.warmup_seconds)} does not pay in the "
+        f"{steps or 0:,} steps of this training"
+    )

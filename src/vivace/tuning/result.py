@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from vivace.errors import AnswerIsNo
@@ -91,6 +92,7 @@ class Result:
         """The document that ``vivace tune --json`` prints."""
         return {
             "plan": self.plan.to_dict(),
+            "does": self.plan.does,
             "plan_path": self.plan_path,
             "speedup": dataclasses.asdict(self.speedup),
             "baselines": self.baselines,
@@ -116,3 +118,24 @@ class Result:
             "training_seconds": self.training_seconds,
             "long_plan": self.long_plan.to_dict() if self.long_plan is not None else None,
         }
+
+
+def waterfall(plan: Plan, confirmed: Ratio, measured: Mapping[str, Trial]) -> list[dict[str, Any]]:
+    """The ratio as one technique of `plan` after the other is added, in the order of their stages.
+
+    Techniques between two measured plans share a step; the last step is the plan's `confirmed` ratio.
+    """
+    steps, waiting = [], list[str]()
+    for prefix, name in zip(prefixes(plan), plan.names, strict=True):
+        waiting.append(name)
+        trial = measured.get(prefix.id)
+        ratio = confirmed if prefix == plan else trial.ratio if trial is not None else None
+        if ratio is not None:
+            steps.append({"step": " + ".join(waiting), "ratio": dataclasses.asdict(ratio)})
+            waiting = []
+    return steps
+
+
+def prefixes(plan: Plan) -> list[Plan]:
+    """The first technique alone, the first two, and so on up to the whole plan."""
+    return [Plan(plan.techniques[: count + 1]) for count in range(len(plan))]

@@ -1,185 +1,216 @@
-"""The search: forward selection over techniques in the order of their predicted gain, with interactions."""
+"""The search: what to measure next, by what was measured so far; forward selection, with interactions.
+
+It asks and is told, and touches no process, clock or file: time is what the answers say that they took. So
+the same answers lead to the same questions and to the same plan, also from a ledger.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import statistics
-import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Generator, Iterator
+from typing import Any, TypeVar
 
-from vivace.ledger import Code, Profile, Ratio, Trial
-from vivace.machine import Machine
+from vivace.ledger import Code, Outcome, Ratio, Trial
 from vivace.plan import Plan
-from vivace.technique import Numerics, Stage, Technique, registry
-from vivace.tuning.bench import Bench, one
+from vivace.technique import Numerics, Stage, Technique
+from vivace.technique.contract import UNIT_ROUNDOFF
+from vivace.tuning.candidates import Candidate, stricter
+from vivace.tuning.ending import does_not_pay, ending, not_confirmed
 from vivace.tuning.objective import Length
+from vivace.tuning.requests import (
+    Answer,
+    ChooseBlocks,
+    Confirm,
+    Done,
+    LeaveOut,
+    Measure,
+    MeasureBaselines,
+    Request,
+    Verify,
+    WarmAgain,
+)
+from vivace.tuning.result import LongPlan, prefixes
+from vivace.tuning.times import PATIENCE_SECONDS, ROUNDS, TIMING_SECONDS, Times
+from vivace.verifying.verdict import Verdict
 
-WORTH_TRYING = 1.005
-BETTER = 1.01
+BETTER = 1.01  # a technique that brings less is not worth its line in the plan
 CLEARLY_BETTER = 1.05  # two processes of the same plan differ by less
-LONGEST_COMPARISON = 15.0  # seconds: what stays undecided then differs by less than the winner's confirmation
+FP32_ROUNDOFF = UNIT_ROUNDOFF["float32"]
+
+ONE = Ratio(1.0, 1.0, 1.0)  # the reference against itself
+Found = TypeVar("Found")
+Steps = Generator[Request, Answer, Found]
 
 
 @dataclasses.dataclass(frozen=True)
-class Candidate:
-    """A technique with settings, and the bounds of the ratio that its card predicts."""
+class Setting:
+    """All that a search rests on beside what it is told.
 
-    technique: Technique
-    predicted: tuple[float, float]
-
-    @property
-    def promise(self) -> float:
-        """The geometric middle of the prediction: what orders the search."""
-        return math.sqrt(self.predicted[0] * self.predicted[1])
-
-
-def seconds_left(budget_left: float, reserve: float, *, found: bool) -> float:
-    """What a search may still use of the budget: the reserve is for verifying and confirming what was found.
-
-    Without anything to verify, a third of it is kept, for what may be found at the last moment.
+    Args:
+        budget_seconds: of the whole tuning; `left_seconds` of it are left when the search begins.
+        step_seconds, peak_bytes: of the reference, whose process took `opening_seconds` to be warm.
+        memory: the largest peak in bytes that a plan may need, if there is a limit.
+        steps: of the whole training; None where its length is not known.
+        first: a plan that is tried before all others.
+        feeds_first: does the step wait for data most?
+        num_baselines: that are measured beside strict fp32.
     """
-    return budget_left - (reserve if found else reserve / 3)
+
+    candidates: tuple[Candidate, ...]
+    budget_seconds: float
+    left_seconds: float
+    step_seconds: float
+    opening_seconds: float
+    peak_bytes: int
+    base: Plan = dataclasses.field(default_factory=Plan)
+    memory: int | None = None
+    steps: int | None = None
+    first: Plan | None = None
+    feeds_first: bool = False
+    num_baselines: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types."""
+        first = self.first.to_dict() if self.first is not None else None
+        offered = [candidate.to_dict() for candidate in self.candidates]
+        return {**vars(self), "candidates": offered, "base": self.base.to_dict(), "first": first}
+
+    @classmethod
+    def from_dict(cls, document: dict[str, Any]) -> Setting:
+        """Rebuild a setting from `to_dict`'s document."""
+        offered = tuple(Candidate.from_dict(one) for one in document["candidates"])
+        first = Plan.from_dict(document["first"]) if document["first"] is not None else None
+        base = Plan.from_dict(document["base"])
+        return cls(**{**document, "candidates": offered, "base": base, "first": first})
+
+
+@dataclasses.dataclass(frozen=True)
+class Conclusion:
+    """The plan of a search, how much faster than the reference it is, and why it is no other."""
+
+    plan: Plan
+    speedup: Ratio
+    outcome: Outcome
+    reason: str = ""
+    verdict: Verdict | None = None
+    long_plan: LongPlan | None = None
 
 
 class Search:
-    """Finds the fastest plan. `ranking` and `fastest` may be read at any time.
+    """Finds the fastest plan that keeps its promise: do what `ask` says, `tell` what came of it, and again.
 
-    Args:
-        end: when the budget is over, on the monotonic clock.
-        reserve: seconds of it that verifying and confirming a plan need.
-        steps: of the whole training; None where its length is not known.
+    `conclusion` stands where `ask` returns None. `ranking` may be read at any time.
     """
 
-    def __init__(
-        self,
-        bench: Bench,
-        profile: Profile,
-        machine: Machine,
-        *,
-        end: float,
-        reserve: float,
-        steps: int | None = None,
-    ) -> None:
-        self.bench, self.profile, self.machine = bench, profile, machine
-        self.end, self.reserve, self.steps = end, reserve, steps
-        self.warm: dict[str, float] = {}  # by plan: its warm-up where all is compiled, if that was measured
-        self.best = bench.base
-        self.best_ratio: Ratio = one()
-        self.best_peak: int = bench.observed["peak_bytes"]
-        self.reference_fits = bench.fits(self.best_peak)
-        self.measured: dict[str, Trial] = {}
-        self.banned: set[Technique] = set()  # with those settings
-        self._warmup_seconds = 0.0
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.times = Times(setting.budget_seconds, setting.step_seconds, setting.opening_seconds)
+        self.left = setting.left_seconds  # of the budget
+        self.trials: list[Trial] = []
+        self.measured: dict[str, Trial] = {}  # by plan, its last trial
+        self.best, self.best_ratio, self.best_peak = setting.base, ONE, setting.peak_bytes
+        self.reference_fits = self._fits(setting.peak_bytes)
+        self.conclusion = Conclusion(setting.base, ONE, Outcome.NOTHING_TRIED)
+        self._plans: dict[str, Plan] = {}  # those measured
+        self._warm: dict[str, float] = {}  # by plan, its warm-up where all is compiled, if that was measured
+        self._banned: set[Technique] = set()  # with those settings
+        self._spared: set[str] = set()  # plans of which a part is as fast
         self._too_slow: dict[Technique, float] = {}  # seconds after which it had not started yet
         self._too_coarse: set[str] = set()  # techniques that promise more on this job than is allowed
-        self._offered: list[Candidate] = []
+        self._kept_seconds: float | None = None  # of the budget, once a promise was broken
+        self._course = self._everything()
+        self._request: Request | None = next(self._course, None)
 
-    def run(self) -> None:
-        """Try each candidate on top of the best plan; after a success, try the others again on it."""
-        self._offered = self._candidates()
-        known = self._known_best(self._offered)
-        if known is not None:
-            self._try(known, None)
-        if self.bench.memory is not None and not self.reference_fits:
-            self._try_blocks()
-        if waits_for_data(self.profile) and self.best == self.bench.base:
-            self._try_feeding()
-        self._try_together()
-        self._select()
-        self._try_unsteady()
-        self._explain()
-        self._list_untried()
+    def ask(self) -> Request | None:
+        """What to do next; None at the end. The same until `tell` is called."""
+        return self._request
 
-    def _try_blocks(self) -> None:
+    def tell(self, answer: Answer) -> None:
+        """Take what came of the last request, and the time that it took."""
+        self.left -= answer.seconds
+        self.times.learn(answer)
+        if isinstance(answer, Trial):
+            self.trials.append(answer)
+        try:
+            self._request = self._course.send(answer)
+        except StopIteration:
+            self._request = None
+
+    def _everything(self) -> Steps[None]:
+        """Each candidate on top of the best plan, after a success the others again; then what was found."""
+        setting = self.setting
+        if setting.first is not None:
+            yield from self._try(setting.first)
+        if not self.reference_fits:
+            yield from self._try_blocks()
+        if setting.feeds_first and self.best == setting.base:
+            yield from self._try_feeding()
+        yield from self._try_together()
+        yield from self._select()
+        yield from self._try_unsteady()
+        yield from self._explain()
+        yield from self._list_untried()
+        seconds, comparing = self.times.baselines()
+        if setting.num_baselines and self._baselines_seconds and seconds < self.left:
+            yield MeasureBaselines(seconds, comparing)
+        yield from self._settle()
+
+    # Finding
+
+    def _try_blocks(self) -> Steps[None]:
         """Decisions for the model's blocks, where the job does not fit into the memory budget as it is."""
-        if self._left() <= 0:
-            self.bench.no_blocks = ", and the budget ended before its blocks could be looked at"
+        if self._free() <= 0:
             return
-        chosen = self.bench.choose_blocks(max(20.0, 0.5 * self._left()))
-        if chosen is not None and chosen != self.best:
-            self._try(chosen, None)
+        done = yield ChooseBlocks(max(PATIENCE_SECONDS, 0.5 * self._free()))
+        assert isinstance(done, Done)
+        if done.plan is not None:
+            yield from self._try(done.plan)
 
-    def _try_unsteady(self) -> None:
-        """While nothing was found, time again what the machine was too unsteady for."""
-        while not self.ranking():
-            unsteady = [trial for trial in self.measured.values() if trial.code == Code.UNSTEADY]
-            for trial in unsteady:
-                if self._left() > 0 and not self.ranking():
-                    self._try(Plan.from_dict(trial.techniques), None)
-            if not unsteady or self._left() <= 0:
-                return
-        self._select()
-
-    def _list_untried(self) -> None:
-        """Say of each technique that was timed neither alone nor with others that the time ended first."""
-        conclusive = [t for t in self.bench.trials if t.status != "failed" or len(t.techniques) == 1]
-        tried = {name for trial in conclusive for name in trial.techniques}
-        for candidate in self._offered:
-            if candidate.technique.name not in tried and self._left() <= 0:
-                tried.add(candidate.technique.name)
-                reason = "the time for the search ended before it could be tried"
-                self.bench.refuse(Plan([candidate.technique]), reason, Code.NOT_TRIED, candidate.predicted)
-
-    def _try_feeding(self) -> None:
+    def _try_feeding(self) -> Steps[None]:
         """The most promising technique that acts on data, alone; while none is faster, the next one."""
         tried = set[str]()
-        for candidate in self._offered:
+        for candidate in self.setting.candidates:
             technique = candidate.technique
-            if technique.card.stage != Stage.DATA or technique.name in tried or self._left() <= 0:
+            if technique.card.stage != Stage.DATA or technique.name in tried:
                 continue
             tried.add(technique.name)
-            if self._try(self.bench.base.adding(technique), candidate):
+            if (yield from self._try(self.setting.base.adding(technique), candidate)):
                 break
 
-    def _try_together(self) -> None:
+    def _try_together(self) -> Steps[None]:
         """All that is likely to help and quick to start, at once: some techniques only pay in company.
 
         On a CPU, for example, bfloat16 convolutions are slower than fp32 ones unless their layout is
         channels-last.
         """
         refused = {plan for plan, trial in self.measured.items() if trial.status == "refused"}
-        likely = [c.technique for c in self._offered if c.promise >= 1.0]
-        plan = self.bench.base
-        for technique in likely:
+        plan = self.setting.base
+        for candidate in self.setting.candidates:
+            technique = candidate.technique
             quick = not (technique.card.compiles or technique.card.captures)
-            if quick and Plan([technique]).id not in refused and len(plan.adding(technique)) > len(plan):
+            likely = candidate.promise >= 1.0 and Plan([technique]).id not in refused
+            if quick and likely and len(plan.adding(technique)) > len(plan):
                 plan = plan.adding(technique)
-        while len(plan) > 1 and self._left() > 0 and plan.id not in self.measured:
-            self._try(plan, None)
-            trial = self.measured[plan.id]
-            refusing = trial.reason.partition(":")[0] if trial.status == "refused" else ""
-            plan = plan.without(refusing)
+        while len(plan) > 1 and plan.id not in self.measured:
+            yield from self._try(plan)
+            trial = self.measured.get(plan.id)
+            refused_it = trial is not None and trial.status == "refused"
+            plan = plan.without(trial.technique) if trial and refused_it else Plan()
 
-    def ban(self, techniques: set[Technique], seconds: float, broken: Plan) -> None:
-        """Leave techniques with these settings out from now on, and search again for `seconds`; first for
-        stricter settings of what broke the promise of the plan `broken`.
-        """
-        self.banned |= techniques
-        self.best, self.best_ratio, self.best_peak = self.bench.base, one(), self.bench.observed["peak_bytes"]
-        self._warmup_seconds = 0.0
-        for plan in self.ranking()[:1]:
-            self._keep(plan, self.measured[plan.id])
-        self.reserve = self.end - time.monotonic() - seconds
-        stricter = _stricter(broken, techniques)
-        if stricter is not None and stricter.id not in self.measured and self._left() > 0:
-            self._try(stricter, None)
-        self._select()
-
-    def _select(self) -> None:
-        candidates = [c for c in self._offered if c.technique not in self.banned]
+    def _select(self) -> Steps[None]:
+        """Add to the best plan what makes it faster, then drop what adds nothing."""
+        offered = [c for c in self.setting.candidates if c.technique not in self._banned]
         changed = True
-        while changed and self._left() > 0:
+        while changed and self._free() > 0:
             changed = False
-            for candidate in self._in_turn(candidates):
-                if self._left() <= 0:
-                    break
+            for candidate in self._in_turn(offered):
                 plan = self.best.adding(candidate.technique)
-                if plan != self.best and plan.id not in self.measured and not self._hopeless(plan, candidate):
-                    changed |= self._try(plan, candidate)
-        self._prune()
-        self._refine()
+                if plan != self.best and not self._hopeless(plan, candidate):
+                    changed |= yield from self._try(plan, candidate)
+        yield from self._drop()
+        yield from self._refine()
 
     def _in_turn(self, candidates: list[Candidate]) -> Iterator[Candidate]:
         """First what can be added, then what displaces a technique of the best plan, then what compiles."""
@@ -193,118 +224,126 @@ class Search:
                 later.append(candidate)
         yield from [*later, *last]
 
-    def ranking(self) -> list[Plan]:
-        """Plans that fit and with which the training ends sooner than without, the soonest first; any that
-        fit where the reference does not.
+    def _drop(self) -> Steps[None]:
+        """Drop what adds nothing to the best plan, what changes numbers most first.
 
-        `best` stays before others that are less than 1 % sooner: it was rid of what adds nothing.
+        Where that may spare the person a change of numbers it is never left out for want of time.
         """
-        length = self.length()
-        totals = {
-            plan: length.seconds(ratio, warmup)
-            for plan, ratio, warmup in self._faster()
-            if self.wins(ratio, warmup)
-        }
-        near = 1.01 * min(totals.values(), default=0.0)
-        return sorted(totals, key=lambda plan: (plan != self.best or totals[plan] > near, totals[plan]))
-
-    def fastest(self) -> Plan | None:
-        """The plan with the fastest step of those that beat the reference, whatever its warm-up."""
-        faster = self._faster()
-        return max(faster, key=lambda found: found[1].counts)[0] if faster else None
-
-    def wins(self, ratio: Ratio, warmup_seconds: float) -> bool:
-        """Is it better than the reference: faster beyond noise, and over the whole training too?"""
-        if not self.reference_fits:
-            return True
-        return ratio.low > 1.0 and self.length().pays(ratio, warmup_seconds)
-
-    def length(self) -> Length:
-        """How long the training takes as it is."""
-        steps = [pair[0] for trial in self.measured.values() for pair in trial.pairs]
-        return Length(self.steps, statistics.median(steps) if steps else self.bench.reference.step_seconds)
-
-    def _faster(self) -> list[tuple[Plan, Ratio, float]]:
-        """What beats the reference a step, or only fits where that does not, with its ratio and warm-up."""
-        found = []
-        for trial in self.measured.values():
-            plan = Plan.from_dict(trial.techniques)
-            banned = self.banned & set(plan.techniques)
-            if trial.ratio is None or banned or not self.bench.fits(trial.peak_bytes):
+        fastest = self.best_ratio
+        cards = {technique.name: technique.card for technique in self.best.techniques}
+        for name in sorted(cards, key=lambda name: (cards[name].numerics, cards[name].unit_roundoff))[::-1]:
+            without = self.best.without(name)
+            left = self.left - self.times.settling(self.best)
+            wanted = len(without) > 0 and without.id not in self.measured
+            if wanted and (left > 0 or (cards[name].numerics > Numerics.EXACT and self.left > 0)):
+                yield from self._measure(without, left, fastest.counts)
+            trial = self.measured.get(without.id)
+            if len(without) == 0 or trial is None or trial.ratio is None or not self._fits(trial.peak_bytes):
                 continue
-            if trial.ratio.low > 1.0 or not self.reference_fits:
-                warmup = self.warm.get(plan.id, trial.warmup_seconds or 0.0)
-                found.append((plan, trial.ratio, warmup))
-        return found
+            if trial.ratio.counts >= _as_fast(fastest, coarse=cards[name].unit_roundoff > FP32_ROUNDOFF):
+                self._spared.add(self.best.id)
+                fastest = max(fastest, trial.ratio, key=lambda ratio: ratio.counts)
+                self._keep(without, trial)
 
-    def _refine(self) -> None:
+    def _refine(self) -> Steps[None]:
         """Try each technique of the best plan refined, and again, while that is clearly faster."""
         for name in self.best.names:
             found = True
-            while found and self._left() > 0:
+            while found:
                 refined = next(one for one in self.best.techniques if one.name == name).refined()
                 if refined is None:
                     break
-                plan = self.best.adding(refined)
-                found = plan.id not in self.measured and self._try(plan, None, by=CLEARLY_BETTER)
+                found = yield from self._try(self.best.adding(refined), by=CLEARLY_BETTER)
 
-    def _try(self, plan: Plan, candidate: Candidate | None, by: float = BETTER) -> bool:
+    def _try_unsteady(self) -> Steps[None]:
+        """While nothing was found, time again what the machine was too unsteady for."""
+        if self.ranking():
+            return
+        asked = True
+        while asked and not self.ranking():
+            asked = False
+            unsteady = [name for name, trial in self.measured.items() if trial.code == Code.UNSTEADY]
+            for plan in [self._plans[name] for name in unsteady]:
+                if self._time_for(plan) and not self.ranking():
+                    asked = True
+                    yield from self._attempt(plan, None, BETTER)
+        if self.ranking():
+            yield from self._select()
+
+    def _explain(self) -> Steps[None]:
+        """Measure what each technique adds to the ones before it, while there is time."""
+        for plan in prefixes(self.best):
+            if plan.id not in self.measured and self._time_for(plan):
+                yield from self._measure(plan, self._free())
+
+    def _list_untried(self) -> Steps[None]:
+        """Say of each technique that was timed neither alone nor with others that the time ended first."""
+        conclusive = [t for t in self.trials if t.status != "failed" or len(t.techniques) == 1]
+        tried = {name for trial in conclusive for name in trial.techniques}
+        for candidate in self.setting.candidates:
+            if candidate.technique.name not in tried:
+                tried.add(candidate.technique.name)
+                reason = "the time for the search ended before it could be tried"
+                yield LeaveOut(Plan([candidate.technique]), reason, candidate.predicted)
+
+    def _try(self, plan: Plan, candidate: Candidate | None = None, by: float = BETTER) -> Steps[bool]:
+        """Measure a plan unless that was done or there is no time; is it the best one now?"""
+        if plan.id in self.measured or not self._time_for(plan):
+            return False
+        return (yield from self._attempt(plan, candidate, by))
+
+    def _attempt(self, plan: Plan, candidate: Candidate | None, by: float) -> Steps[bool]:
         now = self.best_ratio.counts
         predicted = (candidate.predicted[0] * now, candidate.predicted[1] * now) if candidate else None
-        target = by * now if self.bench.fits(self.best_peak) else None
-        trial = self.measure(plan, target, predicted)
+        target = by * now if self._fits(self.best_peak) else None
+        trial = yield from self._measure(plan, self._free(), target, predicted)
         if candidate is not None and trial.code == Code.TOO_COARSE:
             self._too_coarse.add(candidate.technique.name)
-        if trial.ratio is None or not self._better(trial, by):
-            return False
-        self._keep(plan, trial)
-        return True
+        return self._judge_trial(trial, by)
 
-    def _better(self, trial: Trial, by: float) -> bool:
-        """Within the memory budget the faster plan wins; outside of it the smaller one."""
-        assert trial.ratio is not None
-        assert trial.peak_bytes is not None
-        if not self.bench.fits(trial.peak_bytes):
-            return not self.bench.fits(self.best_peak) and trial.peak_bytes < 0.98 * self.best_peak
-        if not self.bench.fits(self.best_peak):
-            return True
-        beats = trial.ratio.low > 1.0 or not self.reference_fits
-        return beats and trial.ratio.counts >= by * self.best_ratio.counts
-
-    def measure(
-        self, plan: Plan, target: float | None = None, predicted: tuple[float, float] | None = None
-    ) -> Trial:
-        """One trial: at most half of the time left, of which a tenth for the comparison, up to a limit.
-
-        What compiles comes last and may take all of it.
-        """
-        left = self._left()
-        slow = any(technique.card.compiles for technique in plan.techniques)
-        seconds = left if slow else min(left, max(15.0, 0.5 * left))
-        enough = max(LONGEST_COMPARISON, 30 * self.bench.reference.step_seconds)
-        comparing = max(6.0, min(0.1 * left, enough))
-        trial = self.bench.measure(
-            plan, seconds=seconds, comparing=comparing, predicted=predicted, target=target
-        )
-        self.measured[plan.id] = trial
+    def _measure(
+        self,
+        plan: Plan,
+        left: float,
+        target: float | None = None,
+        predicted: tuple[float, float] | None = None,
+    ) -> Steps[Trial]:
+        limit, comparing = self.times.limit(plan, left), self.times.comparing(plan, left)
+        trial = yield Measure(plan, limit, comparing, predicted, target)
+        assert isinstance(trial, Trial)
+        self.measured[plan.id], self._plans[plan.id] = trial, plan
         if trial.code == Code.TIMED_OUT:
-            self._too_slow.update({technique: seconds for technique in plan.techniques if slow})
+            slow = [technique for technique in plan.techniques if technique.card.compiles]
+            self._too_slow.update(dict.fromkeys(slow, limit))
         return trial
 
+    def _judge_trial(self, trial: Trial, by: float) -> bool:
+        """Keep the trial's plan where it is better: the faster one within the memory budget, else the
+        smaller one.
+        """
+        if trial.ratio is None or trial.peak_bytes is None:
+            return False
+        if not self._fits(trial.peak_bytes):
+            better = not self._fits(self.best_peak) and trial.peak_bytes < 0.98 * self.best_peak
+        elif not self._fits(self.best_peak):
+            better = True
+        else:
+            beats = trial.ratio.low > 1.0 or not self.reference_fits
+            better = beats and trial.ratio.counts >= by * self.best_ratio.counts
+        if better:
+            self._keep(self._plans[trial.plan_id], trial)
+        return better
+
     def _keep(self, plan: Plan, trial: Trial) -> None:
-        """Make a trial's plan the best one; to verify and confirm it means three warm-ups more."""
         assert trial.ratio is not None
-        assert trial.warmup_seconds is not None
         self.best, self.best_ratio, self.best_peak = plan, trial.ratio, trial.peak_bytes or 0
-        self.reserve += 3 * (trial.warmup_seconds - self._warmup_seconds)
-        self._warmup_seconds = trial.warmup_seconds
 
     def _hopeless(self, plan: Plan, candidate: Candidate) -> bool:
         """Was it refused for good, is it much slower than what it would displace, or slower to start than
         the time left allows?
         """
         name = candidate.technique.name
-        if name in self._too_coarse or self._too_slow.get(candidate.technique, 0.0) > 0.7 * self._left():
+        if name in self._too_coarse or self._too_slow.get(candidate.technique, 0.0) > 0.7 * self._free():
             return True
         if candidate.technique.card.stage == Stage.MEMORY and self._milder_is_slow(plan, candidate):
             return True
@@ -322,101 +361,229 @@ class Search:
         return any(
             trial.ratio is not None
             and trial.ratio.high < 0.9 * self.best_ratio.counts
-            and Plan.from_dict(trial.techniques).without(name) == plan.without(name)
+            and self._plans[trial.plan_id].without(name) == plan.without(name)
             for trial in self.measured.values()
             if name in trial.techniques
         )
 
-    def _prune(self) -> None:
-        """Drop techniques that add nothing to the best plan, while there is time."""
-        for name in reversed(self.best.names):
-            without = self.best.without(name)
-            if self._left() <= 0 or len(self.best) < 2 or without.id in self.measured:
-                continue
-            trial = self.measure(without, self.best_ratio.counts)
-            no_slower = trial.ratio is not None and trial.ratio.counts >= 0.995 * self.best_ratio.counts
-            if no_slower and self.bench.fits(trial.peak_bytes):
-                self._keep(without, trial)
+    # Time and rank
 
-    def _explain(self) -> None:
-        """Measure what each technique adds to the ones before it, while there is time."""
-        for plan in _prefixes(self.best):
-            if self._left() > 0 and plan.id not in self.measured:
-                self.measure(plan)
-
-    def waterfall(self, plan: Plan, confirmed: Ratio) -> list[dict[str, Any]]:
-        """The ratio as one technique of `plan` after the other is added, in the order of their stages.
-
-        Techniques between two measured plans share a step; the last step is the plan's `confirmed` ratio.
+    def _free(self) -> float:
+        """Seconds that may still go into finding plans: less what the baselines, dropping, verifying and
+        confirming need. Where there is nothing to verify, nothing is kept for that.
         """
-        steps, waiting = [], list[str]()
-        for prefix, name in zip(_prefixes(plan), plan.names, strict=True):
-            waiting.append(name)
-            trial = self.measured.get(prefix.id)
-            ratio = confirmed if prefix == plan else trial.ratio if trial is not None else None
-            if ratio is not None:
-                steps.append({"step": " + ".join(waiting), "ratio": dataclasses.asdict(ratio)})
-                waiting = []
-        return steps
+        if self._kept_seconds is not None:
+            return self.left - self._kept_seconds
+        kept = self._baselines_seconds
+        ranking = self.ranking()
+        if ranking:
+            parts = [self.best.without(name) for name in self.best.names] if len(self.best) > 1 else []
+            dropping = sum(self.times.trial(part) for part in parts if part.id not in self.measured)
+            kept += self.times.settling(ranking[0]) + min(dropping, 0.2 * self.setting.budget_seconds)
+        return self.left - kept
 
-    def _candidates(self) -> list[Candidate]:
+    @property
+    def _baselines_seconds(self) -> float:
+        """What the first further baseline takes; 0 where that is more than a tenth of the budget."""
+        seconds, _ = self.times.baselines()
+        affordable = self.setting.num_baselines and seconds <= 0.1 * self.setting.budget_seconds
+        return seconds if affordable else 0.0
+
+    def _time_for(self, plan: Plan) -> bool:
+        return self._free() > self.times.start(plan)
+
+    def _fits(self, peak_bytes: int | None) -> bool:
+        memory = self.setting.memory
+        return memory is None or (peak_bytes is not None and peak_bytes <= memory)
+
+    def ranking(self) -> list[Plan]:
+        """Plans that fit and with which the training ends sooner than without, the soonest first; any that
+        fit where the reference does not.
+
+        Of what is as soon within the measurement, the plan that changes numbers least stands first, and
+        `best` before others that are less than 1 % sooner. Plans of which a part is as fast stand last.
+        """
+        length = self.length()
+        faster = [found for found in self._faster() if self._wins(found[1], found[2])]
+        totals = {plan: length.seconds(ratio, warmup) for plan, ratio, warmup in faster}
+        if not totals:
+            return []
+        soonest, ratio, warmup = min(faster, key=lambda found: totals[found[0]])
+        near = 1.01 * totals[soonest]
+        low = ratio if ratio.wide else dataclasses.replace(ratio, estimate=ratio.low)
+        equal = max(near, length.seconds(low, warmup))
+
+        def rank(plan: Plan) -> tuple[bool, float, bool, float]:
+            grade = self._promise(plan) if totals[plan] <= equal else math.inf
+            return plan.id in self._spared, grade, plan != self.best or totals[plan] > near, totals[plan]
+
+        return sorted(totals, key=rank)
+
+    def fastest(self) -> Plan | None:
+        """The plan with the fastest step of those that beat the reference, whatever its warm-up."""
+        faster = self._faster()
+        return max(faster, key=lambda found: found[1].counts)[0] if faster else None
+
+    def length(self) -> Length:
+        """How long the training takes as it is."""
+        steps = [pair[0] for trial in self.measured.values() for pair in trial.pairs]
+        return Length(self.setting.steps, statistics.median(steps) if steps else self.setting.step_seconds)
+
+    def _promise(self, plan: Plan) -> Numerics:
+        return max(plan.promise, Numerics[self.measured[plan.id].promise.upper()])
+
+    def _wins(self, ratio: Ratio, warmup_seconds: float) -> bool:
+        """Is it better than the reference: faster beyond noise, and over the whole training too?"""
+        if not self.reference_fits:
+            return True
+        return ratio.low > 1.0 and self.length().pays(ratio, warmup_seconds)
+
+    def _faster(self) -> list[tuple[Plan, Ratio, float]]:
+        """What beats the reference a step, or only fits where that does not, with its ratio and warm-up."""
         found = []
-        for offer in registry.offers(self.profile, self.machine):
-            cls, offered, gain = offer.cls, offer.candidates, offer.gain
-            if cls.name in self.bench.only_here:
+        for name, trial in self.measured.items():
+            plan = self._plans[name]
+            banned = self._banned & set(plan.techniques)
+            if trial.ratio is None or banned or not self._fits(trial.peak_bytes):
                 continue
-            device = self.profile.device
-            reason = ""
-            if device not in cls.card.devices:
-                reason = f"it acts on {' and '.join(cls.card.devices)}, and this job runs on {device}"
-            elif cls.card.numerics > self.bench.allow:
-                reason = f"it promises {cls.card.numerics.name}, and {self.bench.allow.name} is allowed"
-            elif gain[1] < WORTH_TRYING and self.bench.memory is None:
-                reason = f"at most {gain[1]:.2f}x is predicted on this job"
-            elif not offered:
-                reason = "it has no setting that suits this job"
-            if reason:
-                self.bench.refuse(Plan([offer.default]), reason, Code.RULED_OUT, gain)
-            else:
-                found += [Candidate(technique, gain) for technique in offered]
-        first = Stage.DATA if waits_for_data(self.profile) else None
-        return sorted(found, key=lambda c: (c.technique.card.stage == first, c.promise), reverse=True)
+            if trial.ratio.low > 1.0 or not self.reference_fits:
+                warmup = self._warm.get(name, trial.warmup_seconds or 0.0)
+                found.append((plan, trial.ratio, warmup))
+        return found
 
-    def _known_best(self, candidates: list[Candidate]) -> Plan | None:
-        """The fastest plan that an earlier run measured on this job and machine: tried first."""
-        allowed = {candidate.technique.name for candidate in candidates}
-        earlier = [
-            t
-            for t in self.bench.known.values()
-            if t.ratio is not None
-            and t.ratio.low > 1.0
-            and set(t.techniques) <= allowed
-            and Numerics[t.promise.upper()] <= self.bench.allow
-        ]
-        if not earlier:
+    # Settling
+
+    def _settle(self) -> Steps[None]:
+        """The first plan that keeps its promise and wins in fresh processes too, else the reference."""
+        yield from self._warm_again()
+        if not self.ranking():
+            return self._found_none()
+        judged = list[Plan]()
+        last: tuple[Outcome, str] | None = None
+        while True:
+            plan, verdict, why = yield from self._first_kept(judged)
+            if plan is None or verdict is None:
+                return self._end(*(last or why))
+            long_kept = yield from self._long_kept(plan)
+            seconds = max(TIMING_SECONDS, self.left)
+            trial = yield Confirm(plan, seconds, self.times.round(seconds))
+            assert isinstance(trial, Trial)
+            if trial.ratio is not None and self._wins(trial.ratio, trial.warmup_seconds or 0.0):
+                outcome = Outcome.FASTER if trial.ratio.low > 1.0 else Outcome.FITS
+                long_plan = self._long_plan(plan, verified=long_kept)
+                self.conclusion = Conclusion(plan, trial.ratio, outcome, "", verdict, long_plan)
+                return None
+            judged.append(plan)
+            last = not_confirmed(trial, self.setting.steps)
+            if self.left <= 0:
+                return self._end(*last)
+
+    def _first_kept(
+        self, judged: list[Plan]
+    ) -> Steps[tuple[Plan | None, Verdict | None, tuple[Outcome, str]]]:
+        """The first plan not yet `judged` that keeps its promise; the guilty of others are banned.
+
+        Where there is none, the outcome and the reason are of the first that did not.
+        """
+        why: tuple[Outcome, str] | None = None
+        while True:
+            ranking = [plan for plan in self.ranking() if plan not in judged]
+            if not ranking or (judged and self.left <= 0):
+                return None, None, why or (Outcome.NOTHING_HELPS, "")
+            plan = ranking[0]
+            verdict = yield from self._verify(plan)
+            if verdict.kept:
+                return plan, verdict, (Outcome.FASTER, "")
+            found = "and not the same model: " if verdict.judged else "but "
+            outcome = Outcome.NONE_KEPT if verdict.judged else Outcome.COULD_NOT_MEASURE
+            why = why or (outcome, f"{plan} was faster, {found}{verdict.reason}")
+            judged.append(plan)
+            guilty = set[Technique]()
+            for technique in plan.techniques if len(plan) > 1 else ():
+                if not (yield from self._verify(Plan([technique]))).kept:
+                    guilty.add(technique)
+            found_guilty = guilty or set(plan.techniques if len(plan) == 1 else ())
+            self._ban(found_guilty)
+            kinder = stricter(plan, found_guilty)
+            if kinder is not None and kinder.id not in self.measured:
+                yield from self._try(kinder)
+            yield from self._select()
+
+    def _ban(self, techniques: set[Technique]) -> None:
+        """Leave techniques with these settings out from now on; half of what is left goes into finding."""
+        self._banned |= techniques
+        self.best, self.best_ratio, self.best_peak = self.setting.base, ONE, self.setting.peak_bytes
+        for plan in self.ranking()[:1]:
+            self._keep(plan, self.measured[plan.id])
+        self._kept_seconds = 0.5 * self.left
+
+    def _verify(self, plan: Plan) -> Steps[Verdict]:
+        one_round = self.times.confirmation() / ROUNDS
+        seconds = max(3.0, min(self.left - one_round, self.times.ruling()))
+        verdict = yield Verify(plan, seconds, self.left)
+        assert isinstance(verdict, Verdict)
+        return verdict
+
+    def _warm_again(self) -> Steps[None]:
+        """Open the plan with the fastest step again where its warm-up with all compiled decides its rank.
+
+        That is the warm-up which `train` meets on this machine; the first one is met elsewhere.
+        """
+        plan, leading = self.fastest(), self.ranking()[:1]
+        if plan is None or plan in leading or self.left < self.times.start(plan):
+            return
+        length, ratio = self.length(), self.measured[plan.id].ratio
+        assert ratio is not None
+        known = [self.measured[one.id] for one in leading]
+        least = [length.seconds(t.ratio, t.warmup_seconds or 0.0) for t in known if t.ratio is not None]
+        if length.pays(ratio, 0.0) and all(length.seconds(ratio, 0.0) < seconds for seconds in least):
+            done = yield WarmAgain(plan, self.times.limit(plan, 0.6 * self.left))
+            assert isinstance(done, Done)
+            if done.warmup_seconds is not None:
+                self._warm[plan.id] = done.warmup_seconds
+
+    def _long_kept(self, plan: Plan) -> Steps[bool]:
+        """Does a plan with faster steps than `plan` keep its promise? No, where there is no time to ask."""
+        fastest = self.fastest()
+        if fastest is None or fastest == plan:
+            return False
+        if self.left < self.times.settling(plan) + self.times.ruling() + self.times.start(fastest):
+            return False
+        verdict = yield from self._verify(fastest)
+        if verdict.judged and not verdict.kept:
+            self._banned |= set(fastest.techniques) - set(plan.techniques)
+        return bool(verdict.kept)
+
+    def _long_plan(self, plan: Plan, *, verified: bool) -> LongPlan | None:
+        """The plan that wins where the training is longer, if there is one beside `plan`."""
+        fastest, length = self.fastest(), self.length()
+        if fastest is None or fastest == plan or length.steps is None:
             return None
-        return Plan.from_dict(max(earlier, key=lambda t: t.ratio.counts if t.ratio else 0.0).techniques)
+        trial, own = self.measured[fastest.id], self.measured.get(plan.id)
+        assert trial.ratio is not None
+        later = (trial.ratio, trial.warmup_seconds or 0.0)
+        chosen = (own.ratio, own.warmup_seconds or 0.0) if own is not None and own.ratio is not None else None
+        steps = length.wins_from(later, chosen) if chosen is not None else length.wins_from(later)
+        if steps is None or steps <= length.steps:
+            return None
+        return LongPlan(fastest, "", trial.ratio, later[1], steps, verified)
 
-    def _left(self) -> float:
-        return seconds_left(self.end - time.monotonic(), self.reserve, found=bool(self.ranking()))
+    def _found_none(self) -> None:
+        """No plan is worth verifying; one whose warm-up does not pay is named as one for longer runs."""
+        fastest = self.fastest()
+        if fastest is None:
+            return self._end(*ending(self.trials, self.setting.budget_seconds))
+        reason = f"{fastest}{does_not_pay(self.measured[fastest.id], self.setting.steps)}"
+        long_plan = self._long_plan(self.setting.base, verified=False)
+        return self._end(Outcome.NOTHING_HELPS, reason, long_plan)
+
+    def _end(self, outcome: Outcome, reason: str, long_plan: LongPlan | None = None) -> None:
+        self.conclusion = Conclusion(self.setting.base, ONE, outcome, reason, None, long_plan)
 
 
-def waits_for_data(profile: Profile) -> bool:
-    """Is waiting for data the largest part of a step?"""
-    return max(profile.shares, key=profile.shares.__getitem__, default="") == "data"
-
-
-def _prefixes(plan: Plan) -> list[Plan]:
-    """The first technique alone, the first two, and so on up to the whole plan."""
-    return [Plan(plan.techniques[: count + 1]) for count in range(len(plan))]
-
-
-def _stricter(broken: Plan, guilty: set[Technique]) -> Plan | None:
-    """A broken plan with stricter settings of its guilty techniques, of all where none is so alone.
-
-    None where none has such. What is guilty and has none is left out.
+def _as_fast(fastest: Ratio, *, coarse: bool) -> float:
+    """The ratio from which a plan is as fast: a hundredth less, or where it spares a `coarse` precision all
+    that the measurement cannot tell apart.
     """
-    changed = {technique: technique.stricter() for technique in guilty or broken.techniques}
-    if not any(changed.values()):
-        return None
-    return Plan([changed.get(t) or t for t in broken.techniques if t not in guilty or changed[t] is not None])
+    least = fastest.counts / BETTER
+    return min(least, fastest.low) if coarse and not fastest.wide else least

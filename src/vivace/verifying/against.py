@@ -7,10 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from vivace.events import Tell
 from vivace.machine import Machine
 from vivace.processes.launch import Child, Source
 from vivace.verifying.verdict import Verdict
-from vivace.verifying.verifier import REPEATABLE, TIMEOUT_SECONDS, Listener
+from vivace.verifying.verifier import REPEATABLE, TIMEOUT_SECONDS
 
 ORIGINAL, EDITED = "vivace.verifying.edits:Original", "vivace.verifying.edits:Edited"
 
@@ -22,7 +23,7 @@ def judge_edit(
     *,
     roundoff: float,
     seconds: float | None,
-    on_event: Listener,
+    tell: Tell,
 ) -> Verdict:
     """Is the edited training the same model as the original, but for rounding to `roundoff`?
 
@@ -37,7 +38,7 @@ def judge_edit(
         Child(ORIGINAL, original, arguments, environment=REPEATABLE) as theirs,
         Child(EDITED, edited, arguments, environment=REPEATABLE) as mine,
     ):
-        on_event("prepared", theirs.ask("prepare", TIMEOUT_SECONDS, seconds=seconds))
+        tell("prepared", theirs.ask("prepare", TIMEOUT_SECONDS, seconds=seconds))
         loan, answer = str(Path(folder, "loan")), str(Path(folder, "answer"))
         drawn = [str(Path(folder, name)) for name in ("edited", "original")]
         theirs.ask("lend", TIMEOUT_SECONDS, path=loan)

@@ -10,6 +10,7 @@ import torch
 from vivace.job import Job
 from vivace.session.opening import call, models_of, seed_everything
 from vivace.verifying.displacement import Tensors
+from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.judgement import figure_of
 
 SEEDS = 8  # builds of the model, where one is not enough
@@ -43,8 +44,7 @@ def _check(name: str, mine: torch.Tensor, theirs: torch.Tensor) -> dict[str, Any
     else:
         distance = 1.0 if constant else _distance(mine, theirs)
     envelope = 1e-6 if constant else math.sqrt(2.0 / len(theirs))
-    found = figure_of(f"initial value of {name}", distance, envelope, distance / envelope, LIMIT)
-    return found | {"quantity": "initial value", "layer": name}
+    return figure_of(Measure(Quantity.INITIAL, name), None, distance, envelope, distance / envelope, LIMIT)
 
 
 def _distance(mine: torch.Tensor, theirs: torch.Tensor) -> float:

@@ -18,13 +18,19 @@ from typing import Any
 import torch
 
 from vivace.verifying.displacement import Tensors
+from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.judgement import LAYER_LIMIT, LIMIT, check, root_mean_square
 
 Products = tuple[float, ...]  # <mine, probe>, <theirs, probe>, |mine|², |theirs|²
 WHOLE = ""
 
 # Relative: what does not matter, of the whole and of a layer.
-MARGINS = {"loss bias": 0.005, "gradient bias": 0.005, "gradient size": 0.1, "gradient spread": 0.2}
+MARGINS = {
+    Quantity.LOSS_BIAS: 0.005,
+    Quantity.GRADIENT_BIAS: 0.005,
+    Quantity.GRADIENT_SIZE: 0.1,
+    Quantity.GRADIENT_SPREAD: 0.2,
+}
 LAYER_MARGIN = 0.01
 FEWEST = 4  # pairs
 SMALLEST_SPREAD = 1e-8  # of the gradient, squared: less is no randomness
@@ -110,7 +116,7 @@ def pairs_of(
     return pairs
 
 
-def estimates(pairs: Sequence[Pair]) -> dict[str, Estimate]:
+def estimates(pairs: Sequence[Pair]) -> dict[Measure, Estimate]:
     """By quantity: `loss bias`, `gradient bias` in all and of each parameter, and as logarithms of ratios
     `gradient size` and, where random numbers differ, `gradient spread` over them.
 
@@ -119,20 +125,20 @@ def estimates(pairs: Sequence[Pair]) -> dict[str, Estimate]:
     if len(pairs) < FEWEST:
         return {}
     losses = [(a * math.copysign(1.0, b), abs(b)) for a, b in (p.losses for p in pairs)]
-    found = {"loss bias": _ratio(losses)}
+    found = {Measure(Quantity.LOSS_BIAS): _ratio(losses)}
     for name in pairs[0].products:
         known = [p.products[name] for p in pairs if name in p.products]
         parts = [k[:2] for k in known]
         if len(known) == len(pairs) and _is_clear([part[1] for part in parts]):
-            found[f"gradient bias of {name}" if name else "gradient bias"] = _ratio(parts)
+            found[Measure(Quantity.GRADIENT_BIAS, name)] = _ratio(parts)
     squares = [pair.products[WHOLE][2:] for pair in pairs]
-    found["gradient size"] = _logarithm(_ratio(squares))
+    found[Measure(Quantity.GRADIENT_SIZE)] = _logarithm(_ratio(squares))
     if sum(pair.spreads[1] for pair in pairs) > SMALLEST_SPREAD * sum(square for _, square in squares):
-        found["gradient spread"] = _logarithm(_ratio([pair.spreads for pair in pairs]))
+        found[Measure(Quantity.GRADIENT_SPREAD)] = _logarithm(_ratio([pair.spreads for pair in pairs]))
     return found
 
 
-def spread_of(shadows: Sequence[Sequence[Pair]]) -> dict[str, float]:
+def spread_of(shadows: Sequence[Sequence[Pair]]) -> dict[Measure, float]:
     """By quantity, what right rounding brings: the root mean square of the shadows' estimates.
 
     A shadow rounds alike in all its pairs, as a plan rounds the same weights alike.
@@ -142,19 +148,21 @@ def spread_of(shadows: Sequence[Sequence[Pair]]) -> dict[str, float]:
     return {n: root_mean_square([each[n].value for each in found if n in each]) for n in names}
 
 
-def checks_of(found: dict[str, Estimate], shadows: dict[str, float], position: int) -> list[dict[str, Any]]:
+def checks_of(
+    found: dict[Measure, Estimate], shadows: dict[Measure, float], position: int
+) -> list[dict[str, Any]]:
     """The figures: what is certain of each bias, against its margin or what right rounding brings.
 
     `shadows` holds that by quantity. `seen_from` is the smallest bias of the whole that is seen four times of
     five.
     """
     checks = []
-    for quantity, estimate in found.items():
-        layer = " of " in quantity
+    for measure, estimate in found.items():
+        layer = bool(measure.layer)
         limit = LAYER_LIMIT if layer else LIMIT
-        margin = LAYER_MARGIN if layer else MARGINS[quantity]
-        envelope = shadows.get(quantity, 0.0)
-        figure = check(quantity, position, estimate.certain, envelope, 0.0, floor=margin / limit, limit=limit)
+        margin = LAYER_MARGIN if layer else MARGINS[measure.quantity]
+        envelope = shadows.get(measure, 0.0)
+        figure = check(measure, position, estimate.certain, envelope, 0.0, floor=margin / limit, limit=limit)
         seen = max(margin, limit * envelope) + (CERTAIN + POWER) * estimate.error
         checks.append(figure if layer else figure | {"seen_from": seen})
     return checks

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
+from vivace.verifying.figures import Measure, Quantity
+
 Tensors = dict[str, torch.Tensor]
 BATCH_SHARE = 0.1  # of the spread of a batch: what a running mean takes of it in a step, by default
 
@@ -69,15 +71,15 @@ def _mean(items: Sequence[Tensors]) -> Tensors:
 
 def distances(
     outcome: Outcome, reference: Outcome, before: State, decay: dict[str, float], steps: int
-) -> dict[str, float]:
-    """Named distances of `outcome` from `reference`, both started from `before`. Zero means the same.
+) -> dict[Measure, float]:
+    """Distances of `outcome` from `reference`, both started from `before`. Zero means the same.
 
     Over all parameters and for each: `scale` (projection of the displacement on the reference's, minus 1),
     `residual` (what is left, relative to the reference's displacement). In all: `decay` (difference along the
     weights, as a fraction of the weight decay where there is one), `loss`, `buffers` (their update) and
     `evaluation` (outputs). `decay` maps a parameter's name to learning rate x weight decay.
     """
-    found: dict[str, float] = {}
+    found: dict[Measure, float] = {}
     sums = [0.0, 0.0, 0.0]
     along, weights, due = 0.0, 0.0, 0.0
     size = sum(p.numel() for p in before.parameters.values())
@@ -93,26 +95,27 @@ def distances(
         due += decay.get(name, 0.0) * float(flat @ flat) * steps
         floor = (1e-4 * typical) ** 2 * start.numel()
         scale, residual = scale_and_residual(dot, square + floor, whole, floor)
-        found[f"scale of {name}"], found[f"residual of {name}"] = scale, residual
+        found[Measure(Quantity.SCALE, name)], found[Measure(Quantity.RESIDUAL, name)] = scale, residual
     dot, square, whole = sums
-    found["scale"], found["residual"] = scale_and_residual(dot, square, whole, 0.0)
+    scale, residual = scale_and_residual(dot, square, whole, 0.0)
+    found[Measure(Quantity.SCALE)], found[Measure(Quantity.RESIDUAL)] = scale, residual
     norm = math.sqrt(square * weights) or 1.0
-    found["decay"] = along / (due or norm)
+    found[Measure(Quantity.DECAY)] = along / (due or norm)
     found |= _gradient_distances(outcome.gradients, reference.gradients)
-    found["loss"] = max(
+    found[Measure(Quantity.LOSS)] = max(
         abs(a - b) / (abs(b) + 1e-12) for a, b in zip(outcome.losses, reference.losses, strict=True)
     )
     for name, start in before.buffers.items():
         mine, theirs = outcome.after.buffers[name], reference.after.buffers[name]
         if not start.is_floating_point():
-            found[f"buffer {name}"] = float(not torch.equal(mine, theirs))
+            found[Measure(Quantity.BUFFER, name)] = float(not torch.equal(mine, theirs))
             continue
         moved = float((theirs - start).norm()) + _rounding_of(name, before.buffers)
-        found[f"buffer {name}"] = (
+        found[Measure(Quantity.BUFFER, name)] = (
             float((mine - theirs).norm()) / moved if moved else float((mine - theirs).norm())
         )
-    found["evaluation"] = output_distance(outcome.outputs, reference.outputs)
-    return {name: value if math.isfinite(value) else math.inf for name, value in found.items()}
+    found[Measure(Quantity.EVALUATION)] = output_distance(outcome.outputs, reference.outputs)
+    return {measure: value if math.isfinite(value) else math.inf for measure, value in found.items()}
 
 
 def _rounding_of(name: str, buffers: Tensors) -> float:
@@ -142,11 +145,11 @@ def different_states(mine: State, theirs: State) -> list[str]:
     return [name for ours, others in pairs for name in others if not torch.equal(ours[name], others[name])]
 
 
-def _gradient_distances(mine: Tensors, theirs: Tensors) -> dict[str, float]:
+def _gradient_distances(mine: Tensors, theirs: Tensors) -> dict[Measure, float]:
     """`gradient scale` and `gradient residual`, in all and for each parameter; a missing gradient is zero."""
     if not (mine and theirs):
         return {}
-    found: dict[str, float] = {}
+    found: dict[Measure, float] = {}
     sums = [0.0, 0.0, 0.0]
     squares = {name: float(value.double().square().sum()) for name, value in theirs.items()}
     typical = sum(squares.values()) / sum(value.numel() for value in theirs.values())
@@ -157,13 +160,15 @@ def _gradient_distances(mine: Tensors, theirs: Tensors) -> dict[str, float]:
         sums = [a + b for a, b in zip(sums, (dot, square, whole), strict=True)]
         floor = 1e-8 * typical * gradient.numel()
         scale, residual = scale_and_residual(dot, square + floor, whole, floor)
-        found[f"gradient scale of {name}"], found[f"gradient residual of {name}"] = scale, residual
+        found[Measure(Quantity.GRADIENT_SCALE, name)] = scale
+        found[Measure(Quantity.GRADIENT_RESIDUAL, name)] = residual
     dot, square, whole = sums
-    found["gradient scale"], found["gradient residual"] = scale_and_residual(dot, square, whole, 0.0)
+    scale, residual = scale_and_residual(dot, square, whole, 0.0)
+    found[Measure(Quantity.GRADIENT_SCALE)], found[Measure(Quantity.GRADIENT_RESIDUAL)] = scale, residual
     return found
 
 
-def resolution(reference: Outcome, before: State) -> dict[str, float]:
+def resolution(reference: Outcome, before: State) -> dict[Measure, float]:
     """The smallest `scale` and `residual` worth judging: a unit in the last place of each fp32 weight.
 
     A layer that moves little beside its size moves in few such units, and a shadow may land on the same ones.
@@ -171,22 +176,22 @@ def resolution(reference: Outcome, before: State) -> dict[str, float]:
     gradient is all rounding: a rare event that few shadows show. Its scale has room for two. Its gradient has
     room for a ReLU that flips for one sample: two fifths of one row, which is an output's.
     """
-    found, unit = {}, 2.0**-23
+    found, unit = dict[str, float](), 2.0**-23
     weights = way = 0.0
     for name, start in before.parameters.items():
         size = float(start.double().square().sum())
         moved = float((reference.after.parameters[name] - start).double().square().sum())
         found[name] = unit * math.sqrt(size / moved) if moved else math.inf
         weights, way = weights + size, way + moved
-    whole = {kind: unit * math.sqrt(weights / way) if way else 0.0 for kind in ("scale", "residual")}
-    flips = {name: max(found[name], 0.2 / math.sqrt(t.numel())) for name, t in before.parameters.items()}
-    layers = {f"scale of {name}": max(found[name], 0.2 / t.numel()) for name, t in before.parameters.items()}
-    layers |= {f"residual of {name}": value for name, value in flips.items()}
+    finest = unit * math.sqrt(weights / way) if way else 0.0
+    layers = {Measure(Quantity.SCALE): finest, Measure(Quantity.RESIDUAL): finest}
     for name, tensor in before.parameters.items():
+        layers[Measure(Quantity.SCALE, name)] = max(found[name], 0.2 / tensor.numel())
+        layers[Measure(Quantity.RESIDUAL, name)] = max(found[name], 0.2 / math.sqrt(tensor.numel()))
         rows = max(1, len(tensor) if tensor.dim() else 1)
-        layers[f"gradient scale of {name}"] = 0.02 / rows
-        layers[f"gradient residual of {name}"] = 0.02 / math.sqrt(rows)
-    return whole | layers
+        layers[Measure(Quantity.GRADIENT_SCALE, name)] = 0.02 / rows
+        layers[Measure(Quantity.GRADIENT_RESIDUAL, name)] = 0.02 / math.sqrt(rows)
+    return layers
 
 
 def identical(outcome: Outcome, reference: Outcome) -> list[str]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from vivace.tensors.trees import map_tensors
+from vivace.torch_internals.tensors import TorchDispatchMode, schema_of
 
 # Those that fill a tensor like another one; attention's own dropout is its kernel's affair.
 LIKE = ("rand_like", "randn_like", "randint_like", "bernoulli", "native_dropout", "normal", "poisson")
@@ -34,7 +34,7 @@ class LogicalDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags or "out" in kwargs:
             return func(*args, **kwargs)
-        first, name = args[0] if args else None, func._schema.name.removeprefix("aten::")
+        first, name = args[0] if args else None, schema_of(func).name.removeprefix("aten::")
         in_place = name.endswith("_")
         if not isinstance(first, torch.Tensor) or not (in_place or name in LIKE):
             return func(*args, **kwargs)

@@ -25,6 +25,7 @@ from vivace.verifying.displacement import State, Tensors, different_states, iden
 from vivace.verifying.effort import Effort
 from vivace.verifying.evaluation import Evaluation
 from vivace.verifying.facts import SHAPE, Facts, difference, facts_of_session, first_difference
+from vivace.verifying.figures import Quantity
 from vivace.verifying.ground import Ran
 from vivace.verifying.halves import Halves, Place
 from vivace.verifying.judgement import outright, unknown
@@ -119,14 +120,14 @@ class Original(Ruler):
             note = "initial weights are other draws: both were compared from the original's"
         if any(r.drew and not o.drew for o, r in zip(ran.outcomes, standing.references, strict=True)):
             reason = "it draws no random numbers where the original draws some: dropout or noise is off"
-            return document | outright(False, reason, "random numbers drawn")
+            return document | outright(False, reason, Quantity.DRAWS)
         if not found.means and not self._has_same_streams(found):
             return {"ask": "means"}
         ran.same_streams = not found.means
         for outcome in ran.outcomes:
             outcome.outputs = self.evaluation(self.session, outcome.after)
         if not begun and ran.same_streams and self._is_identical(ran):
-            return {**document, "promise": "exact", **outright(True, "", "bit-identical")}
+            return {**document, "promise": "exact", **outright(True, "", Quantity.BITS)}
         self.halves[Plan().id] = found.halves if roundoff > FINEST_ROUNDOFF else {}
         return document | self._compare(ran, max(roundoff, FINEST_ROUNDOFF), note, begun)
 
@@ -335,4 +336,4 @@ def _require_same_parameters(facts: Facts, lent: Loan) -> None:
 
 def _fault(reason: str, quantity: str, layer: str | None, step: int = 0) -> dict[str, Any]:
     first = {"quantity": quantity, "layer": layer, "step": step}
-    return {**outright(False, reason, quantity), "first": first}
+    return {**outright(False, reason, Quantity.FACTS), "first": first}

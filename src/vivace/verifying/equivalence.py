@@ -6,7 +6,7 @@ import dataclasses
 import math
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy
 
 from vivace.errors import InputError, JobError
+from vivace.events import Tell
 from vivace.job import Job
 from vivace.plan import Plan
 from vivace.processes.launch import Child, Source
@@ -136,18 +137,18 @@ def judge_by_metric(
     margin: float | None,
     original: Source | None = None,
     seconds: float = math.inf,
-    on_event: Callable[[str, dict[str, Any]], None] = lambda kind, payload: None,
+    tell: Tell = lambda kind, payload: None,
 ) -> Verdict:
     """Two one-sided tests (TOST, Schuirmann 1987) on the differences of the metric, paired by seed.
 
     Seed by seed until it is decided, at most `seeds`, and no pair more than fits into `seconds`. `verdict` is
     what lockstep said; it stands beside the metric's answer, and for a plan that promises SEMANTICS the
     metric alone decides. `margin` in units of the metric; default: half a percent of what training brings.
-    `on_event` hears ``("seed", {"n", "seeds", "reference", "plan", "left_seconds"})`` after each pair.
+    `tell` is told ``("seed", {"n", "seeds", "reference", "plan", "left_seconds"})`` after each pair.
 
     Ctrl-C ends it with what the finished pairs say. Raises InputError where no margin can be derived.
     """
-    hours, begin, why = 24 * 3600.0, time.monotonic(), ""
+    hours, begin, why, interrupted = 24 * 3600.0, time.monotonic(), "", False
     pairs = Pairs(margin or 0.0, seeds)
     with Child(TRAINER, source) as mine, Child(TRAINER, original or source) as theirs:
         data = theirs.ask("metric_data", hours)
@@ -159,7 +160,7 @@ def judge_by_metric(
                     pairs.margin = _derived_margin(untrained, pairs.reference[0])
                 pairs.candidate.append(mine.ask("train", hours, plan=plan.to_dict(), seed=seed))
                 each = (time.monotonic() - begin) / (seed + 1)
-                on_event(
+                tell(
                     "seed",
                     {
                         "n": seed + 1,
@@ -176,12 +177,13 @@ def judge_by_metric(
                     break
         except KeyboardInterrupt:
             why = f", as it was interrupted after {len(pairs.candidate)} of {seeds} seeds"
+            interrupted = True
             if not pairs.candidate:
                 raise
-    return _with_metric(verdict, pairs, why, data)
+    return _with_metric(verdict, pairs, why, data, interrupted=interrupted)
 
 
-def _with_metric(verdict: Verdict, pairs: Pairs, why: str, data: str | None) -> Verdict:
+def _with_metric(verdict: Verdict, pairs: Pairs, why: str, data: str | None, *, interrupted: bool) -> Verdict:
     count = len(pairs.candidate)
     differences, decision = pairs.differences, pairs.decision()
     p = equivalence_p(differences, pairs.margin) if count > 1 else 1.0
@@ -203,7 +205,7 @@ def _with_metric(verdict: Verdict, pairs: Pairs, why: str, data: str | None) -> 
         "n": count,
         "kept": decision,
         "needed": None if decision is not None else pairs.needed(),
-        "interrupted": "interrupted" in why,
+        "interrupted": interrupted,
         "data": data,
     }
     reason = "; ".join(filter(None, ("" if only_metric else verdict.reason, text)))

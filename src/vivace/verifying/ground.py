@@ -9,6 +9,7 @@ import torch
 from vivace.plan import Plan
 from vivace.verifying.bias import Estimate
 from vivace.verifying.displacement import Outcome, State
+from vivace.verifying.figures import Measure
 from vivace.verifying.life import Life
 from vivace.verifying.rehearsal import Rehearsal
 
@@ -18,14 +19,14 @@ class Ground:
     """What a plan is held against: the reference's outcomes and course, and an envelope for each distance."""
 
     references: list[Outcome]
-    envelopes: list[dict[str, float]]
+    envelopes: list[dict[Measure, float]]
     curve: list[float]
     end: State
     widths: list[float]
     end_envelope: float
     life: Outcome
-    life_envelopes: dict[str, float]
-    biases: dict[str, float]
+    life_envelopes: dict[Measure, float]
+    biases: dict[Measure, float]
 
 
 @dataclasses.dataclass
@@ -52,7 +53,7 @@ class Ran:
     last: State = dataclasses.field(default_factory=lambda: State({}, {}))
     rehearsal: Rehearsal | None = None
     life: Life | None = None
-    biases: dict[str, Estimate] = dataclasses.field(default_factory=dict)
+    biases: dict[Measure, Estimate] = dataclasses.field(default_factory=dict)
     evaluated: torch.Tensor = dataclasses.field(default_factory=lambda: torch.zeros(1))
     precision: Plan = dataclasses.field(default_factory=Plan)
     same_streams: bool = True
@@ -60,6 +61,6 @@ class Ran:
     fault: str = ""
 
     def ended(self, fault: str) -> Ran:
-        """The same, with its fault."""
+        """This run, marked with the fault that ended it."""
         self.fault = fault
         return self

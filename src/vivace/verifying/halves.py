@@ -6,14 +6,15 @@ from collections import defaultdict
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from vivace.torch_internals.tensors import TorchDispatchMode, in_backward
 
 Place = tuple[str, tuple[int, ...], bool]
 
 
 def place_of(func: Any, shape: torch.Size) -> Place:
     """The operator, the shape of what it gives, and whether the backward pass runs it."""
-    return func.__name__, tuple(shape), torch._C._current_graph_task_id() != -1
+    return func.__name__, tuple(shape), in_backward()
 
 
 class Halves(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from vivace.verifying.figures import DICTATED, GRADIENTS, LOSSES, Measure, Quantity
+
 LIMIT = 8.0  # envelopes, for figures over the whole model
 SPREAD_LIMIT = math.log(8.0)  # of 5 runs; by chance in fewer than one of a thousand pairs
 LAYER_LIMIT = 20.0  # envelopes, for each of many layers
@@ -20,7 +22,7 @@ def root_mean_square(values: Sequence[float]) -> float:
 
 
 def check(
-    kind: str,
+    measure: Measure,
     position: int,
     value: float,
     envelope: float,
@@ -29,22 +31,23 @@ def check(
     floor: float | None = None,
     limit: float | None = None,
 ) -> dict[str, Any]:
-    """One figure of the verdict: `value` in units of its envelope, against the limit of its kind.
+    """One figure of the verdict: `value` in units of its envelope, against the limit of its quantity.
 
-    `floor` and `limit` stand in place of the kind's own smallest envelope and limit. An envelope that is NaN
-    comes from a shadow that is not finite: then nothing is known, and `kept` and `score` are None. Infinite
-    is that of a layer which does not move.
+    `floor` and `limit` stand in place of the quantity's own smallest envelope and limit. An envelope that is
+    NaN comes from a shadow that is not finite: then nothing is known, and `kept` and `score` are None.
+    Infinite is that of a layer which does not move.
     """
-    layer = " of " in kind or kind.startswith("buffer ")
+    quantity, layer, _ = measure
     # Gradients themselves may be rounded, and a layer's update with them.
-    share = 0.25 if layer or kind.startswith("gradient ") else 0.02
-    smallest = {"loss": SMALLEST_LOSS, "decay": max(SMALLEST_DECAY, roundoff / 2)}
-    floor = smallest.get(kind, share * roundoff) if floor is None else floor
+    share = 0.25 if layer or quantity in GRADIENTS else 0.02
+    smallest = {
+        Quantity.LOSS: SMALLEST_LOSS,
+        Quantity.DECAY: max(SMALLEST_DECAY, roundoff / 2),
+    }
+    floor = smallest.get(quantity, share * roundoff) if floor is None else floor
     limit = (LAYER_LIMIT if layer else LIMIT) if limit is None else limit
     score = abs(value) / max(envelope, floor) if value else 0.0
-    figure = figure_of(f"{kind}, from step {position}", value, envelope, score, limit)
-    quantity, _, name = kind.partition(" of " if " of " in kind else "buffer ")
-    return figure | {"quantity": quantity or "buffer", "layer": name or None, "step": position}
+    return figure_of(measure, position, value, envelope, score, limit)
 
 
 def band(reference: Sequence[float], courses: Sequence[Sequence[float]], scale: float) -> list[float]:
@@ -66,22 +69,30 @@ def curve_check(
     outside = (
         i for i, (a, b) in enumerate(zip(curve, reference, strict=True)) if abs(a - b) > LIMIT * widths[i]
     )
-    figure = figure_of("loss curve", score, envelope, score, LIMIT)
-    return figure | {"quantity": "loss", "step": next(outside, 0)}
+    figure = figure_of(Measure(Quantity.LOSS_CURVE), None, score, envelope, score, LIMIT)
+    return figure | {"step": next(outside, 0)}
 
 
 def spread_check(position: int, mine: float, theirs: float) -> dict[str, Any]:
     """How much a plan's steps vary with the random stream, beside how much the reference's do."""
     score = abs(math.log(mine / theirs)) if mine and theirs else (math.inf if mine != theirs else 0.0)
-    return figure_of(f"spread over random streams, from step {position}", mine, theirs, score, SPREAD_LIMIT)
+    return figure_of(Measure(Quantity.SPREAD), position, mine, theirs, score, SPREAD_LIMIT)
 
 
-def figure_of(name: str, value: float, envelope: float, score: float, limit: float) -> dict[str, Any]:
-    """One figure as data; of the whole model and of step 0, unless whoever asks says otherwise."""
+def figure_of(
+    measure: Measure, step: int | None, value: float, envelope: float, score: float, limit: float
+) -> dict[str, Any]:
+    """One figure as data; `step` is None for one of the whole course."""
     known = None if math.isnan(envelope) else math.inf if math.isnan(score) else score
     kept = None if known is None else known <= limit
-    found = {"name": name, "value": value, "envelope": envelope, "score": known, "limit": limit, "kept": kept}
-    return {**found, "quantity": name.partition(",")[0], "layer": None, "step": 0}
+    found = {"value": value, "envelope": envelope, "score": known, "limit": limit, "kept": kept}
+    return {**_named(measure, step), **found}
+
+
+def _named(measure: Measure, step: int | None = None) -> dict[str, Any]:
+    """For people the name, for programs quantity, layer (None: the whole model) and step."""
+    name = str(measure) if step is None else f"{measure}, from step {step}"
+    return {"name": name, "quantity": measure.quantity, "layer": measure.layer or None, "step": step}
 
 
 def summary(checks: list[dict[str, Any]], note: str = "") -> dict[str, Any]:
@@ -93,10 +104,10 @@ def summary(checks: list[dict[str, Any]], note: str = "") -> dict[str, Any]:
     unknown = [c for c in checks if c["kept"] is None]
     worst = sorted(judged, key=lambda c: c["score"] / c["limit"], reverse=True)[:5]
     broken = [c for c in judged if not c["kept"]]
-    shown = [c for c in checks if " of " not in c["name"] and not c["name"].startswith("buffer ")]
+    shown = [c for c in checks if c["layer"] is None]
     shown += [c for c in [*worst, *broken[:50], *unknown[:50]] if c not in shown]
-    loss = [c["score"] for c in judged if c["name"].startswith("loss")]
-    rest = [c["score"] * LIMIT / c["limit"] for c in judged if not c["name"].startswith("loss")]
+    loss = [c["score"] for c in judged if c["quantity"] in LOSSES]
+    rest = [c["score"] * LIMIT / c["limit"] for c in judged if c["quantity"] not in LOSSES]
     guilty = worst[:1] if broken else unknown[:1]
     return {
         "kept": False if broken else None if unknown else True,
@@ -121,7 +132,7 @@ def first_broken(checks: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         computed = next(
             (i for i, begins in enumerate(COMPUTED) if quantity.startswith(begins)), len(COMPUTED)
         )
-        return check["step"], computed, -check["score"] / (check["limit"] or 1.0)
+        return check["step"] or 0, computed, -check["score"] / (check["limit"] or 1.0)
 
     broken = sorted((check for check in checks if check["kept"] is False), key=order)
     return {key: broken[0][key] for key in ("quantity", "layer", "step")} if broken else None
@@ -133,14 +144,14 @@ def is_near(document: dict[str, Any]) -> bool:
     A rehearsal's figures need none.
     """
     broken = [check for check in document["checks"] if check["kept"] is False]
-    return not any(c["name"].startswith("dictated") or c["score"] > NEAR * c["limit"] for c in broken)
+    return not any(c["quantity"] in DICTATED or c["score"] > NEAR * c["limit"] for c in broken)
 
 
-def outright(kept: bool, reason: str, name: str) -> dict[str, Any]:
+def outright(kept: bool, reason: str, quantity: Quantity) -> dict[str, Any]:
     """A verdict that needs no envelope."""
     score = 0.0 if kept else math.inf
-    only = {"name": name, "value": score, "envelope": 0.0, "score": score, "limit": 0.0, "kept": kept}
-    only |= {"quantity": name, "layer": None, "step": 0}
+    only = {**_named(Measure(quantity)), "value": score, "envelope": 0.0, "score": score}
+    only |= {"limit": 0.0, "kept": kept}
     fields = {"loss_envelopes": score, "displacement_envelopes": score, "checks": [only], "num_checks": 1}
     return {"kept": kept, "reason": reason, **fields, "first": first_broken([only])}
 
@@ -153,7 +164,7 @@ def unknown(reason: str) -> dict[str, Any]:
 def _sentence(worst: dict[str, Any]) -> str:
     if worst["kept"] is None:
         return f"{worst['name']}, cannot be judged: rounding alone makes this job diverge"
-    if worst["name"].startswith("spread"):
+    if worst["quantity"] == Quantity.SPREAD:
         return f"{worst['name']}, is {worst['value']:.3g}, and {worst['envelope']:.3g} in the job"
     return (
         f"{worst['name']}, is {worst['score']:.3g} envelopes off, and rounding explains {worst['limit']:.0f}"

@@ -22,6 +22,7 @@ from vivace.tensors.randomness import Streams, derive
 from vivace.tensors.trees import tensors
 from vivace.verifying.displacement import Outcome, State
 from vivace.verifying.feeding import Loaders
+from vivace.verifying.figures import Measure
 from vivace.verifying.judgement import LAYER_LIMIT, LIMIT, check
 from vivace.verifying.states import Snapshot, clone, restore, state_of
 
@@ -130,14 +131,15 @@ def reopened(session: Session, opened: Callable[[], Session]) -> Session:
     return again
 
 
-def checks_of(values: dict[str, float], envelopes: dict[str, float], roundoff: float) -> list[dict[str, Any]]:
+def checks_of(
+    values: dict[Measure, float], envelopes: dict[Measure, float], roundoff: float
+) -> list[dict[str, Any]]:
     """The figures of a life."""
     found = []
-    for kind, value in values.items():
-        layer = " of " in kind or kind.startswith("buffer ")
-        limit = LIMIT_FACTOR * (LAYER_LIMIT if layer else LIMIT)
-        figure = check(kind, 0, value, envelopes[kind], roundoff, limit=limit)
-        found.append(figure | {"name": f"{kind}, {WHEN}"})
+    for measure, value in values.items():
+        limit = LIMIT_FACTOR * (LAYER_LIMIT if measure.layer else LIMIT)
+        figure = check(measure, 0, value, envelopes[measure], roundoff, limit=limit)
+        found.append(figure | {"name": f"{measure}, {WHEN}"})
     return found
 
 

@@ -22,6 +22,7 @@ from vivace.session.session import Session
 from vivace.tensors.trees import batch_size, tensors
 from vivace.verifying.displacement import Tensors, scale_and_residual
 from vivace.verifying.facts import Facts, difference, settings_of
+from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.judgement import LIMIT, check
 from vivace.verifying.states import Snapshot, clone, restore, state_of
 from vivace.verifying.tap import Tap, same_data
@@ -164,11 +165,11 @@ def checks_of(
     found = []
     finest = roundoff / 16
 
-    def figure(name: str, value: float, envelope: float = 0.0) -> None:
-        found.append(check(name, 0, value, envelope, roundoff, floor=finest, limit=LIMIT))
+    def figure(measure: Measure, value: float, envelope: float = 0.0) -> None:
+        found.append(check(measure, 0, value, envelope, roundoff, floor=finest, limit=LIMIT))
 
     losses = zip(mine.losses, theirs.losses, strict=True)
-    figure("dictated loss", max(abs(a - b) / (abs(b) or 1.0) for a, b in losses))
+    figure(Measure(Quantity.DICTATED_LOSS), max(abs(a - b) / (abs(b) or 1.0) for a, b in losses))
     for when in ("early", "end"):
         sums = [0.0, 0.0, 0.0, 0.0]
         for name in slopes:
@@ -179,18 +180,18 @@ def checks_of(
             )
             parts = [float(a @ b), float(b @ b), float(a @ a), size]
             sums = [x + y for x, y in zip(sums, parts, strict=True)]
-            for kind, value, envelope in _figures(*parts):
-                figure(f"dictated {kind} of {name}, {when}", value, envelope)
-        for kind, value, envelope in _figures(*sums):
-            figure(f"dictated {kind}, {when}", value, envelope)
+            for quantity, value, envelope in _figures(*parts):
+                figure(Measure(quantity, name, when), value, envelope)
+        for quantity, value, envelope in _figures(*sums):
+            figure(Measure(quantity, moment=when), value, envelope)
     return found
 
 
-def _figures(dot: float, square: float, whole: float, size: float) -> list[tuple[str, float, float]]:
+def _figures(dot: float, square: float, whole: float, size: float) -> list[tuple[Quantity, float, float]]:
     """Scale and residual, each with the unit in the last place of the weights beside the way they went."""
     scale, residual = scale_and_residual(dot, square, whole, 0.0)
     unit = math.sqrt(size / square) if square else 0.0
-    return [("scale", scale, unit), ("residual", residual, unit)]
+    return [(Quantity.DICTATED_SCALE, scale, unit), (Quantity.DICTATED_RESIDUAL, residual, unit)]
 
 
 def _of_samples(batch: Any, device: torch.device) -> torch.Tensor:

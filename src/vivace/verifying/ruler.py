@@ -17,6 +17,7 @@ from vivace.plan import Plan
 from vivace.session.opening import checked_step, seed_everything, start
 from vivace.session.session import Session
 from vivace.technique import Numerics, Stage
+from vivace.torch_internals import compiler
 from vivace.verifying.bias import checks_of as bias_checks
 from vivace.verifying.bias import estimates, spread_of
 from vivace.verifying.displacement import (
@@ -32,9 +33,11 @@ from vivace.verifying.effort import SHADOW_PAIRS, Effort
 from vivace.verifying.evaluation import Evaluation
 from vivace.verifying.facts import difference, facts_of_session
 from vivace.verifying.feeding import Loaders, fed_otherwise, validated_otherwise
+from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.ground import Ground, Ran, Standing
 from vivace.verifying.halves import Halves, Place
 from vivace.verifying.judgement import (
+    LAYER_LIMIT,
     LIMIT,
     band,
     check,
@@ -178,7 +181,7 @@ class Ruler(Runner):
         if not ran.fault and different_states(state_of(session), ran.last):
             ran.fault = "closing the session changes the weights"
         if ran.fault:
-            return {**document, **outright(False, ran.fault, "facts")}
+            return {**document, **outright(False, ran.fault, Quantity.FACTS)}
         for outcome in ran.outcomes:
             outcome.outputs = (
                 outcome.outputs if len(outcome.outputs) else self.evaluation(self.session, outcome.after)
@@ -269,12 +272,12 @@ class Ruler(Runner):
             different += ["evaluation under the plan"] if apart > FINEST_ROUNDOFF else []
             if not different or self._repeats_itself():
                 reason = f"promised to be bit-identical, and {different[0]} is not" if different else ""
-                return outright(not different, reason, "bit-identical")
+                return outright(not different, reason, Quantity.BITS)
             note = "the job does not repeat itself bit for bit here, so that only rounding can be judged"
             return self._compare(ran, roundoff, note)
         if ran.silent:
             reason = "the plan draws no random numbers where the job draws some: dropout or noise is off"
-            return outright(False, reason, "random numbers drawn")
+            return outright(False, reason, Quantity.DRAWS)
         return self._compare(ran, roundoff)
 
     @contextmanager
@@ -319,10 +322,12 @@ class Ruler(Runner):
                 checks.append(spread_check(snapshot.position, outcome.spread, spread))
         checks.append(curve_check(curve, ground.curve, ground.widths))
         apart = self._apart(ran.end, ground.end)
-        checks.append(check("displacement of the course", 0, apart, ground.end_envelope, roundoff))
+        course, wide = Measure(Quantity.COURSE), {"floor": 0.25 * roundoff, "limit": LAYER_LIMIT}
+        checks.append(check(course, 0, apart, ground.end_envelope, roundoff, **wide))
         plain = self.evaluation(self.session, ran.end)
         inside = output_distance(ran.evaluated, plain)
-        checks.append(check("evaluation under the plan", 0, inside, 0.0, roundoff, floor=roundoff / 4))
+        under_plan = Measure(Quantity.EVALUATION_UNDER_PLAN)
+        checks.append(check(under_plan, 0, inside, 0.0, roundoff, floor=roundoff / 4))
         checks += bias_checks(ran.biases, ground.biases, self.snapshots[len(self.snapshots) // 2].position)
         if ran.life is not None:
             checks += self._life_checks(ran.life, ground, roundoff)
@@ -343,11 +348,12 @@ class Ruler(Runner):
         found = life_checks(values, ground.life_envelopes, roundoff)
         for state, outputs in life.evaluated:
             inside = output_distance(outputs, self.evaluation(self.session, state))
-            figure = check("evaluation under the plan", 0, inside, 0.0, roundoff, floor=roundoff / 4)
-            found.append(figure | {"name": f"evaluation under the plan, {WHEN}"})
+            under_plan = Measure(Quantity.EVALUATION_UNDER_PLAN)
+            figure = check(under_plan, 0, inside, 0.0, roundoff, floor=roundoff / 4)
+            found.append(figure | {"name": f"{under_plan}, {WHEN}"})
         return found
 
-    def _life_distances(self, outcome: Outcome, reference: Outcome) -> dict[str, float]:
+    def _life_distances(self, outcome: Outcome, reference: Outcome) -> dict[Measure, float]:
         begin, steps = self.snapshots[0], self.lives.num_steps
         return distances(outcome, reference, begin.state, begin.decay, steps)
 
@@ -399,7 +405,7 @@ class Ruler(Runner):
 
     def _life_ground(
         self, roundoff: float, same_streams: bool, halves: dict[Place, list[bool]]
-    ) -> tuple[Outcome, dict[str, float]]:
+    ) -> tuple[Outcome, dict[Measure, float]]:
         """The reference's life, and the envelope of each of its figures."""
         assert self.standing.life is not None
         life, count = self.standing.life, self.effort.life_seeds
@@ -417,7 +423,7 @@ class Ruler(Runner):
         least = {name: max(value, smallest.get(name, 0.0)) for name, value in spread.items()}
         return life.outcome, {n: least[n] if math.isfinite(v) else math.nan for n, v in spread.items()}
 
-    def _bias_ground(self, roundoff: float, halves: dict[Place, list[bool]]) -> dict[str, float]:
+    def _bias_ground(self, roundoff: float, halves: dict[Place, list[bool]]) -> dict[Measure, float]:
         """What right rounding brings of each bias."""
         effort = self.effort
         count = min(SHADOW_PAIRS, effort.pairs, len(self.batches)) if self.job.loss is not None else 0
@@ -427,7 +433,7 @@ class Ruler(Runner):
         ]
         return spread_of(shadows)
 
-    def _distances(self, outcome: Outcome, snapshot: Snapshot, reference: Outcome) -> dict[str, float]:
+    def _distances(self, outcome: Outcome, snapshot: Snapshot, reference: Outcome) -> dict[Measure, float]:
         return distances(outcome, reference, snapshot.state, snapshot.decay, self.effort.lockstep)
 
     def _apart(self, end: State, reference: State) -> float:
@@ -452,9 +458,4 @@ def same_streams(mine: Outcome, theirs: Outcome, rearranged: bool) -> bool:
 
 def equal_random_streams(compiled: bool) -> AbstractContextManager[Any]:
     """Let compiled code draw the random numbers that eager code draws."""
-    if not compiled:
-        return nullcontext()
-    from torch._inductor import config
-
-    patched: AbstractContextManager[Any] = config.patch(fallback_random=True)
-    return patched
+    return compiler.equal_random_numbers() if compiled else nullcontext()

@@ -12,9 +12,9 @@ import random
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from vivace.tensors.trees import map_tensors
+from vivace.torch_internals.tensors import TorchDispatchMode, in_backward, schema_of
 from vivace.verifying.halves import Place, place_of
 
 MARKS = ("mm", "convolution", "attention", "rnn", "lstm", "gru", "linear")
@@ -42,11 +42,10 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator, with rounding around it where it multiplies matrices, or of what it gives."""
         kwargs = kwargs or {}
-        backward = torch._C._current_graph_task_id() != -1
-        marks = BACKWARD_MARKS if backward else MARKS
+        marks = BACKWARD_MARKS if in_backward() else MARKS
         if not any(mark in func.__name__ for mark in marks) or func.is_view:
             return self._stored(func, func(*args, **kwargs))
-        schema = func._schema
+        schema = schema_of(func)
         if not schema.is_mutable:
             args = self._rounded(args, schema.arguments)
             kwargs = map_tensors(kwargs, self._round)
@@ -62,7 +61,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not half:
             return found
         rounded = self._round(found)
-        return found.copy_(rounded) if func._schema.is_mutable else rounded
+        return found.copy_(rounded) if schema_of(func).is_mutable else rounded
 
     def _rounded(self, values: Any, declared: Any) -> tuple[Any, ...]:
         """The values, rounded but for attention's statistics, which the schema names."""

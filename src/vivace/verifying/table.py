@@ -1,9 +1,14 @@
-"""A verdict as a table for the terminal."""
+"""A verdict in the terminal."""
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
+from vivace import words
+from vivace.pages.answer import Answer, ending
+from vivace.pages.sameness import plain, sameness
+from vivace.plan import Plan
 from vivace.verifying.verdict import Verdict
 
 COLOURS = {True: "green", False: "red", None: "yellow"}
@@ -16,24 +21,43 @@ def headline(verdict: Verdict) -> str:
     return f"promise {verdict.promise.upper()} {answer}{reason}"
 
 
-def draw(verdict: Verdict, console: Any) -> None:
-    """Print the answer and the figures over the whole model."""
+def draw(verdict: Verdict, job: str, plan: str, console: Any, *, details: bool = False) -> None:
+    """Print the answer, and with `details` every figure before it."""
+    if details:
+        _draw_checks(verdict, console)
+    console.print()
+    ending(answer(verdict, job, plan), console)
+
+
+def answer(verdict: Verdict, job: str, plan: str) -> Answer:
+    """Is it the same model, and what the plan does; `plan` as it was given, empty for an edited job."""
+    sentence = sameness(verdict.to_dict())
+    promise = f"Promise {verdict.promise.upper()}, {words.count(verdict.num_checks, 'check')}"
+    ran = f"{promise}, {words.count(verdict.seeds, 'shadow run')}, {words.duration(verdict.seconds)}"
+    notes = [told] if (told := words.unless_said(verdict.reason, sentence)) else []
+    name = shlex.quote(job)
+    under = f" --plan {shlex.quote(plan)}" if plan else ""
+    following = f"vivace train {name}{under}" if verdict.kept else f"vivace tune {name}" if plan else ""
+    return Answer(
+        command="verify",
+        subject=job,
+        sentence=sentence,
+        tone={True: "good", False: "bad", None: "open"}[verdict.kept],  # type: ignore[arg-type]
+        parts=tuple(Plan.load(plan).does.items()) if plan else (),
+        notes=(*notes, f"{ran}; --details shows every figure"),
+        next=(following,) if following else (),
+    )
+
+
+def _draw_checks(verdict: Verdict, console: Any) -> None:
     from rich.table import Table
 
-    console.print(headline(verdict), style=f"bold {COLOURS[verdict.kept]}")
     table = Table(box=None, pad_edge=False)
     table.add_column("check")
-    for column in ("value", "envelope", "in envelopes", "limit"):
+    for column in ("envelopes", "allowed", "value", "envelope"):
         table.add_column(column, justify="right")
     for check in verdict.checks:
-        score = check.get("score")
-        table.add_row(
-            check["name"],
-            f"{check['value']:.3g}",
-            f"{check['envelope']:.3g}",
-            f"{score:.2f}" if score is not None else "",
-            f"{check['limit']:g}",
-            style="" if check["kept"] else COLOURS[check["kept"]],
-        )
+        figures = (words.number(check.get(key)) for key in ("score", "limit", "value", "envelope"))
+        style = "" if check["kept"] else COLOURS[check["kept"]]
+        table.add_row(plain(check["name"]), *figures, style=style)
     console.print(table)
-    console.print(f"{verdict.num_checks} figures, {verdict.seeds} shadows, {verdict.seconds:.0f} s")

@@ -12,6 +12,7 @@ from torch import nn
 from vivace.job import Job
 from vivace.session.session import Session
 from vivace.tensors.trees import batch_size, map_tensors, tensors
+from vivace.torch_internals.tensors import in_backward
 from vivace.verifying.facts import Facts, facts_of_modules
 
 Dictate = Callable[[nn.Module, Any], torch.Tensor]
@@ -94,7 +95,7 @@ class Tap:
 
 def recomputing() -> bool:
     """Does the backward pass run this (activation checkpointing)?"""
-    return bool(torch._C._current_graph_task_id() != -1)
+    return in_backward()
 
 
 def capturing() -> bool:

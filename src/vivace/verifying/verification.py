@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from vivace.errors import InputError
+from vivace.events import OnEvent, teller
 from vivace.inspection import inspect
 from vivace.inspection.gather import require_torch
 from vivace.job import Job
@@ -17,7 +18,7 @@ from vivace.technique import UNIT_ROUNDOFF, Numerics
 from vivace.verifying.against import judge_edit
 from vivace.verifying.equivalence import judge_by_metric
 from vivace.verifying.verdict import Verdict
-from vivace.verifying.verifier import Listener, Verifier, silent
+from vivace.verifying.verifier import Verifier
 
 SEEDS = 8  # of the test of the metric at most, where nobody says otherwise
 LEAST_SECONDS = 5.0
@@ -35,7 +36,7 @@ def verify(
     seeds: int = SEEDS,
     margin: float | None = None,
     budget: str | float | None = None,
-    on_event: Listener | None = None,
+    on_event: OnEvent | None = None,
 ) -> Verdict:
     """Compare the plan with strict fp32: bit by bit (EXACT), against the envelope of rounding (ROUNDING), or
     by metric.
@@ -48,8 +49,7 @@ def verify(
     training brings). What so many seeds cannot decide is not kept, and not broken either.
 
     A `budget` (seconds, or a time such as ``2m``) makes do with fewer shadows and steps, and fewer seeds.
-    `on_event` hears ``("prepared", {"seconds", "left_seconds"})`` once the reference has run, and
-    ``("seed", {"n", "seeds", "reference", "plan", "left_seconds"})`` after each pair of trainings.
+    `on_event` hears a `vivace.Event` once the reference has run, and after each pair of trainings.
 
     Raises JobError, PlanError or Refused where the job or the plan cannot run, InputError where the arguments
     or the two jobs do not fit together, ChildFailed where a process crashes.
@@ -62,13 +62,13 @@ def verify(
     loaded = plan_of(plan, job) if plan is not None else Plan()
     _require_seeds(seeds, margin, metric or loaded.promise == Numerics.SEMANTICS)
     begin = time.monotonic()
-    source, machine, tell = Source(job), inspect(), on_event or silent
+    source, machine, tell = Source(job), inspect(), teller(on_event)
     original = Source(against) if against is not None else source
     if against is not None:
         roundoff = UNIT_ROUNDOFF[precision] if precision != "float32" else 0.0
-        verdict = judge_edit(source, original, machine, roundoff=roundoff, seconds=seconds, on_event=tell)
+        verdict = judge_edit(source, original, machine, roundoff=roundoff, seconds=seconds, tell=tell)
     else:
-        with Verifier(source, machine, on_event=tell) as verifier:
+        with Verifier(source, machine, on_event=on_event) as verifier:
             verdict = verifier.judge(loaded, seconds=seconds)
     if metric or verdict.promise == Numerics.SEMANTICS.name.lower():
         left = math.inf if seconds is None else seconds - (time.monotonic() - begin)
@@ -80,7 +80,7 @@ def verify(
             seeds=seeds,
             margin=margin,
             seconds=left,
-            on_event=tell,
+            tell=tell,
         )
     return verdict
 

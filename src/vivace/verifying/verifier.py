@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from vivace.events import OnEvent, teller
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.processes.launch import Child, Source
@@ -15,7 +14,6 @@ from vivace.technique import Numerics
 from vivace.verifying.verdict import Verdict
 
 RULER = "vivace.verifying.ruler:Ruler"
-Listener = Callable[[str, dict[str, Any]], None]
 REPEATABLE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # read when CUDA starts; torch asks for it
 TIMEOUT_SECONDS = 3600.0
 
@@ -32,7 +30,7 @@ class Verifier:
         timeout: float = TIMEOUT_SECONDS,
         environment: dict[str, str] | None = None,
         reference: Plan | None = None,
-        on_event: Listener | None = None,
+        on_event: OnEvent | None = None,
     ) -> None:
         arguments = {"machine": machine.to_dict()}
         settings = REPEATABLE | (environment or {})
@@ -41,7 +39,7 @@ class Verifier:
         self._prepared = False
         self._timeout = timeout
         self._reference = reference or Plan()
-        self._on_event = on_event or silent
+        self._tell = teller(on_event)
 
     def judge(self, plan: Plan, *, seconds: float | None = None) -> Verdict:
         """Verify one plan, within about `seconds` (as much as the ruler can use where it is None).
@@ -56,7 +54,7 @@ class Verifier:
             self._prepared = True
             exact = prepared.pop("exact_seconds")
             prepared["left_seconds"] = exact if plan.promise == Numerics.EXACT else prepared["left_seconds"]
-            self._on_event("prepared", prepared)
+            self._tell("prepared", prepared)
         document = self._child.ask("judge", self._timeout, plan=plan.to_dict(), seconds=seconds)
         document["checks"] = tuple(document["checks"])
         return Verdict(**document, seconds=time.monotonic() - begin)
@@ -72,7 +70,3 @@ class Verifier:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def silent(kind: str, payload: dict[str, Any]) -> None:
-    """The default where nobody listens."""

@@ -21,10 +21,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from vivace.operators import CLASSES, class_of
+from vivace.torch_internals.tensors import TorchDispatchMode, base_of, in_backward, schema_of, storage_id
 from vivace.work.as_one import AsOneKernel
 from vivace.work.formulas import complete, convolution_backward, convolution_shape, named, other_flops
 from vivace.work.fusion import fused_bytes
@@ -110,7 +110,7 @@ class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._next_value = 0
 
     def work(self) -> Work:
-        """What was counted until now."""
+        """The kernels counted so far."""
         kernels = tuple(self.kernels)
         return Work(_totals(kernels), kernels, self.saved_bytes)
 
@@ -124,7 +124,7 @@ class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Note the kernel of an operator that ran."""
         if _moves_nothing(func, (args, kwargs), result):
             return
-        name = func._schema.name.rpartition("::")[2]
+        name = schema_of(func).name.rpartition("::")[2]
         outputs = list(_tensors(result)) or [a for a in args[:1] if isinstance(a, torch.Tensor)]
         if _FREE.match(name) or not outputs:
             return
@@ -133,9 +133,9 @@ class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             inputs = inputs[1:]
         elif _READS_WHAT_IT_WRITES.match(name):
             inputs = [*outputs[:1], *inputs[1:]]
-        formula = flop_registry.get(func._overloadpacket)
+        formula = flop_registry.get(func.overloadpacket)
         kind = class_of(name)
-        args, kwargs = complete(func._schema, args, kwargs)
+        args, kwargs = complete(schema_of(func), args, kwargs)
         if name == "convolution_backward":
             flops = convolution_backward(args)
         elif formula is not None:
@@ -144,7 +144,7 @@ class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             flops = other_flops(kind, name, inputs, outputs)
         self.add(kind, name, flops, inputs, outputs, 2 if _PASSES.search(name) else 1)
         if kind == "convolution":
-            shape = convolution_shape(named(func._schema, args))
+            shape = convolution_shape(named(schema_of(func), args))
             self.kernels[-1] = dataclasses.replace(self.kernels[-1], **shape)
 
     def add(
@@ -166,11 +166,11 @@ class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Where the step is: the optimizer's update, autograd's backward, or forward."""
         if self._is_updating():
             return "update"
-        return "backward" if torch._C._current_graph_task_id() != -1 else "forward"
+        return "backward" if in_backward() else "forward"
 
     def _access(self, tensor: torch.Tensor, *, written: bool) -> Access:
         """A tensor's value number: new at each write, so that an address used again is another value."""
-        key = tensor.untyped_storage()._cdata
+        key = storage_id(tensor.untyped_storage())
         if written or key not in self._values:
             self._values[key] = self._next_value
             self._next_value += 1
@@ -179,7 +179,7 @@ class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def phases(self) -> Iterator[None]:
-        """Notice optimizers at work."""
+        """Mark what runs inside of an optimizer's step as the update phase."""
 
         def begin(*_: Any) -> None:
             self._updating += 1
@@ -201,9 +201,10 @@ class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             storage = tensor.untyped_storage()
-            owner = tensor if tensor._base is None else tensor._base
-            if not isinstance(owner, torch.nn.Parameter) and storage._cdata not in seen:
-                seen.add(storage._cdata)
+            base = base_of(tensor)
+            owner = tensor if base is None else base
+            if not isinstance(owner, torch.nn.Parameter) and storage_id(storage) not in seen:
+                seen.add(storage_id(storage))
                 self.saved_bytes += storage.nbytes()
             return tensor
 
@@ -224,14 +225,14 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
 
 def _moves_nothing(func: Any, given: Any, result: Any) -> bool:
     """Does an operator only describe its tensors (an attribute: device, size), or return views of them?"""
-    schema = func._schema
+    schema = schema_of(func)
     if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
         return False
     results = list(_tensors(result))
     if not results:
         return torch.Tag.data_dependent_output not in func.tags
-    storages = {tensor.untyped_storage()._cdata for tensor in _tensors(given)}
-    return all(tensor.untyped_storage()._cdata in storages for tensor in results)
+    storages = {storage_id(tensor.untyped_storage()) for tensor in _tensors(given)}
+    return all(storage_id(tensor.untyped_storage()) in storages for tensor in results)
 
 
 def _totals(kernels: tuple[Kernel, ...]) -> dict[str, Totals]:

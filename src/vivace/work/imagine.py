@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
-from torch.utils._pytree import tree_map_only
 
 from vivace.errors import JobError, VivaceError
 from vivace.files import replace_text
 from vivace.job import Job, blame, load
 from vivace.tensors.trees import batch_size
+from vivace.torch_internals.tensors import FakeCopyMode, FakeTensorMode, tree_map_only
 from vivace.work.bins import bins_of
 from vivace.work.count import Work, count_work
 
@@ -149,9 +148,9 @@ def main() -> None:
         document: dict[str, Any] = {"work": imagine(load(name), name)}
         code = 0
     except VivaceError as error:
-        document, code = {"error": {"kind": error.kind, "message": str(error)}}, 2
+        document, code = {"error": error.to_dict()}, 2
     except Exception as error:
-        document, code = {"error": {"kind": "JobError", "message": str(error) or blame(error)}}, 2
+        document, code = {"error": JobError(str(error) or blame(error)).to_dict()}, 2
     replace_text(out, json.dumps(document))
     sys.exit(code)
 

@@ -1,10 +1,11 @@
-"""Found by Python at start-up in a profiled script's process: hooks torch once the script has imported it.
+"""Found by Python at start-up in a profiled or faster script's process: hooks torch once it was imported.
 
 It stands before any other `sitecustomize`, and runs that one first. Whatever goes wrong here is reported on
 standard error and leaves the script alone. The script's Python need not be Vivace's: this file runs on any
 Python 3, and what it loads of Vivace needs nothing but torch.
 """
 
+import importlib
 import importlib.machinery
 import importlib.util
 import json
@@ -14,6 +15,7 @@ from pathlib import Path
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _FOLDER = os.environ.get("VIVACE_PROFILE")
+_RUNS = "VIVACE_RUN" in os.environ
 _OLDEST_PYTHON = (3, 11)
 
 
@@ -58,6 +60,9 @@ def _hook(torch) -> None:  # type: ignore[no-untyped-def]
             return
         if "vivace" not in sys.modules:
             _find_vivace()
+        if _RUNS:
+            importlib.import_module("vivace.live.here").begin()
+            return
         from vivace.profiling.record.late import LatePeak
         from vivace.profiling.record.recorder import Recorder
 
@@ -76,6 +81,9 @@ def _refuse(reason: str) -> None:
     """Say here and to the process that waits for the record why there is none."""
     python = ".".join(map(str, sys.version_info[:3]))
     text = f"{reason}; it runs on Python {python}, {sys.executable}"
+    if _RUNS:
+        print(f"vivace: this run is left as it is, as {text}", file=sys.stderr)
+        return
     print(f"vivace: this run is not profiled, as {text}", file=sys.stderr)
     record = Path(str(_FOLDER)) / "record.json"
     try:
@@ -102,5 +110,5 @@ try:
     _run_the_other()
 except Exception as error:
     print(f"vivace: the script's own sitecustomize failed: {error}", file=sys.stderr)
-if _FOLDER:
+if _FOLDER or _RUNS:
     sys.meta_path.insert(0, _AfterTorch())

@@ -8,27 +8,29 @@ from typing import Any
 
 import torch
 
-from vivace.profiling.record.shadow import Shadow, compare, mapped
+from vivace.profiling.record.shadow import Allowance, Shadow, compare, mapped
 
 FEW_SECONDS = 100e-6  # a kernel, on average: longer ones are bound by their work
 LARGE_SHARE = 0.2  # of the step
 MOST_BYTES = 2**30  # that one batch keeps for its backward pass
 
 
-def run(shadow: Shadow, optimizers: list[Any], document: dict[str, Any]) -> None:
+def run(shadow: Shadow, optimizers: list[Any], document: dict[str, Any], allowance: Allowance) -> None:
     """Those that the step calls for; results stand under ``experiments``, as ratios of neighbouring blocks.
 
     ``double_batch``: seconds of one batch over seconds of two. ``fused``: of the update as it is, over fused.
     """
     done = document.setdefault("experiments", {})
-    if _has_short_kernels(document):
+    if _has_short_kernels(document) and not allowance.is_spent:
         other = doubled(shadow)
         if other is not None:
-            done["double_batch"] = compare(shadow.runner(), other.runner())
-    if _updates_long(document):
+            done["double_batch"] = compare(shadow.runner(), other.runner(), allowance)
+    if _updates_long(document) and not allowance.is_spent:
         for optimizer in optimizers:
             if "fused" in optimizer.defaults and not optimizer.defaults["fused"]:
-                done["fused"] = compare(updater(optimizer), updater(optimizer, foreach=None, fused=True))
+                done["fused"] = compare(
+                    updater(optimizer), updater(optimizer, foreach=None, fused=True), allowance
+                )
                 return
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from vivace.profiling.record import facts
 from vivace.profiling.record.guard import Guard
 from vivace.profiling.record.hooks import LoopHooks
 from vivace.profiling.record.modules import ModuleRanges
+from vivace.torch_internals.tensors import current_dispatch_mode, storage_id
 from vivace.work.count import KernelCounter
 
 
@@ -32,7 +32,7 @@ class CountedStep:
 
     def install(self) -> None:
         """Begin to count."""
-        self._parameters = {p.untyped_storage()._cdata for p in facts.parameters(self.hooks)}
+        self._parameters = {storage_id(p.untyped_storage()) for p in facts.parameters(self.hooks)}
         self.modules.install()
         pre_hook = register_optimizer_step_pre_hook(self.guard.looking(self._before_update))
         self._stack.callback(pre_hook.remove)
@@ -50,7 +50,7 @@ class CountedStep:
             self._stack.enter_context(saving)
 
     def restore(self) -> None:
-        """End of the step."""
+        """Stop counting, at the end of the step."""
         self._stack.close()
         self.modules.restore()
         if not self.hooks.optimizers:
@@ -84,14 +84,14 @@ class CountedStep:
         """Modes are left in the reverse order of entering: where the person entered one since, ours stays,
         and does nothing.
         """
-        if _get_current_dispatch_mode() is self._counter:
+        if current_dispatch_mode() is self._counter:
             self._counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         else:
             self.guard.off = True
 
     def _note_kept(self, tensor: torch.Tensor) -> None:
         storage, number = tensor.untyped_storage(), self.hooks.clock.step.backwards
-        key = storage._cdata
+        key = storage_id(storage)
         if (number, key) not in self._seen and key not in self._parameters:
             self._seen.add((number, key))
             stack = self.modules.stack

@@ -21,6 +21,10 @@ import torch
 from torch import distributed, nn
 
 from vivace.profiling.record.hooks import tensors_of
+from vivace.tensors.modules import DROPOUTS
+from vivace.torch_internals import compiler
+from vivace.torch_internals.modules import BatchNorm
+from vivace.torch_internals.tensors import storage_id
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
@@ -29,7 +33,7 @@ PYTHON_BLOCK_BYTES = 64  # of an object below 512 bytes, roughly
 
 
 def describe(hooks: Any) -> dict[str, Any]:
-    """All of them."""
+    """All facts of the loop, the process and the machine that the judge reads, as one document."""
     found = list(parameters(hooks))
     device = found[0].device.type if found else ("cuda" if torch.cuda.is_available() else "cpu")
     optimizers = list(hooks.optimizers.values())
@@ -66,7 +70,7 @@ def held_bytes(hooks: Any) -> int:
     state = [t for optimizer in hooks.optimizers.values() for t in _state(optimizer)]
     for tensor in [*found, *grads, *state, *tensors_of(hooks.batch)]:
         storage = tensor.untyped_storage()
-        storages[storage._cdata] = storage.nbytes()
+        storages[storage_id(storage)] = storage.nbytes()
     return sum(storages.values())
 
 
@@ -172,8 +176,8 @@ def features(roots: Any) -> dict[str, bool]:
     kinds: dict[str, tuple[type[nn.Module], ...]] = {
         "convolution_2d": (nn.Conv2d, nn.ConvTranspose2d),
         "recurrent": (nn.RNNBase, nn.RNNCellBase),
-        "dropout": (nn.modules.dropout._DropoutNd,),
-        "batch_norm": (nn.modules.batchnorm._BatchNorm,),
+        "dropout": DROPOUTS,
+        "batch_norm": (BatchNorm,),
     }
     return {name: any(isinstance(m, classes) for m in modules) for name, classes in kinds.items()}
 
@@ -186,19 +190,19 @@ def page_faults() -> tuple[int, int]:
 
 def num_graphs() -> int:
     """Graphs that torch.compile has made in this process."""
-    utils = sys.modules.get("torch._dynamo.utils")
+    utils = compiler.counts()
     return int(utils.counters["stats"]["unique_graphs"]) if utils else 0
 
 
 def compiles() -> bool:
     """Has torch.compile been at work in this process, with or without success?"""
-    utils = sys.modules.get("torch._dynamo.utils")
+    utils = compiler.counts()
     return bool(utils and (num_graphs() or utils.counters["graph_break"] or utils.get_compilation_metrics()))
 
 
 def dynamo() -> dict[str, Any]:
     """Counters of torch.compile; empty where it was not used."""
-    utils = sys.modules.get("torch._dynamo.utils")
+    utils = compiler.counts()
     if utils is None or not compiles():
         return {}
     rows = []
@@ -291,7 +295,7 @@ def _flags() -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "cudnn_deterministic": backends.cudnn.deterministic,
         "anomaly": torch.is_anomaly_enabled(),
-        "compiled": "torch._dynamo" in sys.modules,
+        "compiled": compiler.is_imported(),
         "environment": {
             key: os.environ[key] for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if key in os.environ
         },

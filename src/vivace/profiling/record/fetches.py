@@ -15,12 +15,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import _utils, get_worker_info
+from torch.utils.data import get_worker_info
 
 from vivace.profiling.record import RECORD
 from vivace.profiling.record.clock import Clock
 from vivace.profiling.record.guard import Guard
 from vivace.profiling.record.hooks import Patches
+from vivace.torch_internals.loaders import FETCHERS
 
 EVERY_SECONDS = 0.004
 WRITE_SECONDS = 0.5
@@ -42,7 +43,7 @@ class FetchSampler:
 
     def install(self) -> None:
         """Watch the main thread, and every worker from its first batch on."""
-        for kind in (_utils.fetch._MapDatasetFetcher, _utils.fetch._IterableDatasetFetcher):
+        for kind in FETCHERS:
             self._patches.replace(kind, "fetch", self._fetch)
 
     def start(self) -> None:

@@ -13,11 +13,11 @@ import torch
 from torch import distributed
 from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from vivace.profiling.record.clock import Clock
 from vivace.profiling.record.guard import Guard
 from vivace.profiling.record.sites import calling_site
+from vivace.torch_internals.loaders import END_WORKERS, LoaderIterator, WorkersIterator, has_ended
 
 COLLECTIVES = (
     "all_reduce",
@@ -54,12 +54,12 @@ class Patches:
         else:
             self._undo.append(functools.partial(delattr, owner, name))
 
-    def hook(self, hooks: dict[int, Any], handle: Any) -> None:
-        """Silence torch's hook `handle` too, which stands in `hooks`.
+    def hook(self, handle: Any) -> None:
+        """Silence torch's hook `handle` too.
 
         It is not removed, as torch may be going through the hooks: it becomes one that does nothing.
         """
-        self._undo.append(functools.partial(hooks.__setitem__, handle.id, lambda *_: None))
+        self._undo.append(functools.partial(handle.hooks_dict_ref().__setitem__, handle.id, lambda *_: None))
 
     def restore(self) -> None:
         """Put everything back, last change first."""
@@ -95,18 +95,18 @@ class LoopHooks:
         self._ranges: list[Any] = []
 
     def install(self) -> None:
-        """Patch torch."""
+        """Patch torch's functions that mark the phases of a step."""
         patches = self._patches
-        patches.replace(_BaseDataLoaderIter, "__next__", self._next)
+        patches.replace(LoaderIterator, "__next__", self._next)
         patches.replace(DataLoader, "__iter__", self._iter)
-        patches.replace(_MultiProcessingDataLoaderIter, "_shutdown_workers", self._ending_workers)
+        patches.replace(WorkersIterator, END_WORKERS, self._ending_workers)
         patches.replace(torch.autograd, "backward", self._backward)
         patches.replace(torch.optim.Optimizer, "zero_grad", self._zeroing)
         patches.replace(torch.nn.Module, "eval", self._evaluating)
         before = optimizers.register_optimizer_step_pre_hook(self.guard.looking(self._before_update))
-        patches.hook(optimizers._global_optimizer_pre_hooks, before)
+        patches.hook(before)
         after = optimizers.register_optimizer_step_post_hook(self.guard.looking(self._after_update))
-        patches.hook(optimizers._global_optimizer_post_hooks, after)
+        patches.hook(after)
         if torch.cuda.is_available():
             for name in ("to", "cuda"):
                 patches.replace(torch.Tensor, name, self._placing)
@@ -146,7 +146,7 @@ class LoopHooks:
             self._pop()
 
     def fetched(self, batch: Any) -> None:
-        """A batch has come."""
+        """Note that the loader has delivered a batch."""
         self.batch = batch
         self.clock.fetched(num_samples(batch), sum(tensor.numel() for tensor in tensors_of(batch)))
 
@@ -192,7 +192,7 @@ class LoopHooks:
 
     def _ending_workers(self, original: Any) -> Any:
         def end(iterator: Any) -> Any:
-            if iterator._shutdown:
+            if has_ended(iterator):
                 return original(iterator)
             self.clock.step.interrupted = True
             with self.phase("data"):

@@ -11,6 +11,7 @@ from torch.optim import optimizer as optimizers
 from vivace.profiling.record.guard import Guard
 from vivace.profiling.record.hooks import LoopHooks, Patches, tensors_of
 from vivace.profiling.record.sites import calling_site
+from vivace.torch_internals.modules import is_acting
 
 SMALLEST_NORMAL = 2.0**-14  # of float16
 SAMPLE = 256  # gradients of the largest weight
@@ -52,7 +53,7 @@ class PrecisionWatch:
                 patches.replace(place, name, self._clip)
         patches.replace(torch.optim.lr_scheduler.LRScheduler, "step", self._schedule)
         handle = optimizers.register_optimizer_step_pre_hook(self.guard.looking(self._before_update))
-        patches.hook(optimizers._global_optimizer_pre_hooks, handle)
+        patches.hook(handle)
 
     def restore(self) -> None:
         """Leave torch as it was."""
@@ -84,7 +85,7 @@ class PrecisionWatch:
 
     def _enter_autocast(self, original: Any) -> Any:
         def enter(context: Any) -> Any:
-            if context._enabled:
+            if is_acting(context):
                 self._note("autocast")
                 self.dtypes[str(context.fast_dtype).removeprefix("torch.")] += 1
             return original(context)

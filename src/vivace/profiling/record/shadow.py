@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from vivace.torch_internals.modules import convert
+
 PAIRS, BLOCK_SECONDS, BUDGET_SECONDS = 7, 0.08, 4.0
 
 
@@ -27,7 +29,7 @@ class Shadow:
 
     def convert(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Apply a function to every weight, buffer and argument."""
-        self.module._apply(function)  # type: ignore[no-untyped-call]
+        convert(self.module, function)
         self.arguments, self.keywords = mapped(self.arguments, function), mapped(self.keywords, function)
 
     def runner(self, context: Callable[[], Any] = contextlib.nullcontext) -> Callable[[], None]:
@@ -46,13 +48,33 @@ class Shadow:
         return step
 
 
-def compare(as_it_is: Callable[[], None], without: Callable[[], None]) -> dict[str, Any]:
+class Allowance:
+    """The seconds for which experiments may keep the script waiting, all of them together."""
+
+    def __init__(self, seconds: float) -> None:
+        self.began = time.perf_counter()
+        self.end = self.began + seconds
+
+    @property
+    def is_spent(self) -> bool:
+        """May no further experiment begin?"""
+        return time.perf_counter() >= self.end
+
+    @property
+    def used_seconds(self) -> float:
+        """How long the script has been waiting."""
+        return time.perf_counter() - self.began
+
+
+def compare(
+    as_it_is: Callable[[], None], without: Callable[[], None], allowance: Allowance
+) -> dict[str, Any]:
     """Alternate blocks of both; seconds a run as it is, and how many times faster the other was."""
     for _ in range(2):
         seconds = max(_block(as_it_is, 1), 1e-5)
         _block(without, 1)
     runs = max(1, round(BLOCK_SECONDS / seconds))
-    deadline = time.perf_counter() + BUDGET_SECONDS
+    deadline = min(time.perf_counter() + BUDGET_SECONDS, allowance.end)
     before: list[float] = []
     after: list[float] = []
     while len(before) < PAIRS and (time.perf_counter() < deadline or len(before) < 3):

@@ -34,7 +34,7 @@ class WaitWatch:
         self._last = 0.0  # when the last question was answered, whoever asked
 
     def install(self) -> None:
-        """Begin."""
+        """Patch what asks the device for a value, to time it."""
         for name in QUESTIONS:
             self._patches.replace(torch.Tensor, name, self._timed)
         if torch.cuda.is_available():
@@ -47,7 +47,7 @@ class WaitWatch:
             row["last"] = 0.0
 
     def restore(self) -> None:
-        """Stop."""
+        """Remove the patches."""
         self._patches.restore()
 
     def result(self) -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ from vivace.mechanisms.graphs import (
     trace,
 )
 from vivace.tensors.modules import patched
+from vivace.torch_internals.modules import convolution_with
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -104,5 +105,5 @@ def convolve(convolution: Any, norm: Any, x: torch.Tensor) -> torch.Tensor:
     shift = shift * factor if norm.bias is None else shift * factor + norm.bias
     weight = convolution.weight * factor.view(-1, *(1,) * (convolution.weight.dim() - 1))
     dtype = convolution.weight.dtype
-    folded: torch.Tensor = convolution._conv_forward(x, weight.to(dtype), shift.to(dtype))
+    folded: torch.Tensor = convolution_with(convolution, x, weight.to(dtype), shift.to(dtype))
     return folded

@@ -53,11 +53,11 @@ class Allocator(Technique):
         """Hand the settings to the allocator, and on close those that it had."""
         import torch
 
+        from vivace.torch_internals import compiler
+
         backend = torch.cuda.get_allocator_backend()
         build.require(backend == "native", f"the allocator is '{backend}', which has no such settings")
-        # torch.cuda has nothing public for this; what it names deprecated says to call this one instead.
-        hand_over: Callable[[str], None] = torch._C._accelerator_setAllocatorSettings
-        before = torch.cuda.memory._snapshot()["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"]
+        hand_over, before = compiler.allocator_takes(), compiler.allocator_settings()
         hand_over(self._text())
         # What is not named goes back to PyTorch's default, but for this; of two, the last counts.
         build.on_close(partial(hand_over, ",".join(filter(None, (FIXED_SEGMENTS, before)))))
@@ -77,7 +77,7 @@ class Allocator(Technique):
         build.wrap(Seam.STEP, step)
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
-        """The segments that can grow."""
+        """Evidence: the number of expandable segments in use."""
         count, growing = seen.notes.get("segments", 0), seen.notes.get("growing_segments", 0)
         if self.expandable_segments and not growing:
             raise Refused("it changed nothing: no segment can grow")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -11,7 +12,7 @@ from vivace import words
 from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
-from vivace.technique import Build, Card, Numerics, Stage, Technique
+from vivace.technique import Build, Card, Numerics, Stage, Technique, Way
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +30,7 @@ class OffloadActivations(Technique):
         source="https://arxiv.org/abs/1602.08124",
         devices=("cuda",),
         saves_memory="activations",
+        by_block=True,
     )
 
     blocks: tuple[str, ...] = ("*",)
@@ -50,6 +52,19 @@ class OffloadActivations(Technique):
         if not spared:
             raise Refused("it changed nothing: no block saved a tensor that is large enough")
         return f"{seen.notes['offloaded_blocks']} blocks keep {words.size(spared)} in the host's memory"
+
+    @classmethod
+    def ways(cls, build: Build, block: str) -> dict[str, Way]:
+        """Every tensor that is large enough."""
+        from vivace.mechanisms.saved_tensors import HostStore
+
+        store = HostStore(build, cls.name, 1024 * cls.smallest_kib)
+        return {"offload": Way(store.around, store.spared)}
+
+    @classmethod
+    def deciding(cls, chosen: Callable[..., tuple[str, ...]]) -> Technique:
+        """Offload the activations of the chosen blocks only."""
+        return cls(blocks=chosen("offload"))
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:

@@ -26,6 +26,7 @@ class Tf32(Technique):
         unit_roundoff=2.0**-11,
         devices=("cuda",),
         measured_on=(),
+        baseline="tf32",
     )
 
     def apply(self, build: Build) -> None:

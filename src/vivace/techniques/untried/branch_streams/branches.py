@@ -78,7 +78,7 @@ def fork(count: int, *inputs: torch.Tensor) -> None:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def enter(number: int) -> None:
-    """Go to a side stream."""
+    """Switch to this branch's side stream."""
     _mains.append(torch.cuda.current_stream())
     torch.cuda.set_stream(_sides(torch.cuda.current_device())[number])
 

@@ -68,7 +68,7 @@ class CudaGraphStep(Technique):
         build.on_close(captured.forget)
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
-        """The launch of the graph."""
+        """Evidence: the number of steps that were replayed from the graph."""
         if not seen.notes.get("replays"):
             raise Refused("it changed nothing: no step was replayed from the graph")
         graphs = seen.notes["graphs"]

@@ -12,13 +12,17 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-SCENES = Path(__file__).parent / "scenes"
+from vivace import recipes
+from vivace.recipes import RECIPES
+
+SCENES = Path(__file__).parents[1] / "scenes"
 JOBS = SCENES / "jobs_with_faults.py"
-COMMANDS = ("inspect", "profile", "tune", "train", "demo", "verify", "report", "techniques")
+COMMANDS = ("inspect", "profile", "run", "tune", "train", "demo", "verify", "report", "recipes", "techniques")
 
 NO_TORCH = """
 import importlib.metadata as metadata
@@ -202,6 +206,22 @@ def test_techniques_lists_the_cards():
     table = run("techniques")
     assert table.output == ""
     assert all(name in table.errors for name in cards)
+    one = run("techniques", "micro_batches", "--json").document
+    assert one["name"] == "micro_batches"
+    assert "num = 2" in one["settings"]
+    assert one["what it does"]
+
+
+def test_recipes_are_listed_and_can_be_loaded():
+    found = run("recipes", "--json").document["recipes"]
+    assert {row["recipe"] for row in found} == set(RECIPES)
+    assert all(row["task"] and row["data"] and row["metric"] for row in found)
+    files = {path.stem for path in Path(recipes.__file__).parent.glob("*.py")} - {"__init__"}
+    assert files == set(RECIPES)
+
+
+def test_version_is_the_packages():
+    assert run("--version").output == f"vivace {version('vivace')}\n"
 
 
 @pytest.mark.parametrize(
@@ -209,7 +229,12 @@ def test_techniques_lists_the_cards():
     [
         ("train nowhere.py:job", "there is no file 'nowhere.py'"),
         ("train JOBS:goo", "has no name 'goo'; did you mean 'good'?"),
-        ("train JOBS", "has no name 'job'"),
+        ("train JOBS", ": write {JOBS}:"),
+        ("tune script.py", "'script.py' is a script without a Job: vivace profile -- python script.py"),
+        ("tune two.py", "'two.py' holds small and large: write two.py:large"),
+        ("tune two.py:job --device cuda:7", "there is no device cuda:7 here: this machine shows cpu"),
+        ("train two.py:job --device mps", "the device is 'mps'; Vivace trains on cpu, cuda"),
+        ("techniques bf16_autocost", "unknown technique 'bf16_autocost'; did you mean 'bf16_autocast'?"),
         ("train JOBS:text", "'text' in '{JOBS}' is of type str; it must be a vivace.Job or return one"),
         ("train syntax.py:job", "syntax.py, line 2: '(' was never closed: x = (1 +"),
         ("train leaving.py:job", "leaving.py, line 1: raise SystemExit(0)"),
@@ -223,6 +248,7 @@ def test_techniques_lists_the_cards():
         ("train JOBS:good --plan torn.toml", "torn.toml is not valid TOML"),
         ("train JOBS:good --plan missing.toml", "there is no plan file 'missing.toml'"),
         ("train JOBS:good --max-steps 0", "max_steps must be more than 0, not 0"),
+        ("train JOBS:good --on-broken cry", "on_broken is one of stop, fallback, ignore, not 'cry'"),
         ("verify JOBS:good --plan version.toml", "version.toml has format 9"),
         ("tune JOBS:good --budget quick", "the budget is 'quick'; it must be fast, balanced, max"),
         ("tune JOBS:good --memory lots", "the memory budget is 'lots'; write a size such as 20GiB"),
@@ -251,6 +277,8 @@ def test_techniques_lists_the_cards():
 def test_bad_input_is_one_sentence(arguments, message, vivace, plans, tmp_path):
     (tmp_path / "syntax.py").write_text("import torch\nx = (1 +\n")
     (tmp_path / "leaving.py").write_text("raise SystemExit(0)\n")
+    (tmp_path / "script.py").write_text("raise RuntimeError('run blindly')\n")
+    (tmp_path / "two.py").write_text("small = vivace.Job()\ndef large(width=8):\n    return vivace.Job()\n")
     done = vivace(*arguments.split(), "--json")
     assert message.replace("{JOBS}", str(JOBS)) in done.sentence
     assert done.code == 2
@@ -312,9 +340,10 @@ def test_no_sentence_steers_the_terminal(vivace, tmp_path):
 
 def test_a_notice_steers_no_terminal_either(capfd):
     from vivace.command.progress import TrainProgress
+    from vivace.events import Event, EventKind
 
     with TrainProgress() as progress:
-        progress({"event": "notice", "text": "\x1b]0;mine\x07 [bold]a sample"})
+        progress(Event(EventKind.NOTICE, {"text": "\x1b]0;mine\x07 [bold]a sample"}))
     shown = capfd.readouterr().err.rstrip("\n")
     assert "]0;mine" in shown
     assert "[bold]a sample" in shown

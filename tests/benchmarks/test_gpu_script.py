@@ -16,7 +16,7 @@ import vivace
 from vivace.errors import ChildFailed, InputError, Refused
 from vivace.machine import Device
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 GPU = ROOT / "benchmarks" / "gpu"
 PARTS = ("ceilings", "correctness", "speed", "tune", "peer")
 NAMED = ("memory", "verdicts")

@@ -1,13 +1,17 @@
-"""What the terminal says while `tune` and `train` work: a line a trial, refusals by reason, no word torn."""
+"""What the terminal says while `tune` and `train` work, and at their end: a line a trial, no word torn."""
 
+import dataclasses
 import io
 
 import pytest
 from rich.console import Console
 
-from vivace.command.progress import TrainProgress, TuneProgress, VerifyProgress, epilogue
+from vivace.command import endings
+from vivace.command.progress import TrainProgress, TuneProgress, VerifyProgress
+from vivace.events import Event, EventKind
 from vivace.ledger import Outcome, Ratio, Trial
 from vivace.plan import Plan
+from vivace.training.training import Run
 from vivace.tuning.result import LongPlan, Result
 from vivace.verifying.table import headline
 from vivace.verifying.verdict import Verdict
@@ -37,7 +41,7 @@ def shown(progress, *events, terminal=False):
         if terminal:
             progress._status = Console(file=io.StringIO()).status("")
         for event in events:
-            progress(*event)
+            progress(Event(EventKind(event[0]), event[1]))
     return [line[10:] for line in file.getvalue().splitlines()]
 
 
@@ -74,13 +78,15 @@ def test_on_a_terminal_long_plans_are_folded_between_words(terminal):
 
 
 def test_a_training_that_goes_on_says_where():
+    progress = TrainProgress()
     lines = shown(
-        TrainProgress(),
-        ({"event": "resume", "step": 19},),
-        ({"event": "epoch", "epoch": 1, "step": 32, "loss": 0.5},),
-        ({"event": "stop", "interrupted": False, "steps": 64, "run_path": "runs/train"},),
+        progress,
+        ("resume", {"step": 19}),
+        ("epoch", {"epoch": 1, "step": 32, "loss": 0.5}),
+        ("stop", {"interrupted": False, "steps": 64, "run_path": "runs/train"}),
     )
-    assert lines == ["goes on after step 19", "epoch 1  step 32  loss 0.5", "trained: 64 steps, runs/train"]
+    assert lines == ["goes on after step 19", "epoch 1  step 32  loss 0.5"]
+    assert progress.ended
 
 
 def answer(plan=None, **known):
@@ -100,8 +106,8 @@ def answer(plan=None, **known):
         **given,
     )
     file = io.StringIO()
-    epilogue(result, "train.py:job", Console(file=file, width=80))
-    return file.getvalue()
+    endings.tuned(result, "train.py:job", Console(file=file, width=80))
+    return " ".join(file.getvalue().split())
 
 
 @pytest.mark.parametrize(("steps", "told"), [(300, True), (900, False), (None, False)])
@@ -109,21 +115,25 @@ def test_a_warm_up_that_one_run_does_not_gain_back_is_said(steps, told):
     assert ("after 791 steps, and this job takes 300" in answer(job_steps=steps)) is told
 
 
-@pytest.mark.parametrize("has_metric", [True, False])
-def test_only_commands_that_work_are_named_at_the_end(has_metric):
-    commands = [line.strip() for line in answer(has_metric=has_metric).partition("next:\n")[2].splitlines()]
-    metric = " --metric" if has_metric else ""
-    assert commands == [
-        "vivace train train.py:job --plan 'my runs/tune/plan.toml'",
-        f"vivace verify train.py:job --plan 'my runs/tune/plan.toml'{metric}",
-        "vivace report 'my runs/tune'",
-    ]
+VERDICT = Verdict(True, "rounding", 0.5, 0.5, 40, 8, "")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "command"),
+    [
+        (VERDICT, "vivace train train.py:job --plan 'my runs/tune/plan.toml'"),
+        (None, "vivace verify train.py:job --plan 'my runs/tune/plan.toml'"),
+    ],
+)
+def test_the_next_command_is_named_at_the_end(verdict, command):
+    assert answer(verdict=verdict).endswith(f"Next: {command}")
 
 
 def test_the_reference_is_neither_verified_nor_trained_as_a_plan():
     said = answer({}, has_metric=True, outcome=Outcome.NOTHING_HELPS, reason="no technique was faster")
-    assert said.startswith("\nNothing was faster beyond noise: train as you do.\nno technique was faster.\n")
-    assert said.endswith("next:\n  vivace profile train.py:job\n  vivace report 'my runs/tune'\n")
+    assert said.startswith("Nothing was faster beyond noise: train as you do. No technique was faster.")
+    assert said.endswith("Next: vivace profile train.py:job")
+    assert "Same model" not in said
 
 
 def test_verify_says_how_long_it_takes():
@@ -150,7 +160,7 @@ def test_the_limit_of_loading_is_said_before_the_search():
 )
 def test_what_was_not_measured_is_not_called_slow(outcome, first):
     said = answer({}, outcome=outcome, reason="the machine was busy")
-    assert said.startswith(f"\n{first}\nthe machine was busy.\n")
+    assert said.startswith(f"{first} The machine was busy.")
     assert "faster beyond noise" not in said
     assert "vivace tune train.py:job --budget balanced --out 'my runs/tune'" in said
 
@@ -162,43 +172,70 @@ def test_a_job_without_validation_hears_that(data, told):
 
 def test_a_wide_interval_is_told_by_its_lower_end():
     assert answer(speedup=Ratio(2.1, 1.4, 3.24)).startswith(
-        "\nat least 1.40x as fast as strict fp32 (1.40-3.24): host_allocator"
+        "at least 1.40x as fast as strict fp32 (1.40-3.24). Same model: not verified yet."
     )
 
 
 def test_a_broken_promise_comes_before_the_speed():
     broken = Verdict(False, "rounding", 9.0, 9.0, 40, 8, "update scale is 9.8 envelopes off")
-    lines = answer(verdict=broken).splitlines()
-    assert lines[1:3] == [
-        "Not the same model.",
-        "promise ROUNDING BROKEN: update scale is 9.8 envelopes off",
-    ]
-    assert lines[3].startswith("2.00x as fast")
+    said = answer(verdict=broken)
+    assert said.startswith("Not the same model. Same model: no. Update scale is 9.8 envelopes off.")
+    assert said.index("Same model: no") < said.index("Its steps ran 2.00x as fast as strict fp32")
+    assert "vivace train" not in said
 
 
 def test_the_plan_for_longer_trainings_and_the_minutes_are_named():
     plan = Plan.from_dict({"compile": {}})
     longer = LongPlan(plan, "my runs/tune/plan-long.toml", Ratio(1.42, 1.36, 1.49), 20.1, 6614, False)
     said = answer(
-        job_steps=330,
+        {"channels_last": {}},
+        job_steps=1000,
         training_seconds={"reference": 3.3, "plan": 2.7},
         warmup_seconds=0.1,
         cold_warmup_seconds=9.0,
         long_plan=longer,
     )
-    said = " ".join(said.split())
-    assert "one training (330 steps): 3.3 s -> 2.7 s; the warm-up is 9 s where nothing" in said
-    assert (
-        "For trainings of 6,614 steps and more: compile, 1.42x (1.36-1.49), after a warm-up of 20 s" in said
-    )
-    assert "not verified yet; saved as my runs/tune/plan-long.toml" in said
+    assert said.startswith("3.3 s -> 2.7 s for one training of 1,000 steps, warm-up included; a step")
+    assert "For trainings of 6,614 steps and more: compile, 1.42x as fast, after a warm-up of 20 s" in said
 
 
 @pytest.mark.parametrize(
     ("data", "name"), [("training", "metric on the training data"), ("validation", "metric")]
 )
 def test_a_metric_of_the_training_data_is_called_that(data, name):
-    epoch = {"event": "epoch", "epoch": 1, "step": 32, "metric": 0.9414, "metric_data": data}
-    stop = {"event": "stop", "interrupted": False, "steps": 64, "run_path": "runs/train"}
-    lines = shown(TrainProgress(), (epoch,), (stop | {"metric": 0.95, "metric_data": data},))
-    assert lines == [f"epoch 1  step 32  {name} 0.9414", f"trained: 64 steps, {name} 0.9500, runs/train"]
+    epoch = {"epoch": 1, "step": 32, "metric": 0.9414, "metric_data": data}
+    assert shown(TrainProgress(), ("epoch", epoch)) == [f"epoch 1  step 32  {name} 0.9414"]
+
+
+RUN = Run(
+    "runs/train", 900, 3, 0.975, 0.0712, 252.0, 2718.0, None, metric_data="validation", job="train.py:job"
+)
+TUNED = {"speedup": {"estimate": 2.0, "low": 1.9, "high": 2.1}, "verdict": VERDICT.to_dict()}
+
+
+def trained(**changes):
+    file = io.StringIO()
+    endings.trained(dataclasses.replace(RUN, **changes), Console(file=file, width=80))
+    return " ".join(file.getvalue().split())
+
+
+def test_a_training_ends_with_its_minutes():
+    said = trained()
+    assert said.startswith("4 min 12 s to train 900 steps in 3 epochs; metric on the validation data 0.975;")
+    assert said.endswith("Next: vivace report runs/train")
+    assert "Same model" not in said
+
+
+def test_a_training_under_a_tuned_plan_says_what_that_saved():
+    plan = {"plan": {"compile": {}}, "does": {"compile": "the model compiled"}}
+    said = trained(**plan, tuned=TUNED, stepping_seconds=240.0)
+    assert said.startswith("4 min 12 s instead of about 8 min 12 s to train 900 steps")
+    assert "Same model: yes, as tune verified. What the plan does: compile the model compiled" in said
+    assert "Its steps are 2.00x as fast as in strict fp32, as tune measured." in said
+    assert "Same model: not verified yet." in trained(**plan)
+
+
+def test_a_stopped_training_says_how_to_go_on():
+    said = trained(interrupted=True, interrupted_by="SIGTERM")
+    assert said.startswith("Stopped by SIGTERM after 900 steps in 3 epochs;")
+    assert said.endswith("Next: vivace train train.py:job --out runs/train --resume")

@@ -11,52 +11,22 @@ import vivace
 from vivace.errors import PlanError, Refused
 from vivace.ledger import Ledger
 from vivace.measuring.worker import Worker
+from vivace.mechanisms.recompute import Recomputer
 from vivace.memory import choosing
+from vivace.memory.costs import measure
+from vivace.memory.planner import KEEP, Choice, Decision
 from vivace.observing.observe import observe
 from vivace.plan import Plan
 from vivace.processes.launch import Source
 from vivace.session.opening import start
-from vivace.technique import Card, Numerics, Seam, Stage, Technique, registry
+from vivace.technique import Card, Numerics, Seam, Stage, Technique, Way, registry
 from vivace.technique.facts import Facts
 from vivace.testing import TINY_JOBS
 from vivace.training import survival
-from vivace.training.ranks import joined
+from vivace.training.ranks import Ranks, joined
 from vivace.tuning.bench import Bench
 
 ROOT = Path(vivace.__file__).parent
-
-# Where the core names a technique. What it must know of one stands on the card.
-NAMED = {
-    "mechanisms/recompute.py": {"checkpoint"},  # in refusals
-    "memory/choosing.py": {
-        *("checkpoint", "compress_activations", "offload_activations"),  # carry out decisions for blocks
-        *("bf16_autocast", "channels_last"),  # happen to save memory
-    },
-    "memory/costs.py": {"compress_activations", "offload_activations"},  # in refusals
-    "training/survival.py": {"checkpoint", "micro_batches"},  # what a run goes on with by itself
-    "tuning/tuner.py": {"tf32"},  # one of the three baselines
-}
-# Where such a word means something else: a number format, a layout, an event, a function or flag of torch.
-OTHER_WORDS = {
-    "advising/catalogue.py": {"tf32"},
-    "advising/formula.py": {"channels_last", "tf32"},
-    "advising/interval.py": {"tf32"},
-    "advising/predict.py": {"tf32"},
-    "advising/source.py": {"tf32"},
-    "command/cli.py": {"channels_last"},
-    "command/progress.py": {"checkpoint"},
-    "inspection/figures.py": {"tf32"},
-    "inspection/gauges.py": {"tf32"},
-    "profiling/judge.py": {"tf32"},
-    "profiling/record/experiments.py": {"channels_last", "compile"},
-    "profiling/record/facts.py": {"cudnn_benchmark", "tf32"},
-    "profiling/roofline.py": {"tf32"},
-    "profiling/rules_precision.py": {"channels_last", "compile"},
-    "reporting/content.py": {"tf32"},
-    "technique/contract.py": {"tf32"},
-    "tensors/precision.py": {"tf32"},
-    "training/loop.py": {"checkpoint"},
-}
 
 
 def card(stage=Stage.DATA, **more):
@@ -77,22 +47,6 @@ def test_no_hook_of_a_technique_is_found_by_its_name_alone():
         and call.args[1].value in hooks
     ]
     assert asked == []
-
-
-def test_the_core_names_no_technique_beside_the_list():
-    """Neither in a string nor by an import."""
-    names, found = set(registry.own_names()), dict[str, set[str]]()
-    for path in ROOT.rglob("*.py"):
-        file = path.relative_to(ROOT).as_posix()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if file.startswith("techniques/"):
-                break
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names:
-                found.setdefault(file, set()).add(node.value)
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vivace.techniques"):
-                found.setdefault(file, set()).add(node.module)
-    assert not NAMED.keys() & OTHER_WORDS.keys()
-    assert found == NAMED | OTHER_WORDS
 
 
 @pytest.mark.parametrize("name", registry.own_names())
@@ -241,13 +195,93 @@ def test_what_would_fit_and_what_eases_the_blocks_name_a_strangers_technique(reg
     assert "aaa" not in [cls.name for cls in registry.savers("cpu", Numerics.EXACT)]
     register(cls)
     reliefs = choosing._reliefs("cpu", Numerics.EXACT)
+    assert [[one.name for one in each] for each in reliefs] == [["aaa"], ["optimizer_in_backward"]]
+    reliefs = choosing._reliefs("cpu", Numerics.ROUNDING)
     assert [[one.name for one in each] for each in reliefs] == [
         *(["aaa"], ["optimizer_in_backward"], ["channels_last"]),
         *(["channels_last", "aaa"], ["channels_last", "optimizer_in_backward"]),
-        *(["bf16_autocast"], ["bf16_autocast", "channels_last"]),
+        *(["bf16_autocast"], ["bf16_autocast", "channels_last"], ["micro_batches"], ["micro_batches"]),
     ]
     with start(TINY_JOBS["mlp"](), Plan(), vivace.inspect()) as session:
         assert "a plan with aaa or checkpoint" in survival._would_fit(session)
+
+
+def test_a_strangers_way_to_run_a_block_is_chosen_among(register):
+    @register
+    @dataclasses.dataclass(frozen=True)
+    class Forget(Technique):
+        card = card(Stage.MEMORY, saves_memory="activations", by_block=True)
+        name = "forget"
+        blocks: tuple[str, ...] = ("*",)
+
+        @classmethod
+        def ways(cls, build, block):
+            recomputer = Recomputer(build.device, cls.name)
+            return {"mine": Way(recomputer.around, recomputer.released)}
+
+        @classmethod
+        def deciding(cls, chosen):
+            return cls(blocks=chosen("mine"))
+
+    nn = torch.nn
+    alike = [nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Dropout(), nn.Linear(64, 8)) for _ in range(3)]
+    model = nn.Sequential(*alike, nn.Linear(8, 4))
+    job = dataclasses.replace(TINY_JOBS["mlp"](), model=lambda: model)
+    with start(job, Plan(), vivace.inspect()) as session:
+        parts = measure(session, next(iter(job.data())), Numerics.EXACT)
+    names = [part.name for part in parts]
+    mine, theirs = Choice("forget", "mine"), Choice("checkpoint", "cheap")
+    for options in (part.options for part in parts if part.name):
+        assert {mine, theirs} <= {option.name for option in options}
+    blocks = [name for name in names if name]
+    picked = dict.fromkeys(blocks, mine) | {blocks[0]: theirs}
+    plan = choosing.plan_of(Decision(tuple(picked.get(n, KEEP) for n in names), 0, 0.0), names, Plan())
+    assert plan.to_dict() == {
+        "checkpoint": {"blocks": (blocks[0],), "cheap": (blocks[0],)},
+        "forget": {"blocks": tuple(blocks[1:])},
+    }
+    every = tuple(mine if name else KEEP for name in names)
+    assert choosing.plan_of(Decision(every, 0, 0.0), names, Plan()).to_dict() == {"forget": {}}
+
+
+def test_what_takes_less_room_or_stands_beside_the_result_may_be_a_strangers(register):
+    for name, said in (("lean", {"lowers_peak": True}), ("plain_speed", {"baseline": "as_others_do"})):
+        cls = type(name, (Technique,), {"card": card(Stage.MODEL, **said), "name": name})
+        register(dataclasses.dataclass(frozen=True)(cls))
+    assert ["lean"] in [[t.name for t in each] for each in choosing._reliefs("cpu", Numerics.EXACT)]
+    assert [cls.name for cls in registry.baselines("cuda")] == ["plain_speed", "tf32"]
+    assert [cls.card.baseline for cls in registry.baselines("cpu")] == ["as_others_do"]
+
+
+def test_a_run_that_is_out_of_memory_goes_on_with_a_strangers_pieces(register, monkeypatch):
+    @register
+    @dataclasses.dataclass(frozen=True)
+    class Slices(Technique):
+        card = card(Stage.MEMORY, cuts_batches=True)
+        name = "slices"
+        count: int = 3
+
+        def apply(self, build):
+            pass
+
+        @property
+        def pieces(self):
+            return self.count
+
+        @classmethod
+        def in_pieces(cls, num):
+            return cls(count=num)
+
+    def out_of_memory(batch):
+        raise torch.OutOfMemoryError("no room")
+
+    batch = next(iter(TINY_JOBS["mlp"]().data()))
+    for plan, wanted in ((Plan([Slices()]), {"slices": {"count": 6}}), (Plan(), {"slices": {"count": 2}})):
+        with start(TINY_JOBS["mlp"](), plan, vivace.inspect()) as session:
+            monkeypatch.setattr(session, "step", out_of_memory)
+            with pytest.raises(survival.Smaller) as smaller:
+                survival.Survival(session, Ranks()).step(batch)
+        assert smaller.value.plan.to_dict() == wanted
 
 
 def test_ranks_are_averaged_by_whatever_says_so(register, monkeypatch):

@@ -1,0 +1,60 @@
+"""The last words of `tune` and `train`: the answer of their pages, of what has just been found."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vivace.command.progress import short
+from vivace.pages.answer import Answer, ending
+from vivace.reporting.answering import answer
+from vivace.reporting.content import Content
+from vivace.reporting.reading import load
+from vivace.reporting.tables import details as draw_details
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from vivace.training.training import Run
+    from vivace.tuning.result import Result
+
+
+def tuned(result: Result, job: str, console: Console, *, details: bool = False) -> None:
+    """What `tune` found, and with `details` all that its page holds."""
+    document = result.to_dict()
+    document |= {key: short(document[key]) for key in ("plan_path", "report_path")}
+    longer = document["long_plan"]
+    if longer is not None:
+        longer["plan_path"] = short(longer["plan_path"])
+    content = _content(
+        Path(result.report_path).parent,
+        trials=tuple(result.trials),
+        run={"job": {"name": job}},
+        result=document,
+        verdict=result.verdict.to_dict() if result.verdict is not None else {},
+    )
+    _show(answer(content), console, load(Path(result.report_path).parent) if details else None)
+
+
+def trained(run: Run, console: Console, *, details: bool = False) -> None:
+    """What `train` ended with, and with `details` all that its page holds."""
+    content = _content(Path(short(run.run_path)), training=run.to_dict())
+    found = answer(content)
+    report = f"vivace report {shlex.quote(str(content.folder))}"
+    found = dataclasses.replace(found, next=found.next or (report,))
+    _show(found, console, load(Path(run.run_path)) if details else None)
+
+
+def _content(folder: Path, **known: Any) -> Content:
+    empty: dict[str, Any] = {"trials": (), "metrics": (), "run": {}, "profile": {}, "result": {}}
+    return Content(folder=folder, **(empty | {"verdict": {}, "training": {}} | known))
+
+
+def _show(found: Answer, console: Console, behind: Content | None) -> None:
+    console.print()
+    if behind is not None:
+        draw_details(behind, console)
+        console.print()
+    ending(found, console)

@@ -1,0 +1,69 @@
+"""What `tune`, `verify` and `train` tell while they work: every `on_event` hears an `Event`."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+
+class EventKind(enum.StrEnum):
+    """What has happened, and what `Event.payload` then holds; what stands in brackets may be missing.
+
+    | kind | told by | payload |
+    |---|---|---|
+    | ``notice`` | tune, train | text: a sentence that the person should read |
+    | ``phase`` | tune | name: what it does from now on |
+    | ``trial_begin`` | tune | plan: as text; role |
+    | ``trial_end`` | tune | trial: a `vivace.ledger.Trial`; without a beginning where it got no process |
+    | ``verdict`` | tune | plan: as text; verdict: a `vivace.Verdict` |
+    | ``prepared`` | verify | seconds: of the reference; left_seconds: expected for the plan |
+    | ``seed`` | verify | what is known after one seed of the test of the metric; left_seconds |
+    | ``resume`` | train | step: from which the run goes on |
+    | ``step`` | train | step, epoch, loss, samples_per_second, [skipped_steps] |
+    | ``epoch`` | train | step, epoch, loss, [metric, metric_name, metric_data] |
+    | ``metric`` | train | step, metric, metric_name, metric_data: of a run that ends within an epoch |
+    | ``checkpoint`` | train | step, path, seconds: that it took |
+    | ``watch`` | train | step, watch_kept, and the figures of a step that was repeated under the reference |
+    | ``unwatched`` | train | text: why steps are not watched |
+    | ``stop`` | train | the keys of `vivace.Run.to_dict` |
+    """
+
+    NOTICE = "notice"
+    PHASE = "phase"
+    TRIAL_BEGIN = "trial_begin"
+    TRIAL_END = "trial_end"
+    VERDICT = "verdict"
+    PREPARED = "prepared"
+    SEED = "seed"
+    RESUME = "resume"
+    STEP = "step"
+    EPOCH = "epoch"
+    METRIC = "metric"
+    CHECKPOINT = "checkpoint"
+    WATCH = "watch"
+    UNWATCHED = "unwatched"
+    STOP = "stop"
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """One thing that happened; `EventKind` says what the payload holds."""
+
+    kind: EventKind
+    payload: dict[str, Any]
+
+
+OnEvent: TypeAlias = Callable[[Event], None]
+Tell: TypeAlias = Callable[[str, dict[str, Any]], None]
+
+
+def teller(on_event: OnEvent | None) -> Tell:
+    """``tell(kind, payload)``, which hands an event to the listener, if there is one."""
+
+    def tell(kind: str, payload: dict[str, Any]) -> None:
+        if on_event is not None:
+            on_event(Event(EventKind(kind), payload))
+
+    return tell

@@ -1,0 +1,49 @@
+"""`--device`: the device that a person names, chosen before anything asks CUDA or ROCm what there is."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import MutableMapping
+
+from vivace.errors import InputError
+from vivace.inspection.facts import Facts, gather_facts
+from vivace.inspection.nvidia import visible
+
+CUDA, ROCM = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+
+
+def train_on(
+    name: str, environment: MutableMapping[str, str] = os.environ, facts: Facts | None = None
+) -> None:
+    """Let this process and those that it starts see only the device `name`: ``cpu``, ``cuda`` or ``cuda:1``.
+
+    Acts through `CUDA_VISIBLE_DEVICES` (`HIP_VISIBLE_DEVICES` for AMD): call it before torch looks for
+    devices. Numbers count as torch counts them, within what these variables show already.
+
+    Raises InputError for a device that Vivace does not train on or that is not here, and where several ranks
+    train, each on a device of its own.
+    """
+    match = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
+    if match is None:
+        raise InputError(f"the device is '{name}'; Vivace trains on cpu, cuda, or one of several, as cuda:1")
+    if int(environment.get("WORLD_SIZE", "1")) > 1 and name != "cpu":
+        raise InputError(f"--device {name} names one device, but several ranks train, each on its own")
+    if name == "cpu":
+        environment[CUDA] = environment[ROCM] = ""
+        return
+    facts = gather_facts() if facts is None else facts
+    nvidia = bool(facts.nvidia.gpus)
+    variable = CUDA if nvidia else ROCM
+    choice = environment.get(variable)
+    if nvidia:
+        count = len(visible(facts.nvidia.gpus, choice))
+    else:
+        count = len(facts.amd_gpus) if choice is None else len([word for word in choice.split(",") if word])
+    wanted = int(match[1] or 0)
+    if wanted >= count:
+        here = ", ".join(["cpu", *(f"cuda:{number}" for number in range(count))])
+        raise InputError(
+            f"there is no device {name} here: this machine shows {here} (vivace inspect says why)"
+        )
+    environment[variable] = str(wanted) if choice is None else choice.split(",")[wanted].strip()

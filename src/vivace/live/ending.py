@@ -1,0 +1,110 @@
+"""What is said at a script's end, on standard error, and the document beside the ledger."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vivace.files import replace_text
+from vivace.live.errand import DOCUMENT, PLAN
+
+if TYPE_CHECKING:
+    from vivace.live.loop import Loop
+
+
+def tell(loop: Loop) -> None:
+    """Write the document and say it in a few lines."""
+    document = document_of(loop)
+    for line in lines(document):
+        print(f"vivace: {line}", file=sys.stderr)
+    sys.stderr.flush()
+    replace_text(Path(loop.errand.folder) / DOCUMENT, json.dumps(document))
+
+
+def document_of(loop: Loop) -> dict[str, Any]:
+    """Outcome, steps, seconds and, where a plan acted, its ratio, what it saved and how it was watched."""
+    conductor = loop.conductor
+    found: dict[str, Any] = {
+        "outcome": "nothing_seen" if not loop.num_steps else "left_alone",
+        "reason": loop.left_alone or ("" if loop.num_steps else "no training step of torch was seen"),
+        "steps": loop.num_steps,
+        "seconds": time.perf_counter() - loop.began,
+        "own_seconds": loop.own_seconds,
+        "problems": loop.problems,
+        "plan": {},
+        "tried": [],
+    }
+    if conductor is None:
+        if loop.num_steps and not found["reason"]:
+            found["reason"] = "it ended before anything was tried"
+        return found
+    found["tried"] = conductor.tried
+    found["reason"] = conductor.reason or found["reason"]
+    from vivace.live.proof import LIMIT
+
+    comparison = conductor.comparison
+    acted = conductor.plan_steps and comparison is not None
+    if acted:
+        assert comparison is not None
+        ratio = comparison.ratio
+        saved = conductor.plan_seconds * (ratio.low - 1.0)  # at least
+        found |= {
+            "ratio": {"estimate": ratio.estimate, "low": ratio.low, "high": ratio.high},
+            "saved_seconds": saved - loop.own_seconds,
+            "plan_steps": conductor.plan_steps,
+            "watched": len(conductor.verdicts),
+            "limit": LIMIT,
+            "worst": max((v.score for v in conductor.verdicts), default=0.0),
+        }
+    if conductor.plan.techniques:
+        found |= {"outcome": "faster", "plan": conductor.plan.to_dict(), "reason": ""}
+        found["next"] = f"vivace run --plan {Path(loop.errand.shown) / PLAN} -- {loop.errand.command}"
+    elif acted:
+        found["outcome"] = "taken_back"
+    elif conductor.tried:
+        found["outcome"] = "not_faster"
+    if not found["plan"] and not found["reason"]:
+        found["reason"] = "it ended before anything was decided"
+    return found
+
+
+def lines(document: dict[str, Any]) -> list[str]:
+    """The sentences for the person."""
+    problems = [text.strip().splitlines()[-1] for text in document["problems"]]
+    notes = [f"a part switched itself off: {text}" for text in problems[:1]]
+    if document["outcome"] == "faster":
+        ratio, watched = document["ratio"], document["watched"]
+        times = "once" if watched == 1 else f"{watched} times"
+        saved = document["saved_seconds"]
+        begun = (
+            f"saved at least {saved:.0f} s of this run"
+            if saved >= 0.5
+            else "found a faster plan, too late for this run"
+        )
+        shown = f"{ratio['estimate']:.2f}x, {ratio['low']:.2f}-{ratio['high']:.2f}"
+        return [
+            f"{begun} ({shown}, by {' + '.join(document['plan'])}), "
+            f"same model: watched {times}, worst {document['worst']:.1f} of {document['limit']:.0f}",
+            f"next time: {document['next']}",
+            *notes,
+        ]
+    if document["outcome"] == "taken_back":
+        return [
+            f"a plan acted for {document['plan_steps']} steps and was taken back: {document['reason']}",
+            *notes,
+        ]
+    tried = [_brief(entry) for entry in document["tried"]]
+    more = f" ({'; '.join(tried)})" if tried else ""
+    return [f"this run was left as it is: {document['reason']}{more}", *notes]
+
+
+def _brief(entry: dict[str, Any]) -> str:
+    name = " + ".join(entry["plan"]) or "nothing"
+    if "wall" in entry:
+        ratio = entry["wall"]
+        return f"{name} {ratio['estimate']:.2f}x, {ratio['low']:.2f}-{ratio['high']:.2f}"
+    verdict = entry.get("verdict")
+    return f"{name}: {verdict['reason'] if verdict else entry['answer']}"

@@ -1,0 +1,39 @@
+"""What the launcher tells the script's process, in one variable of its environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from typing import Any
+
+VARIABLE = "VIVACE_RUN"
+PLAN, LEDGER, DOCUMENT = OWN = ("plan.toml", "ledger.jsonl", "run.json")
+
+
+@dataclasses.dataclass(frozen=True)
+class Errand:
+    """`folder` in full and `shown` as the person wrote it; `plan` by technique, or None to search.
+
+    `launcher` is the process that started the script, or has become it; 0 where the script asked itself.
+    """
+
+    folder: str
+    shown: str
+    command: str
+    plan: dict[str, dict[str, Any]] | None = None
+    launcher: int = 0
+
+    def dumps(self) -> str:
+        """The variable's value."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def loads(cls, text: str) -> Errand:
+        """The inverse of `dumps`."""
+        return cls(**json.loads(text))
+
+    @property
+    def is_for_this_process(self) -> bool:
+        """Is this the process that the person started, and not one that their script started?"""
+        return self.launcher in (0, os.getpid(), os.getppid())

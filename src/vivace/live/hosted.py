@@ -1,0 +1,79 @@
+"""A plan that acts on a loop which Vivace does not run: on the call of its root and on its optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from vivace.errors import Refused
+from vivace.machine import Machine
+from vivace.plan import Plan
+from vivace.technique import Build, Seam, Stage
+
+
+class HostedBuild(Build):
+    """A workbench with the seams alone that a script's loop has; what needs another is refused by name."""
+
+    def __init__(self, has: frozenset[Seam], **objects: Any) -> None:
+        super().__init__(**objects)
+        self.has = has
+
+    def _may_touch(self, seam: Seam) -> None:
+        self.require(seam in self.has, f"a script's own loop has no seam '{seam}' that could be reached")
+
+
+class Hosted:
+    """A plan in action until `close`. Raises Refused where it cannot act, and leaves nothing changed then.
+
+    To techniques the root's call is an own step of one module; those of the optimizer's stage are given the
+    optimizer.
+    """
+
+    def __init__(self, plan: Plan, root: nn.Module, optimizer: Any, machine: Machine) -> None:
+        self.plan = plan
+        device = next(p.device for p in root.parameters())
+        objects = {"models": [root], "machine": machine, "device": device}
+        self.of_call = HostedBuild(frozenset({Seam.STEP}), optimizer=None, own_step=True, **objects)
+        self.of_update = HostedBuild(frozenset(), optimizer=optimizer, own_step=False, **objects)
+        try:
+            for technique in plan.techniques:
+                build = self.of_update if technique.card.stage == Stage.OPTIMIZER else self.of_call
+                try:
+                    build.begin(technique)
+                    technique.apply(build)
+                except Refused as refused:
+                    raise refused.by(technique.name) from None
+        except BaseException:
+            self.close()
+            raise
+        self._call = self.of_call.compose({Seam.STEP: _call}).step
+
+    def call(self, function: Any, arguments: Any, keywords: Any) -> Any:
+        """Call the root as the plan says; `function` is how it is called without."""
+        return self._call((function, arguments, keywords))
+
+    @property
+    def unit_roundoff(self) -> float:
+        """The coarsest that its techniques declare."""
+        return max(self.of_call.unit_roundoff, self.of_update.unit_roundoff)
+
+    def close(self) -> None:
+        """Undo everything, last change first."""
+        for build in (self.of_update, self.of_call):
+            while build.close_callbacks:
+                build.close_callbacks.pop()()
+
+
+def _call(batch: Any) -> Any:
+    function, arguments, keywords = batch
+    return function(*arguments, **keywords)
+
+
+def step_alone(optimizer: torch.optim.Optimizer) -> None:
+    """An update without the hooks of every optimizer, and without what wraps this one's step."""
+    step: Any = type(optimizer).step
+    if getattr(step, "hooked", False):  # by torch, when the first of its class was built
+        step = step.__wrapped__
+    step(optimizer)

@@ -1,0 +1,132 @@
+"""A step of the script's, kept so that it can be run again on copies: the call, and what came back to it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from vivace.live.refusals import device_of
+from vivace.profiling.record.hooks import tensors_of
+from vivace.tensors import randomness
+
+ROUNDING = 1e-5  # of a gradient: what is left of it after a subtraction is nothing
+
+
+class CannotKeep(Exception):
+    """This step cannot be run again; the message says why, in words for a person."""
+
+
+class Kept:
+    """Made just before a call of the root; `returned` after it. `is_complete` once the backward pass is over.
+
+    `things` are copies of root, optimizer, arguments and keywords, from before the call; `gradients` are the
+    loss's with respect to the outputs, in the order of `tensors_of`, None where it does not depend on one;
+    `of_weights` those of the parameters by name, as the script got them.
+    """
+
+    def __init__(self, root: nn.Module, optimizer: Any, arguments: Any, keywords: Any) -> None:
+        self.device = device_of(root)
+        if any(t.requires_grad for t in tensors_of([list(arguments), keywords])):
+            raise CannotKeep("its model is called with tensors that are differentiated")
+        self.random = randomness.capture(self.device)
+        try:
+            self.things = copy.deepcopy((root, optimizer, arguments, keywords))
+        except Exception as error:
+            raise CannotKeep(f"its model cannot be copied: {error}") from None
+        self.gradients: list[torch.Tensor | None] = []
+        self.of_weights: dict[str, torch.Tensor] = {}
+        self.names = {id(p): name for name, p in root.named_parameters()}
+        self._handles: list[Any] = []
+        self._expects = [p for p in root.parameters() if p.requires_grad]
+
+    @property
+    def is_complete(self) -> bool:
+        """Has the loss's gradient come back to the outputs and to the weights?"""
+        return bool(self.of_weights) and any(g is not None for g in self.gradients)
+
+    def returned(self, outputs: Any) -> None:
+        """Wait for the gradients of what the call returned."""
+        found = list(tensors_of(outputs))
+        self.gradients = [None] * len(found)
+        heard = set()
+        for index, tensor in enumerate(found):
+            if tensor.requires_grad and id(tensor) not in heard:
+                heard.add(id(tensor))
+                self._listen(tensor, self._output_hook(index))
+        for parameter in self._expects:
+            self._listen(parameter, self._weight_hook(self.names[id(parameter)]))
+
+    def end(self) -> None:
+        """No longer listen."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._expects = []
+
+    def _listen(self, tensor: Any, hook: Any) -> None:
+        self._handles.append(tensor.register_hook(hook))
+
+    def _output_hook(self, index: int) -> Any:
+        def hook(gradient: torch.Tensor) -> None:
+            if self.gradients[index] is None:
+                self.gradients[index] = gradient.detach().clone()
+
+        return hook
+
+    def _weight_hook(self, name: str) -> Any:
+        def hook(gradient: torch.Tensor) -> None:
+            self.of_weights.setdefault(name, gradient.detach().clone())
+
+        return hook
+
+
+def from_outside(outputs: list[torch.Tensor], gradients: list[torch.Tensor | None]) -> list[Any]:
+    """Of each output's gradient what does not come through another one, as that of logits beside a loss does.
+
+    The graph of `outputs` stays.
+    """
+    sources = _sources(outputs)
+    order = [index for index, gradient in enumerate(gradients) if gradient is not None]
+    order.sort(key=lambda index: len(sources[index]), reverse=True)  # what is made of others comes first
+    found: list[Any] = [None] * len(outputs)
+    for index in order:
+        total = gradients[index]
+        assert total is not None
+        later = [i for i in order if found[i] is not None and index in sources[i]]
+        inside = None
+        if later:
+            (inside,) = torch.autograd.grad(
+                [outputs[i] for i in later],
+                [outputs[index]],
+                [found[i] for i in later],
+                retain_graph=True,
+                allow_unused=True,
+            )
+        found[index] = total if inside is None else total - inside
+        if inside is not None and float(found[index].norm()) <= ROUNDING * float(total.norm()):
+            found[index] = None
+    return found
+
+
+def _sources(outputs: list[torch.Tensor]) -> list[set[int]]:
+    """For each output the others of which it is made."""
+    starts: dict[Any, list[int]] = {}
+    for index, tensor in enumerate(outputs):
+        if tensor.grad_fn is not None:
+            starts.setdefault(tensor.grad_fn, []).append(index)
+    found: list[set[int]] = []
+    for tensor in outputs:
+        visited: set[Any] = set()
+        made_of: set[int] = set()
+        waiting = [f for f, _ in tensor.grad_fn.next_functions if f] if tensor.grad_fn is not None else []
+        while waiting:
+            node = waiting.pop()
+            if node not in visited:
+                visited.add(node)
+                made_of.update(starts.get(node, ()))
+                waiting += [following for following, _ in node.next_functions if following is not None]
+        found.append(made_of)
+    return found

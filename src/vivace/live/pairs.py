@@ -1,0 +1,88 @@
+"""Timed segments of the script's own steps, in pairs: by the wall's clock and by the processor's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from vivace.ledger import Ratio
+from vivace.measuring.statistics import speed_ratio
+from vivace.plan import Plan
+
+LOOKS = (4, 6, 8, 12)  # pairs after which it is looked whether the answer is clear
+SMALL = 1.03  # a gain that is not worth more pairs
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Seconds a step."""
+
+    wall: float
+    cpu: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """So many steps under a plan, of which the first `settling` do not count."""
+
+    plan: Plan
+    steps: int
+    settling: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Neighbouring segments: under the reference, which is the mean of the two around, and under the plan."""
+
+    reference: Timing
+    plan: Timing
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """How many times faster the plan's steps were, by either clock."""
+
+    wall: Ratio
+    cpu: Ratio
+    pairs: tuple[Pair, ...]
+    by_processor: bool = False  # does the processor's clock count where the wall's does not answer?
+
+    @property
+    def faster(self) -> bool:
+        """Is the plan faster beyond noise? On a processor that others use too, its own clock may say it."""
+        return self.wall.low > 1.0 or (self.by_processor and self.cpu.low > 1.0 and self.wall.estimate > 1.0)
+
+    @property
+    def slower(self) -> bool:
+        """Is it slower beyond noise?"""
+        return self.wall.high < 1.0
+
+    @property
+    def is_futile(self) -> bool:
+        """Would more pairs hardly show a gain that matters?"""
+        return self.wall.high < SMALL or (len(self.pairs) > LOOKS[0] and self.wall.estimate < 1.0)
+
+    @property
+    def ratio(self) -> Ratio:
+        """The ratio by the clock that answers."""
+        return self.cpu if self.faster and self.wall.low <= 1.0 else self.wall
+
+
+def middle(before: Timing, after: Timing) -> Timing:
+    """The mean of two timings."""
+    return Timing((before.wall + after.wall) / 2, (before.cpu + after.cpu) / 2)
+
+
+def compared(pairs: Sequence[Pair], *, by_processor: bool) -> Comparison:
+    """The ratios of at least three pairs."""
+    wall = speed_ratio([(p.reference.wall, p.plan.wall) for p in pairs])
+    least = 1e-9  # a processor's clock may stand still in a segment
+    cpu = speed_ratio([(max(p.reference.cpu, least), max(p.plan.cpu, least)) for p in pairs])
+    return Comparison(wall, cpu, tuple(pairs), by_processor)
+
+
+def length(step_seconds: float, seconds: float) -> int:
+    """Steps of a segment that takes about so many seconds; at least 2, or 1 where steps are long."""
+    if step_seconds > 2.0:
+        return 1
+    return max(2, min(20, round(seconds / max(step_seconds, 1e-6))))

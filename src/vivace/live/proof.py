@@ -1,0 +1,260 @@
+"""Does a plan's step do what the script's step does? A kept step is run again on copies, under the reference,
+under shadows that only round otherwise, and under the plan, and held against the ruler's envelope.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import io
+import math
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from vivace import words
+from vivace.errors import Refused
+from vivace.live.hosted import Hosted, step_alone
+from vivace.live.kept import CannotKeep, Kept, from_outside
+from vivace.machine import Machine
+from vivace.plan import Plan
+from vivace.profiling.record.hooks import tensors_of
+from vivace.technique import Numerics, Stage
+from vivace.tensors import randomness
+from vivace.verifying.displacement import (
+    Outcome,
+    State,
+    Tensors,
+    distances,
+    identical,
+    output_distance,
+    resolution,
+    scale_and_residual,
+)
+from vivace.verifying.draws import LogicalDraws
+from vivace.verifying.figures import Measure, Quantity
+from vivace.verifying.halves import Halves, Place
+from vivace.verifying.judgement import check, root_mean_square, summary
+from vivace.verifying.shadow import Rounding
+
+FEW_SHADOWS, SHADOWS = 3, 8  # the few are enough for what stays within half of the limit
+# Envelopes. Stricter than the ruler, which has many steps: whom it refuses wrongly loses speed alone.
+LIMIT = 5.0
+
+FINEST_ROUNDOFF = 2.0**-16  # as the ruler's
+SAME_GRADIENT = 1e-3  # of a replay beside the script's own: atomics may sum otherwise
+
+
+@dataclasses.dataclass
+class Replay:
+    """What a run of the kept step left behind; `each` are the outputs one by one."""
+
+    outcome: Outcome
+    each: list[torch.Tensor]
+    wall_seconds: float
+    cpu_seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """`kept`, or the `reason`; `score` is the worst figure in envelopes, of `LIMIT` that are allowed."""
+
+    kept: bool
+    reason: str = ""
+    score: float = 0.0
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The verdict as JSON types."""
+        return {**dataclasses.asdict(self), "limit": LIMIT}
+
+
+class Proof:
+    """Replays of one kept step. Raises CannotKeep where the reference does not repeat it."""
+
+    def __init__(self, kept: Kept, machine: Machine) -> None:
+        self.kept, self.machine = kept, machine
+        self._shadows: dict[
+            tuple[float, str], tuple[dict[Place, list[bool]], list[dict[Measure, float]]]
+        ] = {}
+        root = kept.things[0]
+        self.before = State(
+            {n: p.detach().clone() for n, p in root.named_parameters() if p.requires_grad},
+            {n: b.detach().clone() for n, b in root.named_buffers()},
+        )
+        self.gradients = self._from_outside()
+        self.reference = self.replay(Plan())
+        self._require_the_same_step()
+
+    def replay(
+        self, plan: Plan, noise: AbstractContextManager[Any] | None = None, *, ordered: bool = True
+    ) -> Replay:
+        """Run the kept step on fresh copies. Raises Refused, and whatever the model raises under the plan."""
+        root, optimizer, arguments, keywords = copy.deepcopy(self.kept.things)
+        with _streams_of(self.kept), torch.enable_grad(), _silence() as said:
+            hosted = Hosted(plan, root, optimizer, self.machine)
+            try:
+                self._wait()
+                begin = time.perf_counter(), time.process_time()
+                with noise or nullcontext(), LogicalDraws() if ordered else nullcontext():
+                    outputs = list(tensors_of(hosted.call(root, arguments, keywords)))
+                    pairs = [(o, g) for o, g in zip(outputs, self.gradients, strict=True) if g is not None]
+                    torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
+                gradients = {
+                    n: p.grad.detach().clone() for n, p in root.named_parameters() if p.grad is not None
+                }
+                step_alone(optimizer)
+                self._wait()
+                wall, cpu = time.perf_counter() - begin[0], time.process_time() - begin[1]
+            finally:
+                hosted.close()
+            drawn = torch.get_rng_state()
+        if said.getvalue():
+            raise CannotKeep("its model prints while it runs, and a copy of it would print as well")
+        each = [o.detach().double() for o in outputs if o.is_floating_point()]
+        return Replay(self._outcome(root, gradients, drawn), each, wall, cpu)
+
+    def _from_outside(self) -> list[Any]:
+        root, _, arguments, keywords = copy.deepcopy(self.kept.things)
+        with _streams_of(self.kept), torch.enable_grad(), _silence():
+            outputs = list(tensors_of(root(*arguments, **keywords)))
+            if len(outputs) != len(self.kept.gradients):
+                raise CannotKeep("a copy of its model returns another number of tensors")
+            return from_outside(outputs, self.kept.gradients)
+
+    def _outcome(self, root: Any, gradients: Tensors, drawn: torch.Tensor) -> Outcome:
+        after = State(
+            {n: p.detach() for n, p in root.named_parameters() if n in self.before.parameters},
+            {n: b.detach() for n, b in root.named_buffers()},
+        )
+        drew = not torch.equal(drawn, self.kept.random["torch"])
+        return Outcome([1.0], after, torch.ones(1), drawn, drew, gradients)
+
+    def _wait(self) -> None:
+        if self.kept.device.type == "cuda":
+            torch.cuda.synchronize(self.kept.device)
+
+    def _require_the_same_step(self) -> None:
+        """The replay's gradients must be those that the script got."""
+        mine, theirs = self.reference.outcome.gradients, self.kept.of_weights
+        gap = size = 0.0
+        for name, own in theirs.items():
+            other = mine.get(name, torch.zeros_like(own)).to_dense()
+            gap += float((own.to_dense() - other).double().square().sum())
+            size += float(own.to_dense().double().square().sum())
+        apart = math.sqrt(gap / size) if size else math.inf
+        if not apart <= SAME_GRADIENT:
+            raise CannotKeep(
+                f"a copy of its step gives other gradients ({words.percent(apart)} off): its loss may use "
+                "the weights beside the model, or its model may draw or remember something of its own"
+            )
+
+    def judge(self, plan: Plan) -> Verdict:
+        """Is the plan's step the same but for rounding?"""
+        begin = time.perf_counter()
+        verdict = self._judged(plan)
+        return dataclasses.replace(verdict, seconds=time.perf_counter() - begin)
+
+    def _judged(self, plan: Plan) -> Verdict:
+        try:
+            found = self.replay(plan)
+        except Refused as refused:
+            return Verdict(False, str(refused))
+        except CannotKeep:
+            raise
+        except Exception as error:
+            return Verdict(False, f"the model fails under it: {type(error).__name__}: {error}")
+        return self._held(plan, found)
+
+    def _held(self, plan: Plan, found: Replay) -> Verdict:
+        reference = self.reference
+        if plan.promise == Numerics.EXACT and not _apart(found, reference):
+            return Verdict(True)
+        if not torch.equal(found.outcome.random_state, reference.outcome.random_state):
+            return Verdict(False, "its model draws other random numbers under it")
+        if [t.shape for t in found.each] != [t.shape for t in reference.each]:
+            return Verdict(False, "its model returns tensors of other shapes under it")
+        roundoff = max(plan.unit_roundoff, FINEST_ROUNDOFF)
+        values = self._distances(found)
+        for count in (FEW_SHADOWS, SHADOWS):
+            envelopes = self._ground(roundoff, plan, count)
+            checks = [_check(name, v, envelopes[name], roundoff) for name, v in values.items()]
+            document = summary(checks)
+            score = max(_finite(document["loss_envelopes"]), _finite(document["displacement_envelopes"]))
+            if document["kept"] and score <= LIMIT / 2:
+                break
+        if document["kept"] and score > LIMIT:
+            reason = f"its step is {score:.2g} envelopes off, and rounding explains {LIMIT:.0f}"
+            return Verdict(False, reason, score)
+        return Verdict(document["kept"] is True, document["reason"] if not document["kept"] else "", score)
+
+    def _distances(self, replay: Replay) -> dict[Measure, float]:
+        """The ruler's, and of each output; an output's scale shows what is small in each of its numbers."""
+        found = distances(replay.outcome, self.reference.outcome, self.before, {}, 1)
+        known = (Quantity.LOSS, Quantity.EVALUATION)
+        found = {measure: value for measure, value in found.items() if measure.quantity not in known}
+        for index, (mine, theirs) in enumerate(zip(replay.each, self.reference.each, strict=True)):
+            found[Measure(Quantity.OUTPUT, moment=str(index))] = output_distance(mine, theirs)
+            a, b = mine.flatten(), theirs.flatten()
+            scale, _ = scale_and_residual(float(a @ b), float(b @ b), float(a @ a), 0.0)
+            found[Measure(Quantity.OUTPUT_SCALE, moment=str(index))] = scale
+        return {name: value if math.isfinite(value) else math.inf for name, value in found.items()}
+
+    def _ground(self, roundoff: float, plan: Plan, count: int) -> dict[Measure, float]:
+        """Envelopes of the distances, from so many shadows that store in half what the plan does."""
+        precision = Plan([t for t in plan.techniques if t.card.stage == Stage.PRECISION])
+        key = roundoff, precision.id
+        if key not in self._shadows:
+            halves: dict[Place, list[bool]] = {}
+            if precision.techniques:
+                noted = Halves()
+                self.replay(precision, noted)
+                halves = noted.places()
+            self._shadows[key] = halves, []
+        halves, runs = self._shadows[key]
+        while len(runs) < count:
+            noise = Rounding(roundoff, seed=len(runs), halves=halves)
+            runs.append(self._distances(self.replay(Plan(), noise)))
+        smallest = resolution(self.reference.outcome, self.before)
+        spread = {name: root_mean_square([run[name] for run in runs]) for name in runs[0]}
+        return {
+            name: max(value, smallest.get(name, 0.0)) if math.isfinite(value) else math.nan
+            for name, value in spread.items()
+        }
+
+
+def _check(measure: Measure, value: float, envelope: float, roundoff: float) -> dict[str, Any]:
+    """The ruler's figure. Inputs that hold few numbers may all be rounded in one direction."""
+    floor = roundoff / 4 if measure.quantity == Quantity.OUTPUT_SCALE else None
+    return check(measure, 0, value, envelope, roundoff, floor=floor)
+
+
+def _apart(mine: Replay, theirs: Replay) -> bool:
+    different = identical(mine.outcome, theirs.outcome)
+    return bool(different) or not all(torch.equal(a, b) for a, b in zip(mine.each, theirs.each, strict=True))
+
+
+def _finite(value: float) -> float:
+    return value if value == value else 0.0
+
+
+@contextlib.contextmanager
+def _streams_of(kept: Kept) -> Iterator[None]:
+    """Random numbers as the kept step drew them; afterwards the script's go on where they were."""
+    before = randomness.capture(kept.device)
+    randomness.restore(kept.random, kept.device)
+    try:
+        yield
+    finally:
+        randomness.restore(before, kept.device)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[io.StringIO]:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        yield said

@@ -1,0 +1,117 @@
+"""Which loops are left alone, and why: what was seen of the first steps, and a sentence for each kind."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+from vivace.torch_internals.modules import all_hooks, is_compiled
+
+SPARSE_OR_FULL = (torch.optim.LBFGS, torch.optim.SparseAdam)
+
+
+@dataclasses.dataclass
+class Seen:
+    """What a step of a loop showed, and any step did; one ends with the optimizer that stepped first."""
+
+    roots: dict[int, nn.Module] = dataclasses.field(default_factory=dict)
+    optimizers: dict[int, Any] = dataclasses.field(default_factory=dict)
+    calls: int = 0
+    backwards: int = 0
+    primary: int | None = None
+    differentiates_twice: bool = False
+    scales_loss: bool = False
+    autocasts: bool = False
+
+    def called(self, module: nn.Module) -> None:
+        """The outermost call of a module in training, with gradients on."""
+        if id(module) not in self.roots:
+            if not any(p.requires_grad for p in module.parameters()):
+                return  # a loss, a metric, a transform
+            self.roots[id(module)] = module
+        self.calls += 1
+        self.autocasts |= torch.is_autocast_enabled(device_of(module).type)
+
+    def ends_step(self, optimizer: Any) -> bool:
+        """Is it with this optimizer that a step ends?"""
+        self.primary = self.primary or id(optimizer)
+        return id(optimizer) == self.primary
+
+    def next_step(self) -> None:
+        """Forget what belongs to one step: before the first, models may be called for other reasons."""
+        self.roots.clear()
+        self.optimizers.clear()
+        self.calls = self.backwards = 0
+
+    @property
+    def root(self) -> nn.Module:
+        """The module that the loop calls."""
+        return next(iter(self.roots.values()))
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where the module's weights are."""
+    return next((p.device for p in module.parameters()), torch.device("cpu"))
+
+
+def why_left_alone(seen: Seen) -> str:
+    """Why the loop is left as it is; empty where it can be led."""
+    return _of_process() or _of_loop(seen) or _of_model(seen.root)
+
+
+def _of_process() -> str:
+    if multiprocessing.parent_process() is not None:
+        return "it trains in processes that it starts itself"
+    initialized = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 or (initialized and torch.distributed.get_world_size() > 1):
+        return "several processes train one model together"
+    return ""
+
+
+def _of_loop(seen: Seen) -> str:
+    names = ", ".join(sorted({type(module).__name__ for module in seen.roots.values()}))
+    if not seen.roots:
+        return "no model with weights is called in training: its parts, or its methods, may be"
+    if len(seen.roots) > 1:
+        return f"it trains several models, or calls parts of one ({names})"
+    if len(seen.optimizers) > 1:
+        return "several optimizers update its weights"
+    optimizer = next(iter(seen.optimizers.values()))
+    if isinstance(optimizer, SPARSE_OR_FULL):
+        return (
+            f"{type(optimizer).__name__} evaluates the loss several times a step, or takes sparse gradients"
+        )
+    if seen.differentiates_twice:
+        return "it differentiates gradients (a gradient penalty, or a second order)"
+    if seen.scales_loss or seen.autocasts:
+        return "it chooses its precision itself (autocast, GradScaler)"
+    if seen.calls != seen.backwards:
+        return f"it calls its model {seen.calls} times for {seen.backwards} backward passes"
+    return ""
+
+
+def _of_model(root: nn.Module) -> str:
+    wrappers = (nn.parallel.DistributedDataParallel, nn.DataParallel, torch.jit.ScriptModule)
+    modules = list(root.modules())
+    kind = type(root).__name__
+    if isinstance(root, wrappers) or "FullyShardedDataParallel" in kind:
+        return f"its model is wrapped in {kind}"
+    if any(map(is_compiled, modules)):
+        return "its model is compiled by torch.compile"
+    if len({p.device for p in root.parameters()}) > 1:
+        return "its model lies on several devices"
+    if any(getattr(module, "sparse", False) is True for module in modules):
+        return "an embedding of its model has sparse gradients"
+    if any(_own_hooks(module) for module in modules):
+        return "its model has hooks, which would run in a copy as well"
+    return ""
+
+
+def _own_hooks(module: nn.Module) -> bool:
+    """Hooks of the person's; those by which torch reparametrizes weights are copied with the module."""
+    return any(not type(hook).__module__.startswith("torch.nn.") for hook in all_hooks(module))

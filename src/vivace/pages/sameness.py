@@ -1,0 +1,81 @@
+"""A verdict in one line: is it the same model, and how near to the limit was the worst check?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from vivace import words
+from vivace.pages.answer import capital
+
+_FROM_STEP = re.compile(r"(?P<kind>.*), from step (?P<step>\d+)")
+_DICTATED = "dictated "
+_PLAIN = {  # what the ruler's figures are called where no one has read how it measures
+    "bit-identical": "all numbers, bit by bit",
+    "decay": "weight decay",
+    "displacement of the course": "all weights at the end",
+    "evaluation": "outputs in evaluation mode",
+    "evaluation under the plan": "outputs in evaluation mode",
+    "gradient residual": "direction of the gradient",
+    "gradient scale": "size of the gradient",
+    "loss": "loss",
+    "loss curve": "loss curve",
+    "residual": "direction of the update",
+    "scale": "size of the update",
+    "spread over random streams": "spread of random steps",
+}
+
+
+def sameness(verdict: Mapping[str, Any]) -> str:
+    """``Same model: yes. Worst of 157 checks: 4.3 of 8 allowed (weight decay, step 21)``.
+
+    Args:
+        verdict: the document of a verdict; empty where nothing was verified.
+    """
+    if not verdict:
+        return "Same model: not verified yet"
+    kept, promise, reason = verdict.get("kept"), verdict.get("promise"), str(verdict.get("reason") or "")
+    what = "Same metric" if promise == "semantics" else "Same model"
+    if kept is None:
+        return _joined(f"{what}: not judged", reason)
+    answer = f"{what}: {'yes' if kept else 'no'}"
+    if promise == "exact" and kept:
+        return _joined(f"{answer}, bit for bit", reason)
+    beyond = any(share > 1 for share, *_ in _scored(verdict.get("checks") or ()))
+    return _joined(answer, (worst_check(verdict) if kept or beyond else "") or reason)
+
+
+def worst_check(verdict: Mapping[str, Any]) -> str:
+    """The check that came nearest to its limit, or went farthest beyond it; empty where none has a score."""
+    checks = list(_scored(verdict.get("checks") or ()))
+    if not checks:
+        return ""
+    _, score, limit, name = max(checks, key=lambda check: check[0])
+    number = int(words.real(verdict.get("num_checks")) or len(checks))
+    told = f"{score:.1f}" if score < 100 else words.number(score)
+    return f"Worst of {words.count(number, 'check')}: {told} of {limit:.3g} allowed ({plain(name)})"
+
+
+def plain(name: str) -> str:
+    """A check's name in plain words: ``weight decay, step 21``; a layer and a buffer keep their names."""
+    found = _FROM_STEP.fullmatch(name)
+    kind, step = (found["kind"], found["step"]) if found else (name, "")
+    when = f", step {step}" if step and step != "0" else ""
+    if kind.startswith(_DICTATED):
+        kind, comma, phase = kind.removeprefix(_DICTATED).partition(", ")
+        when = f" with given gradients{comma}{phase}{when}"
+    kind, of, layer = kind.partition(" of ") if kind not in _PLAIN else (kind, "", "")
+    return f"{_PLAIN.get(kind, kind)}{of}{layer}{when}"
+
+
+def _scored(checks: Iterable[Any]) -> Iterable[tuple[float, float, float, str]]:
+    for check in checks:
+        if isinstance(check, dict):
+            score, limit = words.real(check.get("score")), words.real(check.get("limit"))
+            if score is not None and limit:
+                yield score / limit, score, limit, str(check.get("name"))
+
+
+def _joined(answer: str, more: str) -> str:
+    return f"{answer}. {capital(more)}" if more else answer

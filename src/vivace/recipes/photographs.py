@@ -1,0 +1,146 @@
+"""Which photograph is this from? Small grey crops of real pictures that ship with scikit-image, and a small
+residual network."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from vivace.errors import InputError
+from vivace.job import Job
+from vivace.recipes.digits import Residual
+
+PICTURES = (
+    "brick",
+    "grass",
+    "gravel",
+    "camera",
+    "coins",
+    "astronaut",
+    "cat",
+    "coffee",
+    "rocket",
+    "hubble_deep_field",
+    "immunohistochemistry",
+    "moon",
+    "page",
+    "clock",
+    "retina",
+    "cell",
+)
+SIZE = 48  # pixels of a crop's side
+BATCH, BATCHES, EPOCHS = 64, 25, 12
+TRAINED, HELD_OUT = 128, 64  # each picture in turn: columns that train, columns that only validate
+VALIDATING = 24  # crops of each picture that validate
+
+
+@functools.cache
+def pictures() -> tuple[torch.Tensor, ...]:
+    """The photographs in grey, each (height, width), in units of their own spread around their mean."""
+    try:
+        from skimage import data as shipped
+        from skimage.color import rgb2gray
+    except ImportError:
+        raise InputError("the photographs recipe needs scikit-image: pip install 'vivace[demo]'") from None
+    found = []
+    for name in PICTURES:
+        picture = getattr(shipped, name)()
+        grey = torch.tensor(rgb2gray(picture) if picture.ndim == 3 else picture / 255.0, dtype=torch.float32)
+        found.append((grey - grey.mean()) / grey.std())
+    return tuple(found)
+
+
+def bands(picture: torch.Tensor, width: int, offset: int) -> range:
+    """The first columns of a picture's bands of `width`, `offset` into each turn of both kinds."""
+    return range(offset, picture.shape[1] - width + 1, TRAINED + HELD_OUT)
+
+
+class Crops(Dataset[tuple[torch.Tensor, int]]):
+    """Crops at random places of the columns that train, mirrored at random: (1, 48, 48) and a label."""
+
+    def __len__(self) -> int:
+        return BATCH * BATCHES
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        label = index % len(PICTURES)
+        picture = pictures()[label]
+        top = random.randrange(picture.shape[0] - SIZE + 1)
+        left = random.randrange(TRAINED - SIZE + 1) + random.choice(bands(picture, TRAINED, 0))
+        crop = picture[top : top + SIZE, left : left + SIZE]
+        return (crop.flip(1) if random.random() < 0.5 else crop).unsqueeze(0).clone(), label
+
+
+def model() -> nn.Module:
+    """A residual network for grey crops of 48 pixels in 16 classes, about 700,000 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        Residual(32),
+        Residual(32),
+        nn.Conv2d(32, 64, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        Residual(64),
+        Residual(64),
+        nn.Conv2d(64, 128, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(128),
+        nn.ReLU(),
+        Residual(128),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(128, len(PICTURES)),
+    )
+
+
+def data() -> DataLoader[Any]:
+    """Shuffled training batches of 64 crops (64, 1, 48, 48) and labels (64,)."""
+    return DataLoader(Crops(), batch_size=BATCH, shuffle=True, drop_last=True)
+
+
+def validation() -> DataLoader[Any]:
+    """Crops spread over the columns of each picture that never train."""
+    crops, labels = [], []
+    for label, picture in enumerate(pictures()):
+        held_out = bands(picture, HELD_OUT, TRAINED)
+        for number in range(VALIDATING):
+            top = number * (picture.shape[0] - SIZE) // (VALIDATING - 1)
+            left = held_out[number % len(held_out)] + number % (HELD_OUT - SIZE + 1)
+            crops.append(picture[top : top + SIZE, left : left + SIZE].unsqueeze(0))
+            labels.append(label)
+    return DataLoader(TensorDataset(torch.stack(crops), torch.tensor(labels)), batch_size=128)
+
+
+def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Cross entropy, the mean over the batch."""
+    return functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def accuracy(model: nn.Module, batches: Iterable[Any]) -> float:
+    """The share of held-out crops that the model places in their picture."""
+    right = total = 0
+    for crops, labels in batches:
+        right += int((model(crops).argmax(1) == labels).sum())
+        total += len(labels)
+    return right / total
+
+
+job = Job(
+    model=model,
+    data=data,
+    loss=loss,
+    optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01),
+    scheduler=lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, EPOCHS * BATCHES),
+    scheduler_every="step",
+    metric=accuracy,
+    metric_name="accuracy",
+    validation=validation,
+    epochs=EPOCHS,
+)

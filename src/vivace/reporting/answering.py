@@ -1,0 +1,249 @@
+"""The answer of a tune or train run: what its page opens with, and what the command ends with."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vivace import words
+from vivace.ledger import Outcome, Ratio
+from vivace.pages.answer import Answer
+from vivace.pages.sameness import sameness
+from vivace.reporting import phrases
+from vivace.reporting.content import Content, ratio_of
+
+_TRAINING_DATA = "The job has no validation: its metric is of the training data"
+
+
+def answer(content: Content) -> Answer:
+    """What the run's files say, the most important first."""
+    return _tuned(content) if content.tuned else _trained(content)
+
+
+def _tuned(content: Content) -> Answer:
+    result, verdict = content.result, content.verdict
+    figure, sentence, tone = _gain(content)
+    has_plan = bool(content.plan)
+    return Answer(
+        command="tune",
+        subject=_subject(content),
+        figure=figure,
+        sentence=sentence,
+        tone=tone,  # type: ignore[arg-type]
+        same=sameness(verdict) if has_plan else "",
+        same_kept=verdict.get("kept"),
+        parts=parts(content.plan, _mapping(result.get("does"))),
+        notes=tuple(_notes(content)),
+        facts=tuple(_facts(content)),
+        next=_next(content),
+        date=str(content.run.get("date") or ""),
+        page=str(result.get("report_path") or ""),
+    )
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _subject(content: Content) -> str:
+    return str(content.job.get("name") or content.folder.name)
+
+
+def parts(plan: Mapping[str, Any], does: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """A plan's techniques and what each does; its settings where nothing says that."""
+    return tuple((name, str(does.get(name) or phrases.setting(chosen))) for name, chosen in plan.items())
+
+
+def _gain(content: Content) -> tuple[str, str, str]:
+    """The large figure, what it is of, and the tone."""
+    speedup, outcome, result = content.speedup, content.outcome, content.result
+    if not result or (result.get("interrupted") and not content.plan):
+        return "", _unfinished(content), "open"
+    if outcome in phrases.ENDINGS or speedup is None:
+        outcome = outcome if outcome in phrases.ENDINGS else Outcome.NOTHING_HELPS
+        return "", phrases.ENDINGS[outcome], "plain" if outcome.answered else "open"
+    if content.broken:
+        return "", "Not the same model", "bad"
+    bounds = words.interval(speedup.low, speedup.high)
+    if outcome == Outcome.FITS and content.final and content.final.peak_bytes:
+        budget = words.size(content.run.get("memory_bytes"))
+        rest = f"at its peak, within {budget}; {words.fast(speedup)} as strict fp32 ({bounds})"
+        return words.size(content.final.peak_bytes), rest, "good"
+    if speedup.low <= 1:
+        rest = f"Not faster beyond noise: {words.fast(speedup)} as strict fp32 ({bounds})"
+        return "", rest, "plain"
+    found = _mapping(result.get("training_seconds"))
+    before, after = words.real(found.get("reference")), words.real(found.get("plan"))
+    if before is None or after is None:
+        return words.fast(speedup), f"as strict fp32 ({bounds})", "good"
+    steps = words.number(result.get("job_steps"))
+    rest = (
+        f"for one training of {steps} steps, warm-up included; a step is {words.fast(speedup)} as in strict"
+    )
+    return (
+        f"{words.duration(before)} \N{RIGHTWARDS ARROW} {words.duration(after)}",
+        f"{rest} fp32 ({bounds})",
+        "good",
+    )
+
+
+def _unfinished(content: Content) -> str:
+    best = content.best
+    if best is None:
+        return "Interrupted before anything faster was found: train as you do"
+    bounds = words.interval(best.ratio.low, best.ratio.high)
+    return (
+        f"Interrupted; best so far {words.fast(best.ratio)} ({bounds}) by {best.name}, neither confirmed nor "
+        "verified"
+    )
+
+
+def _notes(content: Content) -> list[str]:
+    """What a person should know beside the figures, the gravest first."""
+    result, notes = content.result, []
+    if content.broken:
+        reason, speed = str(content.verdict.get("reason") or ""), content.speedup
+        promise = str(result.get("promise") or "").upper()
+        told = words.unless_said(reason, sameness(content.verdict))
+        notes.append(f"The promise {promise} is broken{': ' if told else ''}{told}".replace("  ", " "))
+        notes += [f"Its steps ran {words.fast(speed)} as strict fp32"] if speed else []
+    elif content.outcome in phrases.ENDINGS and result.get("reason"):
+        notes.append(str(result["reason"]))
+    if result.get("interrupted"):
+        notes.append("The run was interrupted: this is the best it had found, not verified")
+    elif content.tuned and not result:
+        notes.append("There is no result yet: what follows is what was measured until then")
+    if content.late_steps and content.job_steps:
+        late, steps = words.number(int(content.late_steps)), words.number(int(content.job_steps))
+        notes.append(
+            f"Its warm-up pays for itself after {late} steps, and this job takes {steps}: one run does not "
+            "gain by it"
+        )
+    longer = result.get("long_plan")
+    notes += [_longer(longer)] if isinstance(longer, dict) else []
+    notes += [f"Loading: {content.loading}"] if content.loading else []
+    notes += [_TRAINING_DATA] if result.get("metric_data") == "training" else []
+    if content.unread:
+        what = "trial" if content.unread == 1 else "trials"
+        be = "is" if content.unread == 1 else "are"
+        notes.append(f"{content.unread} {what} in the ledger could not be read and {be} left out")
+    return notes
+
+
+def _longer(plan: dict[str, Any]) -> str:
+    """A plan that wins in longer trainings only."""
+    judged = "same model" if plan.get("verified") else "not verified yet"
+    speedup = ratio_of(plan.get("speedup"))
+    fast = words.fast(speedup) if speedup else words.UNKNOWN
+    return (
+        f"For trainings of {words.number(plan.get('from_steps'))} steps and more: "
+        f"{phrases.plan_name(plan.get('plan') or {})}, {fast}, after a warm-up of "
+        f"{words.duration(plan.get('warmup_seconds'))}; {judged}; saved as {plan.get('plan_path')}"
+    )
+
+
+def _facts(content: Content) -> list[tuple[str, str]]:
+    """The few figures that stand under the plan on the page."""
+    result, measured = content.result, len(content.measured)
+    facts: list[tuple[str, str]] = []
+    if content.plan and not content.broken:
+        over, pays = content.over_default, phrases.steps(result.get("break_even_steps"))
+        facts += [
+            ("as fast as PyTorch's defaults", words.times(over)),
+            ("steps until the warm-up is gained back", pays.removesuffix(" steps").removesuffix(" step")),
+            *_warmup(content),
+        ]
+        loader = content.without_loader
+        facts.append(("as fast, if loading data cost nothing", words.times(loader)))
+    before, after = content.peaks
+    if after:
+        was = f"peak memory; {words.size(before)} in strict fp32" if before else "peak memory"
+        facts.append((was, words.size(after)))
+    if content.trials:
+        told = f"measured; {len(content.trials) - measured} ruled out or failed"
+        facts.append((told, words.count(measured, "trial")))
+    facts.append(("the search took", words.duration(result.get("seconds"))))
+    return [(name, value) for name, value in facts if value != words.UNKNOWN]
+
+
+def _warmup(content: Content) -> list[tuple[str, str]]:
+    """The warm-up, where it is longer while nothing is compiled yet."""
+    warm, cold = (words.real(content.result.get(f"{key}warmup_seconds")) for key in ("", "cold_"))
+    if warm is None or cold is None or cold <= 2 * warm + 1:
+        return []
+    name = f"warm-up on this machine; {words.duration(cold)} where nothing is compiled yet"
+    return [(name, words.duration(warm))]
+
+
+def _next(content: Content) -> tuple[str, ...]:
+    """The command worth typing: to train by the plan, or to learn why there is none."""
+    result, command = content.result, str(content.run.get("command") or "")
+    in_python = command.startswith("vivace.")
+    job, plan = shlex.quote(_subject(content)), str(result.get("plan_path") or "")
+    folder = shlex.quote(str(Path(plan).parent)) if plan else shlex.quote(str(content.folder))
+    if content.plan and plan and not content.broken and content.verdict.get("kept") is None:
+        if in_python:
+            return (f"vivace.verify(job, {plan!r})",)
+        return (f"vivace verify {job} --plan {shlex.quote(plan)}",)
+    if content.plan and plan and not content.broken:
+        if in_python:
+            return (f"vivace.train(job, {plan!r})",)
+        return (f"vivace train {job} --plan {shlex.quote(plan)}",)
+    if not result or content.broken or not content.outcome.answered:
+        return (command,) if in_python else (f"vivace tune {job} --budget balanced --out {folder}",)
+    return ("vivace.profile(job)",) if in_python else (f"vivace profile {job}",)
+
+
+def _trained(content: Content) -> Answer:
+    """What a training run ended with, and what `tune` had found of its plan."""
+    run, tuned = content.training, _mapping(content.training.get("tuned"))
+    plan, seconds = _mapping(run.get("plan")), words.real(run.get("seconds"))
+    speedup, verdict = ratio_of(tuned.get("speedup")), _mapping(tuned.get("verdict"))
+    stopped = bool(run.get("interrupted"))
+    figure, sentence = _took(content, seconds, speedup)
+    notes = [str(notice) for notice in run.get("notices") or []]
+    notes += [f"Its steps are {words.fast(speedup)} as in strict fp32, as tune measured"] if speedup else []
+    name = str(run.get("job") or "")
+    again = f"vivace train {shlex.quote(name or 'JOB')} --out {shlex.quote(str(content.folder))} --resume"
+    same = ""
+    if plan:
+        same = sameness(verdict) + (", as tune verified" if verdict else "")
+    return Answer(
+        command="train",
+        subject=name or content.folder.name,
+        figure=figure,
+        sentence=sentence,
+        tone="open" if stopped else "bad" if verdict.get("kept") is False else "good",
+        same=same,
+        same_kept=verdict.get("kept"),
+        parts=parts(plan, _mapping(run.get("does"))),
+        notes=tuple(notes),
+        facts=tuple(_run_facts(run)),
+        next=(again,) if stopped else (),
+        date=str(run.get("date") or ""),
+    )
+
+
+def _took(content: Content, seconds: float | None, speedup: Ratio | None) -> tuple[str, str]:
+    """The time of a training and what it ended with; the time it would have taken where that is known."""
+    run = content.training
+    if run.get("interrupted"):
+        by = f" by {run['interrupted_by']}" if run.get("interrupted_by") else ""
+        return "", f"Stopped{by} after {content.trained}; it can go on"
+    if seconds is None:
+        return "", f"Trained {content.trained}"
+    took = words.duration(seconds)
+    saved = (speedup.counts - 1) * (words.real(run.get("stepping_seconds")) or 0.0) if speedup else 0.0
+    figure = f"{took} instead of about {words.duration(seconds + saved)}" if saved > 0.05 * seconds else took
+    return figure, f"to train {content.trained}"
+
+
+def _run_facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
+    facts = [
+        ("samples a second", words.number(run.get("samples_per_second") or None)),
+        ("resumed from step", words.number(run.get("resumed_from_step") or None)),
+        ("machine", str(run.get("device") or words.UNKNOWN)),
+    ]
+    return [(name, value) for name, value in facts if value != words.UNKNOWN]

@@ -1,0 +1,65 @@
+"""Private names of the DataLoader, and of torchvision's data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from vivace.torch_internals import attribute, named
+
+LoaderIterator: Any = named(
+    "torch.utils.data.dataloader._BaseDataLoaderIter", lost="the time that a loop waits for data is not seen"
+)
+"""What iterating over a DataLoader gives."""
+
+WorkersIterator: Any = named(
+    "torch.utils.data.dataloader._MultiProcessingDataLoaderIter",
+    lost="the time that workers take to end counts as training",
+)
+"""The same where the loader has workers."""
+
+END_WORKERS = "_shutdown_workers"
+"""The method of `WorkersIterator` that ends the workers."""
+attribute(WorkersIterator, END_WORKERS, lost="the time that workers take to end counts as training")
+has_ended: Callable[[Any], bool] = attribute(
+    WorkersIterator, "_shutdown", lost="the time that workers take to end counts as training"
+)
+"""Are the workers of this iterator told to end?"""
+
+FETCHERS: tuple[Any, ...] = (
+    named("torch.utils.data._utils.fetch._MapDatasetFetcher", lost="it is not seen what fetching data does"),
+    named(
+        "torch.utils.data._utils.fetch._IterableDatasetFetcher",
+        lost="it is not seen what fetching streamed data does",
+    ),
+)
+"""The classes whose ``fetch`` reads and collates one batch, in the process or in a worker."""
+
+raise_if_worker_died: Callable[[], None] = named(
+    "torch._C._error_if_any_worker_fails", lost="the death of a loader's worker is noticed late"
+)
+"""Raises RuntimeError where a worker of any loader has died."""
+
+handle_deaths: Callable[[], None] = named(
+    "torch.utils.data._utils.signal_handling._set_SIGCHLD_handler",
+    lost="the death of a loader's worker may cut a step in two",
+)
+"""Puts torch's handler of dead workers in place; it does so once in a process, whoever calls it."""
+
+FILE_LISTS = ("samples", "imgs", "paths", "files", "image_paths", "filenames", "_image_files", "images")
+"""Attributes under which data sets keep their files: torchvision's, and those of the many like them."""
+
+attribute(DataLoader, "_iterator", lost="persistent workers of which one has died cannot be started again")
+
+
+def workers_run(loader: Any) -> bool:
+    """Has the loader persistent workers that are running already?"""
+    return getattr(loader, "_iterator", None) is not None
+
+
+def forget_workers(loader: Any) -> None:
+    """Let the loader start its persistent workers again: one of them is dead."""
+    if workers_run(loader):
+        loader._iterator = None

@@ -1,0 +1,161 @@
+"""Private names of modules, of their traces, and of optimizers and schedules."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx, nn
+
+from vivace.torch_internals import attribute, named
+
+if TYPE_CHECKING:
+    from torch.nn.modules import batchnorm
+
+    BatchNorm = batchnorm._BatchNorm
+    RunningNorm = batchnorm._NormBase
+else:
+    # Libraries derive own layers from these, and not from the public ones.
+    BatchNorm = named(
+        "torch.nn.modules.batchnorm._BatchNorm",
+        lost="BatchNorm is not found, and pieces of a batch change it",
+    )
+    RunningNorm = named(
+        "torch.nn.modules.batchnorm._NormBase", lost="layers that keep running means are not found"
+    )
+
+_parameters = attribute(nn.Module, "_parameters", lost="a block cannot run again with the weights it had")
+_buffers = attribute(nn.Module, "_buffers", lost="a block cannot run again with the buffers it had")
+_HOOKS = [
+    attribute(nn.Module, name, lost="hooks of a module are not seen, and may run twice or not at all")
+    for name in ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+]
+
+convert: Callable[[nn.Module, Callable[[torch.Tensor], torch.Tensor]], Any] = named(
+    "torch.nn.Module._apply", lost="a copy of the model cannot be tried in another dtype or memory order"
+)
+"""``(module, function)``: applies the function to every weight and buffer of the tree."""
+
+for _kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
+    attribute(_kind, "_conv_forward", lost="convolutions cannot be folded or padded")
+
+FLAT_WEIGHTS = "_flat_weights"
+"""The attribute of a recurrent layer from which its forward takes its weights."""
+attribute(nn.RNNBase, FLAT_WEIGHTS, lost="recurrent layers cannot run on copies of their weights")
+flat_names: Callable[[nn.RNNBase], list[str]] = attribute(
+    nn.RNNBase, "_flat_weights_names", lost="recurrent layers cannot run on copies of their weights"
+)
+"""The names of a recurrent layer's weights, in the order of `FLAT_WEIGHTS`."""
+
+COMPILED_CALL = "_compiled_call_impl"
+"""The attribute of a module that is called in the place of all that a call of it does."""
+_compiled_call = attribute(nn.Module, COMPILED_CALL, lost="a model cannot be compiled for training alone")
+_WRAPPED = "_orig_mod"  # what torch.compile(model) returns has it
+plain_call: Callable[[nn.Module], Callable[..., Any]] = attribute(
+    nn.Module, "_call_impl", lost="a model cannot be compiled together with its hooks"
+)
+"""Everything that a call of a module does, its hooks too, uncompiled."""
+
+_codegen = attribute(fx.Graph, "_codegen", lost="forward functions that take lists cannot be traced")
+_FLATTENING: Any = named(
+    "torch.fx.graph._PyTreeCodeGen", lost="forward functions that take lists cannot be traced"
+)
+
+_step_hooks = [
+    attribute(torch.optim.Optimizer, name, lost="it is not seen that somebody waits for a whole update")
+    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+]
+attribute(
+    torch.optim.lr_scheduler.SequentialLR,
+    "_schedulers",
+    lost="a schedule inside of another that is too long is not seen",
+)
+_acts = attribute(torch.autocast, "_enabled", lost="autocast is not seen, and another cannot be tried")
+
+
+def own_tensors(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The dictionaries in which a module holds its own parameters and buffers, or None; no copies."""
+    return _parameters(module), _buffers(module)
+
+
+@contextlib.contextmanager
+def holding(modules: Iterable[nn.Module], tensors: Iterable[tuple[Any, Any]]) -> Iterator[None]:
+    """Let modules hold other ``(parameters, buffers)`` inside the block, and their own again afterwards."""
+    modules = list(modules)
+    before = [own_tensors(module) for module in modules]
+    try:
+        for module, (parameters, buffers) in zip(modules, tensors, strict=True):
+            module.__dict__.update(_parameters=parameters, _buffers=buffers)
+        yield
+    finally:
+        for module, (parameters, buffers) in zip(modules, before, strict=True):
+            module.__dict__.update(_parameters=parameters, _buffers=buffers)
+
+
+def forward_hooks(module: nn.Module) -> list[Callable[..., Any]]:
+    """What runs before and after the module's forward."""
+    return [hook for read in _HOOKS[:2] for hook in read(module).values()]
+
+
+def all_hooks(module: nn.Module) -> list[Callable[..., Any]]:
+    """What runs around the module's forward and backward."""
+    return [hook for read in _HOOKS for hook in read(module).values()]
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Does anything run around the module's forward or backward?"""
+    return any(read(module) for read in _HOOKS)
+
+
+def hooks_of_all(owner: ModuleType) -> int:
+    """How many hooks act on every module, or on every optimizer: `owner` is the module that defines these."""
+    found = [value for name, value in vars(owner).items() if name.startswith("_global")]
+    return sum(len(value) for value in found if isinstance(value, Mapping))
+
+
+def convolution_with(
+    module: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """What a convolution's forward does, its way of padding too, with another weight and bias."""
+    result: torch.Tensor = module._conv_forward(x, weight, bias)
+    return result
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Did the person compile it, in place or around it?"""
+    return bool(_compiled_call(module)) or hasattr(module, _WRAPPED)
+
+
+def form_of_output(graph: fx.Graph) -> Any:
+    """The form of what a traced function returns, where its trace has flattened that; else None."""
+    flattens = isinstance(_codegen(graph), _FLATTENING)
+    return _codegen(graph).pytree_info.out_spec if flattens else None
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Does anything of a person's run before or after each update?"""
+    return any(read(optimizer) for read in _step_hooks)
+
+
+def inner_schedules(schedule: Any) -> list[Any]:
+    """The schedules that one is made of; empty where it is made of none."""
+    return list(getattr(schedule, "_schedulers", ()))
+
+
+def is_acting(region: torch.autocast) -> bool:
+    """Will this autocast region cast, once it is entered?"""
+    return bool(_acts(region))
+
+
+@contextlib.contextmanager
+def acting(region: Any, enabled: bool, dtype: torch.dtype | None) -> Iterator[None]:
+    """Let an autocast region cast or not, and to `dtype` where one is given, if it is entered inside."""
+    before = is_acting(region), region.fast_dtype
+    region._enabled, region.fast_dtype = enabled, dtype or region.fast_dtype
+    try:
+        yield
+    finally:
+        region._enabled, region.fast_dtype = before

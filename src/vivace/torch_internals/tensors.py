@@ -1,0 +1,151 @@
+"""Private names of tensors, storages, operators, dispatch modes, autograd and the profiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from vivace.torch_internals import attribute, named
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeCopyMode as FakeCopyMode
+    from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+else:
+    TorchDispatchMode = named(
+        "torch.utils._python_dispatch.TorchDispatchMode",
+        lost="no operator is seen: nothing is counted, predicted or verified",
+    )
+    FakeTensorMode = named(
+        "torch._subclasses.fake_tensor.FakeTensorMode", lost="no memory or work can be predicted"
+    )
+    FakeCopyMode = named(
+        "torch._subclasses.fake_tensor.FakeCopyMode",
+        lost="the work of models that are built on real tensors cannot be predicted",
+    )
+
+version_of: Callable[[torch.Tensor], int] = attribute(
+    torch.Tensor, "_version", lost="it is not seen that a tensor was changed in place"
+)
+"""How often the numbers of a tensor, or of another one with its memory, were changed in place."""
+
+storage_id: Callable[[torch.UntypedStorage], int] = attribute(
+    torch.UntypedStorage, "_cdata", lost="two tensors with one memory cannot be told from two with their own"
+)
+"""Identifies a storage as long as it lives; on fake and meta tensors too, where no address does."""
+
+base_of: Callable[[torch.Tensor], torch.Tensor | None] = attribute(
+    torch.Tensor, "_base", lost="views of weights count as activations"
+)
+"""The tensor of which autograd knows this one to be a view, or None."""
+
+schema_of: Callable[[Any], Any] = attribute(
+    type(torch.ops.aten.mm.default), "_schema", lost="the arguments of an operator have no names"
+)
+"""The schema of an operator that reaches a dispatch mode: its name, arguments, returns and what it writes."""
+
+_graph_task: Callable[[], int] = named(
+    "torch._C._current_graph_task_id", lost="forward and backward cannot be told apart"
+)
+
+current_dispatch_mode: Callable[[], Any] = named(
+    "torch.utils._python_dispatch._get_current_dispatch_mode", lost="a step of a script cannot be counted"
+)
+"""The innermost dispatch mode that is entered, or None."""
+
+tree_leaves: Callable[[Any], list[Any]] = named(
+    "torch.utils._pytree.tree_leaves", lost="tensors inside of results are not found"
+)
+"""What stands in a tree of containers, also of those that a library made known to torch."""
+
+tree_map_only: Callable[..., Any] = named(
+    "torch.utils._pytree.tree_map_only", lost="batches cannot be copied to fake tensors"
+)
+"""``(class, function, tree)``: the tree with the function applied to what is of the class."""
+
+tree_unflatten: Callable[[Any, Any], Any] = named(
+    "torch.utils._pytree.tree_unflatten", lost="forward functions that take lists cannot be traced"
+)
+"""``(leaves, form)``: a tree of that form."""
+
+below_autograd: Callable[[], Any] = named(
+    "torch._C._AutoDispatchBelowAutograd", lost="graphs cannot be acted out on a CPU"
+)
+"""A context in which operators record nothing, not even changes in place."""
+
+_excluding: Callable[[Any, bool], Any] = named(
+    "torch._C._SetExcludeDispatchKeyGuard", lost="checkpoint cannot keep the results of products"
+)
+_IN_PLACE_OR_VIEW: Any = named(
+    "torch._C.DispatchKey.ADInplaceOrView", lost="checkpoint cannot keep the results of products"
+)
+
+foreach_copy: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any] = named(
+    "torch._foreach_copy_", lost="a step cannot be taken again after it ran out of memory"
+)
+"""``(into, from)``: copies many tensors with few kernels."""
+
+int8_product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = named(
+    "torch._int_mm", lost="the speed of int8 products is not measured"
+)
+"""The matrix product of int8 tensors with int32 sums."""
+
+_saved_tensors_hooks: Callable[[bool], Any] = named(
+    "torch._C._autograd._top_saved_tensors_default_hooks",
+    lost="the contract does not see hooks of saved tensors that stay",
+)
+_function_modes: Callable[[], int] = named(
+    "torch._C._len_torch_function_stack", lost="the contract does not see function modes that stay"
+)
+_dispatch_modes: Callable[[], int] = named(
+    "torch._C._len_torch_dispatch_stack", lost="the contract does not see dispatch modes that stay"
+)
+
+PRIVATE_MODULES = ("torch._tensor", "torch.utils.data._utils.collate", "torch.utils.data._utils.fetch")
+"""Modules of Python with functions that a training step calls; one that is replaced and stays is noticed."""
+
+_ATTENTION = (
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+)
+_raw = attribute(
+    torch.autograd.profiler.profile, "kineto_results", lost="what a step really does cannot be observed"
+)
+
+
+def in_backward() -> bool:
+    """Does the backward pass run what calls this?"""
+    return _graph_task() != -1
+
+
+def sharing_versions() -> Any:
+    """A context in which a detached tensor counts changes in place together with its original."""
+    return _excluding(_IN_PLACE_OR_VIEW, False)
+
+
+def attention_operators() -> list[Any]:
+    """The kernels of scaled dot product attention; one that a release lacks is never seen to run."""
+    found = (getattr(torch.ops.aten, name, None) for name in _ATTENTION)
+    return [operator.default for operator in found if operator is not None]
+
+
+def entered() -> dict[str, Any]:
+    """What is entered in this thread and sees operators: by what it is."""
+    return {
+        "hooks of saved tensors": _saved_tensors_hooks(True),
+        "function modes": _function_modes(),
+        "dispatch modes": _dispatch_modes(),
+    }
+
+
+def raw_events(profiler: torch.profiler.profile) -> list[Any]:
+    """A profile's events as they were recorded: names, times, bytes and the dtypes of inputs.
+
+    The public ones have no dtypes, and building their tree takes long.
+    """
+    events: list[Any] = _raw(profiler.profiler).events()
+    return events

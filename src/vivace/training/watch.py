@@ -1,0 +1,56 @@
+"""Who may stand around the steps of a run and look at them; `vivace.watching` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from vivace.plan import Plan
+from vivace.session.session import Session
+from vivace.training.checkpoints import Position
+from vivace.training.progress import Progress
+
+
+class Watch(Protocol):
+    """Stands around every step of a run, and changes no number of it."""
+
+    @property
+    def seconds(self) -> float:
+        """What it has taken of the run so far."""
+
+    def begin(self, progress: Progress, total_steps: int | None) -> None:
+        """The run begins, with so many steps in this process where that is known."""
+
+    def step(self, session: Session, position: Position, batch: Any, take: Callable[[Any], Any]) -> Any:
+        """What ``take(batch)``, the run's next step, returns. Raises Broken where it must not stand."""
+
+    def to_dict(self) -> dict[str, Any] | None:
+        """What it saw, for the run's record; None where it had nothing to look at."""
+
+
+class Broken(Exception):
+    """A step broke the plan's promise, and the session is again as it was before that step.
+
+    The message says how. `plan` is the one under which to take the step again; None: the run stops.
+    `facts` are for the checkpoint of the state before the step.
+    """
+
+    def __init__(self, text: str, plan: Plan | None, facts: dict[str, Any]) -> None:
+        super().__init__(text)
+        self.plan, self.facts = plan, facts
+
+
+class Unwatched:
+    """Looks at nothing."""
+
+    seconds = 0.0
+
+    def begin(self, progress: Progress, total_steps: int | None) -> None:
+        """Nothing to do."""
+
+    def step(self, session: Session, position: Position, batch: Any, take: Callable[[Any], Any]) -> Any:
+        """Just the step."""
+        return take(batch)
+
+    def to_dict(self) -> None:
+        """Nothing was seen."""

@@ -1,0 +1,162 @@
+"""How long things take: the budget's words, and the one model of what a search's parts cost."""
+
+from __future__ import annotations
+
+import re
+import statistics
+
+from vivace.errors import InputError
+from vivace.ledger import Trial
+from vivace.measuring.paired import BLOCK_SECONDS
+from vivace.plan import Plan
+from vivace.tuning.requests import Answer
+from vivace.verifying.verdict import Verdict
+from vivace.words import count, duration
+
+BUDGETS = {"fast": 120.0, "balanced": 600.0, "max": 3600.0}
+UNITS = {"": 1.0, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
+SHARE = 0.1  # of the whole training: what `auto` spends at most
+LEAST_SECONDS = 60.0  # in which one plan can be found, verified and confirmed
+
+COMPILING_SECONDS = 20.0  # of a warm-up that was never seen
+PATIENCE_SECONDS = 20.0  # before a process counts as hanging, however little time is left
+TIMING_SECONDS = 6.0  # of a comparison that was never seen
+LONGEST_COMPARISON = 15.0  # what stays undecided then differs by less than the winner's confirmation
+LONGEST_ROUND = 10.0  # of a confirmation: the spread between processes is the larger part of the interval
+ROUNDS = 3  # the least that an interval across processes needs
+
+
+def parse_budget(budget: str | float) -> float | None:
+    """Seconds of a budget's word, number or time such as ``5m``; None of ``auto``. Raises InputError."""
+    if budget == "auto":
+        return None
+    if isinstance(budget, str) and budget in BUDGETS:
+        return BUDGETS[budget]
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-z]*)\s*", str(budget).lower())
+    seconds = float(match[1]) * UNITS[match[2]] if match and match[2] in UNITS else 0.0
+    if not 5 <= seconds < float("inf"):
+        raise InputError(
+            f"the budget is {budget!r}; it must be fast, balanced, max, auto, a time such as 5m, or seconds "
+            "from 5 on"
+        )
+    return seconds
+
+
+def check_runs(runs: int, budget: str | float) -> None:
+    """Raises InputError where `runs` cannot be, or the budget does not ask for them."""
+    if runs < 1:
+        raise InputError(f"runs is {runs}; it must be 1 or more")
+    if runs > 1 and budget != "auto":
+        raise InputError(f"runs is {runs}; it counts for the budget auto only, not for {budget}")
+
+
+def auto_budget(steps: int | None, step_seconds: float, runs: int) -> float:
+    """Seconds that `runs` trainings of so many steps are worth: a tenth of their length, up to an hour; ten
+    minutes where that is not known.
+    """
+    return BUDGETS["balanced"] if steps is None else min(BUDGETS["max"], SHARE * runs * steps * step_seconds)
+
+
+def too_short(steps: int, step_seconds: float, runs: int) -> str:
+    """Why tuning is not worth its time, where a tenth of the trainings is less than it needs at least."""
+    one = f"{count(steps, 'step')} of {duration(step_seconds)}"
+    repeated = f", {count(runs, 'time')}" if runs > 1 else ""
+    return (
+        f"This training takes {duration(steps * step_seconds)} ({one}){repeated}, and tuning at least "
+        f"{duration(LEAST_SECONDS)}: that is more than a tenth of it; give --runs where you train it more "
+        "often, or a --budget such as 2m"
+    )
+
+
+class Times:
+    """What the parts of a search take, in seconds: guessed from the reference, then learned from answers.
+
+    Args:
+        budget_seconds: of the whole tuning.
+        step_seconds: of the reference.
+        opening_seconds: that the reference's process took until it was warm.
+    """
+
+    def __init__(self, budget_seconds: float, step_seconds: float, opening_seconds: float) -> None:
+        self.budget_seconds, self.step_seconds = budget_seconds, step_seconds
+        self._opening_seconds = opening_seconds
+        self._openings: list[float] = []
+        self._timings: list[float] = []
+        self._rounds: list[float] = []
+        self._verifications: list[float] = []
+        self._warmups: dict[Plan, float] = {}
+
+    def learn(self, answer: Answer) -> None:
+        """Take over how long something took."""
+        if isinstance(answer, Verdict):
+            if answer.metric is None:  # which whole trainings may have gone into
+                self._verifications.append(answer.seconds)
+        elif isinstance(answer, Trial) and answer.status == "measured":
+            if answer.role == "confirmation":
+                self._rounds.append(answer.seconds / answer.rounds)
+                return
+            warmup = answer.warmup_seconds or 0.0
+            timed = sum(max(BLOCK_SECONDS, a) + max(BLOCK_SECONDS, b) for a, b in answer.pairs)
+            timed = min(timed, answer.seconds)
+            self._warmups[Plan.from_dict(answer.techniques)] = warmup
+            self._timings.append(timed)
+            self._openings.append(max(0.0, answer.seconds - timed - warmup))
+
+    @property
+    def opening(self) -> float:
+        """A new process with a plan open in it, less what the plan needs to warm up."""
+        return statistics.median(self._openings) if self._openings else self._opening_seconds
+
+    def warmup(self, plan: Plan) -> float:
+        """Of a plan; where it was not seen yet, the longest of those that compile alike."""
+        if plan in self._warmups:
+            return self._warmups[plan]
+        slow = {technique for technique in plan.techniques if technique.card.compiles}
+        alike = [seconds for other, seconds in self._warmups.items() if slow & set(other.techniques)]
+        return max(alike, default=COMPILING_SECONDS) if slow else 0.0
+
+    def start(self, plan: Plan) -> float:
+        """Until a plan can be timed."""
+        return self.opening + self.warmup(plan)
+
+    def trial(self, plan: Plan) -> float:
+        """One whole trial of a plan."""
+        return self.start(plan) + (statistics.median(self._timings) if self._timings else TIMING_SECONDS)
+
+    def limit(self, plan: Plan, left: float) -> float:
+        """The most that a trial may take: half of the time left, or all of it for what compiles."""
+        slow = any(technique.card.compiles for technique in plan.techniques)
+        return max(PATIENCE_SECONDS, left if slow else 0.5 * left)
+
+    def comparing(self, plan: Plan, left: float) -> float:
+        """The most that a trial's timing may take: a tenth of the time left, within bounds."""
+        enough = max(LONGEST_COMPARISON, 30 * self.step_seconds)
+        wanted = max(TIMING_SECONDS, min(0.1 * left, enough))
+        return max(2.0, min(wanted, left - self.start(plan)))
+
+    def baselines(self) -> tuple[float, float]:
+        """One further baseline: in all, and its timing."""
+        timing = max(2.0, 0.05 * self.budget_seconds - self.opening)
+        return self.opening + timing, timing
+
+    def ruling(self) -> float:
+        """What the ruler is given for a plan."""
+        return min(0.3 * self.budget_seconds, 6 + 300 * self.step_seconds)
+
+    def verification(self) -> float:
+        """Of one plan, the reference's own run included."""
+        return max(self._verifications, default=self.ruling())
+
+    def round(self, left: float) -> float:
+        """The timing of one pair of processes of a confirmation."""
+        return min(max(4.0, left / 5), max(LONGEST_ROUND, 20 * self.step_seconds))
+
+    def confirmation(self) -> float:
+        """Of a plan that warms up at once."""
+        one = max(self._rounds, default=2 * self.opening + max(4.0, 10 * self.step_seconds))
+        return ROUNDS * one
+
+    def settling(self, plan: Plan) -> float:
+        """To verify and confirm a plan, which warms up again in each round: what is kept for that."""
+        base = min(0.45 * self.budget_seconds, self.verification() + self.confirmation())
+        return base + ROUNDS * self.warmup(plan)

@@ -1,0 +1,3 @@
+"""`vivace.train`: a training whose steps are watched while it runs."""
+
+from vivace.watching.watched import train as train

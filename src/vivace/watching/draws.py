@@ -1,0 +1,112 @@
+"""The random numbers of a step, kept and handed to its repetition.
+
+A plan may draw in another order than the reference: dropout on channels-last tensors goes through memory,
+pieces of a batch draw one after the other, and 16-bit numbers come from other bits of the stream. Which
+elements a mask leaves out is no property of the model. So the masks of the real step are kept, as they come,
+and the repetition under the reference uses the same ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from vivace.torch_internals.tensors import TorchDispatchMode, schema_of
+from vivace.verifying.tap import random_state, recomputing
+
+FUSED_DROPOUT = "native_dropout"  # gives its input, partly zero, and the mask
+
+
+class Unlike(Exception):
+    """The repetition does not draw what the real step drew; the message says how."""
+
+
+class Kept(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While a step runs, keeps what its random operators draw, piece by piece of the batch.
+
+    The step computes what it would without. `hidden` names an operator that draws inside of its kernel: what
+    that drew cannot be handed on.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.pieces: list[list[torch.Tensor]] = [[]]
+        self.hidden = ""
+        self._begun = False
+
+    def begin_piece(self) -> None:
+        """Another forward pass begins."""
+        if self._begun:
+            self.pieces.append([])
+        self._begun = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one operator, and keep what it drew."""
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        before = _state(kwargs)
+        found = func(*args, **kwargs)
+        if recomputing() or torch.equal(before, _state(kwargs)):
+            return found
+        drawn = found[1] if _name(func) == FUSED_DROPOUT else found
+        if isinstance(drawn, torch.Tensor):
+            self.pieces[-1].append(drawn.detach().clone(memory_format=torch.contiguous_format))
+        else:
+            self.hidden = f"{_name(func)}, inside of its kernel"
+        return found
+
+    @property
+    def num_drawn(self) -> int:
+        """How many times the step drew."""
+        return sum(map(len, self.pieces))
+
+
+class Handed(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While a step is repeated, random operators give what the real step's `pieces` drew.
+
+    Raises Unlike where there is nothing of the right shape left for one.
+    """
+
+    def __init__(self, pieces: list[list[torch.Tensor]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.pieces = pieces
+        self.num_drawn = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one operator; one that draws gives what the real step's gave."""
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags or recomputing():
+            return func(*args, **kwargs)
+        before = _state(kwargs)
+        found = func(*args, **kwargs)
+        if torch.equal(before, _state(kwargs)):
+            return found
+        if _name(func) == FUSED_DROPOUT:
+            values, share = args[0], args[1]
+            mask = self._next(found[1])
+            return values * mask * (1.0 / (1.0 - share)), found[1].copy_(mask)
+        if not isinstance(found, torch.Tensor):
+            raise Unlike(f"{_name(func)} draws inside of its kernel")
+        return found.copy_(self._next(found))
+
+    def _next(self, like: torch.Tensor) -> torch.Tensor:
+        index, self.num_drawn = self.num_drawn, self.num_drawn + 1
+        if any(index >= len(piece) for piece in self.pieces):
+            raise Unlike("the plan draws fewer random numbers")
+        drawn = [piece[index] for piece in self.pieces]
+        joined = drawn[0] if len(drawn) == 1 else torch.cat(drawn) if drawn[0].dim() else None
+        if joined is None or joined.shape != like.shape:
+            raise Unlike("the plan draws random numbers of other shapes")
+        return joined
+
+
+def _state(named: dict[str, Any]) -> torch.Tensor:
+    """Of the stream that an operator with these arguments draws from."""
+    own = named.get("generator")
+    return random_state() if own is None else own.get_state()
+
+
+def _name(func: Any) -> str:
+    return str(schema_of(func).name).removeprefix("aten::")

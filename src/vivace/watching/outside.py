@@ -1,0 +1,169 @@
+"""What a job keeps in Python, outside of its weights and buffers: counters, temperatures, running means.
+
+A repeated step must begin with what the real one began with, and leave the person's own as the real one left
+it. Looked at are the variables that the job's functions hold or name, the objects and small containers in
+them, and attributes of modules. What cannot be copied (a generator, an open file) is not looked at.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import sysconfig
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+
+from vivace.job import Job
+
+MOST_ENTRIES = 1000
+MOST_NUMBERS = 2**18  # of a tensor
+MOST_LOOKED_AT = 2000  # objects
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_NOT_STATE = (nn.Module, torch.optim.Optimizer, torch.utils.data.Dataset, torch.utils.data.DataLoader)
+_PACKAGES = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+Attributes = dict[tuple[int, str, str], Any]
+
+
+class Outside:
+    """The Python state that a job's functions reach, as it is now; `put_back` lets it be so again."""
+
+    def __init__(self, job: Job) -> None:
+        self._seen: set[int] = set()
+        self._cells: list[tuple[Any, Any]] = []
+        self._spaces: list[tuple[dict[str, Any], dict[str, Any]]] = []  # some names of each
+        self._containers: list[tuple[Any, Any]] = []
+        self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._streams: list[tuple[Callable[[Any], Any], Any]] = []
+        for function in (job.loss, job.on_gradients):
+            self._look(function)
+
+    def put_back(self) -> None:
+        """Let all be as it was when this was made."""
+        for cell, value in self._cells:
+            cell.cell_contents = value
+        for space, values in self._spaces:
+            space.update(values)
+        for container, copy in self._containers:
+            container.clear()
+            container.update(copy) if isinstance(container, (dict, set)) else container.extend(copy)
+        for set_state, state in self._streams:
+            set_state(state)
+        with torch.no_grad():
+            for tensor, copy in self._tensors:
+                if not torch.equal(tensor, copy):
+                    tensor.copy_(copy)
+
+    def _look(self, value: Any) -> None:
+        if isinstance(value, (*_PLAIN, *_NOT_STATE, types.ModuleType)) or id(value) in self._seen:
+            return
+        if len(self._seen) >= MOST_LOOKED_AT:
+            return
+        self._seen.add(id(value))
+        if isinstance(value, torch.Generator):
+            self._streams.append((value.set_state, value.get_state()))
+        elif isinstance(value, random.Random):
+            self._streams.append((value.setstate, value.getstate()))
+        elif isinstance(value, numpy.random.Generator):
+            stream: Any = value.bit_generator
+            self._streams.append((partial(setattr, stream, "state"), stream.state))
+        else:
+            self._look_inside(value)
+
+    def _look_inside(self, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            fixed = isinstance(value, nn.Parameter) or value.is_inference()
+            if value.numel() <= MOST_NUMBERS and not fixed:
+                self._tensors.append((value, value.detach().clone()))
+        elif isinstance(value, partial):
+            self._look_at_all((value.func, value.args, value.keywords))
+        elif isinstance(value, types.MethodType):
+            self._look_at_all((value.__self__, value.__func__))
+        elif isinstance(value, types.FunctionType):
+            self._look_at_function(value)
+        elif isinstance(value, (dict, list, set, deque)):
+            if len(value) <= MOST_ENTRIES:
+                self._containers.append((value, value.copy()))
+                self._look_at_all(value.values() if isinstance(value, dict) else value)
+        elif isinstance(value, tuple):
+            self._look_at_all(value)
+        elif not isinstance(value, type) and not _of_library(type(value).__module__):
+            space = getattr(value, "__dict__", {})
+            self._spaces.append((space, dict(space)))
+            self._look_at_all(space.values())
+            self._look(vars(type(value)).get("__call__"))
+
+    def _look_at_all(self, values: Any) -> None:
+        for value in list(values)[:MOST_ENTRIES]:
+            self._look(value)
+
+    def _look_at_function(self, function: types.FunctionType) -> None:
+        if _of_library(function.__module__ or ""):
+            return
+        for cell in function.__closure__ or ():
+            try:
+                value = cell.cell_contents
+            except ValueError:  # not set yet
+                continue
+            self._cells.append((cell, value))
+            self._look(value)
+        names, space = set(_names(function.__code__)), function.__globals__
+        found = {name: space[name] for name in names if name in space}
+        self._spaces.append(
+            (space, {k: v for k, v in found.items() if isinstance(v, (*_PLAIN, torch.Tensor))})
+        )
+        self._look_at_all(found.values())
+        self._look_at_all((function.__defaults__ or (), function.__kwdefaults__ or {}, vars(function)))
+
+
+def attributes(models: list[nn.Module]) -> Attributes:
+    """Plain values and tensors that modules keep beside weights and buffers, by model, module and name."""
+    found: Attributes = {}
+    for index, model in enumerate(models):
+        for name, module in model.named_modules():
+            for key, value in vars(module).items():
+                if isinstance(value, torch.Tensor) and value.numel() <= MOST_NUMBERS:
+                    found[index, name, key] = value.detach().clone()
+                elif isinstance(value, _PLAIN) and not key.startswith("_") and key != "training":
+                    found[index, name, key] = value
+    return found
+
+
+def changed(now: Attributes, before: Attributes) -> Iterator[tuple[int, str, str]]:
+    """Which attributes differ."""
+    for key in now.keys() | before.keys():
+        mine, theirs = now.get(key), before.get(key)
+        if isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor):
+            if mine.shape != theirs.shape or not torch.equal(mine, theirs):
+                yield key
+        elif type(mine) is not type(theirs) or mine != theirs:
+            yield key
+
+
+def assign(models: list[nn.Module], values: Attributes) -> None:
+    """Give modules these attributes."""
+    for (index, name, key), value in values.items():
+        copy = value.clone() if isinstance(value, torch.Tensor) else value
+        vars(models[index].get_submodule(name))[key] = copy
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """All names that a function's code looks up, functions inside of it included."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _of_library(module: str) -> bool:
+    top = module.partition(".")[0]
+    if top in ("", "vivace") or top in sys.stdlib_module_names - {"__main__"}:
+        return True
+    file = getattr(sys.modules.get(top), "__file__", None) or ""
+    return file.startswith(_PACKAGES)

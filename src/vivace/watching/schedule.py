@@ -1,0 +1,123 @@
+"""Which steps are watched, and what the watching may cost."""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections.abc import Callable, Hashable
+
+# Numbers with more divisors than all smaller ones: what happens every so many steps meets them soonest.
+INTERVALS = (
+    *(1, 2, 4, 6, 12, 24, 36, 48, 60, 120, 180, 240, 360, 720, 840, 1260, 1680, 2520, 5040, 7560, 10080),
+    *(15120, 20160, 25200, 27720, 45360, 50400, 55440, 83160, 110880, 166320, 221760),
+)
+EVENTS_SHARE = 0.5  # of what may be spent: the rest is for the regular steps
+
+
+class Schedule:
+    """Says which steps of a run to watch, so that watching takes at most `share` of the run's time.
+
+    Watched are the first step, the first of an epoch (after an evaluation, with new settings), the last of
+    one, the first of each batch shape, and regular ones at an interval that follows from what a watched step
+    costs. Only the first is watched whatever it costs. Of a run whose length is known, half of what may be
+    spent is there from the beginning.
+
+    Args:
+        share: of the run's time.
+        total_steps: of this process, where known.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, share: float, total_steps: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.share, self.total_steps, self.clock = share, total_steps, clock
+        self.began = self.first_ended = clock()
+        self.spent = self.spent_on_events = 0.0
+        self.cost: float | None = None  # seconds, of a watched step
+        self.steps = 0  # begun so far
+        self._spent_on_first = 0.0
+        self._interval: int | None = None
+        self._phase = 0
+        self._last_index = -1  # of the step before, in its epoch
+        self._end: int | None = None  # the last index of an epoch
+        self._shapes: set[Hashable] = set()
+        self._again = True
+
+    def again(self) -> None:
+        """Watch the next step, whatever it costs: the run goes on in another way."""
+        self._again = True
+
+    def due(self, step: int, batch_index: int, shape: Hashable) -> str:
+        """Why to watch a step, its number in the run counted from 1; empty where it is left out."""
+        self.steps += 1
+        if self.steps == 2:
+            self.first_ended, self._spent_on_first = self.clock(), self.spent
+        if batch_index == 0 and self._last_index >= 0:
+            self._end = self._last_index
+        self._last_index = batch_index
+        why = self._why(step, batch_index, shape)
+        if why:
+            self._shapes.add(shape)
+        return why
+
+    def _why(self, step: int, batch_index: int, shape: Hashable) -> str:
+        if self._again:
+            self._again = False
+            return "the first"
+        if self.steps & (self.steps - 1) == 0:
+            self._interval = self._affordable_interval()
+        interval = self._interval
+        if interval is not None and step % interval == self._phase % interval and self._can_afford():
+            self._phase = 1 - self._phase  # what counts from 0 is met, too
+            return "regular"
+        last = batch_index == self._end
+        if (batch_index == 0 or last or shape not in self._shapes) and self._can_afford(event=True):
+            return "an epoch begins" if batch_index == 0 else "an epoch ends" if last else "a new shape"
+        return ""
+
+    def watched(self, seconds: float, cause: str) -> None:
+        """Account for a watched step that took `seconds` more than a plain one."""
+        self.spent += seconds
+        self.spent_on_events += 0.0 if cause == "regular" else seconds
+        # The first one has to find out more, and takes about three times as long.
+        self.cost = seconds / 3 if self.cost is None else 0.5 * (self.cost + seconds)
+        self._interval = self._affordable_interval()
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Of a step with all that belongs to a run, but not its watching; unknown at first."""
+        if self.steps < 3:
+            return None
+        watching = self.spent - self._spent_on_first
+        return max(1e-9, (self.clock() - self.first_ended - watching) / (self.steps - 2))
+
+    @property
+    def cost_share(self) -> float:
+        """What watching has taken of the run's time so far."""
+        return self.spent / max(1e-9, self.clock() - self.began)
+
+    def _allowance(self) -> float:
+        """Seconds that may have been spent by now."""
+        elapsed, step = self.clock() - self.began, self.step_seconds
+        if self.total_steps is None or step is None:
+            return self.share * elapsed
+        return self.share * (elapsed + 0.5 * step * max(0, self.total_steps - self.steps))
+
+    def _can_afford(self, event: bool = False) -> bool:
+        cost, allowed = self.cost or 0.0, self._allowance()
+        if event and self.spent_on_events + cost > EVENTS_SHARE * allowed:
+            return False
+        return self.spent + cost <= allowed
+
+    def _affordable_interval(self) -> int | None:
+        step, cost = self.step_seconds, self.cost
+        if step is None or cost is None:
+            return None
+        wanted = cost / (self.share * step)
+        if self.total_steps is not None:
+            left = max(1, self.total_steps - self.steps)
+            rest = self.share * (self.clock() - self.began + step * left) - self.spent
+            wanted = left * cost / rest if rest > 0 else float("inf")
+        index = bisect.bisect_left(INTERVALS, wanted)
+        return INTERVALS[index] if index < len(INTERVALS) else None

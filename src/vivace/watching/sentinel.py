@@ -1,0 +1,410 @@
+"""The sentinel: while a run trains under a plan, steps are repeated under the reference and compared.
+
+`verify` proves a plan in a rehearsal. This proves it in the run itself, for what begins late, comes rarely,
+or waits for an evaluation, another epoch or a resumed run.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, Literal
+
+import torch
+
+from vivace import words
+from vivace.errors import ran_out_of_memory
+from vivace.job import Job
+from vivace.machine import Machine
+from vivace.plan import Plan
+from vivace.session.session import Session
+from vivace.technique import Numerics
+from vivace.tensors import randomness
+from vivace.tensors.trees import tensors
+from vivace.training.checkpoints import Position
+from vivace.training.progress import Progress
+from vivace.training.watch import Broken
+from vivace.verifying.displacement import Outcome, State, Tensors, different_states, distances, resolution
+from vivace.verifying.facts import Facts, difference, facts_of_session
+from vivace.verifying.figures import Measure
+from vivace.verifying.halves import Place
+from vivace.verifying.judgement import LIMIT
+from vivace.verifying.ruler import FINEST_ROUNDOFF
+from vivace.verifying.shadow import Rounding
+from vivace.watching.draws import Handed, Kept, Unlike
+from vivace.watching.findings import MOST_SHADOWS, STEP_LIMIT, Envelopes, Finding, judged
+from vivace.watching.outside import Outside, assign
+from vivace.watching.schedule import Schedule
+from vivace.watching.twin import Before, Seen, Twin, free, named, outcome_of, placing, seen
+
+NO_PLAN = "the run has no plan"
+OnBroken = Literal["stop", "fallback", "ignore"]
+FIRST_SHADOWS = 3
+SHADOW_EVERY = 4  # watched steps, once as many shadows are known as are kept
+NO_DRAWS = "the plan draws no random numbers where the job draws some: dropout or noise is off"
+CONFIRMED_BY = 5  # steps one after the other, where none proves a fault alone
+BY_SCHEDULERS = ("lr", "momentum", "betas")  # what torch's own change in a group of the optimizer
+
+
+class Sentinel:
+    """Watches the run of a job under a plan (see `vivace.training.watch.Watch`).
+
+    Args:
+        job, plan, machine, seed, ranks: of the run.
+        on_broken: `stop` the run before the broken step, `fallback` to the reference from there on, or
+            `ignore` it and only write it down.
+        share: what watching may take of the run's time.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        plan: Plan,
+        machine: Machine,
+        *,
+        seed: int,
+        ranks: int,
+        on_broken: OnBroken,
+        share: float,
+    ) -> None:
+        self.job, self.on_broken = job, on_broken
+        self.schedule = Schedule(share)
+        self.twin: Twin | None = None
+        self.session: Session | None = None
+        self.progress: Progress | None = None
+        self.why_not = ""
+        self.watched = self.shadow_seed = 0
+        self.worst = Finding(True)
+        self.worst_step = 0
+        self.last_kept: int | None = None
+        self.broken_steps: list[int] = []
+        self.suspected: list[int] = []  # the last steps, one after the other
+        self.envelopes = Envelopes()
+        self.halves: dict[Place, list[bool]] | None = None
+        self.settings: Facts | None = None
+        began = time.monotonic()
+        if not plan.techniques:
+            self.why_not = NO_PLAN
+        elif job.step is not None:
+            self.why_not = "your own step function may do anything, and cannot be repeated"
+        elif ranks > 1:
+            self.why_not = "several ranks train together, and each sees a part of the batch"
+        elif plan.promise == Numerics.SEMANTICS:
+            self.why_not = "the plan changes the method"
+        else:
+            self._attempt(lambda: setattr(self, "twin", Twin(job, machine, seed)))
+        self.setup_seconds = time.monotonic() - began
+
+    @property
+    def seconds(self) -> float:
+        """What watching has taken of the run so far."""
+        return self.schedule.spent
+
+    def begin(self, progress: Progress, total_steps: int | None) -> None:
+        """The run begins."""
+        self.progress = progress
+        self.schedule = Schedule(self.schedule.share, total_steps)
+        self.schedule.spent = self.setup_seconds
+        self.schedule.began -= self.setup_seconds
+        if self.why_not and self.why_not != NO_PLAN:
+            progress.tell("unwatched", text=f"not watched: {self.why_not}")
+
+    def step(self, session: Session, position: Position, batch: Any, take: Callable[[Any], Any]) -> Any:
+        """The step as it is, and where it is due a look at it. Raises Broken (see there)."""
+        if self.twin is None:
+            return take(batch)
+        if session is not self.session:
+            self._meet(session)
+        shape = tuple(tensor.shape for tensor in tensors(batch))
+        why = self.schedule.due(position.step + 1, position.batch, shape)
+        if not why or self.twin is None:
+            return take(batch)
+        return self._watched_step(session, position, batch, take, why)
+
+    def to_dict(self) -> dict[str, Any] | None:
+        """What was seen; None where there was no plan to watch."""
+        if self.why_not == NO_PLAN:
+            return None
+        return {
+            "steps": self.watched,
+            "kept": not self.broken_steps if self.watched else None,
+            "worst": self.worst.score if math.isfinite(self.worst.score) else None,
+            "limit": STEP_LIMIT,
+            "worst_figure": self.worst.figure,
+            "worst_step": self.worst_step,
+            "broken_steps": self.broken_steps,
+            "not_watched": self.why_not,
+            "share": self.schedule.cost_share,
+            "seconds": self.schedule.spent,
+            "sentence": self.sentence(),
+        }
+
+    def sentence(self) -> str:
+        """What was seen, for a person."""
+        if not self.watched:
+            return f"not watched: {self.why_not or 'no step was due'}"
+        steps, cost = words.count(self.watched, "step"), words.percent(self.schedule.cost_share)
+        if self.broken_steps:
+            listed = ", ".join(map(str, self.broken_steps[:3]))
+            more = f" and {len(self.broken_steps) - 3} more" if len(self.broken_steps) > 3 else ""
+            found = f"not the same model at {listed}{more}"
+        else:
+            found = f"same model; worst {self.worst.score:.1f} of {STEP_LIMIT:.0f}"
+            found += ", in single steps" if self.worst.score > STEP_LIMIT else ""
+        ended = f"; then no more, because {self.why_not}" if self.why_not else ""
+        return f"watched {steps}: {found}; watching cost {cost}{ended}"
+
+    def _meet(self, session: Session) -> None:
+        """Another session: the run begins, or goes on under another plan."""
+        self.session = session
+        self.envelopes, self.halves = Envelopes(), None
+        self.schedule.again()
+        assert self.twin is not None
+        if not session.plan.techniques:
+            self._end("the run goes on under the reference")
+        elif session.promise == Numerics.SEMANTICS:
+            self._end(f"the plan changes the method ({'; '.join(session.build.declared)})".replace(" ()", ""))
+        elif self.twin.is_part_of(session):
+            self._end("the Job's model() returns one and the same model each time")
+
+    def _end(self, reason: str) -> None:
+        """Watch no more, told once."""
+        self.why_not, self.twin = reason, None
+        if self.progress is not None:
+            self.progress.tell("unwatched", text=f"not watched: {reason}")
+
+    def _attempt(self, function: Callable[[], Any]) -> Any:
+        """What `function` gives; None where it fails, for then the training goes on unwatched."""
+        try:
+            return function()
+        except Unlike as unlike:
+            self._end(str(unlike))
+        except Exception as error:
+            if ran_out_of_memory(error):
+                traceback.clear_frames(error.__traceback__)  # they hold tensors
+                self._end("the memory does not hold the model a second time")
+                free()
+            else:
+                text = (str(error).strip() or "no reason given").splitlines()[0]
+                self._end(f"repeating a step failed: {type(error).__name__}: {text}")
+        return None
+
+    def _watched_step(
+        self, session: Session, position: Position, batch: Any, take: Callable[[Any], Any], why: str
+    ) -> Any:
+        clock, device = time.perf_counter, session.build.device
+        begin = clock()
+        before = self._attempt(lambda: Before.of(session, self.job, position.step))
+        if before is None:
+            return take(batch)
+        skipped = session.build.facts.skipped_steps
+        skipped_before = None if skipped is None else int(skipped)
+        kept = None if _is_blind(session.plan) else Kept()
+        usual, prepared = self.schedule.step_seconds, clock()
+        looking = seen(session, kept.begin_piece if kept else lambda: None)
+        with looking as found, placing(session, found), kept or nullcontext():
+            loss = take(batch)
+        value, ended = float(torch.as_tensor(loss).detach()) if loss is not None else None, clock()
+        if value is None:
+            return loss
+        after, outside = randomness.capture(device), self._attempt(lambda: Outside(self.job))
+        try:
+            skips = skipped is not None and int(session.build.facts.skipped_steps or 0) != skipped_before
+            finding = None
+            if outside is not None and not skips:
+                finding = self._attempt(lambda: self._judge(session, before, found, kept, loss, after))
+        finally:
+            randomness.restore(after, device)
+            if outside is not None:
+                self._attempt(outside.put_back)
+        slower = max(0.0, ended - prepared - usual) if usual is not None else 0.0
+        self.schedule.watched(prepared - begin + slower + clock() - ended, why)
+        if finding is not None:
+            self._note(session, position, before, finding, why)
+        return loss
+
+    def _judge(
+        self,
+        session: Session,
+        before: Before,
+        found: Seen,
+        kept: Kept | None,
+        loss: Any,
+        after: dict[str, Any],
+    ) -> Finding | None:
+        """Repeat the step and compare."""
+        twin = self.twin
+        assert twin is not None
+        if found.fault is not None:
+            raise found.fault
+        self._require_comparable(kept, before, after)
+        if self.halves is None:
+            self.halves = twin.halves(session.plan, before, found.batch)
+        mine = outcome_of(loss, State(*named(session)), found.gradients)
+        with twin.entered():
+            silent = kept is not None and not kept.num_drawn
+            try:
+                theirs = self._repeat(before, found, kept)
+            except Unlike:
+                if not silent:
+                    raise
+                fault = difference(found.modules or {}, twin.modules or {}, only_shared=True)
+                return Finding(False, math.inf, "random numbers", fault or NO_DRAWS)
+            self._require_alone(session, after)
+            fault = difference(found.modules or {}, twin.modules or {}, only_shared=True)
+            if fault := fault or self._settings_fault(session, before):
+                return Finding(False, math.inf, "settings", fault)
+            if mine.losses == theirs.losses and not different_states(mine.after, theirs.after):
+                return Finding(True, 0.0, "equal bits")
+            return self._compare(session, before, found, kept, mine, theirs)
+
+    def _compare(
+        self,
+        session: Session,
+        before: Before,
+        found: Seen,
+        kept: Kept | None,
+        mine: Outcome,
+        theirs: Outcome,
+    ) -> Finding:
+        """The step's distances from the reference against those of shadows of this step and earlier ones."""
+        device, snapshot = session.build.device, before.snapshot
+        start = State(_on(device, snapshot.state.parameters), _on(device, snapshot.state.buffers))
+        roundoff = max(session.build.unit_roundoff, FINEST_ROUNDOFF)
+        theirs.gradients = _on(device, theirs.gradients)
+
+        def apart(outcome: Outcome) -> dict[Measure, float]:
+            outcome.gradients = _on(device, outcome.gradients)
+            return distances(outcome, theirs, start, snapshot.decay, 1)
+
+        def shadow() -> dict[Measure, float]:
+            self.shadow_seed += 1
+            noise = Rounding(roundoff, seed=self.shadow_seed, halves=self.halves or {})
+            return apart(self._repeat(before, found, kept, noise))
+
+        figures, smallest = apart(mine), resolution(theirs, start)
+        known = self.envelopes.num
+        more = FIRST_SHADOWS if not known else int(known < MOST_SHADOWS or self.watched % SHADOW_EVERY == 0)
+        for _ in range(more):
+            self.envelopes.add(shadow())
+        finding = judged(figures, self.envelopes, smallest, roundoff)
+        if finding.score <= LIMIT and finding.kept is not None:
+            return finding
+        own = Envelopes()  # so near to the limits, this very step decides
+        for _ in range(MOST_SHADOWS):
+            own.add(shadow())
+        return judged(figures, own, smallest, roundoff)
+
+    def _repeat(
+        self, before: Before, found: Seen, kept: Kept | None, noise: Rounding | None = None
+    ) -> Outcome:
+        assert self.twin is not None
+        if kept is None:
+            return self.twin.run(before, found.batch, noise=noise)
+        handed = Handed(kept.pieces)
+        outcome = self.twin.run(before, found.batch, draws=handed, noise=noise)
+        if handed.num_drawn != len(kept.pieces[0]):
+            raise Unlike("the plan draws more random numbers than the job")
+        return outcome
+
+    def _require_comparable(self, kept: Kept | None, before: Before, after: dict[str, Any]) -> None:
+        if kept is not None and kept.hidden:
+            raise Unlike(f"the job draws random numbers by {kept.hidden}")
+        if kept is None and not _same_streams(before.streams, after, ("torch", "cuda")):
+            raise Unlike("compiled code draws random numbers in an order of its own")
+
+    def _require_alone(self, session: Session, after: dict[str, Any]) -> None:
+        """Raises Unlike where the repetition drew otherwise, or reached into the training itself."""
+        now = randomness.capture(session.build.device)
+        if not _same_streams(now, after, ("python", "numpy")):
+            raise Unlike("the plan draws other random numbers from Python or NumPy")
+        touched = [p for model in session.build.models for p in model.parameters() if p.grad is not None]
+        if touched:
+            for parameter in touched:
+                parameter.grad = None
+            raise Unlike("the loss uses a model of its own, and not the one that it is given")
+
+    def _settings_fault(self, session: Session, before: Before) -> str:
+        """What differs in which weights train, and in how the optimizer updates them.
+
+        What schedulers change is left out, and what the job's own optimizer changes in a step.
+        """
+        twin = self.twin
+        assert twin is not None
+        now, repeated = facts_of_session(session), facts_of_session(twin.session)
+        trained = {name: value for name, value in repeated.items() if name.startswith("requires_grad")}
+        if fault := difference(now, trained, only_shared=True):
+            return fault
+        if self.settings is None:
+            own = {name for name, value in repeated.items() if value != before.settings.get(name)}
+            first = before.settings if before.snapshot.position else twin.settings
+            left_out = (*BY_SCHEDULERS, "requires_grad") if twin.scheduler is not None else ("requires_grad",)
+            self.settings = {k: v for k, v in first.items() if k not in own and not k.startswith(left_out)}
+        schedulers = twin.scheduler if isinstance(twin.scheduler, (list, tuple)) else [twin.scheduler]
+        of_torch = all(s is None or type(s).__module__.startswith("torch.optim") for s in schedulers)
+        return difference(before.settings, self.settings, only_shared=True) if of_torch else ""
+
+    def _note(self, session: Session, position: Position, before: Before, finding: Finding, why: str) -> None:
+        """Write down what was found; raises Broken where the run must not go on so."""
+        step = position.step + 1
+        assert self.progress is not None
+        if finding.kept is None:
+            return
+        self.watched += 1
+        if finding.score >= self.worst.score:
+            self.worst, self.worst_step = finding, step
+        score = finding.score if math.isfinite(finding.score) else None
+        record = {"step": step, "watch_score": score, "watch_figure": finding.figure, "watch_why": why}
+        self.progress.log("watch", record | {"watch_kept": finding.kept})
+        if finding.kept:
+            self.last_kept, self.suspected = step, []
+            return
+        self.suspected.append(step)
+        if not finding.outright and len(self.suspected) < CONFIRMED_BY:
+            self.schedule.again()  # rounding may do that once, but not at every step
+            return
+        self.broken_steps.append(step)
+        text = f"step {step} does not train the same model: {finding.fault} ({self._since()})"
+        if self.on_broken == "ignore":
+            if len(self.broken_steps) == 1:
+                self.progress.notice(f"{text}; the run goes on, as you asked")
+            return
+        assert self.twin is not None
+        moving = self.twin.moving
+        before.put_back(session)
+        assign(
+            session.build.models, {key: before.attributes[key] for key in moving if key in before.attributes}
+        )
+        facts = {"broken_step": step, "last_watched_step": self.last_kept or 0, "broken": finding.fault}
+        plan = Plan() if self.on_broken == "fallback" else None
+        raise Broken(text, plan, facts)
+
+    def _since(self) -> str:
+        """What is known of the steps before a broken one."""
+        earlier = f"step {self.suspected[0]} was suspect already; " if len(self.suspected) > 1 else ""
+        if self.last_kept is None:
+            return f"{earlier}no step before it was watched" if not earlier else earlier.rstrip("; ")
+        return f"{earlier}the last watched step that trained the same model is {self.last_kept}"
+
+
+def _is_blind(plan: Plan) -> bool:
+    """Does the step run code that no dispatch mode sees, or that would be compiled anew under one?"""
+    return any(technique.card.compiles or technique.card.captures for technique in plan.techniques)
+
+
+def _same_streams(mine: dict[str, Any], theirs: dict[str, Any], names: tuple[str, ...]) -> bool:
+    for name in names:
+        ours, others = mine.get(name), theirs.get(name)
+        if isinstance(ours, torch.Tensor) and isinstance(others, torch.Tensor):
+            if not torch.equal(ours, others):
+                return False
+        elif repr(ours) != repr(others):
+            return False
+    return True
+
+
+def _on(device: torch.device, part: Tensors) -> Tensors:
+    return {name: tensor.to(device) for name, tensor in part.items()}

@@ -1,0 +1,244 @@
+"""The twin: the job's own model and optimizer a second time, on which steps are repeated under the reference.
+
+It is built before the training's own, so that names in the person's file that the job's functions set point
+to the model that is trained. Between watched steps it waits on the host and holds no optimizer states.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from vivace.job import Job
+from vivace.machine import Machine
+from vivace.plan import Plan
+from vivace.session.opening import call, reopened, start
+from vivace.session.session import Session
+from vivace.technique import Stage
+from vivace.tensors import randomness
+from vivace.tensors.trees import map_tensors
+from vivace.verifying.displacement import Outcome, State, Tensors
+from vivace.verifying.facts import Facts, facts_of_modules, facts_of_session
+from vivace.verifying.halves import Halves, Place
+from vivace.verifying.states import Snapshot, clone, decay_of, restore
+from vivace.verifying.tap import random_state
+from vivace.watching.outside import Attributes, Outside, assign, attributes, changed
+
+SETTLING_STEPS = 8  # a loss scale halves until it fits
+NO_OUTPUTS = torch.zeros(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Before:
+    """What a step begins with, on the host: states of model, optimizers and techniques, random streams, the
+    settings of the optimizers, and what the job keeps in Python.
+    """
+
+    snapshot: Snapshot
+    kept: dict[str, Any]
+    streams: dict[str, Any]
+    settings: Facts
+    attributes: Attributes
+    outside: Outside
+
+    @classmethod
+    def of(cls, session: Session, job: Job, step: int) -> Before:
+        """Copies of it, after `step` steps."""
+        optimizers = [map_tensors(o.state_dict(), to_host) for o in session.optimizers]
+        state = State(*(_mapped(part, to_host) for part in named(session)))
+        kept = {name: copy.deepcopy(stateful.state_dict()) for name, stateful in session.build.kept.items()}
+        streams = randomness.capture(session.build.device)
+        snapshot = Snapshot(state, optimizers, step, decay_of(session))
+        found = attributes(session.build.models)
+        return cls(snapshot, kept, streams, facts_of_session(session), found, Outside(job))
+
+    def put_back(self, session: Session) -> None:
+        """Let a session be as it was then."""
+        restore(session, self.snapshot)
+        self.outside.put_back()
+        for name, state in self.kept.items():
+            session.build.kept[name].load_state_dict(state)
+        randomness.restore(self.streams, session.build.device)
+
+
+@dataclasses.dataclass
+class Seen:
+    """What a look at a step shows beside its outcome: the placed batch, gradients before the update, and the
+    settings of modules while the loss is computed. `fault` is what went wrong in looking.
+    """
+
+    batch: Any = None
+    gradients: Tensors = dataclasses.field(default_factory=dict)
+    modules: Facts | None = None
+    fault: Exception | None = None
+
+
+class Twin:
+    """Repeats steps of a job. Raises what building a job raises (see `start`)."""
+
+    def __init__(self, job: Job, machine: Machine, seed: int) -> None:
+        self.job = job
+        self.session = start(job, Plan(), machine, seed=seed)
+        self.device = self.session.build.device
+        self.scheduler = call(job, "scheduler", self.session.optimizer) if job.scheduler else None
+        self.settings = facts_of_session(self.session)
+        self.modules: Facts | None = None
+        self.moving: set[tuple[int, str, str]] = set()  # attributes that a step changes
+        self._leave()
+
+    def is_part_of(self, session: Session) -> bool:
+        """Does the job hand out one model again and again?"""
+        own, trained = (
+            {id(t) for m in s.build.models for t in (*m.parameters(), *m.buffers())}
+            for s in (self.session, session)
+        )
+        return bool(own & trained)
+
+    @contextmanager
+    def entered(self, plan: Plan | None = None) -> Iterator[Session]:
+        """Open it under the reference, or under `plan`; then every flag of the process is as before."""
+        for model in self.session.build.models:
+            model.to(self.device)
+        self.session = reopened(self.session, self.job, plan or Plan(), lambda: None)
+        try:
+            yield self.session
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        self.session.close()
+        for optimizer in self.session.optimizers:
+            optimizer.state.clear()
+        for model in self.session.build.models:
+            for parameter in model.parameters():
+                parameter.grad = None
+            if self.device.type == "cuda":
+                model.to("cpu")
+
+    def run(
+        self,
+        before: Before,
+        batch: Any,
+        *,
+        draws: AbstractContextManager[Any] | None = None,
+        noise: AbstractContextManager[Any] | None = None,
+    ) -> Outcome:
+        """The step from `before` on a placed batch, by the session that is open now."""
+        session = self.session
+        restore(session, before.snapshot)
+        before.outside.put_back()
+        models = session.build.models
+        assign(models, {key: before.attributes[key] for key in self.moving if key in before.attributes})
+        attributes_before = attributes(models)
+        randomness.restore(before.streams, self.device)
+        with noise or nullcontext(), draws or nullcontext(), seen(session) as found:
+            try:
+                loss = session.step(clone(batch))
+            finally:
+                self.modules = found.modules
+        self.moving |= set(changed(attributes(models), attributes_before))
+        after = State(*(_mapped(part, torch.Tensor.clone) for part in named(session)))
+        return outcome_of(loss, after, found.gradients)
+
+    def halves(self, plan: Plan, before: Before, batch: Any) -> dict[Place, list[bool]]:
+        """Which results the plan's precision part stores in 16 bits; see `Halves`."""
+        precision = Plan([t for t in plan.techniques if t.card.stage == Stage.PRECISION])
+        if not precision.techniques:
+            return {}
+        with self.entered(precision) as session:
+            for _ in range(SETTLING_STEPS if session.build.kept else 0):
+                self.run(before, batch)
+            noted = Halves()
+            self.run(before, batch, noise=noted)
+        return noted.places()
+
+
+@contextmanager
+def seen(session: Session, begin_piece: Callable[[], None] = lambda: None) -> Iterator[Seen]:
+    """Look at the step that `session` takes inside. `begin_piece` is called before each forward pass."""
+    found = Seen()
+    models = list(enumerate(session.build.models))
+
+    def look(function: Callable[[], None]) -> None:
+        try:
+            function()
+        except Exception as error:  # the step itself must not fail because somebody looks
+            found.fault = error
+
+    def see_modules() -> None:
+        begin_piece()
+        found.modules = found.modules or facts_of_modules(session.build.models)
+
+    def see_gradients() -> None:
+        for index, model in models:
+            for name, parameter in model.named_parameters():
+                if parameter.grad is not None:
+                    found.gradients[f"{index}.{name}"] = to_host(parameter.grad)
+
+    def forward(following: Any, batch: Any) -> Any:
+        look(see_modules)
+        return following(batch)
+
+    def update(following: Any) -> Any:
+        look(see_gradients)
+        return following()
+
+    with session.seams.observed(forward=forward, update=update):
+        yield found
+
+
+@contextmanager
+def placing(session: Session, found: Seen) -> Iterator[None]:
+    """Keep a copy of the batch as the plan places it, in plain memory order, on `found`."""
+
+    def place(following: Any, batch: Any) -> Any:
+        placed = following(batch)
+        try:
+            found.batch = map_tensors(placed, _plain_copy)
+        except Exception as error:
+            found.fault = error
+        return placed
+
+    with session.seams.observed(place=place):
+        yield
+
+
+def outcome_of(loss: Any, after: State, gradients: Tensors) -> Outcome:
+    """What a single step left behind."""
+    value = float(torch.as_tensor(loss).detach())
+    return Outcome([value], after, NO_OUTPUTS, random_state(), drew=False, gradients=gradients)
+
+
+def named(session: Session) -> tuple[Tensors, Tensors]:
+    """The session's own parameters and buffers, by name, as they are."""
+    models = list(enumerate(session.build.models))
+    return (
+        {f"{i}.{name}": p.detach() for i, model in models for name, p in model.named_parameters()},
+        {f"{i}.{name}": b.detach() for i, model in models for name, b in model.named_buffers()},
+    )
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the host, so that watching takes no memory of the device while the step runs."""
+    return tensor.detach().to_dense().to("cpu", copy=True)
+
+
+def free() -> None:
+    """Give back the memory of what is gone."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _plain_copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _mapped(part: Tensors, function: Any) -> Tensors:
+    return {name: function(tensor) for name, tensor in part.items()}

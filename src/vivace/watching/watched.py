@@ -1,0 +1,93 @@
+"""`vivace.train`: trains a Job under a Plan, and watches that the plan keeps its promise in this very run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import get_args
+
+from vivace.errors import InputError
+from vivace.events import OnEvent
+from vivace.job import Job
+from vivace.machine import Machine
+from vivace.plan import Plan
+from vivace.training import training
+from vivace.training.ranks import Ranks
+from vivace.training.training import Run
+from vivace.training.watch import Unwatched, Watch
+from vivace.watching.sentinel import OnBroken, Sentinel
+
+
+def train(
+    job: Job | str,
+    plan: Plan | str | os.PathLike[str] | None = None,
+    *,
+    out: str | os.PathLike[str] = "runs/train",
+    resume: bool = False,
+    restart: bool = False,
+    seed: int = 0,
+    max_steps: int | None = None,
+    checkpoint_every_seconds: float = 600.0,
+    checkpoint_every_steps: int | None = None,
+    on_event: OnEvent | None = None,
+    watch: float = 0.01,
+    on_broken: OnBroken = "stop",
+) -> Run:
+    """Train `job` under `plan` in the run folder `out`, on top of strict fp32.
+
+    Writes plan.toml, metrics.jsonl (epochs counted from 1), tensorboard/, checkpoints/, at the end model.pt
+    (your own `state_dict` keys) and run.json. Ctrl-C, SIGTERM, SIGHUP (a lost terminal) or
+    SIGUSR1 (Slurm) stops after the current step with a checkpoint. Ranks that torchrun starts again resume by
+    themselves.
+
+    Under a plan some steps are watched: repeated from the same state under the reference, and compared. That
+    changes no number of the run.
+
+    Args:
+        job: a Job, or a reference such as ``train.py:job``.
+        plan: how to train, or its file; left out, a resumed run keeps its plan, a new one has none.
+        out: the run folder; new or empty, unless `resume` or `restart`.
+        resume: go on from the newest checkpoint that holds; from zero where there is none yet.
+        restart: delete the folder's checkpoints and train from zero.
+        seed: of the weights, the data order and all randomness.
+        max_steps: stop after so many steps in all, counted over resumed parts too.
+        checkpoint_every_seconds: the most time that a kill can cost.
+        checkpoint_every_steps: write one after each so many steps too.
+        on_event: called with a `vivace.Event` as the run goes on (on rank 0).
+        watch: the share of the run's time that watching may take, the first step apart; 0: watch nothing.
+        on_broken: where a watched step does not train the same model, ``stop`` with a checkpoint of the state
+            before it, ``fallback`` to the reference from there on, or ``ignore`` it and only write it down.
+
+    Raises FolderError, CheckpointError, PlanError, JobError, Refused, Diverged and PromiseBroken, on all
+    ranks alike.
+    """
+    return training.train(
+        job,
+        plan,
+        out=out,
+        resume=resume,
+        restart=restart,
+        seed=seed,
+        max_steps=max_steps,
+        checkpoint_every_seconds=checkpoint_every_seconds,
+        checkpoint_every_steps=checkpoint_every_steps,
+        on_event=on_event,
+        watched_by=_watching(watch, on_broken),
+    )
+
+
+def _watching(share: float, on_broken: OnBroken) -> Callable[[Job, Plan, Machine, int, Ranks], Watch]:
+    """Who makes the sentinel of a run, once that is known."""
+    if on_broken not in get_args(OnBroken):
+        raise InputError(f"on_broken is one of {', '.join(get_args(OnBroken))}, not '{on_broken}'")
+    if not share >= 0:
+        raise InputError(f"watch is a share of the run's time such as 0.01, or 0 for nothing, not {share}")
+
+    def watched_by(job: Job, plan: Plan, machine: Machine, seed: int, ranks: Ranks) -> Watch:
+        if not share:
+            return Unwatched()
+        return Sentinel(
+            job, plan, machine, seed=seed, ranks=ranks.world_size, on_broken=on_broken, share=share
+        )
+
+    return watched_by

@@ -1,0 +1,514 @@
+"""Loops that are led: what is recognised, adopted and taken back, and what is left alone."""
+
+import dataclasses
+import json
+import os
+import time
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from vivace.live import conductor, loop
+from vivace.live.conductor import Conductor
+from vivace.live.errand import Errand
+from vivace.live.hosted import Hosted
+from vivace.live.kept import Kept
+from vivace.live.loop import Loop
+from vivace.live.proof import Proof
+from vivace.plan import Plan
+from vivace.technique import Card, Numerics, Seam, Stage, Technique
+
+
+def same_weights(mine, theirs):
+    pairs = zip(mine.state_dict().values(), theirs.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+class Slow(nn.Module):
+    """Waits unless something tells it not to: what is faster does not hang on a clock."""
+
+    in_a_hurry = False
+
+    def forward(self, inputs):
+        if self.training and not Slow.in_a_hurry:
+            time.sleep(0.02)
+        return inputs
+
+
+@dataclasses.dataclass(frozen=True)
+class Hurry(Technique):
+    """Makes `Slow` quick, and nothing else; with `wrong` also the model's outputs larger."""
+
+    card: ClassVar[Card] = Card(
+        stage=Stage.MODEL, numerics=Numerics.ROUNDING, summary="", source="", unit_roundoff=2.0**-24
+    )
+    name: ClassVar[str] = "hurry"
+
+    wrong: float = 0.0
+    fails_after: int = 10**9
+
+    def apply(self, build):
+        calls = 0
+
+        def quick(following, batch):
+            nonlocal calls
+            calls += 1
+            if calls > self.fails_after:
+                raise ValueError("an operator that this layout has no kernel for")
+            Slow.in_a_hurry = True
+            try:
+                return following(batch) * (1 + self.wrong)
+            finally:
+                Slow.in_a_hurry = False
+
+        build.wrap(Seam.STEP, quick)
+
+
+def train(steps=60, slow=True, seed=0):
+    """A perceptron that draws random numbers, with a clipped gradient."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(Slow() if slow else nn.Identity(), nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU())
+    model.extend([nn.Dropout(0.2), nn.Linear(16, 3)])
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(model(torch.randn(12, 8)), torch.randint(3, (12,))).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return model
+
+
+@pytest.fixture
+def watched(tmp_path, monkeypatch, one_thread):
+    """``watched(train)`` trains under `run` in this process; returns what `train` returned, and the loop."""
+    monkeypatch.setattr(conductor, "PATIENCE", 0.0)
+
+    def run(train, plan=None):
+        loop = Loop(Errand(str(tmp_path), "runs/run", "python train.py", plan))
+        loop.install()
+        try:
+            return train(), loop
+        finally:
+            loop.finish()
+
+    return run
+
+
+@pytest.fixture
+def only(monkeypatch):
+    """``only(technique, ...)``: nothing else is tried."""
+
+    def choose(*techniques):
+        monkeypatch.setattr(conductor, "additions", lambda *_: [[technique] for technique in techniques])
+
+    return choose
+
+
+def document(tmp_path):
+    return json.loads((tmp_path / "run.json").read_text())
+
+
+def test_what_is_faster_and_the_same_is_adopted_and_watched(
+    watched, only, register, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(conductor, "WATCH_STEPS", 10)
+    monkeypatch.setattr(conductor, "OWN_SHARE", 1e9)
+    register(Hurry)
+    only(Hurry())
+    _, loop = watched(lambda: train(120))
+    told = document(tmp_path)
+    assert told["outcome"] == "faster"
+    assert told["ratio"]["low"] > 1.0
+    assert told["plan"] == {"hurry": {}}
+    assert told["watched"] >= 2
+    assert told["worst"] < 8.0
+    assert not loop.problems
+    assert (tmp_path / "plan.toml").is_file()
+    said = capsys.readouterr().err
+    assert "same model: watched" in said
+    assert "vivace run --plan runs/run/plan.toml -- python train.py" in said
+
+
+def test_a_wrong_candidate_never_acts(watched, only, register, tmp_path):
+    register(Hurry)
+    only(Hurry(wrong=0.01))
+    mine, loop = watched(lambda: train(30))
+    assert document(tmp_path)["outcome"] == "not_faster"
+    assert loop.conductor.tried[0]["answer"] == "not_kept"
+    assert same_weights(mine, train(30))
+    assert not (tmp_path / "plan.toml").exists()
+
+
+def test_a_given_plan_is_proven_before_it_acts(watched, register, tmp_path):
+    register(Hurry)
+    watched(lambda: train(60), plan={"hurry": {}})
+    assert document(tmp_path)["outcome"] == "faster"
+    mine, _ = watched(lambda: train(30), plan={"hurry": {"wrong": 0.01}})
+    told = document(tmp_path)
+    assert "the plan is not kept here" in told["reason"]
+    assert same_weights(mine, train(30))
+
+
+def test_a_plan_that_becomes_slower_is_taken_back(watched, only, register, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(conductor, "WATCH_STEPS", 10)
+    monkeypatch.setattr(conductor, "WATCHED_PAIRS", 3)
+    monkeypatch.setattr(conductor, "OWN_SHARE", 1e9)
+    register(Hurry)
+    only(Hurry())
+    wall = conductor.Timing
+
+    def slower(seconds, cpu):  # once it acts, its segments are timed as slow ones
+        late = any(entry["answer"] == "faster" for entry in loops[-1].conductor.tried)
+        acts = loops[-1].conductor._acting is not None
+        return wall(1.0, 1.0) if late and acts else wall(seconds, cpu)
+
+    loops = []
+    original = Conductor.__init__
+
+    def noted(self, loop, *others):
+        loops.append(loop)
+        loop.conductor = self
+        original(self, loop, *others)
+
+    monkeypatch.setattr(Conductor, "__init__", noted)
+    monkeypatch.setattr(conductor, "Timing", slower)
+    watched(lambda: train(400))
+    told = document(tmp_path)
+    assert told["outcome"] == "taken_back"
+    assert "it became slower" in told["reason"]
+    assert "taken back" in capsys.readouterr().err
+    assert not (tmp_path / "plan.toml").exists()
+
+
+def test_a_plan_whose_model_fails_later_is_dropped_and_the_step_goes_on(watched, only, register, tmp_path):
+    register(Hurry)
+    only(Hurry(fails_after=30))
+    _, loop = watched(lambda: train(120))
+    assert "failed under" in document(tmp_path)["reason"]
+    assert loop.num_steps < 120
+    assert loop.guard.off
+
+
+def test_nothing_changes_where_only_exact_plans_may_act(watched, tmp_path):
+    def exact():
+        torch.use_deterministic_algorithms(True)
+        try:
+            return train(400, slow=False), torch.rand(1)
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+    (mine, drawn), loop = watched(exact)
+    theirs, other = exact()
+    assert same_weights(mine, theirs)
+    assert torch.equal(drawn, other)
+    assert {name for entry in loop.conductor.tried for name in entry["plan"]} == {"host_allocator"}
+
+
+def test_the_scripts_own_objects_are_as_they_were(watched, register, only, tmp_path):
+    register(Hurry)
+    only(Hurry())
+    before = (
+        nn.Module.__call__,
+        torch.autograd.backward,
+        torch.compile,
+        nn.Sequential.__dict__.get("__call__"),
+    )
+    model, _ = watched(lambda: train(60))
+    after = nn.Module.__call__, torch.autograd.backward, torch.compile, nn.Sequential.__dict__.get("__call__")
+    assert before == after
+    assert all("forward" not in vars(module) for module in model.modules())
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+def adversarial():
+    torch.manual_seed(0)
+    models = [nn.Linear(4, 4), nn.Linear(4, 1)]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in models]
+    for _ in range(8):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+            models[1](models[0](torch.randn(4, 4))).mean().backward()
+            optimizer.step()
+    return models[0]
+
+
+def linear(step, optimizer=torch.optim.SGD, make=lambda: nn.Linear(4, 2), steps=8):
+    torch.manual_seed(0)
+    model = make()
+    stepping = optimizer(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        step(model, stepping)
+    return model
+
+
+def autocasting(model, optimizer):
+    optimizer.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(torch.randn(4, 4)).float().mean()
+    loss.backward()
+    optimizer.step()
+
+
+def penalized(model, optimizer):
+    optimizer.zero_grad()
+    inputs = torch.randn(4, 4, requires_grad=True)
+    loss = model(inputs).square().mean()
+    (slope,) = torch.autograd.grad(loss, inputs, create_graph=True)
+    (loss + slope.square().mean()).backward()
+    optimizer.step()
+
+
+def twice(model, optimizer):
+    optimizer.zero_grad()
+    (model(torch.randn(4, 4)) - model(torch.randn(4, 4))).square().mean().backward()
+    optimizer.step()
+
+
+def plain(model, optimizer):
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 4)).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+
+def scaling(model, optimizer):
+    scaler = torch.amp.GradScaler("cpu")
+    optimizer.zero_grad()
+    scaler.scale(model(torch.randn(4, 4)).mean()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def hooked():
+    model = nn.Linear(4, 2)
+    model.register_forward_hook(lambda *_: None)
+    return model
+
+
+class Printing(nn.Linear):
+    def forward(self, inputs):
+        print("forward")
+        return super().forward(inputs)
+
+
+class Remembering(nn.Linear):
+    """Its steps cannot be repeated: each differs by what came before, outside of its own state."""
+
+    calls: ClassVar[list[int]] = []
+
+    def forward(self, inputs):
+        self.calls.append(1)
+        return super().forward(inputs) * (1 + 0.1 * len(self.calls))
+
+
+def regularized(model, optimizer):
+    optimizer.zero_grad()
+    (model(torch.randn(4, 4)).square().mean() + model.weight.square().sum()).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("train", "reason"),
+    [
+        (adversarial, "several models"),
+        (lambda: linear(autocasting), "precision itself"),
+        (lambda: linear(scaling), "precision itself"),
+        (lambda: linear(penalized), "differentiates gradients"),
+        (lambda: linear(twice), "calls its model"),
+        (lambda: linear(plain, torch.optim.LBFGS), "LBFGS"),
+        (lambda: linear(plain, make=hooked), "hooks"),
+        (lambda: linear(plain, make=lambda: nn.DataParallel(nn.Linear(4, 2))), "DataParallel"),
+        (lambda: linear(plain, make=lambda: torch.jit.script(nn.Linear(4, 2))), "RecursiveScriptModule"),
+        (lambda: linear(plain, make=lambda: Printing(4, 2), steps=20), "prints"),
+        (lambda: linear(plain, make=lambda: Remembering(4, 2), steps=20), "other gradients"),
+        (lambda: linear(regularized, steps=20), "other gradients"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:FutureWarning")
+def test_what_cannot_be_led_is_left_alone_with_a_sentence(watched, train, reason, capfd):
+    Remembering.calls.clear()
+    mine, loop = watched(train)
+    printed = capfd.readouterr().out
+    assert reason in loop.left_alone
+    assert not loop.problems
+    Remembering.calls.clear()
+    theirs = train()
+    if "other gradients" not in reason:  # a replay leaves its trace where a model remembers outside of itself
+        assert same_weights(mine, theirs)
+    assert capfd.readouterr().out == printed
+
+
+def test_a_compiled_model_is_left_alone_at_once(watched):
+    def compiled():
+        return linear(plain, make=lambda: torch.compile(nn.Linear(4, 2), backend="eager"), steps=3)
+
+    _, loop = watched(compiled)
+    assert "torch.compile" in loop.left_alone
+
+
+PLANTED = [
+    (loop.Seen, "called"),
+    (loop.Seen, "ends_step"),
+    (loop.Loop, "_look"),
+    (Conductor, "__init__"),
+    (Conductor, "called"),
+    (Conductor, "updated"),
+    (Conductor, "_act"),
+    (Conductor, "_answer"),
+    (Conductor, "_search"),
+    (Conductor, "_compare"),
+    (Conductor, "_note"),
+    (Conductor, "_watch"),
+    (Kept, "__init__"),
+    (Kept, "returned"),
+    (Kept, "end"),
+    (Proof, "replay"),
+    (Proof, "judge"),
+    (Hosted, "__init__"),
+    (Hosted, "close"),
+]
+
+
+@pytest.mark.parametrize(("owner", "name"), PLANTED, ids=[f"{o.__name__}.{n}" for o, n in PLANTED])
+def test_a_fault_of_ours_does_not_reach_the_script(watched, only, register, monkeypatch, owner, name, capsys):
+    def fails(*_, **__):
+        raise ZeroDivisionError("planted")
+
+    register(Hurry)
+    only()
+    monkeypatch.setattr(conductor, "WATCH_STEPS", 5)
+    plan = {"hurry": {}} if name in ("_watch", "close") else None
+    monkeypatch.setattr(owner, name, fails)
+    mine, _ = watched(lambda: train(40), plan)
+    said = capsys.readouterr().err
+    assert "planted" in said or "vivace: this run was left as it is" in said
+    if plan is None:
+        assert same_weights(mine, train(40))
+
+
+def test_a_forked_process_trains_as_it_is(watched):
+    def forked():
+        model = train(2, slow=False)
+        child = os.fork()
+        if not child:
+            off = loop_here.guard.off and loop_here._finished
+            os._exit(0 if off else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        return model
+
+    import vivace.live.loop as module
+
+    holder = module.Loop.install
+    loop_here = None
+
+    def install(self):
+        nonlocal loop_here
+        loop_here = self
+        holder(self)
+
+    module.Loop.install = install
+    try:
+        watched(forked)
+    finally:
+        module.Loop.install = holder
+
+
+def test_gradients_accumulated_over_batches_are_one_step(watched, only, register, tmp_path):
+    register(Hurry)
+    only(Hurry())
+
+    def accumulate():
+        torch.manual_seed(0)
+        model = nn.Sequential(Slow(), nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(50):
+            for _ in range(2):
+                (model(torch.randn(4, 4)).square().mean() / 2).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model
+
+    _, loop = watched(accumulate)
+    assert document(tmp_path)["outcome"] == "faster"
+    assert loop.num_steps == 50
+
+
+class Autoencoder(nn.Module):
+    """Returns what it is made of beside what it makes, and one tensor twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.slow, self.encoder, self.decoder = Slow(), nn.Linear(8, 6), nn.Linear(3, 8)
+
+    def forward(self, inputs):
+        mean, logarithm = self.encoder(self.slow(inputs)).chunk(2, dim=1)
+        made = self.decoder(mean + torch.randn_like(mean) * (logarithm / 2).exp())
+        return {"made": made, "mean": mean, "logarithm": logarithm, "again": made}
+
+
+def test_outputs_that_are_made_of_each_other_count_once(watched, only):
+    only(*Plan.from_dict({"bf16_autocast": {}}).techniques)
+
+    def encode():
+        torch.manual_seed(0)
+        model = Autoencoder()
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(120):
+            inputs = torch.randn(16, 8)
+            found = model(inputs)
+            spread = (found["mean"] ** 2 + found["logarithm"].exp() - found["logarithm"]).sum()
+            optimizer.zero_grad()
+            (F.mse_loss(found["made"], inputs, reduction="sum") + spread).backward()
+            optimizer.step()
+        return model
+
+    _, loop = watched(encode)
+    assert not loop.left_alone
+    assert loop.conductor.tried[0]["verdict"]["kept"]
+
+
+def test_evaluation_between_steps_runs_as_it_is(watched, only):
+    """A plan that acts on the optimizer too is opened and closed around each evaluation."""
+    only(*Plan.from_dict({"fused_optimizer": {}}).techniques)
+    calls = []
+
+    def evaluate():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+        optimizer = torch.optim.Adam(model.parameters())
+        for step in range(60):
+            optimizer.zero_grad()
+            F.cross_entropy(model(torch.randn(12, 8)), torch.randint(3, (12,))).backward()
+            optimizer.step()
+            if step % 5 == 0:
+                model.eval()
+                with torch.no_grad():
+                    model(torch.ones(1, 8))
+                calls.append(optimizer.param_groups[0]["fused"])
+                model.train()
+        return model
+
+    _, loop = watched(evaluate, plan={"fused_optimizer": {}})
+    assert not loop.left_alone
+    assert not loop.problems
+    assert not any(calls)
+
+
+def test_a_short_script_pays_nothing(watched, monkeypatch, tmp_path):
+    monkeypatch.setattr(conductor, "PATIENCE", 1e9)
+    mine, loop = watched(lambda: train(20, slow=False))
+    assert document(tmp_path)["reason"] == "it ended before anything was decided"
+    assert not loop.conductor.tried
+    assert same_weights(mine, train(20, slow=False))
+
+
+def test_a_seam_that_the_loop_does_not_have_is_refused(watched, only):
+    only(*Plan.from_dict({"micro_batches": {"num": 2}}).techniques)
+    _, loop = watched(lambda: train(20, slow=False))
+    assert "no seam" in loop.conductor.tried[0]["answer"] or "own step" in loop.conductor.tried[0]["answer"]

@@ -1,0 +1,204 @@
+"""`vivace run` from outside: scripts that know nothing of it, in their own processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import vivace
+from vivace.errors import FolderError, InputError, PlanError
+from vivace.live.errand import VARIABLE
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SOURCE = Path(vivace.__file__).parents[1]
+
+
+def vivace_run(*words, cwd, source="", environment=None, code=None):
+    """Run the command line, and return what became of it; `code` is the exit code to expect."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(SOURCE), str(SCRIPTS)]),
+        "OMP_NUM_THREADS": "1",
+        **(environment or {}),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "vivace", "run", *words],
+        cwd=cwd,
+        env=environment,
+        input=source,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert code is None or done.returncode == code, done.stderr
+    return done
+
+
+def alone(*words, cwd, source=""):
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPTS), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        words, cwd=cwd, env=environment, input=source, capture_output=True, text=True, timeout=600
+    )
+
+
+@pytest.mark.slow
+def test_a_script_is_faster_and_all_else_is_its_own(tmp_path):
+    words = [sys.executable, str(SCRIPTS / "mnist.py"), "--epochs", "6", "--save-model", "model.pt"]
+    mine = vivace_run("--", *words, cwd=tmp_path, source="hello\n", code=3)
+    told = json.loads((tmp_path / "runs/run/run.json").read_text())
+    assert told["outcome"] == "faster", mine.stderr
+    assert "bf16_autocast" in told["plan"]
+    assert told["ratio"]["low"] > 1.0
+    assert "same model: watched" in mine.stderr
+    assert "next time: vivace run --plan runs/run/plan.toml -- " in mine.stderr
+    assert mine.stdout == "".join(f"epoch {i}\n" for i in range(6)) + "read hello\n"
+    ledger = (tmp_path / "runs/run/ledger.jsonl").read_text().splitlines()
+    records = [json.loads(line)["record"] for line in ledger]
+    assert records.count("adopted") >= 1
+
+    found = torch.load(tmp_path / "model.pt")
+    theirs = alone(*words[:2], "--epochs", "1", "--save-model", "alone.pt", cwd=tmp_path)
+    assert theirs.returncode == 3
+    own = torch.load(tmp_path / "alone.pt")
+    assert list(found["model"]) == list(own["model"])
+    for name, value in found["model"].items():
+        assert value.dtype == own["model"][name].dtype
+        assert value.stride() == own["model"][name].stride()
+    settings = [
+        {k: v for k, v in f["optimizer"]["param_groups"][0].items() if k != "lr"} for f in (found, own)
+    ]
+    assert settings[0] == settings[1]
+
+    again = vivace_run("--plan", "runs/run/plan.toml", "--", *words, cwd=tmp_path, code=3)
+    told = json.loads((tmp_path / "runs/run/run.json").read_text())
+    assert told["outcome"] == "faster", again.stderr
+    assert told["tried"][0]["answer"] == "given"
+
+
+def test_results_are_bit_equal_where_nothing_inexact_acts(tmp_path):
+    words = [sys.executable, str(SCRIPTS / "mnist.py"), "--epochs", "2", "--exact"]
+    theirs = alone(*words, cwd=tmp_path)
+    mine = vivace_run("--", *words, cwd=tmp_path, code=3)
+    assert mine.stdout == theirs.stdout
+    assert theirs.returncode == 3
+
+
+def test_a_script_that_asks_itself(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import vivace\nvivace.run_here(out='here')\n" + (SCRIPTS / "mnist.py").read_text())
+    text = script.read_text().replace('"""In the manner', '__doc__ = """In the manner')
+    script.write_text(text)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(SOURCE), str(SCRIPTS)]),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "train.py", "--epochs", "6"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=600,
+    )
+    assert done.returncode == 3, done.stderr
+    assert json.loads((tmp_path / "here/run.json").read_text())["outcome"] == "faster", done.stderr
+
+
+def test_ctrl_c_ends_the_script_as_alone(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCE), str(SCRIPTS)])}
+    command = [sys.executable, "-m", "vivace", "run", "--", sys.executable, str(SCRIPTS / "mnist.py")]
+    process = subprocess.Popen(
+        [*command, "--epochs", "1000"],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "epoch 0\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in errors
+    assert "vivace: " in errors
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        ("import sys; sys.exit(5)", 5),
+        ("import torch; raise SystemExit(0)", 0),
+        ("import torch, os; os._exit(7)", 7),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+        ("print(input())", 0),
+    ],
+)
+def test_exit_codes_and_streams_are_the_scripts_own(tmp_path, program, code):
+    done = vivace_run("--", sys.executable, "-c", program, cwd=tmp_path, source="a line\n", code=code)
+    assert done.stdout == ("a line\n" if "input" in program else "")
+
+
+def test_a_script_without_training_is_told_so(tmp_path):
+    done = vivace_run("--", sys.executable, "-c", "import torch", cwd=tmp_path, code=0)
+    assert done.stderr == "vivace: this run was left as it is: no training step of torch was seen\n"
+
+
+def test_json_is_one_document(tmp_path):
+    done = vivace_run(
+        "--json", "--", sys.executable, "-c", "import torch; print('out')", cwd=tmp_path, code=0
+    )
+    assert json.loads(done.stdout)["outcome"] == "nothing_seen"
+    assert "out" in done.stderr
+
+
+def test_bad_input_is_one_sentence(tmp_path):
+    for words, text in (
+        (["--", "no-such-program"], "no-such-program"),
+        (["--plan", "nothing.toml", "--", sys.executable, "x.py"], "no plan file 'nothing.toml'"),
+    ):
+        done = vivace_run(*words, cwd=tmp_path, code=2)
+        assert text in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/mine.txt").write_text("")
+    with pytest.raises(FolderError, match=r"mine\.txt"):
+        vivace.run([sys.executable], out=tmp_path / "full")
+    with pytest.raises(InputError, match=r"python train\.py"):
+        vivace.run([], out=tmp_path / "new")
+    with pytest.raises(PlanError):
+        vivace.run([sys.executable], tmp_path / "none.toml", out=tmp_path / "new")
+
+
+def test_processes_that_a_script_starts_train_as_they_are(tmp_path):
+    script = tmp_path / "spawns.py"
+    script.write_text(
+        "import torch\nimport torch.multiprocessing as mp\n\n"
+        "def train():\n"
+        "    model = torch.nn.Linear(4, 2)\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "    for _ in range(5):\n"
+        "        model(torch.randn(2, 4)).mean().backward()\n"
+        "        optimizer.step()\n\n"
+        "if __name__ == '__main__':\n"
+        "    child = mp.get_context('spawn').Process(target=train)\n"
+        "    child.start()\n"
+        "    child.join()\n"
+        "    raise SystemExit(child.exitcode)\n"
+    )
+    done = vivace_run("--", sys.executable, str(script), cwd=tmp_path, code=0)
+    assert "it trains in processes that it starts itself" in done.stderr
+
+
+def test_the_variable_of_the_launcher_keeps_run_here_out(monkeypatch, tmp_path):
+    monkeypatch.setenv(VARIABLE, "{}")
+    vivace.run_here(out=tmp_path / "never")
+    assert not (tmp_path / "never").exists()

@@ -1,0 +1,150 @@
+"""The first screen and the ending: one order, twelve lines, no word torn, and a verdict in plain words."""
+
+import io
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from vivace.pages.answer import MOST_LINES, Answer, ending, shown_parts
+from vivace.pages.sameness import plain, sameness
+from vivace.verifying.table import draw
+from vivace.verifying.verdict import Verdict
+
+CHECKS = [
+    {"name": "loss, from step 0", "score": 1.2, "limit": 8.0},
+    {"name": "decay, from step 21", "score": 4.31, "limit": 8.0},
+    {"name": "residual of 0.bias, from step 21", "score": 5.0, "limit": 20.0},
+    {"name": "buffers", "score": None, "limit": 8.0},
+]
+ANSWER = Answer(
+    command="tune",
+    subject="train.py:job",
+    figure="31 min \N{RIGHTWARDS ARROW} 13 min",
+    sentence="for one training",
+    same="Same model: yes. Worst of 157 checks: 4.3 of 8 allowed (weight decay, step 21)",
+    same_kept=True,
+    parts=(("compile", "the model compiled"), ("bf16_weights", "the model in bfloat16")),
+    notes=("its warm-up is long",),
+    next=("vivace train train.py:job --plan runs/tune/plan.toml",),
+    page="runs/tune/report.html",
+)
+
+
+def told(answer, width=80):
+    console = Console(file=io.StringIO(), width=width)
+    ending(answer, console)
+    return console.file.getvalue().splitlines()
+
+
+def test_an_ending_has_the_order_of_the_page():
+    assert told(ANSWER) == [
+        "31 min -> 13 min for one training.",
+        "Same model: yes. Worst of 157 checks: 4.3 of 8 allowed (weight decay, step 21).",
+        "What the plan does:",
+        "  compile       the model compiled",
+        "  bf16_weights  the model in bfloat16",
+        "Its warm-up is long.",
+        "Page: runs/tune/report.html  (all of it here: --details)",
+        "Next: vivace train train.py:job --plan runs/tune/plan.toml",
+    ]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("num_parts", [0, 3, 30])
+@pytest.mark.parametrize("num_notes", [0, 1, 9])
+def test_the_longest_answer_has_twelve_lines(width, num_parts, num_notes):
+    words = "word " * 60
+    parts = tuple((f"technique_{i}", words) for i in range(num_parts))
+    lines = told(
+        Answer(
+            command="tune",
+            subject="job",
+            sentence=words.strip(),
+            same=words.strip(),
+            parts=parts,
+            notes=(words.strip(),) * num_notes,
+            next=("vivace train job",),
+            page="page.html",
+        ),
+        width,
+    )
+    assert len(lines) <= MOST_LINES
+    assert max(map(cell_len, lines)) <= width
+    assert lines[-1] == "Next: vivace train job"
+    assert ("and " in " ".join(lines)) is (num_parts == 30)
+    assert not {word for line in lines for word in line.split()} & {"wor", "wo", "w"}
+
+
+def test_names_are_neither_markup_nor_control_codes():
+    lines = told(Answer(command="tune", subject="", sentence="[bold]a[/] \x1b[2J", parts=(("\x1b[1m", "b"),)))
+    assert lines[0].startswith("[bold]a[/]")
+    assert "\x1b" not in "".join(lines)
+
+
+def test_the_first_screen_counts_the_parts_that_it_leaves_out():
+    parts = tuple((f"technique_{i}", "") for i in range(12))
+    assert shown_parts(parts[:8]) == parts[:8]
+    assert shown_parts(parts)[-1] == ("and 5 more", "below")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "said"),
+    [
+        ({}, "Same model: not verified yet"),
+        (
+            {"kept": True, "promise": "rounding", "num_checks": 157, "checks": CHECKS},
+            "Same model: yes. Worst of 157 checks: 4.3 of 8 allowed (weight decay, step 21)",
+        ),
+        (
+            {
+                "kept": False,
+                "promise": "rounding",
+                "checks": [{"name": "scale", "score": 980.0, "limit": 8.0}],
+            },
+            "Same model: no. Worst of 1 check: 980 of 8 allowed (size of the update)",
+        ),
+        (
+            {"kept": False, "promise": "rounding", "checks": CHECKS, "reason": "metric 0.91 against 0.97"},
+            "Same model: no. Metric 0.91 against 0.97",
+        ),
+        ({"kept": True, "promise": "exact", "checks": CHECKS}, "Same model: yes, bit for bit"),
+        ({"kept": None, "promise": "rounding", "reason": "it crashed"}, "Same model: not judged. It crashed"),
+        (
+            {"kept": True, "promise": "semantics", "reason": "metric 0.91 against 0.92"},
+            "Same metric: yes. Metric 0.91 against 0.92",
+        ),
+        ({"kept": True, "checks": [{"name": None}, 7, {"score": "x", "limit": 8}]}, "Same model: yes"),
+    ],
+)
+def test_a_verdict_in_one_line(verdict, said):
+    assert sameness(verdict) == said
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("residual of 0.bias, from step 21", "direction of the update of 0.bias, step 21"),
+        ("dictated residual, early, from step 0", "direction of the update with given gradients, early"),
+        ("dictated scale of 0.bias, late", "size of the update of 0.bias with given gradients, late"),
+        ("displacement of the course, from step 0", "all weights at the end"),
+        ("buffer 1.running_mean, from step 40", "buffer 1.running_mean, step 40"),
+    ],
+)
+def test_checks_have_plain_names(name, said):
+    assert plain(name) == said
+
+
+def test_verify_ends_with_the_line_and_what_the_plan_does(tmp_path):
+    (tmp_path / "plan.toml").write_text("format = 1\n\n[techniques.channels_last]\n")
+    checks = tuple({**check, "value": 0.1, "envelope": 0.1, "kept": True} for check in CHECKS[:3])
+    verdict = Verdict(True, "rounding", 1.0, 1.0, 33, 8, "", 12.0, checks, 157)
+    console = Console(file=io.StringIO(), width=80)
+    draw(verdict, "my job.py:job", str(tmp_path / "plan.toml"), console)
+    lines = console.file.getvalue().strip().splitlines()
+    assert lines[0] == ANSWER.same + "."
+    assert lines[2] == "  channels_last  feature maps in NHWC memory order"
+    assert lines[-1].startswith("Next: vivace train 'my job.py:job' --plan ")
+    assert "157 checks, 8 shadow runs" in " ".join(lines)
+    draw(verdict, "my job.py:job", str(tmp_path / "plan.toml"), console, details=True)
+    assert "direction of the update of 0.bias, step 21" in console.file.getvalue()

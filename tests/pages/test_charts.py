@@ -1,0 +1,51 @@
+"""Charts as SVG: places inside their axes, labels that cover no other, nothing that is read as markup."""
+
+import itertools
+import re
+
+import pytest
+
+from vivace.pages import charts
+
+
+def test_twice_and_half_are_equally_far_from_one():
+    scale = charts.ratios([0.5, 2.0])
+    assert scale.at(2.0) - scale.at(1.0) == pytest.approx(scale.at(1.0) - scale.at(0.5), abs=0.02)
+    assert 1.0 in scale.ticks
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (3, 3), (-0.02, 0.07), (0, 123456)])
+def test_axes_hold_their_ticks(low, high):
+    scale = charts.linear(low, high)
+    assert 2 <= len(scale.ticks) <= 8
+    assert all(scale.low <= tick <= scale.high for tick in scale.ticks)
+
+
+def test_labels_cover_no_other_and_stay_inside():
+    across, up = charts.linear(0.0, 1.0), charts.linear(0.0, 1.0)
+    places = [(0.5, 0.5), (0.49, 0.5), (0.52, 0.5), (0.98, 0.9), (0.01, 0.1)]
+    dots = [charts.Dot(x, y, x, x, f"card {i}", "") for i, (x, y) in enumerate(places)]
+    plot = charts.scatter("offers", dots, across, up, "", (str, str))
+    labels = re.findall(r'<text[^>]*x="([^%]*)%"[^>]*?(text-anchor="end")?>(card \d)</text>', plot)
+    shown = {name: bool(left) for _, left, name in labels}
+    assert shown == {"card 0": False, "card 1": True, "card 3": True, "card 4": False}
+
+
+def test_texts_are_escaped_and_missing_values_interrupt_a_line():
+    plot = charts.lines("<b>", [1, 2, 3, 4, 5], {"plan": [1.0, 2.0, float("nan"), 4.0, 5.0]})
+    assert "<b>" not in plot
+    (path,) = re.findall(r'class="line plan" d="([^"]*)"', plot)
+    assert path.count("M") == 2
+    assert charts.lines("", [1, 2], {"plan": [None, None]}) is None
+
+
+def test_memory_is_drawn_in_steps_above_what_is_held():
+    plot = charts.area("memory", [0.0, 5.0, 10.0], [3.0, 4.0, 3.0], 2.0, (5.0, 4.0, "4 MiB"), "ms")
+    held, live = (
+        re.findall(r"(\d+) (\d+)", re.search(f'class="{kind}" d="([^"]*)"', plot)[1])
+        for kind in ("held", "live")
+    )
+    assert {x for x, _ in held} == {"0", "1000"}
+    corners = [tuple(map(int, point)) for point in live]
+    assert corners[0][1] == corners[-1][1] == int(held[1][1])
+    assert all(a[0] == b[0] or a[1] == b[1] for a, b in itertools.pairwise(corners))

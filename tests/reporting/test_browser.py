@@ -1,0 +1,154 @@
+"""The pages in a real browser: nothing overflows, folded or not, and the answer is the first screen.
+
+Skipped where no Chromium is installed.
+"""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import vivace
+from vivace.profiling.page import write_page
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+WIDTHS = (390, 1280)
+FIRST_SCREEN, SCREENS = 900, 3
+MEASURE = """<script>
+const found = [];
+for (const frame of document.querySelectorAll("iframe")) {
+  const page = frame.contentDocument, root = page.documentElement;
+  const place = (chosen) => Math.max(0, ...[...page.querySelectorAll(chosen)].map(
+    (each) => each.getBoundingClientRect().bottom));
+  const measured = {
+    name: frame.dataset.name, width: frame.clientWidth, next: place(".next"), header: place("header"),
+    height: root.scrollHeight, background: frame.contentWindow.getComputedStyle(page.body).backgroundColor,
+    title: frame.contentWindow.getComputedStyle(page.querySelector("h1")).color,
+  };
+  for (const details of page.querySelectorAll("details")) details.open = true;
+  measured.overflow = root.scrollWidth - root.clientWidth;
+  measured.outside = [...page.querySelectorAll("body *")].filter((each) => {
+    const box = each.getBoundingClientRect();
+    return box.width && (box.right > root.clientWidth + 1 || box.left < -1);
+  }).map((each) => each.outerHTML.slice(0, 120));
+  found.push(measured);
+}
+document.body.innerHTML = "<pre id=found></pre>";
+document.querySelector("#found").textContent = JSON.stringify(found);
+</script>"""
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+
+
+def profile_document():
+    """A step that waits for its data, and is bound by its batch beside that."""
+    gain, rows = {"low": 1.2, "high": 1.5}, []
+    for name, flops, seconds in (("convolution", 1.5e9, 0.1), ("matmul", 2.5e5, 6e-5), ("norm", 0.0, 0.04)):
+        known = {"bytes": 1.5e7, "count": 16, "bound_seconds": 0.008, "share": 0.08, "bound_by": "compute"}
+        rows.append({"operator": name, "flops": flops, "seconds": seconds, **known})
+    evidence = "98 % of the step (109 ms) waits for data: reading (most in tiny.py:11, __getitem__)"
+    module = {"name": "encoder.layers.0.self_attention.output_projection", "forward": 0.01}
+    return {
+        "target": "python examples/a_long_name_of_a_script.py --epochs 30 --data some/folder/with/pictures",
+        "tune": "vivace tune, once the script is written as a Job",
+        "verdicts": [{"cause": "input", "evidence": evidence, "gain": gain, "next": "num_workers=2"}],
+        "bounds": [{"name": "small_batch", "evidence": evidence, "gain": gain, "next": "a larger batch"}],
+        "shares": {"data": 0.2, "forward": 0.3, "backward": 0.4, "update": 0.1},
+        "steps": 40,
+        "step_seconds": 0.215,
+        "samples_per_second": 297.0,
+        "bound_seconds": 0.011,
+        "share_of_limit": 0.053,
+        "bound_by": "compute",
+        "roofline": rows,
+        "prospects": [{"technique": "bf16_autocast", "summary": "products in bfloat16", "gain": gain}],
+        "modules": [{**module, "backward": 0.02, "activation_bytes": 2**20}],
+        "memory": {
+            **dict.fromkeys(
+                ("parameters", "gradients", "optimizer", "activations", "batch", "temporary"), 1e6
+            ),
+            "held_bytes": 3e6,
+            "peak_bytes": 9e6,
+            "curve": [[0.0, 0.0], [0.1, 6e6], [0.15, 2e6]],
+            "peak_at": {"seconds": 0.1, "operator": "aten::convolution_backward", "module": module["name"]},
+        },
+        "timeline": [["data", 0.0, 0.04], ["forward", 0.05, 0.1], ["backward", 0.1, 0.2]],
+        "timeline_seconds": 0.215,
+        "traced_seconds": 0.2,
+        "step_starts": [0.0, 0.1],
+        "machine": {
+            "device": "Intel(R) Xeon(R) Platinum 8480C Processor",
+            "cores": 2,
+            "ceilings": {"copy_device": 1.8e10, "matmul_fp32": 1.8e11},
+        },
+        "work": {"precision": "float32", "epochs": 5, "steps_per_epoch": 60},
+        "missing": ["the share of matmul: faster than the measured ceilings"],
+    }
+
+
+def measured(pages, dark):
+    """What a browser finds of each page at each width; one start for all."""
+    frames = "".join(
+        f'<iframe data-name="{name}" width="{width}" height="900" style="border:0" '
+        f'srcdoc="{html.escape(page, quote=True)}"></iframe>'
+        for name, page in pages.items()
+        for width in WIDTHS
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "all.html"
+        script = MEASURE.replace("<script>", "<script>addEventListener('load', () => {").replace(
+            "</script>", "})</script>"
+        )
+        path.write_text(f"<!doctype html><meta charset=utf-8><body>{frames}{script}", encoding="utf-8")
+        options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}/profile"]
+        options += [f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--window-size=1400,900"]
+        command = [CHROMIUM, *options, "--dump-dom", path.as_uri()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert found, done.stderr[-2000:]
+    return json.loads(html.unescape(found[1]))
+
+
+@pytest.fixture
+def pages(ledger, tune_folder, train_folder, tmp_path):
+    """Each kind of page, with the longest that each may hold."""
+    found = {"tune": vivace.report(tune_folder(ledger)).read_text(encoding="utf-8")}
+    ledger[-1] |= {
+        "training_seconds": {"reference": 200_000.0, "plan": 90_000.0},
+        "job_steps": 400,
+        "metric_data": "training",
+        "loading": "2 cores can load 410 samples a second, the step consumes 1,900: nothing can feed it",
+        "plan": {f"a_technique_of_many_words_{i}": {"number": i} for i in range(14)},
+    }
+    found["long"] = vivace.report(tune_folder(ledger)).read_text(encoding="utf-8")
+    for document in (ledger[-2], ledger[-1]["verdict"]):
+        document |= {"kept": False, "reason": "update scale is 9.8 envelopes from strict fp32 " * 3}
+    found["broken"] = vivace.report(tune_folder(ledger)).read_text(encoding="utf-8")
+    found["train"] = vivace.report(train_folder).read_text(encoding="utf-8")
+    write_page(profile_document(), tmp_path / "profile.html")
+    found["profile"] = (tmp_path / "profile.html").read_text(encoding="utf-8")
+    vivace.advise("resnet50", target="90M", out=tmp_path / "advice")
+    found["advise"] = (tmp_path / "advice" / "advise.html").read_text(encoding="utf-8")
+    return found
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_answer_is_the_first_screen_and_nothing_overflows(pages, dark):
+    found = measured(pages, dark)
+    assert len(found) == len(pages) * len(WIDTHS)
+    for page in found:
+        where = f"{page['name']} at {page['width']}"
+        assert page["overflow"] <= 0, f"{where}: {page['outside']}"
+        assert page["outside"] == [], where
+        if page["width"] == 1280:
+            assert 0 < page["header"] <= FIRST_SCREEN, where
+            assert page["height"] <= SCREENS * FIRST_SCREEN, where
+        level = max(map(int, re.findall(r"\d+", page["background"])[:3]))
+        assert (level < 60) is dark, where
+        red, green, blue = map(int, re.findall(r"\d+", page["title"])[:3])
+        assert (red > 1.5 * max(green, blue)) is (page["name"] == "broken"), where

@@ -1,0 +1,40 @@
+"""The demo's recipe and its last screen."""
+
+import torch
+
+from vivace.command.demo import JOB, compared
+from vivace.job import load
+from vivace.recipes import RECIPES, photographs
+from vivace.training.training import Run
+
+
+def test_no_pixel_that_validates_is_trained_on():
+    for picture in photographs.pictures():
+        trained = torch.zeros(picture.shape[1], dtype=torch.bool)
+        held_out = torch.zeros_like(trained)
+        for first in photographs.bands(picture, photographs.TRAINED, 0):
+            trained[first : first + photographs.TRAINED] = True
+        for first in photographs.bands(picture, photographs.HELD_OUT, photographs.TRAINED):
+            held_out[first : first + photographs.HELD_OUT] = True
+        assert trained.any()
+        assert held_out.any()
+        assert not (trained & held_out).any()
+
+
+def test_crops_come_from_where_they_may():
+    crops, labels = next(iter(photographs.data()))
+    assert crops.shape == (photographs.BATCH, 1, photographs.SIZE, photographs.SIZE)
+    assert labels.unique().numel() > 1
+    validated = sum(len(labels) for _, labels in photographs.validation())
+    assert validated == RECIPES[JOB].validated
+    assert load(JOB).metric_data == "validation"
+
+
+def test_the_last_screen_compares_both_trainings():
+    def run(seconds, metric):
+        return Run("", 300, 12, metric, 0.1, seconds, 100.0, None)
+
+    lines = compared(run(90.0, 0.9), run(30.0, None), 100)
+    assert "accuracy 0.900 +- 0.030" in lines[0]
+    assert "accuracy not measured" in lines[1]
+    assert lines[2].endswith("3.00x as fast")

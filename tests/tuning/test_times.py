@@ -1,0 +1,108 @@
+"""How long the parts of a search take, and what a budget's words mean."""
+
+import dataclasses
+
+import pytest
+
+from vivace.errors import InputError
+from vivace.ledger import Ratio, Trial
+from vivace.plan import Plan
+from vivace.technique.registry import find
+from vivace.tuning.times import (
+    BUDGETS,
+    COMPILING_SECONDS,
+    ROUNDS,
+    Times,
+    auto_budget,
+    parse_budget,
+    too_short,
+)
+from vivace.verifying.verdict import Verdict
+
+FUSED = Plan([find("fused_optimizer")()])
+COMPILED = Plan([find("compile")()])
+COMPANY = Plan([find("compile")(), find("fused_optimizer")()])
+
+
+def trial(plan, seconds, *, warmup=0.0, blocks=4, **more):
+    known = {"ratio": Ratio(1.2, 1.1, 1.3), "pairs": ((0.01, 0.01),) * blocks}
+    named = {"seconds": seconds, "warmup_seconds": warmup, **known, **more}
+    return Trial(plan.to_dict(), plan.id, "m", "j", "measured", **named)
+
+
+def test_what_a_trial_takes_is_learned_from_the_trials():
+    times = Times(120.0, 0.01, 3.0)
+    assert times.start(FUSED) == 3.0  # as the reference took
+    assert times.trial(FUSED) == 3.0 + 6.0
+    times.learn(trial(FUSED, 7.4))  # four pairs of blocks of 0.3 s
+    assert times.opening == pytest.approx(5.0)
+    assert times.trial(FUSED) == pytest.approx(7.4)
+    times.learn(dataclasses.replace(trial(FUSED, 90.0), status="failed", reason="it hung"))
+    assert times.trial(FUSED) == pytest.approx(7.4)
+
+
+def test_a_warm_up_is_known_from_what_compiles_alike():
+    times = Times(120.0, 0.01, 3.0)
+    assert times.warmup(COMPILED) == COMPILING_SECONDS
+    assert times.warmup(FUSED) == 0.0
+    times.learn(trial(COMPILED, 40.0, warmup=33.0))
+    assert times.warmup(COMPANY) == 33.0
+    times.learn(trial(COMPANY, 12.0, warmup=5.0))
+    assert times.warmup(COMPANY) == 5.0
+    assert times.settling(COMPANY) - times.settling(FUSED) == pytest.approx(ROUNDS * 5.0)
+
+
+def test_a_confirmation_and_a_verification_are_learned():
+    times = Times(600.0, 0.01, 3.0)
+    guessed = times.settling(FUSED)
+    times.learn(Verdict(True, "rounding", 0.0, 0.0, 3, 3, "", seconds=30.0))
+    times.learn(trial(FUSED, 60.0, role="confirmation", rounds=3))
+    assert (times.verification(), times.confirmation()) == (30.0, 60.0)
+    assert times.settling(FUSED) == 90.0 > guessed
+    times.learn(Verdict(True, "semantics", 0.0, 0.0, 3, 3, "", seconds=400.0, metric={"n": 3}))
+    assert times.verification() == 30.0  # whole trainings are no measure of it
+
+
+def test_what_is_kept_for_settling_is_not_most_of_a_short_budget():
+    assert Times(60.0, 1.0, 10.0).settling(FUSED) == 27.0
+
+
+@pytest.mark.parametrize(
+    ("word", "seconds"),
+    [
+        *BUDGETS.items(),
+        ("auto", None),
+        ("90", 90.0),
+        (30, 30.0),
+        (7.5, 7.5),
+        ("5m", 300.0),
+        ("5min", 300.0),
+        ("1.5 h", 5400.0),
+        ("45s", 45.0),
+        (" 2M ", 120.0),
+    ],
+)
+def test_the_words_of_a_budget(word, seconds):
+    assert parse_budget(word) == seconds
+
+
+@pytest.mark.parametrize("wrong", ["quick", 1, "4s", "-5m", "5 weeks", "1e9h", float("nan"), ""])
+def test_what_is_no_budget(wrong):
+    with pytest.raises(
+        InputError, match="it must be fast, balanced, max, auto, a time such as 5m, or seconds"
+    ):
+        parse_budget(wrong)
+
+
+def test_auto_is_a_tenth_of_the_trainings():
+    assert auto_budget(None, 0.1, 1) == BUDGETS["balanced"]
+    assert auto_budget(10_000, 0.1, 1) == pytest.approx(100.0)
+    assert auto_budget(10_000, 0.1, 5) == pytest.approx(500.0)
+    assert auto_budget(10_000_000, 0.1, 1) == BUDGETS["max"]
+
+
+def test_a_short_training_is_told_so():
+    assert too_short(330, 0.02, 3) == (
+        "This training takes 6.6 s (330 steps of 20.0 ms), 3 times, and tuning at least 1 min: that is more "
+        "than a tenth of it; give --runs where you train it more often, or a --budget such as 2m"
+    )

@@ -1,0 +1,192 @@
+"""What cannot be watched is said and trained all the same; what a job keeps in Python stays its own."""
+
+import random
+
+import numpy
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import vivace
+from vivace import Numerics, Seam
+from vivace.errors import InputError
+from vivace.inspection import inspect
+from vivace.watching.sentinel import Sentinel
+from vivace.watching.twin import Twin
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+BFLOAT16 = vivace.Plan.from_dict({"bf16_autocast": {}})
+
+
+@pytest.fixture
+def both(watched, digest, tmp_path):
+    """``(make_job, plan) -> Run``: watched, and the same weights as unwatched; each job is made anew."""
+
+    def train(make_job, plan=BFLOAT16):
+        run = watched(make_job(), plan)
+        watched(make_job(), plan, out="plain", watch=0)
+        assert digest(tmp_path / "run" / "model.pt") == digest(tmp_path / "plain" / "model.pt")
+        return run
+
+    return train
+
+
+class Warming(nn.Module):
+    """Its outputs grow with the number of steps, which it counts itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.count, self.mean = nn.Linear(8, 4), 0, torch.zeros(4)
+
+    def forward(self, inputs):
+        self.count += 1
+        outputs = self.linear(inputs) * min(1.0, self.count / 10)
+        self.mean = 0.9 * self.mean + 0.1 * outputs.detach().float().mean(0)
+        return outputs - self.mean
+
+
+def test_counters_in_a_module(both, dropping):
+    run = both(lambda: dropping(model=Warming, epochs=5))
+    assert run.watched["kept"] is True, run.watched["sentence"]
+    assert run.watched["steps"] >= 15
+
+
+def test_counters_outside_of_the_model(both, dropping):
+    def make():
+        state, seen, own = {"step": 0}, [], torch.Generator().manual_seed(3)
+
+        def loss(model, batch):
+            state["step"] += 1
+            seen.append(len(batch[0]))
+            weight = min(1.0, len(seen) / 10) * (1 + random.random() + float(numpy.random.rand()))
+            noise = torch.randn(batch[0].shape, generator=own) * 0.1 * state["step"]
+            return weight * functional.cross_entropy(model(batch[0] + noise), batch[1])
+
+        return dropping(loss=loss, epochs=5)
+
+    run = both(make)
+    assert run.watched["kept"] is True, run.watched["sentence"]
+    assert run.watched["steps"] >= 15
+
+
+def test_one_model_for_ever(both, dropping):
+    def make():
+        torch.manual_seed(0)
+        model = nn.Linear(8, 4)
+        return dropping(model=lambda: model, epochs=2)
+
+    run = both(make)
+    assert run.watched["sentence"] == (
+        "not watched: the Job's model() returns one and the same model each time"
+    )
+
+
+def test_a_loss_that_takes_another_model(both, dropping):
+    def make():
+        trained = []
+
+        def model():
+            trained.append(nn.Linear(8, 4))
+            return trained[-1]
+
+        def loss(_, batch):
+            return functional.cross_entropy(trained[-1](batch[0]), batch[1])
+
+        return dropping(model=model, loss=loss, epochs=2)
+
+    assert "the loss uses a model of its own" in both(make).watched["sentence"]
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), ValueError("something else")])
+def test_a_repetition_that_fails_costs_nothing(both, dropping, monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(Twin, "run", fail)
+    sentence = both(lambda: dropping(epochs=2)).watched["sentence"]
+    told = "memory does not hold" if isinstance(error, torch.OutOfMemoryError) else "failed: ValueError: some"
+    assert sentence.startswith("not watched: ")
+    assert told in sentence
+
+
+def test_what_cannot_be_repeated_is_said(plant, watched, tiny, dropping):
+    changes = plant(lambda build, count: None, numerics=Numerics.SEMANTICS)
+    told = []
+    run = watched(dropping(epochs=1), changes, on_event=told.append)
+    assert run.watched["sentence"] == "not watched: the plan changes the method"
+    assert [e.payload["text"] for e in told if e.kind == "unwatched"] == [run.watched["sentence"]]
+    assert run.watched["kept"] is None
+    own = watched(tiny("gan", epochs=1), BFLOAT16, out="gan")
+    assert "your own step function" in own.watched["sentence"]
+
+
+def test_several_ranks_are_not_watched(dropping):
+    sentinel = Sentinel(dropping(), BFLOAT16, inspect(), seed=0, ranks=2, on_broken="stop", share=0.01)
+    assert "several ranks" in sentinel.sentence()
+
+
+def test_without_a_plan_there_is_nothing_to_watch(watched, dropping):
+    assert watched(dropping(epochs=1), None).watched is None
+
+
+def test_a_skipped_step_is_not_judged(watched, dropping):
+    """Loss scaling begins too high, and skips steps until it fits."""
+    plan = vivace.Plan.from_dict({"fp16_autocast": {"initial_scale": 2.0**26}})
+    run = watched(dropping(epochs=5), plan)
+    assert run.watched["kept"] is True, run.watched["sentence"]
+    assert 0 < run.watched["steps"] < 18
+
+
+def test_an_interrupt_and_a_resumed_run(watched, dropping, digest, tmp_path):
+    job = dropping(epochs=5)
+
+    def interrupt(event):
+        if event.kind == "watch" and event.payload["step"] == 7:
+            import signal
+
+            signal.raise_signal(signal.SIGINT)
+
+    stopped = watched(job, BFLOAT16, on_event=interrupt)
+    assert stopped.interrupted_by == "SIGINT"
+    assert stopped.watched["kept"] is True
+    run = watched(job, BFLOAT16, resume=True)
+    assert run.resumed_from_step == 7
+    watched(job, BFLOAT16, out="plain", watch=0)
+    assert digest(tmp_path / "run" / "model.pt") == digest(tmp_path / "plain" / "model.pt")
+
+
+@pytest.mark.parametrize("options", [{"watch": -1}, {"watch": float("nan")}, {"on_broken": "cry"}])
+def test_options_that_mean_nothing(dropping, tmp_path, options):
+    with pytest.raises(InputError, match=f"{next(iter(options))} is "):
+        vivace.train(dropping(), out=tmp_path / "run", **options)
+
+
+def test_the_run_says_what_it_saw(watched, dropping, lines, tmp_path):
+    run = watched(dropping(epochs=2), BFLOAT16)
+    seen = run.watched
+    assert seen["sentence"].startswith(f"watched {seen['steps']} steps: same model; worst ")
+    assert "watching cost" in seen["sentence"]
+    assert 0 < seen["worst"] <= seen["limit"]
+    assert seen["seconds"] > 0
+    found = lines(tmp_path / "run")
+    assert len(found) == seen["steps"]
+    assert max(line["watch_score"] for line in found) == seen["worst"]
+    assert found[0]["watch_why"] == "the first"
+
+
+def test_seams_and_flags_are_given_back(plant, watched, dropping):
+    """After a watched step nothing stands around the seams, and matrix products round as before."""
+    found = []
+
+    def apply(build, count):
+        def step(following, batch):
+            loss = following(batch)
+            seams = vars(build.seams)
+            found.append((seams["forward"], torch.backends.mkldnn.matmul.fp32_precision))
+            return loss
+
+        build.wrap(Seam.STEP, step)
+
+    watched(dropping(epochs=2), plant(apply))
+    assert len({precision for _, precision in found}) == 1

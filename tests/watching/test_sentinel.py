@@ -1,0 +1,260 @@
+"""Defects that begin late are caught in the run; healthy plans are not; and watching changes no number."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import vivace
+from vivace import Seam
+from vivace.errors import PromiseBroken
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def slowly_from(number):
+    """The first weight's gradient is lost: with momentum a tenth of its first wrong update."""
+
+    def apply(build, count):
+        def update(following):
+            if count.steps >= number:
+                build.model[0].weight.grad.zero_()
+            following()
+
+        build.wrap(Seam.UPDATE, update)
+
+    return apply
+
+
+def frozen_from(number):
+    """Nothing is trained any more."""
+
+    def apply(build, count):
+        build.wrap(Seam.UPDATE, lambda following: following() if count.steps < number else None)
+
+    return apply
+
+
+def every(number):
+    """Of so many steps one is left out."""
+
+    def apply(build, count):
+        build.wrap(Seam.UPDATE, lambda following: following() if count.steps % number else None)
+
+    return apply
+
+
+def spike_guard(build, count):
+    """A gradient that is larger than usual is cut, as no job asked for."""
+    norms = []
+
+    def update(following):
+        parameters = list(build.model.parameters())
+        norm = float(torch.stack([p.grad.norm() for p in parameters]).norm())
+        usual = sum(norms[-20:]) / max(1, len(norms[-20:]))
+        norms.append(norm)
+        if len(norms) > 20 and norm > 1.3 * usual:
+            nn.utils.clip_grad_norm_(parameters, 0.5 * usual)
+        following()
+
+    build.wrap(Seam.UPDATE, update)
+
+
+def decay_ends_with_an_epoch(build, count):
+    def batches(following, loader):
+        if count.steps:
+            for group in build.optimizer.param_groups:
+                group["weight_decay"] = 0.0
+        return following(loader)
+
+    build.wrap(Seam.BATCHES, batches)
+
+
+def dropout_ends_with_an_evaluation(build, count):
+    def validation(following, loader):
+        for module in build.model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        return following(loader)
+
+    build.wrap(Seam.VALIDATION, validation)
+
+
+def other_shapes_in_evaluation_mode(build, count):
+    """What is not of the usual size is run with BatchNorm's running statistics."""
+
+    def forward(following, batch):
+        norm = build.model[1]
+        norm.eval() if len(batch[0]) != 16 else norm.train()
+        try:
+            return following(batch)
+        finally:
+            norm.train()
+
+    build.wrap(Seam.FORWARD, forward)
+
+
+def stale_buffers_after_resume(build, count):
+    """After a checkpoint is loaded BatchNorm's statistics stay what they were."""
+    stale, taken = {}, [0]
+
+    def step(following, batch):
+        if count.steps and not taken[0]:  # the first step of this process is not the run's first
+            stale.update({n: b.clone() for n, b in build.model.named_buffers() if "running" in n})
+        taken[0] += 1
+        loss = following(batch)
+        for name, value in stale.items():
+            build.model.get_buffer(name).copy_(value)
+        return loss
+
+    build.wrap(Seam.STEP, step)
+
+
+@pytest.mark.parametrize(
+    ("defect", "step", "sentence"),
+    [
+        (slowly_from(30), None, "step 30 was suspect already"),
+        (frozen_from(30), 30, "envelopes off, most in the "),
+        (every(50), 50, "envelopes off"),
+        (spike_guard, None, "envelopes off"),
+        (decay_ends_with_an_epoch, 5, "weight_decay of 0.0.weight is 0.0, and 0.001 in the job"),
+        (dropout_ends_with_an_evaluation, 5, "p of 0.3 (Dropout) is 0.0, and 0.3 in the job"),
+        (other_shapes_in_evaluation_mode, 4, ""),
+    ],
+)
+def test_a_late_defect_stops_the_run(plant, watched, dropping, lines, tmp_path, defect, step, sentence):
+    with pytest.raises(PromiseBroken, match="does not train the same model") as stopped:
+        watched(dropping(epochs=20), plant(defect))
+    assert sentence in str(stopped.value)
+    found = lines(tmp_path / "run")
+    assert found[-1]["watch_kept"] is False
+    assert step in (None, found[-1]["step"])
+    assert f"step {found[-1]['step']} does not" in str(stopped.value)
+    assert stopped.value.exit_code == 1
+
+
+def test_a_defect_that_a_resumed_run_brings(plant, watched, dropping, tmp_path):
+    job, plan = dropping(epochs=5), plant(stale_buffers_after_resume)
+    assert watched(job, plan, max_steps=6).watched["kept"]
+    with pytest.raises(PromiseBroken, match=r"step 7 .* buffer 0.1.running_"):
+        watched(job, plan, resume=True)
+
+
+def test_a_stopped_run_goes_on_under_the_reference(plant, watched, dropping, digest, tmp_path):
+    """The checkpoint is of the state before the broken step, so that what follows is the reference's run."""
+    job, plan = dropping(epochs=10), plant(frozen_from(13))
+    vivace.train(job, out=tmp_path / "wanted")
+    with pytest.raises(PromiseBroken, match=r"step 13 .*step_12.*--on-broken fallback"):
+        watched(job, plan)
+    manifest = json.loads((tmp_path / "run" / "checkpoints" / "step_12" / "MANIFEST.json").read_text())
+    assert (manifest["broken_step"], manifest["last_watched_step"]) == (13, 12)
+    assert "envelopes off" in manifest["broken"]
+    with pytest.raises(PromiseBroken, match="step 13 "):
+        watched(job, plan, resume=True)
+    run = watched(job, plan, resume=True, on_broken="fallback")
+    assert digest(tmp_path / "run" / "model.pt") == digest(tmp_path / "wanted" / "model.pt")
+    assert "step 13 does not train the same model" in run.notices[-1]
+    assert vivace.Plan.load(tmp_path / "run" / "plan.toml") == vivace.Plan()
+
+
+def test_fallback_takes_the_broken_step_again(plant, watched, dropping, digest, tmp_path):
+    job = dropping(epochs=10)
+    vivace.train(job, out=tmp_path / "wanted")
+    run = watched(job, plant(frozen_from(13)), on_broken="fallback")
+    assert digest(tmp_path / "run" / "model.pt") == digest(tmp_path / "wanted" / "model.pt")
+    assert run.watched["broken_steps"] == [13]
+    assert run.watched["kept"] is False
+    assert "not the same model at 13" in run.watched["sentence"]
+
+
+def test_who_asks_for_it_goes_on(plant, watched, dropping, digest, tmp_path):
+    job, plan = dropping(epochs=6), plant(frozen_from(13))
+    run = watched(job, plan, on_broken="ignore")
+    vivace.train(job, plan, out=tmp_path / "unwatched", watch=0)
+    assert run.steps == 24
+    assert run.watched["broken_steps"][0] == 13
+    assert [text for text in run.notices if "as you asked" in text]
+    assert digest(tmp_path / "run" / "model.pt") == digest(tmp_path / "unwatched" / "model.pt")
+
+
+HEALTHY = [
+    ("mlp", "bf16_autocast"),
+    ("mlp", "fused_optimizer"),
+    ("mlp", "bf16_weights"),
+    ("mlp", "optimizer_in_backward"),
+    ("mlp", "fp16_autocast"),
+    ("cnn", "channels_last"),
+    ("cnn", "bf16_autocast channels_last fused_optimizer"),
+    ("cnn", "checkpoint"),
+    ("lstm", "bf16_autocast"),
+    ("transformer", "micro_batches"),
+    ("transformer", "bf16_autocast fused_optimizer"),
+    ("transformer", "bf16_weights"),
+    ("transformer", "checkpoint"),
+    ("dictionaries", "bf16_autocast"),
+]
+
+
+@pytest.mark.parametrize(("name", "plan"), HEALTHY)
+def test_a_healthy_plan_is_kept_and_watching_changes_no_number(watched, tiny, digest, tmp_path, name, plan):
+    job, plan = tiny(name, epochs=5), vivace.Plan.from_dict({technique: {} for technique in plan.split()})
+    run = watched(job, plan)
+    assert run.watched["steps"] >= 15, run.watched["sentence"]
+    assert run.watched["kept"] is True, run.watched["sentence"]
+    assert run.watched["not_watched"] == ""
+    plain = watched(job, plan, out="plain", watch=0)
+    assert plain.watched is None
+    assert run.loss == plain.loss
+    assert digest(tmp_path / "run" / "model.pt") == digest(tmp_path / "plain" / "model.pt")
+
+
+def test_random_masks_in_another_order_are_the_same_model(watched, dropping, digest, tmp_path):
+    """Dropout over pieces of a batch, and on channels-last pictures, which draws in the order of memory."""
+    pictures = torch.randn(48, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    job = dropping(
+        model=lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 3),
+            nn.Dropout(0.3),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(8, 4),
+        ),
+        data=lambda: [(pictures[i : i + 16], torch.arange(16) % 4) for i in (0, 16, 32)],
+        metric=None,
+        epochs=5,
+    )
+    plan = vivace.Plan.from_dict({"channels_last": {}, "micro_batches": {"num": 4}, "bf16_autocast": {}})
+    run = watched(job, plan)
+    assert run.watched["steps"] >= 10, run.watched["sentence"]
+    assert run.watched["kept"] is True, run.watched["sentence"]
+    watched(job, plan, out="plain", watch=0)
+    assert digest(tmp_path / "run" / "model.pt") == digest(tmp_path / "plain" / "model.pt")
+
+
+def test_dropout_that_is_left_out_is_found(plant, watched, dropping, monkeypatch):
+    def silent(build, count):
+        def forward(following, batch):
+            with monkeypatch.context() as patch:
+                if count.steps == 6:
+                    patch.setattr(nn.functional, "dropout", lambda input, *_: input)
+                return following(batch)
+
+        build.wrap(Seam.FORWARD, forward)
+
+    with pytest.raises(PromiseBroken, match=r"step 7 .* draws no random numbers where the job draws some"):
+        watched(dropping(epochs=5), plant(silent))
+
+
+@pytest.mark.slow
+def test_compiled_plans(watched, tiny, digest, tmp_path):
+    """They are watched, but for random numbers, which compiled code draws as it will."""
+    plan = vivace.Plan.from_dict({"compile": {}, "bf16_autocast": {}})
+    run = watched(tiny("cnn", epochs=3), plan)
+    assert run.watched["steps"] >= 8, run.watched["sentence"]
+    assert run.watched["kept"] is True, run.watched["sentence"]
+    watched(tiny("cnn", epochs=3), plan, out="plain", watch=0)
+    assert digest(tmp_path / "run" / "model.pt") == digest(tmp_path / "plain" / "model.pt")
+    drawing = watched(tiny("transformer", epochs=1), vivace.Plan.from_dict({"compile": {}}), out="drawing")
+    assert drawing.watched["sentence"].startswith("not watched: compiled code draws random numbers")
