@@ -193,9 +193,7 @@ def test_a_memory_budget_that_nothing_fits_is_answered_with_no(tmp_path):
 
 def test_a_training_of_a_second_is_told_before_the_search_that_it_is_too_short(tmp_path):
     heard = []
-    result = vivace.tune(
-        STAGE, out=tmp_path, on_event=lambda event: heard.append(event.payload.get("name"))
-    )
+    result = vivace.tune(STAGE, out=tmp_path, on_event=lambda event: heard.append(event.payload.get("name")))
     assert (result.outcome, result.exit_code, len(result.plan)) == ("too_short", 0, 0)
     assert "(16 steps of " in result.reason
     assert "--runs" in result.reason

@@ -44,7 +44,8 @@ def _check(name: str, mine: torch.Tensor, theirs: torch.Tensor) -> dict[str, Any
     else:
         distance = 1.0 if constant else _distance(mine, theirs)
     envelope = 1e-6 if constant else math.sqrt(2.0 / len(theirs))
-    return figure_of(Measure(Quantity.INITIAL, name), None, distance, envelope, distance / envelope, LIMIT)
+    score, measure = distance / envelope, Measure(Quantity.INITIAL, name)
+    return figure_of(measure, None, distance, envelope, score, LIMIT) | {"step": 0}
 
 
 def _distance(mine: torch.Tensor, theirs: torch.Tensor) -> float:

@@ -135,7 +135,10 @@ def first_broken(checks: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         return check["step"] or 0, computed, -check["score"] / (check["limit"] or 1.0)
 
     broken = sorted((check for check in checks if check["kept"] is False), key=order)
-    return {key: broken[0][key] for key in ("quantity", "layer", "step")} if broken else None
+    if not broken:
+        return None
+    first = {key: broken[0][key] for key in ("quantity", "layer", "step")}
+    return first | {"quantity": Quantity.LOSS} if first["quantity"] in LOSSES else first
 
 
 def is_near(document: dict[str, Any]) -> bool:
