@@ -144,8 +144,9 @@ def _of_file(path: Path) -> str:
     if jobs:
         raise JobError(f"'{path}' holds {' and '.join(jobs)}: write {path}:{jobs[-1]}")
     raise JobError(
-        f"'{path}' is a script without a Job: vivace profile -- python {path} shows where its time goes as "
-        "it is; to tune it, write a Job (README, ten lines)"
+        f"'{path}' is a script without a Job: vivace run -- python {path} tries to make it faster as it "
+        f"is, vivace profile -- python {path} shows where its time goes; to tune it, write a Job (ten lines, "
+        "see the README)"
     )
 
 

@@ -230,7 +230,7 @@ def test_version_is_the_packages():
         ("train nowhere.py:job", "there is no file 'nowhere.py'"),
         ("train JOBS:goo", "has no name 'goo'; did you mean 'good'?"),
         ("train JOBS", ": write {JOBS}:"),
-        ("tune script.py", "'script.py' is a script without a Job: vivace profile -- python script.py"),
+        ("tune script.py", "'script.py' is a script without a Job: vivace run -- python script.py"),
         ("tune two.py", "'two.py' holds small and large: write two.py:large"),
         ("tune two.py:job --device cuda:7", "there is no device cuda:7 here: this machine shows cpu"),
         ("train two.py:job --device mps", "the device is 'mps'; Vivace trains on cpu, cuda"),
