@@ -178,7 +178,7 @@ class Chooser:
             if peak <= budget_bytes and (best is None or decision.seconds < best.seconds):
                 best = decision
         if best is None:
-            least = min(measured.values())
+            least = min(self.kept_bytes, *measured.values())  # decisions may cost more than they spare
             raise TooLittle(
                 f"no decisions for the blocks bring the peak to {words.size(budget_bytes)}; the smallest "
                 f"measured is {words.size(least)}",
