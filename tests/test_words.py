@@ -197,3 +197,23 @@ def test_every_room_tells_bytes_in_the_same_words(value):
     assert phrases.fact("memory_bytes", value) == told
     assert inspected.ceiling_in_words("copy_device", value) == words.quantity(value, "B/s")
     assert phrases.fact("copy_device", value, "ceilings") == words.quantity(value, "B/s")
+
+
+@pytest.mark.parametrize(
+    ("text", "units", "value"),
+    [
+        ("5m", words.SECONDS, 300.0),
+        (" 1.5 H ", words.SECONDS, 5400.0),
+        (".5min", words.SECONDS, 30.0),
+        ("20GiB", {"gib": 2**30}, 20 * 2**30),
+        ("1e6", {"": 1.0}, 1e6),
+        ("5", words.SECONDS, None),
+        ("5 years", words.SECONDS, None),
+        ("0s", words.SECONDS, None),
+        ("-5s", words.SECONDS, None),
+        ("1e999s", words.SECONDS, None),
+        ("", {"": 1.0}, None),
+    ],
+)
+def test_amounts_as_people_write_them(text, units, value):
+    assert words.amount(text, units) == value

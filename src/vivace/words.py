@@ -1,4 +1,4 @@
-"""Numbers as people read them: the one owner of units, digits, plurals and intervals. Imports no torch.
+"""Numbers as people read and write them: the one owner of units, digits, plurals, intervals. Imports no torch.
 
 Numbers have three significant digits, and thousands separated; a unit changes where the number would have a
 fourth digit. What is not known, None or not finite, is a dash. No value is told in two ways: whoever shows a
@@ -8,6 +8,8 @@ number calls this module.
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 UNKNOWN = _DASH = "\N{EN DASH}"
@@ -17,6 +19,10 @@ _FOURTH_DIGIT = 999.5  # from here on a number rounded to three digits has four
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ("", "k", "M", "G", "T", "P", "E")
 _CLOCK = ((59.5, 1.0, "s"), (59.5 * 60, 60.0, "min"), (71.5 * 3600, 3600.0, "h"), (math.inf, 86400.0, "d"))
+
+
+SECONDS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_AMOUNT = re.compile(r"(\d*\.?\d+(?:e\d+)?)\s*([a-z]*)")
 
 
 class Estimate(Protocol):
@@ -197,3 +203,14 @@ def energy(value: float | None) -> str:
 def unless_said(text: str, said: str) -> str:
     """`text`, or nothing where `said` holds it already, whatever its case."""
     return "" if text.lower() in said.lower() else text
+
+
+def amount(text: str, units: Mapping[str, float]) -> float | None:
+    """A number with one of `units` (in small letters; empty: without one) as a person writes it: ``5m``,
+    ``20GiB``. None where it is none, or is not more than 0.
+    """
+    found = _AMOUNT.fullmatch(text.strip().lower())
+    if found is None or found[2] not in units:
+        return None
+    value = float(found[1]) * units[found[2]]
+    return value if 0 < value < math.inf else None

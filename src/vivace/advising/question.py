@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 
+from vivace import words
 from vivace.advising.source import Subject
 from vivace.errors import InputError
 
-UNITS = {"": 3600.0, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+UNITS = {"": 3600.0, **words.SECONDS}
 SIZES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
 EXAMPLE_STEPS = 100_000
 
@@ -70,7 +70,7 @@ def dollars(value: float | None) -> float | None:
 
 
 def _number(text: str, units: dict[str, float], option: str, example: str) -> float:
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\d+)?)\s*([a-z]*)\s*", text.lower())
-    if found is None or found.group(2) not in units or float(found.group(1)) <= 0:
+    found = words.amount(text, units)
+    if found is None:
         raise InputError(f"{option} must be {example}, not {text!r}")
-    return float(found.group(1)) * units[found.group(2)]
+    return found

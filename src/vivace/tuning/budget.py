@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from vivace.inspection import inspect
 from vivace.inspection.limits import free_memory
 from vivace.plan import Plan
 from vivace.technique import Numerics, registry
+from vivace.words import amount
 
 UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 MARGIN = 0.1  # of what is free: fragmentation, the context, and what others will want
@@ -30,10 +30,10 @@ def parse_memory(memory: str | int | None) -> int | None:
         return memory
     if memory.strip().lower() == "auto":
         return int((1 - MARGIN) * free_bytes())
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-z]*)\s*", memory.lower())
-    if not match or match[2] not in UNITS or float(match[1]) <= 0:
+    found = amount(memory, UNITS)
+    if found is None:
         raise InputError(f"the memory budget is '{memory}'; write a size such as 20GiB or 800MiB, or auto")
-    return int(float(match[1]) * UNITS[match[2]])
+    return int(found)
 
 
 def free_bytes() -> int:

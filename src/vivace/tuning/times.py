@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 
 from vivace.errors import InputError
@@ -11,11 +10,11 @@ from vivace.measuring.paired import BLOCK_SECONDS
 from vivace.plan import Plan
 from vivace.tuning.requests import Answer
 from vivace.verifying.verdict import Verdict
-from vivace.words import count, duration
+from vivace.words import SECONDS, amount, count, duration
 
 BUDGETS = {"fast": 120.0, "balanced": 600.0, "max": 3600.0}
-UNITS = {"": 1.0, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
 SHARE = 0.1  # of the whole training: what `auto` spends at most
+LONGEST_SECONDS = 30 * SECONDS["d"]
 LEAST_SECONDS = 60.0  # in which one plan can be found, verified and confirmed
 
 COMPILING_SECONDS = 20.0  # of a warm-up that was never seen
@@ -32,9 +31,8 @@ def parse_budget(budget: str | float) -> float | None:
         return None
     if isinstance(budget, str) and budget in BUDGETS:
         return BUDGETS[budget]
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-z]*)\s*", str(budget).lower())
-    seconds = float(match[1]) * UNITS[match[2]] if match and match[2] in UNITS else 0.0
-    if not 5 <= seconds < float("inf"):
+    seconds = amount(str(budget), {"": 1.0, **SECONDS})
+    if seconds is None or not 5 <= seconds <= LONGEST_SECONDS:
         raise InputError(
             f"the budget is {budget!r}; it must be fast, balanced, max, auto, a time such as 5m, or seconds "
             "from 5 on"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from pathlib import Path
 
@@ -19,10 +18,10 @@ from vivace.verifying.against import judge_edit
 from vivace.verifying.equivalence import judge_by_metric
 from vivace.verifying.verdict import Verdict
 from vivace.verifying.verifier import Verifier
+from vivace.words import SECONDS, amount
 
 SEEDS = 8  # of the test of the metric at most, where nobody says otherwise
 LEAST_SECONDS = 5.0
-UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 PRECISIONS = ("float32", "tf32", "bfloat16", "float16")
 
 
@@ -102,9 +101,8 @@ def _require_seeds(seeds: int, margin: float | None, by_metric: bool) -> None:
 
 def parse_budget(budget: str | float) -> float:
     """A number of seconds, or a time such as ``90s``, ``2m`` or ``1h``, in seconds. Raises InputError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|m|h|)", str(budget).strip().lower())
-    seconds = float(found[1]) * UNITS[found[2]] if found else 0.0
-    if seconds < LEAST_SECONDS:
+    seconds = amount(str(budget), {"": 1.0, **SECONDS})
+    if seconds is None or seconds < LEAST_SECONDS:
         raise InputError(
             f"the budget is {budget!r}; it must be seconds from {LEAST_SECONDS:.0f} on, or a time such as 2m"
         )
