@@ -36,7 +36,7 @@ from vivace.measuring.statistics import speed_ratio
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = HERE / "planted" / "healthy_cnn.py"
-INJECT = HERE.parent / "src" / "vivace" / "profiling" / "inject"
+INJECT = HERE.parent / "src" / "vivace" / "processes" / "inject"
 DEMANDED = 1.03
 SLICE_SECONDS = 0.5
 TIMED_SECONDS = 4.0  # the default of `vivace profile`

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import stat
+import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -79,3 +80,27 @@ def is_leftover(name: str) -> bool:
 
 def _new(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), "wb")
+
+
+def output_folder(folder: Path, own: Iterable[str]) -> Path:
+    """The output folder of a command, made if missing; its absolute path.
+
+    `own` are patterns of names that an earlier run of the command left there. Raises FolderError where
+    anything else lies in it, where it is a file, or cannot be written.
+    """
+    patterns = tuple(own)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):  # has no name that a kill could leave behind
+            pass
+        found = [entry for entry in folder.iterdir() if not is_leftover(entry.name)]
+    except (FileExistsError, NotADirectoryError):
+        raise FolderError(f"the output '{folder}' is a file; name a folder") from None
+    except OSError as error:
+        raise FolderError(f"the output folder '{folder}' cannot be written: {error.strerror}") from None
+    strangers = [entry.name for entry in found if not any(map(entry.match, patterns))]
+    if strangers:
+        raise FolderError(
+            f"the output folder '{folder}' is not empty ({min(strangers)}): name another with --out"
+        )
+    return folder.absolute()

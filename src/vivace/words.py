@@ -1,4 +1,4 @@
-"""Numbers as people read and write them: the one owner of units, digits, plurals, intervals. Imports no torch.
+"""Numbers as people read and write them: the one owner of units, digits, plurals, intervals. No torch here.
 
 Numbers have three significant digits, and thousands separated; a unit changes where the number would have a
 fourth digit. What is not known, None or not finite, is a dash. No value is told in two ways: whoever shows a

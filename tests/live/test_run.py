@@ -178,6 +178,20 @@ def test_bad_input_is_one_sentence(tmp_path):
         vivace.run([sys.executable], tmp_path / "none.toml", out=tmp_path / "new")
 
 
+def test_a_given_plan_outlives_a_run_that_never_gets_to_it(tmp_path):
+    """Also where it lies in the folder of an earlier run, whose other files go."""
+    folder = tmp_path / "runs" / "run"
+    folder.mkdir(parents=True)
+    (folder / "plan.toml").write_text("format = 1\n\n[techniques.fused_optimizer]\n")
+    (folder / "ledger.jsonl").write_text("{}\n")
+    for _ in range(2):
+        words = ("--plan", "runs/run/plan.toml", "--json", "--", sys.executable, "-c", "import torch")
+        told = json.loads(vivace_run(*words, cwd=tmp_path, code=0).stdout)
+        assert told["plan_path"] is None  # nothing acted
+        assert vivace.Plan.load(folder / "plan.toml").names == ("fused_optimizer",)
+        assert not (folder / "ledger.jsonl").exists()
+
+
 def test_processes_that_a_script_starts_train_as_they_are(tmp_path):
     script = tmp_path / "spawns.py"
     script.write_text(

@@ -260,7 +260,7 @@ class TestTraining:
 def test_verify_blames_the_data_and_not_the_plan(seed, said):
     made = job(lambda: Stream(seed))
     with start(made, Plan.from_dict({"decoded_cache": {}}), inspect()) as session:
-        assert fed_otherwise(session, made, 1.0)[: len(said) or None] == said
+        assert fed_otherwise(session, made, 1.0).fault[: len(said) or None] == said
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64])

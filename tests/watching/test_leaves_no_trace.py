@@ -1,5 +1,6 @@
 """What cannot be watched is said and trained all the same; what a job keeps in Python stays its own."""
 
+import itertools
 import random
 
 import numpy
@@ -108,6 +109,15 @@ def test_a_repetition_that_fails_costs_nothing(both, dropping, monkeypatch, erro
     told = "memory does not hold" if isinstance(error, torch.OutOfMemoryError) else "failed: ValueError: some"
     assert sentence.startswith("not watched: ")
     assert told in sentence
+
+
+@pytest.mark.parametrize("rooms", [[0], [2**60, 0]], ids=["before the step", "after it"])
+def test_where_memory_is_short_nothing_is_repeated(both, dropping, monkeypatch, rooms):
+    left = itertools.chain(rooms, itertools.repeat(0))
+    monkeypatch.setattr("vivace.watching.sentinel.free_memory", lambda: next(left))
+    monkeypatch.setattr(Twin, "run", None)
+    sentence = both(lambda: dropping(epochs=2)).watched["sentence"]
+    assert sentence == "not watched: the memory does not hold the model a second time"
 
 
 def test_what_cannot_be_repeated_is_said(plant, watched, tiny, dropping):

@@ -42,14 +42,13 @@ def demo(out: Path, quiet: bool = False) -> int:
         return result.exit_code
     console.print("\n[bold]2 of 2  train[/] to the end, as it is in strict fp32 and with the plan")
     runs = {}
-    for name, plan in (("as it is", Plan()), ("the plan", result.plan)):
+    for name, plan in (("as it is", Plan()), ("the plan", result.plan_path)):
         with TrainProgress(quiet) as progress:
             runs[name] = run = train(JOB, plan, out=folders[name], on_event=progress)
         if run.interrupted:
             return run.exit_code
         report(folders[name])
     trained(runs["the plan"], console)
-    console.print()
     for line in compared(runs["as it is"], runs["the plan"], RECIPES[JOB].validated):
         console.print(line, markup=False)
     return result.exit_code

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,12 @@ def free_memory(root: Path = Path("/")) -> int:
         if used is not None:
             found.append(limit - used + min(used, files))
     return max(0, min(found))
+
+
+def peak_memory() -> int:
+    """Bytes of memory that this process held at most so far, as the system counts them."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _memory_limits(root: Path) -> list[tuple[Path, int]]:

@@ -381,7 +381,8 @@ class Conductor:
     def _take_back(self, reason: str) -> None:
         self.reason = reason
         self._record("taken_back", {"plan": self.plan.to_dict(), "reason": reason})
-        (Path(self.loop.errand.folder) / PLAN).unlink(missing_ok=True)
+        if self.loop.errand.plan is None:  # a given plan is the person's
+            (Path(self.loop.errand.folder) / PLAN).unlink(missing_ok=True)
         self._stay()
 
     def _note(

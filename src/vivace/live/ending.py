@@ -49,11 +49,12 @@ def document_of(loop: Loop) -> dict[str, Any]:
     acted = conductor.plan_steps and comparison is not None
     if acted:
         assert comparison is not None
-        ratio = comparison.ratio
-        saved = conductor.plan_seconds * (ratio.low - 1.0)  # at least
+        ratio, wall = comparison.ratio, comparison.wall
+        saved = conductor.plan_seconds * (wall.low - 1.0) if wall.low > 1.0 else None  # at least
         found |= {
             "ratio": {"estimate": ratio.estimate, "low": ratio.low, "high": ratio.high},
-            "saved_seconds": saved - loop.own_seconds,
+            "clock": "wall" if ratio is wall else "processor",
+            "saved_seconds": None if saved is None else saved - loop.own_seconds,
             "plan_steps": conductor.plan_steps,
             "watched": len(conductor.verdicts),
             "limit": LIMIT,
@@ -79,11 +80,12 @@ def lines(document: dict[str, Any]) -> list[str]:
         ratio, watched = document["ratio"], document["watched"]
         times = "once" if watched == 1 else f"{watched} times"
         saved = document["saved_seconds"]
-        begun = (
-            f"saved at least {saved:.0f} s of this run"
-            if saved >= 0.5
-            else "found a faster plan, too late for this run"
-        )
+        if saved is None:  # others use the processor: how long the run would have taken is not known
+            begun = "its steps take less of the processor's time"
+        elif saved >= 0.5:
+            begun = f"saved at least {saved:.0f} s of this run"
+        else:
+            begun = "found a faster plan, too late for this run"
         shown = f"{ratio['estimate']:.2f}x, {ratio['low']:.2f}-{ratio['high']:.2f}"
         return [
             f"{begun} ({shown}, by {' + '.join(document['plan'])}), "

@@ -32,10 +32,9 @@ def run_here(
     """
     if _begun or VARIABLE in os.environ:
         return
-    from vivace.live.launch import prepared_folder, settings_of
+    from vivace.live.launch import prepared_folder
 
-    wanted = None if plan is None else settings_of(plan)
-    folder = prepared_folder(Path(out))
+    folder, wanted = prepared_folder(Path(out), plan)
     _begin(Errand(str(folder), str(out), shlex.join(["python", *sys.argv]), wanted))
 
 

@@ -7,22 +7,19 @@ import dataclasses
 import json
 import os
 import shlex
-import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from vivace.errors import FolderError, InputError
-from vivace.files import is_leftover
-from vivace.live.errand import OWN, VARIABLE, Errand
+from vivace.errors import InputError
+from vivace.files import output_folder
+from vivace.live.errand import DOCUMENT, OWN, PLAN, VARIABLE, Errand
+from vivace.processes import scripts
 
 if TYPE_CHECKING:
     from vivace.plan import Plan
-
-ENDING_SECONDS = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,16 +56,16 @@ def run(
     Raises InputError, PlanError, FolderError.
     """
     command, environment, folder = prepared(command, plan, Path(out))
-    try:
+    with scripts.starting(command[0]):
         process = subprocess.Popen(command, env=environment, stdout=script_output, stdin=script_input)
-    except OSError as error:
-        raise InputError(f"'{command[0]}' cannot be run: {error.strerror}") from None
-    code = _ended(process)
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:  # which the terminal sent to the script as well
+        code = scripts.end(process)
     document: dict[str, Any] = {"outcome": "nothing_seen"}
     with contextlib.suppress(OSError, ValueError):
-        document = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    file = folder / "plan.toml"
-    return Ran(code if code >= 0 else 128 - code, document, file if file.is_file() else None)
+        document = json.loads((folder / DOCUMENT).read_text(encoding="utf-8"))
+    return Ran(scripts.exit_code(code), document, folder / PLAN if document.get("plan") else None)
 
 
 def become(command: Sequence[str], plan: Plan | str | os.PathLike[str] | None, out: Path) -> NoReturn:
@@ -79,76 +76,39 @@ def become(command: Sequence[str], plan: Plan | str | os.PathLike[str] | None, o
     command, environment, _ = prepared(command, plan, out)
     sys.stdout.flush()
     sys.stderr.flush()
-    try:
+    with scripts.starting(command[0]):
         os.execvpe(command[0], command, environment)
-    except OSError as error:
-        raise InputError(f"'{command[0]}' cannot be run: {error.strerror}") from None
+    raise AssertionError("a process that was replaced goes on")
 
 
 def prepared(
     command: Sequence[str], plan: Plan | str | os.PathLike[str] | None, out: Path
 ) -> tuple[list[str], dict[str, str], Path]:
-    """The command, its environment, and the folder with nothing of an earlier run in it.
+    """The command, its environment, and the folder with nothing of an earlier run in it but a given plan.
 
     Raises InputError where there is no such program, PlanError, FolderError.
     """
     if not command:
         raise InputError("run takes a command after '--', such as -- python train.py")
-    words = list(command)
-    if shutil.which(words[0]) is None:
-        if words[0] != "python":
-            raise InputError(f"there is no program '{words[0]}' to run")
-        print(f"vivace: no 'python' is on the PATH; {sys.executable} runs the script", file=sys.stderr)
-        words[0] = sys.executable
-    wanted = None if plan is None else settings_of(plan)
-    folder = prepared_folder(out)  # after the plan was read, which may lie in it
-    inject = str(Path(__file__).parents[1] / "profiling" / "inject")
-    before = os.environ.get("PYTHONPATH")
+    words = scripts.resolved(command)
+    folder, wanted = prepared_folder(out, plan)
     errand = Errand(str(folder), str(out), shlex.join(words), wanted, os.getpid())
-    environment = {
-        **os.environ,
-        "PYTHONPATH": inject + (os.pathsep + before if before else ""),
-        VARIABLE: errand.dumps(),
-    }
-    environment.pop("VIVACE_PROFILE", None)
-    return words, environment, folder
+    return words, scripts.injected(**{VARIABLE: errand.dumps()}), folder
 
 
-def settings_of(plan: Plan | str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
-    """A plan's techniques with their settings. Raises PlanError where a file holds no plan."""
+def prepared_folder(
+    out: Path, plan: Plan | str | os.PathLike[str] | None
+) -> tuple[Path, dict[str, dict[str, Any]] | None]:
+    """The folder, without an earlier run's files, and the given plan's settings; the plan lies in the folder
+    then, wherever it came from. Raises FolderError, PlanError.
+    """
     from vivace.plan import Plan
 
-    return (plan if isinstance(plan, Plan) else Plan.load(plan)).to_dict()
-
-
-def prepared_folder(folder: Path) -> Path:
-    """The folder, made if missing, without an earlier run's files. Raises FolderError."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        names = [entry.name for entry in folder.iterdir()]
-        if strangers := [name for name in names if name not in OWN and not is_leftover(name)]:
-            raise FolderError(
-                f"the output folder '{folder}' is not empty ({min(strangers)}): name another with --out"
-            )
-        for name in names:
-            (folder / name).unlink()
-    except (FileExistsError, NotADirectoryError):
-        raise FolderError(f"the output '{folder}' is a file; name a folder") from None
-    except OSError as error:
-        raise FolderError(f"the folder '{folder}' cannot be used: {error.strerror}") from None
-    return folder.resolve()
-
-
-def _ended(process: subprocess.Popen[bytes]) -> int:
-    """The exit code; a Ctrl-C, which the terminal sent to the script as well, waits for its own ending."""
-    for wish in (None, signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-        if wish is not None:
-            process.send_signal(wish)
-        try:
-            return process.wait(None if wish is None else ENDING_SECONDS)
-        except KeyboardInterrupt:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return process.wait(ENDING_SECONDS)
-        except subprocess.TimeoutExpired:
-            continue
-    return process.wait()
+    given = None if plan is None else plan if isinstance(plan, Plan) else Plan.load(plan)
+    folder = output_folder(out, OWN).resolve()
+    for name in OWN:
+        if name != PLAN or given is None:
+            (folder / name).unlink(missing_ok=True)
+    if given is not None:
+        given.save(folder / PLAN)
+    return folder, None if given is None else given.to_dict()

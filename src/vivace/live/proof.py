@@ -39,13 +39,12 @@ from vivace.verifying.draws import LogicalDraws
 from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.halves import Halves, Place
 from vivace.verifying.judgement import check, root_mean_square, summary
-from vivace.verifying.shadow import Rounding
+from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
 
 FEW_SHADOWS, SHADOWS = 3, 8  # the few are enough for what stays within half of the limit
 # Envelopes. Stricter than the ruler, which has many steps: whom it refuses wrongly loses speed alone.
 LIMIT = 5.0
 
-FINEST_ROUNDOFF = 2.0**-16  # as the ruler's
 SAME_GRADIENT = 1e-3  # of a replay beside the script's own: atomics may sum otherwise
 
 

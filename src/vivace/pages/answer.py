@@ -95,8 +95,8 @@ def _last(answer: Answer) -> list[str]:
 
 
 def capital(text: str) -> str:
-    """A sentence begins with a large letter; all others stay as they are."""
-    return text[:1].upper() + text[1:]
+    """A sentence begins with a large letter, unless with a name such as `bf16_autocast`; all else stays."""
+    return text if "_" in text.split(" ", 1)[0] else text[:1].upper() + text[1:]
 
 
 def _folded(text: str, width: int, most: int) -> list[str]:

@@ -10,13 +10,13 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivace.errors import ChildFailed, FolderError, InputError
-from vivace.files import is_leftover, replace_text
+from vivace.errors import ChildFailed, InputError
+from vivace.files import output_folder, replace_text
+from vivace.processes import scripts
 from vivace.profiling.record import RECORD, TRACE
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 CEILING_SECONDS = 20.0
 JOB_TIMEOUT = 600.0
-INTERRUPT_SECONDS = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,13 +83,14 @@ def profile(
     """
     if (job is None) == (not command):
         raise InputError("profile takes either a JOB or a command after '--', such as -- python train.py")
+    words = scripts.resolved(command) if command else []
     folder, earlier = _prepared(Path(out))
     exit_code, epochs, name = 0, None, " ".join(map(shlex.quote, command))
     from vivace.inspection import inspect
 
     known = machine or inspect()
     if command:
-        exit_code = _run_script(list(command), folder, timed_seconds, script_output, script_input)
+        exit_code = _run_script(words, folder, timed_seconds, script_output, script_input)
     else:
         assert job is not None
         name = job if isinstance(job, str) else "job"
@@ -128,24 +128,13 @@ OWN = ("profile.html", "profile.json", "record.json*", "trace.json", "job.log", 
 
 def _prepared(folder: Path) -> tuple[Path, str | None]:
     """The folder, with nothing of an earlier profile in it, and what that was of. Raises FolderError."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        names = [entry.name for entry in folder.iterdir() if not any(map(entry.match, OWN))]
-        strangers = [name for name in names if not is_leftover(name)]
-        if strangers:
-            raise FolderError(
-                f"the output folder '{folder}' is not empty ({min(strangers)}): name another with --out"
-            )
-        earlier = _earlier(folder / "profile.json")
-        for pattern in (*OWN, "rank-*/*"):
-            for file in folder.glob(pattern):
-                if file.is_file():
-                    file.unlink()
-    except (FileExistsError, NotADirectoryError):
-        raise FolderError(f"the output '{folder}' is a file; name a folder") from None
-    except OSError as error:
-        raise FolderError(f"the folder '{folder}' cannot be used: {error.strerror}") from None
-    return folder.resolve(), earlier
+    folder = output_folder(folder, OWN).resolve()
+    earlier = _earlier(folder / "profile.json")
+    for pattern in (*OWN, "rank-*/*"):
+        for file in folder.glob(pattern):
+            if file.is_file():
+                file.unlink()
+    return folder, earlier
 
 
 def _earlier(path: Path) -> str | None:
@@ -193,35 +182,20 @@ def _run_script(
 ) -> int:
     """Run a person's command with the hooks injected; it reads and writes where it always does.
 
-    ``python`` is the one that the person's shell would find, which need not be Vivace's.
     Ctrl-C ends the script, not the profile: what was recorded until then is judged.
     """
-    inject = str(Path(__file__).parent / "inject")
-    before = os.environ.get("PYTHONPATH")
-    environment = {
-        **QUIET,
-        **os.environ,
-        "PYTHONPATH": inject + (os.pathsep + before if before else ""),
-        "VIVACE_PROFILE": str(folder),
-        "VIVACE_PROFILE_SECONDS": str(timed_seconds),
-    }
-    if command[0] == "python" and shutil.which("python") is None:
-        print(f"vivace: no 'python' is on the PATH; {sys.executable} runs the script", file=sys.stderr)
-        command = [sys.executable, *command[1:]]
-    try:
+    variables = {"VIVACE_PROFILE": str(folder), "VIVACE_PROFILE_SECONDS": str(timed_seconds)}
+    environment = {**QUIET, **scripts.injected(**variables)}
+    with scripts.starting(command[0]):
         process = subprocess.Popen(command, env=environment, stdout=output, stdin=source)
-    except FileNotFoundError:
-        raise InputError(f"there is no program '{command[0]}' to run") from None
-    except OSError as error:
-        raise InputError(f"'{command[0]}' cannot be run: {error.strerror}") from None
     try:
         code = process.wait()
     except KeyboardInterrupt:
-        _end(process)
+        scripts.end(process)
         if not _has_steps(folder):
             raise
         code = -signal.SIGINT
-    return code if code >= 0 else 128 - code
+    return scripts.exit_code(code)
 
 
 def _has_steps(folder: Path) -> bool:
@@ -230,16 +204,6 @@ def _has_steps(folder: Path) -> bool:
         return bool(json.loads((folder / RECORD).read_text(encoding="utf-8")).get("clean_steps"))
     except (OSError, ValueError):
         return False
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a script that a terminal interrupted with us; interrupt it where nobody did, then end it."""
-    for signal_sent in (None, signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-        if signal_sent is not None:
-            process.send_signal(signal_sent)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(INTERRUPT_SECONDS)
-            return
 
 
 def _read_record(folder: Path, exit_code: int, command: Sequence[str]) -> dict[str, Any]:

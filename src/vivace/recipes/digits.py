@@ -80,7 +80,7 @@ def loss(model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 def accuracy(model: nn.Module, batches: Iterable[Any]) -> float:
-    """The share of held-out digits that the model names rightly."""
+    """The share of held-out pictures that the model names rightly."""
     right = total = 0
     for images, labels in batches:
         right += int((model(images).argmax(1) == labels).sum())

@@ -5,17 +5,15 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from vivace.errors import InputError
 from vivace.job import Job
-from vivace.recipes.digits import Residual
+from vivace.recipes.digits import Residual, accuracy, loss
 
 PICTURES = (
     "brick",
@@ -116,20 +114,6 @@ def validation() -> DataLoader[Any]:
             crops.append(picture[top : top + SIZE, left : left + SIZE].unsqueeze(0))
             labels.append(label)
     return DataLoader(TensorDataset(torch.stack(crops), torch.tensor(labels)), batch_size=128)
-
-
-def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-    """Cross entropy, the mean over the batch."""
-    return functional.cross_entropy(model(batch[0]), batch[1])
-
-
-def accuracy(model: nn.Module, batches: Iterable[Any]) -> float:
-    """The share of held-out crops that the model places in their picture."""
-    right = total = 0
-    for crops, labels in batches:
-        right += int((model(crops).argmax(1) == labels).sum())
-        total += len(labels)
-    return right / total
 
 
 job = Job(

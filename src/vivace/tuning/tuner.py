@@ -16,6 +16,7 @@ from typing import Any
 import vivace
 from vivace.errors import AnswerIsNo, ChildFailed, InputError, Refused
 from vivace.events import OnEvent, teller
+from vivace.files import output_folder
 from vivace.inspection import inspect
 from vivace.inspection.gather import require_torch
 from vivace.job import Job
@@ -30,7 +31,6 @@ from vivace.training.stopping import ends_like_ctrl_c
 from vivace.tuning.bench import Bench
 from vivace.tuning.budget import parse_memory
 from vivace.tuning.candidates import candidates, known_best, waits_for_data
-from vivace.tuning.folder import LONG_PLAN, claim_folder
 from vivace.tuning.loading import sentence
 from vivace.tuning.objective import Length
 from vivace.tuning.requests import (
@@ -62,6 +62,8 @@ from vivace.verifying.verifier import Verifier
 from vivace.words import size
 
 SEMANTICS_SEEDS = 3
+LONG_PLAN = "plan-long.toml"
+OWN = ("ledger.jsonl", "plan.toml", LONG_PLAN, "report.html", "children.log")
 
 
 def tune(
@@ -101,7 +103,7 @@ def tune(
     begin = time.monotonic()
     given, limit, allowed = parse_budget(budget), parse_memory(memory), parse_allow(allow)
     check_runs(runs, budget)
-    folder, source = claim_folder(Path(out)), Source(job)
+    folder, source = output_folder(Path(out), OWN), Source(job)
     machine, ledger = inspect(), Ledger(folder / "ledger.jsonl")
     tell = teller(on_event)
     if machine.passed_over:

@@ -31,13 +31,13 @@ from vivace.verifying.halves import Halves, Place
 from vivace.verifying.judgement import outright, unknown
 from vivace.verifying.rehearsal import fault_of, same_rehearsals
 from vivace.verifying.ruler import (
-    FINEST_ROUNDOFF,
     OTHER_STREAMS,
     Ruler,
     equal_random_streams,
     same_streams,
 )
 from vivace.verifying.runner import FEEDING_SECONDS
+from vivace.verifying.shadow import FINEST_ROUNDOFF
 from vivace.verifying.states import Snapshot, clone, restore, state_of
 
 EPOCHS = 2

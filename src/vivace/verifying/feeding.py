@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader
@@ -47,35 +47,49 @@ class Loaders:
         return isinstance(self.loader, DataLoader) and _length(self.loader) is not None
 
 
-def fed_otherwise(session: Session, job: Job, seconds: float) -> str:
+class Fed(NamedTuple):
+    """What is wrong with the batches that a plan feeds, and what of them could not be compared; or empty."""
+
+    fault: str = ""
+    note: str = ""
+
+
+def fed_otherwise(session: Session, job: Job, seconds: float) -> Fed:
     """How three epochs come otherwise than `train` would feed them, as far as `seconds` for each reach, and
-    how they end; else empty.
+    how they end.
 
     What travels in another form is compared as the step gets it: both batches placed by the session.
     Nothing is read where no technique touches the batches.
     """
+    note = ""
     theirs, own = Loaders(job), Loaders(job)
     for epoch in range(EPOCHS):
         loader = theirs.epoch(epoch)
         fed = session.seams.batches(loader)
         if fed is loader:
-            return ""
+            return Fed()
         alike, whole = _alike(session, fed, own.epoch(epoch), seconds)
+        if not whole:
+            ends = f" and the last {LAST_BATCHES} batches" if own.has_index else ""
+            note = f"of each epoch's data, what {seconds:.3g} s reach{ends} were compared"
         if alike and not whole and own.has_index:
             ending = session.seams.batches(theirs.epoch(epoch, LAST_BATCHES))
             alike, _ = _alike(session, ending, own.epoch(epoch, LAST_BATCHES), seconds)
         if not alike:
             again = Loaders(job)
             if not _alike(session, own.epoch(epoch), again.epoch(epoch), seconds)[0]:
-                return "your data come otherwise each time that they are read: their shuffle needs a seed"
-            return f"it feeds other batches, or in another order, in epoch {epoch + 1}"
-    return ""
+                return Fed(
+                    "your data come otherwise each time that they are read: their shuffle needs a seed"
+                )
+            return Fed(f"it feeds other batches, or in another order, in epoch {epoch + 1}")
+    return Fed(note=note)
 
 
-def validated_otherwise(session: Session, job: Job, seconds: float) -> str:
-    """How the metric is fed otherwise than by the job's own loader, in two evaluations; else empty."""
+def validated_otherwise(session: Session, job: Job, seconds: float) -> Fed:
+    """How the metric is fed otherwise than by the job's own loader, in two evaluations."""
+    note = ""
     if job.metric is None:
-        return ""
+        return Fed()
     field = "validation" if job.validation is not None else "data"
     theirs, own = Loaders(job, field), Loaders(job, field)
     for number in ("first", "second"):
@@ -85,11 +99,14 @@ def validated_otherwise(session: Session, job: Job, seconds: float) -> str:
             return session.validation(loader)
 
         if fed() is loader:
-            return ""
+            return Fed()
         pairs = isolated(fed, derive(0, "validation")), own.epoch(0)
-        if not _alike(session, *pairs, seconds)[0]:
-            return f"its {number} evaluation gets other batches than the job's {field}"
-    return ""
+        alike, whole = _alike(session, *pairs, seconds)
+        if not alike:
+            return Fed(f"its {number} evaluation gets other batches than the job's {field}")
+        if not whole:
+            note = f"of what the metric reads, as much as {seconds:.3g} s reach was compared"
+    return Fed(note=note)
 
 
 def _alike(session: Session, fed: Iterable[Any], own: Iterable[Any], seconds: float) -> tuple[bool, bool]:

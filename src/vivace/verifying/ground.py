@@ -45,7 +45,9 @@ class Standing:
 
 @dataclasses.dataclass
 class Ran:
-    """What a plan's session did. `fault` is a plain one, which ends it; `last`: before closing."""
+    """What a plan's session did. `fault` is a plain one, which ends it; `last`: before closing; `notes`: what
+    could not be compared.
+    """
 
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
     curve: list[float] = dataclasses.field(default_factory=list)
@@ -58,6 +60,7 @@ class Ran:
     precision: Plan = dataclasses.field(default_factory=Plan)
     same_streams: bool = True
     silent: bool = False
+    notes: list[str] = dataclasses.field(default_factory=list)
     fault: str = ""
 
     def ended(self, fault: str) -> Ran:

@@ -57,13 +57,10 @@ from vivace.verifying.rehearsal import (
     slopes_like,
 )
 from vivace.verifying.runner import PAIRS_STREAM, Runner
-from vivace.verifying.shadow import Rounding
+from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
 from vivace.verifying.states import Snapshot, clone, decay_of, repeatable, state_of
 from vivace.verifying.tap import Tap, random_state
 
-# Shadows round no finer than this: at fp32's last bit it is a rare event that a ReLU flips, which few shadows
-# show, and sums in another order differ by many roundings.
-FINEST_ROUNDOFF = 2.0**-16
 MOST_RESUMED_BYTES = 2**30  # of parameters: a resumed session stands in memory beside two others
 SETTLING_STEPS = 8
 OTHER_PAIRS_STREAM = 700
@@ -186,7 +183,9 @@ class Ruler(Runner):
             outcome.outputs = (
                 outcome.outputs if len(outcome.outputs) else self.evaluation(self.session, outcome.after)
             )
-        return {**document, **self._judge(ran, session)}
+        found = self._judge(ran, session)
+        reason = "; ".join(filter(None, (found["reason"], *ran.notes)))
+        return {**document, **found, "reason": reason}
 
     def _note_halves(self, plan: Plan) -> Plan:
         """The part of a plan that lowers precision; what it stores in 16 bits is seen in a step of its own.
@@ -210,8 +209,10 @@ class Ruler(Runner):
         if fault := difference(facts_of_session(session), self.facts):
             return ran.ended(fault)
         for compare in (fed_otherwise, validated_otherwise):
-            if fault := compare(session, self.job, self.feeding_seconds):
+            fault, note = compare(session, self.job, self.feeding_seconds)
+            if fault:
                 return ran.ended(fault)
+            ran.notes += [note] if note else []
         for position in range(SETTLING_STEPS if session.build.kept else 0):
             self._step(session, position)  # a loss scale halves until it fits, and skips steps meanwhile
         ran.outcomes = [self._lockstep(session, self.snapshots[0], stream=0)]

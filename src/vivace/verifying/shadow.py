@@ -17,6 +17,9 @@ from vivace.tensors.trees import map_tensors
 from vivace.torch_internals.tensors import TorchDispatchMode, in_backward, schema_of
 from vivace.verifying.halves import Place, place_of
 
+# Shadows round no finer than this: at fp32's last bit it is a rare event that a ReLU flips, which few shadows
+# show, and sums in another order differ by many roundings.
+FINEST_ROUNDOFF = 2.0**-16
 MARKS = ("mm", "convolution", "attention", "rnn", "lstm", "gru", "linear")
 # A bias's gradient is the sum of its product's output gradient, which lower precision rounds as well.
 BACKWARD_MARKS = (*MARKS, "sum.dim_IntList")

@@ -17,6 +17,7 @@ import torch
 
 from vivace import words
 from vivace.errors import ran_out_of_memory
+from vivace.inspection.limits import free_memory, peak_memory
 from vivace.job import Job
 from vivace.machine import Machine
 from vivace.plan import Plan
@@ -32,8 +33,7 @@ from vivace.verifying.facts import Facts, difference, facts_of_session
 from vivace.verifying.figures import Measure
 from vivace.verifying.halves import Place
 from vivace.verifying.judgement import LIMIT
-from vivace.verifying.ruler import FINEST_ROUNDOFF
-from vivace.verifying.shadow import Rounding
+from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
 from vivace.watching.draws import Handed, Kept, Unlike
 from vivace.watching.findings import MOST_SHADOWS, STEP_LIMIT, Envelopes, Finding, judged
 from vivace.watching.outside import Outside, assign
@@ -41,6 +41,7 @@ from vivace.watching.schedule import Schedule
 from vivace.watching.twin import Before, Seen, Twin, free, named, outcome_of, placing, seen
 
 NO_PLAN = "the run has no plan"
+NO_ROOM = "the memory does not hold the model a second time"
 OnBroken = Literal["stop", "fallback", "ignore"]
 FIRST_SHADOWS = 3
 SHADOW_EVERY = 4  # watched steps, once as many shadows are known as are kept
@@ -120,7 +121,7 @@ class Sentinel:
             self._meet(session)
         shape = tuple(tensor.shape for tensor in tensors(batch))
         why = self.schedule.due(position.step + 1, position.batch, shape)
-        if not why or self.twin is None:
+        if not why or self.twin is None or not self._has_room(session):
             return take(batch)
         return self._watched_step(session, position, batch, take, why)
 
@@ -176,6 +177,14 @@ class Sentinel:
         if self.progress is not None:
             self.progress.tell("unwatched", text=f"not watched: {reason}")
 
+    def _has_room(self, session: Session) -> bool:
+        """Is as much of the host's memory free as the process took at most? A repetition takes such a step
+        again. Where that is not so, nothing is watched any more: the system would end the process unasked.
+        """
+        if session.build.device.type == "cpu" and free_memory() < peak_memory():
+            self._end(NO_ROOM)
+        return self.twin is not None
+
     def _attempt(self, function: Callable[[], Any]) -> Any:
         """What `function` gives; None where it fails, for then the training goes on unwatched."""
         try:
@@ -185,7 +194,7 @@ class Sentinel:
         except Exception as error:
             if ran_out_of_memory(error):
                 traceback.clear_frames(error.__traceback__)  # they hold tensors
-                self._end("the memory does not hold the model a second time")
+                self._end(NO_ROOM)
                 free()
             else:
                 text = (str(error).strip() or "no reason given").splitlines()[0]
@@ -214,7 +223,7 @@ class Sentinel:
         try:
             skips = skipped is not None and int(session.build.facts.skipped_steps or 0) != skipped_before
             finding = None
-            if outside is not None and not skips:
+            if outside is not None and not skips and self._has_room(session):
                 finding = self._attempt(lambda: self._judge(session, before, found, kept, loss, after))
         finally:
             randomness.restore(after, device)

@@ -1,0 +1,71 @@
+"""A person's script in a process of its own, with hooks of ours in it: what `profile` and `run` share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from vivace.errors import InputError
+
+INJECTED = (
+    Path(__file__).parent / "inject"
+)  # its `sitecustomize` stands before the person's, and runs that first
+ENDING_SECONDS = 10.0
+
+
+def resolved(command: Sequence[str]) -> list[str]:
+    """The command as it is run. ``python`` is the one that the person's shell would find, which need not be
+    Vivace's; where there is none, it is Vivace's, and that is said.
+
+    Raises InputError where there is no such program.
+    """
+    program, *arguments = command
+    if shutil.which(program) is not None:
+        return [program, *arguments]
+    if program == "python":
+        print(f"vivace: no 'python' is on the PATH; {sys.executable} runs the script", file=sys.stderr)
+        return [sys.executable, *arguments]
+    if Path(program).is_file():
+        raise InputError(f"'{program}' cannot be run: it is not executable")
+    raise InputError(f"there is no program '{program}' to run")
+
+
+def injected(**variables: str) -> dict[str, str]:
+    """The environment with the hooks in it; `variables` say which, and what they need to know."""
+    before = os.environ.get("PYTHONPATH")
+    path = str(INJECTED) + (os.pathsep + before if before else "")
+    kept = {name: value for name, value in os.environ.items() if name not in ("VIVACE_PROFILE", "VIVACE_RUN")}
+    return {**kept, "PYTHONPATH": path, **variables}
+
+
+@contextlib.contextmanager
+def starting(program: str) -> Iterator[None]:
+    """Raises InputError where what is started inside cannot be."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"'{program}' cannot be run: {error.strerror}") from None
+
+
+def end(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a script that a terminal interrupted with us; interrupt it where nobody did, then end it.
+
+    Returns its exit code, as `subprocess` counts.
+    """
+    for signal_sent in (None, signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        if signal_sent is not None:
+            process.send_signal(signal_sent)
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            return process.wait(ENDING_SECONDS)
+    return process.wait()
+
+
+def exit_code(code: int) -> int:
+    """As a shell tells it: 128 and the number of the signal that ended it."""
+    return code if code >= 0 else 128 - code
