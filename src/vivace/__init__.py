@@ -24,6 +24,7 @@ _HOME = {
     "register": "vivace.technique.registry",
     "Technique": "vivace.technique",
     "Way": "vivace.technique",
+    "Plain": "vivace.technique",
     "Card": "vivace.technique",
     "Stage": "vivace.technique",
     "Seam": "vivace.technique",
@@ -63,6 +64,7 @@ _HOME = {
     "report": "vivace.reporting",
     "run": "vivace.live",
     "run_here": "vivace.live",
+    "export": "vivace.exporting",
     "advise": "vivace.advising",
 }
 __all__ = [*_HOME, "__version__"]
@@ -100,6 +102,7 @@ if TYPE_CHECKING:
     from vivace.errors import VivaceError as VivaceError
     from vivace.events import Event as Event
     from vivace.events import EventKind as EventKind
+    from vivace.exporting import export as export
     from vivace.inspection import inspect as inspect
     from vivace.job import Job as Job
     from vivace.ledger import Observation as Observation
@@ -117,6 +120,7 @@ if TYPE_CHECKING:
     from vivace.technique import Build as Build
     from vivace.technique import Card as Card
     from vivace.technique import Numerics as Numerics
+    from vivace.technique import Plain as Plain
     from vivace.technique import Seam as Seam
     from vivace.technique import Stage as Stage
     from vivace.technique import Technique as Technique

@@ -423,6 +423,23 @@ def recipes(as_json: AsJson = False, quiet: Quiet = False, debug: Debug = False)
 
 
 @app.command()
+def export(
+    plan: Annotated[str, typer.Option("--plan", metavar="P", help="plan file, or a folder that holds one")],
+    to: Annotated[str, typer.Option("--to", help="torch, transformers, lightning or accelerate")] = "torch",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """A plan as the Python that you would write without Vivace."""
+    with screen(as_json, quiet, debug) as out:
+        from vivace.exporting import export as in_words
+
+        text = in_words(plan, to)
+        out.document({"to": to, "python": text})
+        out.text(text)
+
+
+@app.command()
 def techniques(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="one technique, in full")] = None,
     as_json: AsJson = False,

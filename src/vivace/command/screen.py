@@ -52,6 +52,12 @@ class Screen:
             self._output.write(json.dumps(_finite(content), ensure_ascii=False, default=str) + "\n")
             self._output.flush()
 
+    def text(self, content: str) -> None:
+        """Print what was asked for as a text, to be piped into a file, unless a document was asked for."""
+        if not self.as_json:
+            self._output.write(content)
+            self._output.flush()
+
     def fail(self, kind: str, message: str) -> None:
         """The error's document, where documents are asked for, and its sentence."""
         self.document({"error": {"kind": kind, "message": message}})

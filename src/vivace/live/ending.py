@@ -62,7 +62,9 @@ def document_of(loop: Loop) -> dict[str, Any]:
         }
     if conductor.plan.techniques:
         found |= {"outcome": "faster", "plan": conductor.plan.to_dict(), "reason": ""}
-        found["next"] = f"vivace run --plan {Path(loop.errand.shown) / PLAN} -- {loop.errand.command}"
+        plan = Path(loop.errand.shown) / PLAN
+        found["next"] = f"vivace run --plan {plan} -- {loop.errand.command}"
+        found["in_your_code"] = f"vivace export --plan {plan}"
     elif acted:
         found["outcome"] = "taken_back"
     elif conductor.tried:
@@ -91,6 +93,7 @@ def lines(document: dict[str, Any]) -> list[str]:
             f"{begun} ({shown}, by {' + '.join(document['plan'])}), "
             f"same model: watched {times}, worst {document['worst']:.1f} of {document['limit']:.0f}",
             f"next time: {document['next']}",
+            f"in your own code: {document['in_your_code']}",
             *notes,
         ]
     if document["outcome"] == "taken_back":

@@ -8,4 +8,5 @@ from vivace.technique.contract import Numerics as Numerics
 from vivace.technique.contract import Stage as Stage
 from vivace.technique.contract import Technique as Technique
 from vivace.technique.contract import Way as Way
+from vivace.technique.plain import Plain as Plain
 from vivace.technique.step import Seam as Seam

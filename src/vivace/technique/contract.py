@@ -26,6 +26,7 @@ from vivace.machine import Machine
 
 if TYPE_CHECKING:
     from vivace.technique.build import Build
+    from vivace.technique.plain import Plain
 
 _BITS = {"float64": 53, "float32": 24, "tf32": 11, "float16": 11, "bfloat16": 8}
 UNIT_ROUNDOFF = {dtype: 2.0**-bits for dtype, bits in _BITS.items()}
@@ -194,6 +195,10 @@ class Technique:
 
     def stricter(self) -> Technique | None:
         """The settings to try where these broke the promise, nearer to the job's own numbers; None: none."""
+        return None
+
+    def plain(self) -> Plain | None:
+        """The same with these settings in plain PyTorch and in trainers' words; None: it needs Vivace."""
         return None
 
     @property

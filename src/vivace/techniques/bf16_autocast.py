@@ -8,7 +8,7 @@ from typing import ClassVar
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.mechanisms.half_precision import autocast, bfloat16_gain, require_bfloat16, share_in
-from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Stage, Technique
+from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Plain, Stage, Technique
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +40,16 @@ class Bf16Autocast(Technique):
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """The share of matrix and convolution inputs that were bfloat16."""
         return share_in("bfloat16", seen)
+
+    def plain(self) -> Plain:
+        """Autocast, to which trainers have a word."""
+        return Plain(
+            autocast="bfloat16",
+            transformers={"bf16": True},
+            lightning={"precision": "bf16-mixed"},
+            accelerate={"mixed_precision": "bf16"},
+            note="sums and means of bfloat16 stay bfloat16 on a CPU: give your loss the outputs as .float()",
+        )
 
     @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
-from vivace.technique import Build, Card, Numerics, Seam, Stage, Technique
+from vivace.technique import Build, Card, Numerics, Plain, Seam, Stage, Technique
 
 if TYPE_CHECKING:
     import torch
@@ -75,6 +75,10 @@ class ChannelsLast(Technique):
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """The number of convolutions that run in this order."""
         return f"{seen.notes['convolutions']} convolutions in channels-last order"
+
+    def plain(self) -> Plain:
+        """The weights' order, which feature maps follow from the first convolution on."""
+        return Plain(model=("model = model.to(memory_format=torch.channels_last)",))
 
     @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from vivace import words
 from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
-from vivace.technique import Build, Card, Numerics, Stage, Technique, Way
+from vivace.technique import Build, Card, Numerics, Plain, Stage, Technique, Way
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +73,13 @@ class Checkpoint(Technique):
     def deciding(cls, chosen: Callable[..., tuple[str, ...]]) -> Technique:
         """The blocks of both ways, of which some keep what is expensive."""
         return cls(blocks=chosen("recompute", "cheap"), cheap=chosen("cheap"))
+
+    def plain(self) -> Plain | None:
+        """Trainers recompute whole models; chosen blocks are written by hand."""
+        if self.blocks != ("*",) or self.cheap:
+            return None
+        called = "model.gradient_checkpointing_enable()  # Hugging Face's models; others by hand"
+        return Plain(model=(called,), transformers={"gradient_checkpointing": True})
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:

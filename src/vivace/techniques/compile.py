@@ -11,7 +11,7 @@ from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.operators import MATRIX_CLASSES
-from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
+from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Plain, Seam, Stage, Technique
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +95,18 @@ class Compile(Technique):
     def stricter(self) -> Technique | None:
         """The same with the numbers of PyTorch's own kernels."""
         return None if self.strict else dataclasses.replace(self, strict=True)
+
+    def plain(self) -> Plain | None:
+        """`torch.compile` of the whole model. Its blocks alone, or PyTorch's own numbers: not in one line."""
+        if self.regional or self.strict:
+            return None
+        named = {"mode": self.mode, "dynamic": self.dynamic}
+        keywords = "".join(f", {k}={v!r}" for k, v in named.items() if v not in ("default", None))
+        mode = {} if self.mode == "default" else {"torch_compile_mode": self.mode}
+        return Plain(
+            model=(f"model = torch.compile(model{keywords})",),
+            transformers=None if self.dynamic is not None else {"torch_compile": True, **mode},
+        )
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:

@@ -10,7 +10,7 @@ from pydantic import Field
 from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
-from vivace.technique import Build, Card, Numerics, Stage, Technique
+from vivace.technique import Build, Card, Numerics, Plain, Stage, Technique
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +45,10 @@ class CpuThreads(Technique):
         if during == before:
             raise Refused(f"it changed nothing: PyTorch stays at num_threads = {before}")
         return f"{during} threads instead of {before}"
+
+    def plain(self) -> Plain:
+        """PyTorch's own call."""
+        return Plain(start=(f"torch.set_num_threads({self.num_threads})",))
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:

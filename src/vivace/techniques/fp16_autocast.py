@@ -12,7 +12,7 @@ from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.mechanisms.half_precision import ScaledOptimizer, autocast, share_in
 from vivace.operators import MATRIX_CLASSES
-from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
+from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Plain, Seam, Stage, Technique
 
 if TYPE_CHECKING:
     import torch
@@ -75,6 +75,15 @@ class Fp16Autocast(Technique):
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """The share of matrix and convolution inputs that were float16."""
         return f"{share_in('float16', seen)}, {int(seen.facts.get('skipped_steps', 0))} steps skipped"
+
+    def plain(self) -> Plain:
+        """Autocast and a scaler, to which trainers have a word."""
+        return Plain(
+            autocast="float16",
+            transformers={"fp16": True},
+            lightning={"precision": "16-mixed"},
+            accelerate={"mixed_precision": "fp16"},
+        )
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:

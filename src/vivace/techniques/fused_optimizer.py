@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
-from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Stage, Technique
+from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Plain, Stage, Technique
 
 if TYPE_CHECKING:
     import torch
@@ -64,6 +64,10 @@ class FusedOptimizer(Technique):
         if not found:
             raise Refused(f"it changed nothing: no {self.kind} operator ran")
         return ", ".join(found[:3])
+
+    def plain(self) -> Plain:
+        """The optimizer's own keyword."""
+        return Plain(optimizer={self.kind: True})
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:

@@ -12,7 +12,7 @@ from typing import ClassVar
 from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
-from vivace.technique import Build, Card, Numerics, Stage, Technique
+from vivace.technique import Build, Card, Numerics, Plain, Stage, Technique
 
 # glibc's malloc.h
 M_TRIM_THRESHOLD = -1
@@ -55,6 +55,16 @@ class HostAllocator(Technique):
         if not seen.page_faults <= reference.page_faults / 2 or not reference.page_faults:
             raise Refused(f"it changed nothing: {text}")
         return text
+
+    def plain(self) -> Plain:
+        """glibc's variables, which it reads when a program starts."""
+        return Plain(
+            environment={
+                "MALLOC_MMAP_MAX_": "0",
+                "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
+                "MALLOC_TOP_PAD_": str(64 * MIB),
+            }
+        )
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:

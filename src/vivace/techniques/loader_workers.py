@@ -12,7 +12,7 @@ from pydantic import Field
 from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
-from vivace.technique import Build, Card, Numerics, Seam, Stage, Technique
+from vivace.technique import Build, Card, Numerics, Plain, Seam, Stage, Technique
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +95,17 @@ class LoaderWorkers(Technique):
         if not self.num_workers:
             return None
         return dataclasses.replace(self, prefetch_factor=2 * self.prefetch_factor)
+
+    def plain(self) -> Plain:
+        """The DataLoader's own keywords."""
+        loader: dict[str, object] = {"num_workers": self.num_workers}
+        if self.num_workers:
+            loader |= {"prefetch_factor": self.prefetch_factor, "persistent_workers": self.persistent}
+        return Plain(
+            start=(f"torch.set_num_threads({self.step_threads})",) if self.step_threads else (),
+            loader=loader,
+            transformers={f"dataloader_{key}": value for key, value in loader.items()},
+        )
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:

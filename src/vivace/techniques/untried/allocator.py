@@ -12,7 +12,7 @@ from pydantic import Field
 from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
-from vivace.technique import Build, Card, Numerics, Seam, Stage, Technique
+from vivace.technique import Build, Card, Numerics, Plain, Seam, Stage, Technique
 
 FIXED_SEGMENTS = "expandable_segments:False"
 COUNTED_STEP = 2  # by then the optimizer has its state
@@ -75,6 +75,10 @@ class Allocator(Technique):
             return loss
 
         build.wrap(Seam.STEP, step)
+
+    def plain(self) -> Plain:
+        """The allocator's variable, which it reads when a program starts."""
+        return Plain(environment={"PYTORCH_ALLOC_CONF": self._text()})
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """Evidence: the number of expandable segments in use."""

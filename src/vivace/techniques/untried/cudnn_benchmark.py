@@ -8,7 +8,7 @@ from typing import ClassVar
 from vivace.errors import Refused
 from vivace.ledger import NO_KERNELS, Observation, Profile
 from vivace.machine import Machine
-from vivace.technique import Build, Card, Numerics, Stage, Technique
+from vivace.technique import Build, Card, Numerics, Plain, Stage, Technique
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +36,10 @@ class CudnnBenchmark(Technique):
             "you asked for deterministic algorithms, and the search may choose another one every time",
         )
         build.set_flag(cudnn, "benchmark", True)
+
+    def plain(self) -> Plain:
+        """PyTorch's own switch."""
+        return Plain(start=("torch.backends.cudnn.benchmark = True",), lightning={"benchmark": True})
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """Kernels that ran here and not in the reference; cuDNN's convolutions where no kernels are shown."""

@@ -9,7 +9,7 @@ from vivace.errors import Refused
 from vivace.ledger import NO_KERNELS, Observation, Profile
 from vivace.machine import Machine
 from vivace.operators import MATRIX_CLASSES
-from vivace.technique import Build, Card, Numerics, Stage, Technique
+from vivace.technique import Build, Card, Numerics, Plain, Stage, Technique
 
 FP32_ERROR = 1e-5  # of a product's size: fp32 is off by about 1e-7, TF32 by about 3e-4
 
@@ -42,6 +42,14 @@ class Tf32(Technique):
         flags = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
         build.require(any(flag.fp32_precision != "tf32" for flag in flags), "TF32 is already allowed")
         set_fp32_precision(build, flags, "tf32")
+
+    def plain(self) -> Plain:
+        """PyTorch's own switches."""
+        places = ("cuda.matmul", "cudnn.conv", "cudnn.rnn")
+        return Plain(
+            start=tuple(f'torch.backends.{place}.fp32_precision = "tf32"' for place in places),
+            transformers={"tf32": True},
+        )
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """Kernels that ran here and not in the reference; a product's rounding where no kernels are shown."""

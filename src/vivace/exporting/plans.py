@@ -1,0 +1,147 @@
+"""A plan in the words of plain PyTorch, or of a trainer: Python to be copied, or imported as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+from vivace.errors import InputError, nearest
+from vivace.plan import Plan
+
+if TYPE_CHECKING:
+    from vivace.technique import Plain, Technique
+
+TARGETS = {
+    "torch": "",
+    "transformers": "TrainingArguments",
+    "lightning": "Trainer",
+    "accelerate": "Accelerator",
+}
+STEP = """
+def step(model, optimizer, loss_of, batch):
+    \"\"\"One step; `loss_of(model, batch)` is your loss.\"\"\"
+{forward}    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+"""
+SCALED_STEP = """
+scaler = torch.amp.GradScaler(device)
+
+
+def step(model, optimizer, loss_of, batch):
+    \"\"\"One step; `loss_of(model, batch)` is your loss. Unscale before you clip.\"\"\"
+{forward}    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    return loss.detach()
+"""
+
+
+def export(plan: Plan | str | os.PathLike[str], to: str = "torch") -> str:
+    """The Python that a person writes instead of using a plan.
+
+    Args:
+        plan: a plan, or the path of its file.
+        to: ``torch``, or the trainer in whose words it is told: ``transformers``, ``lightning``,
+            ``accelerate``.
+
+    Returns Python: keywords for the trainer, the optimizer and the loader, `prepare(model)` and, for
+    ``torch``, `step`. What has no equivalent stands in a comment at its end. Raises InputError, PlanError.
+    """
+    if to not in TARGETS:
+        raise InputError(
+            f"a plan is told in the words of {', '.join(TARGETS)}, not '{to}'{nearest(to, TARGETS)}"
+        )
+    plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+    told = {technique: technique.plain() for technique in plan.techniques}
+    found = {technique: plain for technique, plain in told.items() if plain is not None}
+    parts = [_head(plan, found, to)]
+    parts += [_trainer(found, to)] if TARGETS[to] else []
+    by_hand = {t: plain for t, plain in found.items() if not _words(plain, to)}
+    parts += [_keywords(by_hand, to), _prepare(by_hand)]
+    parts += [_step(found)] if to == "torch" else []
+    parts.append(_rest(told, to))
+    return "\n".join(part for part in parts if part).rstrip() + "\n"
+
+
+def _words(plain: Plain, to: str) -> dict[str, object]:
+    words = {"transformers": plain.transformers, "lightning": plain.lightning, "accelerate": plain.accelerate}
+    return dict(words.get(to) or {})
+
+
+def _head(plan: Plan, found: dict[Technique, Plain], to: str) -> str:
+    where = "plain PyTorch" if to == "torch" else f"the words of {to.capitalize()}"
+    lines = [f"# {' + '.join(plan.names) or 'The script as it is'}, in {where}."]
+    environment = {key: value for plain in found.values() for key, value in plain.environment.items()}
+    if environment:
+        said = " ".join(f"{key}={value}" for key, value in environment.items())
+        lines += ["# Before Python starts:", f"#     export {said}"]
+    lines += ["import torch", ""]
+    by_hand = [(t, line) for t, plain in found.items() if not _words(plain, to) for line in plain.start]
+    lines += [f"{line}  # {technique.name}" for technique, line in by_hand]
+    return "\n".join(lines)
+
+
+def _trainer(found: dict[Technique, Plain], to: str) -> str:
+    keywords = {key: value for plain in found.values() for key, value in _words(plain, to).items()}
+    return f"# {TARGETS[to]}(..., **TRAINER)\nTRAINER = {_dictionary(keywords)}"
+
+
+def _keywords(found: dict[Technique, Plain], to: str) -> str:
+    optimizer = {key: value for plain in found.values() for key, value in plain.optimizer.items()}
+    loader = {key: value for plain in found.values() for key, value in plain.loader.items()}
+    lines = []
+    if optimizer:
+        lines += ["# your optimizer, such as AdamW(model.parameters(), lr=..., **OPTIMIZER)"]
+        lines += [f"OPTIMIZER = {_dictionary(optimizer)}"]
+    if loader:
+        lines += ["# your DataLoader(..., **LOADER)", f"LOADER = {_dictionary(loader)}"]
+    return "\n".join(lines)
+
+
+def _dictionary(keywords: dict[str, object]) -> str:
+    written = {
+        key: json.dumps(value) if isinstance(value, str) else repr(value) for key, value in keywords.items()
+    }
+    return "\n".join(["{", *[f'    "{key}": {value},' for key, value in written.items()], "}"])
+
+
+def _prepare(found: dict[Technique, Plain]) -> str:
+    lines = [f"    {line}  # {t.name}" for t, plain in found.items() for line in plain.model]
+    if not lines:
+        return ""
+    return "\n".join(
+        [
+            "",
+            "",
+            "def prepare(model):",
+            '    """Call it once, when your model is built."""',
+            *lines,
+            "    return model",
+            "",
+        ]
+    )
+
+
+def _step(found: dict[Technique, Plain]) -> str:
+    lower = next((plain.autocast for plain in found.values() if plain.autocast), "")
+    if not lower:
+        return ""
+    forward = f"    with torch.autocast(device, dtype=torch.{lower}):\n        loss = loss_of(model, batch)\n"
+    template = SCALED_STEP if lower == "float16" else STEP
+    return '\ndevice = "cuda" if torch.cuda.is_available() else "cpu"\n\n' + template.format(forward=forward)
+
+
+def _rest(told: dict[Technique, Plain | None], to: str) -> str:
+    """What is not quite the same, and what nothing stands for."""
+    lines = []
+    for technique, plain in told.items():
+        name, does = technique.name, technique.card.summary
+        if plain is None:
+            lines.append(f"# {name} needs Vivace ({does}): vivace.attach(plan, ...)")
+        elif plain.note and to in ("torch", "lightning"):  # the others hand on outputs in fp32 themselves
+            lines.append(f"# {name}: {plain.note}")
+    return "\n".join(["", *lines]) if lines else ""
