@@ -88,6 +88,46 @@ class Job:
         if self.step is not None and self.on_gradients is not None:
             raise JobError("a Job with its own step clips its gradients there: leave on_gradients out")
 
+    @classmethod
+    def from_trainer(cls, trainer: object) -> Job:
+        """A Job that trains as a `transformers.Trainer` would: its data, loss, optimizer, schedule, clipping.
+
+        The metric is that of `metric_for_best_model` on its eval_dataset, else minus the evaluation loss.
+        Raises JobError, naming what the Trainer does and a Job cannot say: own callbacks, `max_steps`,
+        accumulation, and precision or compilation, which a plan decides.
+        """
+        from vivace.trainers import huggingface
+
+        return cls(**huggingface.parts_of(trainer))
+
+    @classmethod
+    def from_lightning(
+        cls,
+        module: object,
+        data: object,
+        *,
+        epochs: int = 1,
+        monitor: str = "",
+        mode: Literal["max", "min"] = "max",
+        gradient_clip_val: float | None = None,
+    ) -> Job:
+        """A Job that trains a LightningModule as Lightning's Trainer would.
+
+        Args:
+            module: a LightningModule with automatic optimization and one optimizer.
+            data: a LightningDataModule, or a function that builds the training DataLoader.
+            epochs: passes over the data; the Trainer's `max_epochs`.
+            monitor: what `validation_step` logs by this name is the metric.
+            mode: what of it is better.
+            gradient_clip_val: the Trainer's, by norm.
+
+        Raises JobError, naming what the module does and a Job cannot say, such as a hook of its own.
+        """
+        from vivace.trainers import lightning
+
+        how: dict[str, Any] = {"epochs": epochs, "monitor": monitor, "mode": mode}
+        return cls(**lightning.parts_of(module, data, gradient_clip_val=gradient_clip_val, **how))
+
     @property
     def metric_data(self) -> Literal["validation", "training"] | None:
         """What data the metric is of; None where there is no metric."""

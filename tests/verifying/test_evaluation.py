@@ -73,3 +73,31 @@ def test_an_error_of_the_loss_itself_is_not_hidden():
         pytest.raises(AttributeError, match="no_such_name"),
     ):
         Evaluation(job, next(iter(job.data())))(session, state_of(session))
+
+
+class Outputs(dict):
+    """Like transformers' outputs: what is made of nothing holds nothing, and is false."""
+
+    def __init__(self, found):
+        super().__init__((key, value) for key, value in found.items() if value is not None)
+
+
+def test_looking_at_outputs_does_not_replace_them():
+    class Naming(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = jobs.cnn().model()
+
+        def forward(self, inputs):
+            return Outputs({"logits": self.inner(inputs)})
+
+    job = dataclasses.replace(
+        jobs.cnn(),
+        model=Naming,
+        loss=lambda model, batch: F.cross_entropy(model(batch[0])["logits"], batch[1]),
+    )
+    with start(job, Plan(), Machine.from_dict(MACHINE)) as session:
+        batch = next(iter(job.data()))
+        evaluation = Evaluation(job, batch)
+        assert len(evaluation(session, state_of(session))) == len(batch[1]) * 4
+        assert evaluation.whole

@@ -12,7 +12,7 @@ from vivace.errors import ran_out_of_memory
 from vivace.job import Job
 from vivace.session.session import Session
 from vivace.tensors.randomness import Streams
-from vivace.tensors.trees import map_tensors
+from vivace.tensors.trees import tensors
 from vivace.verifying.displacement import State
 from vivace.verifying.draws import LogicalDraws
 from vivace.verifying.states import clone, load_state
@@ -87,8 +87,8 @@ def _of_torch(module: nn.Module) -> bool:
 
 
 def _keep(outputs: list[torch.Tensor]) -> Callable[..., None]:
-    def keep(tensor: torch.Tensor) -> None:
-        if tensor.is_floating_point():
-            outputs.append(tensor.detach().float().flatten())
+    def keep(module: nn.Module, arguments: object, output: object) -> None:
+        found = (tensor for tensor in tensors(output) if tensor.is_floating_point())
+        outputs.extend(tensor.detach().float().flatten() for tensor in found)
 
-    return lambda module, arguments, output: map_tensors(output, keep) and None
+    return keep

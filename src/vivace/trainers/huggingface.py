@@ -1,0 +1,168 @@
+"""A Job out of a `transformers.Trainer`: the same data, loss, optimizer, schedule, clipping and metric.
+
+Source: https://huggingface.co/docs/transformers/main_classes/trainer
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from vivace.errors import JobError
+
+# What a plan decides: a Trainer that has decided already would be the reference of nothing.
+LEFT_TO_PLANS = ("bf16", "fp16", "tf32", "torch_compile", "gradient_checkpointing")
+ELSEWHERE = ("deepspeed", "fsdp", "neftune_noise_alpha")
+# They show, log and save; what Vivace's own training does itself.
+SHOWING = ("transformers.trainer_callback", "transformers.integrations", "transformers.utils.notebook")
+
+
+def parts_of(trainer: Any) -> dict[str, Any]:
+    """The arguments of a Job, from a `transformers.Trainer` that has not trained yet.
+
+    The metric is that of `metric_for_best_model`, or the evaluation loss, as minus the loss. Raises JobError
+    where the Trainer does what a Job cannot say.
+    """
+    arguments = trainer.args
+    _refuse(trainer)
+    steps = len(_loader(trainer, "get_train_dataloader")) * int(arguments.num_train_epochs)
+
+    def optimizer(model: Any) -> Any:
+        own = _afresh(trainer, model)
+        return own.create_optimizer()
+
+    def scheduler(optimizer: Any) -> Any:
+        return _afresh(trainer, trainer.model).create_scheduler(num_training_steps=steps, optimizer=optimizer)
+
+    def model() -> Any:
+        return copy.deepcopy(trainer.model) if trainer.model_init is None else trainer.call_model_init()
+
+    found: dict[str, Any] = {
+        "model": model,
+        "data": lambda: _loader(trainer, "get_train_dataloader"),
+        "loss": lambda model, batch: trainer.compute_loss(model, dict(batch)),
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "scheduler_every": "step",
+        "epochs": int(arguments.num_train_epochs),
+    }
+    if arguments.max_grad_norm:
+        found["on_gradients"] = _clipping(arguments.max_grad_norm)
+    if trainer.eval_dataset is not None:
+        found |= _measured(trainer)
+    return found
+
+
+def _refuse(trainer: Any) -> None:
+    arguments = trainer.args
+    for name in LEFT_TO_PLANS:
+        if getattr(arguments, name, None):
+            raise JobError(f"leave TrainingArguments({name}=True) out: whether it pays here is what is tried")
+    for name in ELSEWHERE:
+        if getattr(arguments, name, None):
+            raise JobError(f"a Trainer with {name}={getattr(arguments, name)!r} cannot become a Job")
+    pieces = arguments.gradient_accumulation_steps
+    if pieces > 1:
+        size = pieces * arguments.per_device_train_batch_size
+        raise JobError(
+            f"gradient_accumulation_steps={pieces} cuts a batch for memory: write "
+            f"per_device_train_batch_size={size} instead, and a plan cuts it where that is needed"
+        )
+    if arguments.max_steps > 0 or arguments.num_train_epochs != int(arguments.num_train_epochs):
+        raise JobError("a Job trains whole epochs: set num_train_epochs to a whole number, and no max_steps")
+    if str(getattr(arguments.lr_scheduler_type, "value", "")) == "reduce_lr_on_plateau":
+        raise JobError(
+            "a Job's schedule knows no metric: lr_scheduler_type='reduce_lr_on_plateau' cannot act"
+        )
+    if trainer.optimizer is not None:
+        raise JobError(
+            "the Trainer's optimizer is built for its own model; name it by optimizer_cls_and_kwargs="
+        )
+    if trainer.train_dataset is None or not hasattr(trainer.train_dataset, "__len__"):
+        raise JobError("the Trainer needs a train_dataset with a length")
+    for callback in trainer.callback_handler.callbacks:
+        kind = type(callback)
+        if not kind.__module__.startswith(SHOWING) or kind.__name__ == "EarlyStoppingCallback":
+            raise JobError(f"the Trainer's callback {kind.__name__} would not be called: leave it out")
+
+
+def _afresh(trainer: Any, model: Any) -> Any:
+    """The Trainer with another model, and no optimizer or schedule yet."""
+    own = copy.copy(trainer)
+    own.model, own.optimizer, own.lr_scheduler = model, None, None
+    return own
+
+
+def _loader(trainer: Any, method: str) -> Any:
+    """Its DataLoader as it is before Accelerate wraps it: moving batches is the session's."""
+    import torch
+    from transformers.trainer_utils import seed_worker
+
+    own, accelerator = copy.copy(trainer), copy.copy(trainer.accelerator)
+    accelerator.prepare = lambda loader: loader
+    own.accelerator = accelerator
+    loader = getattr(own, method)()
+    if getattr(loader.worker_init_fn, "func", None) is seed_worker:  # as workers are seeded in any case
+        loader.worker_init_fn = None
+    loader.pin_memory = loader.pin_memory and torch.cuda.is_available()
+    return loader
+
+
+def _clipping(norm: float) -> Callable[[Any], Any]:
+    def clip(model: Any) -> None:
+        import torch
+
+        torch.nn.utils.clip_grad_norm_(model.parameters(), norm)
+
+    return clip
+
+
+def _measured(trainer: Any) -> dict[str, Any]:
+    """Validation data and metric."""
+    arguments = trainer.args
+    name = (arguments.metric_for_best_model or "loss").removeprefix("eval_")
+    if name != "loss" and trainer.compute_metrics is None:
+        raise JobError(f"metric_for_best_model='{name}', but the Trainer has no compute_metrics")
+    higher = bool(arguments.greater_is_better) and name != "loss"
+
+    def metric(model: Any, batches: Iterable[Any]) -> float:
+        value = (
+            _losses(trainer, model, batches) if name == "loss" else _computed(trainer, model, batches, name)
+        )
+        return value if higher else -value
+
+    return {
+        "metric": metric,
+        "metric_name": name if higher else f"minus {name}",
+        "validation": lambda: _loader(trainer, "get_eval_dataloader"),
+    }
+
+
+def _losses(trainer: Any, model: Any, batches: Iterable[Any]) -> float:
+    """The mean loss over samples."""
+    total, samples = 0.0, 0
+    for batch in batches:
+        size = len(next(iter(batch.values())))
+        total += size * float(trainer.compute_loss(model, dict(batch)))
+        samples += size
+    return total / samples
+
+
+def _computed(trainer: Any, model: Any, batches: Iterable[Any], name: str) -> float:
+    """What `compute_metrics` says of all predictions together."""
+    from transformers import EvalPrediction
+    from transformers.trainer_pt_utils import nested_concat, nested_numpify
+
+    predictions = labels = None
+    for batch in batches:
+        _, logits, truth = trainer.prediction_step(model, dict(batch), prediction_loss_only=False)
+        if trainer.preprocess_logits_for_metrics is not None:
+            logits = trainer.preprocess_logits_for_metrics(logits, truth)
+        predictions = logits if predictions is None else nested_concat(predictions, logits)
+        labels = truth if labels is None else nested_concat(labels, truth)
+    seen = EvalPrediction(predictions=nested_numpify(predictions), label_ids=nested_numpify(labels))
+    found = trainer.compute_metrics(seen)
+    if name not in found:
+        raise JobError(f"metric_for_best_model='{name}', but compute_metrics gives {', '.join(found)}")
+    return float(found[name])

@@ -1,0 +1,199 @@
+"""A Job out of a LightningModule and its data: the same loss, optimizer, schedule, clipping and metric.
+
+Source: https://lightning.ai/docs/pytorch/stable/common/lightning_module.html
+"""
+
+from __future__ import annotations
+
+import copy
+import dis
+import inspect
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from vivace.errors import JobError
+
+# What a Job would not call. `configure_model` and the like have done their work when a module is built.
+HOOKS = (
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_before_zero_grad",
+    "on_train_epoch_start",
+    "on_train_epoch_end",
+    "optimizer_step",
+    "backward",
+    "lr_scheduler_step",
+    "configure_gradient_clipping",
+    "transfer_batch_to_device",
+    "on_after_batch_transfer",
+    "on_before_batch_transfer",
+)
+BATCH_INDEX = "batch_idx"
+
+
+def parts_of(
+    module: Any, data: Any, *, epochs: int, monitor: str, mode: str, gradient_clip_val: float | None
+) -> dict[str, Any]:
+    """The arguments of a Job, from a LightningModule that has not trained yet and a LightningDataModule, or
+    the function that builds a DataLoader.
+
+    `monitor` is what `validation_step` logs by this name, of which ``max`` or ``min`` is better. Raises
+    JobError where the module does what a Job cannot say.
+    """
+    _refuse(module)
+    if mode not in ("max", "min"):
+        raise JobError(f"mode says what is better, 'max' or 'min', not {mode!r}")
+    set_up = _set_up(data)
+    schedules: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    def optimizer(model: Any) -> Any:
+        optimizer, schedule, _ = _configured(model)
+        schedules[optimizer] = schedule
+        return optimizer
+
+    def loss(model: Any, batch: Any) -> Any:
+        step = model.training_step
+        output = step(batch, 0) if _takes_index(step) else step(batch)
+        return output["loss"] if isinstance(output, dict) else output
+
+    _, schedule, interval = _configured(copy.deepcopy(module))
+    found: dict[str, Any] = {
+        "model": lambda: _unattached(copy.deepcopy(module)),
+        "data": (lambda: set_up().train_dataloader()) if set_up else data,
+        "loss": loss,
+        "optimizer": optimizer,
+        "epochs": epochs,
+    }
+    if schedule is not None:
+        found |= {"scheduler": lambda optimizer: schedules.pop(optimizer), "scheduler_every": interval}
+    if gradient_clip_val:
+        found["on_gradients"] = _clipping(gradient_clip_val)
+    if monitor:
+        if not set_up:
+            raise JobError("monitor needs validation data: hand over a LightningDataModule")
+        found |= {
+            "metric": _monitored(monitor, mode),
+            "metric_name": monitor if mode == "max" else f"minus {monitor}",
+            "validation": lambda: set_up().val_dataloader(),
+        }
+    return found
+
+
+def _refuse(module: Any) -> None:
+    from lightning.pytorch import LightningModule
+
+    if not isinstance(module, LightningModule):
+        raise JobError(f"a LightningModule is needed, not a {type(module).__name__}")
+    if not module.automatic_optimization:
+        raise JobError("a module with manual optimization cannot become a Job; write Job(step=...)")
+    for name in HOOKS:
+        if getattr(type(module), name) is not getattr(LightningModule, name):
+            raise JobError(f"the module's {name} would not be called: a Job has no place for it")
+    if not _takes_index(module.training_step):
+        return
+    index = list(inspect.signature(module.training_step).parameters)[1]
+    if any(each.argval == index for each in dis.get_instructions(type(module).training_step)):
+        raise JobError(f"training_step uses {index}, which a Job's loss does not know")
+
+
+def _takes_index(step: Callable[..., Any]) -> bool:
+    return len(inspect.signature(step).parameters) > 1
+
+
+def _set_up(data: Any) -> Callable[[], Any] | None:
+    """The data module, prepared when it is first asked; None where `data` is the function itself."""
+    if not hasattr(data, "train_dataloader"):
+        if not callable(data):
+            raise JobError(f"data must be a LightningDataModule or a function, not a {type(data).__name__}")
+        return None
+    done = []
+
+    def set_up() -> Any:
+        if not done:
+            data.prepare_data()
+            data.setup("fit")
+            done.append(True)
+        return data
+
+    return set_up
+
+
+def _unattached(module: Any) -> Any:
+    """A module whose `log` says nothing, as there is no Trainer to say it to."""
+    module.log = _silent
+    module.log_dict = _silent
+    return module
+
+
+def _silent(*_: Any, **__: Any) -> None:
+    """In place of `log` and `log_dict`; a function of its own, so that copies and pickles know it."""
+
+
+def _configured(module: Any) -> tuple[Any, Any, str]:
+    """Optimizer, schedule or None, and after what the schedule steps."""
+    found = module.configure_optimizers()
+    schedule: Any = None
+    if isinstance(found, dict):
+        found, schedule = found["optimizer"], found.get("lr_scheduler")
+    elif isinstance(found, (list, tuple)):
+        lists = len(found) == 2 and all(isinstance(each, (list, tuple)) for each in found)
+        optimizers, schedules = found if lists else (found, [])
+        if len(optimizers) != 1 or len(schedules) > 1:
+            raise JobError(f"a Job has one optimizer and one schedule; the module has {len(optimizers)}")
+        found, schedule = optimizers[0], (schedules or [None])[0]
+    interval = "epoch"
+    if isinstance(schedule, dict):
+        if schedule.get("frequency", 1) != 1 or schedule.get("reduce_on_plateau"):
+            raise JobError("a Job's schedule steps after every step or every epoch, and knows no metric")
+        schedule, interval = schedule["scheduler"], schedule.get("interval", "epoch")
+    if type(schedule).__name__ == "ReduceLROnPlateau":
+        raise JobError("a Job's schedule knows no metric: ReduceLROnPlateau cannot act")
+    if found is None:
+        raise JobError("the module's configure_optimizers returns no optimizer")
+    return found, schedule, interval
+
+
+def _clipping(norm: float) -> Callable[[Any], Any]:
+    def clip(model: Any) -> None:
+        import torch
+
+        torch.nn.utils.clip_grad_norm_(model.parameters(), norm)
+
+    return clip
+
+
+def _monitored(monitor: str, mode: str) -> Callable[[Any, Iterable[Any]], float]:
+    """What `validation_step` logs by this name, over all batches by their sizes, as Lightning does."""
+
+    def metric(model: Any, batches: Iterable[Any]) -> float:
+        from lightning.pytorch.utilities.data import extract_batch_size
+
+        total, samples = 0.0, 0
+        seen: dict[str, Any] = {}
+
+        def log(name: str, value: Any, *_: Any, batch_size: int | None = None, **__: Any) -> None:
+            seen[name] = value, batch_size
+
+        def log_dict(values: Any, *_: Any, batch_size: int | None = None, **__: Any) -> None:
+            seen.update({name: (value, batch_size) for name, value in values.items()})
+
+        model.log, model.log_dict = log, log_dict
+        try:
+            for index, batch in enumerate(batches):
+                seen.clear()
+                step = model.validation_step
+                step(batch, index) if _takes_index(step) else step(batch)
+                if monitor not in seen:
+                    raise JobError(f"validation_step logs {', '.join(seen) or 'nothing'}, not '{monitor}'")
+                value, size = seen[monitor]
+                size = size or extract_batch_size(batch)
+                total, samples = total + size * float(value), samples + size
+        finally:
+            _unattached(model)
+        return (total if mode == "max" else -total) / samples
+
+    return metric

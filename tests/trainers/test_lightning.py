@@ -1,0 +1,128 @@
+"""A Job from a LightningModule trains what Lightning trains."""
+
+import pytest
+import torch
+
+import vivace
+
+lightning = pytest.importorskip("lightning.pytorch")
+
+
+class Net(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(4, 3)
+
+    def forward(self, inputs):
+        return self.layer(inputs)
+
+    def training_step(self, batch, batch_idx):
+        loss = torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
+        self.log("loss", loss)
+        return {"loss": loss}
+
+    def validation_step(self, batch, batch_idx):
+        self.log("accuracy", (self(batch[0]).argmax(1) == batch[1]).float().mean())
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class Data(lightning.LightningDataModule):
+    def setup(self, stage):
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn(20, 4, generator=generator)
+        self.data = torch.utils.data.TensorDataset(inputs, inputs.argmax(1) % 3)
+
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(self.data, batch_size=6)
+
+    def val_dataloader(self):
+        return torch.utils.data.DataLoader(self.data, batch_size=8)
+
+
+def theirs(**settings):
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    return lightning.Trainer(accelerator="cpu", max_epochs=2, enable_model_summary=False, **quiet, **settings)
+
+
+def by_hand(job):
+    model = job.model().train()
+    optimizer = job.optimizer(model)
+    scheduler = job.scheduler(optimizer)
+    for _ in range(job.epochs):
+        for batch in job.data():
+            job.loss(model, batch).backward()
+            job.on_gradients(model)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    return model
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_job_trains_what_lightning_trains():
+    module = Net()
+    theirs(gradient_clip_val=0.3).fit(module, Data())
+    job = vivace.Job.from_lightning(Net(), Data(), epochs=2, monitor="accuracy", gradient_clip_val=0.3)
+    ours = by_hand(job)
+    for name, value in module.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value)
+    assert job.metric_name == "accuracy"
+    with torch.no_grad():
+        ours.eval()
+        mine = job.metric(ours, job.validation())
+    (found,) = theirs().validate(module, Data(), verbose=False)
+    assert mine == pytest.approx(found["accuracy"], abs=1e-6)
+
+
+def test_a_job_from_lightning_trains_as_any(tmp_path):
+    job = vivace.Job.from_lightning(Net(), Data(), epochs=2, monitor="accuracy")
+    run = vivace.train(job, out=tmp_path / "run")
+    assert run.steps == 8
+    assert 0.0 <= run.metric <= 1.0
+
+
+class Manual(Net):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class Hooked(Net):
+    def on_train_batch_end(self, *_):
+        pass
+
+
+class Indexed(Net):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * batch_idx
+
+
+class Two(Net):
+    def configure_optimizers(self):
+        return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD(self.parameters(), lr=0.1)]
+
+
+@pytest.mark.parametrize(
+    ("module", "sentence"),
+    [
+        (Manual, "manual optimization"),
+        (Hooked, "on_train_batch_end would not be called"),
+        (Indexed, "uses batch_idx"),
+        (Two, "one optimizer and one schedule; the module has 2"),
+        (lambda: torch.nn.Linear(1, 1), "not a Linear"),
+    ],
+)
+def test_what_a_job_cannot_say_is_named(module, sentence):
+    with pytest.raises(vivace.JobError, match=sentence):
+        vivace.Job.from_lightning(module(), Data())
+
+
+def test_a_name_that_nobody_logs():
+    job = vivace.Job.from_lightning(Net(), Data(), monitor="f1")
+    with torch.no_grad(), pytest.raises(vivace.JobError, match="logs accuracy, not 'f1'"):
+        job.metric(job.model().eval(), job.validation())
