@@ -152,16 +152,17 @@ def _losses(trainer: Any, model: Any, batches: Iterable[Any]) -> float:
 def _computed(trainer: Any, model: Any, batches: Iterable[Any], name: str) -> float:
     """What `compute_metrics` says of all predictions together."""
     from transformers import EvalPrediction
-    from transformers.trainer_pt_utils import nested_concat, nested_numpify
+    from transformers import trainer_pt_utils
 
+    utilities: Any = trainer_pt_utils
     predictions = labels = None
     for batch in batches:
         _, logits, truth = trainer.prediction_step(model, dict(batch), prediction_loss_only=False)
         if trainer.preprocess_logits_for_metrics is not None:
             logits = trainer.preprocess_logits_for_metrics(logits, truth)
-        predictions = logits if predictions is None else nested_concat(predictions, logits)
-        labels = truth if labels is None else nested_concat(labels, truth)
-    seen = EvalPrediction(predictions=nested_numpify(predictions), label_ids=nested_numpify(labels))
+        predictions = logits if predictions is None else utilities.nested_concat(predictions, logits)
+        labels = truth if labels is None else utilities.nested_concat(labels, truth)
+    seen = EvalPrediction(predictions=utilities.nested_numpify(predictions), label_ids=utilities.nested_numpify(labels))
     found = trainer.compute_metrics(seen)
     if name not in found:
         raise JobError(f"metric_for_best_model='{name}', but compute_metrics gives {', '.join(found)}")

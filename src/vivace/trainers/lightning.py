@@ -110,7 +110,7 @@ def _set_up(data: Any) -> Callable[[], Any] | None:
         if not callable(data):
             raise JobError(f"data must be a LightningDataModule or a function, not a {type(data).__name__}")
         return None
-    done = []
+    done = list[bool]()
 
     def set_up() -> Any:
         if not done:
