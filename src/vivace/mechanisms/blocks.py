@@ -78,6 +78,7 @@ def claim(build: Build, patterns: Sequence[str], technique: str, around: Around)
     """
     if build not in _CALLS:
         _CALLS[build] = _Calls(build)
+        build.on_close(lambda: _CALLS.pop(build, None))  # what blocks are given may hold the build
     return _CALLS[build].claim(build, patterns, technique, around)
 
 
