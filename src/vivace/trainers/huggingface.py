@@ -151,8 +151,7 @@ def _losses(trainer: Any, model: Any, batches: Iterable[Any]) -> float:
 
 def _computed(trainer: Any, model: Any, batches: Iterable[Any], name: str) -> float:
     """What `compute_metrics` says of all predictions together."""
-    from transformers import EvalPrediction
-    from transformers import trainer_pt_utils
+    from transformers import EvalPrediction, trainer_pt_utils
 
     utilities: Any = trainer_pt_utils
     predictions = labels = None
@@ -162,7 +161,8 @@ def _computed(trainer: Any, model: Any, batches: Iterable[Any], name: str) -> fl
             logits = trainer.preprocess_logits_for_metrics(logits, truth)
         predictions = logits if predictions is None else utilities.nested_concat(predictions, logits)
         labels = truth if labels is None else utilities.nested_concat(labels, truth)
-    seen = EvalPrediction(predictions=utilities.nested_numpify(predictions), label_ids=utilities.nested_numpify(labels))
+    predictions, labels = utilities.nested_numpify(predictions), utilities.nested_numpify(labels)
+    seen = EvalPrediction(predictions=predictions, label_ids=labels)
     found = trainer.compute_metrics(seen)
     if name not in found:
         raise JobError(f"metric_for_best_model='{name}', but compute_metrics gives {', '.join(found)}")
