@@ -14,7 +14,7 @@ WORDS = {
         "alarms": "Correct plans that `verify` rejects",
         "share": "What verifying takes of a search",
         "of": "{count} of {of} ({rate:.1%})",
-        "best": "Speed over the best of `pytorch-autotune` {version}, Fabric, Accelerate and `torch.compile`, "
+        "best": "Speed over the best of `pytorch-autotune` {version}, Fabric, Accelerate, `torch.compile`, "
         "geometric mean of {count} jobs, one core, 120 s of search; job by job",
         "peer": "Speed over that of `pytorch-autotune` {version}, geometric mean of {count} jobs",
         "flatters": " (on CPU, which flatters us: it never tries bfloat16 there)",
