@@ -205,3 +205,16 @@ def test_a_job_that_does_not_repeat_itself_cannot_be_judged_by_bits():
     assert verdict["kept"], verdict["reason"]
     assert "does not repeat itself" in verdict["reason"]
     assert verdict["num_checks"] > 1
+
+
+def test_a_job_that_cannot_run_is_told_so_whatever_the_plan():
+    """The last batch of an epoch has one sample, and BatchNorm no statistics of it."""
+    inputs = torch.randn(33, 8)
+    data = torch.utils.data.TensorDataset(inputs, inputs[:, :4].argmax(1))
+    job = dataclasses.replace(
+        jobs.mlp(),
+        model=lambda: torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4)),
+        data=lambda: torch.utils.data.DataLoader(data, batch_size=16),
+    )
+    with pytest.raises(vivace.JobError, match=r"^the job cannot run as it is, before any plan: .*1, 4\]"):
+        vivace.verify(job, Plan.from_dict({"bf16_autocast": {}}))

@@ -6,7 +6,7 @@ import math
 import time
 from pathlib import Path
 
-from vivace.errors import InputError
+from vivace.errors import ChildFailed, InputError, JobError
 from vivace.events import OnEvent, teller
 from vivace.inspection import inspect
 from vivace.inspection.gather import require_torch
@@ -68,7 +68,12 @@ def verify(
         verdict = judge_edit(source, original, machine, roundoff=roundoff, seconds=seconds, tell=tell)
     else:
         with Verifier(source, machine, on_event=on_event) as verifier:
-            verdict = verifier.judge(loaded, seconds=seconds)
+            try:
+                verdict = verifier.judge(loaded, seconds=seconds)
+            except ChildFailed as failed:
+                if verifier.prepared or failed.code:
+                    raise
+                raise JobError(f"the job cannot run as it is, before any plan: {failed}") from None
     if metric or verdict.promise == Numerics.SEMANTICS.name.lower():
         left = math.inf if seconds is None else seconds - (time.monotonic() - begin)
         return judge_by_metric(

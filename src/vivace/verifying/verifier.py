@@ -36,7 +36,7 @@ class Verifier:
         settings = REPEATABLE | (environment or {})
         self._start = partial(Child, RULER, source, arguments, log=log, environment=settings)
         self._child: Child | None = None
-        self._prepared = False
+        self.prepared = False  # has the job run, without any plan?
         self._timeout = timeout
         self._reference = reference or Plan()
         self._tell = teller(on_event)
@@ -48,10 +48,10 @@ class Verifier:
         """
         begin = time.monotonic()
         self._child = self._child or self._start()
-        if not self._prepared:
+        if not self.prepared:
             reference = self._reference.to_dict()
             prepared = self._child.ask("prepare", self._timeout, seconds=seconds, reference=reference)
-            self._prepared = True
+            self.prepared = True
             exact = prepared.pop("exact_seconds")
             prepared["left_seconds"] = exact if plan.promise == Numerics.EXACT else prepared["left_seconds"]
             self._tell("prepared", prepared)
@@ -63,7 +63,7 @@ class Verifier:
         """End the child process; another verdict would begin with a new one."""
         if self._child is not None:
             self._child.close()
-        self._child, self._prepared = None, False
+        self._child, self.prepared = None, False
 
     def __enter__(self) -> Verifier:
         return self
