@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.files import replace_text
-from vivace.live.errand import DOCUMENT, PLAN
+from vivace.live.errand import DOCUMENT, PAGE, PLAN
 
 if TYPE_CHECKING:
     from vivace.live.loop import Loop
@@ -22,6 +22,11 @@ def tell(loop: Loop) -> None:
         print(f"vivace: {line}", file=sys.stderr)
     sys.stderr.flush()
     replace_text(Path(loop.errand.folder) / DOCUMENT, json.dumps(document))
+    if loop.conductor is not None and document["tried"]:
+        from vivace.live.page import page
+
+        records = loop.conductor.ledger.read()
+        replace_text(Path(loop.errand.folder) / PAGE, page(document, records, loop.errand.command))
 
 
 def document_of(loop: Loop) -> dict[str, Any]:
@@ -60,6 +65,8 @@ def document_of(loop: Loop) -> dict[str, Any]:
             "limit": LIMIT,
             "worst": max((v.score for v in conductor.verdicts), default=0.0),
         }
+    if found["tried"]:
+        found["page"] = str(Path(loop.errand.shown) / PAGE)
     if conductor.plan.techniques:
         found |= {"outcome": "faster", "plan": conductor.plan.to_dict(), "reason": ""}
         plan = Path(loop.errand.shown) / PLAN
@@ -93,7 +100,7 @@ def lines(document: dict[str, Any]) -> list[str]:
             f"{begun} ({shown}, by {' + '.join(document['plan'])}), "
             f"same model: watched {times}, worst {document['worst']:.1f} of {document['limit']:.0f}",
             f"next time: {document['next']}",
-            f"in your own code: {document['in_your_code']}",
+            f"in your own code: {document['in_your_code']}; what was tried: {document['page']}",
             *notes,
         ]
     if document["outcome"] == "taken_back":
@@ -103,7 +110,8 @@ def lines(document: dict[str, Any]) -> list[str]:
         ]
     tried = [_brief(entry) for entry in document["tried"]]
     more = f" ({'; '.join(tried)})" if tried else ""
-    return [f"this run was left as it is: {document['reason']}{more}", *notes]
+    page = [f"what was tried: {document['page']}"] if "page" in document else []
+    return [f"this run was left as it is: {document['reason']}{more}", *page, *notes]
 
 
 def _brief(entry: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 VARIABLE = "VIVACE_RUN"
-PLAN, LEDGER, DOCUMENT = OWN = ("plan.toml", "ledger.jsonl", "run.json")
+PLAN, LEDGER, DOCUMENT, PAGE = OWN = ("plan.toml", "ledger.jsonl", "run.json", "run.html")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,8 +79,13 @@ def claim(build: Build, patterns: Sequence[str], technique: str, around: Around)
     """
     if build not in _CALLS:
         _CALLS[build] = _Calls(build)
-        build.on_close(lambda: _CALLS.pop(build, None))  # what blocks are given may hold the build
+        build.on_close(partial(_forget, build))
     return _CALLS[build].claim(build, patterns, technique, around)
+
+
+def _forget(build: Build) -> None:
+    """What blocks are given may hold the build, which then would never go."""
+    _CALLS.pop(build, None)
 
 
 def running_batch(build: Build) -> Any:
