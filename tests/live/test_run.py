@@ -56,6 +56,7 @@ def test_a_script_is_faster_and_all_else_is_its_own(tmp_path):
     assert told["ratio"]["low"] > 1.0
     assert "same model: watched" in mine.stderr
     assert "next time: vivace run --plan runs/run/plan.toml -- " in mine.stderr
+    assert "Same model: yes" in (tmp_path / "runs/run/run.html").read_text()
     assert mine.stdout == "".join(f"epoch {i}\n" for i in range(6)) + "read hello\n"
     ledger = (tmp_path / "runs/run/ledger.jsonl").read_text().splitlines()
     records = [json.loads(line)["record"] for line in ledger]

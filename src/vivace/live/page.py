@@ -66,9 +66,10 @@ def answer_of(document: dict[str, Any], command: str) -> Answer:
     else:
         figure, sentence = (
             f"{ratio['estimate']:.2f}x",
-            f"as fast, a step ({interval}), found too late to save much of this run",
+            f"as fast in a step ({interval}), found too late to save much of this run",
         )
-    times = words.count(document["watched"], "time")
+    watched = document["watched"]
+    times = "once" if watched == 1 else f"{watched} times"
     same = (
         f"Same model: yes. Watched {times}, worst {document['worst']:.1f} of {document['limit']:.0f} allowed"
     )
