@@ -13,9 +13,12 @@ import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from vivace.errors import JobError, VivaceError, nearest
+
+Batch: TypeAlias = object
+"""What the data yields: tensors in any containers, or whatever else the loss takes; see `tensors.trees`."""
 
 # What torch puts before an exception of a DataLoader's worker, and the parts of the traceback inside.
 _FROM_WORKER = re.compile(r"Caught \w+ in .*worker process \d+\.\nOriginal Traceback")
@@ -207,7 +210,7 @@ class _blaming:  # noqa: N801 - reads as a phrase: with _blaming(file)
 
     def __enter__(self) -> None: ...
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is None:
             return
         if self.forget:

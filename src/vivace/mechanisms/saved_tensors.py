@@ -115,7 +115,9 @@ class Visit:
         place = tensor.size(), tensor.stride(), tensor.storage_offset()
         return self.store.stored(tensor, self), place
 
-    def unpack(self, packed: Any) -> torch.Tensor:
+    def unpack(
+        self, packed: torch.Tensor | tuple[Stored, tuple[torch.Size, tuple[int, ...], int]]
+    ) -> torch.Tensor:
         """The tensor again, for the backward pass."""
         if torch.is_grad_enabled():
             reason = "the job takes gradients of gradients (create_graph=True)"

@@ -16,7 +16,7 @@ from torch import nn
 
 from vivace.errors import Refused
 from vivace.inspection import inspect
-from vivace.job import Job
+from vivace.job import Batch, Job
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.observing.observe import observe
@@ -357,7 +357,7 @@ def _with_gradients(model: nn.Module) -> list[str]:
     return [name for name, parameter in model.named_parameters() if parameter.grad is not None]
 
 
-def _trained_by_a_copy(job: Job, session: Session, batch: Any) -> list[str]:
+def _trained_by_a_copy(job: Job, session: Session, batch: Batch) -> list[str]:
     """The person's parameters that the gradients of a deep copy reach."""
     model = session.build.model
     left = _with_gradients(model)

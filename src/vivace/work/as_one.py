@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +21,13 @@ class AsOneKernel(TorchFunctionMode):
         super().__init__()
         self._counter = counter
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Collection[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name == "scaled_dot_product_attention" and _imagined(args[:3]):
@@ -49,12 +55,19 @@ class AsOneKernel(TorchFunctionMode):
         finally:
             functional.scaled_dot_product_attention = original
 
-    def _recurrent(self, name: str, inputs: Any, states: Any, weights: Any, *settings: Any) -> Any:
+    def _recurrent(
+        self,
+        name: str,
+        inputs: torch.Tensor,
+        states: torch.Tensor | Sequence[torch.Tensor],
+        weights: Sequence[torch.Tensor],
+        *settings: object,
+    ) -> Any:
         """The padded form of torch._VF.lstm and its kin: settings are bias, layers, dropout, training,
         bidirectional, batch_first."""
-        states = tuple(states) if isinstance(states, (list, tuple)) else (states,)
-        output = _Fused.apply(self._counter, name, inputs, settings[4], settings[5], *states, *weights)
-        last = tuple(state + output.sum() * 0 for state in states)
+        initial = (states,) if isinstance(states, torch.Tensor) else tuple(states)
+        output = _Fused.apply(self._counter, name, inputs, settings[4], settings[5], *initial, *weights)
+        last = tuple(state + output.sum() * 0 for state in initial)
         return (output, *last)
 
 
@@ -62,7 +75,9 @@ class _Fused(torch.autograd.Function):
     """One kernel forward and one backward, of which only the shapes exist."""
 
     @staticmethod
-    def forward(ctx: Any, counter: KernelCounter, name: str, first: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def forward(
+        ctx: Any, counter: KernelCounter, name: str, first: torch.Tensor, *rest: object
+    ) -> torch.Tensor:
         """Count the kernel and make its output; see `AsOneKernel` for the arguments."""
         others = [other for other in rest if isinstance(other, torch.Tensor)]
         if name == "attention":

@@ -68,7 +68,7 @@ def doubled(shadow: Shadow) -> Shadow | None:
     return other
 
 
-def updater(optimizer: Any, **settings: Any) -> Callable[[], None]:
+def updater(optimizer: torch.optim.Optimizer, **settings: object) -> Callable[[], None]:
     """The update of a copy of an optimizer's weights and settings, with some settings replaced."""
     groups = []
     for group in optimizer.param_groups:
@@ -82,7 +82,7 @@ def updater(optimizer: Any, **settings: Any) -> Callable[[], None]:
     return lambda: step(other)
 
 
-def _arguments(optimizer: Any, settings: dict[str, Any]) -> dict[str, Any]:
+def _arguments(optimizer: torch.optim.Optimizer, settings: dict[str, Any]) -> dict[str, Any]:
     """What the optimizer was made with, as far as its class takes it."""
     import inspect
 

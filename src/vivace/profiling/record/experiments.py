@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,6 +19,9 @@ from vivace.profiling.record.hooks import Patches, num_samples
 from vivace.profiling.record.shadow import Allowance, Shadow, compare, same_random_streams
 from vivace.profiling.record.sites import calling_site
 from vivace.torch_internals.modules import acting
+
+if TYPE_CHECKING:
+    from vivace.profiling.record.recorder import Recorder
 
 TOTAL_SECONDS = 3.0  # that all experiments together may keep the script waiting, but for one's fewest blocks
 
@@ -49,7 +52,7 @@ class CallCatcher:
         return num_samples(list(self.calls[self.largest()])) if self.calls else 0
 
     def _catch(self, name: str) -> Any:
-        def hook(module: nn.Module, arguments: Any, keywords: Any) -> None:
+        def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
             device = next((p.device.type for p in module.parameters()), "cpu")
             if torch.is_grad_enabled():
                 self.calls[name] = (arguments, keywords)
@@ -67,8 +70,8 @@ def watch_settings(patches: Patches, document: dict[str, Any]) -> list[Callable[
     compiled: list[Callable[[], Any]] = []
 
     def noting(name: str, when: Callable[..., bool] = lambda *_, **__: True) -> Callable[[Any], Any]:
-        def make(original: Any) -> Any:
-            def call(*arguments: Any, **keywords: Any) -> Any:
+        def make(original: Callable[..., Any]) -> Any:
+            def call(*arguments: object, **keywords: object) -> Any:
                 if name not in asked and when(*arguments, **keywords):
                     asked[name] = calling_site()
                 result = original(*arguments, **keywords)
@@ -82,7 +85,7 @@ def watch_settings(patches: Patches, document: dict[str, Any]) -> list[Callable[
 
         return make
 
-    def channels_last(*_: Any, memory_format: Any = None, **__: Any) -> bool:
+    def channels_last(*_: object, memory_format: object = None, **__: object) -> bool:
         return memory_format is torch.channels_last
 
     patches.replace(torch, "compile", noting("compile"))
@@ -93,7 +96,7 @@ def watch_settings(patches: Patches, document: dict[str, Any]) -> list[Callable[
     return compiled
 
 
-def run(recorder: Any, document: dict[str, Any]) -> None:
+def run(recorder: Recorder, document: dict[str, Any]) -> None:
     """The experiments that what was seen calls for; results stand under ``experiments``.
 
     Each holds speed ratios of neighbouring blocks: how many times faster without the setting.
@@ -184,7 +187,7 @@ def _autocast_everywhere(*, enabled: bool, dtype: torch.dtype | None = None) -> 
     """Every region that is entered inside acts, or none does, wherever the model's own code enters it."""
     original: Any = torch.autocast.__enter__
 
-    def enter(region: Any) -> Any:
+    def enter(region: torch.autocast) -> Any:
         with acting(region, enabled, dtype):
             return original(region)
 
