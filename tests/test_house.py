@@ -406,6 +406,20 @@ def test_a_private_touch_is_found(code: str) -> None:
     assert len(private_touches(ast.parse(code), names_of_our_own())) == 1
 
 
+def test_no_method_is_found_by_a_name_that_is_put_together() -> None:
+    """Neither a reader nor a search finds who calls it. Settings of torch are no methods of ours."""
+    found = [
+        f"{relative(path)}: {ast.unparse(node)}"
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "getattr"
+        and ast.unparse(node.args[0]) in ("self", "cls", "type(self)")
+        and isinstance(node.args[1], ast.JoinedStr | ast.BinOp)
+    ]
+    assert found == []
+
+
 def names_for_anything(trees: Iterable[ast.AST]) -> set[str]:
     """`Any`, and what is bound to it."""
     found = {"Any"}

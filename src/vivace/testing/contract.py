@@ -212,6 +212,13 @@ class TechniqueContract:
             (again,) = Plan.loads(plan.dumps()).techniques
             assert again == variant, f"{variant} is read back from the plan file as {again}"
 
+    def test_company_is_of_other_techniques(self) -> None:
+        """What a setting is tried beside are plans that the setting can join."""
+        for variant in variants(self.technique):
+            for beside in variant.company(plain_profile(), _machine()):
+                assert self.technique.name not in beside, f"{variant} is to be tried beside itself"
+                Plan([variant, *Plan.from_dict(beside).techniques])
+
     def test_gain_is_an_interval(self) -> None:
         """The bounds are finite, positive, and in order."""
         low, high = self.technique.gain(plain_profile(), _machine())

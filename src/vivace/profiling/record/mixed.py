@@ -48,8 +48,11 @@ class PrecisionWatch:
         patches = self._patches
         self.hooks.on_backward = self.guard.looking(self._went_backward)
         patches.replace(torch.autocast, "__enter__", self._enter_autocast)
-        for name in ("scale", "unscale_", "step", "update", "get_scale"):
-            patches.replace(torch.amp.GradScaler, name, getattr(self, f"_{name.strip('_')}"))
+        patches.replace(torch.amp.GradScaler, "scale", self._scale)
+        patches.replace(torch.amp.GradScaler, "unscale_", self._unscale)
+        patches.replace(torch.amp.GradScaler, "step", self._step)
+        patches.replace(torch.amp.GradScaler, "update", self._update)
+        patches.replace(torch.amp.GradScaler, "get_scale", self._get_scale)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             for place in (torch.nn.utils, torch.nn.utils.clip_grad):
                 patches.replace(place, name, self._clip)

@@ -169,9 +169,16 @@ class Recorder:
             self._state = "traced"
         self._in_state, self._entered = 0, time.perf_counter()
         self.document["state"] = self._state
-        enter = getattr(self, f"_enter_{self._state}", None)
-        if enter is not None:
-            enter()
+        enter = {
+            "timed": self._enter_timed,
+            "watched": self._enter_watched,
+            "synchronized": self._enter_synchronized,
+            "traced": self._enter_traced,
+            "counted": self._enter_counted,
+            "finished": self._enter_finished,
+        }
+        if self._state in enter:
+            enter[self._state]()
 
     def _enter_timed(self) -> None:
         self._dynamo = facts.dynamo()
