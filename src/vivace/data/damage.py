@@ -33,7 +33,7 @@ _MISTAKES = (
 
 
 class Damage:
-    """What a job does about samples that cannot be read, and the list of them. Goes to worker processes.
+    """What a job does about samples that cannot be read, and the list of them. Workers get a copy.
 
     Args:
         policy: ``raise``, ``skip`` (the batch is smaller) or ``replace`` (by the batch's next readable one).

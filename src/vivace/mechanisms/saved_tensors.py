@@ -166,7 +166,7 @@ class Int8Store(Bfloat16Store):
 
 
 class HostStore(Store):
-    """Storages in pinned host memory, copied there and back on a side stream while the device computes.
+    """Storages in pinned host memory, copied to it and back on a side stream while the device computes.
 
     The backward pass of a block begins to fetch what the block before it will want.
     """

@@ -84,7 +84,7 @@ class Build:
     def wrap(self, seam: Seam, function: Callable[..., Any]) -> None:
         """Call ``function(next, *arguments)`` in place of the seam; `next` is what it would have been."""
         self._may_touch(seam)
-        called = self._where_it_serves if seam == Seam.VALIDATION else _called_by
+        called = self._or_left_alone if seam == Seam.VALIDATION else _called_by
         self._wrappers.setdefault(seam, []).append(partial(called, self._current, function))
 
     def replace(self, seam: Seam, function: Callable[..., Any]) -> None:
@@ -140,7 +140,7 @@ class Build:
         self.seams = Step(functions)
         return self.seams
 
-    def _where_it_serves(
+    def _or_left_alone(
         self,
         technique: str,
         function: Callable[..., Any],

@@ -95,7 +95,7 @@ def count_work(function: Callable[[], Any]) -> Work:
     attention and dropout count as the one kernel that a GPU runs; on real tensors as the kernels that ran.
     """
     counter = KernelCounter()
-    fused = AsOneKernel(counter)
+    fused = AsOneKernel(counter.add)
     with counter.phases(), fused.attention(), fused, counter, counter.saving():
         function()
     return counter.work()

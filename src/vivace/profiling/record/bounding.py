@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,12 @@ LARGE_SHARE = 0.2  # of the step
 MOST_BYTES = 2**30  # that one batch keeps for its backward pass
 
 
-def run(shadow: Shadow, optimizers: list[Any], document: dict[str, Any], allowance: Allowance) -> None:
+def run(
+    shadow: Shadow,
+    optimizers: Sequence[torch.optim.Optimizer],
+    document: dict[str, Any],
+    allowance: Allowance,
+) -> None:
     """Those that the step calls for; results stand under ``experiments``, as ratios of neighbouring blocks.
 
     ``double_batch``: seconds of one batch over seconds of two. ``fused``: of the update as it is, over fused.

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,9 +19,6 @@ from vivace.profiling.record.hooks import Patches, num_samples
 from vivace.profiling.record.shadow import Allowance, Shadow, compare, same_random_streams
 from vivace.profiling.record.sites import calling_site
 from vivace.torch_internals.modules import acting
-
-if TYPE_CHECKING:
-    from vivace.profiling.record.recorder import Recorder
 
 TOTAL_SECONDS = 3.0  # that all experiments together may keep the script waiting, but for one's fewest blocks
 
@@ -96,14 +93,15 @@ def watch_settings(patches: Patches, document: dict[str, Any]) -> list[Callable[
     return compiled
 
 
-def run(recorder: Recorder, document: dict[str, Any]) -> None:
+def run(
+    catcher: CallCatcher | None, optimizers: Sequence[torch.optim.Optimizer], document: dict[str, Any]
+) -> None:
     """The experiments that what was seen calls for; results stand under ``experiments``.
 
     Each holds speed ratios of neighbouring blocks: how many times faster without the setting.
     """
     done: dict[str, Any] = document.setdefault("experiments", {})
     document["asked"] = dict(document.get("asked", {}))  # what the experiments set is not the person's wish
-    catcher: CallCatcher | None = getattr(recorder, "catcher", None)
     if catcher is None or not catcher.calls:
         return
     name = catcher.largest()
@@ -127,12 +125,12 @@ def run(recorder: Recorder, document: dict[str, Any]) -> None:
                 other = Shadow(module, call, (device, *autocast))
                 change(other)
                 done[setting] = compare(shadow.runner(), other.runner(), allowance)
-        bounding.run(shadow, list(recorder.hooks.optimizers.values()), document, allowance)
+        bounding.run(shadow, optimizers, document, allowance)
     document["paused_seconds"] = allowance.used_seconds
 
 
 def _alone(module: nn.Module) -> nn.Module | None:
-    """A module that asks no other rank for anything, lest they wait for each other; None if there is none."""
+    """The module without what makes it wait for other ranks; None if there is none."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return module
     if torch.distributed.get_world_size() == 1:

@@ -22,6 +22,7 @@ import torch
 from torch import distributed, nn
 from torch.utils.data import DataLoader
 
+from vivace.inspection.limits import usable_cores
 from vivace.profiling.record.hooks import LoopHooks, tensors_of
 from vivace.tensors.modules import DROPOUTS
 from vivace.torch_internals import compiler
@@ -282,11 +283,10 @@ def _settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 def _flags() -> dict[str, Any]:
     backends: Any = torch.backends
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
-        "cores": affinity,
+        "cores": usable_cores(),
         "tf32": [
             name
             for name, owner in (("matmul", backends.cuda.matmul), ("convolution", backends.cudnn.conv))

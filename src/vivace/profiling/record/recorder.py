@@ -69,6 +69,7 @@ class Recorder:
         self._entered = time.perf_counter()
         self._leave: Callable[[], None] = lambda: None
         self._undo = contextlib.ExitStack()  # what a window began to watch with, should its end fail
+        self.catcher: experiments.CallCatcher | None = None
         self._graphs = 0
         self._tracing = False
 
@@ -276,6 +277,7 @@ class Recorder:
         self._leave = self._leave_counted
 
     def _leave_counted(self) -> None:
+        assert self.catcher is not None
         self._counted.restore()
         self.catcher.restore()
         if self._in_state:  # else the run ended within this step
@@ -288,7 +290,8 @@ class Recorder:
         self._guarded(self._average)
         self._guarded(lambda: self.document.update(first_touch=facts.first_touch()))
         self.hooks.restore()  # copies of the model and of the optimizer are no part of the loop
-        self._guarded(lambda: experiments.run(self, self.document))
+        optimizers = list(self.hooks.optimizers.values())
+        self._guarded(lambda: experiments.run(self.catcher, optimizers, self.document))
         self.finish()
 
     def _guarded(self, action: Callable[[], None]) -> None:
