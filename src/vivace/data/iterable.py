@@ -146,7 +146,7 @@ class IterableData:
         self._states.clear()
         with streams:
             self._prepare()
-            if state is not None and keeper is not None:
+            if state is not None:
                 keeper.load_state_dict(state["state"])
             batches = iter(self.source)
             if state is not None:

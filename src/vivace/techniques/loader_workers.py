@@ -109,7 +109,7 @@ class LoaderWorkers(Technique):
         now, cores = loader["num_workers"], machine.num_cores
         counts = [2**n for n in range(min(cores, 16).bit_length()) if 2**n != now]
         waiting = 0.0 if loader.get("in_memory") else profile.shares.get("data", 0.0)
-        threads = profile.features.get("num_threads", 1) if profile.device == "cpu" else 0
+        threads = (profile.features.get("num_threads") or 1) if profile.device == "cpu" else 0
         wanted = cores * waiting / (waiting + (0 if now else 1 - waiting) * threads) if waiting > 0.05 else 0
         if wanted:
             ordered = [*sorted(counts, key=lambda n: max(n / wanted, wanted / n)), 0]
@@ -120,7 +120,7 @@ class LoaderWorkers(Technique):
     def company(self, profile: Profile, machine: Machine) -> list[dict[str, dict[str, Any]]]:
         """On a CPU first with the step on the cores that the workers leave: else they wait for each other."""
         left = max(1, machine.num_cores - self.num_workers)
-        threads = profile.features.get("num_threads", 1) if profile.device == "cpu" else 0
+        threads = (profile.features.get("num_threads") or 1) if profile.device == "cpu" else 0
         beside = [{"cpu_threads": {"num_threads": left}}] if self.num_workers and left < threads else []
         return [*beside, {}]
 
