@@ -20,7 +20,7 @@ from cpu import DEMANDED
 
 ROOT = Path(__file__).resolve().parent.parent
 JOBS = tuple(DEMANDED)
-LIMIT = 8  # envelopes: vivace.verifying.judgement.LIMIT, which tests/test_records.py compares
+LIMIT = 8  # envelopes: vivace.verifying.judgement.LIMIT, which tests/benchmarks/test_records.py compares
 MARKERS = re.compile(r"(<!-- (figures|evidence) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 WORDS = {
     "README.md": {

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import grimp
@@ -29,6 +30,8 @@ FILE_LINES = 600
 FUNCTION_LINES = 60
 TECHNIQUE_LINES = 400
 LOOSE_MODULES = 13
+UNTYPED_SHARE = 0.03
+COINED_WORDS = 12
 
 EXPORTS = {
     "Advice",
@@ -407,6 +410,76 @@ def test_a_private_touch_is_found(code: str) -> None:
     assert len(private_touches(ast.parse(code), names_of_our_own())) == 1
 
 
+def test_no_method_is_found_by_a_name_that_is_put_together() -> None:
+    """Neither a reader nor a search finds who calls it. Settings of torch are no methods of ours."""
+    found = [
+        f"{relative(path)}: {ast.unparse(node)}"
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "getattr"
+        and ast.unparse(node.args[0]) in ("self", "cls", "type(self)")
+        and isinstance(node.args[1], ast.JoinedStr | ast.BinOp)
+    ]
+    assert found == []
+
+
+def names_for_anything(trees: Iterable[ast.AST]) -> set[str]:
+    """`Any`, and what is bound to it."""
+    found = {"Any"}
+    for node in itertools.chain.from_iterable(map(ast.walk, trees)):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value and ast.unparse(node.value) == "Any":
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return found
+
+
+def untyped_arguments(tree: ast.AST, anything: set[str]) -> list[str]:
+    """Arguments that may be anything at all, by a name for it or because nothing is said."""
+    return [
+        f"{function.name}({argument.arg})"
+        for function, argument in arguments_of(tree)
+        if argument.annotation is None
+        or anything & {part.strip() for part in re.split(r"[|.\"']", ast.unparse(argument.annotation))}
+    ]
+
+
+def arguments_of(tree: ast.AST) -> list[tuple[ast.FunctionDef | ast.AsyncFunctionDef, ast.arg]]:
+    """Every function with each of its arguments but `self` and `cls`."""
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [
+        (function, argument)
+        for function in functions
+        for argument in ast.walk(function.args)
+        if isinstance(argument, ast.arg) and argument.arg not in ("self", "cls")
+    ]
+
+
+def test_arguments_have_types() -> None:
+    """Kernels of Triton have none: its language knows no types."""
+    trees = {relative(path): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+    trees = {name: tree for name, tree in trees.items() if "/kernels/" not in name}
+    anything = names_for_anything(trees.values())
+    found = {name: untyped_arguments(tree, anything) for name, tree in trees.items()}
+    untyped = [f"{name}: {argument}" for name, arguments in found.items() for argument in arguments]
+    every = sum(len(arguments_of(tree)) for tree in trees.values())
+    assert len(untyped) < UNTYPED_SHARE * every, untyped
+
+
+@pytest.mark.parametrize(
+    ("code", "untyped"),
+    [
+        ("def f(x: Any, *y: int, **z: Any): ...", ["f(x)", "f(z)"]),
+        ("Batch = Any\ndef f(x: Batch, y: Batch | None): ...", ["f(x)", "f(y)"]),
+        ("def f(x: typing.Any, y: 'Any', z): ...", ["f(x)", "f(y)", "f(z)"]),
+        ("def f(self, x: object, y: list[Any], z: Callable[[Any], Any]): ...", []),
+    ],
+)
+def test_an_argument_without_a_type_is_found(code: str, untyped: list[str]) -> None:
+    tree = ast.parse(code)
+    assert untyped_arguments(tree, names_for_anything([tree])) == untyped
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
     graph = grimp.build_graph("vivace", exclude_type_checking_imports=True, cache_dir=None)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
@@ -531,6 +604,11 @@ def test_no_tracked_file_names_a_machine_or_a_registry() -> None:
             if FORBIDDEN.search(line)
         ]
     assert found == []
+
+
+def test_few_words_are_our_own() -> None:
+    glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    assert 0 < len(re.findall(r"^: ", glossary, re.MULTILINE)) <= COINED_WORDS
 
 
 def test_links_lead_somewhere_and_every_decision_is_listed() -> None:

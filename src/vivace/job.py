@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
@@ -10,12 +11,15 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from vivace.errors import JobError, VivaceError, nearest
+
+Batch: TypeAlias = object
+"""What the data yields: tensors in any containers, or whatever else the loss takes; see `tensors.trees`."""
 
 # What torch puts before an exception of a DataLoader's worker, and the parts of the traceback inside.
 _FROM_WORKER = re.compile(r"Caught \w+ in .*worker process \d+\.\nOriginal Traceback")
@@ -152,7 +156,7 @@ def load(reference: str) -> Job:
         hint = nearest(name, vars(module)) or (f"; it has {', '.join(jobs)}" if jobs else "; it has no Job")
         raise JobError(f"'{place}' has no name '{name}'{hint}")
     if callable(found) and not isinstance(found, Job):
-        with _blaming(place):
+        with _loading(place):
             found = found()
     if not isinstance(found, Job):
         raise JobError(
@@ -227,7 +231,7 @@ def _load_file(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    with _blaming(str(path), forget=name):
+    with _loading(str(path), forget=name):
         spec.loader.exec_module(module)
     return module
 
@@ -235,29 +239,24 @@ def _load_file(path: Path) -> ModuleType:
 def _load_module(name: str) -> ModuleType:
     if "" not in sys.path:
         sys.path.insert(0, "")
-    with _blaming(name):
+    with _loading(name):
         return importlib.import_module(name)
 
 
-class _blaming:  # noqa: N801 - reads as a phrase: with _blaming(file)
+@contextlib.contextmanager
+def _loading(place: str, forget: str | None = None) -> Iterator[None]:
     """Turn whatever a person's code raises while it loads into one sentence with their own line."""
-
-    def __init__(self, place: str, forget: str | None = None) -> None:
-        self.place, self.forget = place, forget
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if error is None:
-            return
-        if self.forget:
-            sys.modules.pop(self.forget, None)
+    try:
+        yield
+    except BaseException as error:
+        if forget:
+            sys.modules.pop(forget, None)
         if isinstance(error, (VivaceError, KeyboardInterrupt)):
-            return
+            raise
         if isinstance(error, SyntaxError) and error.lineno:
             line = (error.text or "").strip()
             raise JobError(f"{error.filename}, line {error.lineno}: {error.msg}: {line}") from error
-        raise JobError(f"'{self.place}' cannot be loaded: {blame(error)}") from error
+        raise JobError(f"'{place}' cannot be loaded: {blame(error)}") from error
 
 
 def blame(error: BaseException) -> str:

@@ -161,7 +161,7 @@ def _refuse_conflicts(techniques: list[Technique]) -> None:
             seen[key] = technique.name
 
 
-def _read_technique(name: str, settings: Any, text: str, where: str) -> Technique:
+def _read_technique(name: str, settings: object, text: str, where: str) -> Technique:
     if name not in registry.names():
         raise PlanError(
             f"{where}{_line(text, name)}: unknown technique '{name}'{nearest(name, registry.names())}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 UNKNOWN = _DASH = "\N{EN DASH}"
 _MINUS = "\N{MINUS SIGN}"
@@ -45,14 +45,14 @@ class Estimate(Protocol):
         """Is the interval too wide for an estimate?"""
 
 
-def real(value: Any) -> float | None:
+def real(value: object) -> float | None:
     """`value` as a finite float, or None for everything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None
 
 
-def number(value: Any) -> str:
+def number(value: object) -> str:
     """Three significant digits, and whole numbers in full: ``1,235``, ``41.2``, ``0.00312``, ``4.1e-07``."""
     found = real(value)
     if found is None:
@@ -68,12 +68,12 @@ def number(value: Any) -> str:
     return f"{sign}{abs(found):.3g}"
 
 
-def count(value: Any, noun: str) -> str:
+def count(value: object, noun: str) -> str:
     """How many of something: ``1 epoch``, ``3 epochs``, ``1,200 steps``."""
     return f"{number(value)} {noun}{'' if value == 1 else 's'}"
 
 
-def size(value: Any) -> str:
+def size(value: object) -> str:
     """A number of bytes: ``0 B``, ``512 MiB``, ``11.4 GiB``."""
     found = real(value)
     if found is None:
@@ -82,7 +82,7 @@ def size(value: Any) -> str:
     return f"{number(round(scaled) if unit == 'B' else scaled)} {unit}"
 
 
-def quantity(value: Any, unit: str = "") -> str:
+def quantity(value: object, unit: str = "") -> str:
     """A rate, or a number too large to be told in full, with its prefix: ``768 TFLOP/s``, ``25.6 M``."""
     found = real(value)
     if found is None:
@@ -101,7 +101,7 @@ def _scaled(value: float, units: tuple[str, ...], step: float) -> tuple[float, s
     return value, units[-1]
 
 
-def duration(value: Any) -> str:
+def duration(value: object) -> str:
     """Seconds: ``1.70 µs``, ``38.4 ms``, ``4.2 s``, ``6 min 10 s``, ``2 h 05 min``, ``3 d 02 h``."""
     found = real(value)
     if found is None:
@@ -132,7 +132,7 @@ def _clock(seconds: float) -> tuple[float, str]:
     return next((scale, unit) for limit, scale, unit in _CLOCK if seconds < limit)
 
 
-def percent(value: Any) -> str:
+def percent(value: object) -> str:
     """A share: ``42 %``, ``3.1 %``, ``<0.1 %``, ``0 %``."""
     found = real(value)
     if found is None:
@@ -148,7 +148,7 @@ def change(before: float, after: float) -> str:
     return f"{(after / before - 1) * 100:+.0f} %".replace("-", _MINUS) if before else UNKNOWN
 
 
-def times(value: Any) -> str:
+def times(value: object) -> str:
     """A ratio: ``2.31×``, ``41.2×``, ``0.04×``."""
     found = real(value)
     if found is None:
@@ -156,7 +156,7 @@ def times(value: Any) -> str:
     return (f"{found:.2f}" if abs(found) < 9.995 else number(found)) + _TIMES
 
 
-def interval(low: Any, high: Any) -> str:
+def interval(low: object, high: object) -> str:
     """The bounds of a ratio: ``2.24–2.38``."""
     return _DASH.join(times(bound).removesuffix(_TIMES) for bound in (low, high))
 

@@ -147,38 +147,30 @@ def test_proposes_nothing_without_a_data_loader_and_many_workers_where_the_step_
     assert LoaderWorkers.candidates(profile, MACHINE) == []
 
 
-def test_the_step_keeps_some_threads_and_gets_all_back():
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        with session_with(num_workers=1, step_threads=2) as session:
-            assert read(session, DataLoader(Numbers(), batch_size=5))
-            assert torch.get_num_threads() == 2
-            assert session.promise == Numerics.ROUNDING
-            build = session.build
-            seen = Observation({}, {}, 0, 0.0, notes=build.notes, facts=build.facts.to_dict())
-            assert LoaderWorkers(step_threads=2).confirm(seen, seen).endswith(", the step on 2 of 3 threads")
-        assert torch.get_num_threads() == 3
-        with session_with(num_workers=1, step_threads=3) as session:  # as it is already: the workers act
-            read(session, DataLoader(Numbers(), batch_size=5))
-            build = session.build
-            seen = Observation({}, {}, 0, 0.0, notes=build.notes, facts=build.facts.to_dict())
-            assert LoaderWorkers(step_threads=3).confirm(seen, seen) == "1 workers instead of 0"
-        with pytest.raises(Refused, match="only 4 cores"):
-            session_with(step_threads=9)
-        threads = registry.find("cpu_threads")(num_threads=2)
-        with pytest.raises(Refused, match="cpu_threads sets the step's threads already"):
-            start(TINY_JOBS["mlp"](), Plan([threads, LoaderWorkers(step_threads=1)]), MACHINE)
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_on_a_cpu_workers_are_offered_with_the_threads_that_they_leave_and_as_they_are():
+def test_on_a_cpu_workers_are_offered_beside_the_threads_that_they_leave_and_as_they_are():
     profile = plain_profile()
     profile.features["num_threads"] = 4
     for waiting, order in ((0.2, [1, 2, 4]), (0.8, [2, 4, 1]), (0.95, [4, 2, 1])):
         profile.shares["data"] = waiting
-        offered = [(c.num_workers, c.step_threads) for c in LoaderWorkers.candidates(profile, MACHINE)]
-        assert offered == [pair for n in order for pair in ((n, max(1, 4 - n)), (n, 0))]
+        offered = LoaderWorkers.candidates(profile, MACHINE)
+        assert [one.num_workers for one in offered] == order
+        left = [{"cpu_threads": {"num_threads": max(1, 4 - n)}} for n in order]
+        assert [one.company(profile, MACHINE) for one in offered] == [[beside, {}] for beside in left]
     gpu = dataclasses.replace(profile, device="cuda")
-    assert not any(c.step_threads for c in LoaderWorkers.candidates(gpu, MACHINE))
+    assert all(one.company(gpu, MACHINE) == [{}] for one in LoaderWorkers.candidates(gpu, MACHINE))
+
+
+def test_workers_and_the_threads_of_the_step_act_together():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        plan = Plan.from_dict({"loader_workers": {"num_workers": 1}, "cpu_threads": {"num_threads": 2}})
+        with start(TINY_JOBS["mlp"](), plan, MACHINE) as session:
+            assert read(session, DataLoader(Numbers(), batch_size=5))
+            assert torch.get_num_threads() == 2
+            seen = Observation({}, {}, 0, 0.0, notes=session.build.notes)
+            told = [technique.confirm(seen, seen) for technique in plan.techniques]
+        assert told == ["2 threads instead of 3", "1 workers instead of 0"]
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

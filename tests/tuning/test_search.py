@@ -1,5 +1,6 @@
 """What the search asks for and decides, told from a table; its time is counted, not waited for."""
 
+import dataclasses
 import json
 
 import pytest
@@ -403,6 +404,42 @@ def test_a_step_that_waits_for_data_is_fed_first(waiting, ratios, first):
 
 
 @pytest.mark.parametrize(
+    ("threads_help", "allow", "chosen"),
+    [
+        (True, Numerics.ROUNDING, {"loader_workers", "cpu_threads"}),
+        (False, Numerics.ROUNDING, {"loader_workers"}),  # what adds nothing is dropped again
+        (True, Numerics.EXACT, set()),
+    ],
+)
+def test_workers_that_pay_only_beside_fewer_threads_are_found(threads_help, allow, chosen):
+    machine = dataclasses.replace(vivace.inspect(), num_cores=2)
+    profile = waiting_profile(0.5, "cpu", {})
+    profile.features["num_threads"] = 2
+    offered, _ = candidates(profile, machine, allow=allow, memory=None)
+    offered = [c for c in offered if c.technique.name in ("loader_workers", "cpu_threads")]
+
+    def answers(plan, spent):
+        threads = plan.to_dict().get("cpu_threads", {"num_threads": 2}).get("num_threads", 1)
+        if "loader_workers" not in plan.names:
+            return near(1.0 if threads == 2 else 0.6)
+        return near(1.5 if threads == 1 or not threads_help else 0.95)
+
+    player = Player(answers, seconds=1.0)
+    search = player.play(setting(tuple(offered), seconds=600.0, feeds_first=True))
+    assert set(search.conclusion.plan.names) == chosen
+    assert not any("cpu_threads" in plan.names for plan in player.measured) or allow > Numerics.EXACT
+
+
+def test_company_that_is_no_plan_rules_its_technique_out(monkeypatch):
+    cls, profile = find("loader_workers"), waiting_profile(0.5, "cpu", {})
+    monkeypatch.setattr(cls, "company", lambda *_: [{"no_such_technique": {}}])
+    offered, ruled_out = candidates(profile, vivace.inspect(), allow=Numerics.ROUNDING, memory=None)
+    assert "loader_workers" not in {one.technique.name for one in offered}
+    (reason,) = [one.reason for one in ruled_out if one.technique.name == "loader_workers"]
+    assert "unknown technique 'no_such_technique'" in reason
+
+
+@pytest.mark.parametrize(
     ("ratios", "chosen", "asked"),
     [
         ({"loader_workers": 1.5, 4: 1.2}, 4, {2, 4, 8}),
@@ -430,6 +467,8 @@ def test_the_best_that_the_ledger_knows_is_tried_first_unless_it_is_ruled_out():
     assert known_best(trials, offered, Numerics.EXACT) == host
     assert known_best(trials, list(offer("fused_optimizer")), Numerics.ROUNDING) == FUSED
     assert known_best([], offered, Numerics.ROUNDING) is None
+    gone = dataclasses.replace(trials[0], techniques={"bf16_autocast": {"a_setting_of_old": 1}})
+    assert known_best([gone, *trials[1:]], offered, Numerics.ROUNDING) == FUSED
     player, _ = play(multiplied(dict.fromkeys(NAMES, 1.0)), first=FUSED)
     assert player.measured[0] == FUSED
 

@@ -6,13 +6,16 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vivace.errors import JobError, SampleError
 from vivace.files import open_own, read_own
 from vivace.job import blame
 from vivace.tensors.randomness import seed_streams
 from vivace.torch_internals.loaders import FILE_LISTS
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
 
 MOST_SHARE = 0.1  # of the samples read; more is no longer damage here and there
 FEWEST = 10
@@ -30,7 +33,7 @@ _MISTAKES = (
 
 
 class Damage:
-    """What a job does about samples that cannot be read, and the list of them. Goes to worker processes.
+    """What a job does about samples that cannot be read, and the list of them. Workers get a copy.
 
     Args:
         policy: ``raise``, ``skip`` (the batch is smaller) or ``replace`` (by the batch's next readable one).
@@ -42,7 +45,7 @@ class Damage:
         self.before = self._times()  # of an earlier part of the run
         self.reading: Callable[[str | int], None] = _nobody  # is told what is read, or the sample's index
 
-    def read(self, dataset: Any, indices: Sequence[Any], seed: int, many: bool = True) -> list[Any]:
+    def read(self, dataset: Dataset[Any], indices: Sequence[Any], seed: int, many: bool = True) -> list[Any]:
         """The samples of one batch; none where all are skipped. `seed` is where its random streams begin.
 
         Raises SampleError with index, path and what the dataset raised.
@@ -52,7 +55,7 @@ class Damage:
         finally:
             self.reading("")
 
-    def _read(self, dataset: Any, indices: Sequence[Any], seed: int, many: bool) -> list[Any]:
+    def _read(self, dataset: Dataset[Any], indices: Sequence[Any], seed: int, many: bool) -> list[Any]:
         at_once = getattr(dataset, "__getitems__", None) if many else None
         if at_once is not None:
             self.reading(f"samples {list(indices)}")
@@ -70,7 +73,7 @@ class Damage:
             raise SampleError(f"none of the samples {list(indices)} can be read: nothing could replace them")
         return [self._next(found, number) for number in range(len(found))]
 
-    def _one(self, dataset: Any, index: Any) -> tuple[Any] | None:
+    def _one(self, dataset: Dataset[Any], index: object) -> tuple[Any] | None:
         """The sample in a tuple; None where it is damaged and the policy says how to go on."""
         self.reading(index if type(index) is int else f"sample {index!r}")
         try:
@@ -135,7 +138,7 @@ class Damage:
             )
 
 
-def path_of(dataset: Any, index: Any) -> str:
+def path_of(dataset: Any, index: object) -> str:
     """The file of a sample, where the dataset keeps a list of files as torchvision's do; else empty."""
     while hasattr(dataset, "dataset") and hasattr(dataset, "indices"):  # a Subset
         dataset, index = dataset.dataset, dataset.indices[index]

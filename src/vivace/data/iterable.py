@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
+from vivace.job import Batch
+from vivace.technique.build import Stateful
 from vivace.tensors.randomness import Streams, capture, from_plain, restore, to_plain
 from vivace.tensors.trees import tensors
 
@@ -48,7 +50,7 @@ class IterableData:
 
     def __init__(
         self,
-        source: Any,
+        source: Iterable[Batch],
         seed: int,
         epoch: int = 0,
         start_batch: int = 0,
@@ -171,7 +173,7 @@ class IterableData:
             if hasattr(owner, "set_epoch"):
                 owner.set_epoch(self.epoch)
 
-    def _keep_state(self, number: int, mark: bytes, keeper: Any) -> None:
+    def _keep_state(self, number: int, mark: bytes, keeper: Stateful) -> None:
         begin = time.monotonic()
         try:
             state = keeper.state_dict()
@@ -193,27 +195,27 @@ def keeper_of(source: Any) -> Any:
     return source.dataset if plain and not source.num_workers and _keeps(source.dataset) else None
 
 
-def first_mark(source: Any, like: IterableData) -> bytes:
+def first_mark(source: Iterable[Batch], like: IterableData) -> bytes:
     """The mark of the first batch of another pass, begun as `like` was."""
     other = IterableData(source, like.seed, like.epoch)
     next(iter(other), None)
     return other.first
 
 
-def _keeps(thing: Any) -> bool:
+def _keeps(thing: object) -> bool:
     return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
 
 
-def is_plain(state: Any) -> bool:
+def is_plain(state: object) -> bool:
     """Does it consist of what a checkpoint can hold and give back without running code?"""
     if isinstance(state, dict):
         return all(is_plain(part) for pair in state.items() for part in pair)
-    if type(state) in (list, tuple):
+    if isinstance(state, (list, tuple)) and type(state) in (list, tuple):
         return all(map(is_plain, state))
     return type(state) in _PLAIN
 
 
-def marked(before: bytes, batch: Any) -> bytes:
+def marked(before: bytes, batch: Batch) -> bytes:
     """16 bytes that depend on `before` and, by a few numbers of each tensor, on `batch`."""
     found = hashlib.blake2b(before, digest_size=16)
     for tensor in tensors(batch):

@@ -17,7 +17,6 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
@@ -29,6 +28,8 @@ from torch.utils.data import (
 from vivace.data.damage import Damage
 from vivace.data.iterable import IterableData, Place
 from vivace.errors import JobError
+from vivace.job import Batch
+from vivace.tensors.loaders import CollatingDataset
 from vivace.tensors.randomness import SeededStreams, Streams, derive
 from vivace.tensors.trees import batch_size, split
 
@@ -110,7 +111,7 @@ def _rebuild(loader: DataLoader[Any], order: _Order, damage: Damage) -> DataLoad
     )
 
 
-class SeededDataset(Dataset[Any]):
+class SeededDataset(CollatingDataset):
     """A dataset that loads and collates a whole batch under random streams of its own.
 
     `dataset` is the person's own; `collate` makes a batch of its samples. With `single`, one index is a whole
@@ -136,7 +137,7 @@ class SeededDataset(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> Any:
         """One sample, as the person's dataset gives it."""
         return self.dataset[index]
 
@@ -264,7 +265,7 @@ def _share(indices: list[Any], rank: int, world_size: int) -> list[Any]:
     return indices[rank * size : (rank + 1) * size]
 
 
-def _share_of(batch: Any, rank: int, world_size: int) -> Any:
+def _share_of(batch: Batch, rank: int, world_size: int) -> Any:
     """One rank's share of a batch that is loaded already."""
     if world_size == 1:
         return batch
@@ -278,5 +279,5 @@ def _length(thing: Any) -> int | None:
         return None
 
 
-def _as_it_is(batch: Any) -> Any:
+def _as_it_is(batch: Batch) -> Any:
     return batch

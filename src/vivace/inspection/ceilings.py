@@ -64,19 +64,11 @@ class Survey:
         return {key: ceiling.value for key, ceiling in self.ceilings.items()}
 
 
-def measure_ceilings(device: str, *, seconds: float, progress: Progress | None = None) -> dict[str, float]:
+def survey(device: str, *, seconds: float, progress: Progress | None = None) -> Survey:
     """Measure the ceilings of `device` (``cpu``, ``cuda`` or ``cuda:1``) in about `seconds`, in SI units.
 
-    Nothing is stored. KeyboardInterrupt passes through; `survey` keeps what was read until then.
+    Nothing is stored. An interruption (Ctrl-C) ends it with what was read until then.
     """
-    found = survey(device, seconds=seconds, progress=progress)
-    if found.interrupted:
-        raise KeyboardInterrupt
-    return found.values
-
-
-def survey(device: str, *, seconds: float, progress: Progress | None = None) -> Survey:
-    """`measure_ceilings` with spreads, reasons, and what an interruption left."""
     tell = progress or (lambda share, what: None)
     begin = time.monotonic()
     tell(0.0, "importing torch")

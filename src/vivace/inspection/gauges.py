@@ -197,7 +197,7 @@ class _Bench:
             torch.accelerator.synchronize(self.device)
 
 
-def _with_tf32(owner: Any, kind: str, run: Callable[[], object]) -> Callable[[], object]:
+def _with_tf32(owner: object, kind: str, run: Callable[[], object]) -> Callable[[], object]:
     """`run`, with TF32 allowed meanwhile where the kind asks for it."""
     if kind != "tf32":
         return run
@@ -210,7 +210,7 @@ def _with_tf32(owner: Any, kind: str, run: Callable[[], object]) -> Callable[[],
 
 
 @contextmanager
-def _setting(owner: Any, name: str, value: Any) -> Iterator[None]:
+def _setting(owner: object, name: str, value: object) -> Iterator[None]:
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:

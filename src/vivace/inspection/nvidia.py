@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import itertools
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 from vivace.machine import Device, Link
@@ -45,7 +46,7 @@ class Nvidia:
     error: str = ""
 
 
-def ask(nvml: Any = None) -> Nvidia:
+def ask(nvml: ModuleType | None = None) -> Nvidia:
     """Ask NVML; `nvml` is the module to ask, `pynvml` unless given."""
     try:
         nvml = nvml or importlib.import_module("pynvml")
@@ -85,7 +86,7 @@ def visible(gpus: tuple[Gpu, ...], choice: str | None) -> tuple[Gpu, ...]:
     return tuple(found)
 
 
-def _gpus(nvml: Any, handle: Any, index: int) -> Iterator[Gpu]:
+def _gpus(nvml: ModuleType, handle: object, index: int) -> Iterator[Gpu]:
     """The GPU, or its MIG instances where that mode is on."""
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     capability = f"sm_{major}{minor}"
@@ -107,13 +108,13 @@ def _gpus(nvml: Any, handle: Any, index: int) -> Iterator[Gpu]:
         yield Gpu(device, _text(nvml.nvmlDeviceGetUUID, handle), index, empty_mig=True)
 
 
-def _device(nvml: Any, handle: Any, features: tuple[str, ...], state: dict[str, Any]) -> Device:
+def _device(nvml: ModuleType, handle: object, features: tuple[str, ...], state: dict[str, Any]) -> Device:
     memory = _try(nvml, "nvmlDeviceGetMemoryInfo", handle)  # none where CPU and GPU share their memory
     name = _text(nvml.nvmlDeviceGetName, handle)
     return Device("cuda", name, int(memory.total) if memory else 0, features, state=state)
 
 
-def _state(nvml: Any, handle: Any) -> dict[str, Any]:
+def _state(nvml: ModuleType, handle: object) -> dict[str, Any]:
     """What may change while the machine runs: bus width, power limit, compute mode."""
     watts = [
         _try(nvml, f"nvmlDeviceGetPowerManagement{which}", handle) for which in ("Limit", "DefaultLimit")
@@ -129,7 +130,7 @@ def _state(nvml: Any, handle: Any) -> dict[str, Any]:
     return {name: value for name, value in read.items() if value}
 
 
-def _links(nvml: Any, handles: list[Any]) -> Iterator[Link]:
+def _links(nvml: ModuleType, handles: list[Any]) -> Iterator[Link]:
     """How every pair of GPUs is connected: by NVLink where that is, else by what of PCIe they share."""
     if len(handles) < 2:
         return
@@ -145,7 +146,7 @@ def _links(nvml: Any, handles: list[Any]) -> Iterator[Link]:
             yield Link(first, second, ANCESTORS.get(level, "unknown") if level is not None else "unknown")
 
 
-def _ends(nvml: Any, handle: Any) -> list[tuple[str, bool]]:
+def _ends(nvml: ModuleType, handle: object) -> list[tuple[str, bool]]:
     """For each active NVLink of a GPU, the other end's bus address and whether it is a switch."""
     found = []
     for number in range(MOST_LINKS):
@@ -156,17 +157,17 @@ def _ends(nvml: Any, handle: Any) -> list[tuple[str, bool]]:
     return found
 
 
-def _bus(info: Any) -> str:
+def _bus(info: object) -> str:
     address = getattr(info, "busId", "")
     return address.decode() if isinstance(address, bytes) else str(address)
 
 
-def _text(function: Callable[..., Any], *arguments: Any) -> str:
+def _text(function: Callable[..., Any], *arguments: object) -> str:
     value = function(*arguments)
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _try(nvml: Any, question: str, *arguments: Any) -> Any:
+def _try(nvml: ModuleType, question: str, *arguments: object) -> Any:
     """What NVML answers; `None` where this card, driver or library does not support the question."""
     try:
         return getattr(nvml, question)(*arguments)

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def load(name: str, package: str = "", pattern: str = "") -> Any:
         return ctypes.CDLL(str(next(folder.glob(f".libs/{pattern}"), name)))
 
 
-def _handles(function: Any, *before: Any) -> list[ctypes.c_void_p]:
+def _handles(function: Callable[..., Any], *before: object) -> list[ctypes.c_void_p]:
     """Call an enumerating function twice, for the count and for the handles; no handles where it fails."""
     count = ctypes.c_uint32()
     if function(*before, 0, None, ctypes.byref(count)) or not count.value:
@@ -111,13 +112,13 @@ def _handles(function: Any, *before: Any) -> list[ctypes.c_void_p]:
     return [ctypes.c_void_p(handle) for handle in found]
 
 
-def _opencl_text(function: Any, handle: ctypes.c_void_p, what: int) -> str:
+def _opencl_text(function: Callable[..., Any], handle: ctypes.c_void_p, what: int) -> str:
     memory = ctypes.create_string_buffer(1024)
     function(handle, what, ctypes.c_size_t(1024), memory, None)
     return memory.value.decode(errors="replace").strip()
 
 
-def _opencl_number(function: Any, handle: ctypes.c_void_p, what: int) -> int:
+def _opencl_number(function: Callable[..., Any], handle: ctypes.c_void_p, what: int) -> int:
     number = ctypes.c_uint64()
     function(handle, what, ctypes.c_size_t(4 if what == DEVICE_UNITS else 8), ctypes.byref(number), None)
     return number.value

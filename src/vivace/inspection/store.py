@@ -86,5 +86,5 @@ def _read(path: Path) -> dict[str, Any]:
     return _mapping(document.get("devices"))
 
 
-def _mapping(value: Any) -> dict[str, Any]:
+def _mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vivace import words
 from vivace.inspection.ceilings import Survey
 from vivace.machine import Machine
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def unit_of(key: str) -> str:
@@ -44,7 +47,7 @@ def facts_of(survey: Survey, figures: dict[str, float]) -> dict[str, dict[str, A
     return found
 
 
-def draw(machine: Machine, console: Any) -> None:
+def draw(machine: Machine, console: Console) -> None:
     """Print devices, what serves them, versions, limits, what is missing and what to do next."""
     from rich.table import Table
 
@@ -59,7 +62,7 @@ def draw(machine: Machine, console: Any) -> None:
         console.print(f"  next: {finding.next}", markup=False, soft_wrap=True)
 
 
-def draw_ceilings(device: str, survey: Survey, figures: dict[str, float], console: Any) -> None:
+def draw_ceilings(device: str, survey: Survey, figures: dict[str, float], console: Console) -> None:
     """Print the measured ceilings of a device, each beside the vendor's figure, and what is absent."""
     from rich.table import Table
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from torch import nn
 
 from vivace.errors import Refused
 from vivace.inspection import inspect
-from vivace.ledger import Ledger
+from vivace.ledger import Ledger, Ratio
 from vivace.live.candidates import adding, additions
 from vivace.live.errand import LEDGER, PLAN
 from vivace.live.hosted import Hosted
@@ -52,7 +52,7 @@ Course = Generator[Wish, Any, None]
 class Conductor:
     """Made when the loop's root and optimizer are known; `plan` is the one that is adopted."""
 
-    def __init__(self, loop: Loop, root: nn.Module, optimizer: Any) -> None:
+    def __init__(self, loop: Loop, root: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.loop, self.root, self.optimizer = loop, root, optimizer
         self.device = device_of(root)
         self.machine = inspect()
@@ -80,7 +80,13 @@ class Conductor:
 
     # What the loop's hooks call.
 
-    def called(self, original: Any, root: nn.Module, arguments: Any, keywords: Any) -> Any:
+    def called(
+        self,
+        original: Callable[..., Any],
+        root: nn.Module,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+    ) -> Any:
         """A call of the root, under the plan whose turn it is."""
         if not (root.training and torch.is_grad_enabled()):
             self.loop.interrupted = True
@@ -100,7 +106,7 @@ class Conductor:
             self._drop(f"its model failed under {self._acting.plan}: {type(error).__name__}: {error}")
             return original(root, *arguments, **keywords)
 
-    def updated(self, optimizer: Any) -> None:
+    def updated(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer has stepped: a step of the script is over."""
         seen = self.loop.seen
         if optimizer is not self.optimizer:
@@ -164,7 +170,9 @@ class Conductor:
         self.close()
         self.loop.leave_alone(reason)
 
-    def _kept_call(self, original: Any, arguments: Any, keywords: Any) -> Any:
+    def _kept_call(
+        self, original: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> Any:
         begin = time.perf_counter()
         self._keeping = False
         try:
@@ -414,7 +422,7 @@ def _set_random_states(states: list[torch.Tensor], device: torch.device) -> None
 
 
 def _told(comparison: Comparison) -> dict[str, Any]:
-    def ratio(found: Any) -> dict[str, float]:
+    def ratio(found: Ratio) -> dict[str, float]:
         return {"estimate": found.estimate, "low": found.low, "high": found.high}
 
     pairs = [[p.reference.wall, p.plan.wall, p.reference.cpu, p.plan.cpu] for p in comparison.pairs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,7 +32,9 @@ class Hosted:
     optimizer.
     """
 
-    def __init__(self, plan: Plan, root: nn.Module, optimizer: Any, machine: Machine) -> None:
+    def __init__(
+        self, plan: Plan, root: nn.Module, optimizer: torch.optim.Optimizer, machine: Machine
+    ) -> None:
         self.plan = plan
         device = next(p.device for p in root.parameters())
         objects = {"models": [root], "machine": machine, "device": device}
@@ -50,7 +53,7 @@ class Hosted:
             raise
         self._call = self.of_call.compose({Seam.STEP: _call}).step
 
-    def call(self, function: Any, arguments: Any, keywords: Any) -> Any:
+    def call(self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Call the root as the plan says; `function` is how it is called without."""
         return self._call((function, arguments, keywords))
 
@@ -66,7 +69,7 @@ class Hosted:
                 build.close_callbacks.pop()()
 
 
-def _call(batch: Any) -> Any:
+def _call(batch: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]) -> Any:
     function, arguments, keywords = batch
     return function(*arguments, **keywords)
 

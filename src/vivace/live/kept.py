@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,7 +28,13 @@ class Kept:
     `of_weights` those of the parameters by name, as the script got them.
     """
 
-    def __init__(self, root: nn.Module, optimizer: Any, arguments: Any, keywords: Any) -> None:
+    def __init__(
+        self,
+        root: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+    ) -> None:
         self.device = device_of(root)
         if any(t.requires_grad for t in tensors_of([list(arguments), keywords])):
             raise CannotKeep("its model is called with tensors that are differentiated")
@@ -47,7 +54,7 @@ class Kept:
         """Has the loss's gradient come back to the outputs and to the weights?"""
         return bool(self.of_weights) and any(g is not None for g in self.gradients)
 
-    def returned(self, outputs: Any) -> None:
+    def returned(self, outputs: object) -> None:
         """Wait for the gradients of what the call returned."""
         found = list(tensors_of(outputs))
         self.gradients = [None] * len(found)
@@ -66,8 +73,8 @@ class Kept:
         self._handles = []
         self._expects = []
 
-    def _listen(self, tensor: Any, hook: Any) -> None:
-        self._handles.append(tensor.register_hook(hook))
+    def _listen(self, tensor: torch.Tensor, hook: Callable[..., object]) -> None:
+        self._handles.append(tensor.register_hook(hook))  # type: ignore[no-untyped-call]
 
     def _output_hook(self, index: int) -> Any:
         def hook(gradient: torch.Tensor) -> None:

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import nn
 from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader
 
+from vivace.job import Batch
 from vivace.live.errand import Errand
 from vivace.live.refusals import Seen, why_left_alone
 from vivace.profiling.record.guard import Guard, described
@@ -119,10 +120,10 @@ class Loop:
         self.guard.off = True
         self._finished = True
 
-    def _any_call(self, original: Any) -> Any:
+    def _any_call(self, original: Callable[..., Any]) -> Any:
         """The outermost call of a module that has weights and is in training is that of a root."""
 
-        def call(module: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+        def call(module: nn.Module, *arguments: object, **keywords: object) -> Any:
             if threading.get_ident() != self._thread:
                 return original(module, *arguments, **keywords)
             if not self._depth and torch.is_grad_enabled() and module.training:
@@ -135,8 +136,8 @@ class Loop:
 
         return call
 
-    def _backward(self, original: Any) -> Any:
-        def backward(*arguments: Any, **keywords: Any) -> Any:
+    def _backward(self, original: Callable[..., Any]) -> Any:
+        def backward(*arguments: object, **keywords: object) -> Any:
             if keywords.get("create_graph") or (len(arguments) > 3 and arguments[3]):
                 self.seen.differentiates_twice = True
             if not in_backward():  # else checkpointing asks, inside of a pass
@@ -145,41 +146,41 @@ class Loop:
 
         return backward
 
-    def _differentiating(self, original: Any) -> Any:
-        def grad(*arguments: Any, **keywords: Any) -> Any:
+    def _differentiating(self, original: Callable[..., Any]) -> Any:
+        def grad(*arguments: object, **keywords: object) -> Any:
             if keywords.get("create_graph") or (len(arguments) > 4 and arguments[4]):
                 self.seen.differentiates_twice = True
             return original(*arguments, **keywords)
 
         return grad
 
-    def _compiling(self, original: Any) -> Any:
-        def compile(model: Any = None, *arguments: Any, **keywords: Any) -> Any:
+    def _compiling(self, original: Callable[..., Any]) -> Any:
+        def compile(model: object = None, *arguments: object, **keywords: object) -> Any:
             if isinstance(model, nn.Module):  # calls must not be looked at: the looking would be compiled
                 self.leave_alone("its model is compiled by torch.compile")
             return original(model, *arguments, **keywords)
 
         return compile
 
-    def _scaling(self, original: Any) -> Any:
-        def scale(scaler: Any, outputs: Any) -> Any:
+    def _scaling(self, original: Callable[..., Any]) -> Any:
+        def scale(scaler: torch.amp.GradScaler, outputs: object) -> Any:
             self.seen.scales_loss |= bool(scaler.is_enabled())
             return original(scaler, outputs)
 
         return scale
 
-    def _new_pass(self, original: Any) -> Any:
-        def begin(loader: Any) -> Any:
+    def _new_pass(self, original: Callable[..., Any]) -> Any:
+        def begin(loader: Iterable[Batch]) -> Any:
             self.interrupted = True
             return original(loader)
 
         return begin
 
-    def _before_update(self, optimizer: Any, *_: Any) -> None:
+    def _before_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if not self._leading:  # what is tried on copies steps as well
             self.seen.optimizers[id(optimizer)] = optimizer
 
-    def _updated(self, optimizer: Any, *_: Any) -> None:
+    def _updated(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """The optimizer has stepped: the only place at which the loop is led."""
         if self._leading or threading.get_ident() != self._thread:
             return
@@ -200,7 +201,7 @@ class Loop:
         finally:
             self._leading = before
 
-    def _look(self, optimizer: Any) -> None:
+    def _look(self, optimizer: torch.optim.Optimizer) -> None:
         if not self.seen.ends_step(optimizer):
             return
         self.num_steps += 1
@@ -217,8 +218,8 @@ class Loop:
         self.conductor = Conductor(self, self.seen.root, optimizer)
         self._patches.replace(type(self.seen.root), "__call__", self._root_call)
 
-    def _root_call(self, original: Any) -> Any:
-        def call(module: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+    def _root_call(self, original: Callable[..., Any]) -> Any:
+        def call(module: nn.Module, *arguments: object, **keywords: object) -> Any:
             conductor = self.conductor
             other = module is not self.seen.root or conductor is None or self._depth
             if other or threading.get_ident() != self._thread:

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch import nn
 
 from vivace import words
 from vivace.errors import Refused
@@ -125,7 +126,7 @@ class Proof:
                 raise CannotKeep("a copy of its model returns another number of tensors")
             return from_outside(outputs, self.kept.gradients)
 
-    def _outcome(self, root: Any, gradients: Tensors, drawn: torch.Tensor) -> Outcome:
+    def _outcome(self, root: nn.Module, gradients: Tensors, drawn: torch.Tensor) -> Outcome:
         after = State(
             {n: p.detach() for n, p in root.named_parameters() if n in self.before.parameters},
             {n: b.detach() for n, b in root.named_buffers()},

@@ -37,7 +37,7 @@ class Seen:
         self.calls += 1
         self.autocasts |= torch.is_autocast_enabled(device_of(module).type)
 
-    def ends_step(self, optimizer: Any) -> bool:
+    def ends_step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Is it with this optimizer that a step ends?"""
         self.primary = self.primary or id(optimizer)
         return id(optimizer) == self.primary

@@ -94,7 +94,7 @@ def _of_size(batches: Sequence[Any], samples: int) -> Any:
 
 
 def _tried(
-    session: Session, batch: Any, samples: int, budget_bytes: int | None, smaller: list[Batch]
+    session: Session, batch: object, samples: int, budget_bytes: int | None, smaller: list[Batch]
 ) -> Batch:
     """The peak of a size, or why it cannot run."""
     if batch is None:

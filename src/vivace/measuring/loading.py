@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from vivace import words
 from vivace.inspection.limits import usable_cores
-from vivace.job import Job, blame
+from vivace.job import Batch, Job, blame
 from vivace.ledger import Profile
 from vivace.observing.observe import now
 from vivace.observing.reference import in_cores
@@ -30,7 +31,7 @@ SECONDS = 0.5
 LITTLE = 0.05  # of a step: waiting of which nothing is said
 
 
-def limit_beside(session: Session, job: Job, loader: Any, batch: Any, profile: Profile) -> str:
+def limit_beside(session: Session, job: Job, loader: Iterable[Batch], batch: Batch, profile: Profile) -> str:
     """What one core loads against what the step consumes, or why that cannot be measured.
 
     Empty where loading is no limit, and where the fetches of the profile told it: a DataLoader without
@@ -49,6 +50,7 @@ def limit_beside(session: Session, job: Job, loader: Any, batch: Any, profile: P
         if not why:
             one, why = _loaded_by_one_core(loader, job)
     if not why:
+        assert isinstance(loader, DataLoader)
         return _sentence(one, _consumed(session, batch), loader.num_workers, profile)
     if waits < LITTLE:
         return ""
@@ -111,7 +113,7 @@ def _here(loader: DataLoader[Any]) -> DataLoader[Any]:
     return DataLoader(loader.dataset, batch_size=size, collate_fn=collate, drop_last=loader.drop_last)
 
 
-def _consumed(session: Session, batch: Any) -> float:
+def _consumed(session: Session, batch: Batch) -> float:
     """Samples a second of the step alone, on a batch at hand."""
     device, spent = session.build.device, list[float]()
     while len(spent) < 4 or (sum(spent) < SECONDS and len(spent) < 30):

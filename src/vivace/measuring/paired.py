@@ -74,7 +74,7 @@ class Contestant:
         self.waiting_share = done["waited"] / done["seconds"]
         return float(done["seconds"] / done["samples"])
 
-    def ask(self, command: str, **arguments: Any) -> Any:
+    def ask(self, command: str, **arguments: object) -> Any:
         """Any other command of the worker."""
         self._signal(signal.SIGCONT)
         return self.child.ask(command, self.timeout, **arguments)

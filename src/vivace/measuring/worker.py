@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ import torch
 from vivace.data.damage import Damage
 from vivace.data.order import ordered
 from vivace.errors import JobError, VivaceError
-from vivace.job import Job
+from vivace.job import Batch, Job
 from vivace.ledger import Observation
 from vivace.machine import Machine
 from vivace.measuring.loading import limit_beside
@@ -151,7 +151,7 @@ class Worker:
             self._stream = self._later_pass(loader, seed)
         return {"seconds": time.perf_counter() - begin}
 
-    def _later_pass(self, loader: Any, seed: int) -> Iterator[Any]:
+    def _later_pass(self, loader: Iterable[Batch], seed: int) -> Iterator[Any]:
         """The batches of passes after the first, whose samples have all been read before.
 
         Of a long epoch as many as `FIRST_PASS_SECONDS` suffice to read once.
@@ -270,7 +270,7 @@ class Worker:
             torch.cuda.synchronize()
         return samples
 
-    def _signature(self, session: Session, batch: Any) -> str:
+    def _signature(self, session: Session, batch: Batch) -> str:
         shapes = [
             (n, tuple(p.shape), str(p.dtype)) for m in session.build.models for n, p in m.named_parameters()
         ]

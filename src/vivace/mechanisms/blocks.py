@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vivace.job import Batch
 from vivace.technique import Build, Seam
 from vivace.tensors.modules import patched
 from vivace.torch_internals.modules import forward_hooks, own_tensors
@@ -118,7 +119,7 @@ class _Calls:
             self.forwards += forwards(block, around)
         return chosen
 
-    def _run(self, following: Callable[[Any], Any], batch: Any) -> Any:
+    def _run(self, following: Callable[[Any], Any], batch: Batch) -> Any:
         self.batch = batch
         try:
             with patched(self.modules, "forward", self.forwards):
@@ -134,19 +135,19 @@ def forwards(block: Block, around: Around) -> list[Callable[..., Any]]:
     """What the modules do instead: the first runs the whole block, the others hand on what they are given."""
     own = [module.forward for module in block.modules]
 
-    def call(*arguments: Any, **keywords: Any) -> Any:
+    def call(*arguments: object, **keywords: object) -> Any:
         result = own[0](*arguments, **keywords)
         for function in own[1:]:
             result = function(result)
         return result
 
-    def forward(*arguments: Any, **keywords: Any) -> Any:
+    def forward(*arguments: object, **keywords: object) -> Any:
         return around(block, call, arguments, keywords)
 
     return [forward, *(_hand_on for _ in own[1:])]
 
 
-def _hand_on(value: Any) -> Any:
+def _hand_on(value: object) -> Any:
     return value
 
 

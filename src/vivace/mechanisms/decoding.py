@@ -13,11 +13,15 @@ import os
 import stat
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Self
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Self
 
 from vivace.errors import Refused
 from vivace.mechanisms.shared_store import SharedStore
 from vivace.torch_internals.loaders import workers_run
+
+if TYPE_CHECKING:
+    from PIL.JpegImagePlugin import JpegImageFile
 
 CHECKED = 3
 _BYTES_A_PIXEL = {"L": 1, "RGB": 4, "CMYK": 4}  # as Pillow stores them
@@ -64,7 +68,7 @@ class DecodingSeen(_InPlaceOfLoad):
     def replacing(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """A wrapper around the decoder that counts its calls."""
 
-        def load(image: Any) -> Any:
+        def load(image: JpegImageFile) -> Any:
             self.count += 1
             return original(image)
 
@@ -86,7 +90,7 @@ class KeptDecoding(_InPlaceOfLoad):
         """From the store, or by `original` and into the store."""
         from vivace.torch_internals import images
 
-        def load(image: Any) -> Any:
+        def load(image: JpegImageFile) -> Any:
             if not _is_fresh(image):
                 return original(image)
             key, length = key_of(image), image.width * image.height * _BYTES_A_PIXEL[image.mode]
@@ -103,7 +107,7 @@ class KeptDecoding(_InPlaceOfLoad):
             try:
                 self._decode(original, image, room.view)
             except BaseException:
-                image.im = None  # another record will lie there
+                image.im = None  # type: ignore[assignment]  # another record will lie there
                 self.store.give_back(room)
                 raise
             self.store.publish(key, room)
@@ -111,7 +115,7 @@ class KeptDecoding(_InPlaceOfLoad):
 
         return load
 
-    def _decode(self, original: Callable[[Any], Any], image: Any, place: memoryview) -> None:
+    def _decode(self, original: Callable[[Any], Any], image: JpegImageFile, place: memoryview) -> None:
         """Let `original` decode into `place`, which new memory of the image's own would cost as much as."""
         from vivace.torch_internals import images
 
@@ -148,7 +152,7 @@ class OtherDecoder(_InPlaceOfLoad):
         """By `decode` where that gives what `original` gives."""
         from vivace.torch_internals import images
 
-        def load(image: Any) -> Any:
+        def load(image: JpegImageFile) -> Any:
             if not _is_fresh(image) or image.mode == "CMYK" or image.decoderconfig:
                 return original(image)
             kind = (
@@ -174,7 +178,8 @@ class OtherDecoder(_InPlaceOfLoad):
 
         return load
 
-    def _decoded(self, image: Any) -> memoryview | None:
+    def _decoded(self, image: JpegImageFile) -> memoryview | None:
+        assert image.fp is not None  # it is fresh
         image.fp.seek(0)
         try:
             pixels = memoryview(self.decode(image.fp.read(), image.mode)).cast("B")
@@ -199,7 +204,9 @@ def simplejpeg_decode(data: bytes, mode: str) -> Any:
 class Within:
     """The batches of `source`, each made inside `context`; `after` is called with the context left again."""
 
-    def __init__(self, source: Iterable[Any], context: Any, after: Callable[[], Any]) -> None:
+    def __init__(
+        self, source: Iterable[Any], context: AbstractContextManager[object], after: Callable[[], Any]
+    ) -> None:
         self.source, self.context, self.after = source, context, after
 
     def __iter__(self) -> Iterator[Any]:
@@ -215,7 +222,7 @@ class Within:
             yield batch
 
 
-def _is_fresh(image: Any) -> bool:
+def _is_fresh(image: JpegImageFile) -> bool:
     """Is it a JPEG of one frame, opened and not decoded yet, in a mode that is known here?"""
     from PIL.JpegImagePlugin import JpegImageFile
 
@@ -223,7 +230,7 @@ def _is_fresh(image: Any) -> bool:
     return bool(plain and image.tile)
 
 
-def key_of(image: Any) -> bytes | None:
+def key_of(image: JpegImageFile) -> bytes | None:
     """16 bytes that stand for a JPEG's content and how it is decoded; None where nothing identifies it."""
     content = _content(image.fp)
     if content is None:

@@ -86,7 +86,7 @@ class TracedForward(Replacement):
                 self.by_signature[signature] = self.known[key]
         return self.known[key]
 
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+    def __call__(self, *arguments: object, **keywords: object) -> Any:
         """What the module's own forward returns."""
         signature = None if keywords else signature_of(arguments)
         rewritten = None
@@ -208,12 +208,12 @@ class _InPlace(Replacement):
         self.module, self.function, self.settings = module, function, settings
         self.own = module.forward
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: object) -> Any:
         return self.function(self.module, self.own, *self.settings, *arguments)
 
 
 def put_in_place(
-    modules: Sequence[nn.Module], function: Callable[..., Any], *settings: Any
+    modules: Sequence[nn.Module], function: Callable[..., Any], *settings: object
 ) -> Callable[[], None]:
     """Let ``function(module, own forward, *settings, *arguments)`` be each module's forward; returns what
     undoes it.
@@ -237,7 +237,7 @@ class _Proxy(fx.Proxy):
 def _in_place(name: str) -> Callable[..., Any]:
     function = getattr(operator, name)
 
-    def record(self: Any, other: Any) -> Any:
+    def record(self: _Proxy, other: object) -> Any:
         return self.tracer.create_proxy("call_function", function, (self, other), {})
 
     return record
@@ -259,7 +259,9 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
 
-    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         plain = isinstance(m, nn.Sequential) and type(m).forward is nn.Sequential.forward
         if not plain or len(args) != 1 or kwargs or is_touched(m):
             return super().call_module(m, forward, args, kwargs)
@@ -270,7 +272,7 @@ class _Tracer(fx.Tracer):
             value = child(value)
         return value
 
-    def create_arg(self, a: Any) -> Any:
+    def create_arg(self, a: object) -> Any:
         if isinstance(a, torch.Tensor):
             held = (*self.root.parameters(), *self.root.buffers())
             if not any(a is tensor for tensor in held):
@@ -336,7 +338,7 @@ def _same(one: list[Any], other: list[Any]) -> bool:
     return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
 
 
-def is_product(module: Any) -> bool:
+def is_product(module: nn.Conv2d) -> bool:
     """Is a 2-D convolution a matrix product of pixels by channels?"""
     ones = (module.kernel_size, module.stride) == ((1, 1), (1, 1)) and module.padding in ((0, 0), "valid")
     return ones and module.groups == 1

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import Refused
+from vivace.job import Batch
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.operators import MATRIX_CLASSES
@@ -48,7 +49,7 @@ def autocast(build: Build, dtype: torch.dtype) -> None:
     around = nullcontext if build.own_step else lower
 
     def wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*arguments: Any, **keywords: Any) -> Any:
+        def forward(*arguments: object, **keywords: object) -> Any:
             with lower():
                 outputs = original(*arguments, **keywords)
             return cast(outputs, dtype, torch.float32)
@@ -57,7 +58,7 @@ def autocast(build: Build, dtype: torch.dtype) -> None:
 
     forwards = [wrapped(model.forward) for model in build.models]
 
-    def run(following: Callable[[Any], Any], batch: Any) -> Any:
+    def run(following: Callable[[Any], Any], batch: Batch) -> Any:
         with around(), patched(build.models, "forward", forwards):
             result = following(batch)
         return result if build.own_step else result.float()

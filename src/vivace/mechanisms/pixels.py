@@ -12,15 +12,19 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from vivace.errors import Refused
-from vivace.technique import Seam
+from vivace.job import Batch
+from vivace.technique import Build, Seam
 from vivace.tensors.loaders import small_batch, with_other
 from vivace.tensors.trees import map_tensors, tensors
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 SCALING = ("Normalize", "ToDtype", "ConvertImageDtype")
 TO_BYTES = ("ToImage", "PILToTensor")
@@ -113,7 +117,7 @@ class _Sending:
     places: frozenset[int]
     cut: Cut
 
-    def finished(self, batch: Any, device: torch.device, note: Callable[[int], None]) -> Any:
+    def finished(self, batch: Batch, device: torch.device, note: Callable[[int], None]) -> Any:
         """A batch whose bytes have become floats on the device; `note` is told how many bytes."""
         numbers = itertools.count()
 
@@ -126,13 +130,14 @@ class _Sending:
         return map_tensors(batch, finish)
 
 
-def sending(build: Any, loader: Any, augment: bool) -> _Sending:
+def sending(build: Build, loader: Iterable[Batch], augment: bool) -> _Sending:
     """The loader with its pictures as bytes. Raises Refused where that cannot be, or gives other numbers.
 
     Two samples are read both ways: without `augment` they must be equal bit for bit.
     """
     for condition, reason in _conditions(loader):
         build.require(condition, reason)
+    assert isinstance(loader, DataLoader)
     found = cut(loader.dataset, augment)
     other = with_other(loader, dataset=found.dataset)
     wanted, sent = list(tensors(small_batch(loader))), list(tensors(small_batch(other)))
@@ -153,7 +158,7 @@ class Sender:
         augment: see `cut`; of the training data alone. Those for the metric stay bit for bit as they are.
     """
 
-    def __init__(self, build: Any, name: str, augment: bool) -> None:
+    def __init__(self, build: Build, name: str, augment: bool) -> None:
         self.build, self.name, self.augment = build, name, augment
         self.rebuilt: weakref.WeakKeyDictionary[Any, _Sending] = weakref.WeakKeyDictionary()
         self.sending: _Sending | None = None
@@ -162,21 +167,21 @@ class Sender:
         build.wrap(Seam.VALIDATION, self.validation)
         build.on_close(self.rebuilt.clear)
 
-    def batches(self, following: Callable[[Any], Iterable[Any]], loader: Any) -> Iterable[Any]:
+    def batches(self, following: Callable[[Any], Iterable[Any]], loader: Iterable[Batch]) -> Iterable[Any]:
         """The seam `batches`. Raises Refused where the loader's pictures cannot be sent as bytes."""
         if loader not in self.rebuilt:
             self.sending = self.rebuilt[loader] = sending(self.build, loader, self.augment)
             self.build.notes[self.name] = {"moved": list(self.sending.cut.moved), "bytes": 0}
         return following(self.rebuilt[loader].loader)
 
-    def place(self, following: Callable[[Any], Any], batch: Any) -> Any:
+    def place(self, following: Callable[[Any], Any], batch: Batch) -> Any:
         """The seam `place`. A batch that did not come through the session stays as it is."""
         placed = following(batch)
         return (
             placed if self.sending is None else self.sending.finished(placed, self.build.device, self._note)
         )
 
-    def validation(self, following: Callable[[Any], Iterable[Any]], loader: Any) -> Iterable[Any]:
+    def validation(self, following: Callable[[Any], Iterable[Any]], loader: Iterable[Batch]) -> Iterable[Any]:
         """The seam `validation`: what is done to bytes is done on the device. Raises Refused as `batches`."""
         found = sending(self.build, loader, augment=False)
 
@@ -195,14 +200,16 @@ def _alike(wanted: torch.Tensor, found: torch.Tensor, bits: bool) -> bool:
     return same and (not bits or (wanted.stride() == found.stride() and torch.equal(wanted, found)))
 
 
-def _conditions(loader: Any) -> Iterator[tuple[object, str]]:
+def _conditions(loader: Iterable[Batch]) -> Iterator[tuple[object, str]]:
     kind = type(loader)
-    yield isinstance(loader, DataLoader), f"the data is a {kind.__name__}, not a torch DataLoader"
+    if not isinstance(loader, DataLoader):
+        yield False, f"the data is a {kind.__name__}, not a torch DataLoader"
+        return
     yield kind.__iter__ is DataLoader.__iter__, f"your {kind.__name__} iterates in its own way"
     yield not isinstance(loader.dataset, IterableDataset), "an iterable dataset cannot be looked at twice"
 
 
-def _to_bytes(picture: Any) -> torch.Tensor:
+def _to_bytes(picture: Image) -> torch.Tensor:
     """What torchvision's ToTensor makes, before it divides by 255."""
     from torchvision.transforms import functional
 
@@ -213,7 +220,7 @@ def _to_bytes(picture: Any) -> torch.Tensor:
     return found
 
 
-def _transforms(dataset: Any) -> Sequence[Any]:
+def _transforms(dataset: object) -> Sequence[Any]:
     """The steps of a dataset's Compose; empty where there is none."""
     transform: Any = getattr(dataset, "transform", None)
     if _is(transform, "ToTensor"):
@@ -221,21 +228,21 @@ def _transforms(dataset: Any) -> Sequence[Any]:
     return tuple(transform.transforms) if _is(transform, "Compose") else ()
 
 
-def _compose(transform: Any) -> Any:
+def _compose(transform: object) -> Any:
     """What puts steps together as the dataset does it."""
     from torchvision.transforms import Compose
 
     return type(transform) if _is(transform, "Compose") else Compose
 
 
-def _is(thing: Any, *names: str) -> bool:
+def _is(thing: object, *names: str) -> bool:
     """Is it exactly one of torchvision's transforms of these names? Neither a subclass nor a person's own."""
     modules = ("torchvision.transforms", "torchvision.transforms.v2")
     loaded = [sys.modules[module] for module in modules if module in sys.modules]
     return any(type(thing) is getattr(module, name, None) for module in loaded for name in names)
 
 
-def _with(thing: Any, **changed: Any) -> Any:
+def _with(thing: object, **changed: object) -> Any:
     other = copy.copy(thing)
     for name, value in changed.items():
         setattr(other, name, value)

@@ -32,7 +32,8 @@ from vivace.mechanisms.blocks import Block, foreign_hook, held, is_fake
 from vivace.tensors.trees import map_tensors, tensors
 from vivace.torch_internals.modules import RunningNorm, holding, own_tensors
 from vivace.torch_internals.tensors import (
-    TorchDispatchMode,
+    Operator,
+    OperatorMode,
     attention_operators,
     schema_of,
     sharing_versions,
@@ -110,7 +111,7 @@ class _Saved(NamedTuple):
     num_products: int
 
 
-class _Products(TorchDispatchMode):  # type: ignore[misc]
+class _Products(OperatorMode):  # type: ignore[misc]
     """Keeps the results of expensive operators in the first pass; `again` hands them back in later ones."""
 
     def __init__(self) -> None:
@@ -118,11 +119,8 @@ class _Products(TorchDispatchMode):  # type: ignore[misc]
         self.kept: list[tuple[Any, Any, list[int]]] = []  # operator, detached result, versions
         self.at: int | None = None
 
-    def __torch_dispatch__(
-        self, function: Any, types: Any, arguments: Any = (), keywords: dict[str, Any] | None = None
-    ) -> Any:
+    def run_operator(self, function: Operator, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Run or skip the operator. One that draws random numbers runs, so that the stream moves on."""
-        keywords = keywords or {}
         if function not in EXPENSIVE or _drops(function, arguments, keywords):
             return function(*arguments, **keywords)
         if self.at is None:
@@ -153,7 +151,7 @@ class _Products(TorchDispatchMode):  # type: ignore[misc]
             yield
 
 
-def _drops(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+def _drops(function: Operator, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
     """Is it an attention with dropout?"""
     names = [argument.name for argument in schema_of(function).arguments]
     return bool({**dict(zip(names, arguments, strict=False)), **keywords}.get("dropout_p"))
@@ -237,7 +235,7 @@ class _Frame:
             elif place is not None:
                 self.needed = number + 1
 
-    def close(self, result: Any) -> None:
+    def close(self, result: object) -> None:
         """The first pass is over: keep what the second one needs, and check that there can be one."""
         name = self.block.name
         if self.changing is None:

@@ -115,7 +115,9 @@ class Visit:
         place = tensor.size(), tensor.stride(), tensor.storage_offset()
         return self.store.stored(tensor, self), place
 
-    def unpack(self, packed: Any) -> torch.Tensor:
+    def unpack(
+        self, packed: torch.Tensor | tuple[Stored, tuple[torch.Size, tuple[int, ...], int]]
+    ) -> torch.Tensor:
         """The tensor again, for the backward pass."""
         if torch.is_grad_enabled():
             reason = "the job takes gradients of gradients (create_graph=True)"
@@ -164,7 +166,7 @@ class Int8Store(Bfloat16Store):
 
 
 class HostStore(Store):
-    """Storages in pinned host memory, copied there and back on a side stream while the device computes.
+    """Storages in pinned host memory, copied to it and back on a side stream while the device computes.
 
     The backward pass of a block begins to fetch what the block before it will want.
     """

@@ -14,7 +14,6 @@ import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy
 
@@ -206,6 +205,6 @@ def _opened_on_disk(path: Path, header: bytes, records_at: int, size: int) -> in
         os.close(found)
 
 
-def _sum(record: Any) -> int:
+def _sum(record: memoryview) -> int:
     """The sum of 64-bit words: it notices any change of one word and lost pages, not two words exchanged."""
     return int(numpy.frombuffer(record, numpy.uint64).sum(dtype=numpy.uint64))

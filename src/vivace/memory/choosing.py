@@ -13,7 +13,7 @@ from typing import Any
 
 from vivace import words
 from vivace.errors import AnswerIsNo, Refused
-from vivace.job import Job
+from vivace.job import Batch, Job
 from vivace.machine import Machine
 from vivace.memory.costs import measure
 from vivace.memory.planner import KEEP, Choice, Decision, decide, pareto, smallest
@@ -220,7 +220,7 @@ class Chooser:
         return first.step_seconds * statistics.median(own / other for own, other in times)
 
 
-def _seconds(session: Session, batch: Any) -> float:
+def _seconds(session: Session, batch: Batch) -> float:
     begin = now(session.build.device)
     session.step(batch)
     return now(session.build.device) - begin

@@ -18,6 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from vivace.errors import Refused
+from vivace.job import Batch
 from vivace.mechanisms.blocks import Block, find_blocks, foreign_hook, forwards
 from vivace.mechanisms.recompute import autocasts
 from vivace.memory.planner import KEEP, Choice, Option
@@ -48,7 +49,7 @@ class Part:
     options: list[Option]
 
 
-def measure(session: Session, batch: Any, allow: Numerics) -> list[Part]:
+def measure(session: Session, batch: Batch, allow: Numerics) -> list[Part]:
     """The parts of a step in the order in which they run, with their options; keeping comes first.
 
     Blocks of one kind on inputs of one shape share a measurement. The session's step runs once; weights,
@@ -93,7 +94,7 @@ class _Stretch:
 class _Tape:
     """Follows one forward pass; the pieces of a batch after the first are not followed."""
 
-    def __init__(self, session: Session, batch: Any) -> None:
+    def __init__(self, session: Session, batch: Batch) -> None:
         self.session = session
         self.blocks = find_blocks(session.build.models)
         self.calls: dict[str, _Call] = {}
@@ -119,7 +120,7 @@ class _Tape:
         with patched(modules, "forward", instead), watching:
             yield
 
-    def _forward(self, following: Callable[[Any], Any], batch: Any) -> Any:
+    def _forward(self, following: Callable[[Any], Any], batch: Batch) -> Any:
         if self.over:
             return following(batch)
         with saved_tensors_hooks(self._save, lambda tensor: tensor):
@@ -127,7 +128,9 @@ class _Tape:
         self.over = True
         return result
 
-    def _around(self, block: Block, own: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
+    def _around(
+        self, block: Block, own: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> Any:
         if self.over or not torch.is_grad_enabled():
             return own(*arguments, **keywords)
         for tensor in tensors((arguments, keywords)):
@@ -170,7 +173,7 @@ class _Tape:
 class _Call:
     """A call of one block, which can be repeated alone."""
 
-    def __init__(self, block: Block, own: Callable[..., Any], inputs: Any, device: torch.device) -> None:
+    def __init__(self, block: Block, own: Callable[..., Any], inputs: object, device: torch.device) -> None:
         self.block, self.own, self.device = block, own, device
         self.inputs = map_tensors(inputs, lambda t: t.detach().requires_grad_(t.requires_grad))
         self.count, self.held_bytes = 1, 0
@@ -233,9 +236,11 @@ class _Call:
                 tensor.grad = None
 
 
-def _leaves(result: Any) -> list[torch.Tensor]:
+def _leaves(result: object) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
-def _plainly(block: Block, own: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
+def _plainly(
+    block: Block, own: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
+) -> Any:
     return own(*arguments, **keywords)

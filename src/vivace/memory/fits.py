@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vivace import words
-from vivace.job import Job
+from vivace.job import Batch, Job
 from vivace.memory.caching import MIB
 from vivace.memory.predict import predict
 from vivace.plan import Plan
 from vivace.session.opening import LOOKING_SECONDS, call, largest_batch
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 CONTEXT_BYTES = 600 * MIB  # an allowance for the CUDA context and its libraries; not measured by this project
 DRIVER_SHARE = 0.03  # of the nominal memory, which the driver keeps
@@ -35,7 +38,7 @@ class Fit:
         return {**dataclasses.asdict(self), "fits": self.fits}
 
 
-def draw(found: list[Fit], console: Any) -> None:
+def draw(found: list[Fit], console: Console) -> None:
     """The sentences that say what is needed and how many cards have it; a row for each size of memory, the
     smallest first, with its cards in the order given.
     """
@@ -55,7 +58,7 @@ def draw(found: list[Fit], console: Any) -> None:
     console.print(table)
 
 
-def fits(job: Job, cards: Mapping[str, int], plan: Plan | None = None, batch: Any = None) -> list[Fit]:
+def fits(job: Job, cards: Mapping[str, int], plan: Plan | None = None, batch: Batch = None) -> list[Fit]:
     """For each card, by name and nominal bytes, whether a training step of `job` under `plan` fits on it.
 
     What is needed is what the caching allocator would reserve (`predict`), on the largest batch that a few

@@ -14,7 +14,7 @@ from torch import nn
 
 from vivace.errors import Refused, VivaceError
 from vivace.inspection import inspect
-from vivace.job import Job, blame
+from vivace.job import Batch, Job, blame
 from vivace.machine import Machine
 from vivace.memory.caching import Reserved, simulate
 from vivace.memory.watching import Watch
@@ -52,7 +52,7 @@ def predict(
     job: Job,
     plan: Plan | None = None,
     *,
-    batch: Any = None,
+    batch: Batch = None,
     device: str = "cpu",
     machine: Machine | None = None,
 ) -> Prediction:
@@ -128,7 +128,7 @@ def _move(models: list[nn.Module], device: torch.device) -> None:
                 named[name] = moved[id(tensor)]
 
 
-def _step(session: Session, batch: Any) -> None:
+def _step(session: Session, batch: Batch) -> None:
     try:
         session.step(batch)
     except VivaceError:
@@ -142,7 +142,7 @@ def _step(session: Session, batch: Any) -> None:
 def _phases(session: Session, watch: Watch, parts: dict[int, str]) -> AbstractContextManager[None]:
     """Tell the watch which seam runs, and note the gradients before the update."""
 
-    def phased(name: str, following: Callable[..., Any], *arguments: Any) -> Any:
+    def phased(name: str, following: Callable[..., Any], *arguments: object) -> Any:
         before, watch.phase = watch.phase, name
         try:
             return following(*arguments)

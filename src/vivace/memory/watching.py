@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from vivace.memory.workspace import workspace_bytes
-from vivace.torch_internals.tensors import TorchDispatchMode, storage_id, tree_leaves
+from vivace.torch_internals.tensors import Operator, OperatorMode, storage_id, tree_leaves
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Watch(OperatorMode):  # type: ignore[no-untyped-call]
     """Notes each storage that an operator makes, and its end. Entered after the fake mode.
 
     `moves` holds ``(key, bytes)`` and ``(key, -bytes)`` in order; `phase` is noted with each storage. With
@@ -28,15 +28,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.sizes: dict[int, int] = {}
         self._keys: dict[int, int] = {}  # address of a live storage -> key
 
-    def __torch_dispatch__(
-        self,
-        function: Any,
-        types: Any,
-        arguments: tuple[Any, ...] = (),
-        keywords: dict[str, Any] | None = None,
-    ) -> Any:
+    def run_operator(self, function: Operator, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Run the operator, then note the new storages among its results."""
-        keywords = keywords or {}
         result = function(*arguments, **keywords)
         extra = workspace_bytes(function, arguments, result) if self.workspaces else 0
         if extra:

@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
+from vivace.torch_internals.tensors import Operator, schema_of
+
 FEW_CHANNELS = 8  # with fewer the input is read as it is
 
 
-def workspace_bytes(function: Any, arguments: tuple[Any, ...], result: Any) -> int:
+def workspace_bytes(function: Operator, arguments: tuple[Any, ...], result: Any) -> int:
     """The most bytes that one call of an operator holds at a time, its results among them."""
-    name = function.name()
+    name = schema_of(function).name
     if name == "aten::convolution":
         inputs, weight = arguments[0], arguments[1]
         if not _blocked(inputs):

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity
 
+from vivace.job import Batch
 from vivace.ledger import Observation
 from vivace.operators import MATRIX_CLASSES, class_of, is_operator
 from vivace.session.session import Session
@@ -78,7 +79,7 @@ def now(device: torch.device) -> float:
 
 
 def profile_step(
-    session: Session, batch: Any, step: Callable[[Session, Any], Any] = Session.step
+    session: Session, batch: Batch, step: Callable[[Session, Any], Any] = Session.step
 ) -> torch.profiler.profile:
     """One step under torch's profiler; asks for GPU activity only where the session runs on a GPU."""
     device = session.build.device
@@ -111,7 +112,7 @@ def peak_of(function: Callable[[], Any], device: torch.device) -> int:
     return _highest_sum(raw_events(profiler))
 
 
-def _without_graphs(session: Session, batch: Any) -> None:
+def _without_graphs(session: Session, batch: Batch) -> None:
     """A step of which no part is replayed: neither the whole, nor what the compiler captured."""
     with torch.compiler.set_stance("force_eager") if compiler.is_imported() else nullcontext():
         session.plain_step(batch)
@@ -127,7 +128,7 @@ def kept_by_graphs(segments: Iterable[dict[str, Any]]) -> int:
     return sum(s["total_size"] - s["allocated_size"] for s in private)
 
 
-def live_bytes(session: Session, batch: Any) -> int:
+def live_bytes(session: Session, batch: Batch) -> int:
     """Bytes of the distinct storages that a step finds: weights, buffers, optimizer state, and the batch."""
     storages = {}
     for tensor in _held_tensors(session, batch):
@@ -136,7 +137,7 @@ def live_bytes(session: Session, batch: Any) -> int:
     return sum(storages.values())
 
 
-def _held_tensors(session: Session, batch: Any) -> Iterable[torch.Tensor]:
+def _held_tensors(session: Session, batch: Batch) -> Iterable[torch.Tensor]:
     for model in session.build.models:
         yield from _of_module(model)
     for optimizer in session.optimizers:

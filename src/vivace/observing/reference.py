@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from importlib.util import find_spec
@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from vivace.inspection.limits import usable_cores
-from vivace.job import Job
+from vivace.job import Batch, Job
 from vivace.ledger import Profile
 from vivace.mechanisms.decoding import DecodingSeen
 from vivace.observing.observe import now, observe, profile_step
@@ -89,7 +89,7 @@ def _timed(session: Session, spent: dict[str, float]) -> AbstractContextManager[
     """Add the seconds of placing, forward and backward to `spent`."""
     device = session.build.device
 
-    def timed(name: str, following: Callable[..., Any], *arguments: Any) -> Any:
+    def timed(name: str, following: Callable[..., Any], *arguments: object) -> Any:
         start = now(device)
         result = following(*arguments)
         spent[name] += now(device) - start
@@ -109,7 +109,7 @@ def operator_shares(profiler: torch.profiler.profile) -> dict[str, float]:
 
 
 def _features(
-    session: Session, batch: Any, loader: Any, parameters: list[torch.nn.Parameter]
+    session: Session, batch: Batch, loader: Iterable[Batch], parameters: list[torch.nn.Parameter]
 ) -> dict[str, Any]:
     models = session.build.models
     kinds: dict[str, tuple[type[nn.Module], ...]] = {
@@ -132,7 +132,7 @@ def _features(
     }
 
 
-def _loading_limit(parts: dict[str, float], samples: int, loader: Any) -> str:
+def _loading_limit(parts: dict[str, float], samples: int, loader: Iterable[Batch]) -> str:
     """Can this host's cores feed the step? Empty where loading costs little, or workers hide what it does."""
     rest = sum(parts.values()) - parts["data"]
     if not isinstance(loader, DataLoader) or loader.num_workers or parts["data"] < 0.05 * rest:
@@ -153,7 +153,7 @@ def in_cores(number: int) -> str:
     return "one core" if number == 1 else f"{number} cores"
 
 
-def _loader_facts(loader: Any) -> dict[str, Any]:
+def _loader_facts(loader: Iterable[Batch]) -> dict[str, Any]:
     if not isinstance(loader, DataLoader):
         return {"is_dataloader": False}
     dataset = loader.dataset
@@ -167,7 +167,7 @@ def _loader_facts(loader: Any) -> dict[str, Any]:
     }
 
 
-def _decodes_jpeg(dataset: Any) -> bool:
+def _decodes_jpeg(dataset: Dataset[Any]) -> bool:
     """Does a sample of the dataset decode a JPEG with Pillow? True where no sample can be asked for."""
     if find_spec("PIL") is None:
         return False

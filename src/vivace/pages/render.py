@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import jinja2
 
@@ -26,7 +25,7 @@ _FILTERS = (
 )
 
 
-def render(template: Path, answer: Answer, **values: Any) -> str:
+def render(template: Path, answer: Answer, **values: object) -> str:
     """The page of `template`, which extends ``base.html.jinja``, opened by `answer`. Values are escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([template.parent, _TEMPLATES]),

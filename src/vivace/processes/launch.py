@@ -67,7 +67,7 @@ class Source:
         return bytes(cloudpickle.dumps(head))
 
 
-def _modules_out_of_reach(job: Any, classes: list[type]) -> list[Any]:
+def _modules_out_of_reach(job: object, classes: list[type]) -> list[Any]:
     """Modules of the job's functions that a fresh interpreter with the same search path would not find."""
     functions = [value for value in vars(job).values() if callable(value)]
     found = {}
@@ -139,7 +139,7 @@ class Child:
         self._ended: int | None = None
         self._closed = False
 
-    def ask(self, command: str, timeout: float, **arguments: Any) -> Any:
+    def ask(self, command: str, timeout: float, **arguments: object) -> Any:
         """Send one command and wait for its answer. Errors of the child are raised here under their own
         class.
 

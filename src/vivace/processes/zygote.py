@@ -16,6 +16,7 @@ import signal
 import socket
 import struct
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from vivace.torch_internals.compiler import DYNAMO
@@ -98,7 +99,7 @@ def _report_the_dead(statuses: dict[int, int]) -> None:
             os.close(statuses.pop(pid))
 
 
-def _import(names: Any) -> None:
+def _import(names: Iterable[str]) -> None:
     for name in names:
         with contextlib.suppress(Exception):  # a child that needs it will say so
             importlib.import_module(name)

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vivace.job import Job
+from vivace.job import Batch, Job
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.profiling.record.hooks import LoopHooks
@@ -51,7 +51,7 @@ def following(source: Iterator[Any], hooks: LoopHooks) -> Any:
     return batch
 
 
-def _placing(hooks: LoopHooks, place: Callable[[Any], Any], batch: Any) -> Any:
+def _placing(hooks: LoopHooks, place: Callable[[Any], Any], batch: Batch) -> Any:
     """Placing is a seam of its own; on a CPU no hook of torch shows it."""
     with hooks.phase("place"):
         return place(batch)

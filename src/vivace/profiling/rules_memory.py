@@ -79,7 +79,7 @@ def _touching(seen: Seen, size: float) -> float:
 
 
 def _holds_more(seen: Seen, resident: list[int]) -> bool:
-    """Is at least half of what memory grew by held by somebody? The rest lies in pieces between what is used,
+    """Does somebody hold at least half of what memory grew by? The rest lies in pieces between what is used,
     as batches of many sizes leave it.
     """
     before, after = seen.record.get("allocated") or (None, None)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vivace import words
 from vivace.pages.answer import ending
 from vivace.profiling.answering import HEALTHY, answer
 from vivace.profiling.run import Profiled
 
+if TYPE_CHECKING:
+    from rich.console import Console
 
-def draw(result: Profiled, console: Any, *, details: bool = False) -> None:
+
+def draw(result: Profiled, console: Console, *, details: bool = False) -> None:
     """The answer; with `details` before it every verdict, the roofline and the memory."""
     console.print()
     if details:
@@ -20,7 +23,7 @@ def draw(result: Profiled, console: Any, *, details: bool = False) -> None:
     ending(dataclasses.replace(answer(result.document), page=str(result.page_path)), console)
 
 
-def _draw_details(document: dict[str, Any], console: Any) -> None:
+def _draw_details(document: dict[str, Any], console: Console) -> None:
     from rich.markup import escape
 
     faults = [(v["cause"], v) for v in document["verdicts"] if v["cause"] != HEALTHY]

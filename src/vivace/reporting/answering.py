@@ -43,7 +43,7 @@ def _tuned(content: Content) -> Answer:
     )
 
 
-def _mapping(value: Any) -> dict[str, Any]:
+def _mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 

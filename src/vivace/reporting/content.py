@@ -304,7 +304,7 @@ class Content:
         return words.real(before), words.real(self.final.peak_bytes) if self.final else None
 
 
-def ratio_of(document: Any) -> Ratio | None:
+def ratio_of(document: object) -> Ratio | None:
     """A ratio as it was written; None for everything else."""
     if not isinstance(document, dict):
         return None

@@ -31,7 +31,7 @@ def metric(facts: Mapping[str, Any]) -> str:
     return f"{name} on the training data" if facts.get("metric_data") == "training" else name
 
 
-def steps(value: Any) -> str:
+def steps(value: object) -> str:
     """A number of steps to gain back a cost: ``41 steps``, ``at once``, ``never``."""
     if value == math.inf:
         return "never"
@@ -53,17 +53,18 @@ def plan_name(techniques: Mapping[str, Mapping[str, Any]], role: str = "candidat
     return _ROLES.get(role) or " + ".join(named) or REFERENCE
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """A fact without a unit: ``yes``, ``1,024``."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return words.number(value) if isinstance(value, int) else value
 
 
-def fact(name: str, value: Any, group: str = "") -> str:
+def fact(name: str, value: object, group: str = "") -> str:
     """A machine's fact in its unit, judged by its name's suffix, or by its name where it is a ceiling."""
-    if group == "ceilings" and words.real(value) is not None:
-        return ceiling_in_words(name, value)
+    number = words.real(value)
+    if group == "ceilings" and number is not None:
+        return ceiling_in_words(name, number)
     if name.endswith("_bytes"):
         return words.size(value)
-    return words.number(value) if words.real(value) is not None else str(value)
+    return words.number(value) if number is not None else str(value)

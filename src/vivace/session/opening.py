@@ -22,7 +22,7 @@ from vivace.data.damage import Damage
 from vivace.data.order import isolated, ordered, require_index
 from vivace.errors import InputError, JobError, VivaceError, ran_out_of_memory
 from vivace.inspection import inspect
-from vivace.job import Job, blame
+from vivace.job import Batch, Job, blame
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.session.session import Session
@@ -145,7 +145,7 @@ def reopened(session: Session, job: Job, plan: Plan, between: Callable[[], None]
     return again
 
 
-def call(job: Job, field: str, *arguments: Any) -> Any:
+def call(job: Job, field: str, *arguments: object) -> Any:
     """Call one of the Job's functions; whatever it raises becomes a JobError with the person's own line."""
     try:
         return getattr(job, field)(*arguments)
@@ -153,7 +153,7 @@ def call(job: Job, field: str, *arguments: Any) -> Any:
         raise JobError(f"the Job's {field} failed: {blame(error)}") from error
 
 
-def models_of(job: Job, built: Any) -> list[nn.Module]:
+def models_of(job: Job, built: object) -> list[nn.Module]:
     """The modules in what the Job's model() returned. Raises JobError where these are none or too many."""
     models = parts_of(built, nn.Module)
     if not models:
@@ -185,14 +185,14 @@ def _shares_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer)
     return any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
 
 
-def parts_of(built: Any, kind: type[Part]) -> list[Part]:
+def parts_of(built: object, kind: type[Part]) -> list[Part]:
     """The modules or optimizers in what a Job's function returned: one, or a collection of several."""
     if isinstance(built, kind):
         return [built]
     return [part for _, item in items_of(built) for part in parts_of(item, kind)]
 
 
-def items_of(built: Any) -> list[tuple[Any, Any]]:
+def items_of(built: object) -> list[tuple[Any, Any]]:
     """Keys and items of a mapping, list, tuple, dataclass or SimpleNamespace; none of anything else."""
     if isinstance(built, Mapping):
         return list(built.items())
@@ -238,7 +238,7 @@ def forbid_tf32(build: Build) -> None:
     set_fp32_precision(build, owners, "ieee")
 
 
-def _loaded(loader: Any) -> Iterator[Any]:
+def _loaded(loader: Iterable[Batch]) -> Iterator[Any]:
     """The loader's batches. Raises JobError where it fails."""
     try:
         yield from loader
@@ -246,7 +246,7 @@ def _loaded(loader: Any) -> Iterator[Any]:
         raise JobError(f"the Job's data failed while loading: {blame(error)}") from error
 
 
-def readable(loader: Any, job: Job) -> Any:
+def readable(loader: Iterable[Batch], job: Job) -> Any:
     """The loader as it is, or in a job that goes on without damaged samples, one that does so too.
 
     Raises JobError where that cannot be.
@@ -258,7 +258,7 @@ def readable(loader: Any, job: Job) -> Any:
     return (batch for batch in found if batch is not None)
 
 
-def first_batches(loader: Any, count: int) -> list[Any]:
+def first_batches(loader: Iterable[Batch], count: int) -> list[Any]:
     """Up to `count` batches, at least one. Raises JobError where the loader fails or is empty."""
     batches = list(itertools.islice(_loaded(loader), count))
     if not batches:
@@ -268,7 +268,7 @@ def first_batches(loader: Any, count: int) -> list[Any]:
     return batches
 
 
-def largest_batch(loader: Any, seconds: float) -> list[Any]:
+def largest_batch(loader: Iterable[Batch], seconds: float) -> list[Any]:
     """The batch with the most bytes, found within `seconds`; nothing where the first ones are all alike.
 
     Raises JobError where the loader fails.
@@ -285,7 +285,7 @@ def largest_batch(loader: Any, seconds: float) -> list[Any]:
 
 
 def endless_batches(
-    session: Session, job: Job, loader: Any, seed: int = 0, again: int | None = None
+    session: Session, job: Job, loader: Iterable[Batch], seed: int = 0, again: int | None = None
 ) -> Iterator[Any]:
     """Batches of one epoch of the job's `loader` after another, in the order in which `train` feeds them.
 
@@ -318,7 +318,7 @@ def fed(session: Session, loader: Iterable[Any], seed: int) -> Iterator[Any]:
     yield from loader if batches is loader else isolated(lambda: batches, seed)
 
 
-def checked_step(session: Session, batch: Any) -> float:
+def checked_step(session: Session, batch: Batch) -> float:
     """One step of the job as it is, whose loss must be one finite number. Raises JobError otherwise."""
     try:
         loss = session.step(batch)

@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 
 from vivace.errors import JobError, Refused
+from vivace.job import Batch
 from vivace.plan import Plan
 from vivace.technique import Build, Numerics, Seam
 from vivace.tensors.trees import map_tensors
@@ -26,9 +27,9 @@ class Session:
         plan: Plan,
         build: Build,
         *,
-        loss: Any,
-        step: Any,
-        on_gradients: Any,
+        loss: Callable[[Any, Any], Any] | None,
+        step: Callable[[Any], Any] | None,
+        on_gradients: Callable[[Any], Any] | None,
         optimizers: Sequence[torch.optim.Optimizer] = (),
     ) -> None:
         self.plan = plan
@@ -68,13 +69,13 @@ class Session:
         """The largest change of numbers that this plan causes on this job."""
         return self.build.numerics
 
-    def step(self, batch: Any) -> torch.Tensor:
+    def step(self, batch: Batch) -> torch.Tensor:
         """Train on one batch; returns the detached mean loss, without waiting for the device."""
         seams = self.seams
         with self._on_device():
             return seams.step(seams.place(batch))
 
-    def plain_step(self, batch: Any) -> torch.Tensor:
+    def plain_step(self, batch: Batch) -> torch.Tensor:
         """One step without what wraps it whole, such as a captured graph, which hides its operators."""
         with self._on_device():
             return self._default_step(self.seams.place(batch))
@@ -93,7 +94,7 @@ class Session:
         """The same batches as the loader gives, for the metric."""
         return self.seams.validation(loader)
 
-    def place(self, batch: Any) -> Any:
+    def place(self, batch: Batch) -> Any:
         """A batch on the device, as the plan puts it there."""
         return self.seams.place(batch)
 
@@ -114,7 +115,8 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _default_forward(self, batch: Any) -> torch.Tensor:
+    def _default_forward(self, batch: Batch) -> torch.Tensor:
+        assert self._loss is not None
         loss = self._loss(self.model, batch)
         if not isinstance(loss, torch.Tensor):
             raise JobError(f"the loss is {type(loss).__name__}; it must be a tensor, the mean over the batch")
@@ -124,13 +126,13 @@ class Session:
             )
         return loss
 
-    def _default_gradients(self, batch: Any) -> torch.Tensor:
+    def _default_gradients(self, batch: Batch) -> torch.Tensor:
         seams = self.seams
         loss = seams.forward(batch)
         seams.backward(loss)
         return loss.detach()
 
-    def _default_step(self, batch: Any) -> torch.Tensor:
+    def _default_step(self, batch: Batch) -> torch.Tensor:
         seams = self.seams
         loss = seams.gradients(batch)
         seams.finish()
@@ -141,6 +143,6 @@ class Session:
         return loss
 
 
-def place(batch: Any, *, device: torch.device) -> Any:
+def place(batch: Batch, *, device: torch.device) -> Any:
     """Move every tensor of a batch to `device`; tensors that are there already are returned as they are."""
     return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=tensor.is_pinned()))

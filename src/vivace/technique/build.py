@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from vivace.errors import Refused
+from vivace.job import Batch
 from vivace.machine import Machine
 from vivace.technique.contract import Numerics, Technique
 from vivace.technique.facts import Facts
@@ -17,6 +18,16 @@ if TYPE_CHECKING:
 
 _UNCUT = "your own step function cannot be cut into forward, backward and update"
 OWN_STEP_SEAMS = frozenset({Seam.BATCHES, Seam.VALIDATION, Seam.PLACE, Seam.STEP})
+
+
+class Stateful(Protocol):
+    """What can tell its state and be brought back to it, such as a GradScaler."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its state now."""
+
+    def load_state_dict(self, state: dict[str, Any], /) -> object:
+        """Become what a state tells."""
 
 
 class Build:
@@ -51,7 +62,7 @@ class Build:
         self.on_gradients: Callable[[Any], Any] | None = None
         self.close_callbacks: list[Callable[[], None]] = []
         self.forget_callbacks: list[Callable[[], None]] = []
-        self.kept: dict[str, Any] = {}
+        self.kept: dict[str, Stateful] = {}
         self.optimizers: list[torch.optim.Optimizer] = []  # of an own step too
         self.parallel: list[Any] = []  # what exchanges gradients between ranks: DistributedDataParallel
         self._wrappers: dict[Seam, list[Callable[..., Any]]] = {}
@@ -73,7 +84,7 @@ class Build:
     def wrap(self, seam: Seam, function: Callable[..., Any]) -> None:
         """Call ``function(next, *arguments)`` in place of the seam; `next` is what it would have been."""
         self._may_touch(seam)
-        called = self._where_it_serves if seam == Seam.VALIDATION else _called_by
+        called = self._or_left_alone if seam == Seam.VALIDATION else _called_by
         self._wrappers.setdefault(seam, []).append(partial(called, self._current, function))
 
     def replace(self, seam: Seam, function: Callable[..., Any]) -> None:
@@ -90,7 +101,7 @@ class Build:
             self.numerics = numerics
         self.declared.append(f"{self._current}: {reason}")
 
-    def set_flag(self, owner: Any, name: str, value: Any) -> None:
+    def set_flag(self, owner: object, name: str, value: object) -> None:
         """Set a process-wide attribute, and set it back on close."""
         before = getattr(owner, name)
         setattr(owner, name, value)
@@ -104,7 +115,7 @@ class Build:
         """Drop what was recorded of the person's Python, such as a captured graph, when that has changed."""
         self.forget_callbacks.append(callback)
 
-    def keep(self, stateful: Any) -> None:
+    def keep(self, stateful: Stateful) -> None:
         """Store an object with `state_dict` and `load_state_dict` in checkpoints, by technique."""
         self.kept[self._current] = stateful
 
@@ -129,7 +140,13 @@ class Build:
         self.seams = Step(functions)
         return self.seams
 
-    def _where_it_serves(self, technique: str, function: Any, following: Any, loader: Any) -> Any:
+    def _or_left_alone(
+        self,
+        technique: str,
+        function: Callable[..., Any],
+        following: Callable[..., Any],
+        loader: Iterable[Batch],
+    ) -> Any:
         try:
             return function(following, loader)
         except Refused as refused:  # the plan is for the training data: these are read as ever
@@ -143,7 +160,7 @@ class Build:
         self.require(not self.own_step or seam in OWN_STEP_SEAMS, _UNCUT)
 
 
-def _called_by(technique: str, function: Callable[..., Any], *arguments: Any) -> Any:
+def _called_by(technique: str, function: Callable[..., Any], *arguments: object) -> Any:
     try:
         return function(*arguments)
     except Refused as refused:

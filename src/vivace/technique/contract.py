@@ -193,6 +193,14 @@ class Technique:
         """
         return None
 
+    def company(self, profile: Profile, machine: Machine) -> list[dict[str, dict[str, Any]]]:
+        """Beside which techniques these settings are worth a trial: ``{name: settings}``, the best first.
+
+        ``{}`` is alone. For what helps only together with what another technique sets, such as workers that
+        load data on the cores which the step's threads leave to them.
+        """
+        return [{}]
+
     def stricter(self) -> Technique | None:
         """The settings to try where these broke the promise, nearer to the job's own numbers; None: none."""
         return None

@@ -18,7 +18,6 @@ class Facts:
         pieces: in how many pieces a batch was cut at most; 0 before the first step.
         ranks: how many processes average their gradients.
         skipped_steps: how many steps loss scaling has skipped, on the host or on the device.
-        threads: of the step on a CPU: as many as without the plan, and as many as with it.
         updates_in_backward: how many weights were updated inside of backward passes.
         validation_left_alone: why techniques that feed the training do not feed the metric, by their names.
     """
@@ -27,7 +26,6 @@ class Facts:
     pieces: int | None = None
     ranks: int | None = None
     skipped_steps: int | torch.Tensor | None = None
-    threads: tuple[int, int] | None = None
     updates_in_backward: int | None = None
     validation_left_alone: dict[str, str] | None = None
 

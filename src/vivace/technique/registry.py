@@ -185,11 +185,11 @@ def _mildest_first(device: str, allow: Numerics) -> list[type[Technique]]:
 @dataclasses.dataclass(frozen=True)
 class Offer:
     """What a technique offers for a profiled job: settings worth measuring (its defaults where there are
-    none), and the bounds of the speed ratio.
+    none), each once for all that it is to be tried beside, and the bounds of the speed ratio.
     """
 
     cls: type[Technique]
-    candidates: tuple[Technique, ...]
+    candidates: tuple[tuple[Technique, dict[str, dict[str, Any]]], ...]
     default: Technique
     gain: tuple[float, float]
 
@@ -199,9 +199,10 @@ def offers(profile: Profile, machine: Machine) -> list[Offer]:
     found = []
     for cls in everything():
         try:
-            candidates = tuple(cls.candidates(profile, machine))
+            settings = cls.candidates(profile, machine)
+            candidates = tuple((one, beside) for one in settings for beside in one.company(profile, machine))
             low, high = cls.gain(profile, machine)
-            default = candidates[0] if candidates else cls()
+            default = settings[0] if settings else cls()
             found.append(Offer(cls, candidates, default, (float(low), float(high))))
         except Exception as error:
             _leave_out(f"the technique '{cls.name}' cannot say what it offers: {blame(error)}")

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vivace.job import Batch
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.mechanisms.half_precision import bfloat16_gain, require_bfloat16, share_in
@@ -49,7 +50,7 @@ class Bf16Weights(Technique):
         sum_in_float32(build)
         halves = [_Half(model, build.device.type) for model in build.models]
 
-        def run(following: Callable[[Any], Any], batch: Any) -> Any:
+        def run(following: Callable[[Any], Any], batch: Batch) -> Any:
             for half in halves:
                 half.refresh()
             with patched(build.models, "forward", [half.forward for half in halves]):
@@ -94,7 +95,7 @@ class _Half:
     def refresh(self) -> None:
         self.constants = {f"model.{name}": self.model.get_buffer(name).bfloat16() for name in self.names}
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
         from vivace.tensors.modules import patched
         from vivace.torch_internals.modules import FLAT_WEIGHTS, flat_names
 
@@ -103,7 +104,7 @@ class _Half:
         with recurrent, patched(self.embeddings, "forward", self.lookups):
             return self.original(*inputs[0], **inputs[1])
 
-    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+    def forward(self, *arguments: object, **keywords: object) -> Any:
         import torch
 
         from vivace.tensors.trees import cast

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vivace.job import Batch
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.technique import Build, Card, Numerics, Plain, Seam, Stage, Technique
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +69,7 @@ class ChannelsLast(Technique):
                 return tensor.contiguous(memory_format=torch.channels_last)
             return tensor
 
-        def place(following: Callable[[Any], Any], batch: Any) -> Any:
+        def place(following: Callable[[Any], Any], batch: Batch) -> Any:
             return map_tensors(following(batch), reorder)
 
         build.wrap(Seam.PLACE, place)
@@ -87,7 +89,7 @@ class ChannelsLast(Technique):
         return (1 / (1 + 0.5 * share), 1 / (1 - 0.45 * share)) if share else (1.0, 1.0)
 
 
-def _reordering(self: Any, input: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
+def _reordering(self: nn.Module, input: torch.Tensor, *others: object, **named: object) -> torch.Tensor:
     result: torch.Tensor = type(self).forward(self, _channels_last(input), *others, **named)
     return result
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 from vivace.errors import Refused
+from vivace.job import Batch
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.operators import MATRIX_CLASSES
@@ -71,7 +72,7 @@ class Compile(Technique):
         how: Any = {"options": compiler.options_of(self.mode) | own} if own else {"mode": self.mode}
         compiled = [torch.compile(plain_call(m), dynamic=self.dynamic, **how) for m in modules]
 
-        def run(following: Callable[[Any], Any], batch: Any) -> Any:
+        def run(following: Callable[[Any], Any], batch: Batch) -> Any:
             try:
                 with patched(modules, COMPILED_CALL, compiled):
                     if not self.slot:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar
 
 from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
@@ -65,7 +66,7 @@ class Conv1x1Gemm(Technique):
         return (1 / (1 + 0.5 * share), 1 / (1 - 0.2 * share))
 
 
-def _product(module: nn.Conv2d, own: Any, x: torch.Tensor) -> torch.Tensor:
+def _product(module: nn.Conv2d, own: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
     from torch.nn.functional import linear
 
     if not module.training or x.dim() != 4:

@@ -34,14 +34,18 @@ class CpuThreads(Technique):
 
     def apply(self, build: Build) -> None:
         """Set the number; refuse the present one, and more than there are cores to use."""
-        from vivace.mechanisms.threads import run_on
+        import torch
 
-        run_on(build, self.num_threads, "num_threads")
-        build.require(build.facts.threads, f"PyTorch already runs on num_threads = {self.num_threads}")
+        wanted, before, cores = self.num_threads, torch.get_num_threads(), build.machine.num_cores
+        build.require(wanted <= cores, f"num_threads = {wanted}, but only {cores} cores can be used")
+        build.require(wanted != before, f"PyTorch already runs on num_threads = {wanted}")
+        torch.set_num_threads(wanted)
+        build.on_close(lambda: torch.set_num_threads(before))
+        build.notes["cpu_threads"] = before, torch.get_num_threads()
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """The numbers of threads before and during the step."""
-        before, during = seen.facts["threads"]
+        before, during = seen.notes["cpu_threads"]
         if during == before:
             raise Refused(f"it changed nothing: PyTorch stays at num_threads = {before}")
         return f"{during} threads instead of {before}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field
 
 from vivace.errors import Refused
+from vivace.job import Batch
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
@@ -65,11 +66,11 @@ class DDP(Technique):
             )
         ]
 
-        def forward(following: Callable[[Any], torch.Tensor], batch: Any) -> torch.Tensor:
+        def forward(following: Callable[[Any], torch.Tensor], batch: Batch) -> torch.Tensor:
             shell.function = following
             return parallel[0](batch)  # type: ignore[no-any-return]
 
-        def gradients(following: Callable[[Any], torch.Tensor], batch: Any) -> torch.Tensor:
+        def gradients(following: Callable[[Any], torch.Tensor], batch: Batch) -> torch.Tensor:
             loss = following(batch) / num_ranks
             dist.all_reduce(loss)
             return loss

@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 import socket
 from collections.abc import Callable, Iterable, Iterator
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from vivace import words
 from vivace.errors import Refused
+from vivace.job import Batch
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.technique import Build, Card, Numerics, Seam, Stage, Technique
+
+if TYPE_CHECKING:
+    from vivace.mechanisms.decoding import KeptDecoding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +55,7 @@ class DecodedCache(Technique):
         def note() -> None:
             build.notes["decoded_cache"] = store.counts()
 
-        def batches(following: Callable[[Any], Iterable[Any]], loader: Any) -> Iterable[Any]:
+        def batches(following: Callable[[Any], Iterable[Any]], loader: Iterable[Batch]) -> Iterable[Any]:
             if loader not in judged:
                 for condition, reason in _conditions(loader, kept):
                     build.require(condition, reason)
@@ -103,7 +107,7 @@ class DecodedCache(Technique):
         return (0.95, 1 / max(0.05, 1 - profile.shares.get("data", 0.0)))
 
 
-def _conditions(loader: Any, kept: Any) -> Iterator[tuple[object, str]]:
+def _conditions(loader: Iterable[Batch], kept: KeptDecoding) -> Iterator[tuple[object, str]]:
     from torch.utils.data import DataLoader, IterableDataset
 
     from vivace.mechanisms.decoding import unserved

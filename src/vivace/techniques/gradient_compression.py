@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -12,6 +12,9 @@ from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Stage, Technique
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +55,7 @@ class GradientCompression(Technique):
         whole = sum(p.numel() for p in parallel.parameters() if p.requires_grad)
         build.notes["gradient_compression"] = self._sent(parallel) / whole
 
-    def _sent(self, parallel: Any) -> float:
+    def _sent(self, parallel: nn.Module) -> float:
         """How many fp32 numbers' worth of bytes one exchange sends."""
         sizes = [tuple(p.shape) for p in parallel.parameters() if p.requires_grad]
         if self.method == "bf16":

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from vivace.errors import Refused
+from vivace.job import Batch
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.technique import Build, Card, Numerics, Seam, Stage, Technique
@@ -48,7 +49,7 @@ class JpegDecoder(Technique):
 
         served: list[Any] = []
 
-        def batches(following: Callable[[Any], Iterable[Any]], loader: Any) -> Iterable[Any]:
+        def batches(following: Callable[[Any], Iterable[Any]], loader: Iterable[Batch]) -> Iterable[Any]:
             reason = "" if loader in served else unserved(loader)
             build.require(not reason, reason)
             served[:] = [loader]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from vivace.errors import Refused
+from vivace.job import Batch
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
@@ -54,14 +55,14 @@ class LargerBatch(Technique):
         build.facts.batches_per_step = self.factor
         build.notes |= {"learning_rate_rule": rule, "joined": 0}
 
-        def batches(following: Callable[[Any], Iterable[Any]], loader: Any) -> Iterator[Any]:
+        def batches(following: Callable[[Any], Iterable[Any]], loader: Iterable[Batch]) -> Iterator[Any]:
             for group in self._groups(following(loader)):
                 build.notes["joined"] = max(build.notes["joined"], len(group))
                 yield self._joined(group)
 
         build.wrap(Seam.BATCHES, batches)
 
-        def step(following: Callable[[Any], torch.Tensor], batch: Any) -> torch.Tensor:
+        def step(following: Callable[[Any], torch.Tensor], batch: Batch) -> torch.Tensor:
             groups = optimizer.param_groups
             before = [group["lr"] for group in groups]
             try:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from vivace.errors import Refused
+from vivace.job import Batch
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.technique import Build, Card, Numerics, Plain, Seam, Stage, Technique
@@ -21,7 +22,7 @@ class LoaderWorkers(Technique):
 
     Random augmentation draws other numbers in other workers, as it does from seed to seed; where reading a
     sample draws any, the promise on this job is raised to rounding. `persistent` workers see the dataset as
-    it was when they started. On a CPU `step_threads` is how many cores the step keeps, 0 as many as before.
+    it was when they started.
     """
 
     card: ClassVar[Card] = Card(
@@ -34,26 +35,25 @@ class LoaderWorkers(Technique):
     num_workers: Annotated[int, Field(ge=0)] = 2
     prefetch_factor: Annotated[int, Field(ge=1)] = 2
     persistent: bool = True
-    step_threads: Annotated[int, Field(ge=0)] = 0
 
     def apply(self, build: Build) -> None:
         """Rebuild every DataLoader that the session reads, once; refuse more workers than cores."""
-        from vivace.mechanisms.threads import run_on
-
         cores = build.machine.num_cores
         too_many = f"num_workers = {self.num_workers}, but only {cores} cores can be used"
         build.require(self.num_workers <= cores, too_many)
-        if self.step_threads:
-            run_on(build, self.step_threads, "step_threads")
-            build.declare(Numerics.ROUNDING, "sums are cut at other places on other threads")
         rebuilt: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
-        def batches(following: Callable[[Any], Any], loader: Any, persistent: bool = self.persistent) -> Any:
+        def batches(
+            following: Callable[[Any], Any], loader: Iterable[Batch], persistent: bool = self.persistent
+        ) -> Any:
+            from torch.utils.data import DataLoader
+
             from vivace.tensors.loaders import draws_random_numbers, with_workers
 
             if loader not in rebuilt:
                 for condition, reason in self._conditions(loader):
                     build.require(condition, reason)
+                assert isinstance(loader, DataLoader)
                 if draws_random_numbers(loader.dataset):
                     build.declare(Numerics.ROUNDING, "other workers draw other random numbers for samples")
                 rebuilt[loader] = with_workers(loader, self.num_workers, self.prefetch_factor, persistent)
@@ -65,12 +65,14 @@ class LoaderWorkers(Technique):
         build.wrap(Seam.VALIDATION, lambda following, loader: batches(following, loader, False))
         build.on_close(rebuilt.clear)  # the last reference: the workers end with their loader
 
-    def _conditions(self, loader: Any) -> Iterator[tuple[object, str]]:
+    def _conditions(self, loader: Iterable[Batch]) -> Iterator[tuple[object, str]]:
         from torch.utils.data import DataLoader, IterableDataset
 
         kind = type(loader)
         name = "stream" if kind.__name__ == "IterableData" else kind.__name__
-        yield isinstance(loader, DataLoader), f"the data is a {name}, not a torch DataLoader"
+        if not isinstance(loader, DataLoader):
+            yield False, f"the data is a {name}, not a torch DataLoader"
+            return
         yield kind.__iter__ is DataLoader.__iter__, f"your {kind.__name__} iterates in its own way"
         yield not isinstance(loader.dataset, IterableDataset), "an iterable dataset is cut by its workers"
         present = (loader.num_workers, loader.prefetch_factor, loader.persistent_workers)
@@ -86,9 +88,7 @@ class LoaderWorkers(Technique):
         if "loader_workers" not in seen.notes:
             raise Refused("it changed nothing: no batch was read through the session")
         before, during, _ = seen.notes["loader_workers"]
-        most, now = seen.facts.get("threads", (0, 0)) if self.step_threads else (0, 0)
-        threads = f", the step on {now} of {most} threads" if now else ""
-        return f"{during} workers instead of {before}{threads}"
+        return f"{during} workers instead of {before}"
 
     def refined(self) -> Technique | None:
         """Twice as many batches ahead for each worker."""
@@ -112,7 +112,7 @@ class LoaderWorkers(Technique):
         """Powers of two up to the usable cores, and none at all; where the step waits for data, many first.
 
         Where it does not wait, or the data lie in memory, only fewer than there are: they leave their cores.
-        On a CPU first what divides the cores as loading and step need them, the step on those left to it.
+        On a CPU first what divides the cores as loading and step need them.
         """
         loader = profile.features.get("loader", {})
         if not loader.get("is_dataloader"):
@@ -120,18 +120,20 @@ class LoaderWorkers(Technique):
         now, cores = loader["num_workers"], machine.num_cores
         counts = [2**n for n in range(min(cores, 16).bit_length()) if 2**n != now]
         waiting = 0.0 if loader.get("in_memory") else profile.shares.get("data", 0.0)
-        threads = profile.features.get("num_threads", 1) if profile.device == "cpu" else 0
+        threads = (profile.features.get("num_threads") or 1) if profile.device == "cpu" else 0
         wanted = cores * waiting / (waiting + (0 if now else 1 - waiting) * threads) if waiting > 0.05 else 0
         if wanted:
             ordered = [*sorted(counts, key=lambda n: max(n / wanted, wanted / n)), 0]
         else:
             ordered = [count for count in (0, *counts) if count < (now or 0)]
-        found: list[Technique] = []
-        for count in ordered:
-            left = max(1, cores - count)
-            kept = [left] * (count > 0 and left < threads) + [0] * (count != now)
-            found += [cls(num_workers=count, step_threads=each) for each in kept]
-        return found
+        return [cls(num_workers=count) for count in ordered if count != now]
+
+    def company(self, profile: Profile, machine: Machine) -> list[dict[str, dict[str, Any]]]:
+        """On a CPU first with the step on the cores that the workers leave: else they wait for each other."""
+        left = max(1, machine.num_cores - self.num_workers)
+        threads = (profile.features.get("num_threads") or 1) if profile.device == "cpu" else 0
+        beside = [{"cpu_threads": {"num_threads": left}}] if self.num_workers and left < threads else []
+        return [*beside, {}]
 
     @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:

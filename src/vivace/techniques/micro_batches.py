@@ -10,6 +10,7 @@ from pydantic import Field
 
 from vivace import words
 from vivace.errors import Refused
+from vivace.job import Batch
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
@@ -51,7 +52,7 @@ class MicroBatches(Technique):
             )
         build.facts.pieces = 0
 
-        def gradients(batch: Any) -> torch.Tensor:
+        def gradients(batch: Batch) -> torch.Tensor:
             samples = batch_size(batch)
             if samples < self.num and not build.facts.pieces:
                 raise Refused(f"the batch has {samples} samples, fewer than num = {self.num}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
@@ -68,7 +69,9 @@ class PaddedStem(Technique):
         return (0.95, 1 / (1 - 0.1 * share)) if machine.device.kind == "cuda" else (0.9, 1.0)
 
 
-def _padded(module: nn.Conv2d, own: Any, channels: int, x: torch.Tensor) -> torch.Tensor:
+def _padded(
+    module: nn.Conv2d, own: Callable[[torch.Tensor], torch.Tensor], channels: int, x: torch.Tensor
+) -> torch.Tensor:
     import torch
     from torch.nn.functional import pad
 

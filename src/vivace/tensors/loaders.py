@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from vivace.errors import Refused
 
 
-def with_other(loader: DataLoader[Any], dataset: Any = None, batch_sampler: Any = None) -> DataLoader[Any]:
+def with_other(
+    loader: DataLoader[Any],
+    dataset: Dataset[Any] | None = None,
+    batch_sampler: Iterable[list[Any]] | None = None,
+) -> DataLoader[Any]:
     """The same DataLoader over another dataset, or with another batch sampler."""
     same = loader.num_workers, loader.prefetch_factor or 2, loader.persistent_workers
     return with_workers(loader, *same, dataset, batch_sampler)
@@ -26,8 +30,8 @@ def with_workers(
     num_workers: int,
     prefetch_factor: int,
     persistent: bool,
-    dataset: Any = None,
-    batch_sampler: Any = None,
+    dataset: Dataset[Any] | None = None,
+    batch_sampler: Iterable[list[Any]] | None = None,
 ) -> DataLoader[Any]:
     """A DataLoader with the same sampler and functions, with another number of worker processes.
 
@@ -51,32 +55,44 @@ def with_workers(
     return DataLoader(loader.dataset if dataset is None else dataset, num_workers=num_workers, **same)
 
 
+class CollatingDataset(Dataset[Any]):
+    """A dataset that makes batches itself, in the place of its loader.
+
+    `collate` makes one of samples; where it is `single`, of a sample that is a whole batch already.
+    """
+
+    collate: Callable[[Any], Any]
+    single: bool
+
+
 def small_batch(loader: DataLoader[Any]) -> Any:
     """The first two readable samples of a loader's dataset, or the first batch of one that gives batches.
 
     Collated, with equal random numbers in each call; the random streams are given back.
     """
     dataset: Any = loader.dataset
-    collate = getattr(dataset, "collate", loader.collate_fn)  # the engine's own datasets collate themselves
+    own = isinstance(dataset, CollatingDataset)
+    collate = dataset.collate if own else loader.collate_fn
+    single = dataset.single if own else loader.batch_sampler is None
     samples = list[Any]()
     with _streams_given_back():
         for index in range(min(16, len(dataset))):
             random.seed(0), numpy.random.seed(0), torch.default_generator.manual_seed(0)
             with contextlib.suppress(OSError, RuntimeError, ValueError):
                 samples.append(dataset[index])
-            if samples and getattr(dataset, "single", loader.batch_sampler is None):
+            if samples and single:
                 return collate(samples[0])
             if len(samples) == 2:
                 break
         return collate(samples)
 
 
-def draws_random_numbers(dataset: Any) -> bool:
+def draws_random_numbers(dataset: Dataset[Any]) -> bool:
     """Does reading a sample draw from the random stream of torch, NumPy or Python? True if unreadable."""
     return notices(dataset, lambda: _comparable(_random_states()))
 
 
-def notices(dataset: Any, look: Callable[[], Any]) -> bool:
+def notices(dataset: Dataset[Any], look: Callable[[], Any]) -> bool:
     """Does ``look()`` see something else once a sample has been read? True if unreadable.
 
     The random streams are given back as they were.
@@ -125,7 +141,7 @@ def lengths_of(dataset: Any, seconds: float) -> list[int]:
     return found
 
 
-def _length_of(sample: Any) -> int:
+def _length_of(sample: object) -> int:
     if not isinstance(sample, Collection) or getattr(sample, "ndim", 1) == 0:
         return 1
     if isinstance(sample, torch.Tensor | numpy.ndarray | str):

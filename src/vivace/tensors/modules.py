@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
+from vivace.job import Batch
 from vivace.torch_internals.modules import BatchNorm
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
+Kind = TypeVar("Kind", bound=nn.Module)
 
-def modules_of(model: nn.Module, *kinds: type[nn.Module]) -> list[nn.Module]:
+
+def modules_of(model: nn.Module, *kinds: type[Kind]) -> list[Kind]:
     """All modules of the given classes in the tree, each once."""
     return [module for module in model.modules() if isinstance(module, kinds)]
 
@@ -45,7 +48,7 @@ def patched(modules: Sequence[nn.Module], name: str, values: Sequence[Any]) -> I
                 vars(module)[name] = value
 
 
-def lookup(module: Any, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+def lookup(module: nn.Embedding, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
     """An embedding's forward to `dtype` from its rows as they are now, in whose own type gradients add up."""
     rows, options = module.weight, (module.padding_idx, module.max_norm, module.norm_type)
     more = module.scale_grad_by_freq, module.sparse
@@ -66,6 +69,6 @@ class Shell(nn.Module):
         self.model = model
         self.function = function
 
-    def forward(self, batch: Any) -> torch.Tensor:
+    def forward(self, batch: Batch) -> torch.Tensor:
         """The scalar loss of a batch."""
         return self.function(batch)

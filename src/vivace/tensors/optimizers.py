@@ -26,12 +26,12 @@ def switch_optimizer(optimizer: torch.optim.Optimizer, settings: Mapping[str, An
                 if isinstance(state.get("step"), torch.Tensor):
                     state["step"] = state["step"].to(parameter.device if on_device else "cpu")
 
-    def switch(_: Any = None) -> None:
+    def switch(_: object = None) -> None:
         for group in optimizer.param_groups:
             group.update({key: value for key, value in settings.items() if key in group})
         move_steps()
 
-    def hide(_: Any, state: dict[str, Any]) -> None:
+    def hide(_: object, state: dict[str, Any]) -> None:
         for group, own in zip(state["param_groups"], before, strict=True):
             group.update(own)
 

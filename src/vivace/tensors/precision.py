@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import MethodType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -16,7 +16,17 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from vivace.tensors.modules import modules_of, patched
 
 
-def sum_in_float32(build: Any) -> None:
+class Workbench(Protocol):
+    """What is set here until it closes; `vivace.technique.Build` is one."""
+
+    device: torch.device
+    models: list[nn.Module]
+
+    def on_close(self, callback: Callable[[], None], /) -> None:
+        """Call it when the session closes."""
+
+
+def sum_in_float32(build: Workbench) -> None:
     """Let sums of half-precision numbers be rounded when they are complete, until the build closes.
 
     On a CPU every LayerNorm computes in fp32, between inputs and outputs as they were: torch's kernel adds up
@@ -44,11 +54,11 @@ def sum_in_float32(build: Any) -> None:
 
 
 # Sessions may close in any order: torch's own function comes back with the last one that holds ours.
-_holders: list[Any] = []
+_holders: list[Workbench] = []
 _torch_log_softmax = nn.functional.log_softmax
 
 
-def _let_go(build: Any) -> None:
+def _let_go(build: Workbench) -> None:
     _holders.remove(build)
     if not _holders:
         nn.functional.log_softmax = _torch_log_softmax
@@ -62,12 +72,12 @@ def _log_softmax(input: torch.Tensor, *others: Any, **named: Any) -> Any:
     return _torch_log_softmax(input.float() if half else input, *others, **named)
 
 
-def _of_float32(self: Any, input: torch.Tensor) -> torch.Tensor:
+def _of_float32(self: nn.Module, input: torch.Tensor) -> torch.Tensor:
     result: torch.Tensor = type(self).forward(self, input.float())
     return result.to(input.dtype)
 
 
-def _of_contiguous(self: Any, input: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
+def _of_contiguous(self: nn.Module, input: torch.Tensor, *others: object, **named: object) -> torch.Tensor:
     result: torch.Tensor = type(self).forward(self, input.contiguous(), *others, **named)
     return result
 
@@ -76,7 +86,7 @@ def _of_contiguous(self: Any, input: torch.Tensor, *others: Any, **named: Any) -
 _of_float32.__name__ = _of_contiguous.__name__ = "forward"
 
 
-def set_fp32_precision(build: Any, owners: Sequence[Any], precision: str) -> None:
+def set_fp32_precision(build: Workbench, owners: Sequence[Any], precision: str) -> None:
     """Set how `owners` (such as ``torch.backends.cudnn.conv``) round fp32 inputs, until `build` closes.
 
     torch's older switches ``allow_tf32`` follow: where they say something else, reading them raises, which

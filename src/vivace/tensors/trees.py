@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
+from vivace.job import Batch
 
-def map_tensors(batch: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+
+def map_tensors(batch: Batch, function: Callable[[torch.Tensor], Any]) -> Any:
     """A copy of `batch` with `function` applied to each tensor in tuples, lists, mappings and dataclasses."""
     if isinstance(batch, torch.Tensor):
         return function(batch)
@@ -30,7 +32,7 @@ def map_tensors(batch: Any, function: Callable[[torch.Tensor], Any]) -> Any:
     return batch
 
 
-def tensors(batch: Any) -> Iterator[torch.Tensor]:
+def tensors(batch: Batch) -> Iterator[torch.Tensor]:
     """Every tensor of a batch, depth first."""
     if isinstance(batch, torch.Tensor):
         yield batch
@@ -46,17 +48,17 @@ def tensors(batch: Any) -> Iterator[torch.Tensor]:
         yield from tensors(part)
 
 
-def cast(batch: Any, before: torch.dtype, after: torch.dtype) -> Any:
+def cast(batch: Batch, before: torch.dtype, after: torch.dtype) -> Any:
     """A copy of `batch` in which tensors of dtype `before` have dtype `after`."""
     return map_tensors(batch, lambda tensor: tensor.to(after) if tensor.dtype == before else tensor)
 
 
-def batch_size(batch: Any) -> int:
+def batch_size(batch: Batch) -> int:
     """Samples in a batch: the length of its first tensor that has a dimension, else 1."""
     return next((int(t.shape[0]) for t in tensors(batch) if t.dim()), 1)
 
 
-def split(batch: Any, size: int) -> list[Any]:
+def split(batch: Batch, size: int) -> list[Any]:
     """Cut a batch into pieces of at most `size` samples; tensors of another length stand in every piece."""
     total = batch_size(batch)
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from vivace.errors import Refused
 from vivace.inspection import inspect
-from vivace.job import Job
+from vivace.job import Batch, Job
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.observing.observe import observe
@@ -212,6 +212,13 @@ class TechniqueContract:
             (again,) = Plan.loads(plan.dumps()).techniques
             assert again == variant, f"{variant} is read back from the plan file as {again}"
 
+    def test_company_is_of_other_techniques(self) -> None:
+        """What a setting is tried beside are plans that the setting can join."""
+        for variant in variants(self.technique):
+            for beside in variant.company(plain_profile(), _machine()):
+                assert self.technique.name not in beside, f"{variant} is to be tried beside itself"
+                Plan([variant, *Plan.from_dict(beside).techniques])
+
     def test_gain_is_an_interval(self) -> None:
         """The bounds are finite, positive, and in order."""
         low, high = self.technique.gain(plain_profile(), _machine())
@@ -357,7 +364,7 @@ def _with_gradients(model: nn.Module) -> list[str]:
     return [name for name, parameter in model.named_parameters() if parameter.grad is not None]
 
 
-def _trained_by_a_copy(job: Job, session: Session, batch: Any) -> list[str]:
+def _trained_by_a_copy(job: Job, session: Session, batch: Batch) -> list[str]:
     """The person's parameters that the gradients of a deep copy reach."""
     model = session.build.model
     left = _with_gradients(model)

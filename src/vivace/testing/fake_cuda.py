@@ -18,7 +18,7 @@ import torch
 
 from vivace.technique import registry
 from vivace.tensors.trees import tensors
-from vivace.torch_internals.tensors import TorchDispatchMode, below_autograd, schema_of
+from vivace.torch_internals.tensors import Operator, OperatorMode, below_autograd, schema_of
 
 FORBIDDEN = ("_local_scalar_dense", "nonzero")
 
@@ -26,9 +26,9 @@ FORBIDDEN = ("_local_scalar_dense", "nonzero")
 class Stream:
     """A stream or an event: whatever waits for it need not."""
 
-    def __init__(self, *_: Any, **__: Any) -> None: ...
+    def __init__(self, *_: object, **__: object) -> None: ...
 
-    def wait_stream(self, _: Any) -> None:
+    def wait_stream(self, _: object) -> None:
         """Nothing to wait for."""
 
     wait_event = record = wait_stream
@@ -41,7 +41,7 @@ class Stream:
         return self
 
 
-class Graph(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Graph(OperatorMode):  # type: ignore[no-untyped-call]
     """A graph, and the context in which it is captured."""
 
     def __init__(self) -> None:
@@ -55,9 +55,8 @@ class Graph(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.random = torch.get_rng_state()
         return super().__enter__()  # type: ignore[no-any-return,no-untyped-call]
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def run_operator(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator and note it; keep what it is about to change."""
-        kwargs = kwargs or {}
         if any(name in func.__name__ for name in FORBIDDEN):
             raise RuntimeError(f"operation not permitted when stream is capturing: {func.__name__}")
         for tensor in _written(func, args, kwargs):
@@ -91,7 +90,7 @@ class Graph(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     tensor.copy_(results[index])
 
 
-def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+def _written(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors among the arguments that an operator changes, by its schema; BatchNorm's hides some."""
     found: list[torch.Tensor] = []
     for index, argument in enumerate(schema_of(func).arguments):
@@ -117,7 +116,7 @@ def fake_cuda() -> Iterator[None]:
 
 
 class _Replaced:
-    def __init__(self, owner: Any, name: str, value: Any) -> None:
+    def __init__(self, owner: object, name: str, value: object) -> None:
         self.owner, self.name, self.value = owner, name, value
         self.before = getattr(owner, name)
 

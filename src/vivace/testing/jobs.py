@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -119,7 +119,9 @@ class _Recurrent(nn.Module):
         return scores
 
 
-def _gan_step(models: Any, optimizers: Any, batch: Any) -> torch.Tensor:
+def _gan_step(
+    models: dict[str, nn.Module], optimizers: dict[str, torch.optim.Optimizer], batch: Sequence[torch.Tensor]
+) -> torch.Tensor:
     real = batch[0]
     fake = models["generator"](torch.randn(len(real), 4, device=real.device))
     judged = models["discriminator"](torch.cat([real, fake.detach()]))
@@ -136,7 +138,7 @@ def _gan_step(models: Any, optimizers: Any, batch: Any) -> torch.Tensor:
     return (discriminator_loss + generator_loss).detach()
 
 
-def _cross_entropy(model: nn.Module, batch: Any) -> torch.Tensor:
+def _cross_entropy(model: nn.Module, batch: Sequence[torch.Tensor]) -> torch.Tensor:
     return functional.cross_entropy(model(batch[0]), batch[1])
 
 

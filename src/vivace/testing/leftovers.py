@@ -211,7 +211,7 @@ def _patched(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]
                 yield f"{owner}.{name} hides what was inherited"
 
 
-def _acts(value: Any) -> bool:
+def _acts(value: object) -> bool:
     return callable(value) or isinstance(value, property | staticmethod | classmethod)
 
 

@@ -106,7 +106,7 @@ def _has(owner: type, name: str) -> bool:
 
 def _gone(touch: Touch) -> Any:
     class Gone:
-        def __new__(cls, *_: Any, **__: Any) -> NoReturn:
+        def __new__(cls, *_: object, **__: object) -> NoReturn:
             raise Refused(touch.sentence())
 
     return Gone

@@ -54,12 +54,12 @@ FILE_LISTS = ("samples", "imgs", "paths", "files", "image_paths", "filenames", "
 attribute(DataLoader, "_iterator", lost="persistent workers of which one has died cannot be started again")
 
 
-def workers_run(loader: Any) -> bool:
+def workers_run(loader: object) -> bool:
     """Has the loader persistent workers that are running already?"""
     return getattr(loader, "_iterator", None) is not None
 
 
-def forget_workers(loader: Any) -> None:
+def forget_workers(loader: DataLoader[Any]) -> None:
     """Let the loader start its persistent workers again: one of them is dead."""
     if workers_run(loader):
         loader._iterator = None

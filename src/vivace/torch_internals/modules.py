@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import fx, nn
@@ -29,6 +29,8 @@ else:
 
 _parameters = attribute(nn.Module, "_parameters", lost="a block cannot run again with the weights it had")
 _buffers = attribute(nn.Module, "_buffers", lost="a block cannot run again with the buffers it had")
+Convolution: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
+
 _HOOKS = [
     attribute(nn.Module, name, lost="hooks of a module are not seen, and may run twice or not at all")
     for name in ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -117,7 +119,7 @@ def hooks_of_all(owner: ModuleType) -> int:
 
 
 def convolution_with(
-    module: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    module: Convolution, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """What a convolution's forward does, its way of padding too, with another weight and bias."""
     result: torch.Tensor = module._conv_forward(x, weight, bias)
@@ -140,7 +142,7 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     return any(read(optimizer) for read in _step_hooks)
 
 
-def inner_schedules(schedule: Any) -> list[Any]:
+def inner_schedules(schedule: object) -> list[Any]:
     """The schedules that one is made of; empty where it is made of none."""
     return list(getattr(schedule, "_schedulers", ()))
 
@@ -151,7 +153,7 @@ def is_acting(region: torch.autocast) -> bool:
 
 
 @contextlib.contextmanager
-def acting(region: Any, enabled: bool, dtype: torch.dtype | None) -> Iterator[None]:
+def acting(region: torch.autocast, enabled: bool, dtype: torch.dtype | None) -> Iterator[None]:
     """Let an autocast region cast or not, and to `dtype` where one is given, if it is entered inside."""
     before = is_acting(region), region.fast_dtype
     region._enabled, region.fast_dtype = enabled, dtype or region.fast_dtype

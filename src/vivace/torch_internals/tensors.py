@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from vivace.torch_internals import attribute, named
 
 if TYPE_CHECKING:
+    from torch._ops import OpOverload
     from torch._subclasses.fake_tensor import FakeCopyMode as FakeCopyMode
     from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+
+    Operator: TypeAlias = OpOverload[..., Any]
 else:
+    Operator = type(torch.ops.aten.mm.default)  # what a dispatch mode sees
     TorchDispatchMode = named(
         "torch.utils._python_dispatch.TorchDispatchMode",
         lost="no operator is seen: nothing is counted, predicted or verified",
@@ -25,6 +29,28 @@ else:
         "torch._subclasses.fake_tensor.FakeCopyMode",
         lost="the work of models that are built on real tensors cannot be predicted",
     )
+
+
+class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is entered, `run_operator` is called in the place of each operator.
+
+    Operators that it calls itself go to the mode around it, and at last to torch.
+    """
+
+    def __torch_dispatch__(
+        self,
+        func: Operator,
+        types: Collection[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """What torch calls."""
+        return self.run_operator(func, args, kwargs or {})
+
+    def run_operator(self, function: Operator, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """What comes of the operator."""
+        raise NotImplementedError
+
 
 version_of: Callable[[torch.Tensor], int] = attribute(
     torch.Tensor, "_version", lost="it is not seen that a tensor was changed in place"
@@ -41,8 +67,8 @@ base_of: Callable[[torch.Tensor], torch.Tensor | None] = attribute(
 )
 """The tensor of which autograd knows this one to be a view, or None."""
 
-schema_of: Callable[[Any], Any] = attribute(
-    type(torch.ops.aten.mm.default), "_schema", lost="the arguments of an operator have no names"
+schema_of: Callable[[Operator], torch.FunctionSchema] = attribute(
+    Operator, "_schema", lost="the arguments of an operator have no names"
 )
 """The schema of an operator that reaches a dispatch mode: its name, arguments, returns and what it writes."""
 

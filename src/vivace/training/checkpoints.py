@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from torch import nn
 
 from vivace.errors import CheckpointError, FolderError, is_full_disk
 from vivace.training.folder import sync_folder
@@ -82,7 +83,7 @@ class Checkpoints:
         self.facts = facts
         self._tried = False
 
-    def save(self, position: Position, model: Any, state: dict[str, Any]) -> Path:
+    def save(self, position: Position, model: nn.Module, state: dict[str, Any]) -> Path:
         """Write a checkpoint, verify it, then remove all but the one before it.
 
         Raises FolderError where the disk is full, CheckpointError where the contents cannot be stored; the
@@ -237,7 +238,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _require_state(state: Any) -> None:
+def _require_state(state: object) -> None:
     parts = ("optimizer", "scheduler", "techniques", "streams")
     if not isinstance(state, dict) or not all(part in state for part in parts):
         raise CheckpointError(f"{FILES[1]} lacks one of {', '.join(parts)}")
@@ -245,7 +246,7 @@ def _require_state(state: Any) -> None:
         raise CheckpointError(f"{FILES[1]} holds no random streams that can be read")
 
 
-def _verify(file: Path, num_bytes: Any, sha256: Any) -> None:
+def _verify(file: Path, num_bytes: object, sha256: object) -> None:
     try:
         size = file.stat().st_size
         if size != num_bytes:
@@ -274,7 +275,7 @@ class _Hashing:
         self.digest = hashlib.sha256()
         self.num_bytes = 0
 
-    def write(self, data: Any) -> int:
+    def write(self, data: bytes) -> int:
         self.digest.update(data)
         self.num_bytes += len(data)
         return self.file.write(data)
@@ -301,7 +302,7 @@ def _full(folder: Path, needed: int, free: int) -> str:
     )
 
 
-def _num_bytes(tree: Any) -> int:
+def _num_bytes(tree: object) -> int:
     """The bytes of all tensors in nested mappings, lists and tuples."""
     if isinstance(tree, torch.Tensor):
         return tree.numel() * tree.element_size()

@@ -182,7 +182,7 @@ def _batches_per_step(session: Session) -> int:
     return session.build.facts.batches_per_step
 
 
-def _share_data(one: Any, other: Any) -> bool:
+def _share_data(one: object, other: object) -> bool:
     """Would a pass over `one` disturb one that goes on over `other`?"""
     dataset = getattr(one, "dataset", None)
     return one is other or (dataset is not None and dataset is getattr(other, "dataset", None))

@@ -12,7 +12,7 @@ import torch
 
 from vivace.errors import Diverged, FolderError, JobError, OutOfMemory, PromiseBroken, VivaceError
 from vivace.events import EventKind, OnEvent
-from vivace.job import Job, blame
+from vivace.job import Batch, Job, blame
 from vivace.plan import Plan
 from vivace.session.opening import call, reopened, seed_everything
 from vivace.session.session import Session
@@ -172,7 +172,7 @@ class Loop:
     def _batches_per_step(self) -> int:
         return self.session.build.facts.batches_per_step
 
-    def _step(self, batch: Any) -> Any:
+    def _step(self, batch: Batch) -> Any:
         watched = self.watch.seconds
         try:
             loss = self.watch.step(self.session, self.position, batch, self.survival.step)
@@ -369,7 +369,7 @@ class Loop:
         self.saved = dataclasses.replace(self.position)
 
 
-def _counts_steps(job: Job, scheduler: Any) -> str:
+def _counts_steps(job: Job, scheduler: object) -> str:
     """What to say of a schedule that is far longer than the epochs in which it is stepped; else empty."""
     if job.scheduler_every == "step" or scheduler is None:
         return ""

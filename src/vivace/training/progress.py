@@ -46,7 +46,7 @@ class Progress:
         if self._path is not None:
             self._guard(lambda: self._append(record))
 
-    def tell(self, kind: str, **fields: Any) -> None:
+    def tell(self, kind: str, **fields: object) -> None:
         """Call `on_event` without writing to the log."""
         self._tell(kind, fields)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from vivace.errors import CheckpointError, InputError, JobError, PlanError
+from vivace.job import Batch
 from vivace.plan import Plan
 from vivace.session.opening import items_of
 from vivace.session.session import Session
@@ -17,7 +19,7 @@ from vivace.tensors.randomness import from_plain, restore
 _BIT_EXACT_FACTS = ("torch", "device", "world_size", "threads")
 
 
-def facts_of(session: Session, loader: Any, seed: int, world_size: int) -> dict[str, Any]:
+def facts_of(session: Session, loader: Iterable[Batch], seed: int, world_size: int) -> dict[str, Any]:
     """The facts on which the course of a run depends, as JSON types for the manifest."""
     return {
         "torch": torch.__version__,
@@ -60,14 +62,14 @@ def compare(then: dict[str, Any], now: dict[str, Any], folder: Path) -> str:
     return f"resumed, not bit-exact: {', '.join(changed)}" if changed else ""
 
 
-def state_of(thing: Any) -> Any:
+def state_of(thing: object) -> Any:
     """The `state_dict` of a thing, or those of its items (see `items_of`) by key or index; else None."""
     if hasattr(thing, "state_dict"):
         return thing.state_dict()
     return {str(key): state_of(item) for key, item in items_of(thing)} or None
 
 
-def load_into(thing: Any, state: Any, what: str) -> None:
+def load_into(thing: object, state: Any, what: str) -> None:
     """The inverse of `state_of`. Raises CheckpointError where `what` does not take the state."""
     try:
         if hasattr(thing, "load_state_dict"):
@@ -84,7 +86,7 @@ def load_into(thing: Any, state: Any, what: str) -> None:
         ) from error
 
 
-def load_streams(state: Any, device: torch.device) -> None:
+def load_streams(state: dict[str, Any], device: torch.device) -> None:
     """Put back random streams. Raises CheckpointError where the state is of another form."""
     try:
         restore(from_plain(state), device)
@@ -92,7 +94,7 @@ def load_streams(state: Any, device: torch.device) -> None:
         raise CheckpointError(f"the checkpoint's random streams cannot be read: {error!r}") from error
 
 
-def _signature(session: Session, loader: Any) -> list[str]:
+def _signature(session: Session, loader: Iterable[Batch]) -> list[str]:
     """The shapes of a job: every entry of its models, its optimizer's class, and the size of its data."""
     lines = [
         f"model {index} {name}: {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

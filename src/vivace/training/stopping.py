@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
@@ -56,7 +56,7 @@ def ends_like_ctrl_c() -> Iterator[None]:
         _give_back(before)
 
 
-def _handle(names: tuple[str, ...], handler: Any) -> dict[int, Any]:
+def _handle(names: tuple[str, ...], handler: Callable[[int, FrameType | None], object]) -> dict[int, Any]:
     """Let `handler` answer signals, in the main thread, which alone may; returns who answered them before."""
     if threading.current_thread() is not threading.main_thread():
         return {}

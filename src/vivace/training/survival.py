@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from vivace.errors import JobError, OutOfMemory, ran_out_of_memory
+from vivace.job import Batch
 from vivace.plan import Plan
 from vivace.session.session import Session
 from vivace.technique import Numerics, registry
@@ -41,7 +42,7 @@ class Survival:
         self._observing = contextlib.ExitStack()
         self._watch(session)
 
-    def step(self, batch: Any) -> Any:
+    def step(self, batch: Batch) -> Any:
         """One step of the session. Raises Smaller on all ranks where it must be taken again under another
         plan, and OutOfMemory where nothing smaller is left.
 
@@ -94,7 +95,7 @@ class Survival:
         if self.session.build.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _smaller(self, batch: Any, reason: str) -> Exception:
+    def _smaller(self, batch: Batch, reason: str) -> Exception:
         """What to do about it, as an exception to raise."""
         session, samples = self.session, batch_size(batch)
         plan, build = session.plan, session.build

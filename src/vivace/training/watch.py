@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from vivace.job import Batch
 from vivace.plan import Plan
 from vivace.session.session import Session
 from vivace.training.checkpoints import Position
@@ -21,7 +22,7 @@ class Watch(Protocol):
     def begin(self, progress: Progress, total_steps: int | None) -> None:
         """The run begins, with so many steps in this process where that is known."""
 
-    def step(self, session: Session, position: Position, batch: Any, take: Callable[[Any], Any]) -> Any:
+    def step(self, session: Session, position: Position, batch: Batch, take: Callable[[Any], Any]) -> Any:
         """What ``take(batch)``, the run's next step, returns. Raises Broken where it must not stand."""
 
     def to_dict(self) -> dict[str, Any] | None:
@@ -48,7 +49,7 @@ class Unwatched:
     def begin(self, progress: Progress, total_steps: int | None) -> None:
         """Nothing to do."""
 
-    def step(self, session: Session, position: Position, batch: Any, take: Callable[[Any], Any]) -> Any:
+    def step(self, session: Session, position: Position, batch: Batch, take: Callable[[Any], Any]) -> Any:
         """Just the step."""
         return take(batch)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from vivace.errors import PlanError
 from vivace.ledger import Profile, Trial
 from vivace.machine import Machine
 from vivace.plan import Plan
@@ -17,10 +19,22 @@ WORTH_TRYING = 1.005
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A technique with settings, and the bounds of the ratio that its card predicts."""
+    """A technique with settings, the ratio that its card bounds, and what is to be tried beside it."""
 
     technique: Technique
     predicted: tuple[float, float]
+    beside: tuple[Technique, ...] = ()
+
+    def on(self, plan: Plan) -> Plan:
+        """A plan with it and what it is tried beside."""
+        for technique in (*self.beside, self.technique):
+            plan = plan.adding(technique)
+        return plan
+
+    @property
+    def techniques(self) -> tuple[Technique, ...]:
+        """It and what it is tried beside."""
+        return (self.technique, *self.beside)
 
     @property
     def promise(self) -> float:
@@ -29,13 +43,15 @@ class Candidate:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON types."""
-        return {"plan": Plan([self.technique]).to_dict(), "predicted": self.predicted}
+        beside = Plan(self.beside).to_dict()
+        return {"plan": Plan([self.technique]).to_dict(), "beside": beside, "predicted": self.predicted}
 
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> Candidate:
         """Rebuild a candidate from `to_dict`'s document."""
         low, high = document["predicted"]
-        return cls(Plan.from_dict(document["plan"]).techniques[0], (low, high))
+        (technique,) = Plan.from_dict(document["plan"]).techniques
+        return cls(technique, (low, high), Plan.from_dict(document["beside"]).techniques)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +85,14 @@ def candidates(
             reason = f"at most {gain[1]:.2f}x is predicted on this job"
         elif not offered:
             reason = "it has no setting that suits this job"
+        try:
+            plans = [(technique, Plan.from_dict(beside)) for technique, beside in offered]
+        except PlanError as error:
+            reason = reason or f"what it is to be tried beside is no plan: {error}"
         if reason:
             ruled_out.append(RuledOut(offer.default, reason, gain))
         else:
-            found += [Candidate(technique, gain) for technique in offered]
+            found += [Candidate(one, gain, plan.techniques) for one, plan in plans if plan.promise <= allow]
     first = Stage.DATA if waits_for_data(profile) else None
     found.sort(key=lambda c: (c.technique.card.stage == first, c.promise), reverse=True)
     return found, ruled_out
@@ -84,19 +104,23 @@ def waits_for_data(profile: Profile) -> bool:
 
 
 def known_best(trials: Iterable[Trial], offered: list[Candidate], allow: Numerics) -> Plan | None:
-    """The fastest plan that an earlier run measured on this job and machine: tried first."""
-    names = {candidate.technique.name for candidate in offered}
-    ratios = {
-        trial.plan_id: (trial.ratio.counts, trial)
+    """The fastest plan that an earlier run measured on this job and machine: tried first.
+
+    What it tried with settings that no longer exist does not count.
+    """
+    names = {technique.name for candidate in offered for technique in candidate.techniques}
+    faster = [
+        (trial.ratio.counts, trial.techniques)
         for trial in trials
         if trial.ratio is not None
         and trial.ratio.low > 1.0
         and set(trial.techniques) <= names
         and Numerics[trial.promise.upper()] <= allow
-    }
-    if not ratios:
-        return None
-    return Plan.from_dict(max(ratios.values(), key=lambda found: found[0])[1].techniques)
+    ]
+    for _, techniques in sorted(faster, key=lambda found: found[0], reverse=True):
+        with contextlib.suppress(PlanError):
+            return Plan.from_dict(techniques)
+    return None
 
 
 def stricter(broken: Plan, guilty: set[Technique]) -> Plan | None:

@@ -176,7 +176,7 @@ class Search:
             if technique.card.stage != Stage.DATA or technique.name in tried:
                 continue
             tried.add(technique.name)
-            if (yield from self._try(self.setting.base.adding(technique), candidate)):
+            if (yield from self._try(candidate.on(self.setting.base), candidate)):
                 break
 
     def _try_together(self) -> Steps[None]:
@@ -190,9 +190,9 @@ class Search:
         for candidate in self.setting.candidates:
             technique = candidate.technique
             quick = not (technique.card.compiles or technique.card.captures)
-            likely = candidate.promise >= 1.0 and Plan([technique]).id not in refused
+            likely = candidate.promise >= 1.0 and candidate.on(Plan()).id not in refused
             if quick and likely and len(plan.adding(technique)) > len(plan):
-                plan = plan.adding(technique)
+                plan = candidate.on(plan)
         while len(plan) > 1 and plan.id not in self.measured:
             yield from self._try(plan)
             trial = self.measured.get(plan.id)
@@ -201,12 +201,12 @@ class Search:
 
     def _select(self) -> Steps[None]:
         """Add to the best plan what makes it faster, then drop what adds nothing."""
-        offered = [c for c in self.setting.candidates if c.technique not in self._banned]
+        offered = [c for c in self.setting.candidates if not self._banned & set(c.techniques)]
         changed = True
         while changed and self._free() > 0:
             changed = False
             for candidate in self._in_turn(offered):
-                plan = self.best.adding(candidate.technique)
+                plan = candidate.on(self.best)
                 if plan != self.best and not self._hopeless(plan, candidate):
                     changed |= yield from self._try(plan, candidate)
         yield from self._drop()
@@ -347,7 +347,7 @@ class Search:
             return True
         if candidate.technique.card.stage == Stage.MEMORY and self._milder_is_slow(plan, candidate):
             return True
-        alone = self.measured.get(Plan([candidate.technique]).id)
+        alone = self.measured.get(candidate.on(Plan()).id)
         if alone is None:
             return False
         if alone.status == "refused" or (alone.status == "failed" and alone.code != Code.UNSTEADY):

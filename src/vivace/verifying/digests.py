@@ -12,7 +12,7 @@ import torch
 
 from vivace.data.damage import Damage
 from vivace.data.order import ordered
-from vivace.job import Job
+from vivace.job import Batch, Job
 from vivace.session.opening import call
 from vivace.tensors.trees import tensors
 
@@ -27,7 +27,7 @@ class Pass:
     whole: bool
 
 
-def digest(batch: Any) -> Digest:
+def digest(batch: Batch) -> Digest:
     """A digest of each tensor of a batch: of its dtype, its shape and its bytes."""
     return tuple(_of_tensor(tensor) for tensor in tensors(batch))
 

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from vivace.tensors.trees import map_tensors
-from vivace.torch_internals.tensors import TorchDispatchMode, schema_of
+from vivace.torch_internals.tensors import Operator, OperatorMode, schema_of
 
 # Those that fill a tensor like another one; attention's own dropout is its kernel's affair.
 LIKE = ("rand_like", "randn_like", "randint_like", "bernoulli", "native_dropout", "normal", "poisson")
 HALVES = (torch.float16, torch.bfloat16)
 
 
-class LogicalDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class LogicalDraws(OperatorMode):  # type: ignore[no-untyped-call]
     """Draw random numbers into contiguous tensors of at least 32 bits, and copy them to where they belong.
 
     `rearranged` says whether that was ever another order than torch's own.
@@ -29,9 +29,8 @@ class LogicalDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.rearranged = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def run_operator(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator; one that draws, on plain stand-ins of its tensors."""
-        kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags or "out" in kwargs:
             return func(*args, **kwargs)
         first, name = args[0] if args else None, schema_of(func).name.removeprefix("aten::")

@@ -252,13 +252,13 @@ def facts_of_job(job: Job) -> Facts:
     return {name: getattr(job, name) for name in names} | {"has its own step": job.step is not None}
 
 
-def renamed(thing: Any, names: dict[str, str]) -> Any:
+def renamed(thing: object, names: dict[str, str]) -> Any:
     """A copy of nested dataclasses, lists and dicts whose text keys are called as `names` says.
 
     In a key such as ``lr of 0.weight`` the last word is the name.
     """
 
-    def new(key: Any) -> Any:
+    def new(key: object) -> Any:
         before, of, name = key.rpartition(" of ") if isinstance(key, str) else ("", "", key)
         return before + of + names[name] if name in names else key
 

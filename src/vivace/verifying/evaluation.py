@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
 
 from vivace.errors import ran_out_of_memory
-from vivace.job import Job
+from vivace.job import Batch, Job
 from vivace.session.session import Session
 from vivace.tensors.randomness import Streams
 from vivace.tensors.trees import tensors
@@ -27,7 +26,7 @@ class Evaluation:
     Dropout do is what a plan could spoil), and the outputs are those with which the model trains.
     """
 
-    def __init__(self, job: Job, batch: Any) -> None:
+    def __init__(self, job: Job, batch: Batch) -> None:
         self.job = job
         self.batch = batch
         self.whole: bool | None = None

@@ -86,17 +86,17 @@ def first_difference(mine: Facts, theirs: Facts, *, only_shared: bool = False) -
     return next((name for name in shared if not _same(mine[name], theirs[name])), "")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-def _same(mine: Any, theirs: Any) -> bool:
+def _same(mine: object, theirs: object) -> bool:
     if isinstance(mine, (list, tuple)) and isinstance(theirs, (list, tuple)):
         return len(mine) == len(theirs) and all(map(_same, mine, theirs))
     if isinstance(mine, (int, float)) and isinstance(theirs, (int, float)):

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from vivace.data.damage import Damage
 from vivace.data.order import isolated, ordered
-from vivace.job import Job
+from vivace.job import Batch, Job
 from vivace.session.opening import call
 from vivace.session.session import Session
 from vivace.tensors.randomness import derive
@@ -95,7 +95,7 @@ def validated_otherwise(session: Session, job: Job, seconds: float) -> Fed:
     for number in ("first", "second"):
         loader = theirs.epoch(0)
 
-        def fed(loader: Any = loader) -> Any:
+        def fed(loader: Iterable[Batch] = loader) -> Any:
             return session.validation(loader)
 
         if fed() is loader:

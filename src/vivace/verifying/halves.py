@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-from vivace.torch_internals.tensors import TorchDispatchMode, in_backward
+from vivace.torch_internals.tensors import Operator, OperatorMode, in_backward
 
 Place = tuple[str, tuple[int, ...], bool]
 
 
-def place_of(func: Any, shape: torch.Size) -> Place:
+def place_of(func: Operator, shape: torch.Size) -> Place:
     """The operator, the shape of what it gives, and whether the backward pass runs it."""
     return func.__name__, tuple(shape), in_backward()
 
 
-class Halves(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Halves(OperatorMode):  # type: ignore[no-untyped-call]
     """Notes which results of elementwise operators have 16 bits, in the order of each place.
 
     Products are not looked at, as shadows round them in any case; nor are sums, means and softmax: those a
@@ -28,9 +28,9 @@ class Halves(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: dict[Place, list[bool]] = defaultdict(list)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def run_operator(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator and look at its result."""
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         if (
             isinstance(result, torch.Tensor)
             and torch.Tag.pointwise in func.tags

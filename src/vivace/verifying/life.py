@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from vivace.data.order import isolated
-from vivace.job import Job
+from vivace.job import Batch, Job
 from vivace.session.session import Session
 from vivace.tensors.randomness import Streams, derive
 from vivace.tensors.trees import tensors
@@ -76,7 +76,7 @@ def course_of(loaders: Loaders, seen: Iterable[Any]) -> Course:
     return Course(ends, [by_size[i] for i in sorted(spread)])
 
 
-def shape_of(batch: Any) -> tuple[Any, ...]:
+def shape_of(batch: Batch) -> tuple[Any, ...]:
     """The shapes and dtypes of a batch's tensors."""
     return tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors(batch))
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vivace.job import Job
+from vivace.job import Batch, Job
 from vivace.session.opening import call
 from vivace.session.session import Session
 from vivace.tensors.trees import batch_size, tensors
@@ -63,7 +63,7 @@ class DictatedLoss:
         """Set the phase of a step: between -0.3 and 1.7, in no rhythm."""
         self.phase.fill_(0.7 + math.sin(2.4 * step * step))
 
-    def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
+    def __call__(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """The scalar loss of a batch."""
         named = [(p, self.slopes[f"0.{n}"]) for n, p in model.named_parameters() if f"0.{n}" in self.slopes]
         total: Any = sum((p * slope).sum() for p, slope in named)
@@ -194,7 +194,7 @@ def _figures(dot: float, square: float, whole: float, size: float) -> list[tuple
     return [(Quantity.DICTATED_SCALE, scale, unit), (Quantity.DICTATED_RESIDUAL, residual, unit)]
 
 
-def _of_samples(batch: Any, device: torch.device) -> torch.Tensor:
+def _of_samples(batch: Batch, device: torch.device) -> torch.Tensor:
     """One number between 0.5 and 1.5 for each sample, from all that the batch holds of it."""
     count = batch_size(batch)
     total = torch.zeros(count, dtype=torch.float64, device=device)

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from vivace.errors import Refused
-from vivace.job import Job
+from vivace.job import Batch, Job
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.session.opening import call, first_batches, start
@@ -185,7 +185,7 @@ class Runner:
         return self._step_on(session, clone(self.batches[position % len(self.batches)]))
 
     def _step_on(
-        self, session: Session, batch: Any, noise: AbstractContextManager[Any] | None = None
+        self, session: Session, batch: Batch, noise: AbstractContextManager[Any] | None = None
     ) -> float:
         with noise or nullcontext(), self.draws if self.ordered else nullcontext():
             loss = session.step(batch)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from vivace.tensors.trees import map_tensors
-from vivace.torch_internals.tensors import TorchDispatchMode, in_backward, schema_of
+from vivace.torch_internals.tensors import Operator, OperatorMode, in_backward, schema_of
 from vivace.verifying.halves import Place, place_of
 
 # Shadows round no finer than this: at fp32's last bit it is a rare event that a ReLU flips, which few shadows
@@ -27,7 +28,7 @@ BACKWARD_MARKS = (*MARKS, "sum.dim_IntList")
 STATISTIC = "logsumexp"
 
 
-class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Rounding(OperatorMode):  # type: ignore[no-untyped-call]
     """Round the inputs and outputs of matrix products and convolutions, forward and backward, to
     `unit_roundoff`, and the results that the plan has in 16 bits, which `halves` names (see `Halves`).
 
@@ -42,9 +43,8 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.halves = {place: itertools.cycle(found) for place, found in halves.items()}
         self.random = random.Random(seed)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def run_operator(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator, with rounding around it where it multiplies matrices, or of what it gives."""
-        kwargs = kwargs or {}
         marks = BACKWARD_MARKS if in_backward() else MARKS
         if not any(mark in func.__name__ for mark in marks) or func.is_view:
             return self._stored(func, func(*args, **kwargs))
@@ -57,7 +57,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._rounded(found, schema.returns)
         return map_tensors(found, self._round)
 
-    def _stored(self, func: Any, found: Any) -> Any:
+    def _stored(self, func: Operator, found: object) -> Any:
         if not (isinstance(found, torch.Tensor) and self.halves):
             return found
         half = next(self.halves.get(place_of(func, found.shape), iter([False])))
@@ -66,7 +66,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         rounded = self._round(found)
         return found.copy_(rounded) if schema_of(func).is_mutable else rounded
 
-    def _rounded(self, values: Any, declared: Any) -> tuple[Any, ...]:
+    def _rounded(self, values: tuple[Any, ...], declared: Sequence[torch.Argument]) -> tuple[Any, ...]:
         """The values, rounded but for attention's statistics, which the schema names."""
         kept = [STATISTIC in (d.name or "").replace("_", "") for d in declared[: len(values)]]
         return tuple(v if keep else map_tensors(v, self._round) for v, keep in zip(values, kept, strict=True))

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from vivace.job import Batch
 from vivace.session.session import Session
 from vivace.tensors.optimizers import align_state
 from vivace.tensors.trees import map_tensors
@@ -50,7 +51,7 @@ def repeatable(wanted: bool) -> Iterator[None]:
         cudnn.deterministic, cudnn.benchmark = before
 
 
-def clone(batch: Any) -> Any:
+def clone(batch: Batch) -> Any:
     """A copy of a batch's tensors: a step that edits its batch in place must not change the next run."""
     return map_tensors(batch, torch.Tensor.clone)
 

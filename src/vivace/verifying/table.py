@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
+from typing import TYPE_CHECKING
 
 from vivace import words
 from vivace.pages.answer import Answer, ending
 from vivace.pages.sameness import plain, sameness
 from vivace.plan import Plan
 from vivace.verifying.verdict import Verdict
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 COLOURS = {True: "green", False: "red", None: "yellow"}
 
@@ -21,7 +24,7 @@ def headline(verdict: Verdict) -> str:
     return f"promise {verdict.promise.upper()} {answer}{reason}"
 
 
-def draw(verdict: Verdict, job: str, plan: str, console: Any, *, details: bool = False) -> None:
+def draw(verdict: Verdict, job: str, plan: str, console: Console, *, details: bool = False) -> None:
     """Print the answer, and with `details` every figure before it."""
     if details:
         _draw_checks(verdict, console)
@@ -49,7 +52,7 @@ def answer(verdict: Verdict, job: str, plan: str) -> Answer:
     )
 
 
-def _draw_checks(verdict: Verdict, console: Any) -> None:
+def _draw_checks(verdict: Verdict, console: Console) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)

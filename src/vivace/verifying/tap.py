@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vivace.job import Job
+from vivace.job import Batch, Job
 from vivace.session.session import Session
 from vivace.tensors.trees import batch_size, map_tensors, tensors
 from vivace.torch_internals.tensors import in_backward
@@ -47,7 +47,7 @@ class Tap:
             (model,), (optimizer,) = session.build.models, session.optimizers
             names = {id(p): name for name, p in model.named_parameters()}
 
-            def note(updating: torch.optim.Optimizer, *_: Any) -> None:
+            def note(updating: torch.optim.Optimizer, *_: object) -> None:
                 updated = [p for group in updating.param_groups for p in group["params"]]
                 self._note_gradients((names[id(p)], p) for p in updated if id(p) in names)
 
@@ -57,7 +57,7 @@ class Tap:
         """Look at a step, until `watching` is unset: its random streams, module settings and gradients."""
         self.watching, self.streams, self.modules, self.gradients = True, [], None, {}
 
-    def _loss(self, model: nn.Module, batch: Any) -> Any:
+    def _loss(self, model: nn.Module, batch: Batch) -> Any:
         assert self.person.loss is not None
         if self.dictated is not None:
             self._note_piece(batch)
@@ -69,7 +69,7 @@ class Tap:
         self.streams.append(hash(random_state().numpy().tobytes()))
         return loss
 
-    def _step(self, models: Any, optimizer: Any, batch: Any) -> Any:
+    def _step(self, models: object, optimizer: torch.optim.Optimizer, batch: Batch) -> Any:
         assert self.person.step is not None
         if self.dictated is not None:
             self._note_piece(batch)
@@ -87,7 +87,7 @@ class Tap:
                 if p.grad is not None:
                     self.gradients.setdefault(f"0.{name}", p.grad.detach().to_dense().clone())
 
-    def _note_piece(self, batch: Any) -> None:
+    def _note_piece(self, batch: Batch) -> None:
         self.asked = True
         if not (recomputing() or capturing()):
             self.pieces.append(map_tensors(batch, torch.Tensor.clone))
@@ -111,7 +111,7 @@ def random_state() -> torch.Tensor:
     return torch.cat(states)
 
 
-def same_data(pieces: list[Any], batch: Any, roundoff: float) -> bool:
+def same_data(pieces: list[Any], batch: Batch, roundoff: float) -> bool:
     """Do the pieces of a batch, one after the other, hold what the batch holds? Floats may be rounded."""
     parts = [list(tensors(piece)) for piece in pieces]
     whole = list(tensors(batch))

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from vivace.torch_internals.tensors import TorchDispatchMode, schema_of
+from vivace.torch_internals.tensors import Operator, OperatorMode, schema_of
 from vivace.verifying.tap import random_state, recomputing
 
 FUSED_DROPOUT = "native_dropout"  # gives its input, partly zero, and the mask
@@ -22,7 +22,7 @@ class Unlike(Exception):
     """The repetition does not draw what the real step drew; the message says how."""
 
 
-class Kept(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Kept(OperatorMode):  # type: ignore[no-untyped-call]
     """While a step runs, keeps what its random operators draw, piece by piece of the batch.
 
     The step computes what it would without. `hidden` names an operator that draws inside of its kernel: what
@@ -41,9 +41,8 @@ class Kept(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.pieces.append([])
         self._begun = True
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def run_operator(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator, and keep what it drew."""
-        kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         before = _state(kwargs)
@@ -63,7 +62,7 @@ class Kept(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return sum(map(len, self.pieces))
 
 
-class Handed(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Handed(OperatorMode):  # type: ignore[no-untyped-call]
     """While a step is repeated, random operators give what the real step's `pieces` drew.
 
     Raises Unlike where there is nothing of the right shape left for one.
@@ -74,9 +73,8 @@ class Handed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.pieces = pieces
         self.num_drawn = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def run_operator(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator; one that draws gives what the real step's gave."""
-        kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags or recomputing():
             return func(*args, **kwargs)
         before = _state(kwargs)
@@ -108,5 +106,5 @@ def _state(named: dict[str, Any]) -> torch.Tensor:
     return random_state() if own is None else own.get_state()
 
 
-def _name(func: Any) -> str:
+def _name(func: Operator) -> str:
     return str(schema_of(func).name).removeprefix("aten::")

@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -60,7 +60,7 @@ class Outside:
                 if not torch.equal(tensor, copy):
                     tensor.copy_(copy)
 
-    def _look(self, value: Any) -> None:
+    def _look(self, value: object) -> None:
         if isinstance(value, (*_PLAIN, *_NOT_STATE, types.ModuleType)) or id(value) in self._seen:
             return
         if len(self._seen) >= MOST_LOOKED_AT:
@@ -76,7 +76,7 @@ class Outside:
         else:
             self._look_inside(value)
 
-    def _look_inside(self, value: Any) -> None:
+    def _look_inside(self, value: object) -> None:
         if isinstance(value, torch.Tensor):
             fixed = isinstance(value, nn.Parameter) or value.is_inference()
             if value.numel() <= MOST_NUMBERS and not fixed:
@@ -99,7 +99,7 @@ class Outside:
             self._look_at_all(space.values())
             self._look(vars(type(value)).get("__call__"))
 
-    def _look_at_all(self, values: Any) -> None:
+    def _look_at_all(self, values: Iterable[object]) -> None:
         for value in list(values)[:MOST_ENTRIES]:
             self._look(value)
 

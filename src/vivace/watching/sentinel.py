@@ -18,7 +18,7 @@ import torch
 from vivace import words
 from vivace.errors import ran_out_of_memory
 from vivace.inspection.limits import free_memory, peak_memory
-from vivace.job import Job
+from vivace.job import Batch, Job
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.session.session import Session
@@ -113,7 +113,7 @@ class Sentinel:
         if self.why_not and self.why_not != NO_PLAN:
             progress.tell("unwatched", text=f"not watched: {self.why_not}")
 
-    def step(self, session: Session, position: Position, batch: Any, take: Callable[[Any], Any]) -> Any:
+    def step(self, session: Session, position: Position, batch: Batch, take: Callable[[Any], Any]) -> Any:
         """The step as it is, and where it is due a look at it. Raises Broken (see there)."""
         if self.twin is None:
             return take(batch)
@@ -202,7 +202,7 @@ class Sentinel:
         return None
 
     def _watched_step(
-        self, session: Session, position: Position, batch: Any, take: Callable[[Any], Any], why: str
+        self, session: Session, position: Position, batch: Batch, take: Callable[[Any], Any], why: str
     ) -> Any:
         clock, device = time.perf_counter, session.build.device
         begin = clock()
@@ -241,7 +241,7 @@ class Sentinel:
         before: Before,
         found: Seen,
         kept: Kept | None,
-        loss: Any,
+        loss: object,
         after: dict[str, Any],
     ) -> Finding | None:
         """Repeat the step and compare."""

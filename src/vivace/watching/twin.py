@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from vivace.job import Job
+from vivace.job import Batch, Job
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.session.opening import call, reopened, start
@@ -124,7 +124,7 @@ class Twin:
     def run(
         self,
         before: Before,
-        batch: Any,
+        batch: Batch,
         *,
         draws: AbstractContextManager[Any] | None = None,
         noise: AbstractContextManager[Any] | None = None,
@@ -146,7 +146,7 @@ class Twin:
         after = State(*(_mapped(part, torch.Tensor.clone) for part in named(session)))
         return outcome_of(loss, after, found.gradients)
 
-    def halves(self, plan: Plan, before: Before, batch: Any) -> dict[Place, list[bool]]:
+    def halves(self, plan: Plan, before: Before, batch: Batch) -> dict[Place, list[bool]]:
         """Which results the plan's precision part stores in 16 bits; see `Halves`."""
         precision = Plan([t for t in plan.techniques if t.card.stage == Stage.PRECISION])
         if not precision.techniques:
@@ -181,11 +181,11 @@ def seen(session: Session, begin_piece: Callable[[], None] = lambda: None) -> It
                 if parameter.grad is not None:
                     found.gradients[f"{index}.{name}"] = to_host(parameter.grad)
 
-    def forward(following: Any, batch: Any) -> Any:
+    def forward(following: Callable[[Any], Any], batch: Batch) -> Any:
         look(see_modules)
         return following(batch)
 
-    def update(following: Any) -> Any:
+    def update(following: Callable[[], Any]) -> Any:
         look(see_gradients)
         return following()
 
@@ -197,7 +197,7 @@ def seen(session: Session, begin_piece: Callable[[], None] = lambda: None) -> It
 def placing(session: Session, found: Seen) -> Iterator[None]:
     """Keep a copy of the batch as the plan places it, in plain memory order, on `found`."""
 
-    def place(following: Any, batch: Any) -> Any:
+    def place(following: Callable[[Any], Any], batch: Batch) -> Any:
         placed = following(batch)
         try:
             found.batch = map_tensors(placed, _plain_copy)
@@ -209,7 +209,7 @@ def placing(session: Session, found: Seen) -> Iterator[None]:
         yield
 
 
-def outcome_of(loss: Any, after: State, gradients: Tensors) -> Outcome:
+def outcome_of(loss: object, after: State, gradients: Tensors) -> Outcome:
     """What a single step left behind."""
     value = float(torch.as_tensor(loss).detach())
     return Outcome([value], after, NO_OUTPUTS, random_state(), drew=False, gradients=gradients)
@@ -240,5 +240,5 @@ def _plain_copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
-def _mapped(part: Tensors, function: Any) -> Tensors:
+def _mapped(part: Tensors, function: Callable[[torch.Tensor], torch.Tensor]) -> Tensors:
     return {name: function(tensor) for name, tensor in part.items()}

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-if TYPE_CHECKING:
-    from vivace.work.count import KernelCounter
+Add: TypeAlias = Callable[[str, str, int, Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
+"""Notes a kernel: its kind, name, operations, what it reads and what it writes."""
 
 
 class AsOneKernel(TorchFunctionMode):
-    """Recurrent layers and attention as one kernel where there is no device to run (or refuse) one."""
+    """Recurrent layers and attention as one kernel where there is no device to run (or refuse) one; `add`
+    notes it.
+    """
 
-    def __init__(self, counter: KernelCounter) -> None:
+    def __init__(self, add: Add) -> None:
         super().__init__()
-        self._counter = counter
+        self._add = add
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Collection[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name == "scaled_dot_product_attention" and _imagined(args[:3]):
-            return _Fused.apply(self._counter, "attention", *args[:3])
+            return _Fused.apply(self._add, "attention", *args[:3])
         if func is functional.dropout and _imagined(args[:1]):
             return _dropout(*args, **kwargs)
         recurrent = name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -40,7 +48,7 @@ class AsOneKernel(TorchFunctionMode):
 
         def attend(*args: Any, **kwargs: Any) -> Any:
             if len(args) >= 3 and _imagined(args[:3]):
-                return _Fused.apply(self._counter, "attention", *args[:3])
+                return _Fused.apply(self._add, "attention", *args[:3])
             return original(*args, **kwargs)
 
         functional.scaled_dot_product_attention = attend
@@ -49,12 +57,19 @@ class AsOneKernel(TorchFunctionMode):
         finally:
             functional.scaled_dot_product_attention = original
 
-    def _recurrent(self, name: str, inputs: Any, states: Any, weights: Any, *settings: Any) -> Any:
+    def _recurrent(
+        self,
+        name: str,
+        inputs: torch.Tensor,
+        states: torch.Tensor | Sequence[torch.Tensor],
+        weights: Sequence[torch.Tensor],
+        *settings: object,
+    ) -> Any:
         """The padded form of torch._VF.lstm and its kin: settings are bias, layers, dropout, training,
         bidirectional, batch_first."""
-        states = tuple(states) if isinstance(states, (list, tuple)) else (states,)
-        output = _Fused.apply(self._counter, name, inputs, settings[4], settings[5], *states, *weights)
-        last = tuple(state + output.sum() * 0 for state in states)
+        initial = (states,) if isinstance(states, torch.Tensor) else tuple(states)
+        output = _Fused.apply(self._add, name, inputs, settings[4], settings[5], *initial, *weights)
+        last = tuple(state + output.sum() * 0 for state in initial)
         return (output, *last)
 
 
@@ -62,7 +77,7 @@ class _Fused(torch.autograd.Function):
     """One kernel forward and one backward, of which only the shapes exist."""
 
     @staticmethod
-    def forward(ctx: Any, counter: KernelCounter, name: str, first: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def forward(ctx: Any, add: Add, name: str, first: torch.Tensor, *rest: object) -> torch.Tensor:
         """Count the kernel and make its output; see `AsOneKernel` for the arguments."""
         others = [other for other in rest if isinstance(other, torch.Tensor)]
         if name == "attention":
@@ -74,8 +89,8 @@ class _Fused(torch.autograd.Function):
             width = others[0].shape[-1] * (2 if rest[0] else 1)
             output = first.new_empty(*first.shape[:-1], width)
         kind = name if name == "attention" else "recurrent"
-        counter.add(kind, name, flops, [first, *others], [output])
-        ctx.counter, ctx.kind, ctx.name, ctx.flops = counter, kind, name, flops
+        add(kind, name, flops, [first, *others], [output])
+        ctx.add, ctx.kind, ctx.name, ctx.flops = add, kind, name, flops
         ctx.save_for_backward(first, *others, output)
         ctx.places = [isinstance(other, torch.Tensor) for other in rest]
         return output
@@ -86,7 +101,7 @@ class _Fused(torch.autograd.Function):
         *inputs, output = ctx.saved_tensors
         results = [torch.empty_like(tensor) for tensor in inputs]
         flops = int(ctx.flops * (2.5 if ctx.kind == "attention" else 2))
-        ctx.counter.add(ctx.kind, f"{ctx.name}_backward", flops, [*inputs, output, *gradients], results)
+        ctx.add(ctx.kind, f"{ctx.name}_backward", flops, [*inputs, output, *gradients], results)
         rest = iter(results[1:])
         return (None, None, results[0], *(next(rest) if place else None for place in ctx.places))
 

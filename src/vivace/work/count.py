@@ -24,7 +24,14 @@ from torch.optim.optimizer import (
 from torch.utils.flop_counter import flop_registry
 
 from vivace.operators import CLASSES, class_of
-from vivace.torch_internals.tensors import TorchDispatchMode, base_of, in_backward, schema_of, storage_id
+from vivace.torch_internals.tensors import (
+    Operator,
+    OperatorMode,
+    base_of,
+    in_backward,
+    schema_of,
+    storage_id,
+)
 from vivace.work.as_one import AsOneKernel
 from vivace.work.formulas import complete, convolution_backward, convolution_shape, named, other_flops
 from vivace.work.fusion import fused_bytes
@@ -88,13 +95,13 @@ def count_work(function: Callable[[], Any]) -> Work:
     attention and dropout count as the one kernel that a GPU runs; on real tensors as the kernels that ran.
     """
     counter = KernelCounter()
-    fused = AsOneKernel(counter)
+    fused = AsOneKernel(counter.add)
     with counter.phases(), fused.attention(), fused, counter, counter.saving():
         function()
     return counter.work()
 
 
-class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class KernelCounter(OperatorMode):  # type: ignore[no-untyped-call]
     """Notes each kernel that runs while it is entered; ``work()`` says what it was.
 
     `updating` says whether an optimizer is at work; left out, `phases` has to find out.
@@ -114,13 +121,13 @@ class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kernels = tuple(self.kernels)
         return Work(_totals(kernels), kernels, self.saved_bytes)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def run_operator(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the operator, then note its kernel."""
         result = func(*args, **kwargs)
         self.note(func, args, kwargs, result)
         return result
 
-    def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def note(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
         """Note the kernel of an operator that ran."""
         if _moves_nothing(func, (args, kwargs), result):
             return
@@ -181,10 +188,10 @@ class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def phases(self) -> Iterator[None]:
         """Mark what runs inside of an optimizer's step as the update phase."""
 
-        def begin(*_: Any) -> None:
+        def begin(*_: object) -> None:
             self._updating += 1
 
-        def end(*_: Any) -> None:
+        def end(*_: object) -> None:
             self._updating -= 1
 
         hooks = [register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)]
@@ -212,7 +219,7 @@ class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             yield
 
 
-def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+def _tensors(tree: object) -> Iterator[torch.Tensor]:
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, dict):
@@ -223,7 +230,7 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(value)
 
 
-def _moves_nothing(func: Any, given: Any, result: Any) -> bool:
+def _moves_nothing(func: Operator, given: object, result: object) -> bool:
     """Does an operator only describe its tensors (an attribute: device, size), or return views of them?"""
     schema = schema_of(func)
     if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):

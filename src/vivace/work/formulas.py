@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 
-def complete(schema: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def complete(
+    schema: torch.FunctionSchema, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """An operator's arguments with the defaults that were not passed on: in inference mode they are cut off.
 
     The positional ones are all given by position.
@@ -21,12 +23,12 @@ def complete(schema: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict
     return (*args, *more), rest
 
 
-def named(schema: Any, args: Any) -> dict[str, Any]:
+def named(schema: torch.FunctionSchema, args: tuple[Any, ...]) -> dict[str, Any]:
     """Positional arguments by the names in the operator's schema."""
     return {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)}
 
 
-def convolution_backward(args: Any) -> int:
+def convolution_backward(args: tuple[Any, ...]) -> int:
     """Each gradient as many operations as forward; torch's formula takes groups for one in the weight's."""
     output, inputs, weight = args[:3]
     transposed, mask = args[7], args[10]

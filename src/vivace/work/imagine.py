@@ -22,7 +22,7 @@ import torch
 
 from vivace.errors import JobError, VivaceError
 from vivace.files import replace_text
-from vivace.job import Job, blame, load
+from vivace.job import Batch, Job, blame, load
 from vivace.tensors.trees import batch_size
 from vivace.torch_internals.tensors import FakeCopyMode, FakeTensorMode, tree_map_only
 from vivace.work.bins import bins_of
@@ -70,7 +70,7 @@ def imagine(job: Job, name: str) -> dict[str, Any]:
 Step = tuple[Work, torch.nn.Module, int]
 
 
-def _counted(job: Job, batch: Any) -> tuple[str, Step]:
+def _counted(job: Job, batch: Batch) -> tuple[str, Step]:
     """One counted step, and whether it was ``fake`` or ``real``."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = tree_map_only(torch.Tensor, mode.from_tensor, batch)
@@ -100,7 +100,7 @@ def _built(job: Job) -> torch.nn.Module:
     return torch.nn.ModuleDict(model) if isinstance(model, dict) else model
 
 
-def _step(job: Job, model: torch.nn.Module, batch: Any) -> Step:
+def _step(job: Job, model: torch.nn.Module, batch: Batch) -> Step:
     """One counted step: its work, the model, and the bytes of the optimizer's state after it."""
     model.train()
     optimizer = job.optimizer(model) if job.optimizer else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,12 @@ LARGE_SHARE = 0.2  # of the step
 MOST_BYTES = 2**30  # that one batch keeps for its backward pass
 
 
-def run(shadow: Shadow, optimizers: list[Any], document: dict[str, Any], allowance: Allowance) -> None:
+def run(
+    shadow: Shadow,
+    optimizers: Sequence[torch.optim.Optimizer],
+    document: dict[str, Any],
+    allowance: Allowance,
+) -> None:
     """Those that the step calls for; results stand under ``experiments``, as ratios of neighbouring blocks.
 
     ``double_batch``: seconds of one batch over seconds of two. ``fused``: of the update as it is, over fused.
@@ -68,7 +73,7 @@ def doubled(shadow: Shadow) -> Shadow | None:
     return other
 
 
-def updater(optimizer: Any, **settings: Any) -> Callable[[], None]:
+def updater(optimizer: torch.optim.Optimizer, **settings: object) -> Callable[[], None]:
     """The update of a copy of an optimizer's weights and settings, with some settings replaced."""
     groups = []
     for group in optimizer.param_groups:
@@ -82,7 +87,7 @@ def updater(optimizer: Any, **settings: Any) -> Callable[[], None]:
     return lambda: step(other)
 
 
-def _arguments(optimizer: Any, settings: dict[str, Any]) -> dict[str, Any]:
+def _arguments(optimizer: torch.optim.Optimizer, settings: dict[str, Any]) -> dict[str, Any]:
     """What the optimizer was made with, as far as its class takes it."""
     import inspect
 

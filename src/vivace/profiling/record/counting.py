@@ -14,7 +14,7 @@ from vivace.profiling.record import facts
 from vivace.profiling.record.guard import Guard
 from vivace.profiling.record.hooks import LoopHooks
 from vivace.profiling.record.modules import ModuleRanges
-from vivace.torch_internals.tensors import current_dispatch_mode, storage_id
+from vivace.torch_internals.tensors import Operator, current_dispatch_mode, storage_id
 from vivace.work.count import KernelCounter
 
 
@@ -97,7 +97,7 @@ class CountedStep:
             stack = self.modules.stack
             self._kept[number][stack[-1] if stack else "outside of modules"] += storage.nbytes()
 
-    def _before_update(self, optimizer: Any, *_: Any) -> None:
+    def _before_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._add_gradients(p for group in optimizer.param_groups for p in group["params"])
 
     def _add_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -112,6 +112,6 @@ class _GuardedCounter(KernelCounter):  # type: ignore[no-untyped-call]
         super().__init__(lambda: hooks.clock.inside == "update")
         self._noting = guard.looking(super().note)
 
-    def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def note(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
         """Note it, if that is possible."""
         self._noting(func, args, kwargs, result)

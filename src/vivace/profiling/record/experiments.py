@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -49,7 +49,7 @@ class CallCatcher:
         return num_samples(list(self.calls[self.largest()])) if self.calls else 0
 
     def _catch(self, name: str) -> Any:
-        def hook(module: nn.Module, arguments: Any, keywords: Any) -> None:
+        def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
             device = next((p.device.type for p in module.parameters()), "cpu")
             if torch.is_grad_enabled():
                 self.calls[name] = (arguments, keywords)
@@ -67,8 +67,8 @@ def watch_settings(patches: Patches, document: dict[str, Any]) -> list[Callable[
     compiled: list[Callable[[], Any]] = []
 
     def noting(name: str, when: Callable[..., bool] = lambda *_, **__: True) -> Callable[[Any], Any]:
-        def make(original: Any) -> Any:
-            def call(*arguments: Any, **keywords: Any) -> Any:
+        def make(original: Callable[..., Any]) -> Any:
+            def call(*arguments: object, **keywords: object) -> Any:
                 if name not in asked and when(*arguments, **keywords):
                     asked[name] = calling_site()
                 result = original(*arguments, **keywords)
@@ -82,7 +82,7 @@ def watch_settings(patches: Patches, document: dict[str, Any]) -> list[Callable[
 
         return make
 
-    def channels_last(*_: Any, memory_format: Any = None, **__: Any) -> bool:
+    def channels_last(*_: object, memory_format: object = None, **__: object) -> bool:
         return memory_format is torch.channels_last
 
     patches.replace(torch, "compile", noting("compile"))
@@ -93,14 +93,15 @@ def watch_settings(patches: Patches, document: dict[str, Any]) -> list[Callable[
     return compiled
 
 
-def run(recorder: Any, document: dict[str, Any]) -> None:
+def run(
+    catcher: CallCatcher | None, optimizers: Sequence[torch.optim.Optimizer], document: dict[str, Any]
+) -> None:
     """The experiments that what was seen calls for; results stand under ``experiments``.
 
     Each holds speed ratios of neighbouring blocks: how many times faster without the setting.
     """
     done: dict[str, Any] = document.setdefault("experiments", {})
     document["asked"] = dict(document.get("asked", {}))  # what the experiments set is not the person's wish
-    catcher: CallCatcher | None = getattr(recorder, "catcher", None)
     if catcher is None or not catcher.calls:
         return
     name = catcher.largest()
@@ -124,12 +125,12 @@ def run(recorder: Any, document: dict[str, Any]) -> None:
                 other = Shadow(module, call, (device, *autocast))
                 change(other)
                 done[setting] = compare(shadow.runner(), other.runner(), allowance)
-        bounding.run(shadow, list(recorder.hooks.optimizers.values()), document, allowance)
+        bounding.run(shadow, optimizers, document, allowance)
     document["paused_seconds"] = allowance.used_seconds
 
 
 def _alone(module: nn.Module) -> nn.Module | None:
-    """A module that asks no other rank for anything, lest they wait for each other; None if there is none."""
+    """The module without what makes it wait for other ranks; None if there is none."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return module
     if torch.distributed.get_world_size() == 1:
@@ -184,7 +185,7 @@ def _autocast_everywhere(*, enabled: bool, dtype: torch.dtype | None = None) -> 
     """Every region that is entered inside acts, or none does, wherever the model's own code enters it."""
     original: Any = torch.autocast.__enter__
 
-    def enter(region: Any) -> Any:
+    def enter(region: torch.autocast) -> Any:
         with acting(region, enabled, dtype):
             return original(region)
 

@@ -12,15 +12,18 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from traceback import FrameSummary
 from types import FrameType, ModuleType
 from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch.utils.data import DataLoader
 
-from vivace.profiling.record.hooks import tensors_of
+from vivace.inspection.limits import usable_cores
+from vivace.profiling.record.hooks import LoopHooks, tensors_of
 from vivace.tensors.modules import DROPOUTS
 from vivace.torch_internals import compiler
 from vivace.torch_internals.modules import BatchNorm
@@ -32,7 +35,7 @@ TOUCHED_BYTES = 32 * 2**20
 PYTHON_BLOCK_BYTES = 64  # of an object below 512 bytes, roughly
 
 
-def describe(hooks: Any) -> dict[str, Any]:
+def describe(hooks: LoopHooks) -> dict[str, Any]:
     """All facts of the loop, the process and the machine that the judge reads, as one document."""
     found = list(parameters(hooks))
     device = found[0].device.type if found else ("cuda" if torch.cuda.is_available() else "cpu")
@@ -55,14 +58,14 @@ def describe(hooks: Any) -> dict[str, Any]:
     }
 
 
-def parameters(hooks: Any) -> Iterator[torch.Tensor]:
+def parameters(hooks: LoopHooks) -> Iterator[torch.Tensor]:
     """The parameters of all optimizers that stepped, or those updated by hand, each once."""
     groups = [group["params"] for o in hooks.optimizers.values() for group in o.param_groups]
     every = itertools.chain.from_iterable(groups or [hooks.by_hand])
     yield from {id(parameter): parameter for parameter in every}.values()
 
 
-def held_bytes(hooks: Any) -> int:
+def held_bytes(hooks: LoopHooks) -> int:
     """Bytes of the distinct storages alive between two steps: weights, gradients, optimizer state, batch."""
     storages: dict[int, int] = {}
     found = list(parameters(hooks))
@@ -170,7 +173,7 @@ def _names(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
         frame = frame.f_back
 
 
-def features(roots: Any) -> dict[str, bool]:
+def features(roots: Iterable[nn.Module]) -> dict[str, bool]:
     """Which kinds of layers the outermost modules hold."""
     modules = [part for root in roots for part in root.modules()]
     kinds: dict[str, tuple[type[nn.Module], ...]] = {
@@ -216,7 +219,7 @@ def dynamo() -> dict[str, Any]:
     return {"graphs": num_graphs(), "compilations": rows, "breaks": breaks, "break_places": dict(places)}
 
 
-def _own_line(stack: Any) -> str:
+def _own_line(stack: Sequence[FrameSummary]) -> str:
     """``file:line`` of the innermost frame outside of installed packages; else of the innermost."""
     own = [row for row in stack if "site-packages" not in row.filename and "/torch/" not in row.filename]
     return next((f"{row.filename}:{row.lineno}" for row in reversed(own or stack)), "")
@@ -238,7 +241,7 @@ def dynamo_difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str
     }
 
 
-def _has_history(thing: Any) -> bool:
+def _has_history(thing: torch.Tensor) -> bool:
     return type(thing) is torch.Tensor and thing.grad_fn is not None
 
 
@@ -251,8 +254,8 @@ def _chain(tensor: torch.Tensor) -> int:
     return depth
 
 
-def _loader(loader: Any) -> dict[str, Any]:
-    dataset = loader.dataset
+def _loader(loader: DataLoader[Any]) -> dict[str, Any]:
+    dataset: Any = loader.dataset
     with_length = hasattr(dataset, "__len__")
     sampler = getattr(loader, "sampler", None)
     steps = None
@@ -271,7 +274,7 @@ def _loader(loader: Any) -> dict[str, Any]:
     }
 
 
-def _settings(optimizer: Any) -> dict[str, Any]:
+def _settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     names = ("fused", "foreach", "capturable", "lr", "momentum")
     settings = {name: value for name in names if (value := optimizer.defaults.get(name)) is not None}
     groups = [group["params"] for group in optimizer.param_groups]
@@ -280,11 +283,10 @@ def _settings(optimizer: Any) -> dict[str, Any]:
 
 def _flags() -> dict[str, Any]:
     backends: Any = torch.backends
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
-        "cores": affinity,
+        "cores": usable_cores(),
         "tf32": [
             name
             for name, owner in (("matmul", backends.cuda.matmul), ("convolution", backends.cudnn.conv))
@@ -302,7 +304,7 @@ def _flags() -> dict[str, Any]:
     }
 
 
-def _ranks(hooks: Any) -> dict[str, Any]:
+def _ranks(hooks: LoopHooks) -> dict[str, Any]:
     if not (distributed.is_available() and distributed.is_initialized()):
         return {"world_size": 1, "rank": 0}
     loader = hooks.loader
@@ -327,7 +329,7 @@ def _cuda() -> dict[str, Any]:
     }
 
 
-def _state(optimizer: Any) -> Iterator[torch.Tensor]:
+def _state(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     for state in optimizer.state.values():
         yield from tensors_of(dict(state) if hasattr(state, "items") else state)
 

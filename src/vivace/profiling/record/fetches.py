@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,8 @@ class FetchSampler:
             file.unlink()
         return {"seen": seen.most_common(12), "worker_batches": batches, "worker_seconds": seconds}
 
-    def _fetch(self, original: Any) -> Any:
-        def fetch(fetcher: Any, indices: Any) -> Any:
+    def _fetch(self, original: Callable[..., Any]) -> Any:
+        def fetch(fetcher: object, indices: object) -> Any:
             if os.getpid() == self._pid:
                 self.start()
                 return original(fetcher, indices)

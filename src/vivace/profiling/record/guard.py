@@ -31,7 +31,7 @@ class Guard:
     def looking(self, look: Callable[..., object]) -> Callable[..., None]:
         """A hook that only looks: it returns None, and raises nothing."""
 
-        def hook(*arguments: Any, **keywords: Any) -> None:
+        def hook(*arguments: object, **keywords: object) -> None:
             if not self.off:
                 try:
                     look(*arguments, **keywords)
@@ -46,7 +46,7 @@ class Guard:
         Where that fails of itself, `original` is called as it would have been, if it was not yet.
         """
 
-        def call(*arguments: Any, **keywords: Any) -> Any:
+        def call(*arguments: object, **keywords: object) -> Any:
             if torch.compiler.is_compiling() or self.off:  # a watch inside of compiled code would be compiled
                 return original(*arguments, **keywords)
             theirs = _Call(original)
@@ -78,7 +78,7 @@ class _Call:
         self.result: Any = None
         self.error: BaseException | None = None
 
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+    def __call__(self, *arguments: object, **keywords: object) -> Any:
         try:
             self.result = self.function(*arguments, **keywords)
         except BaseException as error:

@@ -6,14 +6,15 @@ import contextlib
 import functools
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader
 
+from vivace.job import Batch
 from vivace.profiling.record.clock import Clock
 from vivace.profiling.record.guard import Guard
 from vivace.profiling.record.sites import calling_site
@@ -39,7 +40,7 @@ class Patches:
         self.guard = guard
         self._undo: list[Callable[[], None]] = []
 
-    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    def replace(self, owner: object, name: str, make: Callable[[Any], Any]) -> None:
         """Put ``make(original)`` in place of an attribute that exists; one that is missing stays missing.
 
         It is made anew for each call: what lasts longer is no variable of `make`.
@@ -145,7 +146,7 @@ class LoopHooks:
         finally:
             self._pop()
 
-    def fetched(self, batch: Any) -> None:
+    def fetched(self, batch: Batch) -> None:
         """Note that the loader has delivered a batch."""
         self.batch = batch
         self.clock.fetched(num_samples(batch), sum(tensor.numel() for tensor in tensors_of(batch)))
@@ -166,8 +167,8 @@ class LoopHooks:
         self._wait()
         self.clock.pop()
 
-    def _next(self, original: Any) -> Any:
-        def following(iterator: Any) -> Any:
+    def _next(self, original: Callable[..., Any]) -> Any:
+        def following(iterator: object) -> Any:
             with self.fetching():
                 batch = original(iterator)
             if not self._fetching:
@@ -176,8 +177,8 @@ class LoopHooks:
 
         return following
 
-    def _iter(self, original: Any) -> Any:
-        def begin(loader: Any) -> Any:
+    def _iter(self, original: Callable[..., Any]) -> Any:
+        def begin(loader: Iterable[Batch]) -> Any:
             self.loaders[id(loader)] = loader
             if torch.is_grad_enabled():
                 self.loader = loader
@@ -190,8 +191,8 @@ class LoopHooks:
 
         return begin
 
-    def _ending_workers(self, original: Any) -> Any:
-        def end(iterator: Any) -> Any:
+    def _ending_workers(self, original: Callable[..., Any]) -> Any:
+        def end(iterator: object) -> Any:
             if has_ended(iterator):
                 return original(iterator)
             self.clock.step.interrupted = True
@@ -200,24 +201,24 @@ class LoopHooks:
 
         return end
 
-    def _timed(self, name: str, original: Any) -> Any:
-        def call(*arguments: Any, **keywords: Any) -> Any:
+    def _timed(self, name: str, original: Callable[..., Any]) -> Any:
+        def call(*arguments: object, **keywords: object) -> Any:
             with self.phase(name):
                 return original(*arguments, **keywords)
 
         return call
 
-    def _backward(self, original: Any) -> Any:
+    def _backward(self, original: Callable[..., Any]) -> Any:
         @functools.wraps(original)
         def backward(
-            tensors: Any,
-            grad_tensors: Any = None,
-            retain_graph: Any = None,
+            tensors: torch.Tensor | Sequence[torch.Tensor],
+            grad_tensors: object = None,
+            retain_graph: bool | None = None,
             create_graph: bool = False,
-            **rest: Any,
+            **rest: object,
         ) -> Any:
             if self.examine_losses:
-                losses = tensors if isinstance(tensors, (list, tuple)) else [tensors]
+                losses = [tensors] if isinstance(tensors, torch.Tensor) else tensors
                 finite = all(bool(torch.isfinite(t.detach()).all()) for t in losses)
                 self.losses_not_finite += not finite
             retains = bool(retain_graph) and not create_graph
@@ -243,20 +244,20 @@ class LoopHooks:
                 self._patches.replace(torch.nn.Module, "zero_grad", self._clearing)
                 self._patches.replace(torch.Tensor, "backward", self._returning)
 
-    def _evaluating(self, original: Any) -> Any:
-        def evaluate(module: Any) -> Any:
+    def _evaluating(self, original: Callable[..., Any]) -> Any:
+        def evaluate(module: nn.Module) -> Any:
             self.evaluated_at = self.evaluated_at or calling_site()
             self.clock.evaluates()
             return original(module)
 
         return evaluate
 
-    def _returning(self, original: Any) -> Any:
+    def _returning(self, original: Callable[..., Any]) -> Any:
         """The step ends after the outermost call: torch calls this again where something counts operations,
         and what counts them cannot be removed inside of such a call.
         """
 
-        def backward(*arguments: Any, **keywords: Any) -> Any:
+        def backward(*arguments: object, **keywords: object) -> Any:
             self._backwards += 1
             try:
                 return original(*arguments, **keywords)
@@ -267,15 +268,15 @@ class LoopHooks:
 
         return backward
 
-    def _clearing(self, original: Any) -> Any:
-        def clear(*arguments: Any, **keywords: Any) -> Any:
+    def _clearing(self, original: Callable[..., Any]) -> Any:
+        def clear(*arguments: object, **keywords: object) -> Any:
             self.clock.cleared()
             return original(*arguments, **keywords)
 
         return clear
 
-    def _zeroing(self, original: Any) -> Any:
-        def zero(*arguments: Any, **keywords: Any) -> Any:
+    def _zeroing(self, original: Callable[..., Any]) -> Any:
+        def zero(*arguments: object, **keywords: object) -> Any:
             self.clock.push("update", decides=False)  # people do this anywhere in the step
             try:
                 return original(*arguments, **keywords)
@@ -284,8 +285,8 @@ class LoopHooks:
 
         return zero
 
-    def _placing(self, original: Any) -> Any:
-        def move(tensor: Any, *arguments: Any, **keywords: Any) -> Any:
+    def _placing(self, original: Callable[..., Any]) -> Any:
+        def move(tensor: torch.Tensor, *arguments: object, **keywords: object) -> Any:
             if tensor.is_cuda or self.clock.inside is not None:
                 return original(tensor, *arguments, **keywords)
             self._push("place")
@@ -296,11 +297,11 @@ class LoopHooks:
 
         return move
 
-    def _before_update(self, optimizer: Any, *_: Any) -> None:
+    def _before_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self.optimizers[id(optimizer)] = optimizer
         self._push("update")
 
-    def _after_update(self, optimizer: Any, *_: Any) -> None:
+    def _after_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._pop()
         self.clock.updated(id(optimizer))
 

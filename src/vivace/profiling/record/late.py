@@ -10,16 +10,21 @@ import atexit
 import contextlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from vivace.files import replace_text
 from vivace.profiling.record import RECORD, facts
 from vivace.profiling.record.guard import Guard, described
 from vivace.profiling.record.hooks import Patches
 from vivace.profiling.record.sites import calling_site
+
+if TYPE_CHECKING:
+    from vivace.profiling.record.recorder import Recorder
 
 MOST_VALIDATIONS = 50  # a loop that calls eval() in each step is not asked for ever
 
@@ -32,7 +37,7 @@ class LatePeak:
     took, its copies of the model and its trace, is in the peak that they have to surpass.
     """
 
-    def __init__(self, recorder: Any) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.rise, self.num_validations = 0, 0
         self.place = ""  # the line that put a module into evaluation mode
@@ -67,8 +72,8 @@ class LatePeak:
                     document["late"]["gradients"] = self.gradients
                 replace_text(path, json.dumps(document))
 
-    def _evaluating(self, original: Any) -> Any:
-        def evaluate(module: Any) -> Any:
+    def _evaluating(self, original: Callable[..., Any]) -> Any:
+        def evaluate(module: nn.Module) -> Any:
             if self.recorder.done and self._before is None and self.num_validations < MOST_VALIDATIONS:
                 self._before = facts.peak_bytes()
                 self._without_gradients = not torch.is_grad_enabled()
@@ -81,15 +86,15 @@ class LatePeak:
 
         return evaluate
 
-    def _entering(self, original: Any) -> Any:
-        def enter(context: Any) -> Any:
+    def _entering(self, original: Callable[..., Any]) -> Any:
+        def enter(context: object) -> Any:
             self._without_gradients = True
             return original(context)
 
         return enter
 
-    def _first_backward(self, original: Any) -> Any:
-        def backward(*arguments: Any, **keywords: Any) -> Any:
+    def _first_backward(self, original: Callable[..., Any]) -> Any:
+        def backward(*arguments: object, **keywords: object) -> Any:
             self._trains()
             return original(*arguments, **keywords)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd.graph import Node
 from torch.optim import optimizer as optimizers
 
 from vivace.profiling.record.guard import Guard
@@ -46,8 +48,11 @@ class PrecisionWatch:
         patches = self._patches
         self.hooks.on_backward = self.guard.looking(self._went_backward)
         patches.replace(torch.autocast, "__enter__", self._enter_autocast)
-        for name in ("scale", "unscale_", "step", "update", "get_scale"):
-            patches.replace(torch.amp.GradScaler, name, getattr(self, f"_{name.strip('_')}"))
+        patches.replace(torch.amp.GradScaler, "scale", self._scale)
+        patches.replace(torch.amp.GradScaler, "unscale_", self._unscale)
+        patches.replace(torch.amp.GradScaler, "step", self._step)
+        patches.replace(torch.amp.GradScaler, "update", self._update)
+        patches.replace(torch.amp.GradScaler, "get_scale", self._get_scale)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             for place in (torch.nn.utils, torch.nn.utils.clip_grad):
                 patches.replace(place, name, self._clip)
@@ -83,8 +88,8 @@ class PrecisionWatch:
         if what not in self.sites:
             self.sites[what] = calling_site()
 
-    def _enter_autocast(self, original: Any) -> Any:
-        def enter(context: Any) -> Any:
+    def _enter_autocast(self, original: Callable[..., Any]) -> Any:
+        def enter(context: torch.autocast) -> Any:
             if is_acting(context):
                 self._note("autocast")
                 self.dtypes[str(context.fast_dtype).removeprefix("torch.")] += 1
@@ -92,8 +97,8 @@ class PrecisionWatch:
 
         return enter
 
-    def _scale(self, original: Any) -> Any:
-        def scale(scaler: Any, outputs: Any) -> Any:
+    def _scale(self, original: Callable[..., Any]) -> Any:
+        def scale(scaler: torch.amp.GradScaler, outputs: object) -> Any:
             if scaler.is_enabled():
                 self._scaled = True
                 self._note("scale")
@@ -104,8 +109,8 @@ class PrecisionWatch:
 
         return scale
 
-    def _unscale(self, original: Any) -> Any:
-        def unscale(scaler: Any, optimizer: Any) -> Any:
+    def _unscale(self, original: Callable[..., Any]) -> Any:
+        def unscale(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> Any:
             if self.hooks.clock.inside is None:  # GradScaler.step calls it itself where nobody did
                 self._note("unscale")
             self._unscaled.add(id(optimizer))
@@ -113,8 +118,13 @@ class PrecisionWatch:
 
         return unscale
 
-    def _step(self, original: Any) -> Any:
-        def step(scaler: Any, optimizer: Any, *arguments: Any, **keywords: Any) -> Any:
+    def _step(self, original: Callable[..., Any]) -> Any:
+        def step(
+            scaler: torch.amp.GradScaler,
+            optimizer: torch.optim.Optimizer,
+            *arguments: object,
+            **keywords: object,
+        ) -> Any:
             if not scaler.is_enabled():
                 return original(scaler, optimizer, *arguments, **keywords)
             self._stepped.discard(id(optimizer))
@@ -136,8 +146,8 @@ class PrecisionWatch:
 
         return step
 
-    def _get_scale(self, original: Any) -> Any:
-        def get_scale(scaler: Any) -> Any:
+    def _get_scale(self, original: Callable[..., Any]) -> Any:
+        def get_scale(scaler: torch.amp.GradScaler) -> Any:
             scale = original(scaler)
             if self._scaled and scale > 1 and not self._unscaled and self.hooks.clock.step.backwards:
                 parameter = self._largest_gradient()
@@ -162,7 +172,7 @@ class PrecisionWatch:
         if before > 0 and 0.9 < after * scale / before < 1.1:
             self.counts["unscaled_by_hand"] += 1
 
-    def _went_backward(self, losses: Any) -> None:
+    def _went_backward(self, losses: object) -> None:
         """Was this pass from a scaled loss, or from what was made of one? Keeps a few of its gradients."""
         if not self.counts["scale"]:
             return
@@ -176,7 +186,7 @@ class PrecisionWatch:
         else:
             self._sample = (parameter, _some(parameter.grad).clone())
 
-    def _leads_to_scaled(self, node: Any, depth: int = 6) -> bool:
+    def _leads_to_scaled(self, node: Node | None, depth: int = 6) -> bool:
         if node is None or not depth:
             return False
         if any(node is scaled for scaled in self._scaled_nodes):
@@ -203,8 +213,8 @@ class PrecisionWatch:
         """Mean share of the gradients that are not zero and below float16's normal numbers."""
         return sum(self._tiny) / len(self._tiny) if self._tiny else None
 
-    def _update(self, original: Any) -> Any:
-        def update(scaler: Any, *arguments: Any, **keywords: Any) -> Any:
+    def _update(self, original: Callable[..., Any]) -> Any:
+        def update(scaler: torch.amp.GradScaler, *arguments: object, **keywords: object) -> Any:
             result = original(scaler, *arguments, **keywords)
             self._scaled = False
             self._unscaled.clear()
@@ -215,8 +225,8 @@ class PrecisionWatch:
 
         return update
 
-    def _clip(self, original: Any) -> Any:
-        def clip(*arguments: Any, **keywords: Any) -> Any:
+    def _clip(self, original: Callable[..., Any]) -> Any:
+        def clip(*arguments: object, **keywords: object) -> Any:
             self._note("clip")
             if self._scaled and not self._unscaled:
                 self._note("clip_scaled")
@@ -224,14 +234,16 @@ class PrecisionWatch:
 
         return clip
 
-    def _schedule(self, original: Any) -> Any:
-        def step(scheduler: Any, *arguments: Any, **keywords: Any) -> Any:
+    def _schedule(self, original: Callable[..., Any]) -> Any:
+        def step(
+            scheduler: torch.optim.lr_scheduler.LRScheduler, *arguments: object, **keywords: object
+        ) -> Any:
             self.counts["scheduled"] += 1
             return original(scheduler, *arguments, **keywords)
 
         return step
 
-    def _before_update(self, optimizer: Any, *_: Any) -> None:
+    def _before_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._stepped.add(id(optimizer))
         if self.examine:
             found = [p for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
@@ -239,7 +251,7 @@ class PrecisionWatch:
             self._tiniest.update(tiny)
             self._tiny.append(sum(tiny.values()) / max(1, sum(int((p.grad != 0).sum()) for p in found)))
 
-    def _find_overflow(self, optimizer: Any) -> None:
+    def _find_overflow(self, optimizer: torch.optim.Optimizer) -> None:
         """The first parameter, from the loss backwards, whose gradient is not finite."""
         if self.not_finite is not None:
             return

@@ -44,7 +44,7 @@ class ModuleRanges:
         while self._ranges:
             self._ranges.pop().__exit__(None, None, None)
 
-    def _enter(self, module: nn.Module, arguments: Any) -> None:
+    def _enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         if not self.stack and id(module) not in self._names:
             root = type(module).__name__
             self.roots[root] = module
@@ -55,7 +55,7 @@ class ModuleRanges:
         if self.annotate:
             self._ranges.append(named_range(f"module:{name}"))
 
-    def _leave(self, module: nn.Module, arguments: Any, result: Any) -> None:
+    def _leave(self, module: nn.Module, arguments: tuple[Any, ...], result: object) -> None:
         if self.stack:
             self.stack.pop()
         if self._ranges:

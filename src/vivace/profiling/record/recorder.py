@@ -69,6 +69,7 @@ class Recorder:
         self._entered = time.perf_counter()
         self._leave: Callable[[], None] = lambda: None
         self._undo = contextlib.ExitStack()  # what a window began to watch with, should its end fail
+        self.catcher: experiments.CallCatcher | None = None
         self._graphs = 0
         self._tracing = False
 
@@ -169,9 +170,16 @@ class Recorder:
             self._state = "traced"
         self._in_state, self._entered = 0, time.perf_counter()
         self.document["state"] = self._state
-        enter = getattr(self, f"_enter_{self._state}", None)
-        if enter is not None:
-            enter()
+        enter = {
+            "timed": self._enter_timed,
+            "watched": self._enter_watched,
+            "synchronized": self._enter_synchronized,
+            "traced": self._enter_traced,
+            "counted": self._enter_counted,
+            "finished": self._enter_finished,
+        }
+        if self._state in enter:
+            enter[self._state]()
 
     def _enter_timed(self) -> None:
         self._dynamo = facts.dynamo()
@@ -269,6 +277,7 @@ class Recorder:
         self._leave = self._leave_counted
 
     def _leave_counted(self) -> None:
+        assert self.catcher is not None
         self._counted.restore()
         self.catcher.restore()
         if self._in_state:  # else the run ended within this step
@@ -281,7 +290,8 @@ class Recorder:
         self._guarded(self._average)
         self._guarded(lambda: self.document.update(first_touch=facts.first_touch()))
         self.hooks.restore()  # copies of the model and of the optimizer are no part of the loop
-        self._guarded(lambda: experiments.run(self, self.document))
+        optimizers = list(self.hooks.optimizers.values())
+        self._guarded(lambda: experiments.run(self.catcher, optimizers, self.document))
         self.finish()
 
     def _guarded(self, action: Callable[[], None]) -> None:

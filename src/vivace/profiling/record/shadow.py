@@ -116,7 +116,7 @@ def same_random_streams() -> Iterator[None]:
             numpy.random.set_state(numpy_random)
 
 
-def mapped(tree: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+def mapped(tree: object, function: Callable[[torch.Tensor], Any]) -> Any:
     """The same tree with a function applied to its tensors."""
     if isinstance(tree, torch.Tensor):
         return function(tree)
@@ -127,7 +127,7 @@ def mapped(tree: Any, function: Callable[[torch.Tensor], Any]) -> Any:
     return tree
 
 
-def _differentiable(tree: Any) -> Iterator[torch.Tensor]:
+def _differentiable(tree: object) -> Iterator[torch.Tensor]:
     if isinstance(tree, torch.Tensor):
         if tree.requires_grad and tree.is_floating_point():
             yield tree

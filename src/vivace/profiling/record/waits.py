@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,8 +58,8 @@ class WaitWatch:
         costliest = sorted(self.sites.items(), key=lambda item: -item[1]["span"])
         return [{"site": site, **values} for site, values in costliest[:20]]
 
-    def _timed(self, original: Any) -> Any:
-        def ask(*arguments: Any, **keywords: Any) -> Any:
+    def _timed(self, original: Callable[..., Any]) -> Any:
+        def ask(*arguments: object, **keywords: object) -> Any:
             # float(tensor) asks item() in turn; torch's own optimizers ask for their step counts. The frame
             # between this one and theirs is the guard's.
             fetching = self.clock.inside == "data"

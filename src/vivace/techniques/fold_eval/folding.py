@@ -9,7 +9,7 @@ Source: https://arxiv.org/abs/1712.05877 (section 3.2)
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
@@ -25,7 +25,10 @@ from vivace.mechanisms.graphs import (
     trace,
 )
 from vivace.tensors.modules import patched
-from vivace.torch_internals.modules import convolution_with
+from vivace.torch_internals.modules import Convolution, convolution_with
+
+if TYPE_CHECKING:
+    from vivace.torch_internals.modules import Convolution
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -91,7 +94,7 @@ def fold(graph: fx.Graph, owner: nn.Module, passed_over: list[nn.Module]) -> lis
     return found
 
 
-def convolve(convolution: Any, norm: Any, x: torch.Tensor) -> torch.Tensor:
+def convolve(convolution: Convolution, norm: Any, x: torch.Tensor) -> torch.Tensor:
     """``norm(convolution(x))`` as one convolution; a norm that is training runs by itself."""
     if norm.training:
         plain: torch.Tensor = norm(convolution(x))

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from vivace import words
 from vivace.errors import Refused
+from vivace.job import Batch
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.technique import Build, Card, Numerics, Seam, Stage, Technique
@@ -42,13 +43,16 @@ class LengthBucketing(Technique):
         """Rebuild every DataLoader that the session reads with another batch sampler."""
         rebuilt: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
-        def batches(following: Callable[[Any], Iterable[Any]], loader: Any) -> Iterable[Any]:
+        def batches(following: Callable[[Any], Iterable[Any]], loader: Iterable[Batch]) -> Iterable[Any]:
+            from torch.utils.data import DataLoader
+
             from vivace.techniques.length_bucketing.buckets import Buckets
             from vivace.tensors.loaders import lengths_of, with_other
 
             if loader not in rebuilt:
                 for condition, reason in _conditions(loader):
                     build.require(condition, reason)
+                assert isinstance(loader, DataLoader)
                 lengths = lengths_of(loader.dataset, LOOKING_SECONDS)
                 build.require(len(set(lengths)) > 1, f"all samples have the length {lengths[0]}")
                 buckets = Buckets(loader.batch_sampler, lengths, self.window)
@@ -72,11 +76,13 @@ class LengthBucketing(Technique):
         return (0.95, 1.5)
 
 
-def _conditions(loader: Any) -> Iterator[tuple[object, str]]:
+def _conditions(loader: Iterable[Batch]) -> Iterator[tuple[object, str]]:
     from torch.utils.data import DataLoader, IterableDataset
 
     kind = type(loader)
-    yield isinstance(loader, DataLoader), f"the data is a {kind.__name__}, not a torch DataLoader"
+    if not isinstance(loader, DataLoader):
+        yield False, f"the data is a {kind.__name__}, not a torch DataLoader"
+        return
     yield kind.__iter__ is DataLoader.__iter__, f"your {kind.__name__} iterates in its own way"
     yield not isinstance(loader.dataset, IterableDataset), "the lengths of an iterable dataset are not known"
     yield loader.batch_sampler is not None, "your dataset gives whole batches"

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from vivace.errors import Refused
+from vivace.job import Batch
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.technique import Build, Card, Numerics, Plain, Seam, Stage, Technique
@@ -65,7 +66,7 @@ class Allocator(Technique):
         torch.cuda.empty_cache()
         steps = [0]
 
-        def step(following: Callable[[Any], Any], batch: Any) -> Any:
+        def step(following: Callable[[Any], Any], batch: Batch) -> Any:
             loss = following(batch)
             steps[0] += 1
             if steps[0] == COUNTED_STEP:

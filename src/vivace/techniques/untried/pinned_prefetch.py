@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vivace.errors import Refused
+from vivace.job import Batch
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.technique import Build, Card, Numerics, Seam, Stage, Technique
@@ -31,7 +32,7 @@ class PinnedPrefetch(Technique):
     def apply(self, build: Build) -> None:
         """Start the copies in the seam `batches`; placing a batch that is there already costs nothing."""
 
-        def batches(following: Callable[[Any], Iterable[Any]], loader: Any) -> Iterable[Any]:
+        def batches(following: Callable[[Any], Iterable[Any]], loader: Iterable[Batch]) -> Iterable[Any]:
             begin, complete = _copies(build.device)
             build.notes["prefetched"] = True
             return one_ahead(following(loader), begin, complete)
@@ -77,7 +78,7 @@ def _copies(device: torch.device) -> tuple[Callable[[Any], Any], Callable[[Any],
         pinned = tensor if tensor.is_cuda or tensor.is_pinned() else tensor.pin_memory()
         return pinned.to(device, non_blocking=True)
 
-    def begin(batch: Any) -> tuple[Any, torch.cuda.Event]:
+    def begin(batch: Batch) -> tuple[Any, torch.cuda.Event]:
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
             moved = map_tensors(batch, copy)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from vivace.job import Batch
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, Technique
@@ -39,7 +40,7 @@ class BranchStreams(Technique):
         names = " and ".join(type(model).__name__ for model in build.models)
         build.require(joins, f"{names} has no branches with weights that a trace shows to be independent")
 
-        def run(following: Callable[[Any], Any], batch: Any) -> Any:
+        def run(following: Callable[[Any], Any], batch: Batch) -> Any:
             try:
                 return following(batch)
             finally:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from vivace.errors import Refused
-from vivace.job import blame
+from vivace.job import Batch, blame
 from vivace.tensors.trees import map_tensors, tensors
 
 WARM_UP_STEPS = 2  # the optimizer's first step makes its state, the second is like all others
@@ -52,7 +52,7 @@ class StepGraph:
         self.frozen: list[dict[str, Any]] = []
         self.pool: Any = None
 
-    def step(self, following: Callable[[Any], torch.Tensor], batch: Any) -> torch.Tensor:
+    def step(self, following: Callable[[Any], torch.Tensor], batch: Batch) -> torch.Tensor:
         """One training step."""
         shapes = repr(map_tensors(batch, lambda t: (t.shape, t.dtype)))
         with self.rates_on_device():
@@ -76,7 +76,7 @@ class StepGraph:
         self.notes["replays"] += 1
         return recorded.loss.clone()
 
-    def beside(self, following: Callable[[Any], torch.Tensor], batch: Any) -> torch.Tensor:
+    def beside(self, following: Callable[[Any], torch.Tensor], batch: Batch) -> torch.Tensor:
         """A step on the side stream, as a capture wants it to have run before."""
         self.side = self.side or torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.side.wait_stream(torch.cuda.current_stream())
@@ -85,7 +85,7 @@ class StepGraph:
         torch.cuda.current_stream().wait_stream(self.side)
         return loss
 
-    def capture(self, following: Callable[[Any], torch.Tensor], batch: Any, shapes: str) -> None:
+    def capture(self, following: Callable[[Any], torch.Tensor], batch: Batch, shapes: str) -> None:
         """Record `following` for batches of these shapes; recording trains nothing.
 
         Raises Refused with torch's reason and the line of the person's code that waits for the device, and
@@ -117,7 +117,7 @@ class StepGraph:
         self.recorded[shapes] = _Recorded(graph, static, loss)
         self.notes["graphs"] = len(self.recorded)
 
-    def take_over(self, _: Any = None) -> None:
+    def take_over(self, _: object = None) -> None:
         """Put a loaded optimizer state where the graph reads it; drop the graph where it has another form."""
         held, loaded = self.state, self.optimizer.state
         if held.keys() != loaded.keys() or any(held[p].keys() != loaded[p].keys() for p in held):

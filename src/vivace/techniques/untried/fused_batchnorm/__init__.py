@@ -21,7 +21,7 @@ _WANTED = "channels in eights, no bias, and a BatchNorm alone behind it"
 
 @dataclasses.dataclass(frozen=True)
 class FusedBatchnorm(Technique):
-    """Triton kernels for training BatchNorm with the addition and activation that follow, there and back.
+    """Triton kernels, forward and backward, for training BatchNorm with the addition and activation behind.
 
     They are found in the model's own forward functions; eval mode and whatever does not match runs as it
     was written. Feature maps are kept in NHWC memory order, so it goes well with channels_last; a ReLU leaves

@@ -109,10 +109,15 @@ def install(
     return undo, waiting
 
 
-def _may_leave_statistics(module: Any) -> bool:
-    """Channels in eights: their rows are aligned, and none is padded_stem's."""
-    plain = type(module) is nn.Conv2d and module.bias is None and not is_touched(module)
-    return plain and is_product(module) and module.in_channels % 8 == module.out_channels % 8 == 0
+def _may_leave_statistics(module: nn.Module) -> bool:
+    """Can the product of this convolution leave the statistics that its BatchNorm needs?
+
+    The numbers of channels are multiples of eight: then rows begin at addresses that the kernels can load
+    from, and the layer is not the first one, whose channels `padded_stem` fills up.
+    """
+    if type(module) is not nn.Conv2d or module.bias is not None or is_touched(module):
+        return False
+    return is_product(module) and module.in_channels % 8 == module.out_channels % 8 == 0
 
 
 def find_chains(graph: fx.Graph, owner: nn.Module, passed_over: list[nn.Module]) -> list[Chain]:

@@ -10,7 +10,7 @@ import table
 from vivace.technique import registry
 from vivace.verifying.judgement import LIMIT
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RECORDS = sorted((ROOT / "records").glob("*/*/*.json"))
 READMES = ("README.md", "README.zh-CN.md")
 FIGURE = re.compile(r"(\d+\.\d+)\s?(?:[x\u00d7]|倍)")

@@ -96,7 +96,7 @@ def test_the_parts_of_a_step_in_pieces_are_timed_too(name):
             profile = profile_reference(session, job, list(session.batches(job.data())))
         shares.append(profile.shares)
     whole, pieces = ((s["forward"] + s["backward"]) / (1 - s["data"]) for s in shares)
-    assert pieces > 0.8 * whole
+    assert pieces > 0.5 * whole  # without the pieces nothing of them is seen
     assert min(shares[1]["forward"], shares[1]["backward"]) > 0
 
 
