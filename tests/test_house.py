@@ -38,6 +38,7 @@ EXPORTS = {
     "CheckpointError",
     "ChildFailed",
     "Code",
+    "Compared",
     "Diverged",
     "Event",
     "EventKind",
@@ -72,6 +73,7 @@ EXPORTS = {
     "__version__",
     "advise",
     "attach",
+    "compare",
     "inspect",
     "profile",
     "register",
@@ -82,9 +84,10 @@ EXPORTS = {
     "tune",
     "verify",
 }
-VERBS = ("advise", "inspect", "profile", "report", "run", "train", "tune", "verify")
+VERBS = ("advise", "compare", "inspect", "profile", "report", "run", "train", "tune", "verify")
 TORCH_FREE = (
     "advising",
+    "comparing",
     "errors",
     "events",
     "inspection",

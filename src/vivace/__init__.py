@@ -36,6 +36,7 @@ _HOME = {
     "Verdict": "vivace.verifying",
     "Profiled": "vivace.profiling",
     "Advice": "vivace.advising",
+    "Compared": "vivace.comparing",
     "VivaceError": "vivace.errors",
     "InputError": "vivace.errors",
     "JobError": "vivace.errors",
@@ -64,6 +65,7 @@ _HOME = {
     "run": "vivace.live",
     "run_here": "vivace.live",
     "advise": "vivace.advising",
+    "compare": "vivace.comparing",
 }
 __all__ = [*_HOME, "__version__"]
 
@@ -81,6 +83,8 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from vivace.advising.advice import Advice as Advice
     from vivace.advising.ranking import advise as advise
+    from vivace.comparing import Compared as Compared
+    from vivace.comparing import compare as compare
     from vivace.errors import AnswerIsNo as AnswerIsNo
     from vivace.errors import CheckpointError as CheckpointError
     from vivace.errors import ChildFailed as ChildFailed

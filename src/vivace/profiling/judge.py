@@ -47,6 +47,7 @@ def judge(
         "target": target,
         "shares": seen.shares,
         "step_seconds": seen.step_seconds,
+        "each_step_seconds": record.get("clean_walls") or [],
         "samples_per_second": seen.samples_per_second,
         "samples_per_second_in_all": seen.samples_per_second_in_all,
         "steps": record["clean_steps"],
@@ -77,6 +78,7 @@ def judge(
             "fingerprint": machine.fingerprint,
             "device": record.get("device_name") if seen.device != "cpu" else _cpu_name(machine),
             "cores": seen.cores,
+            "versions": {**machine.versions, "torch": record.get("torch")},
             "ceilings": machine.ceilings,
         },
     }
