@@ -55,7 +55,7 @@ WORDS = {
         "kernels": "Kernels compiled for {target}: most registers, spilled bytes",
         "feed": "{images} JPEG files, {part}: tuned over the naive loader, over the best set by hand",
         "feed_parts": {"first_pass": "first epoch", "later_passes": "later epochs"},
-        "totals": "Whole trainings from command to end, without and with the plan, {count} jobs: longer with it",
+        "totals": "Whole trainings from command to end, {count} jobs: longer with the plan",
         "error": "Predicted against measured length of a whole training with the plan, largest error",
         "total": "`{job}` trained whole: without the plan, with it",
     },

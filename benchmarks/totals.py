@@ -1,13 +1,13 @@
-"""How long whole trainings take with the plan that `vivace tune` found, against without: from the command to its
-end, as a person types it.
+"""How long whole trainings take with the plan that `vivace tune` found, against without: from the command to
+its end, as a person types it.
 
     scripts/bench totals [JOB ...] [--budget TIME] [--rounds N] [--work DIR]
 
-Each job is tuned once. Then `vivace train` runs it whole without a plan and with it, in turn, a process each, the
-first of a round being the other one each time; and once with the plan where nothing is compiled yet. The record
-holds every row, what `tune` had predicted of the whole training, and how far that was off. Demanded: within 5 %,
-and no plan makes the whole longer. Rows lie in DIR/rows.jsonl and are not run again: a run that was interrupted
-goes on where it stopped. `foreign_share` is what other processes used of the processor during a row.
+Each job is tuned once. Then `vivace train` runs it whole without a plan and with it, in turn, a process each,
+the first of a round being the other one each time; and once with the plan where nothing is compiled yet. The
+record holds every row, what `tune` had predicted of the whole training, and how far that was off. Demanded:
+within 5 %, and no plan makes the whole longer. Rows lie in DIR/rows.jsonl and are not run again: a run that
+was interrupted goes on where it stopped. `foreign_share` is what other processes used of the processor.
 """
 
 from __future__ import annotations
@@ -140,7 +140,9 @@ def summary(rows: Iterable[Row]) -> Row:
     does not predict, and steps and warm-up from `tune`.
     """
     found = list(rows)
-    totals = {way: [row["seconds"] for row in found if row["way"] == way] for way in ("strict", "plan", "cold")}
+    totals = {
+        way: [row["seconds"] for row in found if row["way"] == way] for way in ("strict", "plan", "cold")
+    }
     search = next(row for row in found if row["way"] == "tune")
     document = search["document"]
     predicted, strict = document.get("training_seconds") or {}, statistics.median(totals["strict"])

@@ -10,9 +10,7 @@ import vivace
 from vivace.job import load
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGE, CHINESE = (
-    (DOCS / name).read_text(encoding="utf-8") for name in ("tutorial.md", "tutorial.zh-CN.md")
-)
+PAGE, CHINESE = ((DOCS / name).read_text(encoding="utf-8") for name in ("tutorial.md", "tutorial.zh-CN.md"))
 BLOCK = re.compile(r"```\w+\n.*?```", re.DOTALL)
 PLAIN, JOB = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 

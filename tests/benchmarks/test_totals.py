@@ -1,5 +1,7 @@
 """Whole trainings both ways: every row is run once, in turn, and the figures are those of the rows."""
 
+import itertools
+
 import pytest
 import totals
 
@@ -18,7 +20,7 @@ class Person:
         self.commands.append((arguments, cache.name))
         document = {"plan": self.plan, "speedup": SPEEDUP, "steps": 90}
         if arguments[0] == "tune":
-            folder = next(b for a, b in zip(arguments, arguments[1:], strict=False) if a == "--out")
+            folder = next(b for a, b in itertools.pairwise(arguments) if a == "--out")
             path = totals.Path(folder)
             path.mkdir(parents=True, exist_ok=True)
             totals.Plan.from_dict(self.plan).save(path / "plan.toml")

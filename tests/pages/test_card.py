@@ -84,7 +84,10 @@ def profile():
 
 
 SHOWN = {
-    "result": (result, ["10 min", "5 min 10 s", "2.00", "Same model: yes", "channels_last", "vivace.train(job"]),
+    "result": (
+        result,
+        ["10 min", "5 min 10 s", "2.00", "Same model: yes", "channels_last", "vivace.train(job"],
+    ),
     "nothing helps": (lambda: result(plan=vivace.Plan(), outcome=Outcome.NOTHING_HELPS), ["train as you do"]),
     "kept": (verdict, ["Same model: yes", "4.3 of 8", "weight decay, step 21", "157"]),
     "broken": (lambda: verdict(kept=False), ["Same model: no"]),
@@ -93,7 +96,10 @@ SHOWN = {
     "plan": (plan, ["ROUNDING", "bf16_autocast"]),
     "empty plan": (vivace.Plan, ["The job as it is"]),
     "machine": (machine, ["16.0 GiB", "2.15.0"]),
-    "broken machine": (lambda: machine(findings=(Finding("no driver", "install it"),)), ["No driver; next: "]),
+    "broken machine": (
+        lambda: machine(findings=(Finding("no driver", "install it"),)),
+        ["No driver; next: "],
+    ),
     "run": (run, ["4 min 12 s", "900 steps in 3 epochs", "accuracy on the validation data", "0.975"]),
     "stopped run": (lambda: run(interrupted=True, interrupted_by="SIGINT"), ["Stopped by SIGINT after"]),
     "run on training data": (lambda: run(metric_data="training"), ["accuracy on the training data"]),

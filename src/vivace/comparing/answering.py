@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from vivace import words
@@ -27,7 +28,7 @@ def answer(found: Compared) -> Answer:
         tone=tone,
         title_of_parts="What differs, and what was measured",
         parts=tuple(parts),
-        notes=found.notes,
+        notes=tuple(_notes(found)),
         page=found.page_path or "",
     )
 
@@ -37,14 +38,20 @@ def _gain(found: Compared) -> tuple[str, str, Tone]:
     if found.not_comparable or ratio is None:
         return "", f"Not comparable: {found.not_comparable}", "open"
     told, limit = _fast(found, ratio), words.percent(allowed)
-    longer = words.change(1.0, 1.0 / ratio.estimate)
     if found.slower:
-        return f"{longer} time", f"a step, more than the {limit} allowed: the second is {told}", "bad"
+        return "", f"A step takes {words.percent(1.0 / ratio.estimate - 1.0)} longer", "bad"
     if allowed is not None:
         return "", f"Not slower by more than {limit} beyond noise: the second is {told}", "plain"
     if found.has_interval and ratio.low <= 1.0 <= ratio.high:
         return "", f"No difference beyond noise: the second is {told}", "plain"
     return words.fast(ratio), f"is the second as the first{_bounds(found, ratio)}", "plain"
+
+
+def _notes(found: Compared) -> Iterator[str]:
+    if found.slower and found.ratio is not None:
+        limit, told = words.percent(found.max_regression), _fast(found, found.ratio)
+        yield f"Allowed are {limit}; the second is {told}"
+    yield from found.notes
 
 
 def _fast(found: Compared, ratio: Ratio) -> str:

@@ -12,7 +12,7 @@ from vivace.ledger import Ratio
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """One thing that both sides hold, as it is told; `change` is empty where there is nothing to say of it."""
+    """One thing that both sides hold, as it is told; `change` is empty where nothing is to be said."""
 
     name: str
     before: str

@@ -139,9 +139,8 @@ def _differences(first: Side, second: Side) -> Iterator[Difference]:
 
 
 def _told(name: str, tell: Any, one: float | None, other: float | None) -> Difference:
-    known = one is not None and other is not None
-    change = tell(other - one) if known else ""
-    return Difference(name, tell(one), tell(other), change if change not in ("0", "") else "")
+    change = tell(other - one) if one is not None and other is not None and one != other else ""
+    return Difference(name, tell(one), tell(other), change)
 
 
 def _texts(first: Side, second: Side) -> Iterator[Difference]:

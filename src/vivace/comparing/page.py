@@ -21,7 +21,7 @@ OWN = ("compare.html", "compare.json")
 
 
 def write(found: Compared, folder: Path) -> Compared:
-    """Write ``compare.html`` and ``compare.json``; the comparison with the page's path. Raises FolderError."""
+    """Write ``compare.html`` and ``compare.json``; returns it with the page's path. Raises FolderError."""
     named = dataclasses.replace(found, page_path=str(folder / "compare.html"))
     replace_text(folder / "compare.html", render(named))
     replace_text(folder / "compare.json", json.dumps(named.to_dict(), indent=1) + "\n")

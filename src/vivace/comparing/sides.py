@@ -69,7 +69,9 @@ def read(path: Path) -> Side:
     Raises FolderError where there is nothing, or nothing with a speed.
     """
     if not path.exists():
-        raise FolderError(f"there is no '{path}'; name a run's folder, a profile.json or a benchmark's record")
+        raise FolderError(
+            f"there is no '{path}'; name a run's folder, a profile.json or a benchmark's record"
+        )
     if path.is_dir():
         return _folder(path, path)
     if path.name in ("run.json", "metrics.jsonl", "ledger.jsonl", "report.html", "profile.html"):
