@@ -203,7 +203,7 @@ def serious(page):
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_axe_has_no_serious_finding(pages, axe, dark):
     """With all details open; a page on which it must find some is among them."""
-    bad = '<html lang="en"><title>a</title><img src="b.png"><p style="color:#888;background:#777">words to read'
+    bad = '<html lang="en"><title>a</title><img src="b.png"><p style="color:#888;background:#777">to read'
     found = looked_at({**pages, "bad": bad}, dark, EXAMINE, axe)
     assert len(found) == len(WIDTHS) * (len(pages) + 1)
     assert [{one["id"] for one in serious(page)} for page in found if page["name"] == "bad"] == [
