@@ -1,8 +1,11 @@
 """The lines of docs/track.md: each tracker holds the curves of a training, offline."""
 
+import importlib.util
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,14 @@ from vivace.testing.jobs import TINY_JOBS
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "track.md").read_text(encoding="utf-8")
 LINES = dict(re.findall(r"^## (.*?)\n\n```python\n(.*?)```", PAGE, re.MULTILINE | re.DOTALL))
+
+WHOLE = """
+from pathlib import Path
+import vivace
+from vivace.testing.jobs import TINY_JOBS
+
+job, out = TINY_JOBS["mlp"](), Path("train")
+"""
 
 
 @pytest.fixture
@@ -39,16 +50,19 @@ def test_tensorboard_holds_the_curves(followed, tmp_path):
     assert found == [(line["step"], pytest.approx(line["loss"])) for line in log if "loss" in line]
 
 
-@pytest.mark.filterwarnings("ignore")  # the tracker's own
-def test_wandb_holds_the_curves(followed, tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    log = followed("Weights & Biases")
+def test_wandb_holds_the_curves(tmp_path):
+    """In a process of its own: it takes over a whole process."""
+    if importlib.util.find_spec("wandb") is None:
+        pytest.skip("wandb is not installed")
+    (tmp_path / "whole.py").write_text(WHOLE + LINES["Weights & Biases"])
+    environment = {**os.environ, "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "whole.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     (written,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
-    text = written.read_bytes()
-    assert b"samples_per_second" in text
-    assert str(log[0]["loss"]).encode()[:8] in text
+    log = [json.loads(line) for line in (tmp_path / "train" / "metrics.jsonl").read_text().splitlines()]
+    assert b"samples_per_second" in written.read_bytes()
+    assert str(log[0]["loss"]).encode()[:8] in written.read_bytes()
 
 
 @pytest.mark.filterwarnings("ignore")  # the tracker's own
