@@ -57,6 +57,9 @@ WORDS = {
         "kernels": "Kernels compiled for {target}: most registers, spilled bytes",
         "feed": "{images} JPEG files, {part}: tuned over the naive loader, over the best set by hand",
         "feed_parts": {"first_pass": "first epoch", "later_passes": "later epochs"},
+        "totals": "Whole trainings from command to end, {count} jobs: longer with the plan",
+        "error": "Predicted against measured length of a whole training with the plan, largest error",
+        "total": "`{job}` trained whole: without the plan, with it",
     },
     "README.zh-CN.md": {
         "columns": ("问题", "结果", "记录", "命令"),
@@ -107,6 +110,9 @@ WORDS = {
         "kernels": "为 {target} 编译的内核：寄存器最多数、溢出字节数",
         "feed": "{images} 个 JPEG 文件，{part}：调优后相对朴素加载器、相对手工最佳设置",
         "feed_parts": {"first_pass": "第一轮", "later_passes": "之后各轮"},
+        "totals": "从命令到结束的完整训练，不用与使用方案各若干次，{count} 个任务：用方案反而更久的",
+        "error": "使用方案的完整训练：预测时长与实测时长的最大误差",
+        "total": "完整训练 `{job}`：不用方案、使用方案",
     },
 }
 TITLES = {
@@ -300,6 +306,19 @@ def feed(record: dict, file: str) -> Iterator[Row]:
         yield words["feed"].format(images=record["images"], part=title), ", ".join(found)
 
 
+def totals(record: dict, file: str) -> Iterator[Row]:
+    """Whether plans shorten whole trainings, and how well their length was predicted."""
+    words = WORDS[file]
+    planned = {name: job for name, job in record["jobs"].items() if "saved_seconds" in job}
+    longer = [f"`{name}`" for name, job in planned.items() if job["saved_seconds"] < 0]
+    yield words["totals"].format(count=len(record["jobs"])), ", ".join(longer) or words["none"]
+    if errors := [abs(job["error"]) for job in planned.values() if "error" in job]:
+        yield words["error"], f"{max(errors):.1%}"
+    for name, job in planned.items():
+        strict, plan = (statistics.median(job["totals"][way]) for way in ("strict", "plan"))
+        yield words["total"].format(job=name), f"{strict:.1f} s, {plan:.1f} s"
+
+
 KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "ruler": ruler,
     "peer": peer,
@@ -314,6 +333,7 @@ KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "kernels": kernels,
     "feed": feed,
     "fold_eval": fold_eval,
+    "totals": totals,
 }
 
 # In records/README.md only.

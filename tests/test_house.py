@@ -41,6 +41,7 @@ EXPORTS = {
     "CheckpointError",
     "ChildFailed",
     "Code",
+    "Compared",
     "Diverged",
     "Event",
     "EventKind",
@@ -77,6 +78,7 @@ EXPORTS = {
     "advise",
     "attach",
     "export",
+    "compare",
     "inspect",
     "profile",
     "register",
@@ -87,9 +89,10 @@ EXPORTS = {
     "tune",
     "verify",
 }
-VERBS = ("advise", "inspect", "profile", "report", "run", "train", "tune", "verify")
+VERBS = ("advise", "compare", "inspect", "profile", "report", "run", "train", "tune", "verify")
 TORCH_FREE = (
     "advising",
+    "comparing",
     "errors",
     "events",
     "inspection",
@@ -104,6 +107,7 @@ TORCH_FREE = (
 
 # What a number has to be told by `vivace.words` for: a share, milliseconds, or bytes in a larger unit.
 NUMBERS_TOLD = re.compile(r"\{[^{}]+(:\.\d%|\* 1e3:[^{}]*\} ms|/ (2\*\*[234]0|1024)\b[^{}]*\} ?[KMGT]i?B)")
+OTHER_WORDING = re.compile(r"^ ?times (as fast|faster)|^[x\u00d7] faster|^ ?% faster")
 OUTSIDE = "inspection/probe.py"  # runs as a script, and imports nothing of the package
 
 # Cut in two, so that this file does not hold what it forbids.
@@ -307,6 +311,15 @@ def test_functions_stay_within_their_budget(path: Path) -> None:
 def test_numbers_are_told_in_one_place(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     assert [line.strip() for line in lines if NUMBERS_TOLD.search(line)] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_speeds_are_told_in_one_wording(path: Path) -> None:
+    """``1.42x as fast``: some read 1.42x faster, or 1.42 times faster, as 2.42 times the speed."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    parts = [node for node in nodes if isinstance(node, ast.JoinedStr)]
+    told = [part.value for node in parts for part in node.values if isinstance(part, ast.Constant)]
+    assert [text for text in told if OTHER_WORDING.search(str(text))] == []
 
 
 def sentences_read(function: ast.AST) -> list[str]:

@@ -9,7 +9,9 @@ import torch
 import vivace
 from vivace.job import load
 
-PAGE = (Path(__file__).resolve().parents[1] / "docs" / "tutorial.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGE, CHINESE = ((DOCS / name).read_text(encoding="utf-8") for name in ("tutorial.md", "tutorial.zh-CN.md"))
+BLOCK = re.compile(r"```\w+\n.*?```", re.DOTALL)
 PLAIN, JOB = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
@@ -18,6 +20,14 @@ def folder(tmp_path):
     (tmp_path / "plain.py").write_text(PLAIN)
     (tmp_path / "job.py").write_text(JOB)
     return tmp_path
+
+
+def test_the_chinese_tutorial_has_the_same_code_and_headings():
+    assert BLOCK.findall(CHINESE) == BLOCK.findall(PAGE)
+    headings = [re.findall(r"^(#+ (?:\d\.)?)", BLOCK.sub("", page), re.MULTILINE) for page in (PAGE, CHINESE)]
+    assert headings[0] == headings[1]
+    assert "(tutorial.md)" in CHINESE
+    assert "(tutorial.zh-CN.md)" in PAGE
 
 
 def test_the_job_is_the_script(folder):

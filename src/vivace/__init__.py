@@ -37,6 +37,7 @@ _HOME = {
     "Verdict": "vivace.verifying",
     "Profiled": "vivace.profiling",
     "Advice": "vivace.advising",
+    "Compared": "vivace.comparing",
     "VivaceError": "vivace.errors",
     "InputError": "vivace.errors",
     "JobError": "vivace.errors",
@@ -66,6 +67,7 @@ _HOME = {
     "run_here": "vivace.live",
     "export": "vivace.exporting",
     "advise": "vivace.advising",
+    "compare": "vivace.comparing",
 }
 __all__ = [*_HOME, "__version__"]
 
@@ -83,6 +85,8 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from vivace.advising.advice import Advice as Advice
     from vivace.advising.ranking import advise as advise
+    from vivace.comparing import Compared as Compared
+    from vivace.comparing import compare as compare
     from vivace.errors import AnswerIsNo as AnswerIsNo
     from vivace.errors import CheckpointError as CheckpointError
     from vivace.errors import ChildFailed as ChildFailed

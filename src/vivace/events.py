@@ -54,6 +54,22 @@ class Event:
     kind: EventKind
     payload: dict[str, Any]
 
+    @property
+    def step(self) -> int | None:
+        """The step of a training at which it happened; None where it is of none."""
+        return self.payload.get("step")
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        """The figures of a training at its `step`, such as loss, metric and samples_per_second: what trackers
+        draw. The metric has its own name. Empty where an event brings none.
+        """
+        if self.kind not in (EventKind.STEP, EventKind.EPOCH, EventKind.METRIC):
+            return {}
+        own_name = {"metric": str(self.payload.get("metric_name") or "metric")}
+        numbers = {k: v for k, v in self.payload.items() if isinstance(v, int | float) and k != "step"}
+        return {own_name.get(name, name): value for name, value in numbers.items()}
+
 
 OnEvent: TypeAlias = Callable[[Event], None]
 Tell: TypeAlias = Callable[[str, dict[str, Any]], None]

@@ -9,9 +9,11 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
+from vivace import words
 from vivace.errors import Code as Code
 from vivace.errors import FolderError
 from vivace.files import open_own, read_own
+from vivace.pages.answer import Answer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +35,25 @@ class Profile:
     parameter_bytes: int
     peak_bytes: int
     features: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from vivace.pages.card import card  # only then: a template engine
+
+        answer = Answer(
+            command="profile",
+            subject=f"the reference on {self.device}",
+            figure=words.duration(self.step_seconds),
+            sentence="a step",
+            tone="plain",
+            title_of_parts="Where its time goes",
+            parts=tuple((name, words.percent(share)) for name, share in self.shares.items()),
+            facts=(
+                ("peak memory", words.size(self.peak_bytes)),
+                ("of parameters", words.size(self.parameter_bytes)),
+            ),
+        )
+        return card(answer)
 
 
 NO_KERNELS = "this machine shows no kernels (torch's profiler gets none from CUPTI)"

@@ -7,6 +7,9 @@ import hashlib
 import json
 from typing import Any
 
+from vivace import words
+from vivace.pages.answer import Answer
+
 TRAINED_ON = ("cuda", "cpu")  # kinds of devices; ROCm's are called cuda too
 
 
@@ -88,6 +91,24 @@ class Machine:
         devices = [[d.kind, d.name, list(d.features)] for d in self.devices]
         text = json.dumps([devices, self.num_cores, self.versions], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from vivace.pages.card import card  # only then: a template engine
+
+        device = self.device
+        memory = [("of the device", words.size(device.memory_bytes))] if device.memory_bytes else []
+        answer = Answer(
+            command="inspect",
+            subject=self.fingerprint,
+            sentence=f"{device.name}, on which jobs train ({device.kind})",
+            tone="open" if self.findings else "plain",
+            title_of_parts="Other devices",
+            parts=tuple((other.kind, other.name) for other in self.devices[1:]),
+            notes=tuple(f"{found.problem}; next: {found.next}" for found in self.findings) + self.missing,
+            facts=(*memory, ("cores", str(self.num_cores)), *self.versions.items()),
+        )
+        return card(answer)
 
     def to_dict(self) -> dict[str, Any]:
         """The document that ``vivace inspect --json`` prints."""

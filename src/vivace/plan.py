@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from vivace.errors import PlanError, nearest
 from vivace.files import replace_text
+from vivace.pages.answer import Answer
 from vivace.technique import Numerics, Technique, registry
 
 FORMAT = 1
@@ -150,6 +151,16 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"Plan({self}, id={self.id})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from vivace.pages.card import card  # only then: a template engine
+
+        sentence = f"It may change numbers by {self.promise.name}" if len(self) else "The job as it is"
+        answer = Answer(
+            command="plan", subject=self.id, sentence=sentence, tone="plain", parts=tuple(self.does.items())
+        )
+        return card(answer)
 
 
 def _refuse_conflicts(techniques: list[Technique]) -> None:

@@ -23,6 +23,7 @@ from vivace.recipes import RECIPES
 SCENES = Path(__file__).parents[1] / "scenes"
 JOBS = SCENES / "jobs_with_faults.py"
 COMMANDS = (
+    "compare",
     "inspect",
     "profile",
     "run",
@@ -437,3 +438,19 @@ def test_fits_says_in_one_sentence_why_there_is_no_answer(vivace, job, sentence)
     assert done.code == 2
     assert sentence in done.sentence
     assert done.document["error"]["message"] == done.sentence
+
+
+@pytest.mark.parametrize(
+    ("typed", "place", "offered"), [("vivace comp", 1, "compare"), ("vivace tune --bud", 2, "--budget")]
+)
+def test_a_shell_completes_commands_and_options(typed, place, offered):
+    code = "import sys; sys.argv = ['vivace']; from vivace.command.cli import main; main()"
+    environment = {"_VIVACE_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(place)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == [offered], done.stderr

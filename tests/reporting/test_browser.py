@@ -4,6 +4,7 @@ Skipped where no Chromium is installed.
 """
 
 import html
+import importlib.util
 import json
 import re
 import shutil
@@ -37,6 +38,23 @@ for (const frame of document.querySelectorAll("iframe")) {
     return box.width && (box.right > root.clientWidth + 1 || box.left < -1);
   }).map((each) => each.outerHTML.slice(0, 120));
   found.push(measured);
+}
+document.body.innerHTML = "<pre id=found></pre>";
+document.querySelector("#found").textContent = JSON.stringify(found);
+</script>"""
+
+EXAMINE = """<script>
+const found = [];
+for (const frame of document.querySelectorAll("iframe")) {
+  const page = frame.contentDocument;
+  for (const details of page.querySelectorAll("details")) details.open = true;
+  const script = page.createElement("script");
+  script.textContent = AXE;
+  page.head.append(script);
+  const examined = await frame.contentWindow.axe.run(page, { resultTypes: ["violations"] });
+  found.push({ name: frame.dataset.name, width: frame.clientWidth,
+    violations: examined.violations.map(({ id, impact, nodes }) => (
+      { id, impact, nodes: nodes.map((node) => node.html.slice(0, 200)) })) });
 }
 document.body.innerHTML = "<pre id=found></pre>";
 document.querySelector("#found").textContent = JSON.stringify(found);
@@ -91,8 +109,8 @@ def profile_document():
     }
 
 
-def measured(pages, dark):
-    """What a browser finds of each page at each width; one start for all."""
+def looked_at(pages, dark, script, before=""):
+    """What a browser finds of each page at each width by `script`; one start for all."""
     frames = "".join(
         f'<iframe data-name="{name}" width="{width}" height="900" style="border:0" '
         f'srcdoc="{html.escape(page, quote=True)}"></iframe>'
@@ -101,12 +119,14 @@ def measured(pages, dark):
     )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "all.html"
-        script = MEASURE.replace("<script>", "<script>addEventListener('load', () => {").replace(
+        script = script.replace("<script>", "<script>addEventListener('load', async () => {").replace(
             "</script>", "})</script>"
         )
-        path.write_text(f"<!doctype html><meta charset=utf-8><body>{frames}{script}", encoding="utf-8")
+        text = f"<!doctype html><meta charset=utf-8><body>{frames}{before}{script}"
+        path.write_text(text, encoding="utf-8")
         options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}/profile"]
         options += [f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--window-size=1400,900"]
+        options += ["--virtual-time-budget=600000"]  # until nothing waits any more
         command = [CHROMIUM, *options, "--dump-dom", path.as_uri()]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
@@ -133,13 +153,25 @@ def pages(ledger, tune_folder, train_folder, tmp_path):
     write_page(profile_document(), tmp_path / "profile.html")
     found["profile"] = (tmp_path / "profile.html").read_text(encoding="utf-8")
     vivace.advise("resnet50", target="90M", out=tmp_path / "advice")
+    for name in ("a", "b"):
+        facts = {
+            "steps": 10,
+            "stepping_seconds": 2.0,
+            "samples_per_second": 320.0,
+            "plan": {},
+            "job": "train.py",
+        }
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps(facts))
+    vivace.compare(tmp_path / "a", tmp_path / "b", out=tmp_path / "compared")
+    found["compare"] = (tmp_path / "compared" / "compare.html").read_text(encoding="utf-8")
     found["advise"] = (tmp_path / "advice" / "advise.html").read_text(encoding="utf-8")
     return found
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_the_answer_is_the_first_screen_and_nothing_overflows(pages, dark):
-    found = measured(pages, dark)
+    found = looked_at(pages, dark, MEASURE)
     assert len(found) == len(pages) * len(WIDTHS)
     for page in found:
         where = f"{page['name']} at {page['width']}"
@@ -152,3 +184,31 @@ def test_the_answer_is_the_first_screen_and_nothing_overflows(pages, dark):
         assert (level < 60) is dark, where
         red, green, blue = map(int, re.findall(r"\d+", page["title"])[:3])
         assert (red > 1.5 * max(green, blue)) is (page["name"] == "broken"), where
+
+
+@pytest.fixture(scope="module")
+def axe():
+    """The source of axe-core, which ships in a Python package, as a script's constant."""
+    package = importlib.util.find_spec("axe_core_python")
+    if package is None or package.origin is None:
+        pytest.skip("axe-core-python is not installed")
+    source = json.dumps((Path(package.origin).parent / "axe.min.js").read_text(encoding="utf-8"))
+    return "<script>const AXE = " + source.replace("</", "<\\/") + ";</script>"
+
+
+def serious(page):
+    return [one for one in page["violations"] if one["impact"] in ("serious", "critical")]
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_axe_has_no_serious_finding(pages, axe, dark):
+    """With all details open; a page on which it must find some is among them."""
+    bad = '<html lang="en"><title>a</title><img src="b.png"><p style="color:#888;background:#777">to read'
+    found = looked_at({**pages, "bad": bad}, dark, EXAMINE, axe)
+    assert len(found) == len(WIDTHS) * (len(pages) + 1)
+    assert [{one["id"] for one in serious(page)} for page in found if page["name"] == "bad"] == [
+        {"image-alt", "color-contrast"}
+    ] * len(WIDTHS)
+    assert [(page["name"], page["width"], serious(page)) for page in found[: -len(WIDTHS)]] == [
+        (name, width, []) for name in pages for width in WIDTHS
+    ]

@@ -24,7 +24,6 @@ JOB is path/to/file.py:name, package.module:name, or the name of a built-in reci
 app = typer.Typer(
     help=HELP,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -408,6 +407,33 @@ def report(
         out.document({"report_path": str(page)})
         out.show(lambda console: terminal(folder, console))
         out.say(f"\npage  {page}")
+
+
+@app.command()
+def compare(
+    before: Annotated[Path, typer.Argument(metavar="A", help="a run's folder, a profile or a record")],
+    after: Annotated[Path, typer.Argument(metavar="B", help="the same of what is asked about")],
+    max_regression: Annotated[
+        str | None, typer.Option(metavar="PERCENT", help="how much longer a step may take, such as 5%")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for the page")] = None,
+    details: Details = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """What differs between two runs, profiles or records. Exit code 1 if B is slower than allowed."""
+    with screen(as_json, quiet, debug) as shown:
+        from vivace.comparing import compare as run
+        from vivace.comparing.answering import COLUMNS, answer, rows
+        from vivace.pages.answer import ending
+
+        found = run(before, after, max_regression=max_regression, out=out)
+        shown.document(found.to_dict())
+        if details:
+            shown.show(lambda console: _draw_rows(COLUMNS, rows(found), console))
+        shown.show(lambda console: ending(answer(found), console))
+        shown.exit_code = found.exit_code
 
 
 @app.command()

@@ -64,7 +64,7 @@ def _update(seen: Seen) -> Verdict | None:
     low, high, advice = 1.0, 1 / (1 - share), "a larger batch, or accumulation: fewer updates a sample"
     if ratios is not None and ratios[1] >= CLEAR_GAIN:
         low, high = (1 / (1 - share + share / ratio) for ratio in (ratios[0], ratios[2]))
-        evidence += f"; with fused=True a copy of it ran {ratios[1]:.2f} times as fast"
+        evidence += f"; with fused=True a copy of it ran {words.times(ratios[1])} as fast"
         advice = f"{name}(..., fused=True)"
     return Verdict("optimizer", evidence, low, high, advice)
 

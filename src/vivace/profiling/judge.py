@@ -47,6 +47,7 @@ def judge(
         "target": target,
         "shares": seen.shares,
         "step_seconds": seen.step_seconds,
+        "each_step_seconds": record.get("clean_walls") or [],
         "samples_per_second": seen.samples_per_second,
         "samples_per_second_in_all": seen.samples_per_second_in_all,
         "steps": record["clean_steps"],
@@ -73,12 +74,19 @@ def judge(
         "loader": record.get("loader"),
         "flags": record.get("flags"),
         "problems": record.get("problems") or [],
-        "machine": {
-            "fingerprint": machine.fingerprint,
-            "device": record.get("device_name") if seen.device != "cpu" else _cpu_name(machine),
-            "cores": seen.cores,
-            "ceilings": machine.ceilings,
-        },
+        "machine": _machine(seen),
+    }
+
+
+def _machine(seen: Seen) -> dict[str, Any]:
+    """What it ran on; the script's torch may be another than Vivace's."""
+    machine, record = seen.machine, seen.record
+    return {
+        "fingerprint": machine.fingerprint,
+        "device": record.get("device_name") if seen.device != "cpu" else _cpu_name(machine),
+        "cores": seen.cores,
+        "versions": {**machine.versions, "torch": record.get("torch")},
+        "ceilings": machine.ceilings,
     }
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from vivace import words
 from vivace.profiling import rules_memory, rules_precision, rules_ranks
 from vivace.profiling.seen import Seen, Verdict
-from vivace.words import duration, percent
+from vivace.words import duration, percent, times
 
 LARGE_WAIT = 0.15  # of the step; below, the loader keeps up
 LARGE_COLLATING = 0.3  # what every DataLoader does with samples in memory
@@ -222,7 +222,7 @@ def threads(seen: Seen) -> Verdict | None:
     evidence = (
         f"torch uses {used} threads on {seen.cores} cores{by}; with {seen.cores} a copy of the step ran "
     )
-    evidence += f"{found[1]:.2f} times as fast"
+    evidence += f"{times(found[1])} as fast"
     advice = f"torch.set_num_threads({seen.cores}), or leave it to torch"
     return Verdict("workers", evidence, found[0] * 0.95, found[2] * 1.05, advice)
 

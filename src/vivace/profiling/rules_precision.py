@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vivace.operators import MATRIX_CLASSES
 from vivace.profiling.seen import Seen, Verdict
-from vivace.words import percent
+from vivace.words import percent, times
 
 MANY_SKIPPED = 0.05
 MANY_TINY = 0.2
@@ -129,13 +129,13 @@ def no_gain(seen: Seen) -> Verdict | None:
         advice = "put the model's call and the loss inside of autocast, for the device that they run on"
         reached = seen.experiment("autocast_reached") or (1.0, 1.0, 1.0)
         if reached[1] > CLEAR_GAIN:
-            evidence += f"; where it reaches them, a copy of the step ran {reached[1]:.2f} times as fast"
+            evidence += f"; where it reaches them, a copy of the step ran {times(reached[1])} as fast"
         return Verdict("precision_no_gain", evidence, reached[0] * 0.93, reached[2] * 1.07, advice)
     found = seen.experiment("autocast")
     if found is None or found[1] < 0.98 or found[0] < 0.93:
         return None
     low, middle, high = found
-    evidence = f"a copy of the step ran {middle:.2f} times as fast without autocast: {_why_no_gain(seen)}"
+    evidence = f"a copy of the step ran {times(middle)} as fast without autocast: {_why_no_gain(seen)}"
     advice = "leave autocast out"
     if precision.get("scale"):  # and the scaler with it, whose unscaling is a part of the update
         advice, high = "leave autocast and the GradScaler out", high / (1 - 0.7 * seen.shares["update"])
@@ -155,7 +155,7 @@ def no_effect(seen: Seen) -> Verdict | None:
     ):
         found = seen.experiment(name)
         if found is not None and found[0] >= CLEAR_GAIN:
-            evidence = f"{words}; without that a copy of the step ran {found[1]:.2f} times as fast"
+            evidence = f"{words}; without that a copy of the step ran {times(found[1])} as fast"
             return Verdict("no_effect", evidence, found[0] * 0.9, found[2] * 1.15, advice)
     if "compile" in asked and not seen.record.get("dynamo") and not seen.record.get("compiled_alive"):
         where = seen.short(asked["compile"])

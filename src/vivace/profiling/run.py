@@ -47,6 +47,13 @@ class Profiled:
         """Fractions of the step by phase; they sum to 1."""
         return dict(self.document["shares"])
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from vivace.pages.card import card
+        from vivace.profiling.answering import answer
+
+        return card(answer(self.document))
+
     def to_dict(self) -> dict[str, Any]:
         """The document that ``vivace profile --json`` prints."""
         return self.document

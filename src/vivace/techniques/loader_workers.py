@@ -102,7 +102,6 @@ class LoaderWorkers(Technique):
         if self.num_workers:
             loader |= {"prefetch_factor": self.prefetch_factor, "persistent_workers": self.persistent}
         return Plain(
-            start=(f"torch.set_num_threads({self.step_threads})",) if self.step_threads else (),
             loader=loader,
             transformers={f"dataloader_{key}": value for key, value in loader.items()},
         )

@@ -15,12 +15,15 @@ from typing import Any
 
 import torch
 
+from vivace import words
 from vivace.errors import InputError
 from vivace.events import EventKind, OnEvent
 from vivace.files import replace_file
 from vivace.inspection import inspect
 from vivace.job import Job, load
 from vivace.machine import Machine
+from vivace.pages.answer import Answer
+from vivace.pages.sameness import sameness
 from vivace.plan import Plan
 from vivace.session.opening import start
 from vivace.training.folder import RunFolder
@@ -67,6 +70,32 @@ class Run:
     stepping_seconds: float = 0.0
     tuned: dict[str, Any] = dataclasses.field(default_factory=dict)
     watched: dict[str, Any] | None = None
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from vivace.pages.card import card  # only then: a template engine
+
+        data = "the training data" if self.metric_data == "training" else "the validation data"
+        metric = [(f"{self.metric_name} on {data}", words.number(self.metric))] if self.metric_data else []
+        length = f"{words.count(self.steps, 'step')} in {words.count(self.epochs, 'epoch')}"
+        stopped = f"Stopped by {self.interrupted_by} after {length}; resume=True goes on"
+        verdict = self.tuned.get("verdict") or {}
+        answer = Answer(
+            command="train",
+            subject=self.run_path,
+            figure="" if self.interrupted else words.duration(self.seconds),
+            sentence=stopped if self.interrupted else f"to train {length}",
+            tone="open" if self.interrupted else "bad" if verdict.get("kept") is False else "good",
+            same=sameness(verdict) if self.plan else "",
+            parts=tuple(self.does.items()),
+            notes=self.notices,
+            facts=(
+                *metric,
+                ("training loss", words.number(self.loss)),
+                ("samples a second", words.number(self.samples_per_second)),
+            ),
+        )
+        return card(answer)
 
     @property
     def exit_code(self) -> int:
@@ -182,7 +211,8 @@ def _write_results(loop: Loop, machine: Machine, job: Job | str, plan_file: Path
         tuned=found_by_tune(plan_file, plan, name, machine.fingerprint) if plan_file is not None else {},
         watched=loop.watch.to_dict(),
     )
-    document = json.dumps({**run.to_dict(), "plan_id": loop.session.plan.id}, indent=1).encode()
+    facts = {"plan_id": loop.session.plan.id, "machine": machine.to_dict()}
+    document = json.dumps({**run.to_dict(), **facts}, indent=1).encode()
     with ranks.together():
         if ranks.writes:
             if not run.interrupted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from vivace.errors import AnswerIsNo
@@ -87,6 +88,24 @@ class Result:
     def promise(self) -> str:
         """The largest change of numbers that the plan admits: exact, rounding or semantics."""
         return self.verdict.promise if self.verdict is not None else self.plan.promise.name.lower()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the answer of its page."""
+        from vivace.pages.card import card  # only then: a template engine
+        from vivace.reporting.answering import answer
+        from vivace.reporting.content import Content
+
+        content = Content(
+            folder=Path(self.report_path).parent,
+            trials=tuple(self.trials),
+            run={"command": "vivace.tune(job)"},
+            profile={},
+            result=self.to_dict(),
+            verdict=self.verdict.to_dict() if self.verdict is not None else {},
+            metrics=(),
+            training={},
+        )
+        return card(answer(content))
 
     def to_dict(self) -> dict[str, Any]:
         """The document that ``vivace tune --json`` prints."""

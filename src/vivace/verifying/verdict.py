@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from vivace import words
+from vivace.pages.answer import Answer
+from vivace.pages.sameness import sameness
+
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
@@ -34,6 +38,27 @@ class Verdict:
     def judged(self) -> bool:
         """Is there an answer? Without one the promise is neither kept nor broken."""
         return self.kept is not None
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from vivace.pages.card import card  # only then: a template engine
+
+        sentence = sameness(self.to_dict())
+        told = words.unless_said(self.reason, sentence)
+        answer = Answer(
+            command="verify",
+            subject="",
+            sentence=sentence,
+            tone="open" if self.kept is None else "good" if self.kept else "bad",
+            notes=(told,) if told else (),
+            facts=(
+                ("promised", self.promise.upper()),
+                ("checks", words.number(self.num_checks)),
+                ("steps of each run", words.number(self.steps)),
+                ("it took", words.duration(self.seconds)),
+            ),
+        )
+        return card(answer)
 
     def to_dict(self) -> dict[str, Any]:
         """The document that ``vivace verify --json`` prints."""

@@ -332,6 +332,7 @@ class Recorder:
             ]
             document["quiet_seconds"] = min(still, default=None)
             document["walls"] = [s.wall_seconds for s in self.steps]
+            document["clean_walls"] = [s.wall_seconds for s in clean]
             document["sizes"] = sorted({s.samples for s in clean})
             document["backwards"] = statistics.fmean(s.backwards for s in clean)
             document["updates"] = statistics.fmean(s.updates for s in clean)

@@ -1,0 +1,196 @@
+"""How long whole trainings take with the plan that `vivace tune` found, against without: from the command to
+its end, as a person types it.
+
+    scripts/bench totals [JOB ...] [--budget TIME] [--rounds N] [--work DIR]
+
+Each job is tuned once. Then `vivace train` runs it whole without a plan and with it, in turn, a process each,
+the first of a round being the other one each time; and once with the plan where nothing is compiled yet. The
+record holds every row, what `tune` had predicted of the whole training, and how far that was off. Demanded:
+within 5 %, and no plan makes the whole longer. Rows lie in DIR/rows.jsonl and are not run again: a run that
+was interrupted goes on where it stopped. `foreign_share` is what other processes used of the processor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import _record
+import psutil
+from cpu import DEMANDED, HERE
+
+import vivace
+from vivace.ledger import Ledger
+from vivace.measuring.statistics import speed_ratio
+from vivace.plan import Plan
+
+SHORT = ("search_cnn", "search_gpt", "search_table")  # of seconds: to try this file
+WITHIN = 0.05  # of the measured total: how far the predicted one may be off
+Row = dict[str, Any]
+
+
+def main() -> None:
+    """Train the named jobs both ways, or all eight, and record them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("jobs", nargs="*", metavar="JOB", help=", ".join((*DEMANDED, *SHORT)))
+    parser.add_argument("--budget", default="2m", help="of each search")
+    parser.add_argument("--rounds", type=int, default=3, help="trainings each way")
+    parser.add_argument("--work", type=Path, default=Path("runs/totals"), help="rows, plans and caches")
+    chosen = parser.parse_args()
+    asked = _record.named_jobs(parser, chosen.jobs, (*DEMANDED, *SHORT)) if chosen.jobs else [*DEMANDED]
+    bench = Bench(chosen.work, chosen.budget, run)
+    for name in asked:
+        bench.measure(name, chosen.rounds)
+        print(f"{name:20} {told(summary(bench.of(name)))}", flush=True)
+    machine = vivace.inspect()
+    command = "scripts/bench totals" + "".join(f" {name}" for name in chosen.jobs)
+    record = _record.opened("totals", command, machine)
+    jobs = {name: summary(bench.of(name)) for name in dict.fromkeys(row["job"] for row in bench.rows())}
+    _record.write({**record, "budget": chosen.budget, "jobs": jobs})
+
+
+class Bench:
+    """The rows of a work folder. `start` runs a command with an environment; it returns the document that the
+    command printed, its seconds, and the share of the processor that others used.
+    """
+
+    def __init__(self, work: Path, budget: str, start: Callable[[list[str], Path], Row]) -> None:
+        self.work, self.budget, self.start = work.absolute(), budget, start
+        self.work.mkdir(parents=True, exist_ok=True)
+        self.ledger = Ledger(self.work / "rows.jsonl")
+
+    def rows(self) -> list[Row]:
+        """All rows that were run, oldest first."""
+        return self.ledger.read("row")
+
+    def of(self, name: str) -> list[Row]:
+        """The rows of a job."""
+        return [row for row in self.rows() if row["job"] == name]
+
+    def measure(self, name: str, rounds: int) -> None:
+        """Run the rows of a job that are missing."""
+        job, plan = f"{HERE / 'jobs.py'}:{name}", self.work / name / "tune" / "plan.toml"
+        warm = self.work / name / "compiled"
+        search = ["tune", job, "--budget", self.budget, "--out", str(plan.parent)]
+        tuned = self._row(name, "tune", 0, search, warm)
+        ways = {"strict": [], "plan": ["--plan", str(plan)]}
+        if not tuned["document"]["plan"]:
+            ways.pop("plan")
+        for number in range(rounds if len(ways) == 2 else 1):
+            for way in sorted(ways, reverse=bool(number % 2)):
+                self._train(name, way, number, [job, *ways[way]], warm)
+        if "plan" in ways and any(t.card.compiles for t in Plan.load(plan).techniques):
+            self._train(name, "cold", 0, [job, *ways["plan"]], self.work / name / "nothing-compiled")
+
+    def _train(self, name: str, way: str, number: int, arguments: list[str], cache: Path) -> None:
+        out = self.work / name / f"{way}-{number}"
+        shutil.rmtree(out, ignore_errors=True)  # of a row that was cut off
+        if way == "cold":
+            shutil.rmtree(cache, ignore_errors=True)
+        self._row(name, way, number, ["train", *arguments, "--out", str(out)], cache)
+        shutil.rmtree(out, ignore_errors=True)
+
+    def _row(self, name: str, way: str, number: int, arguments: list[str], cache: Path) -> Row:
+        """The row as it was run before, or now."""
+        key = {"job": name, "way": way, "round": number}
+        for row in self.of(name):
+            if {part: row[part] for part in key} == key:
+                return row
+        row = {**key, **self.start(arguments, cache)}
+        self.ledger.append("row", row)
+        return row
+
+
+def run(arguments: list[str], cache: Path) -> Row:
+    """One command of a person, timed from its start to its end."""
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+    command = [sys.executable, "-m", "vivace", *arguments, "--json", "--quiet"]
+    busy, own, begin = _busy(), _children(), time.perf_counter()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    seconds = time.perf_counter() - begin
+    if done.returncode and not done.stdout:
+        raise SystemExit(f"totals: {' '.join(arguments)}: {done.stderr.strip()}")
+    foreign = max(0.0, _busy() - busy - (_children() - own)) / (seconds * (os.cpu_count() or 1))
+    document = json.loads(done.stdout)
+    if "error" in document:
+        raise SystemExit(f"totals: {' '.join(arguments)}: {document['error']['message']}")
+    kept = ("plan", "speedup", "outcome", "job_steps", "training_seconds", "warmup_seconds", "seconds")
+    kept += ("cold_warmup_seconds", "steps", "stepping_seconds", "metric", "loss")
+    return {
+        "seconds": seconds,
+        "foreign_share": foreign,
+        "document": {key: document[key] for key in kept if key in document},
+    }
+
+
+def summary(rows: Iterable[Row]) -> Row:
+    """A job's rows in figures: measured totals, their ratio, and what `tune` had predicted.
+
+    `predicted_total` takes start, evaluations and the end from the trainings without a plan, which `tune`
+    does not predict, and steps and warm-up from `tune`.
+    """
+    found = list(rows)
+    totals = {
+        way: [row["seconds"] for row in found if row["way"] == way] for way in ("strict", "plan", "cold")
+    }
+    search = next(row for row in found if row["way"] == "tune")
+    document = search["document"]
+    predicted, strict = document.get("training_seconds") or {}, statistics.median(totals["strict"])
+    figures: Row = {
+        "plan": document["plan"],
+        "speedup": document["speedup"],
+        "tuning_seconds": search["seconds"],
+        "predicted": predicted,
+        "totals": totals,
+        "foreign_share": max(row["foreign_share"] for row in found),
+    }
+    if not totals["plan"]:
+        return figures
+    pairs = list(zip(totals["strict"], totals["plan"], strict=False))
+    measured = statistics.median(totals["plan"])
+    figures["ratio"] = vars(speed_ratio(pairs)) if len(pairs) >= 3 else None
+    figures["saved_seconds"] = strict - measured
+    if predicted:
+        total = strict - (predicted["reference"] - predicted["plan"])
+        figures |= {"predicted_total": total, "error": total / measured - 1}
+    return figures
+
+
+def told(figures: Row) -> str:
+    """A job's summary in a line."""
+    strict = statistics.median(figures["totals"]["strict"])
+    if "saved_seconds" not in figures:
+        return f"{strict:.1f} s; no plan"
+    parts = [f"{strict:.1f} s -> {strict - figures['saved_seconds']:.1f} s"]
+    if "error" in figures:
+        parts.append(f"predicted {figures['predicted_total']:.1f} s, {figures['error']:+.1%}")
+    if figures["totals"]["cold"]:
+        parts.append(f"cold {figures['totals']['cold'][0]:.1f} s")
+    parts.append(" + ".join(figures["plan"]))
+    return "; ".join(parts)
+
+
+def _busy() -> float:
+    """Seconds that all cores were busy since the machine started."""
+    times = psutil.cpu_times()
+    return sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
+
+
+def _children() -> float:
+    """Processor seconds of all commands that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    main()

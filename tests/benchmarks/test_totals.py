@@ -1,0 +1,72 @@
+"""Whole trainings both ways: every row is run once, in turn, and the figures are those of the rows."""
+
+import itertools
+
+import pytest
+import totals
+
+SPEEDUP = {"estimate": 2.0, "low": 1.9, "high": 2.1}
+
+
+class Person:
+    """Takes 100 s without a plan and 60 s with it, of which 10 s are no steps."""
+
+    def __init__(self, plan, fails_at=None):
+        self.plan, self.fails_at, self.commands = plan, fails_at, []
+
+    def __call__(self, arguments, cache):
+        if len(self.commands) == self.fails_at:
+            raise KeyboardInterrupt
+        self.commands.append((arguments, cache.name))
+        document = {"plan": self.plan, "speedup": SPEEDUP, "steps": 90}
+        if arguments[0] == "tune":
+            folder = next(b for a, b in itertools.pairwise(arguments) if a == "--out")
+            path = totals.Path(folder)
+            path.mkdir(parents=True, exist_ok=True)
+            totals.Plan.from_dict(self.plan).save(path / "plan.toml")
+            document["training_seconds"] = {"reference": 90.0, "plan": 47.0}
+        seconds = 60.0 if "--plan" in arguments else 100.0
+        return {"seconds": seconds, "foreign_share": 0.01, "document": document}
+
+    @property
+    def ways(self):
+        return ["plan" if "--plan" in command else command[0] for command, _ in self.commands]
+
+
+def test_ways_alternate_and_the_cold_run_has_a_cache_of_its_own(tmp_path):
+    person = Person({"compile": {}})
+    bench = totals.Bench(tmp_path, "2m", person)
+    bench.measure("gpt", 3)
+    assert person.ways == ["tune", "plan", "train", "train", "plan", "plan", "train", "plan"]
+    caches = [cache for _, cache in person.commands]
+    assert caches == ["compiled"] * 7 + ["nothing-compiled"]
+
+
+def test_figures_are_those_of_the_rows(tmp_path):
+    bench = totals.Bench(tmp_path, "2m", Person({"channels_last": {}}))
+    bench.measure("gpt", 3)
+    found = totals.summary(bench.of("gpt"))
+    assert found["totals"] == {"strict": [100.0] * 3, "plan": [60.0] * 3, "cold": []}
+    assert found["saved_seconds"] == 40.0
+    assert found["predicted_total"] == pytest.approx(100 - 43)
+    assert found["error"] == pytest.approx(57 / 60 - 1)
+    assert found["ratio"]["estimate"] == pytest.approx(100 / 60)
+    assert totals.told(found) == "100.0 s -> 60.0 s; predicted 57.0 s, -5.0%; channels_last"
+
+
+def test_a_job_without_a_plan_is_trained_one_way(tmp_path):
+    person = Person({})
+    bench = totals.Bench(tmp_path, "2m", person)
+    bench.measure("gpt", 3)
+    assert person.ways == ["tune", "train"]
+    assert totals.told(totals.summary(bench.of("gpt"))) == "100.0 s; no plan"
+
+
+def test_a_run_that_was_interrupted_goes_on_where_it_stopped(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        totals.Bench(tmp_path, "2m", Person({"channels_last": {}}, fails_at=4)).measure("gpt", 3)
+    again = Person({"channels_last": {}})
+    bench = totals.Bench(tmp_path, "2m", again)
+    bench.measure("gpt", 3)
+    assert again.ways == ["plan", "plan", "train"]
+    assert len(bench.rows()) == 7

@@ -1,0 +1,239 @@
+"""What differs, whether the second is slower beyond noise, and where that cannot be said."""
+
+import json
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vivace
+from vivace.errors import FolderError, InputError
+from vivace.measuring.statistics import speed_ratio_between
+from vivace.pages.answer import MOST_LINES
+
+RECORDS = Path(__file__).resolve().parents[2] / "records"
+MACHINE = {
+    "devices": [{"kind": "cpu", "name": "a processor", "memory_bytes": 2**34}],
+    "num_cores": 2,
+    "versions": {"python": "3.11.7", "torch": "2.15.0"},
+}
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """``trained(name, speed)``: the folder of a training of so many samples a second, with 5 % of noise."""
+
+    def write(name, speed, *, lines=30, machine=MACHINE, **facts):
+        folder, noise = tmp_path / name, random.Random(name)
+        folder.mkdir()
+        metrics = [
+            {"step": 10 * i + 1, "loss": 1.0, "samples_per_second": speed * noise.gauss(1, 0.05)}
+            for i in range(lines)
+        ]
+        metrics[0]["samples_per_second"] = 1.0  # it compiled in its first step
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
+        run = {"job": "train.py:job", "steps": 290, "stepping_seconds": 290 * 64 / speed, "metric": 0.97}
+        run |= {"metric_name": "accuracy", "loss": 0.1, "seconds": 20.0, "samples_per_second": speed}
+        run |= {"plan": {}, "machine": machine}
+        (folder / "run.json").write_text(json.dumps(run | facts))
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def profiled(tmp_path):
+    """``profiled(name, seconds)``: the profile.json of steps of so many seconds."""
+
+    def write(name, seconds, **facts):
+        noise = random.Random(name)
+        each = [seconds * noise.gauss(1, 0.03) for _ in range(40)]
+        document = {"target": "python train.py", "shares": {"data": 0.1}, "step_seconds": seconds}
+        document |= {"samples_per_second": 64 / seconds, "each_step_seconds": each}
+        document |= {"memory": {"peak_bytes": 3 * 2**20}, "machine": {"device": "a processor", "cores": 2}}
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps(document | facts))
+        return path
+
+    return write
+
+
+def vivace_compare(*arguments):
+    """The command, in a process of its own: exit code, standard output, standard error."""
+    command = [sys.executable, "-m", "vivace", "compare", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def rows(found):
+    return {row.name: (row.before, row.after, row.change) for row in found.differences}
+
+
+@pytest.mark.parametrize(("speed", "slower"), [(1000, False), (990, False), (1200, False), (800, True)])
+def test_slower_is_what_lies_beyond_the_margin_and_the_noise(trained, speed, slower):
+    found = vivace.compare(trained("a", 1000.0), trained("b", float(speed)), max_regression="5%")
+    assert found.has_interval
+    assert (found.slower, found.exit_code) == (slower, int(slower))
+    assert found.ratio.low < speed / 1000 < found.ratio.high
+
+
+def test_nothing_is_judged_where_no_margin_was_given(trained):
+    found = vivace.compare(trained("a", 1000.0), trained("b", 500.0))
+    assert (found.slower, found.exit_code) == (None, 0)
+
+
+def test_the_warm_up_is_no_part_of_a_step(trained):
+    found = vivace.compare(trained("a", 1000.0, lines=6), trained("b", 1000.0, lines=6))
+    assert found.ratio.high < 1.2
+
+
+def test_what_differs_is_told(trained):
+    newer = MACHINE | {"versions": MACHINE["versions"] | {"torch": "2.16.0"}}
+    plan = {"channels_last": {}, "compile": {"regional": True}}
+    before = trained("a", 1000.0, plan={"compile": {}, "bf16_autocast": {}})
+    found = vivace.compare(before, trained("b", 1000.0, machine=newer, plan=plan, metric=0.95))
+    told = rows(found)
+    assert told["torch"] == ("2.15.0", "2.16.0", "")
+    assert told["plan"][2] == "-bf16_autocast +channels_last ~compile"
+    assert told["accuracy"][:2] == ("0.97", "0.95")
+    assert told["machine"] == ("a processor, 2 cores",) * 2 + ("",)
+    assert told["time of a step"][0] == "64.0 ms"
+    assert "python" not in told
+    assert not found.not_comparable
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (
+            {"devices": [{"name": "a faster processor"}], "num_cores": 2},
+            "other machine (device: a processor, ",
+        ),
+        ({"devices": [{"name": "a processor"}], "num_cores": 64}, "other machine (cores: 2, then 64)"),
+    ],
+)
+def test_another_machine_is_not_comparable(trained, other, reason):
+    found = vivace.compare(trained("a", 1000.0), trained("b", 10.0, machine=other), max_regression="5%")
+    assert found.not_comparable.startswith(reason)
+    assert (found.ratio, found.slower, found.exit_code) == (None, None, 1)
+
+
+def test_another_kind_is_not_comparable(trained, profiled):
+    found = vivace.compare(trained("a", 1000.0), profiled("b", 0.064))
+    assert found.not_comparable == "a training and a profile are measured in different ways"
+
+
+def test_profiles_are_compared_by_their_steps(profiled):
+    found = vivace.compare(profiled("a", 0.100), profiled("b", 0.120), max_regression=0.05)
+    assert found.slower is True
+    assert found.ratio.low < 0.1 / 0.12 < found.ratio.high
+    assert rows(found)["peak memory"] == ("3.00 MiB", "3.00 MiB", "+0 %")
+
+
+def test_older_profiles_are_compared_as_they_stand(profiled):
+    found = vivace.compare(
+        profiled("a", 0.100, each_step_seconds=[]),
+        profiled("b", 0.104, each_step_seconds=[]),
+        max_regression="5%",
+    )
+    assert (found.slower, found.has_interval) == (False, False)
+    assert any("not its noise" in note for note in found.notes)
+
+
+def test_folders_of_a_profile_and_pages_of_one_are_found(profiled, tmp_path):
+    folder = tmp_path / "profile"
+    folder.mkdir()
+    profiled("a", 0.1).rename(folder / "profile.json")
+    (folder / "profile.html").touch()
+    for named in (folder, folder / "profile.html"):
+        assert vivace.compare(named, profiled("b", 0.1)).before.step_seconds == 0.1
+
+
+def test_searches_are_compared_by_the_plan_that_they_kept(tmp_path):
+    def searched(name, seconds, plan):
+        trial = {"techniques": plan, "plan_id": "p", "machine": "m", "job": "j", "status": "measured"}
+        trial |= {"ratio": {"estimate": 2.0, "low": 1.9, "high": 2.1}, "role": "confirmation"}
+        trial |= {"pairs": [[0.2, seconds * (1 + i / 12)] for i in range(6)], "peak_bytes": 2**20}
+        folder = tmp_path / name
+        folder.mkdir()
+        job = {"name": "train.py:job", "batch_size": 64}
+        result = {"plan": plan, "speedup": trial["ratio"]}
+        records = [{"record": "run", "machine": MACHINE, "job": job}, {"record": "trial", **trial}]
+        records += [{"record": "result", **result}]
+        (folder / "ledger.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        return folder
+
+    before, after = searched("a", 0.1, {"compile": {}}), searched("b", 0.11, {"compile": {}})
+    found = vivace.compare(before, after, max_regression="5%")
+    assert found.slower is False  # 10 % longer, within what a few blocks can say
+    assert found.ratio.estimate == pytest.approx(0.1 / 0.11, rel=0.06)
+    assert rows(found)["time of a step"][2] == "+10 %"
+
+
+def test_records_of_benchmarks_are_compared_by_their_interval():
+    (gpt,), (mlp,) = RECORDS.glob("gpt/*/*.json"), RECORDS.glob("mlp/*/*.json")
+    same = vivace.compare(gpt, gpt, max_regression="5%")
+    assert (same.slower, same.ratio.estimate) == (False, 1.0)
+    assert same.ratio.low < 1.0 < same.ratio.high
+    assert vivace.compare(mlp, gpt, max_regression="5%").slower is True
+    assert vivace.compare(mlp, gpt).notes == ("They ran different things: mlp, then gpt",)
+
+
+def test_what_is_no_side_is_refused(tmp_path, trained):
+    side = trained("a", 1000.0)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.json").write_text("no json")
+    (tmp_path / "other.json").write_text('{"benchmark": "ruler"}')
+    for name, told in (
+        ("nothing", "there is no"),
+        ("empty", "holds no run and no profile"),
+        ("text.json", "is no JSON document"),
+        ("other.json", "holds no speed of a plan"),
+    ):
+        with pytest.raises(FolderError, match=told):
+            vivace.compare(side, tmp_path / name)
+    for share in ("5", "-1%", "100%", 5.0, float("nan")):
+        with pytest.raises(InputError, match="such as 5%"):
+            vivace.compare(side, side, max_regression=share)
+
+
+def test_the_command_answers_in_twelve_lines_with_an_exit_code(trained):
+    before, after = trained("a", 1000.0), trained("b", 700.0)
+    code, _, said = vivace_compare(before, after, "--max-regression", "5%")
+    assert code == 1
+    lines = said.strip().splitlines()
+    assert re.fullmatch(r"A step takes 4\d % longer\.", lines[0])
+    assert any("Allowed are 5.0 %; the second is 0." in line for line in lines)
+    assert len(lines) <= MOST_LINES
+    code, output, said = vivace_compare(after, before, "--max-regression", "5%", "--json", "--quiet")
+    assert (code, said) == (0, "")
+    assert json.loads(output)["slower"] is False
+    code, _, said = vivace_compare(before, after, "--details")
+    assert code == 0
+    assert re.search(r"accuracy +0.97 +0.97", said)
+
+
+def test_a_page_is_written_and_its_names_are_escaped(trained, tmp_path):
+    before, after = trained("a", 1000.0, job="<script>alert(1)</script>"), trained("b", 1000.0)
+    code, *_ = vivace_compare(before, after, "--out", tmp_path / "compared", "--quiet")
+    page = (tmp_path / "compared" / "compare.html").read_text()
+    assert code == 0
+    assert "&lt;script&gt;" in page
+    assert "<script" not in page
+    assert "http" not in page
+    assert json.loads((tmp_path / "compared" / "compare.json").read_text())["comparable"]
+    assert vivace_compare(before, after, "--out", before, "--quiet")[0] == 2
+
+
+def test_the_interval_of_two_runs_holds_the_truth_as_often_as_it_says():
+    noise, held = random.Random(0), 0
+    for _ in range(400):
+        before = [noise.lognormvariate(0.0, 0.1) for _ in range(7)]
+        after = [1.25 * noise.lognormvariate(0.0, 0.1) for _ in range(9)]
+        ratio = speed_ratio_between(before, after)
+        held += ratio.low <= 0.8 <= ratio.high
+    assert held >= 0.92 * 400
+    assert speed_ratio_between([1.0] * 4, [2.0] * 4) == speed_ratio_between([1.0, 1.0] * 9, [2.0] * 5)
