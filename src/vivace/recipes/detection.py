@@ -1,5 +1,5 @@
-"""Where are faces, animals, food, vehicles and buildings? Pictures of the Noto Color Emoji font on photographs,
-with exact boxes, by a small FCOS; or the pedestrians of Penn-Fudan.
+"""Where are faces, animals, food, vehicles and buildings? Pictures of the Noto Color Emoji font on
+photographs, with exact boxes, by a small FCOS; or the pedestrians of Penn-Fudan.
 
 Neither the pictures nor the photographs that validate have trained.
 """
@@ -51,14 +51,14 @@ def images(split: str, data: str) -> Dataset[Any]:
     return Boxes(split, SCENES if split == "training" else VALIDATED)
 
 
-def test(data: str = "scenes") -> DataLoader[Any]:
+def unseen(data: str = "scenes") -> DataLoader[Any]:
     """What neither trained nor chose anything."""
     return DataLoader(images("test", data), batch_size=2 * BATCH)
 
 
 def job(*, width: int = 24, depth: int = 1, epochs: int = 15, data: str = "scenes") -> Job:
-    """The job. `data` is ``scenes`` or ``penn_fudan``; `width` in channels of the first convolution, a multiple
-    of 8; `depth` in residual units of each of three levels.
+    """The job. `data` is ``scenes`` or ``penn_fudan``; `width` in channels of the first convolution, a
+    multiple of 8; `depth` in residual units of each of three levels.
     """
     check_choice("data", data, DATA)
     if width % 8 or width < 8:

@@ -177,7 +177,7 @@ def held_out(part: str, data: str) -> DataLoader[Any]:
     return DataLoader(Sentences(part, data), batch_size=2 * BATCH, collate_fn=collate)
 
 
-def test(data: str = "peoples_daily") -> DataLoader[Any]:
+def unseen(data: str = "peoples_daily") -> DataLoader[Any]:
     """What neither trained nor chose anything."""
     return held_out("test", data)
 
@@ -185,8 +185,8 @@ def test(data: str = "peoples_daily") -> DataLoader[Any]:
 def job(
     *, width: int = 192, depth: int = 1, epochs: int = 3, network: str = "lstm", data: str = "peoples_daily"
 ) -> Job:
-    """The job. `data` is ``peoples_daily`` or ``conll2003``; `network` is ``lstm`` or ``transformer``; `width`
-    in hidden units, a multiple of 32.
+    """The job. `data` is ``peoples_daily`` or ``conll2003``; `network` is ``lstm`` or ``transformer``;
+    `width` in hidden units, a multiple of 32.
     """
     check_width(width)
     check_choice("data", data, DATA)

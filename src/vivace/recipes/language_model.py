@@ -77,7 +77,9 @@ def held_out(split: str, data: str) -> DataLoader[Any]:
 def wikitext(split: str) -> bytes:
     """WikiText-2 (Merity et al., 2016), raw, as its archive unpacks below VIVACE_DATA."""
     part = {"training": "train", "validation": "valid", "test": "test"}[split]
-    names = [f"{folder}/wiki.{part}.{end}" for folder, end in (("wikitext-2-raw", "raw"), ("wikitext-2", "tokens"))]
+    names = [
+        f"{folder}/wiki.{part}.{end}" for folder, end in (("wikitext-2-raw", "raw"), ("wikitext-2", "tokens"))
+    ]
     how = "unpack wikitext-2-raw-v1.zip there"
     return demanded("WikiText-2", *names, how=how).read_bytes()
 
@@ -98,7 +100,7 @@ def bits_per_byte(model: nn.Module, batches: Iterable[Any]) -> float:
     return -math.log2(float(found.compute()))
 
 
-def test(data: str = "python") -> DataLoader[Any]:
+def unseen(data: str = "python") -> DataLoader[Any]:
     """What neither trained nor chose anything."""
     return held_out("test", data)
 

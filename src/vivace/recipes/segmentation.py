@@ -50,7 +50,7 @@ def images(split: str, data: str) -> Dataset[Any]:
     return Masks(split, SCENES if split == "training" else VALIDATED)
 
 
-def test(data: str = "scenes") -> DataLoader[Any]:
+def unseen(data: str = "scenes") -> DataLoader[Any]:
     """What neither trained nor chose anything."""
     return DataLoader(images("test", data), batch_size=2 * BATCH)
 

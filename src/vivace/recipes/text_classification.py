@@ -46,8 +46,12 @@ def split(data: str) -> dict[str, list[tuple[str, int]]]:
 
 
 def ag_news(part: str) -> list[tuple[str, int]]:
-    """AG's news in four classes (Zhang et al., 2015), as its CSV files lie below VIVACE_DATA, each text once."""
-    path = demanded("AG News", f"ag_news/{part}.csv", f"ag_news_csv/{part}.csv", how="put train.csv and test.csv there")
+    """AG's news in four classes (Zhang et al., 2015), as its CSV files lie below VIVACE_DATA, each text
+    once.
+    """
+    path = demanded(
+        "AG News", f"ag_news/{part}.csv", f"ag_news_csv/{part}.csv", how="put train.csv and test.csv there"
+    )
     with path.open(encoding="utf-8", newline="") as file:
         rows = {f"{title} {text}": int(label) - 1 for label, title, text in csv.reader(file)}
     return list(rows.items())
@@ -80,7 +84,9 @@ def collate(rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Classifier(nn.Module):
-    """Characters (batch, length) -> logits (batch, classes): the mean over what is no padding, then a layer."""
+    """Characters (batch, length) -> logits (batch, classes): the mean over what is no padding, then a
+    layer.
+    """
 
     def __init__(self, num_tokens: int, num_classes: int, width: int, depth: int) -> None:
         super().__init__()
@@ -99,7 +105,7 @@ def held_out(part: str, data: str) -> DataLoader[Any]:
     return DataLoader(Texts(part, data), batch_size=2 * BATCH, collate_fn=collate)
 
 
-def test(data: str = "reviews") -> DataLoader[Any]:
+def unseen(data: str = "reviews") -> DataLoader[Any]:
     """What neither trained nor chose anything."""
     return held_out("test", data)
 

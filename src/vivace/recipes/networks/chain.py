@@ -9,8 +9,8 @@ from torch import nn
 class Chain(nn.Module):
     """Scores of tags that stand beside each other, learned with the network below.
 
-    Scores of a batch are (batch, length, tags), tags (batch, length), and `there` (batch, length) is true where
-    a sentence has a character; each has one at least, and all of them come before its padding.
+    Scores of a batch are (batch, length, tags), tags (batch, length), and `there` (batch, length) is true
+    where a sentence has a character; each has one at least, and all of them come before its padding.
     """
 
     def __init__(self, num_tags: int) -> None:

@@ -1,4 +1,6 @@
-"""A small one-level FCOS (Tian et al., 2019, arXiv:1904.01355): each place of a grid names a class and a box."""
+"""A small one-level FCOS (Tian et al., 2019, arXiv:1904.01355): each place of a grid names a class and a
+box.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Unit(nn.Module):
 
 
 class Detector(nn.Module):
-    """Images (batch, 3, height, width) -> logits (batch, places, classes) and boxes (batch, places, 4) in pixels."""
+    """Images (batch, 3, height, width) -> logits (batch, places, classes) and boxes (batch, places, 4) in
+    pixels.
+    """
 
     def __init__(self, num_classes: int, width: int, depth: int) -> None:
         super().__init__()
@@ -87,7 +91,9 @@ def places(hidden: torch.Tensor) -> torch.Tensor:
     return torch.stack(torch.meshgrid(columns, rows, indexing="xy"), dim=-1).flatten(0, 1)
 
 
-def answering(here: torch.Tensor, boxes: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def answering(
+    here: torch.Tensor, boxes: torch.Tensor, labels: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Which box each place answers for, and whether it does: (batch, places) each; the smallest of several.
 
     `here` is (places, 2), `boxes` (batch, most, 4), `labels` (batch, most) with -1 for no box.
@@ -103,8 +109,8 @@ def answering(here: torch.Tensor, boxes: torch.Tensor, labels: torch.Tensor) -> 
 
 
 def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-    """Focal loss of the classes and generalized IoU loss of the boxes, for each answering place of an image; the
-    mean over the batch.
+    """Focal loss of the classes and generalized IoU loss of the boxes, for each answering place of an
+    image; the mean over the batch.
     """
     images, targets, labels = batch
     logits, boxes = model(images)

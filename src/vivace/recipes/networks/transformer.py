@@ -8,7 +8,6 @@ from torch.nn import functional
 
 from vivace.errors import InputError
 
-
 HEAD_WIDTH = 32
 
 
@@ -39,7 +38,9 @@ class Block(nn.Module):
         """The block's output."""
         parts = self.query_key_value(self.attention_norm(hidden)).unflatten(-1, (3, self.num_heads, -1))
         query, key, value = parts.permute(2, 0, 3, 1, 4)
-        seen = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=self.causal)
+        seen = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=self.causal
+        )
         seen = self.attention_output(seen.transpose(1, 2).flatten(2))
         hidden = hidden + functional.dropout(seen, self.dropout, self.training)
         wide = self.narrow(functional.gelu(self.wide(self.wide_norm(hidden))))

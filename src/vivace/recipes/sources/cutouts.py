@@ -26,23 +26,75 @@ SIDE = 64  # pixels of a picture's longer side, as it is kept
 
 # Code points of Unicode, first and last of each range.
 CLASSES: dict[str, tuple[tuple[int, int], ...]] = {
-    "face": ((0x1F600, 0x1F637), (0x1F641, 0x1F644), (0x1F910, 0x1F915), (0x1F920, 0x1F92F))
-    + ((0x1F970, 0x1F976), (0x1F978, 0x1F97A), (0x1F9D0, 0x1F9D0), (0x1FAE0, 0x1FAE5)),
-    "animal": ((0x1F400, 0x1F43D), (0x1F54A, 0x1F54A), (0x1F577, 0x1F577), (0x1F980, 0x1F99F))
-    + ((0x1F9A1, 0x1F9A9), (0x1F9AB, 0x1F9AE), (0x1FAB0, 0x1FAB3)),
-    "food": ((0x1F32D, 0x1F330), (0x1F344, 0x1F373), (0x1F375, 0x1F37B), (0x1F37E, 0x1F37F))
-    + ((0x1F950, 0x1F961), (0x1F964, 0x1F96F), (0x1F9C0, 0x1F9C9), (0x1FAD0, 0x1FAD6)),
-    "vehicle": ((0x1F680, 0x1F688), (0x1F68A, 0x1F68E), (0x1F690, 0x1F6A4), (0x1F6B2, 0x1F6B2))
-    + ((0x1F6E5, 0x1F6E5), (0x1F6E9, 0x1F6EC), (0x1F6F3, 0x1F6FC), (0x1F3CD, 0x1F3CE), (0x26F4, 0x26F5)),
-    "building": ((0x1F3D7, 0x1F3DB), (0x1F3DF, 0x1F3E6), (0x1F3E8, 0x1F3ED), (0x1F3EF, 0x1F3F0))
-    + ((0x1F54B, 0x1F54D), (0x26E9, 0x26EA), (0x1F5FC, 0x1F5FC), (0x1F492, 0x1F492), (0x1F6D5, 0x1F6D6)),
+    "face": (
+        (0x1F600, 0x1F637),
+        (0x1F641, 0x1F644),
+        (0x1F910, 0x1F915),
+        (0x1F920, 0x1F92F),
+        (0x1F970, 0x1F976),
+        (0x1F978, 0x1F97A),
+        (0x1F9D0, 0x1F9D0),
+        (0x1FAE0, 0x1FAE5),
+    ),
+    "animal": (
+        (0x1F400, 0x1F43D),
+        (0x1F54A, 0x1F54A),
+        (0x1F577, 0x1F577),
+        (0x1F980, 0x1F99F),
+        (0x1F9A1, 0x1F9A9),
+        (0x1F9AB, 0x1F9AE),
+        (0x1FAB0, 0x1FAB3),
+    ),
+    "food": (
+        (0x1F32D, 0x1F330),
+        (0x1F344, 0x1F373),
+        (0x1F375, 0x1F37B),
+        (0x1F37E, 0x1F37F),
+        (0x1F950, 0x1F961),
+        (0x1F964, 0x1F96F),
+        (0x1F9C0, 0x1F9C9),
+        (0x1FAD0, 0x1FAD6),
+    ),
+    "vehicle": (
+        (0x1F680, 0x1F688),
+        (0x1F68A, 0x1F68E),
+        (0x1F690, 0x1F6A4),
+        (0x1F6B2, 0x1F6B2),
+        (0x1F6E5, 0x1F6E5),
+        (0x1F6E9, 0x1F6EC),
+        (0x1F6F3, 0x1F6FC),
+        (0x1F3CD, 0x1F3CE),
+        (0x26F4, 0x26F5),
+    ),
+    "building": (
+        (0x1F3D7, 0x1F3DB),
+        (0x1F3DF, 0x1F3E6),
+        (0x1F3E8, 0x1F3ED),
+        (0x1F3EF, 0x1F3F0),
+        (0x1F54B, 0x1F54D),
+        (0x26E9, 0x26EA),
+        (0x1F5FC, 0x1F5FC),
+        (0x1F492, 0x1F492),
+        (0x1F6D5, 0x1F6D6),
+    ),
 }
 NAMES = tuple(CLASSES)
 SPLITS = ("training", "validation", "test")
 SHARES = (0.7, 0.85, 1.0)  # of the families of pictures, where each split ends
 NEARLY_THE_SAME = 0.02  # mean difference of two thumbnails, whose values lie between 0 and 1
 PHOTOGRAPHS = {
-    "training": ("brick", "grass", "camera", "coins", "astronaut", "coffee", "rocket", "page", "cell", "china.jpg"),
+    "training": (
+        "brick",
+        "grass",
+        "camera",
+        "coins",
+        "astronaut",
+        "coffee",
+        "rocket",
+        "page",
+        "cell",
+        "china.jpg",
+    ),
     "validation": ("gravel", "cat", "immunohistochemistry", "moon"),
     "test": ("clock", "hubble_deep_field", "retina", "flower.jpg"),
 }
@@ -55,7 +107,8 @@ def font_file() -> Path:
     paths = [found] if found else [path for folder in folders for path in folder.rglob(FONT)]
     if not paths:
         raise InputError(
-            f"this recipe reads the font {FONT}: apt install fonts-noto-color-emoji, or put it below VIVACE_DATA"
+            f"this recipe reads the font {FONT}: apt install fonts-noto-color-emoji, or put it below
+            VIVACE_DATA"
         )
     return paths[0]
 
@@ -73,7 +126,9 @@ def every() -> dict[str, list[Image.Image]]:
     try:
         font = ImageFont.truetype(font_file(), FONT_SIZE)
     except OSError as error:
-        raise InputError(f"'{font_file()}' is no font with pictures of {FONT_SIZE} pixels: {error}") from error
+        raise InputError(
+            f"'{font_file()}' is no font with pictures of {FONT_SIZE} pixels: {error}"
+        ) from error
     seen = {hashlib.sha256(drawn(font, 0xF0000).tobytes()).digest()}  # what stands for a missing picture
     found: dict[str, list[Image.Image]] = {}
     for name, ranges in CLASSES.items():
@@ -124,7 +179,9 @@ def photographs(split: str) -> tuple[Image.Image, ...]:
         from skimage import data as shipped
         from sklearn.datasets import load_sample_image
     except ImportError:
-        raise InputError("this recipe needs scikit-image and scikit-learn: pip install 'vivace[tasks]'") from None
+        raise InputError(
+            "this recipe needs scikit-image and scikit-learn: pip install 'vivace[tasks]'"
+        ) from None
     found = []
     for name in PHOTOGRAPHS[split]:
         pixels: Any = load_sample_image(name) if name.endswith(".jpg") else getattr(shipped, name)()

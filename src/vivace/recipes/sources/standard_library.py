@@ -10,7 +10,16 @@ from pathlib import Path
 from vivace.errors import InputError
 
 # Tests may be left out of an installation; encodings are tables, nearly the same ones a hundred times.
-LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "encodings", "idlelib", "lib2to3", "__pycache__"}
+LEFT_OUT = {
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "encodings",
+    "idlelib",
+    "lib2to3",
+    "__pycache__",
+}
 SPLITS = ("training", "validation", "test")
 
 
