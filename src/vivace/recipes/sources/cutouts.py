@@ -107,8 +107,8 @@ def font_file() -> Path:
     paths = [found] if found else [path for folder in folders for path in folder.rglob(FONT)]
     if not paths:
         raise InputError(
-            f"this recipe reads the font {FONT}: apt install fonts-noto-color-emoji, or put it below
-            VIVACE_DATA"
+            f"this recipe reads the font {FONT}: apt install fonts-noto-color-emoji, or put it below "
+            "the folder that VIVACE_DATA names"
         )
     return paths[0]
 
@@ -126,9 +126,8 @@ def every() -> dict[str, list[Image.Image]]:
     try:
         font = ImageFont.truetype(font_file(), FONT_SIZE)
     except OSError as error:
-        raise InputError(
-            f"'{font_file()}' is no font with pictures of {FONT_SIZE} pixels: {error}"
-        ) from error
+        found_at = f"'{font_file()}' is no font with pictures of {FONT_SIZE} pixels"
+        raise InputError(f"{found_at}: {error}") from error
     seen = {hashlib.sha256(drawn(font, 0xF0000).tobytes()).digest()}  # what stands for a missing picture
     found: dict[str, list[Image.Image]] = {}
     for name, ranges in CLASSES.items():
