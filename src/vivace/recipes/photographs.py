@@ -76,8 +76,9 @@ class Crops(Dataset[tuple[torch.Tensor, int]]):
 
 
 def model(width: int = 32, depth: int = 2) -> nn.Module:
-    """A residual network for grey crops of 48 pixels in 16 classes: levels of `width`, twice and four times as
-    many channels and `depth`, `depth` and half as many blocks; about 700,000 parameters as it is.
+    """A residual network for grey crops of 48 pixels in 16 classes: levels of `width`, twice and four times
+    as many channels and `depth`, `depth` and half as many blocks, rounded up; about 700,000 parameters as
+    it is.
     """
     layers: list[nn.Module] = []
     channels = 1

@@ -152,6 +152,101 @@ def penn_fudan(split: str) -> Dataset[Any]:
 
     def change(file: Path) -> Any:
         image = _tensor(Image.open(file), PENN_FUDAN_SIZE)
+        mask = Image.open(place / "PedMasks" / f"{file.stem}_mask.png")
+        boxes, labels = _people(torch.from_numpy(numpy.array(mask)).long())
+        if split == "training" and torch.rand(()) < 0.5:
+            image = image.flip(-1)
+            left, top, right, bottom = boxes.unbind(1)
+            turned = torch.stack([PENN_FUDAN_SIZE - right, top, PENN_FUDAN_SIZE - left, bottom], 1)
+            boxes = torch.where(labels[:, None] >= 0, turned, boxes)
+        return image, boxes, labels
+
+    return Mapped(kept, change)
+
+
+def _cropped(image: torch.Tensor, margin: int) -> torch.Tensor:
+    """Shifted by `margin` pixels at most, what comes in being black, and mirrored as it falls."""
+    height, width = image.shape[-2:]
+    wide = torch.nn.functional.pad(image, [margin] * 4, value=-MEAN / SPREAD)
+    top, left = (int(torch.randint(2 * margin + 1, ())) for _ in range(2))
+    image = wide[:, top : top + height, left : left + width]
+    return image.flip(-1) if torch.rand(()) < 0.5 else image
+
+
+@functools.cache
+def mnist(split: str) -> Dataset[Any]:
+    """MNIST (LeCun et al., 1998): images (1, 28, 28) between 0 and 1, and labels."""
+    from torchvision.datasets import MNIST
+
+    how = "put the four files of MNIST into MNIST/raw there"
+    place = demanded("MNIST", "MNIST/raw", how=how).parent.parent
+    found = MNIST(place, train=split != "test")
+    samples = TensorDataset(found.data.unsqueeze(1).float() / 255, found.targets)
+    return samples if split == "test" else _part(samples, split, MNIST_VALIDATED)
+
+
+def _imagenet(part: str) -> Path:
+    how = "it needs the folders train and val, with a folder for each class in both"
+    return demanded("an ImageNet folder", f"imagenet/{part}", how=how)
+
+
+def num_imagenet_classes() -> int:
+    """Of the folder."""
+    return sum(path.is_dir() for path in _imagenet("train").iterdir())
+
+
+@functools.cache
+def imagenet(split: str) -> Dataset[Any]:
+    """A folder as ImageNet's: images (3, 128, 128) and labels; its `val`, by halves, validates and tests."""
+    from torchvision.datasets import ImageFolder
+    from torchvision.transforms import v2
+
+    samples = ImageFolder(_imagenet("train" if split == "training" else "val"))
+    if split == "training":
+        crop = v2.Compose([v2.RandomResizedCrop(IMAGENET_SIZE, (0.35, 1.0)), v2.RandomHorizontalFlip()])
+        return Mapped(samples, lambda sample: (_tensor(crop(sample[0])), sample[1]))
+    half = range(0 if split == "validation" else 1, len(samples), 2)
+    return Mapped(Subset(samples, half), lambda sample: (_tensor(sample[0], IMAGENET_SIZE), sample[1]))
+
+
+@functools.cache
+def voc_masks(split: str) -> Dataset[Any]:
+    """Pascal VOC 2012 (Everingham et al.): images (3, 128, 128) and classes of pixels; its `val`, by halves,
+    validates and tests.
+    """
+    from torchvision.datasets import VOCSegmentation
+
+    how = "unpack VOCtrainval_11-May-2012.tar there"
+    place = demanded("Pascal VOC 2012", "VOCdevkit/VOC2012", how=how).parent.parent
+    samples = VOCSegmentation(place, "2012", "train" if split == "training" else "val")
+    if split != "training":
+        samples = Subset(samples, range(0 if split == "validation" else 1, len(samples), 2))
+
+    def change(sample: Any) -> Any:
+        mask = sample[1].resize((VOC_SIZE, VOC_SIZE), Image.Resampling.NEAREST)
+        image, classes = _tensor(sample[0], VOC_SIZE), torch.from_numpy(numpy.array(mask)).long()
+        if split == "training" and torch.rand(()) < 0.5:
+            image, classes = image.flip(-1), classes.flip(-1)
+        return image, classes
+
+    return Mapped(samples, change)
+
+
+@functools.cache
+def penn_fudan(split: str) -> Dataset[Any]:
+    """Penn-Fudan's pedestrians (Wang et al., 2007): images (3, 128, 128), boxes (8, 4) of their masks, and
+    classes (8,), -1 where there is no further person. Every fifth image validates, every fifth tests.
+    """
+    how = "unpack PennFudanPed.zip there"
+    place = demanded("Penn-Fudan", "PennFudanPed/PNGImages", how=how).parent
+    files = sorted((place / "PNGImages").glob("*.png"))
+    if len(files) < 5:
+        raise InputError(f"'{place / 'PNGImages'}' holds {len(files)} pictures; Penn-Fudan has 170")
+    which = {"validation": (3,), "test": (4,), "training": (0, 1, 2)}[split]
+    kept = [file for number, file in enumerate(files) if number % 5 in which]
+
+    def change(file: Path) -> Any:
+        image = _tensor(Image.open(file), PENN_FUDAN_SIZE)
         people = torch.from_numpy(numpy.array(Image.open(place / "PedMasks" /
         f"{file.stem}_mask.png"))).long() boxes, labels = torch.zeros(PENN_FUDAN_MOST, 4),
         torch.full((PENN_FUDAN_MOST,), -1) scale = torch.tensor([PENN_FUDAN_SIZE / people.shape[1],
@@ -166,3 +261,15 @@ def penn_fudan(split: str) -> Dataset[Any]:
         return image, boxes, labels
 
     return Mapped(kept, change)
+
+
+def _people(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Boxes and classes of a mask (height, width) that numbers its people, scaled to the image's size."""
+    boxes, labels = torch.zeros(PENN_FUDAN_MOST, 4), torch.full((PENN_FUDAN_MOST,), -1)
+    height, width = mask.shape
+    scale = PENN_FUDAN_SIZE / torch.tensor([width, height, width, height])
+    for number, person in enumerate(mask.unique()[1 : PENN_FUDAN_MOST + 1]):
+        rows, columns = torch.nonzero(mask == person, as_tuple=True)
+        corners = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+        boxes[number], labels[number] = torch.tensor(corners) * scale, 0
+    return boxes, labels
