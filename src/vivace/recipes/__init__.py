@@ -57,7 +57,7 @@ RECIPES = {
         "1,797 handwritten digits at 28x28 pixels (scikit-learn), by the network of Keras' MNIST example",
         "accuracy",
         300,
-        "demo",
+        "tasks",
         1,
         0.01,
     ),

@@ -29,7 +29,7 @@ def _digits() -> dict[str, TensorDataset]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise InputError("the keras_cnn recipe needs scikit-learn: pip install 'vivace[demo]'") from None
+        raise InputError("the keras_cnn recipe needs scikit-learn: pip install 'vivace[tasks]'") from None
     found = load_digits()
     small = torch.tensor(found.images, dtype=torch.float32).unsqueeze(1) / 16.0
     images = functional.interpolate(small, size=(SIZE, SIZE), mode="bilinear")

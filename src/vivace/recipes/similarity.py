@@ -134,12 +134,11 @@ def distance(model: nn.Module, batch: Any) -> torch.Tensor:
 
 def spearman(model: nn.Module, batches: Iterable[Any]) -> float:
     """The rank correlation of cosines with what people say."""
-    from torchmetrics.regression import SpearmanCorrCoef
+    from torchmetrics.functional.regression import spearman_corrcoef
 
-    found = SpearmanCorrCoef()
-    for first, second, scores in batches:
-        found.to(scores.device).update((model(first) * model(second)).sum(1).float(), scores.float())
-    return float(found.compute())
+    rows = [((model(a) * model(b)).sum(1).float(), scores.float()) for a, b, scores in batches]
+    cosines, judged = (torch.cat(parts) for parts in zip(*rows, strict=True))
+    return float(spearman_corrcoef(cosines, judged))
 
 
 def held_out(split: str, data: str) -> DataLoader[Any]:

@@ -32,6 +32,14 @@ def _tensor(picture: Image.Image, size: int | None = None) -> torch.Tensor:
     return (pixels - MEAN) / SPREAD
 
 
+def _read(what: str, read: Callable[[], Any]) -> Any:
+    """What torchvision's reader finds. Raises InputError where it finds the files wanting."""
+    try:
+        return read()
+    except (RuntimeError, OSError) as error:
+        raise InputError(f"{what} cannot be read as it lies below VIVACE_DATA: {error}") from error
+
+
 class Mapped(Dataset[Any]):
     """What `change` makes of each sample."""
 
@@ -59,7 +67,7 @@ def cifar10(split: str) -> Dataset[Any]:
     from torchvision.datasets import CIFAR10
 
     place = demanded("CIFAR-10", "cifar-10-batches-py", how="unpack cifar-10-python.tar.gz there").parent
-    samples = CIFAR10(place, train=split != "test")
+    samples = _read("CIFAR-10", lambda: CIFAR10(place, train=split != "test"))
     kept = samples if split == "test" else _part(samples, split, CIFAR_VALIDATED)
 
     def change(sample: Any) -> Any:
@@ -85,7 +93,7 @@ def mnist(split: str) -> Dataset[Any]:
 
     how = "put the four files of MNIST into MNIST/raw there"
     place = demanded("MNIST", "MNIST/raw", how=how).parent.parent
-    found = MNIST(place, train=split != "test")
+    found = _read("MNIST", lambda: MNIST(place, train=split != "test"))
     samples = TensorDataset(found.data.unsqueeze(1).float() / 255, found.targets)
     return samples if split == "test" else _part(samples, split, MNIST_VALIDATED)
 
@@ -106,7 +114,8 @@ def imagenet(split: str) -> Dataset[Any]:
     from torchvision.datasets import ImageFolder
     from torchvision.transforms import v2
 
-    samples = ImageFolder(_imagenet("train" if split == "training" else "val"))
+    place = _imagenet("train" if split == "training" else "val")
+    samples = _read("the ImageNet folder", lambda: ImageFolder(place))
     if split == "training":
         crop = v2.Compose([v2.RandomResizedCrop(IMAGENET_SIZE, (0.35, 1.0)), v2.RandomHorizontalFlip()])
         return Mapped(samples, lambda sample: (_tensor(crop(sample[0])), sample[1]))
@@ -123,7 +132,8 @@ def voc_masks(split: str) -> Dataset[Any]:
 
     how = "unpack VOCtrainval_11-May-2012.tar there"
     place = demanded("Pascal VOC 2012", "VOCdevkit/VOC2012", how=how).parent.parent
-    samples = VOCSegmentation(place, "2012", "train" if split == "training" else "val")
+    part = "train" if split == "training" else "val"
+    samples = _read("Pascal VOC 2012", lambda: VOCSegmentation(place, "2012", part))
     if split != "training":
         samples = Subset(samples, range(0 if split == "validation" else 1, len(samples), 2))
 
