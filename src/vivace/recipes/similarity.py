@@ -23,8 +23,8 @@ from vivace.recipes.sources import check_choice, demanded, wordnet
 from vivace.recipes.sources.characters import UNKNOWN, Vocabulary, forgetting, padded
 
 LENGTH = 32  # words of a definition or sentence that are read
-BATCH = 128
-TRAINED = 25600  # definitions of an epoch, drawn anew
+BATCH = 256
+TRAINED = 51200  # definitions of an epoch, drawn anew
 TEMPERATURE = 0.05  # of the cosines (Chen et al., 2020, arXiv:2002.05709)
 FORGOTTEN = 0.1
 DATA = ("wordnet", "stsb")
@@ -57,13 +57,14 @@ def stsb(split: str) -> tuple[tuple[list[str], list[str], float], ...]:
 
 
 class Definitions(Dataset[Pair]):
-    """A word and a definition of it; which meaning and which of its words is drawn anew each time."""
+    """A word, and the other words of one of its meanings with their definition; drawn anew each time."""
 
     def __init__(self) -> None:
         numbers = vocabulary("wordnet").numbers
         known = [entry for entry in wordnet.entries() if any(word in numbers for word in entry.words)]
         self.words = [[numbers[word] for word in entry.words if word in numbers] for entry in known]
-        self.definitions = [vocabulary("wordnet").encode(entry.definition[:LENGTH]) for entry in known]
+        texts = ((*entry.words, *entry.definition)[:LENGTH] for entry in known)
+        self.definitions = [vocabulary("wordnet").encode(text) for text in texts]
 
     def __len__(self) -> int:
         return TRAINED
@@ -151,7 +152,7 @@ def unseen(data: str = "wordnet") -> DataLoader[Any]:
     return held_out("test", data)
 
 
-def job(*, width: int = 128, depth: int = 1, epochs: int = 5, data: str = "wordnet") -> Job:
+def job(*, width: int = 128, depth: int = 1, epochs: int = 6, data: str = "wordnet") -> Job:
     """The job. `data` is ``wordnet`` or ``stsb``; `width` in hidden units, a multiple of 32."""
     check_width(width)
     check_choice("data", data, DATA)
@@ -166,7 +167,7 @@ def job(*, width: int = 128, depth: int = 1, epochs: int = 5, data: str = "wordn
         model=lambda: Encoder(len(vocabulary(data)), width, depth),
         data=lambda: DataLoader(rows(), batch_size=BATCH, shuffle=True, drop_last=True, collate_fn=collate),
         loss=contrast if data == "wordnet" else distance,
-        optimizer=adamw(2e-3),
+        optimizer=adamw(5e-3),
         scheduler=lambda optimizer: warm_cosine(epochs * steps())(optimizer),
         scheduler_every="step",
         on_gradients=clip,
