@@ -6,6 +6,8 @@ import itertools
 import statistics
 from collections.abc import Callable, Iterator
 
+from vivace.recipes import RECIPES
+
 Row = tuple[str, str]  # what was asked, what was found
 WORDS = {
     "README.md": {
@@ -55,6 +57,13 @@ WORDS = {
         "kernels": "Kernels compiled for {target}: most registers, spilled bytes",
         "feed": "{images} JPEG files, {part}: tuned over the naive loader, over the best set by hand",
         "feed_parts": {"first_pass": "first epoch", "later_passes": "later epochs"},
+        "accuracy": "{count} recipes trained to the end, whole time: the plan over strict fp32, "
+        "geometric mean",
+        "equals": "{ratio:.2f}x; the same metric within the margin: {equal} of {count}",
+        "trained": "`{name}` trained to the end: whole time of the plan over strict fp32; final "
+        "{metric} of both",
+        "finals": "{interval}; {strict:.4f}, {plan:.4f}: {mark}",
+        "same": {True: "the same", False: "not shown to be the same"},
     },
     "README.zh-CN.md": {
         "columns": ("问题", "结果", "记录", "命令"),
@@ -103,6 +112,11 @@ WORDS = {
         "kernels": "为 {target} 编译的内核：寄存器最多数、溢出字节数",
         "feed": "{images} 个 JPEG 文件，{part}：调优后相对朴素加载器、相对手工最佳设置",
         "feed_parts": {"first_pass": "第一轮", "later_passes": "之后各轮"},
+        "accuracy": "{count} 个任务完整训练：方案相对严格 fp32 的总用时加速，几何平均",
+        "equals": "{ratio:.2f}x；指标在容差内相同：{equal} / {count}",
+        "trained": "`{name}` 完整训练：方案相对严格 fp32 的总用时加速；两者最终的 {metric}",
+        "finals": "{interval}；{strict:.4f}、{plan:.4f}：{mark}",
+        "same": {True: "相同", False: "未能证明相同"},
     },
 }
 TITLES = {
@@ -284,6 +298,24 @@ def feed(record: dict, file: str) -> Iterator[Row]:
         yield words["feed"].format(images=record["images"], part=title), ", ".join(found)
 
 
+def accuracy(record: dict, file: str) -> Iterator[Row]:
+    """Whole trainings under the plan against strict fp32: time, and whether the metric is the same."""
+    words = WORDS[file]
+    done = {name: found for name, found in record["recipes"].items() if "speed" in found}
+    if not done:
+        return
+    ratio = statistics.geometric_mean(found["speed"]["strict"]["estimate"] for found in done.values())
+    counts = {"count": len(done), "equal": sum(found["equal"] for found in done.values())}
+    yield words["accuracy"].format(**counts), words["equals"].format(ratio=ratio, **counts)
+    for name, found in done.items():
+        finals = {way: found["ways"][way]["metric"]["estimate"] for way in ("strict", "plan")}
+        told = {"interval": _interval(found["speed"]["strict"]), "mark": words["same"][found["equal"]]}
+        yield (
+            words["trained"].format(name=name, metric=RECIPES[name].metric),
+            words["finals"].format(**finals, **told),
+        )
+
+
 KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "ruler": ruler,
     "peer": peer,
@@ -298,6 +330,7 @@ KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "kernels": kernels,
     "feed": feed,
     "fold_eval": fold_eval,
+    "accuracy": accuracy,
 }
 
 # In records/README.md only.
