@@ -6,6 +6,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from vivace.errors import InputError, nearest
+
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
@@ -144,3 +146,11 @@ def every() -> list[dict[str, Any]]:
         }
         for name, recipe in RECIPES.items()
     ]
+
+
+def one(name: str) -> dict[str, Any]:
+    """One recipe's facts. Raises InputError where there is none of that name."""
+    found = next((row for row in every() if row["recipe"] == name), None)
+    if found is None:
+        raise InputError(f"there is no recipe '{name}'{nearest(name, RECIPES)} ({', '.join(RECIPES)})")
+    return found
