@@ -20,7 +20,7 @@ from vivace.recipes.sources import check_choice, cutouts, scenes
 
 SIZE = 48  # pixels of a scene's side
 BATCH = 64
-SCENES = 3200  # of an epoch
+SCENES = 1600  # of an epoch
 VALIDATED = 640
 SHARES = (0.5, 0.9)  # of the scene's side that a picture's longer side takes
 DATA = ("scenes", "cifar10", "imagenet")
@@ -77,7 +77,7 @@ def unseen(data: str = "scenes") -> DataLoader[Any]:
     return DataLoader(images("test", data), batch_size=2 * BATCH)
 
 
-def job(*, width: int = 24, depth: int = 1, epochs: int = 12, data: str = "scenes") -> Job:
+def job(*, width: int = 16, depth: int = 1, epochs: int = 10, data: str = "scenes") -> Job:
     """The job. `data` is ``scenes``, ``cifar10`` or ``imagenet``; `width` in channels of the first
     convolution.
     """

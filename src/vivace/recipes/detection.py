@@ -56,7 +56,7 @@ def unseen(data: str = "scenes") -> DataLoader[Any]:
     return DataLoader(images("test", data), batch_size=2 * BATCH)
 
 
-def job(*, width: int = 24, depth: int = 1, epochs: int = 15, data: str = "scenes") -> Job:
+def job(*, width: int = 16, depth: int = 1, epochs: int = 5, data: str = "scenes") -> Job:
     """The job. `data` is ``scenes`` or ``penn_fudan``; `width` in channels of the first convolution, a
     multiple of 8; `depth` in residual units of each of three levels.
     """

@@ -21,9 +21,9 @@ from vivace.recipes.networks.schedules import adamw, clip, warm_cosine
 from vivace.recipes.networks.transformer import Transformer, check_width
 from vivace.recipes.sources import check_choice, demanded, standard_library
 
-LENGTH = 256  # bytes that the network sees at once
+LENGTH = 128  # bytes that the network sees at once
 BATCH = 16
-WINDOWS = 3200  # that train in an epoch
+WINDOWS = 2400  # that train in an epoch
 VALIDATED = 384  # windows
 NUM_BYTES = 256
 
@@ -105,7 +105,7 @@ def unseen(data: str = "python") -> DataLoader[Any]:
     return held_out("test", data)
 
 
-def job(*, width: int = 128, depth: int = 4, epochs: int = 3, data: str = "python") -> Job:
+def job(*, width: int = 128, depth: int = 3, epochs: int = 3, data: str = "python") -> Job:
     """The job. `data` is ``python`` or ``wikitext2``; `width` in hidden units, a multiple of 32."""
     check_width(width)
     check_choice("data", data, ("python", "wikitext2"))

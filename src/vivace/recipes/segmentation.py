@@ -55,7 +55,7 @@ def unseen(data: str = "scenes") -> DataLoader[Any]:
     return DataLoader(images("test", data), batch_size=2 * BATCH)
 
 
-def job(*, width: int = 16, depth: int = 3, epochs: int = 12, data: str = "scenes") -> Job:
+def job(*, width: int = 8, depth: int = 3, epochs: int = 5, data: str = "scenes") -> Job:
     """The job. `data` is ``scenes`` or ``voc``; `width` in channels of the first convolutions; `depth` is how
     often the sides are halved.
     """

@@ -152,7 +152,7 @@ def unseen(data: str = "wordnet") -> DataLoader[Any]:
     return held_out("test", data)
 
 
-def job(*, width: int = 128, depth: int = 1, epochs: int = 6, data: str = "wordnet") -> Job:
+def job(*, width: int = 64, depth: int = 1, epochs: int = 3, data: str = "wordnet") -> Job:
     """The job. `data` is ``wordnet`` or ``stsb``; `width` in hidden units, a multiple of 32."""
     check_width(width)
     check_choice("data", data, DATA)
