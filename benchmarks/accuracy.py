@@ -56,7 +56,7 @@ def main() -> int:
     names = _record.named_jobs(parser, chosen.recipes, RECIPES)
     if chosen.seeds < 3:
         parser.error(f"--seeds must be at least 3, not {chosen.seeds}: an interval needs as many")
-    record = begun(chosen.budget)
+    record = begun(chosen)
     for name in names:
         recipe = record["recipes"].setdefault(name, {"margin": RECIPES[name].margin, "rows": []})
         for _ in further(name, recipe, chosen):
@@ -72,10 +72,13 @@ def main() -> int:
     return 0 if all(recipe["equal"] and recipe["speed"]["strict"]["high"] >= 1 for recipe in done) else 1
 
 
-def begun(budget: str) -> dict[str, Any]:
+def begun(chosen: argparse.Namespace) -> dict[str, Any]:
     """The newest record of this machine and these versions, to go on with, or a new one."""
-    record = _record.opened("accuracy", "scripts/bench accuracy", vivace.inspect())
-    record |= {"budget": budget, "recipes": {}}
+    command = f"scripts/bench accuracy --seeds {chosen.seeds} --budget {chosen.budget}"
+    record = _record.opened("accuracy", command, vivace.inspect())
+    record |= {"budget": chosen.budget, "recipes": {}}
+    if chosen.epochs:
+        return record
     same = ("machine", "versions", "vivace", "budget")
     for path in sorted(_record.path_of(record).parent.glob("*.json"), reverse=True):
         before = json.loads(path.read_text(encoding="utf-8"))
@@ -123,7 +126,8 @@ def trained(name: str, way: str, seed: int, plan: Path, epochs: int | None) -> d
         raise SystemExit(f"{name}, {way}, seed {seed} failed:\n{done.stderr[-3000:]}")
     row = {"way": way, "seed": seed, **json.loads(done.stdout.splitlines()[-1])}
     after = energy()
-    row["joules"] = after - before if after is not None and before is not None else None
+    known = after is not None and before is not None and after > before  # a counter may begin anew
+    row["joules"] = after - before if known else None
     print(f"{name} {way} seed {seed}: {row['seconds']:.0f} s, {row['metric']:.4f}", flush=True)
     return row
 

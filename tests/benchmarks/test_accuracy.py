@@ -1,7 +1,9 @@
 """`scripts/bench accuracy`: what rows say together, going on where it was stopped, and the pages from it."""
 
 import json
+import time
 
+import _accuracy_child
 import _cases
 import _evidence
 import _record
@@ -113,6 +115,19 @@ def test_two_seeds_are_too_few(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         accuracy.main()
     assert "--seeds must be at least 3, not 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("way", ["strict", "defaults"])
+def test_a_training_tells_its_curve_and_a_metric_of_what_it_has_not_seen(way, monkeypatch, capsys):
+    began = str(time.time() - 100)
+    monkeypatch.setattr("sys.argv", ["_accuracy_child.py", "digits", way, "1", began, "--epochs", "1"])
+    _accuracy_child.main()
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    ((seconds, metric),) = found["curve"]
+    assert 100 < seconds <= found["seconds"]
+    assert metric == pytest.approx(found["metric"])  # of digits, the same data
+    assert metric > 0.3
+    assert found["peak_bytes"] > 2**20
 
 
 def record(**of_rows):
