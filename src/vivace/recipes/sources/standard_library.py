@@ -29,20 +29,24 @@ def split_of(package: str) -> str:
     return SPLITS[max(0, share - 7)]
 
 
-@functools.cache
 def text(split: str) -> bytes:
-    """The files of one split, one after the other; a file that is there twice counts once."""
+    """The files of one split, one after the other. Raises InputError where there is no source."""
+    found = _texts()[split]
+    if not found:
+        raise InputError(f"no source of Python's standard library is in '{sysconfig.get_path('stdlib')}'")
+    return found
+
+
+@functools.cache
+def _texts() -> dict[str, bytes]:
+    """Each split's files; a file that is there twice counts once, for the split that has it first."""
     folder = Path(sysconfig.get_path("stdlib"))
     seen: set[bytes] = set()
-    found = []
+    found: dict[str, list[bytes]] = {split: [] for split in SPLITS}
     for path in sorted(folder.rglob("*.py")):
         parts = path.relative_to(folder).with_suffix("").parts
-        if LEFT_OUT & set(parts) or split_of(parts[0]) != split:
-            continue
-        content = path.read_bytes()
-        if content not in seen:
+        content = b"" if LEFT_OUT & set(parts) else path.read_bytes()
+        if content and content not in seen:
             seen.add(content)
-            found.append(content)
-    if not found:
-        raise InputError(f"there is no source of Python's standard library in '{folder}'")
-    return b"\n".join(found)
+            found[split_of(parts[0])].append(content)
+    return {split: b"\n".join(files) for split, files in found.items()}
