@@ -39,7 +39,8 @@ def _volume(name: str) -> torch.Tensor:
         import nibabel
     except ImportError:
         raise InputError("the brain_tissue recipe needs nibabel: pip install 'vivace[tasks]'") from None
-    values = torch.from_numpy(nibabel.load(path).get_fdata(dtype="float32"))
+    image: Any = nibabel.load(path)
+    values = torch.from_numpy(image.get_fdata(dtype="float32"))
     return (values / values.max())[::2, ::2, ::2]
 
 

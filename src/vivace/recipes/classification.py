@@ -40,7 +40,7 @@ class Pictures(Dataset[tuple[torch.Tensor, int]]):
         return found.image, int(found.labels[0])
 
 
-def images(split: str, data: str) -> Dataset[Any]:
+def images(split: str, data: str) -> Any:
     """One split."""
     if data == "scenes":
         return Pictures(split, SCENES if split == "training" else VALIDATED)

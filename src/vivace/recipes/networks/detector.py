@@ -124,7 +124,8 @@ def loss(model: nn.Module, batch: Any) -> torch.Tensor:
     true = targets.gather(1, which.unsqueeze(-1).expand(-1, -1, 4))
     true = torch.where(answers.unsqueeze(-1), true, boxes.detach())  # a box on itself, which costs nothing
     of_boxes = generalized_box_iou_loss(boxes, true).mul(answers).sum(1) / number
-    return (of_classes + of_boxes).mean()
+    each: torch.Tensor = of_classes + of_boxes
+    return each.mean()
 
 
 def found(logits: torch.Tensor, boxes: torch.Tensor) -> list[dict[str, torch.Tensor]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,7 +30,7 @@ def adamw(learning_rate: float, weight_decay: float = 0.05) -> Callable[[nn.Modu
     def build(model: nn.Module) -> torch.optim.AdamW:
         matrices = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
         others = [p for p in model.parameters() if p.requires_grad and p.ndim <= 1]
-        groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
+        groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
         return torch.optim.AdamW(groups, lr=learning_rate, weight_decay=weight_decay, betas=(0.9, 0.95))
 
     return build

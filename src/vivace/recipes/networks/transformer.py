@@ -57,16 +57,17 @@ class Transformer(nn.Module):
         self.causal = causal
         self.tokens = nn.Embedding(num_tokens, width)
         self.positions = nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(Block(width, causal=causal, dropout=dropout) for _ in range(depth))
+        blocks = [Block(width, causal=causal, dropout=dropout) for _ in range(depth)]
+        self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(width)
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
-        for block in self.blocks:  # GPT-2's: what flows along the residual path stays of one size
-            for module in (block.attention_output, block.narrow):
-                nn.init.normal_(module.weight, std=0.02 / (2 * depth) ** 0.5)
+        for block in blocks:  # GPT-2's: what flows along the residual path stays of one size
+            for last in (block.attention_output, block.narrow):
+                nn.init.normal_(last.weight, std=0.02 / (2 * depth) ** 0.5)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """The hidden states after the last norm."""
@@ -75,4 +76,5 @@ class Transformer(nn.Module):
         mask = None if self.causal else (tokens != 0)[:, None, None, :]
         for block in self.blocks:
             hidden = block(hidden, mask)
-        return self.norm(hidden)
+        normal: torch.Tensor = self.norm(hidden)
+        return normal

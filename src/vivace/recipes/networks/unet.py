@@ -41,4 +41,5 @@ class UNet(nn.Module):
         hidden = kept.pop()
         for grow, block in zip(self.up, self.merge, strict=True):
             hidden = block(torch.cat([kept.pop(), grow(hidden)], dim=1))
-        return self.head(hidden)
+        logits: torch.Tensor = self.head(hidden)
+        return logits

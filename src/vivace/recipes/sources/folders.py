@@ -179,7 +179,8 @@ def _people(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     boxes, labels = torch.zeros(PENN_FUDAN_MOST, 4), torch.full((PENN_FUDAN_MOST,), -1)
     height, width = mask.shape
     scale = PENN_FUDAN_SIZE / torch.tensor([width, height, width, height])
-    for number, person in enumerate(mask.unique()[1 : PENN_FUDAN_MOST + 1]):
+    people = sorted(set(mask.flatten().tolist()) - {0})
+    for number, person in enumerate(people[:PENN_FUDAN_MOST]):
         rows, columns = torch.nonzero(mask == person, as_tuple=True)
         corners = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
         boxes[number], labels[number] = torch.tensor(corners) * scale, 0
