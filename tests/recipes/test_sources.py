@@ -7,7 +7,7 @@ import pytest
 
 from vivace.errors import InputError
 from vivace.recipes import entities, sources, text_classification
-from vivace.recipes.sources import cutouts, snownlp, standard_library, wordnet
+from vivace.recipes.sources import cutouts, debian, snownlp, standard_library, wordnet
 
 SPLITS = ("training", "validation", "test")
 
@@ -101,3 +101,36 @@ def test_pairs_that_people_judged_are_all_read():
     assert len(wordnet.judged("simlex999")) == 999
     assert len(wordnet.judged("wordsim353")) == 353
     assert wordnet.judged("simlex999")[0] == ("old", "new", 1.58)
+
+
+APT = """Package: aria
+Section: net
+Description: download manager
+ of many protocols
+
+Package: aria-doc
+Source: aria (1.2)
+Section: net
+Description: manual of it
+
+Package: chess
+Section: contrib/games
+Description-en: game of two
+
+Package: chess2
+Section: games
+Description: Game of two (data)
+
+Package: libx
+Section: libs
+Description: a library
+"""
+
+
+def test_packages_of_one_source_and_equal_descriptions_are_one(monkeypatch):
+    net, games = (debian.SECTIONS.index(section) for section in ("net", "games"))
+    assert debian.described(APT) == (("download manager", net), ("game of two", games))
+    debian.descriptions.cache_clear()
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    with pytest.raises(InputError, match="a Debian has it"):
+        debian.descriptions()

