@@ -6,6 +6,8 @@ import itertools
 import statistics
 from collections.abc import Callable, Iterator
 
+from vivace.recipes import RECIPES
+
 Row = tuple[str, str]  # what was asked, what was found
 WORDS = {
     "README.md": {
@@ -60,6 +62,13 @@ WORDS = {
         "totals": "Whole trainings from command to end, {count} jobs: longer with the plan",
         "error": "Predicted against measured length of a whole training with the plan, largest error",
         "total": "`{job}` trained whole: without the plan, with it",
+        "accuracy": "{count} recipes trained to the end, whole time: the plan over strict fp32, "
+        "geometric mean",
+        "equals": "{ratio:.2f}x; the same metric within the margin: {equal} of {count}",
+        "trained": "`{name}` trained to the end: whole time of the plan over strict fp32; final "
+        "{metric} of both",
+        "finals": "{interval}; {strict:.4f}, {plan:.4f}: {mark}",
+        "same": {True: "the same", False: "not shown to be the same"},
     },
     "README.zh-CN.md": {
         "columns": ("问题", "结果", "记录", "命令"),
@@ -113,6 +122,11 @@ WORDS = {
         "totals": "从命令到结束的完整训练，不用与使用方案各若干次，{count} 个任务：用方案反而更久的",
         "error": "使用方案的完整训练：预测时长与实测时长的最大误差",
         "total": "完整训练 `{job}`：不用方案、使用方案",
+        "accuracy": "{count} 个任务完整训练：方案相对严格 fp32 的总用时加速，几何平均",
+        "equals": "{ratio:.2f}x；指标在容差内相同：{equal} / {count}",
+        "trained": "`{name}` 完整训练：方案相对严格 fp32 的总用时加速；两者最终的 {metric}",
+        "finals": "{interval}；{strict:.4f}、{plan:.4f}：{mark}",
+        "same": {True: "相同", False: "未能证明相同"},
     },
 }
 TITLES = {
@@ -319,6 +333,24 @@ def totals(record: dict, file: str) -> Iterator[Row]:
         yield words["total"].format(job=name), f"{strict:.1f} s, {plan:.1f} s"
 
 
+def accuracy(record: dict, file: str) -> Iterator[Row]:
+    """Whole trainings under the plan against strict fp32: time, and whether the metric is the same."""
+    words = WORDS[file]
+    done = {name: found for name, found in record["recipes"].items() if "speed" in found}
+    if not done:
+        return
+    ratio = statistics.geometric_mean(found["speed"]["strict"]["estimate"] for found in done.values())
+    counts = {"count": len(done), "equal": sum(found["equal"] for found in done.values())}
+    yield words["accuracy"].format(**counts), words["equals"].format(ratio=ratio, **counts)
+    for name, found in done.items():
+        finals = {way: found["ways"][way]["metric"]["estimate"] for way in ("strict", "plan")}
+        told = {"interval": _interval(found["speed"]["strict"]), "mark": words["same"][found["equal"]]}
+        yield (
+            words["trained"].format(name=name, metric=RECIPES[name].metric),
+            words["finals"].format(**finals, **told),
+        )
+
+
 KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "ruler": ruler,
     "peer": peer,
@@ -334,6 +366,7 @@ KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "feed": feed,
     "fold_eval": fold_eval,
     "totals": totals,
+    "accuracy": accuracy,
 }
 
 # In records/README.md only.

@@ -1,5 +1,5 @@
-"""Write the tables of measured figures from the records: records/README.md, and the parts of both READMEs
-between the markers.
+"""Write the tables of measured figures from the records: records/README.md, docs/cases.md in both languages,
+and the parts of both READMEs between the markers.
 
     scripts/bench table [--check]
 
@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+import _cases
 import _evidence
 from cpu import DEMANDED
 
@@ -66,7 +67,7 @@ what an envelope is. At the end stands what the other benchmarks asked and found
 
 
 def main() -> None:
-    """Write the three files, or say which would change."""
+    """Write the files, or say which would change."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument(
         "--check", action="store_true", help="write nothing; exit 1 where a file would change"
@@ -95,6 +96,8 @@ def wanted(records: list[dict]) -> dict[Path, str]:
     others = [record for record in records if record["benchmark"] != "cpu"]
     headlines = [record for record in others if record["benchmark"] not in _evidence.DETAILS]
     files = {ROOT / "records" / "README.md": overview(tuned) + evidence(others, "README.md", "", None)}
+    trained = [record for record in others if record["benchmark"] == "accuracy"]
+    files |= {ROOT / "docs" / name: _cases.page(trained, name) for name in _cases.WORDS}
     for name in WORDS:
         path = ROOT / name
         parts = {"figures": table(tuned, name), "evidence": evidence(headlines, name, "records/", 1)}

@@ -19,6 +19,9 @@ job = vivace.Job(
 )
 def made():
     return job
+def sized(width=4, rate=0.1, kind="sgd", plain=True):
+    return vivace.Job(model=job.model, data=job.data, loss=job.loss, optimizer=job.optimizer,
+                      epochs=width, metric_name=f"{rate} {kind}")
 number = 3
 """
 PARTS = {"model": int, "data": list, "loss": max, "optimizer": str}
@@ -38,6 +41,14 @@ def test_a_job_or_a_function_that_returns_one(job_file):
     assert isinstance(load("digits"), vivace.Job)
 
 
+def test_arguments_follow_the_name_of_a_function(job_file):
+    job = load(f"{job_file}:sized,width=7,rate=1e-3,kind=adam")
+    assert (job.epochs, job.metric_name) == (7, "0.001 adam")
+    narrow, wide = (load(f"digits,width={width},depth=1") for width in (8, 16))
+    sizes = [sum(p.numel() for p in job.model().parameters()) for job in (narrow, wide)]
+    assert sizes[1] > 3 * sizes[0]
+
+
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
@@ -45,6 +56,13 @@ def test_a_job_or_a_function_that_returns_one(job_file):
         ("{file}:number", "'number' in '{file}' is of type int; it must be a vivace.Job"),
         ("/nowhere/at_all.py:job", "there is no file '/nowhere/at_all.py'"),
         ("no.such.module:job", "No module named 'no'"),
+        ("{file}:sized,wdith=3", "'sized' has no argument 'wdith'; did you mean 'width'? (width, rate, kind"),
+        ("{file}:sized,width=wide", "width of 'sized' must be a whole number, such as 4, not 'wide'"),
+        ("{file}:sized,rate=fast", "rate of 'sized' must be a number, such as 0.1, not 'fast'"),
+        ("{file}:sized,plain=yes", "'plain' of 'sized' is yes or no"),
+        ("{file}:made,width=3", "'made' has no argument 'width', which takes none"),
+        ("{file}:job,width=3", "'job' in '{file}' is no function: it takes no width"),
+        ("digits,with=3", "'digits' has no argument 'with'; did you mean 'width'?"),
         ("digitz", "there is no recipe 'digitz'; did you mean 'digits'"),
     ],
 )

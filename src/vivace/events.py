@@ -22,8 +22,8 @@ class EventKind(enum.StrEnum):
     | ``seed`` | verify | what is known after one seed of the test of the metric; left_seconds |
     | ``resume`` | train | step: from which the run goes on |
     | ``step`` | train | step, epoch, loss, samples_per_second, [skipped_steps] |
-    | ``epoch`` | train | step, epoch, loss, [metric, metric_name, metric_data] |
-    | ``metric`` | train | step, metric, metric_name, metric_data: of a run that ends within an epoch |
+    | ``epoch`` | train | step, epoch, loss, [metric, metric_name, metric_data, seconds: since it began] |
+    | ``metric`` | train | step, metric, metric_name, metric_data, seconds: of a run's last step |
     | ``checkpoint`` | train | step, path, seconds: that it took |
     | ``watch`` | train | step, watch_kept, and the figures of a step that was repeated under the reference |
     | ``unwatched`` | train | text: why steps are not watched |

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 import sysconfig
@@ -24,6 +25,8 @@ Batch: TypeAlias = object
 # What torch puts before an exception of a DataLoader's worker, and the parts of the traceback inside.
 _FROM_WORKER = re.compile(r"Caught \w+ in .*worker process \d+\.\nOriginal Traceback")
 _FRAMES = re.compile(r'^  File "(.+)", line (\d+), in .*\n    (.*)$', re.MULTILINE)
+# `name,width=64,depth=2`: no character that any shell reads.
+_ARGUMENTS = re.compile(r"(?P<name>.+?)(?P<given>(,\w+=[^,:/]*)+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,10 +145,15 @@ class Job:
 
 def load(reference: str) -> Job:
     """Load ``path/to/file.py:name``, ``package.module:name`` or a recipe's name; `name` is a Job or returns
-    one. ``path/to/file.py`` alone stands for its `job`.
+    one. ``path/to/file.py`` alone stands for its `job`. A function is called with what follows its name:
+    ``digits,width=64,depth=2``, each value of the kind of that argument's default.
 
     Raises JobError with the person's own line where their file is at fault.
     """
+    given: dict[str, str] = {}
+    if told := _ARGUMENTS.fullmatch(reference):
+        given = dict(pair.split("=", 1) for pair in told["given"][1:].split(","))
+        reference = told["name"]
     place, colon, name = reference.rpartition(":")
     if not colon:
         place, name = _of_file(Path(reference)) if reference.endswith(".py") else _recipe(reference), "job"
@@ -156,12 +164,35 @@ def load(reference: str) -> Job:
         hint = nearest(name, vars(module)) or (f"; it has {', '.join(jobs)}" if jobs else "; it has no Job")
         raise JobError(f"'{place}' has no name '{name}'{hint}")
     if callable(found) and not isinstance(found, Job):
+        arguments = _arguments(name if colon else reference, found, given)
         with _loading(place):
-            found = found()
+            found = found(**arguments)
+    elif given:
+        raise JobError(f"'{name}' in '{place}' is no function: it takes no {', '.join(given)}")
     if not isinstance(found, Job):
         raise JobError(
             f"'{name}' in '{place}' is of type {type(found).__name__}; it must be a vivace.Job or return one"
         )
+    return found
+
+
+def _arguments(name: str, function: Callable[..., Any], given: dict[str, str]) -> dict[str, Any]:
+    """What was given, each as the kind of its argument's default. Raises JobError where that cannot be."""
+    known = inspect.signature(function).parameters if given else {}
+    found: dict[str, Any] = {}
+    for key, text in given.items():
+        if key not in known:
+            takes = f" ({', '.join(known)})" if known else ", which takes none"
+            raise JobError(f"'{name}' has no argument '{key}'{nearest(key, known)}{takes}")
+        default = known[key].default
+        if isinstance(default, bool):
+            raise JobError(f"'{key}' of '{name}' is yes or no, which cannot be given with its name")
+        kind = type(default) if isinstance(default, (int, float)) else str
+        try:
+            found[key] = kind(text)
+        except ValueError:
+            words = {int: "a whole number", float: "a number"}[kind]
+            raise JobError(f"{key} of '{name}' must be {words}, such as {default}, not '{text}'") from None
     return found
 
 

@@ -229,6 +229,14 @@ def test_recipes_are_listed_and_can_be_loaded():
     found = run("recipes", "--json").document["recipes"]
     assert {row["recipe"] for row in found} == set(RECIPES)
     assert all(row["task"] and row["data"] and row["metric"] for row in found)
+    assert all(row["minutes"] > 0 and row["margin"] > 0 for row in found)
+    one = run("recipes", "detection", "--json").document
+    assert one == next(row for row in found if row["recipe"] == "detection")
+    assert (
+        "pip install 'vivace[tasks]' && apt install fonts-noto-color-emoji"
+        in run("recipes", "detection").errors
+    )
+    assert "there is no recipe 'detectoin'; did you mean 'detection'?" in run("recipes", "detectoin").errors
     files = {path.stem for path in Path(recipes.__file__).parent.glob("*.py")} - {"__init__"}
     assert files == set(RECIPES)
 

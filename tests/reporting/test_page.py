@@ -332,6 +332,22 @@ def test_a_train_run_that_is_still_going(train_folder):
     assert "Trained 900 steps; metric 0.975" in read(train_folder).text
 
 
+def test_the_metric_is_drawn_over_minutes_those_before_a_resume_counted(train_folder):
+    lines = [json.loads(line) for line in (train_folder / "metrics.jsonl").read_text().splitlines()]
+    measured = [line for line in lines if "metric" in line]
+    for line, seconds in zip(measured, (60.0, 180.0, 60.0), strict=True):  # of which the last was resumed
+        line["seconds"] = seconds
+    (train_folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    facts = json.loads((train_folder / "run.json").read_text())
+    (train_folder / "run.json").write_text(json.dumps(facts | {"metric_name": "mean IoU"}))
+    page = vivace.report(train_folder).read_text(encoding="utf-8")
+    assert "Mean IoU" in page
+    line = re.search(r'class="line plan" d="M([^"]+)"', page)  # the first chart's
+    assert line is not None
+    across = [float(point.split()[0]) for point in line[1].split("L")]
+    assert across == pytest.approx([0, 1000 * 2 / 3, 1000], abs=1)  # 1, 3 and 4 minutes
+
+
 def test_steps_repeated_after_a_resume_are_drawn_once(train_folder):
     with (train_folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps({"step": 600, "epoch": 2, "loss": 0.2}) + "\n")

@@ -437,15 +437,26 @@ def compare(
 
 
 @app.command()
-def recipes(as_json: AsJson = False, quiet: Quiet = False, debug: Debug = False) -> None:
-    """List the built-in jobs; each name stands wherever a JOB does."""
+def recipes(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="one recipe, in full")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """List the built-in jobs, or show one; each name stands wherever a JOB does."""
     with screen(as_json, quiet, debug) as out:
-        from vivace.recipes import every
+        from vivace.recipes import every, one
 
-        found = every()
-        out.document({"recipes": found})
-        columns = ("recipe", "task", "data", "metric", "needs")
-        out.show(lambda console: _draw_rows(columns, [[row[c] for c in columns] for row in found], console))
+        if name is not None:
+            found = one(name)
+            out.document(found)
+            out.show(lambda console: _draw_rows((), [[key, _cell(found[key])] for key in found], console))
+            return
+        listed = every()
+        out.document({"recipes": listed})
+        columns = ("recipe", "task", "metric", "minutes")
+        rows = [[_cell(row[column]) for column in columns] for row in listed]
+        out.show(lambda console: _draw_rows(columns, rows, console))
 
 
 @app.command()

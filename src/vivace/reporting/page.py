@@ -140,14 +140,37 @@ def _verdict_curves(curves: dict[str, Any]) -> list[Markup]:
 
 def _training(content: Content) -> list[Markup]:
     """One chart for each of loss, metric and speed that a training run wrote; a point is a mean of steps."""
-    found = []
-    titles = (("loss", "Training loss"), ("metric", "Metric"), ("samples_per_second", "Samples a second"))
+    found = [_metric_over_minutes(content)]
+    titles = [("loss", "Training loss"), ("samples_per_second", "Samples a second")]
+    if found == [None]:
+        titles.insert(1, ("metric", "Metric"))
     for key, title in titles:
         lines = [line for line in content.metrics if words.real(line.get(key)) is not None]
         groups = charts.thin(lines)
         means = [statistics.fmean(line[key] for line in group) for group in groups]
         steps = [group[-1]["step"] for group in groups]
         plot = charts.lines(title, steps, {"plan": means}, origin=key == "samples_per_second")
-        if plot is not None and len(means) > 1:
+        if len(means) > 1:
             found.append(plot)
-    return found
+    return [plot for plot in found if plot is not None]
+
+
+def _metric_over_minutes(content: Content) -> Markup | None:
+    """The metric as the person waited for it; None where its lines do not say when, as older runs' do not.
+
+    Each process of a resumed run counts from its own start: the minutes of those before are added.
+    """
+    points: list[tuple[float, float]] = []
+    before = latest = 0.0
+    for line in content.metrics:
+        seconds, metric = words.real(line.get("seconds")), words.real(line.get("metric"))
+        if seconds is None or metric is None:
+            continue
+        before += latest if seconds < latest else 0.0
+        latest = seconds
+        points.append(((before + seconds) / 60, metric))
+    if len(points) < 2:
+        return None
+    minutes, metrics = zip(*points, strict=True)
+    title = phrases.metric(content.training)
+    return charts.lines(title[:1].upper() + title[1:], minutes, {"plan": metrics}, unit="minutes")

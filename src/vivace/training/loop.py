@@ -313,7 +313,8 @@ class Loop:
         self._mark()
 
     def _metric_facts(self) -> dict[str, Any]:
-        return {"metric_name": self.job.metric_name, "metric_data": self.job.metric_data}
+        seconds = round(time.monotonic() - self.started_at, 3)  # of this process
+        return {"metric_name": self.job.metric_name, "metric_data": self.job.metric_data, "seconds": seconds}
 
     def _evaluate(self) -> None:
         """Put the metric of the present weights on the position; rank 0 computes it, all ranks know it."""

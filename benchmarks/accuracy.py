@@ -1,0 +1,212 @@
+"""Trained to the end: time to the same accuracy in strict fp32, in PyTorch's defaults and under tune's plan.
+
+    scripts/bench accuracy [RECIPE ...] [--seeds 5] [--budget balanced] [--epochs N]
+
+Each training is a process of its own; the three ways alternate, each seed in another order. `strict` is
+`vivace train` without a plan, `defaults` a plain PyTorch loop without Vivace, `plan` is `vivace train`
+under what `vivace tune` found with --budget, watched, with the compilers' caches as the search left them.
+The time is that of the whole process: start, import, building, warm-up, training, evaluation after each
+epoch, checkpoints. The final metric is of data that neither trained nor chose anything. Two trainings are
+equal where the mean of its differences, paired by seed, lies within the recipe's margin (two one-sided
+tests, 5 %), which stands in `vivace.recipes` before anything is measured.
+
+The record is written after each training: a run that was stopped goes on where it was. --epochs makes
+trainings shorter than the recipe's, to try this out; such a record is not kept. Exit code 1 where a recipe
+was not equal or slower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import geometric_mean, mean, stdev
+from typing import Any
+
+import _record
+import pynvml
+from scipy.stats import t as student
+
+import vivace
+from vivace.measuring.statistics import speed_ratio
+from vivace.recipes import RECIPES
+from vivace.verifying.equivalence import equivalence_p
+
+CHILD = Path(__file__).resolve().parent / "_accuracy_child.py"
+WAYS = ("strict", "defaults", "plan")
+LEVEL = 0.05
+RAPL = Path("/sys/class/powercap")
+Rows = list[dict[str, Any]]
+
+
+def main() -> int:
+    """Train the named recipes, or all of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("recipes", nargs="*", metavar="RECIPE", help=", ".join(RECIPES))
+    parser.add_argument("--seeds", type=int, default=5, help="trainings of each way; at least 3")
+    parser.add_argument("--budget", default="balanced", help="of `vivace tune`, for each recipe")
+    parser.add_argument("--epochs", type=int, help="fewer than the recipe's, to try this out; not recorded")
+    chosen = parser.parse_args()
+    names = _record.named_jobs(parser, chosen.recipes, RECIPES)
+    if chosen.seeds < 3:
+        parser.error(f"--seeds must be at least 3, not {chosen.seeds}: an interval needs as many")
+    record = begun(chosen)
+    for name in names:
+        recipe = record["recipes"].setdefault(name, {"margin": RECIPES[name].margin, "rows": []})
+        for _ in further(name, recipe, chosen):
+            if not chosen.epochs:
+                _record.write(record)
+        recipe |= summary(recipe["rows"], recipe["margin"])
+        if not chosen.epochs:
+            _record.write(record)
+        print(told(name, recipe), flush=True)
+    done = [recipe for name, recipe in record["recipes"].items() if name in names]
+    factors = [recipe["speed"]["strict"]["estimate"] for recipe in done]
+    print(f"geometric mean of the whole trainings: {geometric_mean(factors):.2f}x", flush=True)
+    return 0 if all(recipe["equal"] and recipe["speed"]["strict"]["high"] >= 1 for recipe in done) else 1
+
+
+def begun(chosen: argparse.Namespace) -> dict[str, Any]:
+    """The newest record of this machine and these versions, to go on with, or a new one."""
+    command = f"scripts/bench accuracy --seeds {chosen.seeds} --budget {chosen.budget}"
+    record = _record.opened("accuracy", command, vivace.inspect())
+    record |= {"budget": chosen.budget, "recipes": {}}
+    if chosen.epochs:
+        return record
+    same = ("machine", "versions", "vivace", "budget")
+    for path in sorted(_record.path_of(record).parent.glob("*.json"), reverse=True):
+        before = json.loads(path.read_text(encoding="utf-8"))
+        if all(before[key] == _record.clean(record[key]) for key in same):
+            return before
+    return record
+
+
+def further(name: str, recipe: dict[str, Any], chosen: argparse.Namespace) -> Iterator[None]:
+    """Whatever is missing yet: the search, then each training; stops after each, so that it can be kept."""
+    if "plan" not in recipe:
+        recipe |= searched(name, chosen.budget)
+        yield
+    with tempfile.TemporaryDirectory(prefix="vivace-") as folder:
+        plan = Path(folder, "plan.toml")
+        vivace.Plan.from_dict(recipe["plan"]).save(plan)
+        for seed in range(chosen.seeds):
+            turn = seed % len(WAYS)
+            for way in (*WAYS[turn:], *WAYS[:turn]):
+                if not any((row["way"], row["seed"]) == (way, seed) for row in recipe["rows"]):
+                    recipe["rows"].append(trained(name, way, seed, plan, chosen.epochs))
+                    yield
+
+
+def searched(name: str, budget: str) -> dict[str, Any]:
+    """What `vivace tune` finds, and what it says of it."""
+    with tempfile.TemporaryDirectory(prefix="vivace-") as folder:
+        found = vivace.tune(name, budget=budget, out=Path(folder, "tune")).to_dict()
+    trials = ("techniques", "status", "reason", "ratio", "role")
+    return {
+        **{key: found[key] for key in ("plan", "speedup", "promise", "reason", "break_even_steps")},
+        "tune_seconds": found["seconds"],
+        "trials": [{key: trial[key] for key in trials} for trial in found["trials"]],
+    }
+
+
+def trained(name: str, way: str, seed: int, plan: Path, epochs: int | None) -> dict[str, Any]:
+    """One whole training in a process of its own. Leaves with its message where it failed."""
+    command = [sys.executable, str(CHILD), name, way, str(seed), repr(time.time())]
+    command += ["--plan", str(plan)] if way == "plan" else []
+    command += ["--epochs", str(epochs)] if epochs else []
+    before = energy()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{name}, {way}, seed {seed} failed:\n{done.stderr[-3000:]}")
+    row = {"way": way, "seed": seed, **json.loads(done.stdout.splitlines()[-1])}
+    after = energy()
+    known = after is not None and before is not None and after > before  # a counter may begin anew
+    row["joules"] = after - before if known else None
+    print(f"{name} {way} seed {seed}: {row['seconds']:.0f} s, {row['metric']:.4f}", flush=True)
+    return row
+
+
+def energy() -> float | None:
+    """Joules that processors' packages and NVIDIA's GPUs have taken so far; None where nobody says."""
+    found = []
+    for file in RAPL.glob("intel-rapl:[0-9]/energy_uj"):
+        try:
+            found.append(int(file.read_text()) / 1e6)
+        except OSError:  # for administrators only
+            continue
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+        found += [pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3 for handle in handles]
+    except pynvml.NVMLError:
+        pass
+    return sum(found) if found else None
+
+
+def summary(rows: Rows, margin: float) -> dict[str, Any]:
+    """What the trainings of one recipe say together."""
+    by_way = {way: sorted((r for r in rows if r["way"] == way), key=lambda row: row["seed"]) for way in WAYS}
+    target = mean(row["curve"][-1][1] for row in by_way["strict"]) - margin
+    differences = {
+        way: [mine["metric"] - its["metric"] for mine, its in zip(by_way["plan"], by_way[way], strict=True)]
+        for way in ("strict", "defaults")
+    }
+    p = equivalence_p(differences["strict"], margin)
+    speed = {
+        way: speed_ratio(
+            [(its["seconds"], mine["seconds"]) for mine, its in zip(by_way["plan"], by_way[way], strict=True)]
+        )
+        for way in ("strict", "defaults")
+    }
+    return {
+        "target": target,
+        "ways": {way: of_way(found, target) for way, found in by_way.items()},
+        "difference": interval(differences["strict"]),
+        "p": p,
+        "equal": p < LEVEL,
+        "speed": {
+            way: {"estimate": found.estimate, "low": found.low, "high": found.high}
+            for way, found in speed.items()
+        },
+    }
+
+
+def of_way(rows: Rows, target: float) -> dict[str, Any]:
+    """Means over the seeds: whole time, time to the target, final metric, memory and energy."""
+    reached = [next((s for s, metric in row["curve"] if metric >= target), None) for row in rows]
+    joules = [row["joules"] for row in rows]
+    return {
+        "seconds": mean(row["seconds"] for row in rows),
+        "seconds_to_target": mean(reached) if None not in reached else None,
+        "reached": sum(seconds is not None for seconds in reached),
+        "metric": interval([row["metric"] for row in rows]),
+        "peak_bytes": max(row["peak_bytes"] for row in rows),
+        "joules": mean(joules) if None not in joules else None,
+    }
+
+
+def interval(values: list[float]) -> dict[str, float]:
+    """The mean with its 95 % interval (Student's t)."""
+    half = float(student.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    return {"estimate": mean(values), "low": mean(values) - half, "high": mean(values) + half}
+
+
+def told(name: str, recipe: dict[str, Any]) -> str:
+    """One line."""
+    strict, plan, speed = recipe["ways"]["strict"], recipe["ways"]["plan"], recipe["speed"]["strict"]
+    equal = "equal" if recipe["equal"] else "NOT SHOWN TO BE EQUAL"
+    return (
+        f"{name}: {strict['seconds']:.0f} s -> {plan['seconds']:.0f} s, {speed['estimate']:.2f}x "
+        f"({speed['low']:.2f}-{speed['high']:.2f}); metric {strict['metric']['estimate']:.4f} -> "
+        f"{plan['metric']['estimate']:.4f}, {equal} within {recipe['margin']} (p = {recipe['p']:.2g})"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

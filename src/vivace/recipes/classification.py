@@ -1,0 +1,98 @@
+"""A face, an animal, food, a vehicle or a building? Pictures of the Noto Color Emoji font on photographs; or
+CIFAR-10, or an ImageNet folder.
+
+Neither the pictures nor the photographs that validate have trained.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from vivace.job import Job
+from vivace.recipes.digits import Residual
+from vivace.recipes.networks.classifying import accuracy, loss
+from vivace.recipes.networks.schedules import warm_cosine
+from vivace.recipes.sources import check_choice, cutouts, scenes
+
+SIZE = 48  # pixels of a scene's side
+BATCH = 64
+SCENES = 1600  # of an epoch
+VALIDATED = 640
+SHARES = (0.5, 0.9)  # of the scene's side that a picture's longer side takes
+DATA = ("scenes", "cifar10", "imagenet")
+
+
+class Pictures(Dataset[tuple[torch.Tensor, int]]):
+    """Images (3, size, size) of one picture each, and its class."""
+
+    def __init__(self, split: str, length: int) -> None:
+        self.scenes = scenes.Scenes(split, length, SIZE, number=1, shares=SHARES)
+
+    def __len__(self) -> int:
+        return len(self.scenes)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        found = self.scenes[index]
+        return found.image, int(found.labels[0])
+
+
+def images(split: str, data: str) -> Any:
+    """One split."""
+    if data == "scenes":
+        return Pictures(split, SCENES if split == "training" else VALIDATED)
+    from vivace.recipes.sources import folders
+
+    return folders.cifar10(split) if data == "cifar10" else folders.imagenet(split)
+
+
+def num_classes(data: str) -> int:
+    """Of a data set; of an ImageNet folder, as many as it has."""
+    if data == "imagenet":
+        from vivace.recipes.sources import folders
+
+        return folders.num_imagenet_classes()
+    return {"scenes": len(cutouts.NAMES), "cifar10": 10}[data]
+
+
+def model(num_outputs: int, width: int, depth: int) -> nn.Module:
+    """A residual network of three levels of `depth` units, of `width`, twice and four times as many
+    channels.
+    """
+    layers: list[nn.Module] = []
+    channels = 3
+    for level in range(3):
+        wider = width * 2**level
+        layers += [nn.Conv2d(channels, wider, 3, 1 if not level else 2, 1, bias=False), nn.BatchNorm2d(wider)]
+        layers += [nn.ReLU(), *(Residual(wider) for _ in range(depth))]
+        channels = wider
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_outputs))
+
+
+def unseen(data: str = "scenes") -> DataLoader[Any]:
+    """What neither trained nor chose anything."""
+    return DataLoader(images("test", data), batch_size=2 * BATCH)
+
+
+def job(*, width: int = 16, depth: int = 1, epochs: int = 10, data: str = "scenes") -> Job:
+    """The job. `data` is ``scenes``, ``cifar10`` or ``imagenet``; `width` in channels of the first
+    convolution.
+    """
+    check_choice("data", data, DATA)
+    return Job(
+        model=lambda: model(num_classes(data), width, depth),
+        data=lambda: DataLoader(images("training", data), batch_size=BATCH, shuffle=True, drop_last=True),
+        loss=loss,
+        optimizer=lambda model: torch.optim.SGD(
+            model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, nesterov=True
+        ),
+        scheduler=lambda optimizer: warm_cosine(epochs * (len(images("training", data)) // BATCH))(optimizer),
+        scheduler_every="step",
+        metric=accuracy,
+        metric_name="accuracy",
+        validation=lambda: DataLoader(images("validation", data), batch_size=2 * BATCH),
+        epochs=epochs,
+    )

@@ -1,0 +1,82 @@
+"""Where are faces, animals, food, vehicles and buildings? Pictures of the Noto Color Emoji font on
+photographs, with exact boxes, by a small FCOS; or the pedestrians of Penn-Fudan.
+
+Neither the pictures nor the photographs that validate have trained.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from vivace.errors import InputError
+from vivace.job import Job
+from vivace.recipes.networks.detector import Detector, loss, mean_average_precision
+from vivace.recipes.networks.schedules import adamw, clip, warm_cosine
+from vivace.recipes.sources import check_choice, cutouts, scenes
+
+SIZE = 96  # pixels of a scene's side
+BATCH = 16
+SCENES = 1600  # of an epoch
+VALIDATED = 320
+DATA = ("scenes", "penn_fudan")
+NUM_CLASSES = {"scenes": len(cutouts.NAMES), "penn_fudan": 1}
+
+Row = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class Boxes(Dataset[Row]):
+    """Images (3, size, size), boxes (most, 4) and their classes (most,)."""
+
+    def __init__(self, split: str, length: int) -> None:
+        self.scenes = scenes.Scenes(split, length, SIZE)
+
+    def __len__(self) -> int:
+        return len(self.scenes)
+
+    def __getitem__(self, index: int) -> Row:
+        seen = self.scenes[index]
+        return seen.image, seen.boxes, seen.labels
+
+
+def images(split: str, data: str) -> Any:
+    """One split."""
+    if data == "penn_fudan":
+        from vivace.recipes.sources.folders import penn_fudan
+
+        return penn_fudan(split)
+    return Boxes(split, SCENES if split == "training" else VALIDATED)
+
+
+def unseen(data: str = "scenes") -> DataLoader[Any]:
+    """What neither trained nor chose anything."""
+    return DataLoader(images("test", data), batch_size=2 * BATCH)
+
+
+def job(*, width: int = 16, depth: int = 1, epochs: int = 5, data: str = "scenes") -> Job:
+    """The job. `data` is ``scenes`` or ``penn_fudan``; `width` in channels of the first convolution, a
+    multiple of 8; `depth` in residual units of each of three levels.
+    """
+    check_choice("data", data, DATA)
+    if width % 8 or width < 8:
+        raise InputError(f"width must be a multiple of 8, not {width}")
+
+    def model() -> nn.Module:
+        return Detector(NUM_CLASSES[data], width, depth)
+
+    return Job(
+        model=model,
+        data=lambda: DataLoader(images("training", data), batch_size=BATCH, shuffle=True, drop_last=True),
+        loss=loss,
+        optimizer=adamw(2e-3),
+        scheduler=lambda optimizer: warm_cosine(epochs * (len(images("training", data)) // BATCH))(optimizer),
+        scheduler_every="step",
+        on_gradients=clip,
+        metric=mean_average_precision,
+        metric_name="mAP",
+        validation=lambda: DataLoader(images("validation", data), batch_size=2 * BATCH),
+        epochs=epochs,
+    )

@@ -1,0 +1,80 @@
+"""Which pixels are a face, an animal, food, a vehicle, a building? Pictures of the Noto Color Emoji font on
+photographs, with exact masks, by a U-Net; or Pascal VOC.
+
+Neither the pictures nor the photographs that validate have trained.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from vivace.errors import InputError
+from vivace.job import Job
+from vivace.recipes.networks.schedules import adamw, warm_cosine
+from vivace.recipes.networks.segmenting import loss, mean_iou
+from vivace.recipes.networks.unet import UNet
+from vivace.recipes.sources import check_choice, cutouts, scenes
+
+SIZE = 64  # pixels of a scene's side
+BATCH = 16
+SCENES = 1600  # of an epoch
+VALIDATED = 320
+DATA = ("scenes", "voc")
+NUM_CLASSES = {"scenes": 1 + len(cutouts.NAMES), "voc": 21}
+
+
+class Masks(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Images (3, size, size) and the classes of their pixels (size, size)."""
+
+    def __init__(self, split: str, length: int) -> None:
+        self.scenes = scenes.Scenes(split, length, SIZE)
+
+    def __len__(self) -> int:
+        return len(self.scenes)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        found = self.scenes[index]
+        return found.image, found.mask
+
+
+def images(split: str, data: str) -> Any:
+    """One split."""
+    if data == "voc":
+        from vivace.recipes.sources.folders import voc_masks
+
+        return voc_masks(split)
+    return Masks(split, SCENES if split == "training" else VALIDATED)
+
+
+def unseen(data: str = "scenes") -> DataLoader[Any]:
+    """What neither trained nor chose anything."""
+    return DataLoader(images("test", data), batch_size=2 * BATCH)
+
+
+def job(*, width: int = 8, depth: int = 3, epochs: int = 5, data: str = "scenes") -> Job:
+    """The job. `data` is ``scenes`` or ``voc``; `width` in channels of the first convolutions; `depth` is how
+    often the sides are halved.
+    """
+    check_choice("data", data, DATA)
+    if SIZE % 2**depth:
+        raise InputError(f"depth must be at most 6, so that {SIZE} pixels can be halved, not {depth}")
+
+    def model() -> nn.Module:
+        return UNet(3, NUM_CLASSES[data], width, depth)
+
+    return Job(
+        model=model,
+        data=lambda: DataLoader(images("training", data), batch_size=BATCH, shuffle=True, drop_last=True),
+        loss=loss,
+        optimizer=adamw(3e-3, weight_decay=0.01),
+        scheduler=lambda optimizer: warm_cosine(epochs * (len(images("training", data)) // BATCH))(optimizer),
+        scheduler_every="step",
+        metric=mean_iou,
+        metric_name="mean IoU",
+        validation=lambda: DataLoader(images("validation", data), batch_size=2 * BATCH),
+        epochs=epochs,
+    )

@@ -1,0 +1,49 @@
+"""Where recipes' data lie: in packages that are installed, or below the folder that VIVACE_DATA names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+from vivace.errors import InputError, nearest
+
+VARIABLE = "VIVACE_DATA"
+
+
+def of_package(distribution: str, file: str) -> Path:
+    """A file that an installed package ships; nothing of the package is imported.
+
+    Raises InputError with the install line where the package, or the file in it, is missing.
+    """
+    try:
+        found = Path(str(metadata.distribution(distribution).locate_file(file)))
+    except metadata.PackageNotFoundError:
+        found = None
+    if found is None or not found.is_file():
+        raise InputError(f"this recipe reads '{file}' of {distribution}: pip install 'vivace[tasks]'")
+    return found
+
+
+def given(*names: str) -> Path | None:
+    """The first of `names` that is there below VIVACE_DATA; None where it is unset or holds none."""
+    folder = os.environ.get(VARIABLE)
+    paths = [Path(folder, name) for name in names] if folder else []
+    return next((path for path in paths if path.exists()), None)
+
+
+def demanded(what: str, *names: str, how: str) -> Path:
+    """As `given`. Raises InputError that says what is missing, where it was sought, and how to get it."""
+    found = given(*names)
+    if found is None:
+        folder = os.environ.get(VARIABLE)
+        sought = f"'{folder}' has no {' or '.join(names)}" if folder else f"{VARIABLE} is not set"
+        raise InputError(f"{what} is not here ({sought}): {how}")
+    return found
+
+
+def check_choice(name: str, value: str, known: Sequence[str]) -> None:
+    """Raises InputError where `value` is none of `known`."""
+    if value not in known:
+        raise InputError(f"{name} must be {' or '.join(known)}, not '{value}'{nearest(value, known)}")

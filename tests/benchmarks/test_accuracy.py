@@ -1,0 +1,165 @@
+"""`scripts/bench accuracy`: what rows say together, going on where it was stopped, and the pages from it."""
+
+import json
+import time
+
+import _accuracy_child
+import _cases
+import _evidence
+import _record
+import accuracy
+import pytest
+
+from vivace import Plan
+from vivace.recipes import RECIPES
+
+SEEDS = 4
+SEARCH = {
+    "plan": {"bf16_autocast": {}},
+    "tune_seconds": 90.0,
+    "trials": [
+        {"techniques": {"bf16_autocast": {}}, "status": "measured", "reason": "", "ratio": {"high": 2.0}},
+        {
+            "techniques": {"compile": {}},
+            "status": "measured",
+            "reason": "",
+            "ratio": {"estimate": 0.7, "high": 0.8},
+        },
+        {"techniques": {"ddp": {}}, "status": "refused", "reason": "one device is here", "ratio": None},
+    ],
+}
+
+
+def row(way, seed, seconds, metric):
+    curve = [[seconds / 2, metric - 0.1], [seconds, metric]]
+    return {
+        "way": way,
+        "seed": seed,
+        "seconds": seconds,
+        "metric": metric,
+        "curve": curve,
+        "peak_bytes": 2**30,
+        "joules": None,
+    }
+
+
+def rows(shift=0.0, plan_seconds=50.0):
+    found = []
+    for seed in range(SEEDS):
+        noise = 0.001 * (seed - 1.5)
+        found.append(row("strict", seed, 100.0 + seed, 0.9 + noise))
+        found.append(row("defaults", seed, 101.0 - seed, 0.9 - noise))
+        found.append(row("plan", seed, plan_seconds + seed, 0.9 + shift - noise))
+    return found
+
+
+def test_equal_and_faster():
+    found = accuracy.summary(rows(), 0.01)
+    assert found["equal"]
+    assert found["speed"]["strict"]["low"] > 1.8
+    assert found["ways"]["plan"]["seconds_to_target"] == pytest.approx(51.5)
+    assert found["ways"]["strict"]["metric"]["estimate"] == pytest.approx(0.9)
+    low, high = (found["ways"]["strict"]["metric"][side] for side in ("low", "high"))
+    assert 0.9 - 0.004 < low < 0.9 < high < 0.9 + 0.004
+
+
+def test_worse_by_more_than_the_margin_is_not_equal_and_never_reaches_the_metric():
+    found = accuracy.summary(rows(shift=-0.05), 0.01)
+    assert not found["equal"]
+    assert found["ways"]["plan"]["seconds_to_target"] is None
+    assert found["difference"]["high"] < -0.03
+
+
+@pytest.fixture
+def bench(monkeypatch, tmp_path):
+    """The benchmark in an empty folder, with trainings that take no time; the names of those that ran."""
+    done = []
+
+    def trained(name, way, seed, plan, epochs):
+        assert Plan.load(plan).to_dict() == SEARCH["plan"]
+        if len(done) == 5 and "stopped" not in done:
+            done.append("stopped")
+            raise KeyboardInterrupt
+        done.append((way, seed))
+        return row(way, seed, 50.0 if way == "plan" else 100.0 + seed, 0.9 + 0.001 * seed)
+
+    monkeypatch.setattr(_record, "RECORDS", tmp_path)
+    monkeypatch.setattr(accuracy, "trained", trained)
+    monkeypatch.setattr(accuracy, "searched", lambda name, budget: json.loads(json.dumps(SEARCH)))
+    return done
+
+
+def test_a_run_that_was_stopped_goes_on_where_it_was(bench, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("sys.argv", ["accuracy.py", "digits", "--seeds", "3"])
+    with pytest.raises(KeyboardInterrupt):
+        accuracy.main()
+    (path,) = tmp_path.glob("accuracy/*/*.json")
+    assert len(json.loads(path.read_text())["recipes"]["digits"]["rows"]) == 5
+    assert accuracy.main() == 0
+    ran = [each for each in bench if each != "stopped"]
+    assert sorted(ran) == sorted((way, seed) for way in accuracy.WAYS for seed in range(3))
+    assert [way for way, _ in ran[:3]] != [way for way, _ in ran[3:6]]  # another order each seed
+    assert "digits: 101 s -> 50 s" in capsys.readouterr().out
+    assert json.loads(path.read_text())["recipes"]["digits"]["equal"]
+
+
+def test_a_try_leaves_no_record(bench, tmp_path, monkeypatch):
+    bench.append("stopped")
+    monkeypatch.setattr("sys.argv", ["accuracy.py", "digits", "--seeds", "3", "--epochs", "1"])
+    assert accuracy.main() == 0
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_two_seeds_are_too_few(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["accuracy.py", "--seeds", "2"])
+    with pytest.raises(SystemExit):
+        accuracy.main()
+    assert "--seeds must be at least 3, not 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("way", ["strict", "defaults"])
+def test_a_training_tells_its_curve_and_a_metric_of_what_it_has_not_seen(way, monkeypatch, capsys):
+    began = str(time.time() - 100)
+    monkeypatch.setattr("sys.argv", ["_accuracy_child.py", "digits", way, "1", began, "--epochs", "1"])
+    _accuracy_child.main()
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    ((seconds, metric),) = found["curve"]
+    assert 100 < seconds <= found["seconds"]
+    assert metric == pytest.approx(found["metric"])  # of digits, the same data
+    assert metric > 0.3
+    assert found["peak_bytes"] > 2**20
+
+
+def record(**of_rows):
+    recipe = {"margin": 0.01, "rows": rows(**of_rows), **SEARCH}
+    recipe |= accuracy.summary(recipe["rows"], recipe["margin"])
+    machine = {"fingerprint": "0123", "device": "A processor", "cores": 2}
+    kept = {"benchmark": "accuracy", "date": "2026-01-01", "vivace": "1.0", "machine": machine}
+    return {**kept, "recipes": {"digits": recipe, "entities": {"margin": 0.01, "rows": []}}}
+
+
+@pytest.mark.parametrize("file", _cases.WORDS)
+def test_a_case_says_what_helped_what_did_not_and_what_to_do(file):
+    page = _cases.page([record()], file)
+    assert RECIPES["digits"].metric in page
+    assert "`bf16_autocast`" in page
+    assert "`compile` (0.70x)" in page
+    assert "`ddp` (one device is here)" in page
+    assert "entities" not in page  # not trained to its end yet
+    assert _cases.WORDS[file]["take"][:12] in page
+    assert _cases.WORDS[file]["doubt"] in _cases.page([record(shift=-0.05)], file)
+    assert _cases.WORDS[file]["leave"][:24] in _cases.page([record(plan_seconds=100.0)], file)
+    assert _cases.WORDS[file]["none"] in _cases.page([], file)
+
+
+@pytest.mark.parametrize("file", _evidence.WORDS)
+def test_the_evidence_begins_with_the_geometric_mean(file):
+    (_, first), (_, second) = _evidence.accuracy(record(), file)
+    assert first.startswith("1.97x")
+    assert "0.9000" in second
+    assert not list(_evidence.accuracy({"recipes": {}}, file))
+
+
+def test_energy_is_read_or_unknown():
+    found = accuracy.energy()
+    assert found is None or found > 0

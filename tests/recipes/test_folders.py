@@ -1,0 +1,196 @@
+"""Data sets below VIVACE_DATA, as small fakes in their own formats, through torchvision's readers."""
+
+import pickle
+
+import numpy
+import pytest
+import torch
+from PIL import Image
+
+from vivace.errors import InputError
+from vivace.job import load
+from vivace.recipes import (
+    classification,
+    detection,
+    entities,
+    keras_cnn,
+    language_model,
+    segmentation,
+    similarity,
+    text_classification,
+)
+from vivace.recipes.sources import folders
+
+
+def picture(path, size=(40, 30), colour=(200, 30, 30)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path)
+
+
+@pytest.fixture
+def cifar(data, monkeypatch):
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)  # of the true files
+    draw = numpy.random.default_rng(0)
+    place = data / "cifar-10-batches-py"
+    place.mkdir()
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        pixels = draw.integers(0, 256, (20, 3072), numpy.uint8)
+        rows = {"data": pixels, "labels": [number % 10 for number in range(20)]}
+        (place / name).write_bytes(pickle.dumps(rows))
+    (place / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
+
+
+def test_cifar10(cifar):
+    parts = {split: classification.images(split, "cifar10") for split in ("training", "validation", "test")}
+    sizes = {split: len(part) for split, part in parts.items()}
+    assert sizes == {"training": 80, "validation": 20, "test": 20}
+    image, label = parts["training"][0]
+    assert image.shape == (3, 32, 32)
+    assert 0 <= label < 10
+    assert torch.equal(parts["test"][1][0], parts["test"][1][0])
+    training, held_out = (set(parts[split].samples.indices) for split in ("training", "validation"))
+    assert not training & held_out
+
+
+def test_an_archive_that_is_cut_off_is_one_sentence(data):
+    (data / "cifar-10-batches-py").mkdir()
+    with pytest.raises(InputError, match="CIFAR-10 cannot be read as it lies below VIVACE_DATA"):
+        classification.images("training", "cifar10")
+
+
+def test_mnist(data):
+    raw = data / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for part, number in (("train", 50), ("t10k", 12)):
+        shape = numpy.array([number, 28, 28], ">i4").tobytes()
+        pixels = numpy.full((number, 28, 28), 255, numpy.uint8).tobytes()
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03" + shape + pixels)
+        labels = numpy.arange(number, dtype=numpy.uint8) % 10
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + shape[:4] + labels.tobytes())
+    assert [len(keras_cnn.images(s, "mnist")) for s in ("training", "validation", "test")] == [40, 10, 12]
+    image, label = keras_cnn.images("test", "mnist")[3]
+    assert image.shape == (1, 28, 28)
+    assert (float(image.max()), int(label)) == (1.0, 3)
+
+
+def test_an_imagenet_folder(data):
+    for part, number in (("train", 3), ("val", 2)):
+        for name in ("n01", "n02", "n03"):
+            for each in range(number):
+                picture(data / "imagenet" / part / name / f"{each}.jpg")
+    sizes = [len(classification.images(s, "imagenet")) for s in ("training", "validation", "test")]
+    assert sizes == [9, 3, 3]
+    assert classification.images("training", "imagenet")[0][0].shape == (3, 128, 128)
+    job = load("classification,data=imagenet,width=8")
+    assert job.model()(torch.zeros(1, 3, 128, 128)).shape == (1, 3)
+
+
+def test_pascal_voc(data):
+    place = data / "VOCdevkit" / "VOC2012"
+    names = {"train": ["a", "b"], "val": ["c", "d"]}
+    (place / "ImageSets" / "Segmentation").mkdir(parents=True)
+    for part, files in names.items():
+        (place / "ImageSets" / "Segmentation" / f"{part}.txt").write_text("\n".join(files) + "\n")
+        for name in files:
+            picture(place / "JPEGImages" / f"{name}.jpg")
+            mask = Image.new("P", (40, 30))
+            mask.putpalette([0, 0, 0, 128, 0, 0] + [255] * 750)
+            mask.paste(1, (10, 5, 30, 25))
+            mask.paste(255, (9, 4, 10, 25))
+            (place / "SegmentationClass").mkdir(exist_ok=True)
+            mask.save(place / "SegmentationClass" / f"{name}.png")
+    image, mask = segmentation.images("validation", "voc")[0]
+    assert image.shape == (3, 128, 128)
+    assert set(mask.unique().tolist()) == {0, 1, 255}
+    assert [len(segmentation.images(s, "voc")) for s in ("training", "validation", "test")] == [2, 1, 1]
+
+
+def test_penn_fudan(data):
+    place = data / "PennFudanPed"
+    (place / "PedMasks").mkdir(parents=True)
+    for number in range(10):
+        picture(place / "PNGImages" / f"Fudan{number:05}.png", (64, 32))
+        mask = Image.new("L", (64, 32))
+        mask.paste(1, (8, 4, 24, 28))
+        mask.paste(2, (40, 8, 48, 24))
+        mask.save(place / "PedMasks" / f"Fudan{number:05}_mask.png")
+    image, boxes, labels = detection.images("test", "penn_fudan")[0]
+    assert image.shape == (3, 128, 128)
+    assert labels.tolist() == [0, 0, *[-1] * 6]
+    assert boxes[:2].tolist() == [[16.0, 16.0, 48.0, 112.0], [80.0, 32.0, 96.0, 96.0]]
+    seen = {tuple(detection.images("training", "penn_fudan")[0][1][0].tolist()) for _ in range(20)}
+    assert seen == {(16.0, 16.0, 48.0, 112.0), (80.0, 16.0, 112.0, 112.0)}  # as it is, and mirrored
+    files = [set(folders.penn_fudan(split).samples) for split in ("training", "validation", "test")]
+    assert [len(part) for part in files] == [6, 2, 2]
+    assert len(set.union(*files)) == 10
+
+
+def test_conll2003(data):
+    place = data / "conll2003"
+    place.mkdir()
+    first = "-DOCSTART- -X- -X- O\n\nEU NNP B-NP I-ORG\nrejects VBZ B-VP O\nGerman JJ B-NP I-MISC\n\n"
+    second = "Peter NNP B-NP I-PER\nBlackburn NNP I-NP I-PER\nSmith NNP I-NP B-PER\n"
+    (place / "train.txt").write_text(first + second)
+    (place / "valid.txt").write_text(first + "London NNP B-NP B-LOC\n")
+    (place / "test.txt").write_text("Paris NNP B-NP I-LOC\n\n" + second)
+    found = entities.split("conll2003")
+    assert found["training"][0] == (["EU", "rejects", "German"], ["B-ORG", "O", "B-MISC"])
+    assert found["training"][1][1] == ["B-PER", "I-PER", "B-PER"]
+    assert [words for words, _ in found["validation"]] == [["London"]]  # what has trained does not validate
+    assert [words for words, _ in found["test"]] == [["Paris"]]
+
+
+def test_ag_news(data):
+    (data / "ag_news").mkdir()
+    rows = [f'"{number % 4 + 1}","title {number}","text of number {number}"' for number in range(2000)]
+    (data / "ag_news" / "train.csv").write_text("\n".join([*rows, rows[0]]))
+    (data / "ag_news" / "test.csv").write_text("\n".join(rows[:3]))
+    found = text_classification.split("ag_news")
+    sizes = {part: len(texts) for part, texts in found.items()}
+    assert sizes == {"training": 1750, "validation": 250, "test": 3}
+    assert found["test"][1] == ("title 1 text of number 1", 1)
+    assert load("text_classification,data=ag_news,width=32").model()(torch.ones(2, 16).long()).shape == (2, 4)
+
+
+def test_wikitext2(data):
+    (data / "wikitext-2-raw").mkdir()
+    for part in ("train", "valid", "test"):
+        (data / "wikitext-2-raw" / f"wiki.{part}.raw").write_bytes(f"{part} ".encode() * 300)
+    tokens, following = language_model.Windows("wikitext2")[0]
+    assert tokens.shape == (language_model.LENGTH,)
+    assert torch.equal(tokens[1:], following[:-1])
+    assert bytes(next(iter(language_model.unseen("wikitext2")))[0][0][:5].tolist()) == b"test "
+
+
+def test_stsb(data):
+    (data / "stsbenchmark").mkdir()
+    row = "main-captions\tMSRvid\t2012test\t0001\t{}\tA plane is taking off.\tAn air plane {}."
+    for part, words in (("train", "starts"), ("dev", "lands"), ("test", "waits")):
+        lines = [
+            row.format(4.5, words),
+            row.format(1.0, f"{part} falls").replace("A plane is", f"The {part} is"),
+        ]
+        (data / "stsbenchmark" / f"sts-{part}.csv").write_text("\n".join(lines) + "\n")
+    assert len(similarity.stsb("training")) == 2
+    ((first, second, score),) = similarity.stsb("validation")  # the other has a sentence that trains
+    assert (first[:2], second[-1], score) == (["the", "dev"], "falls.", 1.0)
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "classification,data=cifar10",
+        "segmentation,data=voc",
+        "detection,data=penn_fudan",
+        "text_classification,data=ag_news",
+        "entities,data=conll2003",
+        "language_model,data=wikitext2",
+        "similarity,data=stsb",
+        "keras_cnn,data=mnist",
+    ],
+)
+def test_a_set_that_is_not_there_is_one_sentence(reference, data):
+    with pytest.raises(InputError, match=rf"is not here \('{data}' has no .*\): "):
+        load(reference).data()
+    with pytest.raises(InputError, match=r"data must be .*, not 'nothing'"):
+        load(reference.partition("=")[0] + "=nothing")

