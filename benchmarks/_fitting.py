@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import _likeness
+
 import numpy as np
 from _published import Row
 
@@ -24,7 +24,7 @@ from vivace.advising.formula import (
     step_parts,
 )
 from vivace.advising.interval import CIRCUMSTANCES, FEW_ROWS, UNSEEN_WIDENING, circumstances, kinds_of
-from vivace.advising.likeness import Likeness, predict
+
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +78,7 @@ def _rows_by_architecture(columns: dict[str, torch.Tensor]) -> dict[str, torch.T
     rows = torch.zeros(len(MODES), len(ARCHITECTURES))
     rows.index_put_((columns["mode"], columns["architecture"]), torch.ones(()), accumulate=True)
     rows[:, ARCHITECTURES.index("other")] = 0
-    return {"architecture_matrix": rows, "architecture_memory": rows.sum(0)}
+    return {"architecture_matrix": rows.sum(0), "architecture_memory": rows.sum(0)}
 
 
 def _averaged(logs: dict[str, torch.Tensor], rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -109,9 +109,9 @@ def _sum_by(values: torch.Tensor, numbers: torch.Tensor, count: int) -> torch.Te
     return torch.zeros(count).index_add(0, numbers, values.float())
 
 
-def errors(theta: dict[str, np.ndarray], rows: Sequence[Row], likeness: Likeness | None = None) -> np.ndarray:
+def errors(theta: dict[str, np.ndarray], rows: Sequence[Row]) -> np.ndarray:
     """Logarithm of predicted over measured seconds."""
-    return np.log(predict(theta, likeness, [row.case for row in rows])["seconds"]) - _measured(rows)
+    return np.log(predict_parts(theta, [row.case for row in rows])["seconds"]) - _measured(rows)
 
 
 def absolute(error: np.ndarray) -> np.ndarray:

@@ -48,6 +48,7 @@ NEW = {
     "new architecture": ("new_card", "new_architecture"),
 }
 SMALL, LARGE = 2, 4
+FORWARD = "timm-forward:"  # a network of timm, in evaluation
 RECORDS = ROOT / "records" / "advise" / "published"
 DOCS = ROOT / "docs" / "advise.md"
 MARKERS = re.compile(r"(<!-- advise-errors -->\n).*?(<!-- /advise-errors -->)", re.DOTALL)
@@ -107,7 +108,8 @@ class Counted:
 
 
 def count(key: str) -> Demand:
-    """Count a model on the meta device at two batch sizes; raises what its library raises."""
+    """Count a model on the meta device at two batch sizes: a training step, or of a key that says so its forward pass
+    alone; raises what its library raises."""
     import _zoo
     import torch
 
@@ -116,11 +118,16 @@ def count(key: str) -> Demand:
 
     works = []
     name, _, pixels = key.partition("@")
-    for batch in (SMALL, LARGE):
-        with warnings.catch_warnings(), torch.device("meta"):
-            warnings.simplefilter("ignore")
-            model, loss = _zoo.build(name, int(pixels or 0), batch)
-            works.append(count_work(lambda loss=loss: loss().backward()))
+    with warnings.catch_warnings(), torch.device("meta"):
+        warnings.simplefilter("ignore")
+        if name.startswith(FORWARD):
+            model, step = _zoo.forward(name.removeprefix(FORWARD), int(pixels))
+            with torch.no_grad():
+                works = [count_work(step(batch)) for batch in (SMALL, LARGE)]
+        else:
+            for batch in (SMALL, LARGE):
+                model, loss = _zoo.build(name, int(pixels or 0), batch)
+                works.append(count_work(lambda loss=loss: loss().backward()))
     small, large = works
     bins = make_bins(small.kernels, large.kernels, SMALL, LARGE)
     saved = (large.saved_bytes - small.saved_bytes) / (LARGE - SMALL)

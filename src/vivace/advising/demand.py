@@ -120,7 +120,7 @@ def _models(path: Path) -> Mapping[str, Demand]:
                     tuple(_bin(text) for text in row["bins"].split(" ")),
                     int(row["parameters"]),
                     int(row["tensors"]),
-                    float(row["saved_bytes"]),
+                    float(row["saved_bytes"] or 0),
                 )
     return models
 

@@ -7,12 +7,13 @@ It is written once for numpy, which predicts, and for any library with the same 
 
     a kernel     ((operations / (rate x efficiency))^q + (bytes / (bandwidth x efficiency))^q)^(1/q) + latency
     one device   the kernels' sum, weights cast and updated
-    one step     (device^h + host^h)^(1/h), where the host issues kernels one after another
-    several      + the part of the gradients' all-reduce that the backward pass does not hide
+    one step     (device^h + host^h)^(1/h): the host issues kernels while the device works on earlier ones
+    several      + what of the gradients' all-reduce outlasts the backward pass, and its last bucket
 
-Rates and bandwidths are the catalogue's. Efficiencies belong to a precision and a kind of kernel; an
-architecture has one factor for its matrix rate and one for its bandwidth, so that a card of a known
-architecture is as good as measured, and one of an unknown architecture is taken for an average one.
+Rates and bandwidths are the catalogue's. Efficiencies belong to a kind of kernel and to a precision; an architecture
+has one factor for its matrix rate and one for its bandwidth, so that a card of a known architecture is as good as
+measured, and one of an unknown architecture is the mean of the known ones. A link moves at most its nominal bytes, and
+of a backward pass no more can be hidden than it lasts.
 """
 
 from __future__ import annotations
@@ -36,17 +37,21 @@ FORMAT = 1
 MODES = ("half", "tf32", "single", "double")
 LAYOUTS = ("half_nchw", "half_nhwc", "single")
 ARCHITECTURES = (
-    "pascal", "volta", "turing", "ampere-ga100", "ampere", "ada", "hopper", "cdna1", "cdna2", "other"
+    "pascal", "volta", "turing", "ampere-ga100", "ampere", "ada", "hopper", "blackwell-rtx", "cdna1", "cdna2", "other"
 )  # fmt: skip
-HARNESSES = ("timm", "loop", "ngc", "examples", "mlperf", "other")
+HARNESSES = ("timm", "loop", "ngc", "examples", "mlperf", "other", "forward")
 FRAMEWORKS = ("pytorch", "tensorflow", "mxnet", "other")
 LINKS = ("fabric", "bus", "consumer_bus", "network")
 HALF = ("amp_fp16", "amp_bf16", "fp16", "bf16")
 PRECISIONS = ("fp64", "fp32", "tf32", *HALF)
-BASE_YEAR = 2022.5
+BASE_YEAR, FIRST_YEAR, LAST_YEAR = 2022.5, 2017.0, 2025.8
 GPUS_IN_A_NODE = 8
 PCIE_BYTES = {1: 3e9, 2: 6e9, 3: 12e9, 4: 24e9, 5: 48e9, 6: 96e9}
 NETWORK_BYTES = 25e9  # a 200 Gb/s adapter a GPU
+BUCKET_BYTES = 25e6  # DistributedDataParallel's own
+BACKWARD_SHARE = 2 / 3  # of a step
+# What handing over one tiny operator takes a server of the base year, and how much faster later ones are.
+LAUNCH_SECONDS, HOST_A_YEAR = 5e-6, 1.08
 # Watts per unit and GHz above which power does not hold the clock back.
 FREE_WATTS = 2.4
 RATE_UNIT, BANDWIDTH_UNIT = 3e13, 7e11  # where diminishing returns neither add nor take
@@ -54,28 +59,30 @@ RATE_UNIT, BANDWIDTH_UNIT = 3e13, 7e11  # where diminishing returns neither add 
 Labels = tuple[tuple[str, ...], ...]
 # Name: labels of its dimensions, start of the fit, and how strongly the fit holds it there (per squared log).
 PARAMETERS: dict[str, tuple[Labels, float, float]] = {
-    "matrix_efficiency": ((MODES, MATRIX_KINDS), 0.5, 2.0),
-    "memory_efficiency": ((LAYOUTS, KINDS), 0.6, 2.0),
+    "matrix_efficiency": ((MATRIX_KINDS,), 0.5, 1.0),
+    "mode_efficiency": ((MODES,), 1.0, 1.0),
     "channels_last": ((MATRIX_KINDS,), 1.0, 1.0),
-    "architecture_matrix": ((MODES, ARCHITECTURES), 1.0, 3.0),
+    "memory_efficiency": ((LAYOUTS, KINDS), 0.6, 2.0),
+    "architecture_matrix": ((ARCHITECTURES,), 1.0, 3.0),
     "architecture_memory": ((ARCHITECTURES,), 1.0, 3.0),
     "rate_power": ((), 1.0, 3.0),
     "bandwidth_power": ((), 1.0, 3.0),
     "exponent": ((), 1.2, 0.5),
-    "latency_seconds": ((KINDS,), 3e-6, 1.0),
-    "host_seconds": ((HARNESSES,), 1.2e-5, 0.5),
+    "latency_seconds": ((), 3e-6, 1.0),
+    "host_launches": ((HARNESSES,), 2.5, 2.0),
     "host_autocast": ((), 1.2, 1.0),
-    "host_exponent": ((), 4.0, 1.0),
-    "tensor_seconds": ((HARNESSES,), 2e-5, 1.0),
-    "step_seconds": ((HARNESSES,), 1e-3, 0.5),
-    "update_bytes": ((HARNESSES,), 24.0, 2.0),
+    "host_exponent": ((), 4.0, 20.0),
+    "tensor_launches": ((), 4.0, 1.0),
+    "step_launches": ((HARNESSES,), 200.0, 1.0),
+    "update_bytes": ((), 24.0, 2.0),
     "cast_bytes": ((), 12.0, 0.5),
     "power": ((), 0.2, 0.5),
-    "year": ((), 1.05, 3.0),
+    "year": ((), 1.03, 10.0),
     "framework": ((FRAMEWORKS,), 1.0, 2.0),
     "harness": ((HARNESSES,), 1.0, 2.0),
-    "link_efficiency": ((LINKS,), 0.5, 0.3),
-    "exposed": ((), 0.5, 0.5),
+    "link_efficiency": ((LINKS,), 0.5, 3.0),
+    "hop_seconds": ((), 1e-5, 3.0),
+    "overlap": ((), 0.6, 3.0),
     "straggling": ((), 0.02, 0.3),
     "replicate_host": ((), 0.5, 0.3),
     "replicate_bytes": ((), 8.0, 0.3),
@@ -100,7 +107,9 @@ class Setting:
         updates: does the step update the weights?
         framework, harness: what ran it; a person's own job counts as ``pytorch`` and the plain loop of
             ``timm``.
-        year: date of the software; newer than the evidence counts as the newest evidence.
+        year: date of software and host; newer than the evidence counts as the newest evidence.
+        launch_seconds: what handing over one tiny operator takes the host, as ``vivace inspect --measure`` tells it;
+            without, what a server of the year takes.
         data_parallel: replicas in one process (`nn.DataParallel`) instead of one process a device.
     """
 
@@ -111,7 +120,8 @@ class Setting:
     updates: bool = True
     framework: str = "pytorch"
     harness: str = "timm"
-    year: float = 2024.8
+    year: float = LAST_YEAR
+    launch_seconds: float | None = None
     data_parallel: bool = False
 
     @property
@@ -139,7 +149,8 @@ def matrix_rate(gpu: Gpu, setting: Setting) -> tuple[float, str]:
 
 def architecture(gpu: Gpu) -> str:
     """The entry of `ARCHITECTURES` for a card; ``other`` without evidence."""
-    family = gpu.family.removesuffix("-geforce").removesuffix("-l40").removesuffix("-gp100")
+    family = gpu.family.removesuffix("-l40").removesuffix("-gp100")
+    family = "blackwell-rtx" if family == "blackwell-geforce" else family.removesuffix("-geforce")
     return family if family in ARCHITECTURES else "other"
 
 
@@ -179,6 +190,8 @@ def _row(demand: Demand, gpu: Gpu, setting: Setting) -> dict[str, Any]:
     watts = (gpu.power_watts or 250.0) / ((gpu.num_units or 80) * clock)
     layout = "single" if not half else "half_nhwc" if setting.channels_last else "half_nchw"
     wide = 0.5 if setting.precision in ("fp16", "bf16") else 1.0
+    gradients = 4 * wide * demand.num_parameters
+    year = max(min(setting.year, LAST_YEAR), FIRST_YEAR) - BASE_YEAR
     return {
         "rate": rate,
         "vector_rate": gpu.rates.get("fp64" if mode == "double" else "fp32") or rate / 8,
@@ -196,14 +209,16 @@ def _row(demand: Demand, gpu: Gpu, setting: Setting) -> dict[str, Any]:
         "tensors": float(demand.num_tensors),
         "framework": FRAMEWORKS.index(setting.framework),
         "harness": HARNESSES.index(setting.harness),
-        "years": max(min(setting.year, 2024.8), 2017.0) - BASE_YEAR,
+        "years": year,
+        "launch": setting.launch_seconds or LAUNCH_SECONDS * HOST_A_YEAR**-year,
         "power": min(math.log(watts / FREE_WATTS), 0.0),
         "gpus": float(setting.num_gpus),
         "replicas": float(setting.num_gpus - 1 if setting.data_parallel else 0),
         "processes": float(1 if setting.data_parallel else setting.num_gpus),
         "link": LINKS.index(kind),
-        "link_seconds": 2 * (1 - 1 / setting.num_gpus) * 4 * wide * demand.num_parameters / link_bytes,
-        "bus_seconds": 4 * wide * demand.num_parameters / PCIE_BYTES[gpu.pcie_generation or 3],
+        "link_seconds": 2 * (1 - 1 / setting.num_gpus) * gradients / link_bytes,
+        "buckets": max(math.ceil(gradients / BUCKET_BYTES), 1),
+        "bus_seconds": gradients / PCIE_BYTES[gpu.pcie_generation or 3],
     }
 
 
@@ -215,16 +230,15 @@ def step_parts(
     Args:
         theta: parameters by name, positive.
         columns: of `make_columns`, as arrays of `library`.
-        library: numpy, or one with its `where`, `exp` and `log`.
+        library: numpy, or one with its `where`, `exp`, `log`, `minimum`, `maximum` and `clip`.
         sum_by: ``(values, case numbers, number of cases) -> sums``.
     """
     c, t = columns, theta
     of, kind, mode = c["case"], c["kind"], c["mode"]
     cases = len(c["batch"])
     matrix, place = kind < len(MATRIX_KINDS), library.where(kind < len(MATRIX_KINDS), kind, 0)
-    efficiency = (
-        t["matrix_efficiency"][mode[of], place] * t["architecture_matrix"][mode, c["architecture"]][of]
-    )
+    efficiency = t["matrix_efficiency"][place] * t["mode_efficiency"][mode][of]
+    efficiency = efficiency * t["architecture_matrix"][c["architecture"]][of]
     efficiency = efficiency * t["channels_last"][place] ** c["channels_last"][of]
     efficiency = efficiency * library.exp(t["power"] * c["power"])[of]
     rate = library.where(kind == MATRIX_KINDS.index("depthwise"), c["vector_rate"][of], c["rate"][of])
@@ -238,19 +252,20 @@ def step_parts(
     bandwidth = (speed * t["architecture_memory"][c["architecture"]])[of]
     memory = moved / (bandwidth * t["memory_efficiency"][c["layout"][of], kind]) + tiny
     busy = _joined(compute, memory, t["exponent"], library)
-    latency = sum_by(c["count"] * t["latency_seconds"][kind], of, cases) / c["clock"]
-    written = t["update_bytes"][c["harness"]] * c["updates"] + t["cast_bytes"] * c["autocast"]
+    kernels = sum_by(c["count"], of, cases)
+    latency = kernels * t["latency_seconds"] / c["clock"]
+    written = t["update_bytes"] * c["updates"] + t["cast_bytes"] * c["autocast"]
     weights = c["parameters"] * written / speed
     device = sum_by(busy, of, cases) + latency + weights
-    calls = sum_by(c["count"], of, cases) * t["host_autocast"] ** c["autocast"]
-    tensors = c["updates"] * c["tensors"] * t["tensor_seconds"][c["harness"]]
-    host = calls * t["host_seconds"][c["harness"]] + tensors + t["step_seconds"][c["harness"]]
+    calls = kernels * t["host_autocast"] ** c["autocast"] * t["host_launches"][c["harness"]]
+    tensors = c["updates"] * c["tensors"] * t["tensor_launches"]
+    host = (calls + tensors + t["step_launches"][c["harness"]]) * c["launch"]
     replicas = (c["replicas"] + 1e-6) ** t["replicate_growth"]
     host = host * (1 + t["replicate_host"] * replicas)
     single = _joined(device, host, t["host_exponent"], library)
-    talk = c["link_seconds"] / t["link_efficiency"][c["link"]]
+    talk = _talk(t, c, single, library)
     copied = c["bus_seconds"] * t["replicate_bytes"] / 8 * replicas
-    shown = talk * t["exposed"] * (c["replicas"] == 0) + copied * (c["replicas"] > 0)
+    shown = talk * (c["replicas"] == 0) + copied * (c["replicas"] > 0)
     together = single * (1 + t["straggling"] * library.log(c["processes"])) + shown
     age = t["framework"][c["framework"]] * t["harness"][c["harness"]] * t["year"] ** (-c["years"])
     return {
@@ -262,6 +277,14 @@ def step_parts(
         "host": host * age,
         "communication": (together - single) * age,
     }
+
+
+def _talk(t: Mapping[str, Any], c: Mapping[str, Any], single: Any, library: Any) -> Any:
+    """Seconds of the all-reduce that the backward pass does not hide; the last bucket is ready when it ends."""
+    hops = 2 * c["buckets"] * library.log(c["gpus"]) / math.log(2) * t["hop_seconds"]
+    talk = c["link_seconds"] / library.clip(t["link_efficiency"], None, 1.0)[c["link"]] + hops
+    longest = BACKWARD_SHARE * library.clip(t["overlap"], None, 1.0) * single
+    return talk - library.minimum(talk * (1 - 1 / c["buckets"]), longest)
 
 
 def _joined(one: Any, other: Any, power: Any, library: Any) -> Any:
