@@ -15,15 +15,36 @@ if TYPE_CHECKING:
     from vivace.advising.catalogue import Gpu
     from vivace.advising.reverse import Trainable
 
-MOST_ROWS = 16
+MOST_CHOICES = 8  # of a first screen
 WIDE = 110  # columns
 
 
+def choices(advice: Advice) -> list[tuple[Offer, str]]:
+    """The rows of a first screen: what was picked and for what, the cards that people ask about, this machine."""
+    marks: dict[str, list[str]] = {}
+    for mark, offer in advice.picks.items():
+        marks.setdefault(offer.name, []).append(mark)
+    offers = {offer.name: offer for offer in (*advice.picks.values(), *advice.asked)}
+    found = [(offer, ", ".join(marks.get(name, []))) for name, offer in offers.items()]
+    here = [(advice.here, "here")] if advice.here else []
+    return [*found[: MOST_CHOICES - len(here)], *here]
+
+
+def marked(offer: Offer, marks: str) -> str:
+    """An offer's name with what it was picked for."""
+    return f"{offer.name} ({marks})" if marks else offer.name
+
+
 def shown(advice: Advice) -> list[Offer]:
-    """The rows worth a place: picks, the Pareto front, then the rest; one row a card and number."""
-    first = [*advice.picks.values(), *advice.pareto]
+    """The rows of the whole table: picks, the cards that people ask about, the Pareto front, then every card alone."""
+    first = [*advice.picks.values(), *advice.asked, *advice.pareto]
     rest = [offer for offer in advice.offers if offer.prediction.num_gpus == 1]
     return list({offer.name: offer for offer in (*first, *rest)}.values())
+
+
+def surely(advice: Advice) -> str:
+    """``with 80 %``: the probability with which budget and deadline are to be kept."""
+    return f"with {words.percent(advice.probability)}"
 
 
 def time_of(offer: Offer) -> str:
@@ -48,10 +69,7 @@ def draw(advice: Advice, console: Console) -> None:
     """
     from rich.table import Table
 
-    rows = sorted(
-        shown(advice)[:MOST_ROWS],
-        key=lambda offer: (not offer.prediction.fits, offer.usd or 1e18, offer.hours),
-    )
+    rows = shown(advice)[:MOST_CHOICES]
     marks = {offer.name: name for name, offer in reversed(advice.picks.items())}
     wide = console.width >= WIDE
     cells = [
@@ -59,19 +77,19 @@ def draw(advice: Advice, console: Console) -> None:
             offer.name + (f" ({marks[offer.name]})" if offer.name in marks else ""),
             time_of(offer),
             words.money(offer.usd, *((offer.low_usd, offer.high_usd) if wide else ())),
-            fit_of(offer),
+            advice.reasons[offer.name] or fit_of(offer),
             LIMITS[offer.prediction.limit],
             offer.risk,
         )
         for offer in rows
     ]
     table = Table(box=None, pad_edge=False)
-    titles = ("card", "time, 80 % interval", "cost", "memory", "limited by", "risk")
+    titles = ("card", "time, 80 % interval", "cost", "memory, or why not", "limited by", "risk")
     for title, *column in zip(titles, *cells, strict=True):
         longest_word = max(len(word) for text in (title, *column) for word in text.split())
         whole = title in ("time, 80 % interval", "cost")
         least = max(longest_word, len("22.8 GiB"))
-        folded = not wide and title in ("memory", "limited by", "risk")
+        folded = not wide and title in ("memory, or why not", "limited by", "risk")
         table.add_column(title, no_wrap=whole, min_width=longest_word, max_width=least if folded else None)
     for row in cells:
         table.add_row(*row)
@@ -84,21 +102,18 @@ def sentences(advice: Advice) -> list[str]:
     """The answer in words: picks, several GPUs, buying, errors, doubts."""
     lines = []
     if not advice.allowed:
-        lines.append("No card meets the budget and the deadline with enough memory.")
+        lines.append(f"No card meets the budget and the deadline {surely(advice)} with enough memory.")
     if advice.here is not None:
         lines.append(
             f"Here ({advice.here.name}): {time_of(advice.here)}, "
             f"limited by {LIMITS[advice.here.prediction.limit]}; {fit_of(advice.here)}."
         )
     lines += [worth_it(entry) for entry in advice.scaling]
-    lines += [
-        bought(entry)
-        for entry in advice.buying
-        if entry["gpu"] in {o.prediction.gpu.name for o in advice.picks.values()}
-    ]
+    lines += [bought(entry) for entry in advice.buying[:MOST_CHOICES]]
     lines += error_words(advice)
     return [
         *lines,
+        f"{advice.how[0].upper()}{advice.how[1:]}.",
         *(f"Note: {note}." for note in advice.notes),
         *(f"Warning: {text}." for text in advice.warnings),
     ]
@@ -110,28 +125,40 @@ def worth_it(entry: dict[str, object]) -> str:
     assert isinstance(points, list)
     told = ", ".join(f"{p['num_gpus']}: {words.times(p['speedup'])}" for p in points[1:])
     pays = entry["pays_up_to"]
+    if entry["launch_bound"]:
+        return f"Several {entry['gpu']}: one is enough: a larger batch on it is as fast, and the same change of the training."
     verdict = "one is best value" if pays == 1 else f"doubling pays up to {pays}"
-    return f"Several {entry['gpu']}: {verdict} ({told or 'one only'}), each with the job's own batch."
+    return (
+        f"Several {entry['gpu']}: {verdict} ({told or 'one only'}), each with the job's own batch; doubling the batch is "
+        "not the same training."
+    )
 
 
 def bought(entry: dict[str, object]) -> str:
     """The row that compares buying a card with renting it."""
-    hours, price = entry["break_even_hours"], entry["buy_usd"]
+    hours, price, rent, used = (entry[k] for k in ("break_even_hours", "buy_usd", "rent_usd_per_hour", "used_usd"))
+    of_used = f"used {words.money(used)}" if isinstance(used, float) else "no source of used prices"
+    if not isinstance(price, float):
+        return f"{entry['gpu']}: no price to buy it is known; {of_used}."
+    told = f"{entry['gpu']}: {words.money(price)} new ({entry['buy_date']}), {of_used}"
+    if not isinstance(rent, float):
+        return f"{told}; nobody is known to rent it."
     if not isinstance(hours, float):
-        return f"{entry['gpu']}: renting costs less than the electricity of an own one."
-    assert isinstance(price, int | float)
+        return f"{told}; renting costs less than the electricity of an own one."
     return (
-        f"{entry['gpu']}: buying ({words.money(price)}) pays after "
-        f"{words.duration(3600 * hours)} of use, {entry['trainings']:,.0f} such trainings."
+        f"{told}; buying pays after {words.number(hours)} hours of use, {words.number(entry['trainings'])} such trainings."
     )
 
 
 def error_words(advice: Advice) -> list[str]:
-    """The predictor's measured errors."""
+    """The predictor's measured errors in the cases that this advice is made of, with what simpler guesses err there."""
+    cases = {offer.prediction.case for offer in (*advice.picks.values(), *advice.asked)}
     return [
-        f"Measured error of the predictor, {name}: {words.percent(entry['median_abs_error'])} median over "
-        f"{entry['n']:,} published figures (by TFLOPS alone {words.percent(entry['tflops_only'])})."
+        f"Measured error, {name}: {words.percent(entry['median_abs_error'])} median, {words.percent(entry['median_card'])} "
+        f"of the median card, over {entry['n']:,} published figures; {words.percent(entry['interval_coverage'])} inside "
+        f"their interval (by TFLOPS alone {words.percent(entry['tflops_only'])} off)."
         for name, entry in advice.errors.items()
+        if name in cases
     ]
 
 
