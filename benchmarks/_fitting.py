@@ -10,13 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-
 import numpy as np
 from _published import Row
 
 from vivace.advising.formula import (
     ARCHITECTURES,
-
     PARAMETERS,
     STARTS,
     architecture,
@@ -26,8 +24,7 @@ from vivace.advising.formula import (
 )
 from vivace.advising.interval import CASES, CIRCUMSTANCES, FEW_ROWS, UNSEEN_WIDENING, circumstances, kinds_of
 
-
-FIRST_ITERATIONS, ITERATIONS, PRIOR, ROUNDING = 40, 8, 3e-4, 0.03
+FIRST_ITERATIONS, ITERATIONS, PRIOR, ROUNDING = 40, 3, 3e-4, 0.03
 MOST_OF_A_KIND = 80  # rows of one card, harness and layout in the fit of a fold
 CROWDED = 0.3  # power of the number of similar rows by which each of them counts less
 FAMILY_FOLDS, CARD_FOLDS, CARDS_ALONE, ROW_FOLDS = 6, 4, 12, 4
@@ -37,8 +34,8 @@ def fit(
     rows: Sequence[Row], iterations: int = ITERATIONS, begin: dict[str, np.ndarray] | None = None
 ) -> dict[str, np.ndarray]:
     """Parameters that fit the rows: least absolute log errors, held near their physical start where rows are
-    few. An architecture that nearly no row holds is the mean of the others. `begin` is where the search begins, which
-    saves iterations and does not change where it ends."""
+    few. An architecture that nearly no row holds is the mean of the others. `begin` is where the search
+    begins, which saves iterations and does not change where it ends."""
     from scipy.optimize import least_squares
 
     columns = make_columns([row.case for row in rows])
@@ -119,10 +116,8 @@ def simple_errors(train: Sequence[Row], test: Sequence[Row]) -> dict[str, np.nda
 def _simple(name: str, rows: Sequence[Row]) -> np.ndarray:
     columns = make_columns([row.case for row in rows])
     of, number = columns["case"], len(rows)
-    flops = np.bincount(of, columns["flops"], number) * columns["batch"] / columns["rate"]
-    moved = (
-        np.bincount(of, columns["bytes"], number) * columns["batch"] * columns["width"] / columns["bandwidth"]
-    )
+    flops = np.bincount(of, columns["flops_step"], number) / columns["rate"]
+    moved = np.bincount(of, columns["bytes_step"], number) / columns["bandwidth"]
     return np.log(
         {"roofline": np.maximum(flops, moved), "bandwidth only": moved, "TFLOPS only": flops}[name] + 1e-9
     )
@@ -155,16 +150,20 @@ Left = Callable[[Row], bool]
 def held_out(
     rows: Sequence[Row], whole: dict[str, np.ndarray]
 ) -> dict[str, tuple[np.ndarray, dict[str, np.ndarray]]]:
-    """By case, errors on rows whose kind was left out of the fit, and those of the simple predictors. NaN where a row
-    was not predicted. `whole` are the parameters of all rows, from which each fit begins."""
+    """By case, errors on rows whose kind was left out of the fit, and those of the simple predictors. NaN
+    where a row was not predicted. `whole` are the parameters of all rows, from which each fit begins."""
     families = folds([row.family for row in rows], FAMILY_FOLDS)
     kin = sorted({(architecture(row.gpu), row.gpu.name) for row in rows})  # neighbours in different folds
     cards = {name: number % CARDS_ALONE for number, (_, name) in enumerate(kin)}
     card_groups = folds([row.gpu.name for row in rows], CARD_FOLDS)
     splits: dict[str, list[tuple[Left, Left]]] = {
         "known card and model": [(_pair(f), _pair(f)) for f in range(ROW_FOLDS)],
-        "new model": [(left, left) for f in range(FAMILY_FOLDS) for left in [lambda r, f=f: families[r.family] == f]],
-        "new card": [(left, left) for c in range(CARDS_ALONE) for left in [lambda r, c=c: cards[r.gpu.name] == c]],
+        "new model": [
+            (left, left) for f in range(FAMILY_FOLDS) for left in [lambda r, f=f: families[r.family] == f]
+        ],
+        "new card": [
+            (left, left) for c in range(CARDS_ALONE) for left in [lambda r, c=c: cards[r.gpu.name] == c]
+        ],
         "new card and model": [
             (
                 lambda r, f=f, c=c: families[r.family] % 3 == f or card_groups[r.gpu.name] == c,
@@ -174,7 +173,9 @@ def held_out(
             for c in range(CARD_FOLDS)
         ],
         "new architecture": [
-            (left, left) for a in sorted({name for name, _ in kin}) for left in [lambda r, a=a: architecture(r.gpu) == a]
+            (left, left)
+            for a in sorted({name for name, _ in kin})
+            for left in [lambda r, a=a: architecture(r.gpu) == a]
         ],
     }
     found = {}
@@ -226,8 +227,8 @@ def situations(theta: dict[str, np.ndarray], rows: Sequence[Row], seen: dict[str
 def calibrate(
     situation: np.ndarray, error: dict[str, np.ndarray], rows: Sequence[Row]
 ) -> dict[str, dict[str, float]]:
-    """Interval table: errors by circumstance over all cases (median regression), then in each case the size that holds
-    80 % of them, a card's figures counted by the root of their number."""
+    """Interval table: errors by circumstance over all cases (median regression), then in each case the size
+    that holds 80 % of them, a card's figures counted by the root of their number."""
     import torch
 
     crowd = Counter(row.gpu.name for row in rows)
@@ -266,6 +267,7 @@ def _quantile(values: np.ndarray, weight: np.ndarray, share: float) -> float:
 def covered(
     table: dict[str, dict[str, float]], case: str, situation: np.ndarray, error: np.ndarray
 ) -> np.ndarray:
-    """Which errors an interval of the table would have held; no interval is wider than `interval.factor`'s."""
+    """Which errors an interval of the table would have held; no interval is wider than
+    `interval.factor`'s."""
     widening = np.log([table["widening"][name] for name in CIRCUMSTANCES])
     return np.abs(error) <= np.minimum(table["size"][case] * np.exp(situation @ widening), 2.0)

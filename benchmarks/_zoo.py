@@ -265,8 +265,8 @@ def build(name: str, pixels: int, batch: int) -> tuple[nn.Module, Step]:
 
 
 def forward(name: str, pixels: int) -> tuple[nn.Module, Callable[[int], Step]]:
-    """A timm network in evaluation on the meta device, with the fused attention of today's PyTorch, and its forward
-    pass at a batch size. Raises RuntimeError where timm does not know it."""
+    """A timm network in evaluation on the meta device, with the fused attention of today's PyTorch, and its
+    forward pass at a batch size. Raises RuntimeError where timm does not know it."""
     import timm
     import timm.layers
 

@@ -1,13 +1,14 @@
 """How well `vivace advise` predicts: published training throughput against the predictor.
 
-    scripts/bench advise --data FILE.csv             score a table with the shipped coefficients; nothing is fitted
-    scripts/bench advise --data FILE.csv --fit       fit the coefficients, measure errors on held-out rows, write both
-    scripts/bench advise --data FILE.csv --count     count again the work of all models of the table
+    scripts/bench advise --data FILE.csv            score a table with the shipped coefficients
+    scripts/bench advise --data FILE.csv --fit      fit, measure errors on held-out rows, write both
+    scripts/bench advise --data FILE.csv --count    count again the work of all models of the table
 
 FILE has the columns model, task, gpu, n_gpus, precision, batch_per_gpu, unit, value, source. A fit reads
-benchmarks/figures as well. What a table's models ask for is counted once and kept in benchmarks/figures/counted.csv. The
-last line of a score is one JSON document: {"n", "median_abs_error", "interval_coverage", "by_case": {case: {"n",
-"median_abs_error", "median_card", "worst_card", "interval_coverage"}}, "by_gpu": {card: {"n", "median_abs_error"}}}.
+benchmarks/figures as well. What a table's models ask for is counted once and kept in
+benchmarks/figures/counted.csv. The last line of a score is one JSON document: {"n", "median_abs_error",
+"interval_coverage", "by_case": {case: {"n", "median_abs_error", "median_card", "worst_card",
+"interval_coverage"}}, "by_gpu": {card: {"n", "median_abs_error"}}}.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ def main() -> None:
 
 
 class Counted:
-    """Demand of a model by key: from the shipped table and what was counted before, else counted where a library knows
-    it, else None.
+    """Demand of a model by key: from the shipped table and what was counted before, else counted where a
+    library knows it, else None.
 
     `again` counts what `_zoo` rebuilds afresh.
     """
@@ -115,8 +116,8 @@ class Counted:
 
 
 def count(key: str) -> Demand:
-    """Count a model on the meta device at two batch sizes: a training step, or of a key that says so its forward pass
-    alone; raises what its library raises."""
+    """Count a model on the meta device at two batch sizes: a training step, or of a key that says so its
+    forward pass alone; raises what its library raises."""
     import _zoo
     import torch
 
@@ -217,8 +218,8 @@ def table(error: np.ndarray, inside: np.ndarray, rows: Sequence[Row]) -> None:
 
 
 def fit(rows: Sequence[Row], left_out: dict[str, int], date: str) -> None:
-    """Fit on all rows; errors from fits that left rows, families, cards or architectures out; write coefficients
-    and record."""
+    """Fit on all rows; errors from fits that left rows, families, cards or architectures out; write
+    coefficients and record."""
     import _fitting as fitting
 
     theta = fitting.fit(fitting.thin(rows), fitting.FIRST_ITERATIONS)
@@ -291,8 +292,8 @@ def with_errors(text: str, record: dict[str, Any]) -> str:
         f"Fitted on {record['date']}: {record['parameters']} parameters, {record['rows']:,} figures of "
         f"{len(record['models'])} models and {record['cards']} cards. On the figures of the fit itself the "
         f"median error is {100 * record['in_sample']:.1f} %.\n",
-        "| left out of the fit | figures | median error | of the median card | of the worst card | in interval "
-        "| roofline, median card | bandwidth alone | TFLOPS alone |",
+        "| left out of the fit | figures | median error | of the median card | of the worst card "
+        "| in interval | roofline, median card | bandwidth alone | TFLOPS alone |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, split in record["splits"].items():

@@ -2,9 +2,9 @@
 
     scripts/bench gather --timm FOLDER       a checkout of huggingface/pytorch-image-models
 
-Writes benchmarks/figures/timm_inference.csv, with the columns of the published throughput table: images a second of
-networks whose training is counted already, forward alone, on cards that were measured with the same software. What is
-copied are figures with their source and its date, never a file.
+Writes benchmarks/figures/timm_inference.csv, with the columns of the published throughput table: images a
+second of networks whose training is counted already, forward alone, on cards that were measured with the
+same software. What is copied are figures with their source and its date, never a file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ EVERY = 3  # a third of the networks: neighbours in the alphabet are siblings
 def main() -> None:
     """Write the tables that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--timm", type=Path, required=True, help="checkout of huggingface/pytorch-image-models")
+    parser.add_argument(
+        "--timm", type=Path, required=True, help="checkout of huggingface/pytorch-image-models"
+    )
     given = parser.parse_args()
     rows = list(timm_rows(given.timm))
     write(FIGURES / "timm_inference.csv", rows)

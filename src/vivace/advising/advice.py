@@ -19,8 +19,9 @@ class Advice:
     """The answer: offers in order, the picks among those that meet budget and deadline, and what to know.
 
     `hints` are what a person should know before anything else, `notes` what is doubtful.
-    `reasons` say by an offer's name what speaks against it; `asked` are offers of the cards that people ask about;
-    `probability` is that with which budget and deadline are kept; `how` says in what precision is predicted.
+    `reasons` say by an offer's name what speaks against it; `asked` are offers of the cards that people ask
+    about; `probability` is that with which budget and deadline are kept; `how` says in what precision is
+    predicted.
     """
 
     subject: Subject
@@ -68,7 +69,8 @@ class Advice:
             "probability": self.probability,
             "how": self.how,
             "offers": [
-                {**offer.to_dict(), "reason_against": self.reasons[offer.name] or None} for offer in self.offers
+                {**offer.to_dict(), "reason_against": self.reasons[offer.name] or None}
+                for offer in self.offers
             ],
             "asked": [offer.name for offer in self.asked],
             "allowed": [offer.name for offer in self.allowed],

@@ -21,7 +21,9 @@ def answer(advice: Advice) -> Answer:
         sentence=_sentence(advice, best),
         tone="good" if best else "open",
         title_of_parts="The choices",
-        parts=tuple((tables.marked(offer, marks), _told(advice, offer)) for offer, marks in tables.choices(advice)),
+        parts=tuple(
+            (tables.marked(offer, marks), _told(advice, offer)) for offer, marks in tables.choices(advice)
+        ),
         notes=tuple(_notes(advice, best)),
         facts=tuple(_facts(advice)),
         next=_next(advice),
@@ -50,8 +52,13 @@ def _sentence(advice: Advice, best: Offer | None) -> str:
 
 
 def _faster(advice: Advice, best: Offer) -> Offer | None:
-    """The fastest of the cards that people ask about, against which nothing speaks; None where none is faster."""
-    free = [o for o in advice.asked if not advice.reasons[o.name] and o.usd and o.risk != UNKNOWN and o.hours < best.hours]
+    """The fastest of the cards that people ask about, against which nothing speaks; None where none is
+    faster."""
+    free = [
+        o
+        for o in advice.asked
+        if not advice.reasons[o.name] and o.usd and o.risk != UNKNOWN and o.hours < best.hours
+    ]
     return min(free, key=lambda offer: offer.hours, default=None)
 
 
@@ -81,7 +88,11 @@ def _facts(advice: Advice) -> list[tuple[str, str]]:
     ]
     kept = tables.surely(advice)
     facts += [("budget", f"{words.money(advice.budget_usd)}, {kept}")] if advice.budget_usd else []
-    facts += [("deadline", f"{words.duration(advice.deadline_seconds)}, {kept}")] if advice.deadline_seconds else []
+    facts += (
+        [("deadline", f"{words.duration(advice.deadline_seconds)}, {kept}")]
+        if advice.deadline_seconds
+        else []
+    )
     return facts
 
 

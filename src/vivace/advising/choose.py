@@ -43,10 +43,13 @@ class Offer:
     risk: str
 
     def chance(self, hours: float) -> float:
-        """The probability that the training ends within so many hours: the interval's, taken for log-normal."""
+        """The probability that the training ends within so many hours: the interval's, taken for
+        log-normal."""
         if hours >= self.high_hours * 1e3 or self.high_hours <= self.hours:
             return float(self.hours <= hours)
-        return _NORMAL.cdf(_NORMAL.inv_cdf(0.9) * math.log(hours / self.hours) / math.log(self.high_hours / self.hours))
+        return _NORMAL.cdf(
+            _NORMAL.inv_cdf(0.9) * math.log(hours / self.hours) / math.log(self.high_hours / self.hours)
+        )
 
     @property
     def name(self) -> str:
@@ -130,8 +133,8 @@ def risk_of(p: Prediction) -> str:
 def reason_against(
     offer: Offer, prices: Prices, limits: tuple[float | None, float | None], probability: float
 ) -> str:
-    """Why an offer is none for this person, in words: memory, rentable sizes, budget in dollars, deadline in seconds,
-    the last two with the probability that is asked for. Empty where nothing speaks against it."""
+    """Why an offer is none for this person, in words: memory, rentable sizes, budget in dollars, deadline in
+    seconds, the last two with the probability that is asked for. Empty where nothing speaks against it."""
     budget, deadline = limits
     p = offer.prediction
     if not p.fits:
@@ -153,8 +156,8 @@ def reason_against(
 def picks(offers: Sequence[Offer]) -> dict[str, Offer]:
     """Best value (the least dollars), and the fastest, among offers that nothing speaks against.
 
-    Cards without evidence or price are picked only where there are no others; of offers that cost alike the one of
-    fewer cards is the better.
+    Cards without evidence or price are picked only where there are no others; of offers that cost alike the
+    one of fewer cards is the better.
     """
     priced = [offer for offer in offers if offer.usd is not None] or list(offers)
     known = [offer for offer in priced if offer.risk != UNKNOWN] or priced
@@ -210,8 +213,11 @@ def scaling(predictor: Predictor, gpu: Gpu, most: int = 64) -> dict[str, Any]:
     }
 
 
-def buy_or_rent(gpu: Gpu, offer: Offer, prices: Prices, dollars_a_kwh: float = DOLLARS_A_KWH) -> dict[str, Any]:
-    """Hours of use after which buying is cheaper than renting, electricity counted; None where a price is not known.
+def buy_or_rent(
+    gpu: Gpu, offer: Offer, prices: Prices, dollars_a_kwh: float = DOLLARS_A_KWH
+) -> dict[str, Any]:
+    """Hours of use after which buying is cheaper than renting, electricity counted; None where a price is
+    not known.
 
     The host around the card, its idle hours and what it sells for later are not counted.
     """

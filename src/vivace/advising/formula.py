@@ -1,18 +1,18 @@
 """The formula behind every predicted time: operators against a roofline, a floor of launches, a cost of
 talking.
 
-It is written once: it predicts, and `benchmarks/advise.py --fit` fits it. All parameters are positive numbers with a
-meaning, held in `coefficients.toml`:
+It is written once: it predicts, and `benchmarks/advise.py --fit` fits it. All parameters are positive
+numbers with a meaning, held in `coefficients.toml`:
 
     a kernel     ((operations / (rate x efficiency))^q + (bytes / (bandwidth x efficiency))^q)^(1/q) + latency
     one device   the kernels' sum, weights cast and updated
     one step     (device^h + host^h)^(1/h): the host issues kernels while the device works on earlier ones
     several      + what of the gradients' all-reduce outlasts the backward pass, and its last bucket
 
-Rates and bandwidths are the catalogue's. Efficiencies belong to a kind of kernel and to a precision; an architecture
-has one factor for its matrix rate and one for its bandwidth, so that a card of a known architecture is as good as
-measured, and one of an unknown architecture is the mean of the known ones. A link moves at most its nominal bytes, and
-of a backward pass no more can be hidden than it lasts.
+Rates and bandwidths are the catalogue's. Efficiencies belong to a kind of kernel and to a precision; an
+architecture has one factor for its matrix rate and one for its bandwidth, so that a card of a known
+architecture is as good as measured, and one of an unknown architecture is the mean of the known ones. A link
+moves at most its nominal bytes, and of a backward pass no more can be hidden than it lasts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ MODES = ("half", "tf32", "single", "double")
 LAYOUTS = ("half_nchw", "half_nhwc", "single")
 STREAMS = ("product", "norm", "other")  # kinds of kernels that a memory order changes alike
 ARCHITECTURES = (
-    "pascal", "volta", "turing", "ampere-ga100", "ampere", "ada", "hopper", "blackwell-rtx", "cdna1", "cdna2", "other"
+    "pascal", "volta", "turing", "ampere-ga100", "ampere", "ada", "hopper", "blackwell-rtx", "cdna1",
+    "cdna2", "other",
 )  # fmt: skip
 HARNESSES = ("timm", "loop", "ngc", "examples", "mlperf", "other", "forward")
 FRAMEWORKS = ("pytorch", "tensorflow", "mxnet", "other")
@@ -91,7 +92,10 @@ PARAMETERS: dict[str, tuple[Labels, float, float]] = {
     "replicate_growth": ((), 0.7, 1.0),
 }
 STREAM_OF_KIND = np.array(
-    [STREAMS.index("product" if k in MATRIX_KINDS else "norm" if k.endswith("_norm") else "other") for k in KINDS]
+    [
+        STREAMS.index("product" if k in MATRIX_KINDS else "norm" if k.endswith("_norm") else "other")
+        for k in KINDS
+    ]
 )
 # Where a kind of kernel is known to be far from the others, the fit starts there.
 STARTS = {
@@ -113,7 +117,8 @@ class Setting:
         framework, harness: what ran it; a person's own job counts as ``pytorch`` and the plain loop of
             ``timm``.
         year: date of software and host; newer than the evidence counts as the newest evidence.
-        launch_seconds: what handing over one tiny operator takes the host, as ``vivace inspect --measure`` tells it;
+        launch_seconds: what handing over one tiny operator takes the host, as ``vivace inspect --measure``
+        tells it;
             without, what a server of the year takes.
         data_parallel: replicas in one process (`nn.DataParallel`) instead of one process a device.
     """
@@ -241,7 +246,8 @@ def _row(demand: Demand, gpu: Gpu, setting: Setting) -> dict[str, Any]:
 
 
 def step_parts(theta: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Seconds of a step and of its parts, one entry a case, for parameters by name and the columns of `make_columns`."""
+    """Seconds of a step and of its parts, one entry a case, for parameters by name and the columns of
+    `make_columns`."""
     c, t = columns, theta
     of, kind, cases = c["case"], c["kind"], len(c["batch"])
 
@@ -253,8 +259,14 @@ def step_parts(theta: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str
     lessened = t["rate_power"] - 1
     rate = c["rate"] * (c["rate"] / RATE_UNIT) ** lessened * efficiency
     vector = c["vector_rate"] * (c["vector_rate"] / RATE_UNIT) ** lessened * efficiency
-    by_kind = np.where(c["nhwc"], (t["matrix_efficiency"] * t["channels_last"])[c["place"]], t["matrix_efficiency"][c["place"]])
-    compute = c["matrix"] * c["flops_step"] / (np.where(c["depthwise"], vector[of], rate[of]) * by_kind) + TINY
+    by_kind = np.where(
+        c["nhwc"],
+        (t["matrix_efficiency"] * t["channels_last"])[c["place"]],
+        t["matrix_efficiency"][c["place"]],
+    )
+    compute = (
+        c["matrix"] * c["flops_step"] / (np.where(c["depthwise"], vector[of], rate[of]) * by_kind) + TINY
+    )
     speed = c["bandwidth"] * (c["bandwidth"] / BANDWIDTH_UNIT) ** (t["bandwidth_power"] - 1)
     table = t["layout_memory"][:, STREAM_OF_KIND] * t["memory_efficiency"]
     bandwidth = (speed * t["architecture_memory"][c["architecture"]])[of]
@@ -285,7 +297,8 @@ def step_parts(theta: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str
 
 
 def _talk(t: Mapping[str, Any], c: Mapping[str, Any], single: Any) -> Any:
-    """Seconds of the all-reduce that the backward pass does not hide; the last bucket is ready when it ends."""
+    """Seconds of the all-reduce that the backward pass does not hide; the last bucket is ready when it
+    ends."""
     hops = 2 * c["buckets"] * np.log2(c["gpus"]) * t["hop_seconds"]
     talk = c["link_seconds"] / np.minimum(t["link_efficiency"], 1.0)[c["link"]] + hops
     hidden = BACKWARD_SHARE * np.minimum(t["overlap"], 1.0) * single

@@ -57,7 +57,12 @@ def case_of(gpu: Gpu, evidence: Mapping[str, Any], *, new_model: bool) -> str:
 
 
 def circumstances(
-    demand: Demand, setting: Setting, host_share: float, evidence: Mapping[str, Any], *, guessed_batch: bool = False
+    demand: Demand,
+    setting: Setting,
+    host_share: float,
+    evidence: Mapping[str, Any],
+    *,
+    guessed_batch: bool = False,
 ) -> set[str]:
     """Which of the `CIRCUMSTANCES` hold for a prediction.
 

@@ -77,8 +77,8 @@ class Prediction:
 class Predictor:
     """The shipped coefficients, applied to a subject.
 
-    Precision ``auto`` is mixed, which is what cards are bought for; ``profiled`` the subject's own. `launch_seconds` is
-    what handing over one tiny operator takes the host.
+    Precision ``auto`` is mixed, which is what cards are bought for; ``profiled`` the subject's own.
+    `launch_seconds` is what handing over one tiny operator takes the host.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class Predictor:
         self.scaled = 1.0
 
     def learn(self, gpu: Gpu) -> float:
-        """Scale all predictions by what the subject's profile measured on `gpu`, in its own precision; returns measured
-        over predicted."""
+        """Scale all predictions by what the subject's profile measured on `gpu`, in its own precision;
+        returns measured over predicted."""
         measured = self.subject.step_seconds
         if measured:
             as_profiled = Predictor(self.subject, "profiled", launch_seconds=self.launch_seconds)

@@ -22,7 +22,8 @@ MOST_IN_A_MACHINE = 8
 class Price:
     """One offer for one device: US dollars an hour to rent, or US dollars to buy, seen on `date`.
 
-    `sizes` are the numbers of devices that the provider rents together; empty where it rents any number up to a machine.
+    `sizes` are the numbers of devices that the provider rents together; empty where it rents any number up
+    to a machine.
     """
 
     gpu: str
@@ -66,8 +67,8 @@ class Prices:
     used: tuple[Price, ...] = ()
 
     def hourly(self, gpu: str, number: int | None = None) -> PriceRange | None:
-        """US dollars an hour for one device of that name on demand, rented in that number where one is given; `None`
-        where no such offer is known."""
+        """US dollars an hour for one device of that name on demand, rented in that number where one is
+        given; `None` where no such offer is known."""
         return _range(tuple(o for o in self.rent if number is None or o.rents(number)), gpu)
 
     def sizes(self, gpu: str) -> tuple[int, ...]:
@@ -164,4 +165,6 @@ def _offers(
                 raise InputError(
                     f"{path}: {provider} asks {usd!r} for {name}; a price is a number of dollars above 0"
                 )
-            yield Price(find_gpu(name, catalogue).name, provider, float(usd), date, table["source"], tuple(sizes))
+            yield Price(
+                find_gpu(name, catalogue).name, provider, float(usd), date, table["source"], tuple(sizes)
+            )

@@ -28,7 +28,8 @@ OLD_RELEASE = 5  # years after which a card is offered only where a person names
 
 # Cards that people ask about: always in the table, with the reason where one is no choice.
 ASKED = (
-    "RTX 3090", "RTX 4090", "RTX 5090", "L40S", "A100-SXM4-80GB", "H100-SXM5-80GB", "H200-SXM-141GB", "B200-SXM-180GB",
+    "RTX 3090", "RTX 4090", "RTX 5090", "L40S", "A100-SXM4-80GB", "H100-SXM5-80GB", "H200-SXM-141GB",
+    "B200-SXM-180GB",
 )  # fmt: skip
 SHORT_HOURS = 0.25  # a training over which nobody need think
 
@@ -62,11 +63,13 @@ def advise(
         probability: with which it must keep them, between 0 and 1.
         gpus: names of cards; all recent ones without.
         most: largest number of cards that an offer holds; scaling is told up to 64.
-        precision: ``auto`` is mixed precision, ``profiled`` the subject's own; ``amp`` is bf16 where a card has it,
+        precision: ``auto`` is mixed precision, ``profiled`` the subject's own; ``amp`` is bf16 where a card
+        has it,
             else fp16.
         channels_last: images in that memory order; without, where convolutions do most of the work.
         plan: a plan's file, which says precision and memory order in place of the two.
-        launch_us: microseconds that handing over one tiny operator takes the host, as ``vivace inspect --measure``
+        launch_us: microseconds that handing over one tiny operator takes the host, as ``vivace inspect
+        --measure``
             tells; without, a recent server's.
         electricity: US dollars a kWh.
         prices, catalogue: a person's own files, over the shipped ones.
@@ -102,13 +105,18 @@ def advise(
 def _way(
     subject: Subject, precision: str, channels_last: bool | None, plan: str | os.PathLike[str] | None
 ) -> tuple[str, bool, str]:
-    """Precision, memory order, and a sentence on both: those of a plan, those asked for, or the usual ones."""
+    """Precision, memory order, and a sentence on both: those of a plan, those asked for, or the usual
+    ones."""
     if plan is not None:
         if precision != "auto" or channels_last is not None:
-            raise InputError("--plan says precision and memory order: give no --precision or --channels-last beside it")
+            raise InputError(
+                "--plan says precision and memory order: give no --precision or --channels-last beside it"
+            )
         found, nhwc = _of_plan(Plan.load(plan))
         return found, nhwc, f"predicted as the plan says, in {found}; what else it brings comes on top"
-    nhwc = channels_last if channels_last is not None else precision == "auto" and subject.demand.convolutional
+    nhwc = (
+        channels_last if channels_last is not None else precision == "auto" and subject.demand.convolutional
+    )
     if precision != "auto":
         return precision, nhwc, f"predicted in {precision}, as asked for"
     usual = "in mixed precision" + (", images channels last" if nhwc else "")
@@ -117,13 +125,13 @@ def _way(
 
 def _of_plan(plan: Plan) -> tuple[str, bool]:
     """The precision and memory order of a plan's cards."""
-    cards = [technique.card for technique in plan.techniques if technique.card.stage == Stage.PRECISION]
     nhwc = any(technique.name == "channels_last" for technique in plan.techniques)
-    if any(card.slot == "precision" and card.unit_roundoff == UNIT_ROUNDOFF["bfloat16"] for card in cards):
-        return "amp_bf16", nhwc
-    if any(card.slot == "precision" for card in cards):
-        return "amp_fp16", nhwc
-    return ("tf32" if any(card.unit_roundoff > UNIT_ROUNDOFF["float32"] for card in cards) else "fp32"), nhwc
+    cards = [technique.card for technique in plan.techniques]
+    half = [card.unit_roundoff for card in cards if card.slot == "precision"]
+    if half:
+        return ("amp_bf16" if max(half) == UNIT_ROUNDOFF["bfloat16"] else "amp_fp16"), nhwc
+    tf32 = any(card.stage == Stage.PROCESS and card.unit_roundoff == UNIT_ROUNDOFF["tf32"] for card in cards)
+    return ("tf32" if tf32 else "fp32"), nhwc
 
 
 def _compared(
@@ -136,7 +144,8 @@ def _compared(
     budget, deadline = question.limits
     offers = choose.make_offers(predictor, cards, question.length, costs, question.most)
     reasons = {
-        offer.name: choose.reason_against(offer, costs, question.limits, question.probability) for offer in offers
+        offer.name: choose.reason_against(offer, costs, question.limits, question.probability)
+        for offer in offers
     }
     allowed = [offer for offer in offers if not reasons[offer.name]]
     found = choose.picks(allowed)
@@ -175,10 +184,13 @@ def _compared(
 
 
 def _asked(offers: Sequence[Offer], reasons: Mapping[str, str], names: Sequence[str]) -> list[Offer]:
-    """One offer of each card that is asked about: the least number against which nothing speaks, else one card."""
+    """One offer of each card that is asked about: the least number against which nothing speaks, else one
+    card."""
     found = []
     for name in names:
-        own = sorted((o for o in offers if o.prediction.gpu.name == name), key=lambda o: o.prediction.num_gpus)
+        own = sorted(
+            (o for o in offers if o.prediction.gpu.name == name), key=lambda o: o.prediction.num_gpus
+        )
         if own:
             found.append(next((offer for offer in own if not reasons[offer.name]), own[0]))
     return found
@@ -191,8 +203,8 @@ def _small(found: Mapping[str, Offer], here: Offer | None) -> list[str]:
         return []
     if best.prediction.limit == "launch":
         return [
-            "launches of small kernels limit this job: one card is enough, or this processor; a larger batch, compilation "
-            "or CUDA graphs bring more than another card"
+            "launches of small kernels limit this job: one card is enough, or this processor; a larger "
+            "batch, compilation or CUDA graphs bring more than another card"
         ]
     if best.hours < SHORT_HOURS or (here is not None and here.hours < SHORT_HOURS):
         return ["this training is short: one card is enough, or this processor"]
@@ -242,7 +254,8 @@ def _profiled_on(subject: Subject, known: Mapping[str, Gpu]) -> Gpu | None:
 
 
 def _this_machine(known: Mapping[str, Gpu]) -> tuple[Gpu | None, float | None, list[str]]:
-    """The device of this machine and what a launch was measured to take it; None with a note where nothing is known."""
+    """The device of this machine and what a launch was measured to take it; None with a note where nothing
+    is known."""
     from vivace.inspection.gather import inspect
 
     machine = inspect()

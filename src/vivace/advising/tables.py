@@ -20,7 +20,8 @@ WIDE = 110  # columns
 
 
 def choices(advice: Advice) -> list[tuple[Offer, str]]:
-    """The rows of a first screen: what was picked and for what, the cards that people ask about, this machine."""
+    """The rows of a first screen: what was picked and for what, the cards that people ask about, this
+    machine."""
     marks: dict[str, list[str]] = {}
     for mark, offer in advice.picks.items():
         marks.setdefault(offer.name, []).append(mark)
@@ -36,7 +37,8 @@ def marked(offer: Offer, marks: str) -> str:
 
 
 def shown(advice: Advice) -> list[Offer]:
-    """The rows of the whole table: picks, the cards that people ask about, the Pareto front, then every card alone."""
+    """The rows of the whole table: picks, the cards that people ask about, the Pareto front, then every card
+    alone."""
     first = [*advice.picks.values(), *advice.asked, *advice.pareto]
     rest = [offer for offer in advice.offers if offer.prediction.num_gpus == 1]
     return list({offer.name: offer for offer in (*first, *rest)}.values())
@@ -126,17 +128,19 @@ def worth_it(entry: dict[str, object]) -> str:
     told = ", ".join(f"{p['num_gpus']}: {words.times(p['speedup'])}" for p in points[1:])
     pays = entry["pays_up_to"]
     if entry["launch_bound"]:
-        return f"Several {entry['gpu']}: one is enough: a larger batch on it is as fast, and the same change of the training."
+        return f"Several {entry['gpu']}: one is enough; a larger batch on it is as fast as more of them."
     verdict = "one is best value" if pays == 1 else f"doubling pays up to {pays}"
     return (
-        f"Several {entry['gpu']}: {verdict} ({told or 'one only'}), each with the job's own batch; doubling the batch is "
-        "not the same training."
+        f"Several {entry['gpu']}: {verdict} ({told or 'one only'}), each with the job's own batch; "
+        "doubling the batch is not the same training."
     )
 
 
 def bought(entry: dict[str, object]) -> str:
     """The row that compares buying a card with renting it."""
-    hours, price, rent, used = (entry[k] for k in ("break_even_hours", "buy_usd", "rent_usd_per_hour", "used_usd"))
+    hours, price, rent, used = (
+        entry[k] for k in ("break_even_hours", "buy_usd", "rent_usd_per_hour", "used_usd")
+    )
     of_used = f"used {words.money(used)}" if isinstance(used, float) else "no source of used prices"
     if not isinstance(price, float):
         return f"{entry['gpu']}: no price to buy it is known; {of_used}."
@@ -145,18 +149,19 @@ def bought(entry: dict[str, object]) -> str:
         return f"{told}; nobody is known to rent it."
     if not isinstance(hours, float):
         return f"{told}; renting costs less than the electricity of an own one."
-    return (
-        f"{told}; buying pays after {words.number(hours)} hours of use, {words.number(entry['trainings'])} such trainings."
-    )
+    trainings = words.number(entry["trainings"])
+    return f"{told}; buying pays after {words.number(hours)} hours of use, {trainings} such trainings."
 
 
 def error_words(advice: Advice) -> list[str]:
-    """The predictor's measured errors in the cases that this advice is made of, with what simpler guesses err there."""
+    """The predictor's measured errors in the cases that this advice is made of, with what simpler guesses
+    err there."""
     cases = {offer.prediction.case for offer in (*advice.picks.values(), *advice.asked)}
     return [
-        f"Measured error, {name}: {words.percent(entry['median_abs_error'])} median, {words.percent(entry['median_card'])} "
-        f"of the median card, over {entry['n']:,} published figures; {words.percent(entry['interval_coverage'])} inside "
-        f"their interval (by TFLOPS alone {words.percent(entry['tflops_only'])} off)."
+        f"Measured error, {name}: {words.percent(entry['median_abs_error'])} median, "
+        f"{words.percent(entry['median_card'])} of the median card, over {entry['n']:,} published figures; "
+        f"{words.percent(entry['interval_coverage'])} inside their interval "
+        f"(by TFLOPS alone {words.percent(entry['tflops_only'])} off)."
         for name, entry in advice.errors.items()
         if name in cases
     ]
