@@ -84,7 +84,7 @@ def _facts(advice: Advice) -> list[tuple[str, str]]:
         ("parameters", words.quantity(demand.num_parameters)),
         ("operations a sample", words.quantity(demand.flops, "FLOP")),
         ("batch of one GPU", words.number(advice.subject.batch_size)),
-        ("how", advice.how),
+        ("predicted", advice.how.partition(";")[0].removeprefix("predicted ").removesuffix(", as is usual")),
     ]
     kept = tables.surely(advice)
     facts += [("budget", f"{words.money(advice.budget_usd)}, {kept}")] if advice.budget_usd else []

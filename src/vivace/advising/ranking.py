@@ -19,9 +19,8 @@ from vivace.advising.predict import Predictor
 from vivace.advising.prices import STALE_DAYS, Prices, load_prices
 from vivace.advising.question import Question, amount, dollars, seconds_of
 from vivace.advising.source import Subject, open_subject
+from vivace.advising.way import way
 from vivace.errors import InputError
-from vivace.plan import Plan
-from vivace.technique.contract import UNIT_ROUNDOFF, Stage
 
 OLD_RELEASE = 5  # years after which a card is offered only where a person names it
 
@@ -78,19 +77,13 @@ def advise(
     Raises InputError for unknown cards, nonsense amounts and files of another format.
     """
     limits = dollars(budget_usd), seconds_of(deadline)
-    if most < 1:
-        raise InputError(f"the largest number of GPUs must be at least 1, not {most}")
-    if not 0 < probability < 1:
-        raise InputError(f"--probability must lie between 0 and 1, such as 0.8, not {probability:g}")
-    for name, value in (("--launch-us", launch_us), ("--electricity", electricity)):
-        if value is not None and not (value >= 0 and math.isfinite(value)):
-            raise InputError(f"{name} must be a number of at least 0, not {value:g}")
+    _check(most, probability, launch_us, electricity)
     known = load_catalogue(catalogue if catalogue is None else Path(catalogue))
     cards, left = _cards(known, gpus)
     costs = load_prices(prices if prices is None else Path(prices), known)
     opened = subject if isinstance(subject, Subject) else open_subject(subject)
     length = amount(opened, epochs, steps, target)
-    precision, nhwc, how = _way(opened, precision, channels_last, plan)
+    precision, nhwc, how = way(opened, precision, channels_last, plan)
     predictor = Predictor(opened, precision, nhwc, launch_us and launch_us / 1e6)
     asked = [card.name for card in cards] if gpus is not None else [name for name in ASKED if name in known]
     question = Question(length, limits, probability, most, electricity, how, tuple(asked), tuple(left))
@@ -102,36 +95,15 @@ def advise(
     return write(advice, Path(out))
 
 
-def _way(
-    subject: Subject, precision: str, channels_last: bool | None, plan: str | os.PathLike[str] | None
-) -> tuple[str, bool, str]:
-    """Precision, memory order, and a sentence on both: those of a plan, those asked for, or the usual
-    ones."""
-    if plan is not None:
-        if precision != "auto" or channels_last is not None:
-            raise InputError(
-                "--plan says precision and memory order: give no --precision or --channels-last beside it"
-            )
-        found, nhwc = _of_plan(Plan.load(plan))
-        return found, nhwc, f"predicted as the plan says, in {found}; what else it brings comes on top"
-    nhwc = (
-        channels_last if channels_last is not None else precision == "auto" and subject.demand.convolutional
-    )
-    if precision != "auto":
-        return precision, nhwc, f"predicted in {precision}, as asked for"
-    usual = "in mixed precision" + (", images channels last" if nhwc else "")
-    return precision, nhwc, f"predicted {usual}, as is usual; --precision or --plan says otherwise"
-
-
-def _of_plan(plan: Plan) -> tuple[str, bool]:
-    """The precision and memory order of a plan's cards."""
-    nhwc = any(technique.name == "channels_last" for technique in plan.techniques)
-    cards = [technique.card for technique in plan.techniques]
-    half = [card.unit_roundoff for card in cards if card.slot == "precision"]
-    if half:
-        return ("amp_bf16" if max(half) == UNIT_ROUNDOFF["bfloat16"] else "amp_fp16"), nhwc
-    tf32 = any(card.stage == Stage.PROCESS and card.unit_roundoff == UNIT_ROUNDOFF["tf32"] for card in cards)
-    return ("tf32" if tf32 else "fp32"), nhwc
+def _check(most: int, probability: float, launch_us: float | None, electricity: float) -> None:
+    """Refuse numbers that mean nothing."""
+    if most < 1:
+        raise InputError(f"the largest number of GPUs must be at least 1, not {most}")
+    if not 0 < probability < 1:
+        raise InputError(f"--probability must lie between 0 and 1, such as 0.8, not {probability:g}")
+    for name, value in (("--launch-us", launch_us), ("--electricity", electricity)):
+        if value is not None and not (value >= 0 and math.isfinite(value)):
+            raise InputError(f"{name} must be a number of at least 0, not {value:g}")
 
 
 def _compared(
