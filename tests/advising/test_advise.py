@@ -10,12 +10,14 @@ import pytest
 from rich.console import Console
 
 import vivace
+from vivace.advising import answering
 from vivace.advising.catalogue import find_gpu
 from vivace.advising.question import amount, seconds_of
 from vivace.advising.reverse import largest_model, trainable
 from vivace.advising.source import open_subject
-from vivace.advising.tables import bought, draw
+from vivace.advising.tables import bought, draw, draw_card
 from vivace.errors import InputError, JobError
+from vivace.pages.answer import ending
 
 CARDS = ("RTX 4090", "A100-SXM4-80GB", "H100-SXM5-80GB")
 TINY_JOB = """
@@ -343,3 +345,25 @@ def test_buying_is_told_with_dates_or_that_no_source_is_known():
     assert own["electricity_usd_per_hour"] == pytest.approx(0.225)
     assert "no source of used prices" in bought(own)
     assert "no price to buy it is known" in bought(by_name["H100-SXM5-80GB"])
+
+
+def test_what_a_card_can_train_is_told_in_whole_words_at_80_columns():
+    file, card = io.StringIO(), find_gpu("H20")
+    draw_card(card, trainable(card), largest_model(card), Console(file=file, width=80))
+    text = file.getvalue()
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert {"swin_base_patch4_window7_224", "bandwidth", "arithmetic"} <= set(text.split())
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+
+
+def test_the_first_screen_is_a_sentence_and_at_most_eight_rows_at_80_columns():
+    found = answering.answer(vivace.advise("own:gpt3_27", target="10k", deadline="30h"))
+    file = io.StringIO()
+    ending(found, Console(file=file, width=80))
+    lines = file.getvalue().splitlines()
+    assert found.figure.startswith("1 x ")
+    assert " the price for " in found.sentence
+    assert len(found.parts) <= 8
+    assert len(lines) <= 12
+    assert max(map(len, lines)) <= 80
+    assert any("does not fit: needs" in line for line in lines)

@@ -63,8 +63,11 @@ def _faster(advice: Advice, best: Offer) -> Offer | None:
 
 
 def _told(advice: Advice, offer: Offer) -> str:
+    """What speaks against an offer, else its cost and memory; the time in any case where it can train."""
+    against = advice.reasons.get(offer.name, "" if offer.prediction.fits else tables.fit_of(offer))
+    if not offer.prediction.fits:
+        return against
     cost = "" if offer.usd is None else f", {words.money(offer.usd)}"
-    against = advice.reasons.get(offer.name, "")
     return f"{tables.time_of(offer)}{cost}; {against or tables.fit_of(offer)}"
 
 

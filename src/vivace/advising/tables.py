@@ -174,31 +174,21 @@ def draw_card(gpu: Gpu, found: list[Trainable], largest: float, console: Console
     table = Table(
         box=None, title=f"{gpu.name}, {words.size(gpu.memory_bytes)}: mixed precision", title_justify="left"
     )
-    for column in (
-        "model",
-        "batch that fits",
-        "samples/s, 80 % interval",
-        "one pass over",
-        "takes",
-        "limited by",
-    ):
-        table.add_column(column, no_wrap=column.startswith("samples"), overflow="fold")
+    wide = console.width >= WIDE
+    for column in ("model", "batch that fits", "samples/s, 80 % interval", "one pass over", "takes"):
+        if wide or column != "one pass over":
+            least = len("10,317") if column != "samples/s, 80 % interval" else len("(10,177-13,018)")
+            table.add_column(column, no_wrap=column in ("model", "takes"), min_width=least)
+    table.add_column("limited by", min_width=len("bandwidth"))
     for entry in found:
         p = entry.prediction
+        data = (entry.data,) if wide else ()
         if p is None:
-            table.add_row(
-                entry.model, "none", "does not fit as it is", entry.data, words.UNKNOWN, "memory size"
-            )
+            table.add_row(entry.model, "none", "does not fit as it is", *data, words.UNKNOWN, "memory size")
             continue
         low, high = (words.number(p.batch_size / seconds) for seconds in (p.high, p.low))
         speed = f"{words.number(p.samples_per_second)} ({low}{words.UNKNOWN}{high})"
-        table.add_row(
-            entry.model,
-            str(entry.batch_size),
-            speed,
-            entry.data,
-            words.duration(None if entry.epoch_hours is None else 3600 * entry.epoch_hours),
-            LIMITS[p.limit],
-        )
+        takes = words.duration(None if entry.epoch_hours is None else 3600 * entry.epoch_hours)
+        table.add_row(entry.model, str(entry.batch_size), speed, *data, takes, LIMITS[p.limit])
     console.print(table)
     console.print(f"Weights, gradients and AdamW alone fill it at {largest / 1e9:.1f} billion parameters.")

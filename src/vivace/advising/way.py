@@ -1,5 +1,5 @@
-"""In what precision and memory order a job is predicted: a plan's, what was asked for, or the usual. Imports no
-torch."""
+"""In what precision and memory order a job is predicted: a plan's, those asked for, or the usual ones.
+Imports no torch."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ def way(
     )
     if precision != "auto":
         return precision, nhwc, f"predicted in {precision}, as asked for"
+    if subject.precision == "fp64":
+        return precision, False, "predicted in fp64, the job's own"
     usual = "in mixed precision" + (", images channels last" if nhwc else "")
     return precision, nhwc, f"predicted {usual}, as is usual; --precision or --plan says otherwise"
 
