@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import math
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
-import _likeness
 import numpy as np
 from _published import Row
 
 from vivace.advising.formula import (
     ARCHITECTURES,
-    MODES,
     PARAMETERS,
     STARTS,
     architecture,
@@ -23,95 +22,76 @@ from vivace.advising.formula import (
     predict_parts,
     step_parts,
 )
-from vivace.advising.interval import CIRCUMSTANCES, FEW_ROWS, UNSEEN_WIDENING, circumstances, kinds_of
-from vivace.advising.likeness import Likeness, predict
+from vivace.advising.interval import CASES, CIRCUMSTANCES, FEW_ROWS, UNSEEN_WIDENING, circumstances, kinds_of
 
-if TYPE_CHECKING:
-    import torch
-
-STEPS, LEARNING_RATE, PRIOR, ROUNDING = 300, 0.08, 3e-4, 0.03
-MOST_OF_A_KIND = 300  # rows of one card, harness and layout in the fit of a fold
+FIRST_ITERATIONS, ITERATIONS, PRIOR, ROUNDING = 40, 3, 3e-4, 0.03
+MOST_OF_A_KIND = 80  # rows of one card, harness and layout in the fit of a fold
 CROWDED = 0.3  # power of the number of similar rows by which each of them counts less
-FAMILY_FOLDS, CARD_FOLDS, CARDS_ALONE = 8, 4, 12
-NEVER_NARROWER = ("new_card", "new_architecture", "new_model")
-NEW_ARCHITECTURE = "new architecture"
+FAMILY_FOLDS, CARD_FOLDS, CARDS_ALONE, ROW_FOLDS = 6, 4, 12, 4
 
 
-def fit(rows: Sequence[Row], steps: int = STEPS) -> dict[str, np.ndarray]:
+def fit(
+    rows: Sequence[Row], iterations: int = ITERATIONS, begin: dict[str, np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
     """Parameters that fit the rows: least absolute log errors, held near their physical start where rows are
-    few. An architecture that no row holds is the mean of the others."""
-    import torch
+    few. An architecture that nearly no row holds is the mean of the others. `begin` is where the search
+    begins, which saves iterations and does not change where it ends."""
+    from scipy.optimize import least_squares
 
-    columns = {
-        name: torch.as_tensor(value) for name, value in make_columns([row.case for row in rows]).items()
-    }
-    columns = {name: v.float() if v.is_floating_point() else v for name, v in columns.items()}
-    target = torch.tensor([math.log(row.seconds) for row in rows])
+    columns = make_columns([row.case for row in rows])
+    target = _measured(rows)
     sizes = Counter((row.gpu.name, row.setting.harness, row.setting.num_gpus > 1) for row in rows)
-    weight = torch.tensor(
+    weight = np.array(
         [sizes[row.gpu.name, row.setting.harness, row.setting.num_gpus > 1] ** -CROWDED for row in rows]
     )
-    start = {name: _start(name) for name in PARAMETERS}
-    held_by = _rows_by_architecture(columns)
-    logs = {name: value.clone().requires_grad_() for name, value in start.items()}
-    optimizer = torch.optim.Adam(list(logs.values()), lr=LEARNING_RATE)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.15
-    )
-    for _ in range(steps):
-        theta = {name: value.exp() for name, value in _averaged(logs, held_by).items()}
-        parts = step_parts(theta, columns, torch, _sum_by)
-        error = parts["seconds"].log() - target
-        loss = (weight * (error.square() + ROUNDING**2).sqrt()).sum() / weight.sum()
-        held = sum(PARAMETERS[name][2] * (logs[name] - start[name]).square().sum() for name in logs)
-        optimizer.zero_grad()
-        (loss + PRIOR * held).backward()
-        optimizer.step()
-        schedule.step()
-    return {name: v.detach().exp().double().numpy() for name, v in _averaged(logs, held_by).items()}
+    weight *= len(rows) / weight.sum()
+    start = np.concatenate([_start(name).ravel() for name in PARAMETERS])
+    strength = np.concatenate([np.full(_start(name).size, PARAMETERS[name][2]) for name in PARAMETERS])
+    hold = np.sqrt(2 * ROUNDING * len(rows) * PRIOR * strength)
+    held_by = np.bincount(columns["architecture"], minlength=len(ARCHITECTURES))
+
+    def wrong(logs: np.ndarray) -> np.ndarray:
+        error = np.log(step_parts(_theta(logs, held_by), columns)["seconds"]) - target
+        return np.concatenate([weight * error, hold * (logs - start)])
+
+    def loss(squares: np.ndarray) -> np.ndarray:
+        """Nearly absolute for rows, square for what holds a parameter."""
+        found = np.array([squares, np.ones_like(squares), np.zeros_like(squares)])
+        root = np.sqrt(1 + squares[: len(rows)])
+        found[:, : len(rows)] = 2 * (root - 1), 1 / root, -0.5 / root**3
+        return found
+
+    first = start if begin is None else np.concatenate([np.log(begin[name]).ravel() for name in PARAMETERS])
+    solved = least_squares(wrong, first, loss=loss, f_scale=ROUNDING, max_nfev=iterations)
+    return _theta(solved.x, held_by)
 
 
-def _rows_by_architecture(columns: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """For each parameter of an architecture, the number of rows that speak for it."""
-    import torch
-
-    rows = torch.zeros(len(MODES), len(ARCHITECTURES))
-    rows.index_put_((columns["mode"], columns["architecture"]), torch.ones(()), accumulate=True)
-    rows[:, ARCHITECTURES.index("other")] = 0
-    return {"architecture_matrix": rows, "architecture_memory": rows.sum(0)}
-
-
-def _averaged(logs: dict[str, torch.Tensor], rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """`logs`, where an architecture without a row has the mean of those with at least `FEW_ROWS`."""
-    found = dict(logs)
-    for name, number in rows.items():
-        fitted = (number >= FEW_ROWS).float()
-        mean = (logs[name].detach() * fitted).sum(-1, keepdim=True) / fitted.sum(-1, keepdim=True).clamp(
-            min=1
-        )
-        found[name] = logs[name].where(number > 0, mean)
+def _theta(logs: np.ndarray, held_by: np.ndarray) -> dict[str, np.ndarray]:
+    """Parameters by name; an architecture with fewer than `FEW_ROWS` rows has the mean of the others."""
+    found, place = {}, 0
+    known = held_by >= FEW_ROWS
+    known[ARCHITECTURES.index("other")] = False
+    for name in PARAMETERS:
+        shape = _start(name).shape
+        values = logs[place : place + math.prod(shape)].reshape(shape)
+        place += math.prod(shape)
+        if name.startswith("architecture"):
+            values = np.where(known, values, values[known].mean())
+        found[name] = np.exp(values)
     return found
 
 
-def _start(name: str) -> torch.Tensor:
-    import torch
-
+def _start(name: str) -> np.ndarray:
     labels, value, _ = PARAMETERS[name]
-    start = torch.full([len(names) for names in labels], math.log(value))
+    start = np.full([len(names) for names in labels], math.log(value))
     for kind, other in STARTS.get(name, {}).items():
         start[..., labels[-1].index(kind)] = math.log(other)
     return start
 
 
-def _sum_by(values: torch.Tensor, numbers: torch.Tensor, count: int) -> torch.Tensor:
-    import torch
-
-    return torch.zeros(count).index_add(0, numbers, values.float())
-
-
-def errors(theta: dict[str, np.ndarray], rows: Sequence[Row], likeness: Likeness | None = None) -> np.ndarray:
+def errors(theta: dict[str, np.ndarray], rows: Sequence[Row]) -> np.ndarray:
     """Logarithm of predicted over measured seconds."""
-    return np.log(predict(theta, likeness, [row.case for row in rows])["seconds"]) - _measured(rows)
+    return np.log(predict_parts(theta, [row.case for row in rows])["seconds"]) - _measured(rows)
 
 
 def absolute(error: np.ndarray) -> np.ndarray:
@@ -136,10 +116,8 @@ def simple_errors(train: Sequence[Row], test: Sequence[Row]) -> dict[str, np.nda
 def _simple(name: str, rows: Sequence[Row]) -> np.ndarray:
     columns = make_columns([row.case for row in rows])
     of, number = columns["case"], len(rows)
-    flops = np.bincount(of, columns["flops"], number) * columns["batch"] / columns["rate"]
-    moved = (
-        np.bincount(of, columns["bytes"], number) * columns["batch"] * columns["width"] / columns["bandwidth"]
-    )
+    flops = np.bincount(of, columns["flops_step"], number) / columns["rate"]
+    moved = np.bincount(of, columns["bytes_step"], number) / columns["bandwidth"]
     return np.log(
         {"roofline": np.maximum(flops, moved), "bandwidth only": moved, "TFLOPS only": flops}[name] + 1e-9
     )
@@ -169,120 +147,127 @@ def thin(rows: Sequence[Row]) -> list[Row]:
 Left = Callable[[Row], bool]
 
 
-def held_out(rows: Sequence[Row]) -> dict[str, tuple[np.ndarray, dict[str, np.ndarray]]]:
-    """Errors on rows whose model family, whose card, both, or whose architecture were left out; and those of
-    the simple predictors. NaN where a row was not predicted."""
+def held_out(
+    rows: Sequence[Row], whole: dict[str, np.ndarray]
+) -> dict[str, tuple[np.ndarray, dict[str, np.ndarray]]]:
+    """By case, errors on rows whose kind was left out of the fit, and those of the simple predictors. NaN
+    where a row was not predicted. `whole` are the parameters of all rows, from which each fit begins."""
     families = folds([row.family for row in rows], FAMILY_FOLDS)
     kin = sorted({(architecture(row.gpu), row.gpu.name) for row in rows})  # neighbours in different folds
     cards = {name: number % CARDS_ALONE for number, (_, name) in enumerate(kin)}
     card_groups = folds([row.gpu.name for row in rows], CARD_FOLDS)
-    splits: dict[str, list[tuple[Left | None, Left | None]]] = {
-        "known card, new model": [
-            (lambda r, f=f: families[r.family] == f, None) for f in range(FAMILY_FOLDS)
+    splits: dict[str, list[tuple[Left, Left]]] = {
+        "known card and model": [(_pair(f), _pair(f)) for f in range(ROW_FOLDS)],
+        "new model": [
+            (left, left) for f in range(FAMILY_FOLDS) for left in [lambda r, f=f: families[r.family] == f]
         ],
-        "new card, known model": [(None, lambda r, c=c: cards[r.gpu.name] == c) for c in range(CARDS_ALONE)],
-        "both new": [
-            (lambda r, f=f: families[r.family] % 3 == f, lambda r, c=c: card_groups[r.gpu.name] == c)
+        "new card": [
+            (left, left) for c in range(CARDS_ALONE) for left in [lambda r, c=c: cards[r.gpu.name] == c]
+        ],
+        "new card and model": [
+            (
+                lambda r, f=f, c=c: families[r.family] % 3 == f or card_groups[r.gpu.name] == c,
+                lambda r, f=f, c=c: families[r.family] % 3 == f and card_groups[r.gpu.name] == c,
+            )
             for f in range(3)
             for c in range(CARD_FOLDS)
         ],
-        NEW_ARCHITECTURE: [
-            (None, lambda r, a=a: architecture(r.gpu) == a) for a in sorted({name for name, _ in kin})
+        "new architecture": [
+            (left, left)
+            for a in sorted({name for name, _ in kin})
+            for left in [lambda r, a=a: architecture(r.gpu) == a]
         ],
     }
     found = {}
-    for name, parts in splits.items():
+    for name in CASES:
         begin = time.perf_counter()
         error, simple = np.full(len(rows), np.nan), {}
-        for by_model, by_card in parts:
-            train = [r for r in rows if not (by_model and by_model(r)) and not (by_card and by_card(r))]
-            train = thin(train) if by_card else train
+        for absent, asked in splits[name]:
+            train = thin([row for row in rows if not absent(row)])
             # Of a harness that only these cards were measured in nothing is known: that is another question.
-            harnesses = {row.setting.harness for row in train} if name == NEW_ARCHITECTURE else None
-            chosen = [
-                (by_model is None or by_model(row))
-                and (by_card is None or by_card(row))
-                and (harnesses is None or row.setting.harness in harnesses)
-                for row in rows
-            ]
+            harnesses = {row.setting.harness for row in train}
+            chosen = np.array([asked(row) and row.setting.harness in harnesses for row in rows])
             test = [row for row, wanted in zip(rows, chosen, strict=True) if wanted]
             if not test:
                 continue
-            theta = fit(train)
-            likeness, _ = _likeness.fit(train, errors(theta, train))
-            error[chosen] = errors(theta, test, likeness)
+            error[chosen] = errors(fit(train, begin=whole), test)
             for other, values in simple_errors(train, test).items():
                 simple.setdefault(other, np.full(len(rows), np.nan))[chosen] = values
         found[name] = error, simple
-        print(f"{name}: {len(parts)} fits, {time.perf_counter() - begin:.0f} s", flush=True)
+        print(f"{name}: {len(splits[name])} fits, {time.perf_counter() - begin:.0f} s", flush=True)
     return found
 
 
-def evidence(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
-    """Rows by card, architecture and model family."""
+def _pair(fold: int) -> Left:
+    """Is a row's pair of card and model of a fold? Both stay known by their other pairs."""
+    return lambda row: zlib.crc32(f"{row.gpu.name} {row.key}".encode()) % ROW_FOLDS == fold
+
+
+def evidence(rows: Sequence[Row]) -> dict[str, Any]:
+    """Rows by card, architecture and kind of kernel, and the models' names."""
     return {
         "cards": dict(sorted(Counter(row.gpu.name for row in rows).items())),
         "architectures": dict(sorted(Counter(architecture(row.gpu) for row in rows).items())),
         "kinds": dict(sorted(Counter(kind for row in rows for kind in kinds_of(row.demand)).items())),
-        "families": dict(sorted(Counter(row.family for row in rows).items())),
+        "models": sorted({row.key for row in rows if row.setting.harness != "forward"}),
     }
 
 
-def situations(
-    theta: dict[str, np.ndarray], rows: Sequence[Row], seen: dict[str, dict[str, int]], **known: bool
-) -> np.ndarray:
-    """One row a case, one column a circumstance."""
+def situations(theta: dict[str, np.ndarray], rows: Sequence[Row], seen: dict[str, Any]) -> np.ndarray:
+    """One row a figure, one column a circumstance."""
     parts = predict_parts(theta, [row.case for row in rows])
     share = parts["host"] / parts["device"]
     found = [
-        circumstances(
-            row.demand, row.gpu, row.setting, float(share[n]), seen, guessed_batch=row.guessed_batch, **known
-        )
+        circumstances(row.demand, row.setting, float(share[n]), seen, guessed_batch=row.guessed_batch)
         for n, row in enumerate(rows)
-    ]  # fmt: skip
+    ]
     return np.array([[float(name in names) for name in CIRCUMSTANCES] for names in found])
 
 
-def renewed(situation: np.ndarray, new: Sequence[str]) -> np.ndarray:
-    """The circumstances of rows that were left out: `new` holds, and nothing else of the kind; an
-    architecture of few figures stays new."""
-    found = situation.copy()
-    for name in ("new_card", "new_model"):
-        found[:, CIRCUMSTANCES.index(name)] = name in new
-    if "new_architecture" in new:
-        found[:, CIRCUMSTANCES.index("new_architecture")] = 1
-    return found
-
-
-def calibrate(situation: np.ndarray, error: np.ndarray) -> dict[str, object]:
-    """Interval table: the size of errors by circumstance (median regression), scaled to hold 80 % of them."""
+def calibrate(
+    situation: np.ndarray, error: dict[str, np.ndarray], rows: Sequence[Row]
+) -> dict[str, dict[str, float]]:
+    """Interval table: errors by circumstance over all cases (median regression), then in each case the size
+    that holds 80 % of them, a card's figures counted by the root of their number."""
     import torch
 
-    size = torch.tensor(np.log(np.abs(error) + 0.01))
-    features = torch.tensor(situation)
+    crowd = Counter(row.gpu.name for row in rows)
+    weight = np.array([crowd[row.gpu.name] ** -0.5 for row in rows])
+    known = {case: ~np.isnan(values) for case, values in error.items()}
+    size = torch.tensor(np.concatenate([np.log(np.abs(error[case][known[case]]) + 0.01) for case in CASES]))
+    features = torch.tensor(np.concatenate([situation[known[case]] for case in CASES]))
+    by_row = torch.tensor(np.concatenate([weight[known[case]] for case in CASES]))
+    case_of = torch.tensor(np.concatenate([np.full(known[case].sum(), n) for n, case in enumerate(CASES)]))
     slopes = torch.zeros(len(CIRCUMSTANCES), dtype=torch.float64, requires_grad=True)
-    base = torch.tensor(math.log(0.08), dtype=torch.float64, requires_grad=True)
+    base = torch.full([len(CASES)], math.log(0.08), dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.Adam([slopes, base], lr=0.03)
-    for _ in range(300):
+    for _ in range(200):
         optimizer.zero_grad()
-        loss = (size - base - features @ slopes).abs().mean() + 1e-3 * slopes.square().sum()
+        wrong = (size - base[case_of] - features @ slopes).abs()
+        loss = (by_row * wrong).sum() / by_row.sum() + 1e-3 * slopes.square().sum()
         loss.backward()
         optimizer.step()
     widening = np.exp(np.clip(slopes.detach().numpy(), -0.7, 1.5))
-    for name in NEVER_NARROWER:
-        widening[CIRCUMSTANCES.index(name)] = max(widening[CIRCUMSTANCES.index(name)], 1.0)
     widening[CIRCUMSTANCES.index("unseen_kind")] = UNSEEN_WIDENING
-    spread = math.exp(base.item()) * np.exp(situation @ np.log(widening))
-    return {
-        "quantile": round(float(np.quantile(np.abs(error) / spread, 0.8)), 3),
-        "base": round(math.exp(base.item()), 4),
-        "widening": {
-            name: round(float(value), 3) for name, value in zip(CIRCUMSTANCES, widening, strict=True)
-        },
-    }
+    sizes = {}
+    for case in CASES:
+        spread = np.exp(situation[known[case]] @ np.log(widening))
+        sizes[case] = round(_quantile(np.abs(error[case][known[case]]) / spread, weight[known[case]], 0.8), 4)
+    named = zip(CIRCUMSTANCES, widening, strict=True)
+    return {"size": sizes, "widening": {name: round(float(value), 3) for name, value in named}}
 
 
-def covered(table: dict[str, object], situation: np.ndarray, error: np.ndarray) -> np.ndarray:
-    """Which errors an interval of the table would have held."""
-    widening = np.log([table["widening"][name] for name in CIRCUMSTANCES])  # type: ignore[index]
-    return np.abs(error) <= table["quantile"] * table["base"] * np.exp(situation @ widening)  # type: ignore[operator]
+def _quantile(values: np.ndarray, weight: np.ndarray, share: float) -> float:
+    """The value below which a share of the weight lies."""
+    order = np.argsort(values)
+    total = np.cumsum(weight[order]) / weight.sum()
+    return float(values[order][np.searchsorted(total, share)])
+
+
+def covered(
+    table: dict[str, dict[str, float]], case: str, situation: np.ndarray, error: np.ndarray
+) -> np.ndarray:
+    """Which errors an interval of the table would have held; no interval is wider than
+    `interval.factor`'s."""
+    widening = np.log([table["widening"][name] for name in CIRCUMSTANCES])
+    return np.abs(error) <= np.minimum(table["size"][case] * np.exp(situation @ widening), 2.0)

@@ -18,14 +18,16 @@ from vivace.errors import InputError
 RELEASES = {
     "1.4": 2020.0, "1.5": 2020.3, "1.6": 2020.6, "1.7": 2020.8, "1.8": 2021.2, "1.9": 2021.5,
     "1.10": 2021.8, "1.11": 2022.2, "1.12": 2022.5, "1.13": 2022.8, "2.0": 2023.2, "2.1": 2023.8,
-    "2.2": 2024.1, "2.3": 2024.3, "2.4": 2024.6, "2.5": 2024.8,
+    "2.2": 2024.1, "2.3": 2024.3, "2.4": 2024.6, "2.5": 2024.8, "2.6": 2025.1, "2.7": 2025.3, "2.8": 2025.6,
+    "2.9": 2025.8,
 }  # fmt: skip
 ROUNDS = {
     "0.7": 2020.5, "1.0": 2021.4, "1.1": 2021.9, "2.0": 2022.4, "2.1": 2022.8, "3.0": 2023.4, "3.1": 2023.8,
-    "4.0": 2024.4, "4.1": 2024.8,
+    "4.0": 2024.4, "4.1": 2024.8, "5.0": 2025.4, "5.1": 2025.8,
 }  # fmt: skip
+NO_VERSION = 2020.8  # of PyTorch, in the loops that name none
 HARNESS_MARKS = (
-    ("timm", "timm"), ("no-optimizer", "loop"), ("ngc", "ngc"), ("mlperf", "mlperf"),
+    ("infer/", "forward"), ("timm", "timm"), ("no-optimizer", "loop"), ("ngc", "ngc"), ("mlperf", "mlperf"),
     ("dle", "examples"), ("fwd+bwd", "loop"),
 )  # fmt: skip
 # The sources' names for models that a library knows under another, or that `_zoo.OWN` rebuilds.
@@ -153,7 +155,7 @@ def _row(raw: dict[str, str], demand_of: Callable[[str], Demand | None]) -> Row:
     # Lambda's older SSD logs, those without a batch, print one GPU's rate: 8 would be slower than 1.
     alone = guessed and key == "own:ssd_resnet50" and "ngc" in task.lower()
     seconds = _seconds(raw["unit"], value, batch, 1 if alone else num_gpus, LENGTHS.get(key, 1))
-    setting = _setting(task, precision, batch, num_gpus)
+    setting = _setting(task, precision, batch, num_gpus, gpu)
     if key.startswith("own:bert") and precision == "amp_fp16" and setting.harness in NVIDIA_CODE:
         setting = dataclasses.replace(setting, precision="fp16")  # apex's O2: half weights, fp32 copies
     return Row(raw["model"], key, demand, gpu, setting, seconds, guessed)
@@ -171,6 +173,8 @@ def key_of(model: str, task: str) -> str:
     """The key under which a row's model is counted: its library, name and image size."""
     found = re.search(r"(\d{2,4})\s*px", task)
     pixels = int(found.group(1)) if found else 224
+    if task.startswith("infer/timm"):
+        return f"timm-forward:{model}@{pixels}"
     if "timm" in task:
         for pattern, new in RENAMED:
             model = re.sub(pattern, new, model)
@@ -226,7 +230,7 @@ def _seconds(unit: str, value: float, batch: float, num_gpus: int, length: int) 
     return samples * (length if unit.startswith("tok") else 1) / value
 
 
-def _setting(task: str, precision: str, batch: float, num_gpus: int) -> Setting:
+def _setting(task: str, precision: str, batch: float, num_gpus: int, gpu: Gpu) -> Setting:
     lower = task.lower()
     version = re.search(r"pytorch-(\d+\.\d+)", lower)
     round_ = re.search(r"mlperf-v(\d\.\d)", lower)
@@ -234,7 +238,9 @@ def _setting(task: str, precision: str, batch: float, num_gpus: int) -> Setting:
     year = ROUNDS.get(round_.group(1), 2024.4) if round_ else year
     harness = next((name for mark, name in HARNESS_MARKS if mark in lower), "other")
     if "no-optimizer" in lower:
-        year = 2020.8
+        year = NO_VERSION
+    month = int(gpu.release[:4]) + (int(gpu.release[5:]) - 1) / 12
+    year = max(year, month)  # no figure is older than its card
     framework = next((name for name in ("tensorflow", "mxnet") if name in lower), "pytorch")
     if not re.search("pytorch|tensorflow|mxnet", lower):
         framework = "other"
@@ -244,7 +250,7 @@ def _setting(task: str, precision: str, batch: float, num_gpus: int) -> Setting:
         batch_size=batch,
         num_gpus=num_gpus,
         channels_last="nhwc" in lower or (fast_layout and "nchw" not in lower),
-        updates="fwd+bwd" not in lower,
+        updates="fwd+bwd" not in lower and harness != "forward",
         framework=framework,
         harness=harness,
         year=year,

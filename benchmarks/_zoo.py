@@ -264,6 +264,22 @@ def build(name: str, pixels: int, batch: int) -> tuple[nn.Module, Step]:
     return model, loss
 
 
+def forward(name: str, pixels: int) -> tuple[nn.Module, Callable[[int], Step]]:
+    """A timm network in evaluation on the meta device, with the fused attention of today's PyTorch, and its
+    forward pass at a batch size. Raises RuntimeError where timm does not know it."""
+    import timm
+    import timm.layers
+
+    timm.layers.set_fused_attn(True)
+    with torch.device("meta"):
+        model = timm.create_model(name).eval()
+        try:
+            model(torch.zeros(2, 3, pixels, pixels))
+        except Exception:
+            model = timm.create_model(name, img_size=pixels).eval()
+    return model, lambda batch: lambda: model(torch.zeros(batch, 3, pixels, pixels, device="meta"))
+
+
 def _image_model(library: str, name: str, pixels: int) -> nn.Module:
     if library == "torchvision":
         import torchvision

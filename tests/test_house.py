@@ -143,6 +143,7 @@ WORDS_LIKE_TECHNIQUES = {
     "advising/interval.py": {"tf32"},
     "advising/predict.py": {"tf32"},
     "advising/source.py": {"tf32"},
+    "advising/way.py": {"channels_last", "tf32"},
     "command/cli.py": {"channels_last"},
     "events.py": {"checkpoint"},
     "inspection/figures.py": {"tf32"},

@@ -97,7 +97,7 @@ def test_every_device_has_a_rate_and_says_what_drives_it() -> None:
 
 def test_the_catalogue_covers_what_people_rent_and_buy() -> None:
     assert len(GPUS) >= 45
-    assert {gpu.vendor for gpu in GPUS.values()} == {"NVIDIA", "AMD", "Intel", "Apple"}
+    assert {gpu.vendor for gpu in GPUS.values()} == {"NVIDIA", "AMD", "Intel", "Apple", "Huawei"}
     for name in ("V100", "T4", "L4", "L40S", "A10G", "RTX 5090", "RTX PRO 6000", "H100 NVL", "GB200", "B300"):
         assert find_gpu(name).vendor == "NVIDIA"
 
@@ -117,6 +117,11 @@ def test_the_catalogue_covers_what_people_rent_and_buy() -> None:
         ("Intel(R) Arc(TM) B580 Graphics", "Arc B580"),
         ("Intel(R) Data Center GPU Max 1100", "Max 1100"),
         ("Apple M2 Ultra", "M2 Ultra"),
+        ("NVIDIA H20", "H20-SXM-96GB"),
+        ("NVIDIA GeForce RTX 4090 D", "RTX 4090 D"),
+        ("NVIDIA A800-SXM4-80GB", "A800-SXM4-80GB"),
+        ("Huawei Ascend 910B", "Ascend 910B"),
+        ("Tesla P40", "P40"),
     ],
 )
 def test_a_name_as_drivers_and_clouds_write_it_finds_the_device(said: str, name: str) -> None:

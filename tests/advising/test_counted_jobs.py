@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch.nn import functional
 
 import vivace
+from vivace.advising.catalogue import find_gpu
 from vivace.advising.demand import Demand, load_models
+from vivace.advising.predict import Predictor
+from vivace.advising.source import counted_model
+from vivace.work.count import count_work
 from vivace.work.imagine import imagine
 
 
@@ -47,6 +53,12 @@ def same_work(job, key):
     assert found.flops == pytest.approx(listed.flops, rel=0.03)
     assert found.bytes == pytest.approx(listed.bytes + constant, rel=0.03)
     assert found.saved_bytes == pytest.approx(listed.saved_bytes, rel=0.03)
+    entry = counted_model(key, document["batch_size"])
+    assert entry is not None
+    mine = dataclasses.replace(entry, demand=found)
+    for card in ("A100-SXM4-80GB", "RTX 3090"):
+        there, here = (Predictor(subject, "amp").one(find_gpu(card)).seconds for subject in (entry, mine))
+        assert here == pytest.approx(there, rel=0.03), card
 
 
 # The last three draw their weights again until they fit, which fake tensors cannot say.
@@ -84,3 +96,11 @@ def test_gpt2_as_a_job_is_the_tables_entry():
         lambda model, tokens: model(tokens, labels=tokens, use_cache=False).loss,
     )
     same_work(job, "own:gpt2_large")
+
+
+def test_a_norm_in_evaluation_reads_its_input_once():
+    layer, images = torch.nn.BatchNorm2d(3, device="meta"), torch.zeros(2, 3, 8, 8, device="meta")
+    for training, passes in ((True, 2), (False, 1)):
+        layer.train(training)
+        (kernel,) = [k for k in count_work(lambda: layer(images)).kernels if k.operator == "norm"]
+        assert kernel.passes == passes

@@ -5,20 +5,21 @@ import dataclasses
 import _fitting
 import numpy as np
 import pytest
-import torch
 
 from vivace.advising import demand as tables
 from vivace.advising.catalogue import find_gpu
 from vivace.advising.demand import Bin, Demand, load_models, save_models
 from vivace.advising.formula import (
     ARCHITECTURES,
+    LAUNCH_SECONDS,
     PARAMETERS,
     Setting,
+    link,
     load_coefficients,
     matrix_rate,
     predict_parts,
 )
-from vivace.advising.interval import CIRCUMSTANCES, FEW_ROWS, circumstances, factor
+from vivace.advising.interval import CASES, CIRCUMSTANCES, FEW_ROWS, case_of, circumstances, factor
 from vivace.advising.predict import Predictor
 from vivace.errors import InputError
 
@@ -35,6 +36,7 @@ def test_coefficients_are_complete_positive_and_dated():
     assert set(theta) == set(PARAMETERS)
     assert all((value > 0).all() for value in theta.values())
     assert set(rest["interval"]["widening"]) == set(CIRCUMSTANCES)
+    assert set(rest["interval"]["size"]) == set(rest["errors"]) == set(CASES)
     assert sum(rest["evidence"]["cards"].values()) > 5000
 
 
@@ -45,17 +47,23 @@ def test_an_unknown_architecture_is_the_mean_of_the_fitted_ones():
     memory = theta["architecture_memory"]
     mean = np.exp(np.log(memory[known]).mean())
     assert memory[ARCHITECTURES.index("other")] == pytest.approx(mean, rel=1e-3)
-    for line in theta["architecture_matrix"]:
-        assert line.min() < line[ARCHITECTURES.index("other")] < line.max()
+    matrix = theta["architecture_matrix"]
+    assert matrix.min() < matrix[ARCHITECTURES.index("other")] < matrix.max()
 
 
-def test_the_fit_gives_an_architecture_without_rows_the_mean_of_the_others():
-    """Of those with few rows each has its own, and no say in the mean."""
-    logs = {"architecture_memory": torch.tensor([0.2, -0.4, 9.0, 9.0], requires_grad=True)}
-    found = _fitting._averaged(logs, {"architecture_memory": torch.tensor([10.0, 500.0, 3.0, 0.0])})
-    assert found["architecture_memory"].tolist() == pytest.approx([0.2, -0.4, 9.0, -0.1])
-    found["architecture_memory"].sum().backward()
-    assert logs["architecture_memory"].grad.tolist() == [1, 1, 1, 0]
+def test_the_fit_gives_an_architecture_of_few_rows_the_mean_of_the_others():
+    logs = np.concatenate([_fitting._start(name).ravel() for name in PARAMETERS])
+    place = sum(
+        _fitting._start(name).size
+        for name in list(PARAMETERS)[: list(PARAMETERS).index("architecture_memory")]
+    )
+    logs[place : place + len(ARCHITECTURES)] = np.linspace(-0.4, 0.6, len(ARCHITECTURES))
+    rows = np.full(len(ARCHITECTURES), 100)
+    rows[0] = FEW_ROWS - 1
+    found = np.log(_fitting._theta(logs, rows)["architecture_memory"])
+    fitted = logs[place + 1 : place + len(ARCHITECTURES) - 1]
+    assert found[1:-1] == pytest.approx(fitted)
+    assert found[[0, -1]] == pytest.approx(fitted.mean())
 
 
 def test_more_work_takes_longer_and_a_faster_card_less(resnet):
@@ -69,14 +77,58 @@ def test_small_batches_are_bound_by_launches(resnet):
     assert two < 1.3 * one
 
 
-def test_several_cards_cost_communication(resnet):
+def parts_of(demand, gpu, **setting):
     theta, _ = load_coefficients()
-    setting = Setting("amp_bf16", 64, 8)
-    parts = predict_parts(
-        theta, [(resnet.demand, A100, setting), (resnet.demand, find_gpu("RTX 4090"), setting)]
+    return {
+        name: float(v[0]) for name, v in predict_parts(theta, [(demand, gpu, Setting(**setting))]).items()
+    }
+
+
+def test_several_cards_cost_communication(resnet):
+    fabric, bus = (
+        parts_of(resnet.demand, gpu, precision="amp_bf16", batch_size=4, num_gpus=8)["communication"]
+        for gpu in (A100, find_gpu("RTX 4090"))
     )
-    assert (parts["communication"] > 0).all()
-    assert parts["communication"][1] > parts["communication"][0]
+    assert bus > fabric > 0
+
+
+def test_an_all_reduce_hides_no_longer_than_the_backward_pass_lasts():
+    """1e9 parameters and hardly any work: the ring's own time at the nominal link is what shows, and more."""
+    heavy = Demand((Bin("matmul", 10, 1e9, 1e6),), 10**9, 10, 1e6)
+    card = find_gpu("RTX 3090")
+    parts = parts_of(heavy, card, precision="amp_fp16", batch_size=1, num_gpus=8)
+    ring = 2 * 7 / 8 * 4e9 / link(card, 8)[1]
+    assert parts["communication"] >= ring - parts["single"]
+    theta, _ = load_coefficients()
+    assert (np.minimum(theta["link_efficiency"], 1) * link(card, 8)[1] <= link(card, 8)[1]).all()
+
+
+@pytest.mark.parametrize("batch_size", [1, 8, 64, 512])
+@pytest.mark.parametrize("name", ["RTX 3090", "A100-SXM4-80GB", "H100-SXM5-80GB", "MI300X"])
+def test_no_number_of_cards_is_more_than_so_many_times_as_fast(resnet, name, batch_size):
+    steps = [
+        parts_of(resnet.demand, find_gpu(name), precision="amp_fp16", batch_size=batch_size, num_gpus=n)[
+            "seconds"
+        ]
+        for n in (1, 2, 4, 8, 16, 64)
+    ]
+    assert steps == sorted(steps)
+    assert steps[-1] > steps[0]  # latency alone takes its time
+
+
+def test_what_a_launch_takes_the_host_is_an_input(resnet):
+    def step(batch_size, microseconds):
+        return seconds(
+            resnet.demand,
+            H100,
+            precision="amp_bf16",
+            batch_size=batch_size,
+            launch_seconds=microseconds / 1e6,
+        )
+
+    assert step(1, 10) > 1.7 * step(1, 5)
+    assert step(512, 10) == pytest.approx(step(512, 5), rel=0.05)
+    assert step(1, LAUNCH_SECONDS * 1e6) > seconds(resnet.demand, H100, precision="amp_bf16", batch_size=1)
 
 
 def test_a_card_without_matrix_units_for_a_type_falls_to_fp32():
@@ -132,8 +184,9 @@ def test_a_slow_input_pipeline_limits_fast_cards(resnet):
 
 
 def test_what_was_measured_on_one_card_scales_the_others(resnet):
+    """In the profile's own precision, whatever is predicted."""
     plain = Predictor(resnet, "auto").one(H100).seconds
-    measured = dataclasses.replace(resnet, step_seconds=2 * Predictor(resnet, "auto").one(A100).seconds)
+    measured = dataclasses.replace(resnet, step_seconds=2 * Predictor(resnet, "profiled").one(A100).seconds)
     predictor = Predictor(measured, "auto")
     assert predictor.learn(A100) == pytest.approx(2.0)
     assert predictor.one(H100).seconds == pytest.approx(2 * plain)
@@ -141,11 +194,15 @@ def test_what_was_measured_on_one_card_scales_the_others(resnet):
 
 def test_less_evidence_widens_the_interval(resnet):
     _, rest = load_coefficients()
-    setting = Setting("amp_bf16", 64)
-    known = circumstances(resnet.demand, A100, setting, 0.1, rest["evidence"])
-    unknown = circumstances(resnet.demand, find_gpu("MI300X"), setting, 0.1, rest["evidence"], new_model=True)
-    assert {"new_card", "new_architecture", "new_model"} <= unknown - known
-    assert factor(unknown, rest["interval"]) > factor(known, rest["interval"]) > 1
+    found = circumstances(resnet.demand, Setting("amp_bf16", 64), 0.1, rest["evidence"])
+    cases = [
+        case_of(find_gpu(name), rest["evidence"], new_model=new)
+        for name, new in (("A100", False), ("A100", True), ("A30", False), ("A30", True), ("MI300X", False))
+    ]
+    assert cases == list(CASES)
+    widths = [factor(case, found, rest["interval"]) for case in cases]
+    assert widths[0] == min(widths) > 1
+    assert factor("new card", found | {"unseen_kind"}, rest["interval"]) > widths[2]
 
 
 def test_a_precision_that_there_is_not_is_named(resnet):

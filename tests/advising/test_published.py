@@ -4,6 +4,7 @@ crashes."""
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -152,3 +153,73 @@ def test_the_documentation_shows_the_newest_record():
     newest = max((BENCHMARKS.parent / "records" / "advise" / "published").glob("*.json"))
     text = benchmark.DOCS.read_text(encoding="utf-8")
     assert benchmark.with_errors(text, json.loads(newest.read_text(encoding="utf-8"))) == text
+
+
+def test_inference_is_read_as_a_forward_pass_on_software_no_older_than_the_card(tmp_path):
+    (tmp_path / "rows.csv").write_text(
+        HEAD + "resnet50,infer/timm/pytorch-2.4/nhwc/synthetic/224px,RTX 5090,1,amp_fp16,256,img/s,2560,x\n"
+    )
+    asked = []
+    demand = load_models()["timm:gluon_resnet101_v1c@224"]
+    (row,), _ = published.read(tmp_path / "rows.csv", lambda key: asked.append(key) or demand)
+    assert asked == ["timm-forward:resnet50@224"]
+    assert (row.setting.harness, row.setting.updates, row.setting.channels_last) == ("forward", False, True)
+    assert row.setting.year == pytest.approx(2025.0)  # of the card; PyTorch 2.4 is of 2024
+    assert row.seconds == pytest.approx(0.1)
+
+
+def test_figures_are_gathered_from_a_checkout_with_source_and_date(tmp_path):
+    import gather
+
+    results = tmp_path / "results"
+    results.mkdir()
+    head = "model,infer_img_size,infer_samples_per_sec,infer_step_time,infer_batch_size,param_count\n"
+    for name in ("amp-nchw-pt240-cu124-rtx4090", "amp-nchw-pt291-cu130-5090", "amp-nchw-pt113-cu117-rtx3090"):
+        lines = "gluon_resnet101_v1c,224,2500.5,9.3,512,25.6\nno_such_net,224,1,1,1,1\n"
+        (results / f"benchmark-infer-{name}.csv").write_text(head + lines)
+    git = ("git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@x")
+    for command in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "x", "--date", "2026-01-06T12:00:00Z")):
+        subprocess.run(
+            [*git, *command], check=True, env={**os.environ, "GIT_COMMITTER_DATE": "2026-01-06T12:00:00Z"}
+        )
+    rows = list(gather.timm_rows(tmp_path))
+    assert [row[:8] for row in rows] == [
+        (
+            "gluon_resnet101_v1c",
+            f"infer/timm/pytorch-{v}/nchw/synthetic/224px",
+            card,
+            "1",
+            "amp_fp16",
+            "512",
+            "img/s",
+            "2500.5",
+        )
+        for v, card in (("2.4", "RTX 4090"), ("2.9", "RTX 5090"))
+    ]
+    assert {row[9] for row in rows} == {"2026-01-06"}
+    assert all(row[8].startswith("timm@") and row[8].endswith(".csv") for row in rows)
+
+
+def test_what_was_counted_is_kept_and_read_again(tmp_path, monkeypatch):
+    import advise as benchmark
+
+    monkeypatch.setattr(benchmark, "COUNTED", tmp_path / "counted.csv")
+    calls = []
+    demand = load_models()["timm:gluon_resnet101_v1c@224"]
+    monkeypatch.setattr(benchmark, "count", lambda key: calls.append(key) or demand)
+    for _ in range(2):
+        counted = benchmark.Counted(again=False)
+        assert counted("timm:nothing_of_the_table@224").flops == pytest.approx(demand.flops, rel=0.01)
+        counted.keep()
+    assert calls == ["timm:nothing_of_the_table@224"]
+    assert load_models(tmp_path / "counted.csv").keys() == {"timm:nothing_of_the_table@224"}
+
+
+def test_the_counts_of_the_figures_are_shipped_with_them():
+    import advise as benchmark
+
+    table = load_models() | load_models(benchmark.COUNTED)
+    for path in benchmark.MORE_DATA:
+        rows, left_out = published.read(path, table.get)
+        assert len(rows) > 1000
+        assert left_out == {}

@@ -16,7 +16,13 @@ FORMAT = 1
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """The answer: offers in order, the picks among those that meet budget and deadline, and what to know."""
+    """The answer: offers in order, the picks among those that meet budget and deadline, and what to know.
+
+    `hints` are what a person should know before anything else, `notes` what is doubtful.
+    `reasons` say by an offer's name what speaks against it; `asked` are offers of the cards that people ask
+    about; `probability` is that with which budget and deadline are kept; `how` says in what precision is
+    predicted.
+    """
 
     subject: Subject
     amount: Amount
@@ -24,11 +30,16 @@ class Advice:
     deadline_seconds: float | None
     offers: tuple[Offer, ...]
     allowed: tuple[Offer, ...]
+    reasons: Mapping[str, str]
+    asked: tuple[Offer, ...]
+    probability: float
+    how: str
     picks: dict[str, Offer]
     pareto: tuple[Offer, ...]
     scaling: tuple[dict[str, Any], ...]
     buying: tuple[dict[str, Any], ...]
     here: Offer | None
+    hints: tuple[str, ...]
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
     errors: Mapping[str, Any]
@@ -55,13 +66,20 @@ class Advice:
             "amount": dataclasses.asdict(self.amount),
             "budget_usd": self.budget_usd,
             "deadline_seconds": self.deadline_seconds,
-            "offers": [offer.to_dict() for offer in self.offers],
+            "probability": self.probability,
+            "how": self.how,
+            "offers": [
+                {**offer.to_dict(), "reason_against": self.reasons[offer.name] or None}
+                for offer in self.offers
+            ],
+            "asked": [offer.name for offer in self.asked],
             "allowed": [offer.name for offer in self.allowed],
             "picks": {name: offer.name for name, offer in self.picks.items()},
             "pareto": [offer.name for offer in self.pareto],
             "scaling": list(self.scaling),
             "buy_or_rent": list(self.buying),
             "here": self.here.to_dict() if self.here else None,
+            "hints": list(self.hints),
             "notes": list(self.notes),
             "warnings": list(self.warnings),
             "errors": dict(self.errors),

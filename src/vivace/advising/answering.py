@@ -7,21 +7,23 @@ import shlex
 from vivace import words
 from vivace.advising import tables
 from vivace.advising.advice import Advice
-from vivace.advising.choose import Offer
+from vivace.advising.choose import UNKNOWN, Offer
 from vivace.pages.answer import Answer
 
 
 def answer(advice: Advice) -> Answer:
     """The card to take, what the training takes on it, and the choices beside it."""
-    best = advice.picks.get("best value") or advice.picks.get("fastest")
+    best = advice.picks.get("best value")
     return Answer(
         command="advise",
         subject=advice.subject.name,
-        figure=best.name if best else "",
+        figure=_counted(best) if best else "",
         sentence=_sentence(advice, best),
         tone="good" if best else "open",
         title_of_parts="The choices",
-        parts=tuple((f"{offer.name} ({marks})", _told(offer)) for offer, marks in _choices(advice)),
+        parts=tuple(
+            (tables.marked(offer, marks), _told(advice, offer)) for offer, marks in tables.choices(advice)
+        ),
         notes=tuple(_notes(advice, best)),
         facts=tuple(_facts(advice)),
         next=_next(advice),
@@ -29,26 +31,44 @@ def answer(advice: Advice) -> Answer:
     )
 
 
+def _counted(offer: Offer) -> str:
+    """``1 x RTX 3090``."""
+    return f"{offer.prediction.num_gpus} x {offer.prediction.gpu.name}"
+
+
 def _sentence(advice: Advice, best: Offer | None) -> str:
+    """What the training takes there, and what the next faster choice costs for how much more speed."""
     if best is None:
-        return "No card meets the budget and the deadline with enough memory"
-    cost = f" for {words.money(best.usd, best.low_usd, best.high_usd)}" if best.usd is not None else ""
-    return f"trains {advice.amount.words} in {tables.time_of(best)}{cost}, in {best.prediction.precision}"
+        return f"No card meets the budget and the deadline {tables.surely(advice)} with enough memory"
+    cost = f" for {words.money(best.usd)}" if best.usd is not None else ""
+    faster = _faster(advice, best)
+    beside = ""
+    if faster is not None and best.usd and faster.usd:
+        beside = (
+            f"; {_counted(faster)}: {words.times(faster.usd / best.usd)} the price for "
+            f"{words.times(best.hours / faster.hours)} the speed"
+        )
+    return f"trains {advice.amount.words} in {tables.time_of(best)}{cost}{beside}"
 
 
-def _choices(advice: Advice) -> list[tuple[Offer, str]]:
-    """Each picked offer with all that it was picked for, then this machine."""
-    marks: dict[str, list[str]] = {}
-    offers = {offer.name: offer for offer in advice.picks.values()}
-    for mark, offer in advice.picks.items():
-        marks.setdefault(offer.name, []).append(mark)
-    found = [(offers[name], ", ".join(told)) for name, told in marks.items()]
-    return found + ([(advice.here, "here")] if advice.here else [])
+def _faster(advice: Advice, best: Offer) -> Offer | None:
+    """The fastest of the cards that people ask about, against which nothing speaks; None where none is
+    faster."""
+    free = [
+        o
+        for o in advice.asked
+        if not advice.reasons[o.name] and o.usd and o.risk != UNKNOWN and o.hours < best.hours
+    ]
+    return min(free, key=lambda offer: offer.hours, default=None)
 
 
-def _told(offer: Offer) -> str:
+def _told(advice: Advice, offer: Offer) -> str:
+    """What speaks against an offer, else its cost and memory; the time in any case where it can train."""
+    against = advice.reasons.get(offer.name, "" if offer.prediction.fits else tables.fit_of(offer))
+    if not offer.prediction.fits:
+        return against
     cost = "" if offer.usd is None else f", {words.money(offer.usd)}"
-    return f"{tables.time_of(offer)}{cost}; {tables.fit_of(offer)}"
+    return f"{tables.time_of(offer)}{cost}; {against or tables.fit_of(offer)}"
 
 
 def _notes(advice: Advice, best: Offer | None) -> list[str]:
@@ -58,7 +78,7 @@ def _notes(advice: Advice, best: Offer | None) -> list[str]:
         notes.append(
             f"{number} cards train with {number} times the batch: another training, for the metric to judge"
         )
-    return [*notes, *advice.warnings]
+    return [*notes, *advice.hints]
 
 
 def _facts(advice: Advice) -> list[tuple[str, str]]:
@@ -67,9 +87,15 @@ def _facts(advice: Advice) -> list[tuple[str, str]]:
         ("parameters", words.quantity(demand.num_parameters)),
         ("operations a sample", words.quantity(demand.flops, "FLOP")),
         ("batch of one GPU", words.number(advice.subject.batch_size)),
+        ("predicted", advice.how.partition(";")[0].removeprefix("predicted ").removesuffix(", as is usual")),
     ]
-    facts += [("budget", words.money(advice.budget_usd))] if advice.budget_usd else []
-    facts += [("deadline", words.duration(advice.deadline_seconds))] if advice.deadline_seconds else []
+    kept = tables.surely(advice)
+    facts += [("budget", f"{words.money(advice.budget_usd)}, {kept}")] if advice.budget_usd else []
+    facts += (
+        [("deadline", f"{words.duration(advice.deadline_seconds)}, {kept}")]
+        if advice.deadline_seconds
+        else []
+    )
     return facts
 
 

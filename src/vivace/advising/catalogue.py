@@ -66,7 +66,7 @@ class Gpu:
 
     Args:
         name: the catalogue's name.
-        vendor: ``NVIDIA``, ``AMD``, ``Intel`` or ``Apple``.
+        vendor: ``NVIDIA``, ``AMD``, ``Intel``, ``Apple`` or ``Huawei``.
         architecture: the vendor's name of the generation.
         family: devices of one family do the same work in one unit and clock cycle.
         form: one of `FORMS`; ``consumer`` is a desktop card for games.
@@ -162,6 +162,9 @@ def find_gpu(name: str, catalogue: Mapping[str, Gpu] | None = None) -> Gpu:
     found = names.get(_key(name)) or names.get(_loose(name))
     if found:
         return known[found]
+    reason = elsewhere(name)
+    if reason:
+        raise InputError(f"nothing is predicted for {name!r}: {reason}")
     close = difflib.get_close_matches(_key(name), list(names), n=8, cutoff=0.5)
     near = list(dict.fromkeys(names[key] for key in close))[:3]
     hint = (
@@ -170,6 +173,13 @@ def find_gpu(name: str, catalogue: Mapping[str, Gpu] | None = None) -> Gpu:
         else f"; it holds {len(known)} devices, such as RTX 4090"
     )
     raise InputError(f"no device {name!r} in the catalogue{hint}")
+
+
+def elsewhere(name: str) -> str:
+    """Why nothing is predicted for a device that is known and is no GPU of PyTorch; empty for all others."""
+    reasons: dict[str, str] = read_document(GPUS_FILE)["elsewhere"]
+    said = name.lower().replace("inferentia", "trainium")
+    return next((reason for known, reason in reasons.items() if known.lower() in said), "")
 
 
 def disagreements(gpu: Gpu) -> list[str]:

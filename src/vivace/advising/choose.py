@@ -5,25 +5,33 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from vivace import words
 from vivace.advising.catalogue import Gpu
 from vivace.advising.predict import LIMITS, Prediction, Predictor
-from vivace.advising.prices import Prices
+from vivace.advising.prices import PriceRange, Prices
 from vivace.advising.question import Amount
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 MOST_BY_FORM = {"consumer": 4, "laptop": 1, "soc": 1, "host": 1, "workstation": 8, "pcie": 8}
 PAYS = 1.6  # the least speed-up of twice the cards that is worth its money
 DOLLARS_A_KWH = 0.25
+PROBABILITY = 0.8  # with which a deadline and a budget are kept, unless said
+ALIKE = 1.02  # costs that differ by less are one: fewer cards win
 UNKNOWN = "no evidence"
 RISKS = ((1.25, "low"), (1.5, "medium"))
 
 
+_NORMAL = statistics.NormalDist()
+
+
 @dataclasses.dataclass(frozen=True)
 class Offer:
-    """A number of cards for the whole training. Money is None where no price is known."""
+    """A number of cards for the whole training. Money is None where nobody is known to rent that number."""
 
     prediction: Prediction
     hours: float
@@ -33,6 +41,15 @@ class Offer:
     low_usd: float | None
     high_usd: float | None
     risk: str
+
+    def chance(self, hours: float) -> float:
+        """The probability that the training ends within so many hours: the interval's, taken for
+        log-normal."""
+        if hours >= self.high_hours * 1e3 or self.high_hours <= self.hours:
+            return float(self.hours <= hours)
+        return _NORMAL.cdf(
+            _NORMAL.inv_cdf(0.9) * math.log(hours / self.hours) / math.log(self.high_hours / self.hours)
+        )
 
     @property
     def name(self) -> str:
@@ -58,6 +75,7 @@ class Offer:
             "gpu": p.gpu.name,
             "num_gpus": p.num_gpus,
             "precision": p.precision,
+            "case": p.case,
             "batch_per_gpu": p.batch_size,
             "step_seconds": {"estimate": p.seconds, "low": p.low, "high": p.high},
             "samples_per_second": p.samples_per_second,
@@ -97,7 +115,7 @@ def _order(offer: Offer) -> tuple[bool, bool, float, float]:
 def _offer(p: Prediction, amount: Amount, prices: Prices) -> Offer:
     steps = amount.samples / (p.batch_size * p.num_gpus)
     hours, low, high = (steps * seconds / 3600 for seconds in (p.seconds, p.low, p.high))
-    price = prices.hourly(p.gpu.name)
+    price = prices.hourly(p.gpu.name, p.num_gpus)
     usd = None if price is None else price.typical * p.num_gpus * hours
     low_usd = None if price is None else price.low * p.num_gpus * low
     high_usd = None if price is None else price.high * p.num_gpus * high
@@ -107,36 +125,50 @@ def _offer(p: Prediction, amount: Amount, prices: Prices) -> Offer:
 def risk_of(p: Prediction) -> str:
     """``low``, ``medium`` or ``high``: how wide the interval is; ``no evidence`` for an unseen
     architecture."""
-    if "new_architecture" in p.doubts:
+    if p.case == "new architecture":
         return UNKNOWN
     return next((word for limit, word in RISKS if p.high / p.seconds <= limit), "high")
 
 
-def affordable(offers: Sequence[Offer], budget: float | None, deadline: float | None) -> list[Offer]:
-    """Offers that fit into memory, the budget in dollars and the deadline in seconds."""
-    return [
-        offer
-        for offer in offers
-        if offer.prediction.fits
-        and (budget is None or (offer.usd is not None and offer.usd <= budget))
-        and (deadline is None or offer.hours * 3600 <= deadline)
-    ]
+def reason_against(
+    offer: Offer, prices: Prices, limits: tuple[float | None, float | None], probability: float
+) -> str:
+    """Why an offer is none for this person, in words: memory, rentable sizes, budget in dollars, deadline in
+    seconds, the last two with the probability that is asked for. Empty where nothing speaks against it."""
+    budget, deadline = limits
+    p = offer.prediction
+    if not p.fits:
+        return f"does not fit: needs {words.size(p.needed_bytes)} of {words.size(p.gpu.memory_bytes)}"
+    sizes = prices.sizes(p.gpu.name)
+    if offer.usd is None and sizes:
+        return f"is rented only by {' or '.join(map(str, sizes))}"
+    if budget is not None and offer.usd is None:
+        return "no price is known"
+    if deadline is not None and offer.chance(deadline / 3600) < probability:
+        return f"meets the deadline with {words.percent(offer.chance(deadline / 3600))} only"
+    if budget is not None and offer.usd is not None:
+        within = offer.chance(offer.hours * budget / offer.usd)
+        if within < probability:
+            return f"stays within the budget with {words.percent(within)} only"
+    return ""
 
 
 def picks(offers: Sequence[Offer]) -> dict[str, Offer]:
-    """Cheapest, fastest and best value (the least dollars x hours) among offers.
+    """Best value (the least dollars), and the fastest, among offers that nothing speaks against.
 
-    The best value is what a page opens with: cards without evidence are it only where there are no others.
+    Cards without evidence or price are picked only where there are no others; of offers that cost alike the
+    one of fewer cards is the better.
     """
-    priced = [offer for offer in offers if offer.usd is not None]
-    found = {}
-    if priced:
-        found["cheapest"] = min(priced, key=lambda offer: offer.usd or 0.0)
-        known = [offer for offer in priced if offer.risk != UNKNOWN] or priced
-        found["best value"] = min(known, key=lambda offer: (offer.usd or 0.0) * offer.hours)
-    if offers:
-        found["fastest"] = min(offers, key=lambda offer: offer.hours)
-    return found
+    priced = [offer for offer in offers if offer.usd is not None] or list(offers)
+    known = [offer for offer in priced if offer.risk != UNKNOWN] or priced
+    if not known:
+        return {}
+    least = min(offer.usd or 0.0 for offer in known)
+    alike = [offer for offer in known if (offer.usd or 0.0) <= least * ALIKE]
+    return {
+        "best value": min(alike, key=lambda offer: (offer.prediction.num_gpus, offer.hours)),
+        "fastest": min(known, key=lambda offer: offer.hours),
+    }
 
 
 def pareto(offers: Sequence[Offer]) -> list[Offer]:
@@ -169,31 +201,45 @@ def scaling(predictor: Predictor, gpu: Gpu, most: int = 64) -> dict[str, Any]:
     ]
     pays = 1
     for before, after in itertools.pairwise(points):
-        if after["speedup"] / before["speedup"] < PAYS:
+        if after["speedup"] / before["speedup"] < PAYS or predictions[0].limit == "launch":
             break
         pays = int(after["num_gpus"])
-    return {"gpu": gpu.name, "points": points, "pays_up_to": pays, "batch_per_gpu": predictions[0].batch_size}
-
-
-def buy_or_rent(gpu: Gpu, offer: Offer, prices: Prices) -> dict[str, Any] | None:
-    """Hours of use after which buying is cheaper than renting, electricity counted; None without
-    both prices."""
-    rent, buy = prices.hourly(gpu.name), prices.purchase(gpu.name)
-    if rent is None or buy is None:
-        return None
-    electricity = (gpu.power_watts or 0.0) / 1e3 * DOLLARS_A_KWH
-
-    def hours_until(paid: float, an_hour: float) -> float | None:
-        return paid / (an_hour - electricity) if an_hour > electricity else None
-
-    hours = hours_until(buy.typical, rent.typical)
     return {
         "gpu": gpu.name,
-        "buy_usd": buy.typical,
-        "rent_usd_per_hour": rent.typical,
+        "points": points,
+        "pays_up_to": pays,
+        "batch_per_gpu": predictions[0].batch_size,
+        "launch_bound": predictions[0].limit == "launch",
+    }
+
+
+def buy_or_rent(
+    gpu: Gpu, offer: Offer, prices: Prices, dollars_a_kwh: float = DOLLARS_A_KWH
+) -> dict[str, Any]:
+    """Hours of use after which buying is cheaper than renting, electricity counted; None where a price is
+    not known.
+
+    The host around the card, its idle hours and what it sells for later are not counted.
+    """
+    rent, buy, used = prices.hourly(gpu.name), prices.purchase(gpu.name), prices.second_hand(gpu.name)
+    electricity = (gpu.power_watts or 0.0) / 1e3 * dollars_a_kwh
+
+    def hours_until(paid: PriceRange | None, an_hour: float | None, which: str) -> float | None:
+        if paid is None or an_hour is None or an_hour <= electricity:
+            return None
+        return float(getattr(paid, which)) / (an_hour - electricity)
+
+    hours = hours_until(buy, rent and rent.typical, "typical")
+    return {
+        "gpu": gpu.name,
+        "buy_usd": buy and buy.typical,
+        "buy_date": buy and buy.oldest.isoformat(),
+        "used_usd": used and used.typical,
+        "used_date": used and used.oldest.isoformat(),
+        "rent_usd_per_hour": rent and rent.typical,
         "electricity_usd_per_hour": electricity,
         "break_even_hours": hours,
-        "break_even_low": hours_until(buy.low, rent.high),
-        "break_even_high": hours_until(buy.high, rent.low),
+        "break_even_low": hours_until(buy, rent and rent.high, "low"),
+        "break_even_high": hours_until(buy, rent and rent.low, "high"),
         "trainings": hours / offer.hours if hours else None,
     }

@@ -64,6 +64,12 @@ class Demand:
         """Kernels of one step."""
         return sum(b.count for b in self.bins)
 
+    @property
+    def convolutional(self) -> bool:
+        """Do convolutions do most of the operations?"""
+        kinds = ("conv", "pointwise", "grouped", "irregular", "depthwise")
+        return sum(b.flops for b in self.bins if b.kind in kinds) > self.flops / 2
+
     def count_of(self, kind: str) -> int:
         """Kernels of a kind."""
         return sum(b.count for b in self.bins if b.kind == kind)
@@ -120,7 +126,7 @@ def _models(path: Path) -> Mapping[str, Demand]:
                     tuple(_bin(text) for text in row["bins"].split(" ")),
                     int(row["parameters"]),
                     int(row["tensors"]),
-                    float(row["saved_bytes"]),
+                    float(row["saved_bytes"] or 0),
                 )
     return models
 

@@ -1,18 +1,18 @@
 """The formula behind every predicted time: operators against a roofline, a floor of launches, a cost of
 talking.
 
-It is written once for numpy, which predicts, and for any library with the same functions and gradients, which
-`benchmarks/advise.py --fit` uses. All parameters are positive numbers with a meaning, held in
-`coefficients.toml`:
+It is written once: it predicts, and `benchmarks/advise.py --fit` fits it. All parameters are positive
+numbers with a meaning, held in `coefficients.toml`:
 
     a kernel     ((operations / (rate x efficiency))^q + (bytes / (bandwidth x efficiency))^q)^(1/q) + latency
     one device   the kernels' sum, weights cast and updated
-    one step     (device^h + host^h)^(1/h), where the host issues kernels one after another
-    several      + the part of the gradients' all-reduce that the backward pass does not hide
+    one step     (device^h + host^h)^(1/h): the host issues kernels while the device works on earlier ones
+    several      + what of the gradients' all-reduce outlasts the backward pass, and its last bucket
 
-Rates and bandwidths are the catalogue's. Efficiencies belong to a precision and a kind of kernel; an
+Rates and bandwidths are the catalogue's. Efficiencies belong to a kind of kernel and to a precision; an
 architecture has one factor for its matrix rate and one for its bandwidth, so that a card of a known
-architecture is as good as measured, and one of an unknown architecture is taken for an average one.
+architecture is as good as measured, and one of an unknown architecture is the mean of the known ones. A link
+moves at most its nominal bytes, and of a backward pass no more can be hidden than it lasts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,52 +35,68 @@ COEFFICIENTS_FILE = Path(__file__).resolve().parent / "coefficients.toml"
 FORMAT = 1
 MODES = ("half", "tf32", "single", "double")
 LAYOUTS = ("half_nchw", "half_nhwc", "single")
+STREAMS = ("product", "norm", "other")  # kinds of kernels that a memory order changes alike
 ARCHITECTURES = (
-    "pascal", "volta", "turing", "ampere-ga100", "ampere", "ada", "hopper", "cdna1", "cdna2", "other"
+    "pascal", "volta", "turing", "ampere-ga100", "ampere", "ada", "hopper", "blackwell-rtx", "cdna1",
+    "cdna2", "other",
 )  # fmt: skip
-HARNESSES = ("timm", "loop", "ngc", "examples", "mlperf", "other")
+HARNESSES = ("timm", "loop", "ngc", "examples", "mlperf", "other", "forward")
 FRAMEWORKS = ("pytorch", "tensorflow", "mxnet", "other")
 LINKS = ("fabric", "bus", "consumer_bus", "network")
 HALF = ("amp_fp16", "amp_bf16", "fp16", "bf16")
 PRECISIONS = ("fp64", "fp32", "tf32", *HALF)
-BASE_YEAR = 2022.5
+BASE_YEAR, FIRST_YEAR, LAST_YEAR = 2022.5, 2017.0, 2025.8
 GPUS_IN_A_NODE = 8
 PCIE_BYTES = {1: 3e9, 2: 6e9, 3: 12e9, 4: 24e9, 5: 48e9, 6: 96e9}
 NETWORK_BYTES = 25e9  # a 200 Gb/s adapter a GPU
+BUCKET_BYTES = 25e6  # DistributedDataParallel's own
+BACKWARD_SHARE = 2 / 3  # of a step
+# What handing over one tiny operator takes a server of the base year, and how much faster later ones are.
+LAUNCH_SECONDS, HOST_A_YEAR = 5e-6, 1.08
 # Watts per unit and GHz above which power does not hold the clock back.
 FREE_WATTS = 2.4
+TINY = 1e-9  # seconds, where a kernel has no operations or no bytes
 RATE_UNIT, BANDWIDTH_UNIT = 3e13, 7e11  # where diminishing returns neither add nor take
 
 Labels = tuple[tuple[str, ...], ...]
 # Name: labels of its dimensions, start of the fit, and how strongly the fit holds it there (per squared log).
 PARAMETERS: dict[str, tuple[Labels, float, float]] = {
-    "matrix_efficiency": ((MODES, MATRIX_KINDS), 0.5, 2.0),
-    "memory_efficiency": ((LAYOUTS, KINDS), 0.6, 2.0),
+    "matrix_efficiency": ((MATRIX_KINDS,), 0.5, 1.0),
+    "mode_efficiency": ((MODES,), 1.0, 1.0),
     "channels_last": ((MATRIX_KINDS,), 1.0, 1.0),
-    "architecture_matrix": ((MODES, ARCHITECTURES), 1.0, 3.0),
+    "memory_efficiency": ((KINDS,), 0.6, 2.0),
+    "layout_memory": ((LAYOUTS, STREAMS), 1.0, 2.0),
+    "architecture_matrix": ((ARCHITECTURES,), 1.0, 3.0),
     "architecture_memory": ((ARCHITECTURES,), 1.0, 3.0),
     "rate_power": ((), 1.0, 3.0),
     "bandwidth_power": ((), 1.0, 3.0),
     "exponent": ((), 1.2, 0.5),
-    "latency_seconds": ((KINDS,), 3e-6, 1.0),
-    "host_seconds": ((HARNESSES,), 1.2e-5, 0.5),
+    "latency_seconds": ((), 3e-6, 1.0),
+    "host_launches": ((HARNESSES,), 2.5, 2.0),
     "host_autocast": ((), 1.2, 1.0),
-    "host_exponent": ((), 4.0, 1.0),
-    "tensor_seconds": ((HARNESSES,), 2e-5, 1.0),
-    "step_seconds": ((HARNESSES,), 1e-3, 0.5),
-    "update_bytes": ((HARNESSES,), 24.0, 2.0),
+    "host_exponent": ((), 4.0, 20.0),
+    "tensor_launches": ((), 4.0, 1.0),
+    "step_launches": ((HARNESSES,), 200.0, 1.0),
+    "update_bytes": ((), 24.0, 2.0),
     "cast_bytes": ((), 12.0, 0.5),
     "power": ((), 0.2, 0.5),
-    "year": ((), 1.05, 3.0),
+    "year": ((), 1.03, 10.0),
     "framework": ((FRAMEWORKS,), 1.0, 2.0),
     "harness": ((HARNESSES,), 1.0, 2.0),
-    "link_efficiency": ((LINKS,), 0.5, 0.3),
-    "exposed": ((), 0.5, 0.5),
+    "link_efficiency": ((LINKS,), 0.5, 3.0),
+    "hop_seconds": ((), 1e-5, 3.0),
+    "overlap": ((), 0.6, 3.0),
     "straggling": ((), 0.02, 0.3),
     "replicate_host": ((), 0.5, 0.3),
     "replicate_bytes": ((), 8.0, 0.3),
     "replicate_growth": ((), 0.7, 1.0),
 }
+STREAM_OF_KIND = np.array(
+    [
+        STREAMS.index("product" if k in MATRIX_KINDS else "norm" if k.endswith("_norm") else "other")
+        for k in KINDS
+    ]
+)
 # Where a kind of kernel is known to be far from the others, the fit starts there.
 STARTS = {
     "matrix_efficiency": {"grouped": 0.2, "irregular": 0.2, "depthwise": 0.2},
@@ -100,7 +116,10 @@ class Setting:
         updates: does the step update the weights?
         framework, harness: what ran it; a person's own job counts as ``pytorch`` and the plain loop of
             ``timm``.
-        year: date of the software; newer than the evidence counts as the newest evidence.
+        year: date of software and host; newer than the evidence counts as the newest evidence.
+        launch_seconds: what handing over one tiny operator takes the host, as ``vivace inspect --measure``
+        tells it;
+            without, what a server of the year takes.
         data_parallel: replicas in one process (`nn.DataParallel`) instead of one process a device.
     """
 
@@ -111,7 +130,8 @@ class Setting:
     updates: bool = True
     framework: str = "pytorch"
     harness: str = "timm"
-    year: float = 2024.8
+    year: float = LAST_YEAR
+    launch_seconds: float | None = None
     data_parallel: bool = False
 
     @property
@@ -139,7 +159,8 @@ def matrix_rate(gpu: Gpu, setting: Setting) -> tuple[float, str]:
 
 def architecture(gpu: Gpu) -> str:
     """The entry of `ARCHITECTURES` for a card; ``other`` without evidence."""
-    family = gpu.family.removesuffix("-geforce").removesuffix("-l40").removesuffix("-gp100")
+    family = gpu.family.removesuffix("-l40").removesuffix("-gp100")
+    family = "blackwell-rtx" if family == "blackwell-geforce" else family.removesuffix("-geforce")
     return family if family in ARCHITECTURES else "other"
 
 
@@ -164,10 +185,23 @@ def make_columns(cases: Sequence[Case]) -> dict[str, Any]:
     rows = [_row(*case) for case in cases]
     columns = {name: np.array([row[name] for row in rows]) for name in (rows[0] if rows else {})}
     bins = [(number, b) for number, (demand, _, _) in enumerate(cases) for b in demand.bins]
-    columns["case"] = np.array([number for number, _ in bins], dtype=np.int64)
-    columns["kind"] = np.array([KINDS.index(b.kind) for _, b in bins], dtype=np.int64)
-    for name in ("count", "flops", "bytes", "constant_bytes"):
-        columns[name] = np.array([getattr(b, name) for _, b in bins], dtype=np.float64)
+    of = columns["case"] = np.array([number for number, _ in bins], dtype=np.int64)
+    kind = columns["kind"] = np.array([KINDS.index(b.kind) for _, b in bins], dtype=np.int64)
+    count, flops, moved, constant = (
+        np.array([getattr(b, name) for _, b in bins], dtype=np.float64)
+        for name in ("count", "flops", "bytes", "constant_bytes")
+    )
+    if not rows:
+        return columns
+    columns["kernels"] = np.bincount(of, weights=count, minlength=len(rows))
+    columns["matrix"] = (kind < len(MATRIX_KINDS)).astype(np.float64)
+    columns["place"] = np.where(kind < len(MATRIX_KINDS), kind, 0)
+    columns["depthwise"] = kind == MATRIX_KINDS.index("depthwise")
+    columns["nhwc"] = columns["channels_last"][of] > 0
+    wide = (kind == KINDS.index("layer_norm")) | (kind == KINDS.index("softmax"))  # of autocast, in fp32
+    width = np.where(wide & (columns["autocast"][of] > 0), 1.0, columns["width"][of])
+    columns["flops_step"] = flops * columns["batch"][of]
+    columns["bytes_step"] = (moved * columns["batch"][of] + constant) * width
     return columns
 
 
@@ -179,6 +213,8 @@ def _row(demand: Demand, gpu: Gpu, setting: Setting) -> dict[str, Any]:
     watts = (gpu.power_watts or 250.0) / ((gpu.num_units or 80) * clock)
     layout = "single" if not half else "half_nhwc" if setting.channels_last else "half_nchw"
     wide = 0.5 if setting.precision in ("fp16", "bf16") else 1.0
+    gradients = 4 * wide * demand.num_parameters
+    year = max(min(setting.year, LAST_YEAR), FIRST_YEAR) - BASE_YEAR
     return {
         "rate": rate,
         "vector_rate": gpu.rates.get("fp64" if mode == "double" else "fp32") or rate / 8,
@@ -196,89 +232,89 @@ def _row(demand: Demand, gpu: Gpu, setting: Setting) -> dict[str, Any]:
         "tensors": float(demand.num_tensors),
         "framework": FRAMEWORKS.index(setting.framework),
         "harness": HARNESSES.index(setting.harness),
-        "years": max(min(setting.year, 2024.8), 2017.0) - BASE_YEAR,
+        "years": year,
+        "launch": setting.launch_seconds or LAUNCH_SECONDS * HOST_A_YEAR**-year,
         "power": min(math.log(watts / FREE_WATTS), 0.0),
         "gpus": float(setting.num_gpus),
         "replicas": float(setting.num_gpus - 1 if setting.data_parallel else 0),
         "processes": float(1 if setting.data_parallel else setting.num_gpus),
         "link": LINKS.index(kind),
-        "link_seconds": 2 * (1 - 1 / setting.num_gpus) * 4 * wide * demand.num_parameters / link_bytes,
-        "bus_seconds": 4 * wide * demand.num_parameters / PCIE_BYTES[gpu.pcie_generation or 3],
+        "link_seconds": 2 * (1 - 1 / setting.num_gpus) * gradients / link_bytes,
+        "buckets": max(math.ceil(gradients / BUCKET_BYTES), 1),
+        "bus_seconds": gradients / PCIE_BYTES[gpu.pcie_generation or 3],
     }
 
 
-def step_parts(
-    theta: Mapping[str, Any], columns: Mapping[str, Any], library: Any, sum_by: Callable[..., Any]
-) -> dict[str, Any]:
-    """Seconds of a step and of its parts, one entry a case.
-
-    Args:
-        theta: parameters by name, positive.
-        columns: of `make_columns`, as arrays of `library`.
-        library: numpy, or one with its `where`, `exp` and `log`.
-        sum_by: ``(values, case numbers, number of cases) -> sums``.
-    """
+def step_parts(theta: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Seconds of a step and of its parts, one entry a case, for parameters by name and the columns of
+    `make_columns`."""
     c, t = columns, theta
-    of, kind, mode = c["case"], c["kind"], c["mode"]
-    cases = len(c["batch"])
-    matrix, place = kind < len(MATRIX_KINDS), library.where(kind < len(MATRIX_KINDS), kind, 0)
-    efficiency = (
-        t["matrix_efficiency"][mode[of], place] * t["architecture_matrix"][mode, c["architecture"]][of]
+    of, kind, cases = c["case"], c["kind"], len(c["batch"])
+
+    def total(values: Any) -> Any:
+        return np.bincount(of, weights=values, minlength=cases)
+
+    efficiency = t["mode_efficiency"][c["mode"]] * t["architecture_matrix"][c["architecture"]]
+    efficiency = efficiency * np.exp(t["power"] * c["power"])
+    lessened = t["rate_power"] - 1
+    rate = c["rate"] * (c["rate"] / RATE_UNIT) ** lessened * efficiency
+    vector = c["vector_rate"] * (c["vector_rate"] / RATE_UNIT) ** lessened * efficiency
+    by_kind = np.where(
+        c["nhwc"],
+        (t["matrix_efficiency"] * t["channels_last"])[c["place"]],
+        t["matrix_efficiency"][c["place"]],
     )
-    efficiency = efficiency * t["channels_last"][place] ** c["channels_last"][of]
-    efficiency = efficiency * library.exp(t["power"] * c["power"])[of]
-    rate = library.where(kind == MATRIX_KINDS.index("depthwise"), c["vector_rate"][of], c["rate"][of])
-    rate = rate * (rate / RATE_UNIT) ** (t["rate_power"] - 1)
-    tiny = 1e-9
-    compute = library.where(matrix, c["flops"] * c["batch"][of] / (rate * efficiency), 0.0) + tiny
-    wide = (kind == KINDS.index("layer_norm")) | (kind == KINDS.index("softmax"))
-    width = library.where(wide & (c["autocast"][of] > 0), 1.0, c["width"][of])
-    moved = (c["bytes"] * c["batch"][of] + c["constant_bytes"]) * width
+    compute = (
+        c["matrix"] * c["flops_step"] / (np.where(c["depthwise"], vector[of], rate[of]) * by_kind) + TINY
+    )
     speed = c["bandwidth"] * (c["bandwidth"] / BANDWIDTH_UNIT) ** (t["bandwidth_power"] - 1)
+    table = t["layout_memory"][:, STREAM_OF_KIND] * t["memory_efficiency"]
     bandwidth = (speed * t["architecture_memory"][c["architecture"]])[of]
-    memory = moved / (bandwidth * t["memory_efficiency"][c["layout"][of], kind]) + tiny
-    busy = _joined(compute, memory, t["exponent"], library)
-    latency = sum_by(c["count"] * t["latency_seconds"][kind], of, cases) / c["clock"]
-    written = t["update_bytes"][c["harness"]] * c["updates"] + t["cast_bytes"] * c["autocast"]
-    weights = c["parameters"] * written / speed
-    device = sum_by(busy, of, cases) + latency + weights
-    calls = sum_by(c["count"], of, cases) * t["host_autocast"] ** c["autocast"]
-    tensors = c["updates"] * c["tensors"] * t["tensor_seconds"][c["harness"]]
-    host = calls * t["host_seconds"][c["harness"]] + tensors + t["step_seconds"][c["harness"]]
+    memory = c["bytes_step"] / (bandwidth * table[c["layout"][of], kind]) + TINY
+    busy = _joined(compute, memory, t["exponent"])
+    kernels = c["kernels"]
+    weights = c["parameters"] * (t["update_bytes"] * c["updates"] + t["cast_bytes"] * c["autocast"]) / speed
+    device = total(busy) + kernels * t["latency_seconds"] / c["clock"] + weights
+    calls = kernels * t["host_autocast"] ** c["autocast"] * t["host_launches"][c["harness"]]
+    tensors = c["updates"] * c["tensors"] * t["tensor_launches"]
+    host = (calls + tensors + t["step_launches"][c["harness"]]) * c["launch"]
     replicas = (c["replicas"] + 1e-6) ** t["replicate_growth"]
     host = host * (1 + t["replicate_host"] * replicas)
-    single = _joined(device, host, t["host_exponent"], library)
-    talk = c["link_seconds"] / t["link_efficiency"][c["link"]]
+    single = _joined(device, host, t["host_exponent"])
     copied = c["bus_seconds"] * t["replicate_bytes"] / 8 * replicas
-    shown = talk * t["exposed"] * (c["replicas"] == 0) + copied * (c["replicas"] > 0)
-    together = single * (1 + t["straggling"] * library.log(c["processes"])) + shown
+    shown = np.where(c["replicas"] > 0, copied, _talk(t, c, single))
+    together = single * (1 + t["straggling"] * np.log(c["processes"])) + shown
     age = t["framework"][c["framework"]] * t["harness"][c["harness"]] * t["year"] ** (-c["years"])
     return {
         "seconds": together * age,
         "single": single * age,
-        "compute": sum_by(library.where(compute > memory, busy, 0.0 * busy), of, cases) * age,
-        "bandwidth": (sum_by(library.where(compute > memory, 0.0 * busy, busy), of, cases) + weights) * age,
+        "compute": total(np.where(compute > memory, busy, 0.0)) * age,
+        "bandwidth": (total(np.where(compute > memory, 0.0, busy)) + weights) * age,
         "device": device * age,
         "host": host * age,
         "communication": (together - single) * age,
     }
 
 
-def _joined(one: Any, other: Any, power: Any, library: Any) -> Any:
+def _talk(t: Mapping[str, Any], c: Mapping[str, Any], single: Any) -> Any:
+    """Seconds of the all-reduce that the backward pass does not hide; the last bucket is ready when it
+    ends."""
+    hops = 2 * c["buckets"] * np.log2(c["gpus"]) * t["hop_seconds"]
+    talk = c["link_seconds"] / np.minimum(t["link_efficiency"], 1.0)[c["link"]] + hops
+    hidden = BACKWARD_SHARE * np.minimum(t["overlap"], 1.0) * single
+    return talk - np.minimum(talk * (1 - 1 / c["buckets"]), hidden)
+
+
+def _joined(one: Any, other: Any, power: Any) -> Any:
     """``(one^power + other^power)^(1/power)`` without powers of small numbers: 1 adds, a large one takes
     the larger."""
-    large, small = library.maximum(one, other), library.minimum(one, other)
+    large, small = np.maximum(one, other), np.minimum(one, other)
     return large * (1 + (small / large) ** power) ** (1 / power)
 
 
 def predict_parts(theta: Mapping[str, Any], cases: Sequence[Case]) -> dict[str, Any]:
-    """`step_parts` in numpy."""
-    columns = make_columns(cases)
-
-    def sum_by(values: Any, numbers: Any, count: int) -> Any:
-        return np.bincount(numbers, weights=values, minlength=count)
-
-    return step_parts(theta, columns, np, sum_by)
+    """`step_parts` of cases."""
+    return step_parts(theta, make_columns(cases))
 
 
 def load_coefficients(path: Path = COEFFICIENTS_FILE) -> tuple[dict[str, Any], dict[str, Any]]:

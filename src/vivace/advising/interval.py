@@ -11,11 +11,10 @@ from vivace.advising.catalogue import Gpu
 from vivace.advising.demand import Demand
 from vivace.advising.formula import Setting, architecture
 
-# What widens an interval, in the order of the file.
+# What of a prediction the evidence holds: an error of its own for each.
+CASES = ("known card and model", "new model", "new card", "new card and model", "new architecture")
+# What widens an interval beside that, in the order of the file.
 CIRCUMSTANCES = (
-    "new_card",
-    "new_architecture",
-    "new_model",
     "several_gpus",
     "several_nodes",
     "double_precision",
@@ -48,37 +47,48 @@ def unseen_kinds(demand: Demand, evidence: Mapping[str, Any]) -> set[str]:
     return {kind for kind in kinds_of(demand) if rows.get(kind, 0) < FEW_ROWS}
 
 
+def case_of(gpu: Gpu, evidence: Mapping[str, Any], *, new_model: bool) -> str:
+    """Which of the `CASES` a prediction is; `evidence` are rows by ``cards`` and ``architectures``."""
+    if evidence.get("architectures", {}).get(architecture(gpu), 0) < FEW_ROWS or architecture(gpu) == "other":
+        return "new architecture"
+    if gpu.name not in evidence.get("cards", {}):
+        return "new card and model" if new_model else "new card"
+    return "new model" if new_model else "known card and model"
+
+
 def circumstances(
-    demand: Demand, gpu: Gpu, setting: Setting, host_share: float, evidence: Mapping[str, Any], **known: bool
+    demand: Demand,
+    setting: Setting,
+    host_share: float,
+    evidence: Mapping[str, Any],
+    *,
+    guessed_batch: bool = False,
 ) -> set[str]:
     """Which of the `CIRCUMSTANCES` hold for a prediction.
 
     Args:
-        demand, gpu, setting: what is predicted.
+        demand, setting: what is predicted.
         host_share: the floor of launches over the device's time.
-        evidence: rows by ``cards`` and ``architectures`` that the coefficients were fitted on.
-        known: circumstances that only the caller knows, such as `new_model`.
+        evidence: rows by ``kinds`` that the coefficients were fitted on.
+        guessed_batch: the batch is not stated, only likely.
     """
-    cards, architectures = evidence.get("cards", {}), evidence.get("architectures", {})
-    found = {name for name, holds in known.items() if holds}
     tests = {
-        "new_card": gpu.name not in cards,
-        "new_architecture": architectures.get(architecture(gpu), 0) < FEW_ROWS,
         "several_gpus": setting.num_gpus > 1,
         "several_nodes": setting.num_gpus > 8,
         "double_precision": setting.precision == "fp64",
         "tf32_or_single": setting.precision in ("tf32", "fp32"),
         "other_framework": setting.framework != "pytorch",
-        "other_harness": setting.harness not in ("timm", "loop"),
+        "other_harness": setting.harness not in ("timm", "loop", "forward"),
         "host_bound": host_share > 0.5,
         "language_model": demand.count_of("layer_norm") > 0
         and demand.count_of("conv") + demand.count_of("pointwise") == 0,
+        "guessed_batch": guessed_batch,
         "unseen_kind": bool(unseen_kinds(demand, evidence)),
     }
-    return found | {name for name, holds in tests.items() if holds}
+    return {name for name, holds in tests.items() if holds}
 
 
-def factor(found: Iterable[str], table: Mapping[str, Any]) -> float:
+def factor(case: str, found: Iterable[str], table: Mapping[str, Any]) -> float:
     """The factor by which the truth may differ from the prediction, either way, at 80 %."""
-    spread = table["base"] * math.prod(table["widening"].get(name, 1.0) for name in found)
-    return math.exp(min(spread * table["quantile"], 2.0))
+    spread = table["size"][case] * math.prod(table["widening"].get(name, 1.0) for name in found)
+    return math.exp(min(spread, 2.0))

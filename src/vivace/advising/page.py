@@ -49,6 +49,7 @@ def render(advice: Advice) -> str:
         fit_of=tables.fit_of,
         time_of=tables.time_of,
         worth_it=tables.worth_it,
+        bought=tables.bought,
         limits=LIMITS,
     )
 

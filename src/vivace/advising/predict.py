@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vivace.advising.catalogue import Gpu
-from vivace.advising.formula import Setting, load_coefficients
-from vivace.advising.interval import circumstances, factor
-from vivace.advising.likeness import load_likeness, predict
+from vivace.advising.formula import Setting, load_coefficients, predict_parts
+from vivace.advising.interval import case_of, circumstances, factor
 from vivace.advising.source import Subject
 from vivace.errors import InputError, nearest
 
@@ -18,7 +17,7 @@ CONTEXT_BYTES = 0.7 * 2**30  # driver, libraries and the allocator's own
 FRAGMENTATION = 1.1
 FORWARD_SHARE = 1 / 3
 MOST_MICRO_BATCHES = 64
-CHOICES = ("auto", "fp32", "tf32", "fp64", "amp", "amp_fp16", "amp_bf16")
+CHOICES = ("auto", "profiled", "fp32", "tf32", "fp64", "amp", "amp_fp16", "amp_bf16")
 LIMITS = {
     "compute": "arithmetic",
     "bandwidth": "memory bandwidth",
@@ -42,6 +41,7 @@ class Prediction:
         how: what makes it fit, empty where it fits as it is.
         slowdown: what fitting costs, already in `seconds`.
         fits: does it fit at all?
+        case: one of `interval.CASES`: what of card and model the evidence holds.
         doubts: the circumstances that widen the interval.
         scaled: measured over predicted on the card where the subject was profiled, already in `seconds`.
     """
@@ -59,6 +59,7 @@ class Prediction:
     how: str
     slowdown: float
     fits: bool
+    case: str
     doubts: tuple[str, ...]
     scaled: float = 1.0
 
@@ -74,25 +75,36 @@ class Prediction:
 
 
 class Predictor:
-    """The shipped coefficients, applied to a subject."""
+    """The shipped coefficients, applied to a subject.
 
-    def __init__(self, subject: Subject, precision: str = "auto", channels_last: bool = False) -> None:
+    Precision ``auto`` is mixed, which is what cards are bought for; ``profiled`` the subject's own.
+    `launch_seconds` is what handing over one tiny operator takes the host.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        precision: str = "auto",
+        channels_last: bool = False,
+        launch_seconds: float | None = None,
+    ) -> None:
         if precision not in CHOICES:
             raise InputError(
                 f"there is no precision {precision!r}{nearest(precision, CHOICES)} ({', '.join(CHOICES)})"
             )
-        self.subject, self.channels_last = subject, channels_last
-        self.precision = subject.precision if precision == "auto" else precision
+        self.subject, self.channels_last, self.launch_seconds = subject, channels_last, launch_seconds
+        usual = "fp64" if subject.precision == "fp64" else "amp"
+        self.precision = {"auto": usual, "profiled": subject.precision}.get(precision, precision)
         self.theta, self.rest = load_coefficients()
-        self.likeness = load_likeness(self.rest["likeness"])
         self.scaled = 1.0
 
     def learn(self, gpu: Gpu) -> float:
-        """Scale all predictions by what the subject's profile measured on `gpu`; returns measured over
-        predicted."""
+        """Scale all predictions by what the subject's profile measured on `gpu`, in its own precision;
+        returns measured over predicted."""
         measured = self.subject.step_seconds
-        if measured and self.subject.precision == self.precision:
-            self.scaled = measured / self.one(gpu).seconds
+        if measured:
+            as_profiled = Predictor(self.subject, "profiled", launch_seconds=self.launch_seconds)
+            self.scaled = measured / as_profiled.one(gpu).seconds
         return self.scaled
 
     def one(self, gpu: Gpu, num_gpus: int = 1) -> Prediction:
@@ -110,7 +122,7 @@ class Predictor:
             for setting, fit in zip(settings, fits, strict=True)
         ]
         cases = [(self.subject.demand, gpu, s) for (gpu, _), s in zip(places, shrunk, strict=True)]
-        parts = predict(self.theta, self.likeness, cases)
+        parts = predict_parts(self.theta, cases)
         return [
             self._prediction(
                 gpu, setting, fits[n], {name: float(values[n]) for name, values in parts.items()}
@@ -124,7 +136,13 @@ class Predictor:
             precision = "amp_bf16" if "bf16" in gpu.rates else "amp_fp16" if "fp16" in gpu.rates else "fp32"
         if precision == "tf32" and "tf32" not in gpu.rates:
             precision = "fp32"
-        return Setting(precision, self.subject.batch_size, num_gpus, self.channels_last)
+        return Setting(
+            precision,
+            self.subject.batch_size,
+            num_gpus,
+            self.channels_last,
+            launch_seconds=self.launch_seconds,
+        )
 
     def needed_bytes(self, setting: Setting) -> float:
         """Memory of one card: weights, gradients, optimizer, activations, the context."""
@@ -162,7 +180,7 @@ class Predictor:
         work = (parts["single"] * pieces * (1 + FORWARD_SHARE * again)) * self.scaled
         seconds = work + parts["communication"]
         whole = (
-            predict(self.theta, self.likeness, [(self.subject.demand, gpu, setting)])["seconds"][0]
+            predict_parts(self.theta, [(self.subject.demand, gpu, setting)])["seconds"][0]
             if pieces > 1
             else parts["seconds"]
         )
@@ -178,8 +196,9 @@ class Predictor:
         limit = _limit(shares, parts, how)
         share = parts["host"] / parts["device"]
         evidence = self.rest["evidence"]
-        found = circumstances(self.subject.demand, gpu, setting, share, evidence, new_model=True)
-        width = factor(found, self.rest["interval"])
+        found = circumstances(self.subject.demand, setting, share, evidence)
+        case = case_of(gpu, evidence, new_model=self.subject.name not in evidence["models"])
+        width = factor(case, found, self.rest["interval"])
         seconds = max(seconds, feed)
         return Prediction(
             gpu,
@@ -195,6 +214,7 @@ class Predictor:
             "" if how == "does not fit" else how,
             slowdown,
             how != "does not fit",
+            case,
             tuple(sorted(found)),
             self.scaled,
         )

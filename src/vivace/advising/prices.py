@@ -14,18 +14,30 @@ from vivace.errors import InputError
 
 PRICES_FILE = Path(__file__).resolve().with_name("prices.toml")
 STALE_DAYS = 90
-KINDS = {"rent": "usd_per_hour", "buy": "usd"}
+KINDS = {"rent": "usd_per_hour", "buy": "usd", "used": "usd"}
+MOST_IN_A_MACHINE = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """One offer for one device: US dollars an hour to rent, or US dollars to buy, seen on `date`."""
+    """One offer for one device: US dollars an hour to rent, or US dollars to buy, seen on `date`.
+
+    `sizes` are the numbers of devices that the provider rents together; empty where it rents any number up
+    to a machine.
+    """
 
     gpu: str
     provider: str
     usd: float
     date: datetime.date
     source: str
+    sizes: tuple[int, ...] = ()
+
+    def rents(self, number: int) -> bool:
+        """Can so many devices be had: one of the sizes, or several of the largest?"""
+        largest = max(self.sizes, default=MOST_IN_A_MACHINE)
+        inside = number in self.sizes if self.sizes else number <= largest
+        return inside or (number > largest and number % largest == 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,14 +60,25 @@ class PriceRange:
 
 @dataclasses.dataclass(frozen=True)
 class Prices:
-    """All offers that are known, by the hour and for purchase, for one device each."""
+    """All offers that are known, for one device each: by the hour, new, and used."""
 
     rent: tuple[Price, ...]
     buy: tuple[Price, ...]
+    used: tuple[Price, ...] = ()
 
-    def hourly(self, gpu: str) -> PriceRange | None:
-        """US dollars an hour for one device of that name on demand, or `None` where no offer is known."""
-        return _range(self.rent, gpu)
+    def hourly(self, gpu: str, number: int | None = None) -> PriceRange | None:
+        """US dollars an hour for one device of that name on demand, rented in that number where one is
+        given; `None` where no such offer is known."""
+        return _range(tuple(o for o in self.rent if number is None or o.rents(number)), gpu)
+
+    def sizes(self, gpu: str) -> tuple[int, ...]:
+        """The numbers up to a machine in which devices of that name are rented by anybody."""
+        numbers = range(1, MOST_IN_A_MACHINE + 1)
+        return tuple(n for n in numbers if any(o.gpu == gpu and o.rents(n) for o in self.rent))
+
+    def second_hand(self, gpu: str) -> PriceRange | None:
+        """US dollars for one used device, or `None` where no source is known."""
+        return _range(self.used, gpu)
 
     def purchase(self, gpu: str) -> PriceRange | None:
         """US dollars for one device of that name, or `None` where no offer is known."""
@@ -110,15 +133,16 @@ def _load(path: Path, catalogue: Mapping[str, Gpu] | None) -> Prices:
     unknown = set(document) - {"format", *KINDS}
     if unknown:
         raise InputError(f"{path} has an unknown table {min(unknown)!r}; known are {', '.join(KINDS)}")
-    tables = {field: document.get(kind, []) for kind, field in KINDS.items()}
-    return Prices(*(tuple(_offers(tables[field], field, path, catalogue)) for field in tables))
+    return Prices(
+        *(tuple(_offers(document.get(kind, []), field, path, catalogue)) for kind, field in KINDS.items())
+    )
 
 
 def _offers(
     tables: list[dict[str, Any]], field: str, path: Path, catalogue: Mapping[str, Gpu] | None
 ) -> Iterable[Price]:
     for table in tables:
-        wrong = {"provider", "date", "source", field} ^ set(table)
+        wrong = {"provider", "date", "source", field} ^ (set(table) - {"sizes"})
         if wrong:
             what = "lacks" if min(wrong) not in table else "has an unknown field"
             raise InputError(
@@ -129,6 +153,9 @@ def _offers(
             raise InputError(f"{path}: {provider} has the date {date!r}; write date = 2026-11-09")
         if path != PRICES_FILE and date > datetime.date.today():
             raise InputError(f"{path}: {provider} has the date {date}, which has not come yet")
+        sizes = table.get("sizes", [])
+        if not isinstance(sizes, list) or not all(type(n) is int and n > 0 for n in sizes):
+            raise InputError(f"{path}: {provider} has sizes = {sizes!r}; write sizes = [1, 2, 4, 8]")
         if not isinstance(table[field], dict):
             raise InputError(
                 f"{path}: {provider} has {field} = {table[field]!r}; write {{ 'RTX 4090' = 0.35 }}"
@@ -138,4 +165,6 @@ def _offers(
                 raise InputError(
                     f"{path}: {provider} asks {usd!r} for {name}; a price is a number of dollars above 0"
                 )
-            yield Price(find_gpu(name, catalogue).name, provider, float(usd), date, table["source"])
+            yield Price(
+                find_gpu(name, catalogue).name, provider, float(usd), date, table["source"], tuple(sizes)
+            )

@@ -24,6 +24,31 @@ class Amount:
     stated: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What is asked of the cards.
+
+    Args:
+        length: of the training.
+        limits: budget in dollars and deadline in seconds, None where there is none.
+        probability: with which they are to be kept.
+        most: largest number of cards of an offer.
+        electricity: US dollars a kWh.
+        how: a sentence on precision and memory order.
+        asked: cards that the table shows in any case.
+        hints: sentences on what was asked and is not answered.
+    """
+
+    length: Amount
+    limits: tuple[float | None, float | None]
+    probability: float
+    most: int
+    electricity: float
+    how: str
+    asked: tuple[str, ...]
+    hints: tuple[str, ...] = ()
+
+
 def amount(subject: Subject, epochs: float | None, steps: float | None, target: str | None) -> Amount:
     """The training's length: at most one of epochs, steps of the job's batch, and samples (``90M``).
 

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vivace.advising import choose
 from vivace.advising.advice import Advice
-from vivace.advising.catalogue import Gpu, find_gpu, load_catalogue
+from vivace.advising.catalogue import Gpu, elsewhere, find_gpu, load_catalogue
+from vivace.advising.choose import Offer
 from vivace.advising.interval import unseen_kinds
 from vivace.advising.measured import this_machine
 from vivace.advising.predict import Predictor
 from vivace.advising.prices import STALE_DAYS, Prices, load_prices
-from vivace.advising.question import Amount, amount, dollars, seconds_of
+from vivace.advising.question import Question, amount, dollars, seconds_of
 from vivace.advising.source import Subject, open_subject
+from vivace.advising.way import way
 from vivace.errors import InputError
 
 OLD_RELEASE = 5  # years after which a card is offered only where a person names it
+
+
+# Cards that people ask about: always in the table, with the reason where one is no choice.
+ASKED = (
+    "RTX 3090", "RTX 4090", "RTX 5090", "L40S", "A100-SXM4-80GB", "H100-SXM5-80GB", "H200-SXM-141GB",
+    "B200-SXM-180GB",
+)  # fmt: skip
+SHORT_HOURS = 0.25  # a training over which nobody need think
 
 
 def advise(
@@ -29,10 +41,14 @@ def advise(
     target: str | None = None,
     budget_usd: float | None = None,
     deadline: str | None = None,
+    probability: float = choose.PROBABILITY,
     gpus: Sequence[str] | None = None,
     most: int = 8,
     precision: str = "auto",
-    channels_last: bool = False,
+    channels_last: bool | None = None,
+    plan: str | os.PathLike[str] | None = None,
+    launch_us: float | None = None,
+    electricity: float = choose.DOLLARS_A_KWH,
     prices: str | os.PathLike[str] | None = None,
     catalogue: str | os.PathLike[str] | None = None,
     out: str | os.PathLike[str] | None = None,
@@ -43,25 +59,35 @@ def advise(
         subject: a profile of ``vivace profile --json``, a JOB, a counted model's name, or a Subject.
         epochs, steps, target: length of the training; `target` is a number of samples, ``90M``.
         budget_usd, deadline: what an offer must keep; ``12h``, ``3d``.
+        probability: with which it must keep them, between 0 and 1.
         gpus: names of cards; all recent ones without.
         most: largest number of cards that an offer holds; scaling is told up to 64.
-        precision: ``auto`` is the subject's own; ``amp`` is bf16 where a card has it, else fp16.
-        channels_last: the plan orders images channels last.
+        precision: ``auto`` is mixed precision, ``profiled`` the subject's own; ``amp`` is bf16 where a card
+        has it,
+            else fp16.
+        channels_last: images in that memory order; without, where convolutions do most of the work.
+        plan: a plan's file, which says precision and memory order in place of the two.
+        launch_us: microseconds that handing over one tiny operator takes the host, as ``vivace inspect
+        --measure``
+            tells; without, a recent server's.
+        electricity: US dollars a kWh.
         prices, catalogue: a person's own files, over the shipped ones.
         out: folder for ``advise.html`` and ``advise.json``.
 
     Raises InputError for unknown cards, nonsense amounts and files of another format.
     """
     limits = dollars(budget_usd), seconds_of(deadline)
-    if most < 1:
-        raise InputError(f"the largest number of GPUs must be at least 1, not {most}")
+    _check(most, probability, launch_us, electricity)
     known = load_catalogue(catalogue if catalogue is None else Path(catalogue))
-    cards = _cards(known, gpus)
+    cards, left = _cards(known, gpus)
     costs = load_prices(prices if prices is None else Path(prices), known)
     opened = subject if isinstance(subject, Subject) else open_subject(subject)
     length = amount(opened, epochs, steps, target)
-    predictor = Predictor(opened, precision, channels_last)
-    advice = _compared(predictor, length, limits, known, cards, costs, most)
+    precision, nhwc, how = way(opened, precision, channels_last, plan)
+    predictor = Predictor(opened, precision, nhwc, launch_us and launch_us / 1e6)
+    asked = [card.name for card in cards] if gpus is not None else [name for name in ASKED if name in known]
+    question = Question(length, limits, probability, most, electricity, how, tuple(asked), tuple(left))
+    advice = _compared(predictor, question, known, cards, costs)
     if out is None:
         return advice
     from vivace.advising.page import write  # imports jinja2
@@ -69,59 +95,112 @@ def advise(
     return write(advice, Path(out))
 
 
+def _check(most: int, probability: float, launch_us: float | None, electricity: float) -> None:
+    """Refuse numbers that mean nothing."""
+    if most < 1:
+        raise InputError(f"the largest number of GPUs must be at least 1, not {most}")
+    if not 0 < probability < 1:
+        raise InputError(f"--probability must lie between 0 and 1, such as 0.8, not {probability:g}")
+    for name, value in (("--launch-us", launch_us), ("--electricity", electricity)):
+        if value is not None and not (value >= 0 and math.isfinite(value)):
+            raise InputError(f"{name} must be a number of at least 0, not {value:g}")
+
+
 def _compared(
-    predictor: Predictor,
-    length: Amount,
-    limits: tuple[float | None, float | None],
-    known: Mapping[str, Gpu],
-    cards: list[Gpu],
-    costs: Prices,
-    most: int,
+    predictor: Predictor, question: Question, known: Mapping[str, Gpu], cards: list[Gpu], costs: Prices
 ) -> Advice:
     """Every card's offers, what they lead to, and what is doubtful about them."""
     profiled = _profiled_on(predictor.subject, known)
-    here_gpu, notes = (profiled, []) if profiled else _this_machine(known)
+    here, launch_seconds, notes = (profiled, None, []) if profiled else _this_machine(known)
     notes += _learnt(predictor, profiled)
-    offers = choose.make_offers(predictor, cards, length, costs, most)
-    allowed = choose.affordable(offers, *limits)
+    budget, deadline = question.limits
+    offers = choose.make_offers(predictor, cards, question.length, costs, question.most)
+    reasons = {
+        offer.name: choose.reason_against(offer, costs, question.limits, question.probability)
+        for offer in offers
+    }
+    allowed = [offer for offer in offers if not reasons[offer.name]]
     found = choose.picks(allowed)
     chosen = list(dict.fromkeys(offer.prediction.gpu.name for offer in found.values()))
-    single = {o.prediction.gpu.name: o for o in offers if o.prediction.num_gpus == 1}
-    bought = (
-        choose.buy_or_rent(known[name], single[name], costs)
-        for name in single
-        if single[name].prediction.fits
-    )
+    asked = _asked(offers, reasons, question.asked)
+    single = {o.prediction.gpu.name: o for o in offers if o.prediction.num_gpus == 1 and o.prediction.fits}
+    bought = [*chosen, *(o.prediction.gpu.name for o in asked)]
+    at_hand = copy.copy(predictor)
+    at_hand.launch_seconds = launch_seconds or predictor.launch_seconds
+    here_offer = choose.make_offers(at_hand, [here], question.length, costs, 1)[0] if here else None
     return Advice(
         predictor.subject,
-        length,
-        *limits,
+        question.length,
+        budget,
+        deadline,
         tuple(offers),
         tuple(allowed),
+        reasons,
+        tuple(asked),
+        question.probability,
+        question.how,
         found,
         tuple(choose.pareto(allowed)),
-        tuple(choose.scaling(predictor, known[name]) for name in chosen),
-        tuple(entry for entry in bought if entry),
-        choose.make_offers(predictor, [here_gpu], length, costs, 1)[0] if here_gpu else None,
+        tuple(choose.scaling(predictor, known[name]) for name in chosen if name in single),
+        tuple(
+            choose.buy_or_rent(known[name], single[name], costs, question.electricity)
+            for name in dict.fromkeys(bought)
+            if name in single
+        ),
+        here_offer,
+        (*_small(found, here_offer), *question.hints),
         (*notes, *_doubts(predictor, cards)),
         tuple(_old_prices(costs, cards, datetime.date.today())),
         predictor.rest.get("errors", {}),
     )
 
 
-def _cards(known: Mapping[str, Gpu], names: Sequence[str] | None) -> list[Gpu]:
-    if names is not None:
-        if not [name for name in names if name.strip()]:
-            raise InputError("--gpus names no card: give names such as 'RTX 4090,H100'")
-        return list(
-            {(card := find_gpu(name.strip(), known)).name: card for name in names if name.strip()}.values()
+def _asked(offers: Sequence[Offer], reasons: Mapping[str, str], names: Sequence[str]) -> list[Offer]:
+    """One offer of each card that is asked about: the least number against which nothing speaks, else one
+    card."""
+    found = []
+    for name in names:
+        own = sorted(
+            (o for o in offers if o.prediction.gpu.name == name), key=lambda o: o.prediction.num_gpus
         )
+        if own:
+            found.append(next((offer for offer in own if not reasons[offer.name]), own[0]))
+    return found
+
+
+def _small(found: Mapping[str, Offer], here: Offer | None) -> list[str]:
+    """Where a faster card brings nothing: launches limit it, or it ends before one has rented it."""
+    best = found.get("best value")
+    if best is None:
+        return []
+    if best.prediction.limit == "launch":
+        return [
+            "launches of small kernels limit this job: one card is enough, or this processor; a larger "
+            "batch, compilation or CUDA graphs bring more than another card"
+        ]
+    if best.hours < SHORT_HOURS or (here is not None and here.hours < SHORT_HOURS):
+        return ["this training is short: one card is enough, or this processor"]
+    return []
+
+
+def _cards(known: Mapping[str, Gpu], names: Sequence[str] | None) -> tuple[list[Gpu], list[str]]:
+    """The cards to compare, and a note on each name of which nothing can be predicted."""
+    if names is not None:
+        said = [name.strip() for name in names if name.strip()]
+        if not said:
+            raise InputError("--gpus names no card: give names such as 'RTX 4090,H100'")
+        notes = [f"nothing is predicted for {name}: {reason}" for name in said if (reason := elsewhere(name))]
+        cards = {(card := find_gpu(name, known)).name: card for name in said if not elsewhere(name)}
+        if not cards:
+            raise InputError("; ".join(notes))
+        return list(cards.values()), notes
     newest = max(int(card.release[:4]) for card in known.values())
-    return [
+    recent = [
         card
         for card in known.values()
-        if int(card.release[:4]) >= newest - OLD_RELEASE - 1 and card.form != "laptop"
+        if (int(card.release[:4]) >= newest - OLD_RELEASE - 1 or card.name in ASKED) and card.form != "laptop"
     ]
+    return recent, []
 
 
 def _old_prices(costs: Prices, cards: Sequence[Gpu], today: datetime.date) -> list[str]:
@@ -146,14 +225,16 @@ def _profiled_on(subject: Subject, known: Mapping[str, Gpu]) -> Gpu | None:
         return None
 
 
-def _this_machine(known: Mapping[str, Gpu]) -> tuple[Gpu | None, list[str]]:
-    """The device of this machine; None with a note where nothing is known of it."""
+def _this_machine(known: Mapping[str, Gpu]) -> tuple[Gpu | None, float | None, list[str]]:
+    """The device of this machine and what a launch was measured to take it; None with a note where nothing
+    is known."""
     from vivace.inspection.gather import inspect
 
+    machine = inspect()
     try:
-        return this_machine(inspect(), known), []
+        return this_machine(machine, known), machine.ceilings.get("launch_seconds"), []
     except InputError as error:
-        return None, [f"nothing is said about the machine at hand: {error}"]
+        return None, None, [f"nothing is said about the machine at hand: {error}"]
 
 
 def _learnt(predictor: Predictor, profiled: Gpu | None) -> list[str]:

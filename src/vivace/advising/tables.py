@@ -15,15 +15,38 @@ if TYPE_CHECKING:
     from vivace.advising.catalogue import Gpu
     from vivace.advising.reverse import Trainable
 
-MOST_ROWS = 16
+MOST_CHOICES = 8  # of a first screen
 WIDE = 110  # columns
 
 
+def choices(advice: Advice) -> list[tuple[Offer, str]]:
+    """The rows of a first screen: what was picked and for what, the cards that people ask about, this
+    machine."""
+    marks: dict[str, list[str]] = {}
+    for mark, offer in advice.picks.items():
+        marks.setdefault(offer.name, []).append(mark)
+    offers = {offer.name: offer for offer in (*advice.picks.values(), *advice.asked)}
+    found = [(offer, ", ".join(marks.get(name, []))) for name, offer in offers.items()]
+    here = [(advice.here, "here")] if advice.here else []
+    return [*found[: MOST_CHOICES - len(here)], *here]
+
+
+def marked(offer: Offer, marks: str) -> str:
+    """An offer's name with what it was picked for."""
+    return f"{offer.name} ({marks})" if marks else offer.name
+
+
 def shown(advice: Advice) -> list[Offer]:
-    """The rows worth a place: picks, the Pareto front, then the rest; one row a card and number."""
-    first = [*advice.picks.values(), *advice.pareto]
+    """The rows of the whole table: picks, the cards that people ask about, the Pareto front, then every card
+    alone."""
+    first = [*advice.picks.values(), *advice.asked, *advice.pareto]
     rest = [offer for offer in advice.offers if offer.prediction.num_gpus == 1]
     return list({offer.name: offer for offer in (*first, *rest)}.values())
+
+
+def surely(advice: Advice) -> str:
+    """``with 80 %``: the probability with which budget and deadline are to be kept."""
+    return f"with {words.percent(advice.probability)}"
 
 
 def time_of(offer: Offer) -> str:
@@ -48,10 +71,7 @@ def draw(advice: Advice, console: Console) -> None:
     """
     from rich.table import Table
 
-    rows = sorted(
-        shown(advice)[:MOST_ROWS],
-        key=lambda offer: (not offer.prediction.fits, offer.usd or 1e18, offer.hours),
-    )
+    rows = shown(advice)[:MOST_CHOICES]
     marks = {offer.name: name for name, offer in reversed(advice.picks.items())}
     wide = console.width >= WIDE
     cells = [
@@ -59,19 +79,19 @@ def draw(advice: Advice, console: Console) -> None:
             offer.name + (f" ({marks[offer.name]})" if offer.name in marks else ""),
             time_of(offer),
             words.money(offer.usd, *((offer.low_usd, offer.high_usd) if wide else ())),
-            fit_of(offer),
+            advice.reasons[offer.name] or fit_of(offer),
             LIMITS[offer.prediction.limit],
             offer.risk,
         )
         for offer in rows
     ]
     table = Table(box=None, pad_edge=False)
-    titles = ("card", "time, 80 % interval", "cost", "memory", "limited by", "risk")
+    titles = ("card", "time, 80 % interval", "cost", "memory, or why not", "limited by", "risk")
     for title, *column in zip(titles, *cells, strict=True):
         longest_word = max(len(word) for text in (title, *column) for word in text.split())
         whole = title in ("time, 80 % interval", "cost")
         least = max(longest_word, len("22.8 GiB"))
-        folded = not wide and title in ("memory", "limited by", "risk")
+        folded = not wide and title in ("memory, or why not", "limited by", "risk")
         table.add_column(title, no_wrap=whole, min_width=longest_word, max_width=least if folded else None)
     for row in cells:
         table.add_row(*row)
@@ -84,21 +104,18 @@ def sentences(advice: Advice) -> list[str]:
     """The answer in words: picks, several GPUs, buying, errors, doubts."""
     lines = []
     if not advice.allowed:
-        lines.append("No card meets the budget and the deadline with enough memory.")
+        lines.append(f"No card meets the budget and the deadline {surely(advice)} with enough memory.")
     if advice.here is not None:
         lines.append(
             f"Here ({advice.here.name}): {time_of(advice.here)}, "
             f"limited by {LIMITS[advice.here.prediction.limit]}; {fit_of(advice.here)}."
         )
     lines += [worth_it(entry) for entry in advice.scaling]
-    lines += [
-        bought(entry)
-        for entry in advice.buying
-        if entry["gpu"] in {o.prediction.gpu.name for o in advice.picks.values()}
-    ]
+    lines += [bought(entry) for entry in advice.buying[:MOST_CHOICES]]
     lines += error_words(advice)
     return [
         *lines,
+        f"{advice.how[0].upper()}{advice.how[1:]}.",
         *(f"Note: {note}." for note in advice.notes),
         *(f"Warning: {text}." for text in advice.warnings),
     ]
@@ -110,28 +127,43 @@ def worth_it(entry: dict[str, object]) -> str:
     assert isinstance(points, list)
     told = ", ".join(f"{p['num_gpus']}: {words.times(p['speedup'])}" for p in points[1:])
     pays = entry["pays_up_to"]
+    if entry["launch_bound"]:
+        return f"Several {entry['gpu']}: one is enough; a larger batch on it is as fast as more of them."
     verdict = "one is best value" if pays == 1 else f"doubling pays up to {pays}"
-    return f"Several {entry['gpu']}: {verdict} ({told or 'one only'}), each with the job's own batch."
+    return (
+        f"Several {entry['gpu']}: {verdict} ({told or 'one only'}), each with the job's own batch; "
+        "doubling the batch is not the same training."
+    )
 
 
 def bought(entry: dict[str, object]) -> str:
     """The row that compares buying a card with renting it."""
-    hours, price = entry["break_even_hours"], entry["buy_usd"]
-    if not isinstance(hours, float):
-        return f"{entry['gpu']}: renting costs less than the electricity of an own one."
-    assert isinstance(price, int | float)
-    return (
-        f"{entry['gpu']}: buying ({words.money(price)}) pays after "
-        f"{words.duration(3600 * hours)} of use, {entry['trainings']:,.0f} such trainings."
+    hours, price, rent, used = (
+        entry[k] for k in ("break_even_hours", "buy_usd", "rent_usd_per_hour", "used_usd")
     )
+    of_used = f"used {words.money(used)}" if isinstance(used, float) else "no source of used prices"
+    if not isinstance(price, float):
+        return f"{entry['gpu']}: no price to buy it is known; {of_used}."
+    told = f"{entry['gpu']}: {words.money(price)} new ({entry['buy_date']}), {of_used}"
+    if not isinstance(rent, float):
+        return f"{told}; nobody is known to rent it."
+    if not isinstance(hours, float):
+        return f"{told}; renting costs less than the electricity of an own one."
+    trainings = words.number(entry["trainings"])
+    return f"{told}; buying pays after {words.number(hours)} hours of use, {trainings} such trainings."
 
 
 def error_words(advice: Advice) -> list[str]:
-    """The predictor's measured errors."""
+    """The predictor's measured errors in the cases that this advice is made of, with what simpler guesses
+    err there."""
+    cases = {offer.prediction.case for offer in (*advice.picks.values(), *advice.asked)}
     return [
-        f"Measured error of the predictor, {name}: {words.percent(entry['median_abs_error'])} median over "
-        f"{entry['n']:,} published figures (by TFLOPS alone {words.percent(entry['tflops_only'])})."
+        f"Measured error, {name}: {words.percent(entry['median_abs_error'])} median, "
+        f"{words.percent(entry['median_card'])} of the median card, over {entry['n']:,} published figures; "
+        f"{words.percent(entry['interval_coverage'])} inside their interval "
+        f"(by TFLOPS alone {words.percent(entry['tflops_only'])} off)."
         for name, entry in advice.errors.items()
+        if name in cases
     ]
 
 
@@ -142,31 +174,21 @@ def draw_card(gpu: Gpu, found: list[Trainable], largest: float, console: Console
     table = Table(
         box=None, title=f"{gpu.name}, {words.size(gpu.memory_bytes)}: mixed precision", title_justify="left"
     )
-    for column in (
-        "model",
-        "batch that fits",
-        "samples/s, 80 % interval",
-        "one pass over",
-        "takes",
-        "limited by",
-    ):
-        table.add_column(column, no_wrap=column.startswith("samples"), overflow="fold")
+    wide = console.width >= WIDE
+    for column in ("model", "batch that fits", "samples/s, 80 % interval", "one pass over", "takes"):
+        if wide or column != "one pass over":
+            least = len("10,317") if column != "samples/s, 80 % interval" else len("(10,177-13,018)")
+            table.add_column(column, no_wrap=column in ("model", "takes"), min_width=least)
+    table.add_column("limited by", min_width=len("bandwidth"))
     for entry in found:
         p = entry.prediction
+        data = (entry.data,) if wide else ()
         if p is None:
-            table.add_row(
-                entry.model, "none", "does not fit as it is", entry.data, words.UNKNOWN, "memory size"
-            )
+            table.add_row(entry.model, "none", "does not fit as it is", *data, words.UNKNOWN, "memory size")
             continue
         low, high = (words.number(p.batch_size / seconds) for seconds in (p.high, p.low))
         speed = f"{words.number(p.samples_per_second)} ({low}{words.UNKNOWN}{high})"
-        table.add_row(
-            entry.model,
-            str(entry.batch_size),
-            speed,
-            entry.data,
-            words.duration(None if entry.epoch_hours is None else 3600 * entry.epoch_hours),
-            LIMITS[p.limit],
-        )
+        takes = words.duration(None if entry.epoch_hours is None else 3600 * entry.epoch_hours)
+        table.add_row(entry.model, str(entry.batch_size), speed, *data, takes, LIMITS[p.limit])
     console.print(table)
     console.print(f"Weights, gradients and AdamW alone fill it at {largest / 1e9:.1f} billion parameters.")

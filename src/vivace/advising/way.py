@@ -1,0 +1,45 @@
+"""In what precision and memory order a job is predicted: a plan's, those asked for, or the usual ones.
+Imports no torch."""
+
+from __future__ import annotations
+
+import os
+
+from vivace.advising.source import Subject
+from vivace.errors import InputError
+from vivace.plan import Plan
+from vivace.technique.contract import UNIT_ROUNDOFF, Stage
+
+
+def way(
+    subject: Subject, precision: str, channels_last: bool | None, plan: str | os.PathLike[str] | None
+) -> tuple[str, bool, str]:
+    """Precision, memory order, and a sentence on both: those of a plan, those asked for, or the usual
+    ones."""
+    if plan is not None:
+        if precision != "auto" or channels_last is not None:
+            raise InputError(
+                "--plan says precision and memory order: give no --precision or --channels-last beside it"
+            )
+        found, nhwc = _of_plan(Plan.load(plan))
+        return found, nhwc, f"predicted as the plan says, in {found}; what else it brings comes on top"
+    nhwc = (
+        channels_last if channels_last is not None else precision == "auto" and subject.demand.convolutional
+    )
+    if precision != "auto":
+        return precision, nhwc, f"predicted in {precision}, as asked for"
+    if subject.precision == "fp64":
+        return precision, False, "predicted in fp64, the job's own"
+    usual = "in mixed precision" + (", images channels last" if nhwc else "")
+    return precision, nhwc, f"predicted {usual}, as is usual; --precision or --plan says otherwise"
+
+
+def _of_plan(plan: Plan) -> tuple[str, bool]:
+    """The precision and memory order of a plan's cards."""
+    nhwc = any(technique.name == "channels_last" for technique in plan.techniques)
+    cards = [technique.card for technique in plan.techniques]
+    half = [card.unit_roundoff for card in cards if card.slot == "precision"]
+    if half:
+        return ("amp_bf16" if max(half) == UNIT_ROUNDOFF["bfloat16"] else "amp_fp16"), nhwc
+    tf32 = any(card.stage == Stage.PROCESS and card.unit_roundoff == UNIT_ROUNDOFF["tf32"] for card in cards)
+    return ("tf32" if tf32 else "fp32"), nhwc
