@@ -36,6 +36,7 @@ _HOME = {
     "Verdict": "vivace.verifying",
     "Profiled": "vivace.profiling",
     "Advice": "vivace.advising",
+    "Compressed": "vivace.compressing",
     "VivaceError": "vivace.errors",
     "InputError": "vivace.errors",
     "JobError": "vivace.errors",
@@ -64,6 +65,7 @@ _HOME = {
     "run": "vivace.live",
     "run_here": "vivace.live",
     "advise": "vivace.advising",
+    "compress": "vivace.compressing",
 }
 __all__ = [*_HOME, "__version__"]
 
@@ -81,6 +83,8 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from vivace.advising.advice import Advice as Advice
     from vivace.advising.ranking import advise as advise
+    from vivace.compressing import Compressed as Compressed
+    from vivace.compressing import compress as compress
     from vivace.errors import AnswerIsNo as AnswerIsNo
     from vivace.errors import CheckpointError as CheckpointError
     from vivace.errors import ChildFailed as ChildFailed

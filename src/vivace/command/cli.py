@@ -393,6 +393,41 @@ def advise(
 
 
 @app.command()
+def compress(
+    job: JobName,
+    run: Annotated[Path, typer.Option(metavar="DIR", help="--out of the train whose weights are meant")],
+    margin: Annotated[
+        str, typer.Option(help="what the metric may lose: a share such as 0.5%, or a difference")
+    ] = "0.5%",
+    objective: Annotated[str, typer.Option("--for", help="latency, throughput or size")] = "latency",
+    batch: Annotated[
+        int | None, typer.Option(help="samples of a call; left out, 1, and 32 for throughput")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="folder for the page and the forms' files")] = Path(
+        "runs/compress"
+    ),
+    details: Details = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Find the form of a trained model that is really faster on this processor, and no worse. Exit code 1 if
+    there is none."""
+    with screen(as_json, quiet, debug, "cpu") as shown:
+        from vivace.command.progress import CompressProgress
+        from vivace.compressing import compress as find
+        from vivace.compressing.table import draw
+
+        with CompressProgress(quiet) as progress:
+            result = find(
+                job, run=run, margin=margin, objective=objective, batch=batch, out=out, on_event=progress
+            )
+        shown.document(result.to_dict())
+        shown.show(lambda console: draw(result, console, details=details))
+        shown.exit_code = result.exit_code
+
+
+@app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="--out of a tune or train run")],
     as_json: AsJson = False,

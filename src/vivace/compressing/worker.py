@@ -1,0 +1,162 @@
+"""The child that serves one form: makes its file, or opens it and runs timed calls."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import psutil
+import torch
+
+from vivace.compressing import making
+from vivace.compressing.effect import effect
+from vivace.compressing.forms import BY_NAME, Form
+from vivace.exporting.calls import Calls, write_arrays
+from vivace.exporting.envelope import ROUNDOFF, shadows
+from vivace.exporting.material import Material, gather
+from vivace.exporting.serve import Run, in_torch, opened
+from vivace.job import Job
+
+PROOF_SAMPLES = 256
+INPUTS = 16  # different batches that are timed in turn
+MOST_TIMES = 20_000
+
+
+class Worker:
+    """Serves `vivace.processes.launch.Child`: each method is a command with JSON arguments and answer."""
+
+    def __init__(self, job: Job, run: str, folder: str, threads: int) -> None:
+        self.job, self.run, self.folder = job, Path(run), Path(folder)
+        self.calls = Calls.load(self.folder)
+        self.threads = threads
+        torch.set_num_threads(threads)
+        self.serve: Run | None = None
+        self.form: Form | None = None
+        self.handle: Any = None
+        self.material: Material | None = None
+        self.batch = 1
+        self._inputs: list[list[numpy.ndarray[Any, Any]]] = []
+        self._times: list[float] = []
+        self._turn = 0
+        self._before = 0
+
+    def write(self, form: str, folder: str) -> dict[str, Any]:
+        """Make the form's file in a folder."""
+        begin = time.perf_counter()
+        size = making.write(BY_NAME[form], self._gathered(), Path(folder))
+        return {"bytes": size, "seconds": time.perf_counter() - begin}
+
+    def open(self, form: str, folder: str, batch: int) -> dict[str, Any]:
+        """Be ready to serve the form in batches of so many samples."""
+        begin = time.perf_counter()
+        self._inputs = [self.calls.sample(batch, batch * number) for number in range(INPUTS)]
+        self.form, self.batch = BY_NAME[form], batch
+        self._before = _resident()
+        if self.form.in_process:
+            self.serve, self.handle = in_torch(making.in_process(self.form, self._gathered()))
+        else:
+            path = str(Path(folder) / self.form.file)
+            self.serve, self.handle = opened(self.form.runtime, path, self.form.numbers, self.threads)
+        return {"seconds": time.perf_counter() - begin}
+
+    def warm(self, seconds: float = 0.5) -> dict[str, Any]:
+        """Call until steady: at least 5 times and `seconds` after the first."""
+        first = self._timed(1)
+        begin = time.perf_counter()
+        self._timed(5)
+        while time.perf_counter() - begin < seconds:
+            self._timed(1)
+        steady = sorted(self._times[1:])[len(self._times[1:]) // 2]
+        self._times = []
+        return {"step_seconds": steady, "warmup_seconds": max(0.0, first - steady)}
+
+    def block(self, steps: int, cached: bool = False) -> dict[str, float]:
+        """Time `steps` calls on the person's own samples, which are at hand."""
+        return {"seconds": self._timed(steps), "samples": steps * self.batch, "waited": 0.0}
+
+    def _timed(self, count: int) -> float:
+        assert self.serve is not None
+        whole = 0.0
+        for _ in range(count):
+            arrays = self._inputs[self._turn % INPUTS]
+            self._turn += 1
+            begin = time.perf_counter()
+            self.serve(arrays)
+            spent = time.perf_counter() - begin
+            whole += spent
+            if len(self._times) < MOST_TIMES:
+                self._times.append(spent)
+        return whole
+
+    def latencies(self) -> dict[str, float]:
+        """Seconds of a call that half, and 99 of 100, of the timed calls took at most."""
+        middle, late = numpy.percentile(self._times, [50, 99])
+        return {"p50": float(middle), "p99": float(late), "calls": len(self._times)}
+
+    def peak(self) -> int:
+        """Bytes by which the process grew at most since before the form was opened, while it serves."""
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        self._timed(3)
+        return max(0, _peak() - self._before)
+
+    def bytes(self) -> int:
+        """Of weights and buffers as they lie in memory, of a form that runs in this process."""
+        model = self._gathered().flat if self.form is None or self.handle is None else self.handle
+        tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+    def effect(self) -> dict[str, int]:
+        """How many operators that multiply really run in which numbers."""
+        assert self.form is not None
+        assert self.serve is not None
+        return effect(self.form, self.handle, lambda: self.serve(self._inputs[0]))  # type: ignore[misc]
+
+    def outputs(self, path: str) -> dict[str, Any]:
+        """Answer every recorded call, and write what is returned."""
+        assert self.serve is not None
+        assert self.form is not None
+        one_shape = self.form.runtime == "compile" and not self.calls.ragged
+        answer = self._in_batches if one_shape else self.serve
+        write_arrays(Path(path), [answer(arrays) for arrays in self.calls.inputs])
+        return {}
+
+    def _in_batches(self, arrays: Sequence[numpy.ndarray[Any, Any]]) -> list[numpy.ndarray[Any, Any]]:
+        """A call in pieces of the batch that the form was compiled for, the last one filled up."""
+        assert self.serve is not None
+        rows = next(len(a) for a, dims in zip(arrays, self.calls.dynamic, strict=True) if 0 in dims)
+        found = []
+        for start in range(0, rows, self.batch):
+            taken = [(start + number) % rows for number in range(self.batch)]
+            piece = [a[taken] if 0 in dims else a for a, dims in zip(arrays, self.calls.dynamic, strict=True)]
+            found.append(self.serve(piece))
+        return [
+            numpy.concatenate(parts)[:rows] if parts[0].ndim and len(parts[0]) == self.batch else parts[0]
+            for parts in zip(*found, strict=True)
+        ]
+
+    def envelopes(self, path: str) -> dict[str, list[float]]:
+        """The reference's own outputs on the samples of the proof, and how far rounding moves them."""
+        flat, calls = self._gathered().flat, self.calls.first(PROOF_SAMPLES)
+        return {numbers: shadows(flat, calls, roundoff) for numbers, roundoff in ROUNDOFF.items()}
+
+    def _gathered(self) -> Material:
+        if self.material is None:
+            self.material = gather(self.job, self.run, self.folder)
+        return self.material
+
+
+def _resident() -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+def _peak() -> int:
+    """The largest resident size since `clear_refs`."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii", errors="ignore").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return _resident()
