@@ -37,6 +37,7 @@ _HOME = {
     "Profiled": "vivace.profiling",
     "Advice": "vivace.advising",
     "Compressed": "vivace.compressing",
+    "Exported": "vivace.exporting",
     "VivaceError": "vivace.errors",
     "InputError": "vivace.errors",
     "JobError": "vivace.errors",
@@ -66,6 +67,7 @@ _HOME = {
     "run_here": "vivace.live",
     "advise": "vivace.advising",
     "compress": "vivace.compressing",
+    "export": "vivace.exporting",
 }
 __all__ = [*_HOME, "__version__"]
 
@@ -104,6 +106,8 @@ if TYPE_CHECKING:
     from vivace.errors import VivaceError as VivaceError
     from vivace.events import Event as Event
     from vivace.events import EventKind as EventKind
+    from vivace.exporting import Exported as Exported
+    from vivace.exporting import export as export
     from vivace.inspection import inspect as inspect
     from vivace.job import Job as Job
     from vivace.ledger import Observation as Observation

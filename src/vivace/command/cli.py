@@ -428,6 +428,31 @@ def compress(
 
 
 @app.command()
+def export(
+    source: Annotated[Path, typer.Argument(metavar="DIR", help="--out of a compress or a train")],
+    to: Annotated[str, typer.Option(help="onnx, openvino, aoti or torch")],
+    job: Annotated[
+        str | None, typer.Option(metavar="JOB", help="left out, the job that the folder names")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="folder for the file and its model card")] = Path("runs/export"),
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Write a trained model for a runtime, and prove in a fresh process that the file is the model. Exit code
+    1 if not."""
+    with screen(as_json, quiet, debug, "cpu") as shown:
+        from vivace.exporting import export as write
+        from vivace.exporting.answering import answer
+        from vivace.pages.answer import ending
+
+        result = write(source, to=to, job=job, out=out)
+        shown.document(result.to_dict())
+        shown.show(lambda console: ending(answer(result), console))
+        shown.exit_code = result.exit_code
+
+
+@app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="--out of a tune or train run")],
     as_json: AsJson = False,

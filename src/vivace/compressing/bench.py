@@ -8,19 +8,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vivace.compressing.forms import BY_NAME, EXTRA, REFERENCE, Form
-from vivace.compressing.margin import Change
+from vivace.serving.forms import BY_NAME, EXTRA, REFERENCE, Form
+from vivace.serving.margin import Change
 from vivace.compressing.result import Status, Tried
 from vivace.errors import ChildFailed, Refused, Unsteady
-from vivace.exporting.calls import read_arrays
-from vivace.exporting.envelope import Check
-from vivace.exporting.envelope import compare as compare_outputs
+from vivace.serving.calls import read_arrays
+from vivace.serving.envelope import Check
+from vivace.serving.envelope import compare as compare_outputs
+from vivace.serving.files import digest
 from vivace.ledger import Ratio
 from vivace.measuring.paired import Comparison, Timed, across, compare
 from vivace.processes.launch import Child, Source
 from vivace.words import number, ratio, size
 
-JUDGE = "vivace.compressing.judge:Judge"
+JUDGE = "vivace.serving.judge:Judge"
 WORKER = "vivace.compressing.worker:Worker"
 TIMEOUT = 1200.0
 TIMED_SECONDS, CONFIRMED_SECONDS = 6.0, 8.0
@@ -65,7 +66,7 @@ class Bench:
         self._reference = Server(self)
         self._reference.open(REFERENCE, self.files, self.batch)
         self._reference.ask("outputs", path=str(self._outputs(REFERENCE)))
-        self.envelopes = self._reference.ask("envelopes", path=str(self._outputs(REFERENCE)))
+        self.envelopes = self._reference.ask("envelopes")
         return self.facts
 
     def reference(self) -> Tried:
@@ -136,6 +137,7 @@ class Bench:
         server.ask("outputs", path=str(self._outputs(form.name)))
         found: dict[str, Any] = {"made_seconds": made_seconds, "file": "" if form.in_process else form.file}
         found["bytes"] = written or server.ask("bytes")
+        found["sha256"] = "" if form.in_process else digest(self.files / form.file)
         found["effect"] = server.ask("effect")
         checks = self._checks(form)
         found["checks"] = tuple(check.to_dict() for check in checks)

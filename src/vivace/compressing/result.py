@@ -18,9 +18,9 @@ class Tried:
     `status`: ``kept`` may be deployed; ``refused`` was measured and is not faster, or loses too much;
     ``undecided`` for lack of samples; ``failed`` could not be made or run; ``missing`` lacks a package.
 
-    `p50` and `p99` are seconds of a call, `change` is what the metric loses (see `compressing.margin.Change`),
+    `p50` and `p99` are seconds of a call, `change` is what the metric loses (see `serving.margin.Change`),
     `checks` hold each output's distance from the reference (see `exporting.envelope.Check`), `effect` says
-    what really ran in which numbers, `made_seconds` how long making and opening it took.
+    what really ran in which numbers, `sha256` is that of all parts of the file, `made_seconds` how long making and opening it took.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Tried:
     made_seconds: float = 0.0
     foreign_share: float = 0.0
     file: str = ""
+    sha256: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON types."""

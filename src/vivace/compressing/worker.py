@@ -12,52 +12,40 @@ import numpy
 import psutil
 import torch
 
-from vivace.compressing import making
-from vivace.compressing.effect import effect
-from vivace.compressing.forms import BY_NAME, Form
-from vivace.exporting.calls import Calls, write_arrays
-from vivace.exporting.envelope import ROUNDOFF, shadows
-from vivace.exporting.material import Material, gather
-from vivace.exporting.serve import Run, in_torch, opened
 from vivace.job import Job
+from vivace.serving import making
+from vivace.serving.calls import write_arrays
+from vivace.serving.effect import effect
+from vivace.serving.forms import BY_NAME, Form
+from vivace.serving.maker import Maker
+from vivace.serving.serve import Run, in_torch, opened
 
-PROOF_SAMPLES = 256
 INPUTS = 16  # different batches that are timed in turn
 MOST_TIMES = 20_000
 
 
-class Worker:
-    """Serves `vivace.processes.launch.Child`: each method is a command with JSON arguments and answer."""
+class Worker(Maker):
+    """Serves `vivace.processes.launch.Child`: makes a form's file, or serves it."""
 
     def __init__(self, job: Job, run: str, folder: str, threads: int) -> None:
-        self.job, self.run, self.folder = job, Path(run), Path(folder)
-        self.calls = Calls.load(self.folder)
-        self.threads = threads
-        torch.set_num_threads(threads)
+        super().__init__(job, run, folder, threads)
         self.serve: Run | None = None
         self.form: Form | None = None
         self.handle: Any = None
-        self.material: Material | None = None
-        self.batch = 1
+        self.batch, self.files = 1, Path()
         self._inputs: list[list[numpy.ndarray[Any, Any]]] = []
         self._times: list[float] = []
         self._turn = 0
         self._before = 0
 
-    def write(self, form: str, folder: str) -> dict[str, Any]:
-        """Make the form's file in a folder."""
-        begin = time.perf_counter()
-        size = making.write(BY_NAME[form], self._gathered(), Path(folder))
-        return {"bytes": size, "seconds": time.perf_counter() - begin}
-
     def open(self, form: str, folder: str, batch: int) -> dict[str, Any]:
         """Be ready to serve the form in batches of so many samples."""
         begin = time.perf_counter()
         self._inputs = [self.calls.sample(batch, batch * number) for number in range(INPUTS)]
-        self.form, self.batch = BY_NAME[form], batch
+        self.form, self.batch, self.files = BY_NAME[form], batch, Path(folder)
         self._before = _resident()
         if self.form.in_process:
-            self.serve, self.handle = in_torch(making.in_process(self.form, self._gathered()))
+            self.serve, self.handle = in_torch(making.in_process(self.form, self.material))
         else:
             path = str(Path(folder) / self.form.file)
             self.serve, self.handle = opened(self.form.runtime, path, self.form.numbers, self.threads)
@@ -106,7 +94,7 @@ class Worker:
 
     def bytes(self) -> int:
         """Of weights and buffers as they lie in memory, of a form that runs in this process."""
-        model = self._gathered().flat if self.form is None or self.handle is None else self.handle
+        model = self.handle
         tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
@@ -114,7 +102,8 @@ class Worker:
         """How many operators that multiply really run in which numbers."""
         assert self.form is not None
         assert self.serve is not None
-        return effect(self.form, self.handle, lambda: self.serve(self._inputs[0]))  # type: ignore[misc]
+        path = self.files / self.form.file
+        return effect(self.form, self.handle, path, lambda: self.serve(self._inputs[0]))  # type: ignore[misc]
 
     def outputs(self, path: str) -> dict[str, Any]:
         """Answer every recorded call, and write what is returned."""
@@ -138,16 +127,6 @@ class Worker:
             numpy.concatenate(parts)[:rows] if parts[0].ndim and len(parts[0]) == self.batch else parts[0]
             for parts in zip(*found, strict=True)
         ]
-
-    def envelopes(self, path: str) -> dict[str, list[float]]:
-        """The reference's own outputs on the samples of the proof, and how far rounding moves them."""
-        flat, calls = self._gathered().flat, self.calls.first(PROOF_SAMPLES)
-        return {numbers: shadows(flat, calls, roundoff) for numbers, roundoff in ROUNDOFF.items()}
-
-    def _gathered(self) -> Material:
-        if self.material is None:
-            self.material = gather(self.job, self.run, self.folder)
-        return self.material
 
 
 def _resident() -> int:

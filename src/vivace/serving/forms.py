@@ -54,6 +54,7 @@ def _is_installed(name: str) -> bool:
 
 
 ONNX = ("onnx", "onnxscript", "onnxruntime")
+TORCHAO = ("torchao",)
 OPENVINO = ("onnx", "onnxscript", "openvino")
 
 # In the order in which they are tried: first the same numbers on another runtime.
@@ -62,8 +63,15 @@ FORMS = (
     Form("openvino_fp32", "openvino", "fp32", "the same numbers in OpenVINO", OPENVINO),
     Form("onnx_fp32", "onnx", "fp32", "the same numbers in ONNX Runtime", ONNX),
     Form("compiled_fp32", "compile", "fp32", "the same numbers through torch.compile, weights frozen"),
-    Form("eager_bf16", "torch", "bf16", "weights and activations in bfloat16, images channels last"),
+    Form("aoti_fp32", "aoti", "fp32", "the same numbers, compiled ahead of time (AOTInductor)"),
     Form("openvino_bf16", "openvino", "bf16", "OpenVINO, computing in bfloat16", OPENVINO),
+    Form("eager_bf16", "torch", "bf16", "weights and activations in bfloat16, images channels last"),
     Form("compiled_bf16", "compile", "bf16", "bfloat16 through torch.compile, weights frozen"),
+    Form("aoti_bf16", "aoti", "bf16", "bfloat16, compiled ahead of time (AOTInductor)"),
+    Form("openvino_int8", "openvino", "int8", "int8 by NNCF in OpenVINO", (*OPENVINO, "nncf")),
+    Form("onnx_int8", "onnx", "int8", "int8 in ONNX Runtime, ranges from your samples", ONNX),
+    Form("compiled_int8", "compile", "int8", "int8 in PyTorch's graph (PT2E), compiled", TORCHAO),
+    Form("torchao_int8", "compile", "int8", "linear layers in int8, ranges in each call, compiled", TORCHAO),
+    Form("torchao_int8_weights", "compile", "int8", "weights of linear layers in int8, compiled", TORCHAO),
 )
 BY_NAME = {form.name: form for form in FORMS}

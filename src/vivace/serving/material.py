@@ -6,24 +6,25 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 from torch import nn
 
-from vivace.exporting.calls import Calls, Flat, record
-from vivace.exporting.trained import Trained, load_trained
+from vivace.serving.calls import Calls, Flat, record
+from vivace.serving.trained import Trained, load_trained
 from vivace.job import Job
 
+CALIBRATION = "calibration"
 ROWS = 4  # samples in the call that is traced: a batch of one would be taken as a constant
 
 
 @dataclasses.dataclass(frozen=True)
 class Material:
-    """The flat model of a run, what it is, and the recorded calls."""
+    """The flat model of a run, what it is, and the recorded calls; `calibration` are those for ranges."""
 
     flat: Flat
     trained: Trained
     calls: Calls
+    calibration: Calls
 
     @property
     def example(self) -> tuple[torch.Tensor, ...]:
@@ -33,7 +34,7 @@ class Material:
     @property
     def shapes(self) -> tuple[dict[int, Any], ...]:
         """For each input the dimensions that vary, as `torch.export` takes them."""
-        return tuple({d: torch.export.Dim.DYNAMIC for d in dims} for dims in self.calls.dynamic)
+        return tuple(dict.fromkeys(dims, torch.export.Dim.DYNAMIC) for dims in self.calls.dynamic)
 
     @property
     def images(self) -> bool:
@@ -45,9 +46,6 @@ def gather(job: Job, run: Path, calls: Path) -> Material:
     """The material of a run whose calls are recorded in the folder `calls`."""
     model, trained = load_trained(job, run)
     first = record(job, model, most_batches=1).calls[0][0]
-    return Material(Flat(model, first.given).eval(), trained, Calls.load(calls))
-
-
-def as_tensors(arrays: list[numpy.ndarray[Any, Any]]) -> list[torch.Tensor]:
-    """The same memory as tensors."""
-    return [torch.from_numpy(array) for array in arrays]
+    return Material(
+        Flat(model, first.given).eval(), trained, Calls.load(calls), Calls.load(calls / CALIBRATION)
+    )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy
 import torch
 
-from vivace.exporting.calls import Flat
+from vivace.serving.calls import Flat
 from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
 
 Arrays = Sequence[numpy.ndarray[Any, Any]]

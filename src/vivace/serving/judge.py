@@ -11,11 +11,12 @@ import numpy
 import torch
 from torch import nn
 
-from vivace.compressing.margin import Change, by_groups, by_sample
+from vivace.serving.margin import Change, by_groups, by_sample
 from vivace.errors import JobError, Refused, VivaceError
-from vivace.exporting.calls import Calls, Recording, read_arrays, record
-from vivace.exporting.envelope import names_of
-from vivace.exporting.trained import load_trained
+from vivace.serving.calls import Calls, Recording, read_arrays, record
+from vivace.serving.envelope import names_of
+from vivace.serving.material import CALIBRATION
+from vivace.serving.trained import load_trained
 from vivace.job import Job
 from vivace.session.opening import call
 from vivace.tensors.randomness import Streams, derive
@@ -41,7 +42,7 @@ class Judge:
         self.recording = record(self.job, self.model)
         calls = Calls.of(self.recording)
         calls.save(self.folder)
-        calibration = self.folder / "calibration"
+        calibration = self.folder / CALIBRATION
         calibration.mkdir(exist_ok=True)
         self._theirs = [
             [tensor.numpy() for tensor in one.outputs] for each in self.recording.calls for one in each

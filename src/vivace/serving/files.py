@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from vivace.exporting.material import Material
+from vivace.serving.material import Material
+
+
+def parts(path: Path) -> list[Path]:
+    """A model's file and what belongs to it: OpenVINO keeps the weights in a second one."""
+    return sorted(path.parent.glob(f"{path.stem}.*"))
+
+
+def digest(path: Path) -> str:
+    """The sha256 over all parts of a model's file."""
+    found = hashlib.sha256()
+    for part in parts(path):
+        with part.open("rb") as file:
+            found.update(hashlib.file_digest(file, "sha256").digest())
+    return found.hexdigest()
 
 
 def input_names(count: int) -> list[str]:
@@ -53,9 +69,17 @@ def to_openvino(onnx: Path, path: Path) -> None:
     openvino.save_model(openvino.convert_model(str(onnx)), str(path), compress_to_fp16=False)
 
 
-def exported(material: Material) -> torch.export.ExportedProgram:
-    """The model as a program of torch's own, free of the person's code."""
+def exported(material: Material, model: Any = None) -> torch.export.ExportedProgram:
+    """A model of the material's calls, by default its own, as a program free of the person's code."""
     with torch.no_grad():
         return torch.export.export(
-            material.flat, material.example, dynamic_shapes=(material.shapes,), strict=False
+            material.flat if model is None else model,
+            material.example,
+            dynamic_shapes=(material.shapes,),
+            strict=False,
         )
+
+
+def to_torch(program: torch.export.ExportedProgram, path: Path) -> None:
+    """A program in a file that `torch.export.load` reads."""
+    torch.export.save(program, str(path))
