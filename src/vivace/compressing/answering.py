@@ -45,8 +45,8 @@ def _sentence(found: Compressed) -> str:
     if winner is reference:
         return f"No form is better than your model as it is, at a batch of {found.batch}"
     return (
-        f"as {winner.name}: {words.duration(winner.p50)} a call instead of {words.duration(reference.p50)}, at "
-        f"a batch of {found.batch}"
+        f"as {winner.name}: {words.duration(winner.p50)} a call instead of "
+        f"{words.duration(reference.p50)}, at a batch of {found.batch}"
     )
 
 
@@ -57,9 +57,8 @@ def same(found: Compressed, one: Tried) -> str:
     if one.numbers == "fp32" or change is None:
         scores = [check["envelopes"] or 0.0 for check in one.checks]
         limit = one.checks[0]["limit"] if one.checks else math.nan
-        return f"Same model: yes, to rounding. Worst output: {words.number(max(scores, default=0.0))} of " + (
-            f"{words.number(limit)} allowed"
-        )
+        worst = words.number(max(scores, default=0.0))
+        return f"Same model: yes, to rounding. Worst output: {worst} of {words.number(limit)} allowed"
     return (
         f"Same {name}: yes, within {words.number(found.margin)}. {words.number(change['value'])} instead of "
         f"{words.number(change['reference'])} on {change['samples']:,} samples; it loses at most "

@@ -8,17 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vivace.serving.forms import BY_NAME, EXTRA, REFERENCE, Form
-from vivace.serving.margin import Change
 from vivace.compressing.result import Status, Tried
 from vivace.errors import ChildFailed, Refused, Unsteady
+from vivace.ledger import Ratio
+from vivace.measuring.paired import Comparison, Timed, across, compare
+from vivace.processes.launch import Child, Source
 from vivace.serving.calls import read_arrays
 from vivace.serving.envelope import Check
 from vivace.serving.envelope import compare as compare_outputs
 from vivace.serving.files import digest
-from vivace.ledger import Ratio
-from vivace.measuring.paired import Comparison, Timed, across, compare
-from vivace.processes.launch import Child, Source
+from vivace.serving.forms import BY_NAME, EXTRA, REFERENCE, Form
+from vivace.serving.margin import Change
 from vivace.words import number, ratio, size
 
 JUDGE = "vivace.serving.judge:Judge"
@@ -191,8 +191,8 @@ def _decision(
         if outside is None:
             return "kept", ""
         return "refused", (
-            f"the same numbers were asked for, and '{outside.output}' is {number(outside.envelopes)} times as "
-            "far from your model's as rounding explains"
+            f"the same numbers were asked for, and '{outside.output}' is {number(outside.envelopes)} "
+            "times as far from your model's as rounding explains"
         )
     if change.kept:
         return "kept", ""

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy
 import psutil
-import torch
 
 from vivace.job import Job
 from vivace.serving import making

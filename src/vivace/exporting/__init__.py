@@ -1,4 +1,4 @@
 """`vivace.export`: a trained model as a file for a runtime, proven on it."""
 
-from vivace.exporting.export import export as export
+from vivace.exporting.proving import export as export
 from vivace.exporting.result import Exported as Exported

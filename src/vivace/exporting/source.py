@@ -34,7 +34,7 @@ class Subject:
 def subject_of(folder: Path, to: str) -> Subject:
     """What of a folder goes to a runtime: of a compression the fastest form for it that may be deployed.
 
-    Raises InputError where the folder holds neither, AnswerIsNo where no form for the runtime may be deployed.
+    Raises InputError where the folder holds neither, AnswerIsNo where no form for it may be deployed.
     """
     if to not in RUNTIMES:
         raise InputError(f"export to {', '.join(RUNTIMES)}, not to {to!r}")

@@ -92,8 +92,8 @@ def record(job: Job, model: nn.Module, most_batches: int | None = None) -> Recor
         value = float(call(job, "metric", model, fed()))
     if not any(calls):
         raise Refused(
-            "the job's metric never calls the model that it is given (it may call one of its parts or methods "
-            "instead): write metric=(model, batches) so that it calls model(...)"
+            "the job's metric never calls the model that it is given (it may call one of its parts or "
+            "methods instead): write metric=(model, batches) so that it calls model(...)"
         )
     return Recording(batches, calls, value, whole)
 
@@ -103,7 +103,7 @@ def _batches(job: Job, most: int | None) -> tuple[list[Any], bool]:
     field = "validation" if job.validation is not None else "data"
     with Streams(derive(0, "data")):
         loader = call(job, field)
-    found, num_bytes = [], 0
+    found, num_bytes = list[Any](), 0
     source = ordered(loader, seed=derive(0, "validation"), epoch=0, damage=Damage(job.damaged))
     for batch in source:
         if batch is None:
@@ -223,8 +223,8 @@ class Calls:
             usable = [largest]
             if self._rows_of(largest) < count:
                 raise Refused(
-                    f"a batch of {count} cannot be made, as your samples differ in length: the largest of your "
-                    f"batches has {self._rows_of(largest)}"
+                    f"a batch of {count} cannot be made, as your samples differ in length: the largest of "
+                    f"your batches has {self._rows_of(largest)}"
                 )
         else:
             usable = self.inputs

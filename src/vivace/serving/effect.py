@@ -1,4 +1,4 @@
-"""Did it take effect? How many of the operators that multiply ran in int8, bf16 or fp32, asked of the runtime."""
+"""Did it take effect? How many operators that multiply ran in int8, bf16 or fp32, asked of the runtime."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """How far apart two outputs may lie that differ by rounding alone, and whether these do.
 
 The envelope comes from shadows: the same model in fp32 with random rounding at every matrix product and
-convolution, as `vivace.verify` measures it. What a runtime returns in the same number format must lie within a
-few envelopes.
+convolution, as `vivace.verify` measures it. What a runtime returns in the same number format must lie
+within a few envelopes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def columns(calls: Sequence[Arrays]) -> list[Arrays]:
 
 def distance(ones: Arrays, others: Arrays) -> float:
     """The root mean square of the difference over all elements."""
-    squares = sum(float(numpy.square(a.astype(float) - b.astype(float)).sum()) for a, b in zip(ones, others))
+    pairs = zip(ones, others, strict=True)
+    squares = sum(float(numpy.square(a.astype(float) - b.astype(float)).sum()) for a, b in pairs)
     return float((squares / max(1, sum(a.size for a in ones))) ** 0.5)
 
 

@@ -57,7 +57,7 @@ def to_onnx(material: Material, path: Path) -> None:
 
 
 def without_telemetry() -> None:
-    """Let OpenVINO and NNCF send nothing home, in this process: without the package that would they do not."""
+    """Let OpenVINO and NNCF send nothing home: without the package that would, they do not."""
     sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
 
 

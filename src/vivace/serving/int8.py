@@ -29,7 +29,7 @@ def _samples(calls: Calls) -> Iterator[list[Any]]:
 
 
 def for_onnx(base: Path, material: Material, path: Path) -> None:
-    """Quantize a file of ONNX: pairs of quantize and dequantize around what multiplies, channel by channel."""
+    """Quantize a file of ONNX: quantize and dequantize around what multiplies, channel by channel."""
     from onnxruntime import quantization
     from onnxruntime.quantization.shape_inference import quant_pre_process
 

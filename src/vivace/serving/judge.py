@@ -1,4 +1,4 @@
-"""The child that holds the person's metric: records what it calls the model with, and tells what a form loses."""
+"""The child that holds the person's metric: records its calls of the model, and tells what a form loses."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy
 import torch
 from torch import nn
 
-from vivace.serving.margin import Change, by_groups, by_sample
 from vivace.errors import JobError, Refused, VivaceError
+from vivace.job import Job
 from vivace.serving.calls import Calls, Recording, read_arrays, record
 from vivace.serving.envelope import names_of
+from vivace.serving.margin import Change, by_groups, by_sample
 from vivace.serving.material import CALIBRATION
 from vivace.serving.trained import load_trained
-from vivace.job import Job
 from vivace.session.opening import call
 from vivace.tensors.randomness import Streams, derive
 from vivace.tensors.trees import batch_size, map_tensors, split, tensors
@@ -138,7 +138,7 @@ class Judge:
     def _metric(
         self, outputs: Sequence[Any], batches: list[Any], where: Sequence[tuple[int, slice | None]]
     ) -> float:
-        """The metric of a stand-in for the model that answers with the outputs, on so many rows of a batch."""
+        """The metric of a stand-in for the model that answers with the outputs, on these rows."""
         assert self.recording is not None
         stand_in = Replay(self.model, self.recording, outputs)
 

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from vivace.serving import int8
+from vivace.serving import files, int8
 from vivace.serving.forms import Form
-from vivace.serving import files
 from vivace.serving.material import Material
 from vivace.torch_internals.compiler import compile_package, freeze_weights
 

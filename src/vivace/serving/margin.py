@@ -1,4 +1,4 @@
-"""What a smaller model loses of the metric, on the same samples, with an interval; and whether it is too much."""
+"""What a form loses of the metric, on the same samples, with an interval; and whether it is too much."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def by_sample(
 ) -> Change:
     """Of a metric that is the mean over samples: `ours` of the form and `theirs` of the reference.
 
-    Where a sample is right or wrong, Tango's score interval for paired proportions (Statistics in Medicine 17,
-    1998), which holds for few and for no differing samples too; else Student's t, widened where few differ.
+    Where a sample is right or wrong, Tango's score interval for paired proportions (Statistics in Medicine
+    17, 1998), which holds for few and for no differing samples too; else Student's t, widened where few differ.
     """
     count = len(ours)
     differences = [a - b for a, b in zip(ours, theirs, strict=True)]
@@ -131,7 +131,7 @@ def _change(
 def _rounded(number: float) -> int:
     """Up to two digits: nobody knows it better."""
     power = 10 ** max(0, math.floor(math.log10(number)) - 1)
-    return math.ceil(number / power) * power
+    return int(math.ceil(number / power) * power)
 
 
 def tango(gained: float, lost: float, count: float) -> tuple[float, float]:
@@ -181,7 +181,7 @@ def parse_margin(margin: str | float, reference: float) -> float:
         value = -1.0
     if not 0 < value < float("inf"):
         raise InputError(
-            f"the margin is {margin!r}; it must be a share of the metric such as 0.5%, or a difference such as "
-            "0.005"
+            f"the margin is {margin!r}; it must be a share of the metric such as 0.5%, or a difference such "
+            "as 0.005"
         )
     return value / 100 * abs(reference) if text.endswith("%") else value

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from vivace.job import Job
 from vivace.serving.calls import Calls, Flat, record
 from vivace.serving.trained import Trained, load_trained
-from vivace.job import Job
 
 CALIBRATION = "calibration"
 ROWS = 4  # samples in the call that is traced: a batch of one would be taken as a constant

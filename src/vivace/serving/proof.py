@@ -1,4 +1,4 @@
-"""Is a file the model? It is opened in a fresh process without the person's code, and its answers are compared."""
+"""Is a file the model? A fresh process without the person's code opens it, and its answers are compared."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def opened(runtime: str, path: str, numbers: str, threads: int) -> Opened:
 
 
 def place_of(name: str) -> int:
-    """The place of an input that is called ``input_3``; a runtime may have dropped one that changes nothing."""
+    """The place of an input that is called ``input_3``; a runtime may have dropped one that does nothing."""
     return int(name.rpartition("_")[2])
 
 
@@ -118,7 +118,7 @@ def main() -> None:
     for number, places in sorted(calls.items()):
         for place, array in enumerate(run([places[k] for k in sorted(places)])):
             returned[f"{number}.{place}"] = array
-    numpy.savez(outputs, **returned)
+    numpy.savez(outputs, **returned)  # type: ignore[arg-type]
     strangers = sorted(name for name in sys.modules if name.startswith("vivace_job_"))
     package = PACKAGES[runtime]
     print(json.dumps({package: importlib.metadata.version(package), "of_the_job": strangers}))

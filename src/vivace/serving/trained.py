@@ -18,7 +18,7 @@ from vivace.training.resuming import load_into
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """What a run folder says of itself: the step of its newest whole checkpoint, and the sha256 of its weights.
+    """What a run folder says of itself: the step of its newest whole checkpoint, the sha256 of its weights.
 
     `metric` is the run's own last one; None without one.
     """

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from vivace.compressing.bench import Bench
-from vivace.serving.forms import BY_NAME, FORMS, REFERENCE
-from vivace.serving.margin import parse_margin
 from vivace.compressing.page import write_page
 from vivace.compressing.result import Compressed, Tried
 from vivace.errors import InputError, Unsteady
 from vivace.events import OnEvent, Tell, teller
-from vivace.serving.trained import run_of
 from vivace.files import output_folder, replace_text
 from vivace.inspection import inspect
 from vivace.inspection.gather import require_torch
 from vivace.job import Job
 from vivace.processes.launch import Source
+from vivace.serving.forms import BY_NAME, FORMS, REFERENCE
+from vivace.serving.margin import parse_margin
+from vivace.serving.trained import run_of
 
 OBJECTIVES = ("latency", "throughput", "size")
 BATCHES = {"latency": 1, "throughput": 32, "size": 1}
