@@ -38,9 +38,11 @@ EXPORTS = {
     "CheckpointError",
     "ChildFailed",
     "Code",
+    "Compressed",
     "Diverged",
     "Event",
     "EventKind",
+    "Exported",
     "FolderError",
     "InputError",
     "Job",
@@ -72,6 +74,8 @@ EXPORTS = {
     "__version__",
     "advise",
     "attach",
+    "compress",
+    "export",
     "inspect",
     "profile",
     "register",
@@ -82,7 +86,7 @@ EXPORTS = {
     "tune",
     "verify",
 }
-VERBS = ("advise", "inspect", "profile", "report", "run", "train", "tune", "verify")
+VERBS = ("advise", "compress", "export", "inspect", "profile", "report", "run", "train", "tune", "verify")
 TORCH_FREE = (
     "advising",
     "errors",

@@ -116,5 +116,5 @@ def _next(found: Compressed) -> tuple[str, ...]:
     if found.winner is found.reference:
         return ()
     folder = shlex.quote(str(Path(found.page_path).parent))
-    target = {"torch": "torch", "compile": "torch"}.get(found.winner.runtime, found.winner.runtime)
+    target = {"torch": "torch", "inductor": "torch"}.get(found.winner.runtime, found.winner.runtime)
     return (f"vivace export {folder} --to {target}",)

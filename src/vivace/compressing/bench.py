@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.compressing.result import Status, Tried
-from vivace.errors import ChildFailed, Refused, Unsteady
+from vivace.errors import ChildFailed, JobError, Refused, Unsteady
 from vivace.ledger import Ratio
 from vivace.measuring.paired import Comparison, Timed, across, compare
 from vivace.processes.launch import Child, Source
@@ -95,8 +95,8 @@ class Bench:
             written = self._written(form)
             with self._served(form) as server:
                 return self._judged(form, server, by_size, time.monotonic() - begin, written)
-        except (Refused, ChildFailed) as error:
-            status: Status = "refused" if isinstance(error, Refused) else "failed"
+        except (Refused, ChildFailed, JobError) as error:
+            status: Status = "failed" if isinstance(error, ChildFailed) else "refused"
             return self._tried(form, status, str(error), made_seconds=time.monotonic() - begin)
 
     def confirmed(self, form: Form, first: Ratio) -> Ratio:
@@ -141,6 +141,10 @@ class Bench:
         found["effect"] = server.ask("effect")
         checks = self._checks(form)
         found["checks"] = tuple(check.to_dict() for check in checks)
+        broken = next((check for check in checks if check.problem), None)
+        if broken is not None:
+            reason = f"'{broken.output}' is not the model's: {broken.problem}"
+            return self._tried(form, "refused", reason, **found)
         try:
             timed = compare(self._reference, server, seconds=TIMED_SECONDS)
         except Unsteady as error:
@@ -150,7 +154,12 @@ class Bench:
         found |= {"p50": times["p50"], "p99": times["p99"], "peak_bytes": server.ask("peak")}
         change = self._change(form)
         found["change"] = change.to_dict()
-        status, reason = _decision(form, checks, change, timed.ratio, self._told(found), by_size)
+        took = form.weights_only or not found["effect"] or form.numbers in found["effect"]
+        if not took:
+            ran = ", ".join(f"{count} in {numbers}" for numbers, count in found["effect"].items())
+            reason = f"nothing that multiplies ran in {form.numbers} (of your model's operators {ran})"
+            return self._tried(form, "refused", reason, **found)
+        status, reason = decide(form, checks, change, timed.ratio, self._told(found), by_size=by_size)
         return self._tried(form, status, reason, **found)
 
     def _told(self, found: dict[str, Any]) -> str:
@@ -177,13 +186,10 @@ class Bench:
         return Tried(form.name, form.does, form.runtime, form.numbers, status, reason, **found)
 
 
-def _decision(
-    form: Form, checks: list[Check], change: Change, speed: Ratio, smaller: str, by_size: bool
+def decide(
+    form: Form, checks: list[Check], change: Change, speed: Ratio, smaller: str, *, by_size: bool
 ) -> tuple[Status, str]:
     """What the measurements say of a form: is it right, and is it worth it?"""
-    broken = next((check for check in checks if check.problem), None)
-    if broken is not None:
-        return "refused", f"'{broken.output}' is not the model's: {broken.problem}"
     if speed.low <= 1.0 and not by_size:
         return "refused", f"{smaller}not faster: {ratio(speed)}"
     if form.exact:

@@ -20,8 +20,8 @@ class Tried:
 
     `p50` and `p99` are seconds of a call, `change` is what the metric loses (see `serving.margin.Change`),
     `checks` hold each output's distance from the reference (see `exporting.envelope.Check`), `effect` says
-    what really ran in which numbers, `sha256` is that of all parts of the file, `made_seconds` how long making
-    and opening it took.
+    what really ran in which numbers, `sha256` is that of all parts of the file, `made_seconds` how long
+    making and opening it took.
     """
 
     name: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy
 import psutil
+import torch
 
 from vivace.job import Job
 from vivace.serving import making
@@ -92,10 +94,10 @@ class Worker(Maker):
         return max(0, _peak() - self._before)
 
     def bytes(self) -> int:
-        """Of weights and buffers as they lie in memory, of a form that runs in this process."""
-        model = self.handle
-        tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        """Of weights and buffers as they would be stored, of a form that runs in this process."""
+        buffer = io.BytesIO()
+        torch.save(self.handle.state_dict(), buffer)
+        return buffer.getbuffer().nbytes
 
     def effect(self) -> dict[str, int]:
         """How many operators that multiply really run in which numbers."""
@@ -108,7 +110,7 @@ class Worker(Maker):
         """Answer every recorded call, and write what is returned."""
         assert self.serve is not None
         assert self.form is not None
-        one_shape = self.form.runtime == "compile" and not self.calls.ragged
+        one_shape = self.form.runtime == "inductor" and not self.calls.ragged
         answer = self._in_batches if one_shape else self.serve
         write_arrays(Path(path), [answer(arrays) for arrays in self.calls.inputs])
         return {}

@@ -32,7 +32,7 @@ JUDGE, MAKER = "vivace.serving.judge:Judge", "vivace.serving.maker:Maker"
 TIMEOUT = 1200.0
 CARD, PAGE, WEIGHTS, LOG = "model_card.json", "model_card.html", "weights.safetensors", "export.log"
 OWN = (CARD, PAGE, WEIGHTS, LOG, "model.*")
-RUNTIME = {"compile": "torch"}  # what a form's file is opened with, where that is another name
+RUNTIME = {"inductor": "torch"}  # what a form's file is opened with, where that is another name
 
 
 def export(

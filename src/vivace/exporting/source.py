@@ -10,7 +10,7 @@ from typing import Any
 from vivace.errors import AnswerIsNo, InputError
 from vivace.serving.forms import BY_NAME, FORMS, Form
 
-RUNTIMES = {"onnx": ("onnx",), "openvino": ("openvino",), "aoti": ("aoti",), "torch": ("torch", "compile")}
+RUNTIMES = {"onnx": ("onnx",), "openvino": ("openvino",), "aoti": ("aoti",), "torch": ("torch", "inductor")}
 PLAIN = {"onnx": "onnx_fp32", "openvino": "openvino_fp32", "aoti": "aoti_fp32", "torch": "eager_fp32"}
 
 

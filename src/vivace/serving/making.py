@@ -39,7 +39,7 @@ def write(form: Form, material: Material, folder: Path) -> int:
 def in_process(form: Form, material: Material) -> Any:
     """The form as a callable from tensors to a tuple of tensors."""
     model = in_numbers(form, material)
-    if form.runtime != "compile":
+    if form.runtime != "inductor":
         return model
     freeze_weights()
     return torch.compile(model, dynamic=material.calls.ragged)

@@ -55,7 +55,8 @@ def by_sample(
     """Of a metric that is the mean over samples: `ours` of the form and `theirs` of the reference.
 
     Where a sample is right or wrong, Tango's score interval for paired proportions (Statistics in Medicine
-    17, 1998), which holds for few and for no differing samples too; else Student's t, widened where few differ.
+    17, 1998), which holds for few and for no differing samples too; else Student's t, widened where few
+    differ.
     """
     count = len(ours)
     differences = [a - b for a, b in zip(ours, theirs, strict=True)]
