@@ -2,11 +2,11 @@
 
     scripts/bench compress [JOB ...]
 
-Each job is trained, compressed for latency at batch 1, and the chosen form is timed in turn with each baseline,
-each in a process of its own, on the same samples: torch.compile, ONNX Runtime with static int8, NNCF with
-OpenVINO, torchao's dynamic int8 compiled. What of a baseline fails is recorded with its reason. A run that was
-interrupted goes on where it stopped: trainings, compressions and finished comparisons are kept in
-runs/bench-compress.
+Each job is trained, compressed for latency at batch 1, and the chosen form is timed in turn with each
+baseline, each in a process of its own, on the same samples: torch.compile, ONNX Runtime with static int8,
+NNCF with OpenVINO, torchao's dynamic int8 compiled. What of a baseline fails is recorded with its reason. A
+run that was interrupted goes on where it stopped: trainings, compressions and finished comparisons are kept
+in runs/bench-compress.
 """
 
 from __future__ import annotations

@@ -2,17 +2,25 @@
 
 import random
 
+import numpy
 import pytest
 
 from vivace.errors import InputError
 from vivace.serving.margin import by_groups, by_sample, parse_margin, tango
 
 
-def test_a_published_interval():
-    """Tango (1998), table I: 43 of 44 pairs agree, one differs; 95 %: -0.027 to 0.118 of the difference."""
-    low, high = tango(1, 0, 44)
-    assert low == pytest.approx(-0.061, abs=0.002)
-    assert high == pytest.approx(0.118, abs=0.002)
+def test_the_bounds_are_where_the_score_test_begins_to_reject():
+    """By the definition: the likelihood under a given difference, at its largest on a grid."""
+    gained, lost, count = 9, 3, 80
+    shares = numpy.linspace(1e-6, 0.5, 400_001)
+    for bound, level in zip(tango(gained, lost, count), (1.96, -1.96), strict=True):
+        possible = shares[(shares + bound > 0) & (2 * shares + bound < 1)]
+        same = count - gained - lost
+        chances = gained * numpy.log(possible + bound) + lost * numpy.log(possible)
+        chances += same * numpy.log(1 - 2 * possible - bound)
+        share = possible[numpy.argmax(chances)]
+        spread = numpy.sqrt(count * (2 * share + bound - bound**2))
+        assert (gained - lost - count * bound) / spread == pytest.approx(level, abs=0.01)
 
 
 def test_where_no_sample_differs_it_is_not_certain():

@@ -45,7 +45,7 @@ def _sentence(found: Compressed) -> str:
     if winner is reference:
         return f"No form is better than your model as it is, at a batch of {found.batch}"
     return (
-        f"as {winner.name}: {words.duration(winner.p50)} a call instead of "
+        f"with {winner.name}: {words.duration(winner.p50)} a call instead of "
         f"{words.duration(reference.p50)}, at a batch of {found.batch}"
     )
 
@@ -75,12 +75,14 @@ def in_order(found: Compressed) -> list[Tried]:
 
 def told(one: Tried) -> str:
     """A form in a line."""
-    speed = words.ratio(one.ratio) if one.ratio is not None else ""
+    if one.ratio is None:
+        return one.reason
     if one.status == "kept":
-        return f"{speed}, {words.size(one.bytes)}"
-    return (
-        f"{speed + ': ' if speed and words.times(one.ratio.estimate) not in one.reason else ''}{one.reason}"  # type: ignore[union-attr]
-    )
+        return f"{words.ratio(one.ratio)}, {words.size(one.bytes)}"
+    if one.status == "undecided" and one.change and one.change["needed"]:
+        return f"{words.ratio(one.ratio)}, undecided: about {one.change['needed']:,} samples would tell"
+    shown = words.ratio(one.ratio)
+    return one.reason if words.unless_said(shown, one.reason) == "" else f"{shown}: {one.reason}"
 
 
 def _undecided(found: Compressed) -> list[str]:

@@ -56,6 +56,7 @@ def answers(
     write_arrays(given, calls)
     command = [
         sys.executable,
+        "-P",  # the script's own folder is no place to import from
         str(SCRIPT),
         runtime,
         str(file),
