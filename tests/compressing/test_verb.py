@@ -126,6 +126,23 @@ def test_without_its_packages_each_form_is_named_and_the_search_goes_on(
     assert any("packages are missing" in note for note in answer(found).notes)
 
 
+def test_an_interrupted_search_keeps_what_it_has(trained, tmp_path, quick, monkeypatch):
+    real = bench.Bench.attempt
+
+    def attempt(self, form, **options):
+        if form.name == "openvino_int8":
+            raise KeyboardInterrupt
+        return real(self, form, **options)
+
+    monkeypatch.setattr(bench.Bench, "attempt", attempt)
+    reference, run = trained("job")
+    found = vivace.compress(reference, run=run, out=tmp_path)
+    assert [one.name for one in found.tried] == ["eager_fp32", "onnx_fp32"]
+    assert found.tried[0].p50 > 0
+    assert found.exit_code == 130
+    assert json.loads((tmp_path / "compress.json").read_text())["interrupted"] is True
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -11,7 +11,7 @@ from typing import Any
 from vivace.compressing.result import Status, Tried
 from vivace.errors import ChildFailed, JobError, Refused, Unsteady
 from vivace.ledger import Ratio
-from vivace.measuring.paired import Comparison, Timed, across, compare
+from vivace.measuring.paired import BLOCK_SECONDS, Comparison, Timed, across, compare
 from vivace.processes.launch import Child, Source
 from vivace.serving.calls import read_arrays
 from vivace.serving.envelope import Check
@@ -68,6 +68,14 @@ class Bench:
         self._reference.ask("outputs", path=str(self._outputs(REFERENCE)))
         self.envelopes = self._reference.ask("envelopes")
         return self.facts
+
+    def renew(self) -> None:
+        """A fresh process for the reference: an interruption may have left an answer of the old one."""
+        assert self._reference is not None
+        self._reference.close()
+        self._reference = Server(self)
+        self._reference.open(REFERENCE, self.files, self.batch)
+        self._reference.block(max(1, round(BLOCK_SECONDS / self._reference.step_seconds)))
 
     def reference(self) -> Tried:
         """What is known of the model as it is, once others have been timed against it."""

@@ -57,6 +57,8 @@ def compress(
         out: folder for the page, the document and the forms' files; an earlier result in it is replaced.
         on_event: hears a `vivace.Event` as each form begins and ends.
 
+    Ctrl-C ends the search with what was measured until then.
+
     Raises JobError, InputError, CheckpointError, FolderError; Refused where the metric's calls of the model
     cannot be recorded; ChildFailed where the model as it is does not run.
     """
@@ -72,8 +74,8 @@ def compress(
         try:
             facts = bench.begin()
             bench.margin = parse_margin(margin, facts["metric"])
-            tried = _tried(bench, objective, tell)
-            tried = _settled(bench, tried, objective, tell)
+            tried, interrupted = _tried(bench, objective, tell)
+            tried = tried if interrupted else _settled(bench, tried, objective, tell)
         finally:
             bench.close()
     chosen = _best(tried, objective)
@@ -86,7 +88,8 @@ def compress(
         tried=tuple(tried),
         subject=facts,
         machine=inspect().to_dict(),
-        notes=tuple(_notes(facts, tried)),
+        notes=tuple(_notes(facts, tried, interrupted)),
+        interrupted=interrupted,
         seconds=time.monotonic() - begin,
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         file=str(folder / FILES / chosen.file) if chosen.file else "",
@@ -115,14 +118,20 @@ def _prepared(out: Path) -> Path:
     return folder
 
 
-def _tried(bench: Bench, objective: str, tell: Tell) -> list[Tried]:
-    """Every form, in order, the reference first."""
+def _tried(bench: Bench, objective: str, tell: Tell) -> tuple[list[Tried], bool]:
+    """Every form, in order, the reference first; and whether Ctrl-C ended it before the last one."""
     found = []
-    for form in FORMS[1:]:
-        tell("form_begin", {"form": form.name, "does": form.does})
-        found.append(bench.attempt(form, by_size=objective == "size"))
-        tell("form_end", {"form": found[-1]})
-    return [bench.reference(), *found]
+    try:
+        for form in FORMS[1:]:
+            tell("form_begin", {"form": form.name, "does": form.does})
+            found.append(bench.attempt(form, by_size=objective == "size"))
+            tell("form_end", {"form": found[-1]})
+    except KeyboardInterrupt:
+        if not any(one.ratio for one in found):
+            raise
+        bench.renew()
+        return [bench.reference(), *found], True
+    return [bench.reference(), *found], False
 
 
 def _settled(bench: Bench, tried: list[Tried], objective: str, tell: Tell) -> list[Tried]:
@@ -154,8 +163,10 @@ def _best(tried: list[Tried], objective: str) -> Tried:
     return max(kept, key=lambda one: one.ratio.counts if one.ratio else 0.0, default=reference)
 
 
-def _notes(facts: dict[str, Any], tried: list[Tried]) -> list[str]:
+def _notes(facts: dict[str, Any], tried: list[Tried], interrupted: bool) -> list[str]:
     found = []
+    if interrupted:
+        found.append("interrupted: other forms were not tried, and nothing was measured again")
     if facts["metric_data"] == "training":
         found.append("the metric is of the training data: the job has no validation data of its own")
     if not facts["whole"]:

@@ -69,6 +69,7 @@ class Compressed:
     date: str
     file: str = ""
     page_path: str = ""
+    interrupted: bool = False
 
     @property
     def winner(self) -> Tried:
@@ -82,7 +83,9 @@ class Compressed:
 
     @property
     def exit_code(self) -> int:
-        """0, or 1 where no form is better than the model as it is."""
+        """0, 1 where no form is better than the model as it is, or 130 after Ctrl-C."""
+        if self.interrupted:
+            return 130
         return 1 if self.chosen == self.reference.name else 0
 
     def to_dict(self) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class Judge:
             assert self.recording is not None
             try:
                 found = self._each(self._theirs)
-            except JobError:
+            except (JobError, Refused):  # it needs more than one sample, or other samples beside it
                 found = []
             mean = sum(found) / len(found) if found else float("nan")
             near = abs(mean - self.recording.metric) <= ADDITIVE * max(1.0, abs(mean))
@@ -147,8 +147,13 @@ class Judge:
                 stand_in.turn_to(number, rows)
                 yield batch
 
-        with torch.no_grad(), Streams(derive(0, "metric")):
-            return float(call(self.job, "metric", stand_in, fed()))
+        try:
+            with torch.no_grad(), Streams(derive(0, "metric")):
+                return float(call(self.job, "metric", stand_in, fed()))
+        except JobError as error:
+            if isinstance(error.__cause__, Refused):  # the stand-in's own, through the person's metric
+                raise error.__cause__ from None
+            raise
 
 
 class Replay(nn.Module):
