@@ -20,6 +20,7 @@ from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
 Arrays = Sequence[numpy.ndarray[Any, Any]]
 SEEDS = 4
 LIMIT = 8.0  # envelopes, as for a training's evaluation
+FLOOR = 1 / 16  # of one rounding: what moves where no product comes before it, as sums in another order do
 ROUNDOFF = {"fp32": FINEST_ROUNDOFF, "bf16": 2.0**-8}
 
 
@@ -43,14 +44,19 @@ class Check:
 
 
 def shadows(model: Flat, calls: Sequence[Arrays], roundoff: float) -> list[float]:
-    """For each output the root mean square by which rounding changes it; the largest of all shadows."""
+    """For each output the root mean square by which rounding changes it; the largest of all shadows.
+
+    No less than `FLOOR` of rounding the output itself once.
+    """
     exact = [run(model, arrays) for arrays in calls]
     found: list[list[float]] = []
     for seed in range(SEEDS):
         with Rounding(roundoff, seed, {}):
             rounded = [run(model, arrays) for arrays in calls]
         found.append([distance(a, b) for a, b in zip(columns(exact), columns(rounded), strict=True)])
-    return [max(of_output) for of_output in zip(*found, strict=True)]
+    sizes = [distance(arrays, [numpy.zeros_like(a) for a in arrays]) for arrays in columns(exact)]
+    widest = [max(of_output) for of_output in zip(*found, strict=True)]
+    return [max(width, FLOOR * roundoff * size) for width, size in zip(widest, sizes, strict=True)]
 
 
 def run(model: Flat, arrays: Arrays) -> list[numpy.ndarray[Any, Any]]:
