@@ -65,8 +65,7 @@ def compress(
     require_torch()
     _check(objective, batch)
     begin, tell = time.monotonic(), teller(on_event)
-    size = batch or BATCHES[objective]
-    path = Path(run).absolute()
+    size, path = batch or BATCHES[objective], Path(run).absolute()
     run_of(path)
     folder = _prepared(Path(out))
     with tempfile.TemporaryDirectory(prefix="vivace-") as scratch:
@@ -95,10 +94,18 @@ def compress(
         file=str(folder / FILES / chosen.file) if chosen.file else "",
         page_path=str(folder / PAGE),
     )
-    _keep_what_counts(folder / FILES, tried)
+    _write(found, folder)
+    return found
+
+
+def _write(found: Compressed, folder: Path) -> None:
+    """Leave the document, the page, and the files of forms that may be deployed."""
+    wanted = {Path(one.file).stem for one in found.tried if one.status in ("kept", "undecided") and one.file}
+    for file in (folder / FILES).iterdir():
+        if file.stem not in wanted:
+            file.unlink()
     replace_text(folder / DOCUMENT, json.dumps(found.to_dict(), indent=1, default=str) + "\n")
     write_page(found, folder / PAGE)
-    return found
 
 
 def _check(objective: str, batch: int | None) -> None:
@@ -174,11 +181,3 @@ def _notes(facts: dict[str, Any], tried: list[Tried], interrupted: bool) -> list
     if any(one.numbers == "int8" for one in tried) and facts["calibrated_on"] != "training":
         found.append("int8 was calibrated on validation data: the metric does not take training batches")
     return found
-
-
-def _keep_what_counts(folder: Path, tried: list[Tried]) -> None:
-    """Remove the files of forms that may not be deployed."""
-    wanted = {Path(one.file).stem for one in tried if one.status in ("kept", "undecided") and one.file}
-    for file in folder.iterdir():
-        if file.stem not in wanted:
-            file.unlink()
