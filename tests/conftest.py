@@ -1,5 +1,6 @@
 import multiprocessing
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -35,6 +36,23 @@ def _threads_as_before():
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """A function from the name of a job in scenes/served.py to its reference and the folder of its run."""
+    from vivace.training.training import train
+
+    folder, done = tmp_path_factory.mktemp("runs"), {}
+
+    def run(name):
+        if name not in done:
+            reference = f"{Path(__file__).parent / 'scenes' / 'served.py'}:{name}"
+            train(reference, out=folder / name)
+            done[name] = (reference, folder / name)
+        return done[name]
+
+    return run
 
 
 @pytest.fixture

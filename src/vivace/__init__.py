@@ -38,6 +38,8 @@ _HOME = {
     "Profiled": "vivace.profiling",
     "Advice": "vivace.advising",
     "Compared": "vivace.comparing",
+    "Compressed": "vivace.compressing",
+    "Exported": "vivace.exporting",
     "VivaceError": "vivace.errors",
     "InputError": "vivace.errors",
     "JobError": "vivace.errors",
@@ -65,9 +67,11 @@ _HOME = {
     "report": "vivace.reporting",
     "run": "vivace.live",
     "run_here": "vivace.live",
-    "export": "vivace.exporting",
     "advise": "vivace.advising",
     "compare": "vivace.comparing",
+    "compress": "vivace.compressing",
+    "export": "vivace.exporting",
+    "in_words": "vivace.exporting",
 }
 __all__ = [*_HOME, "__version__"]
 
@@ -87,6 +91,8 @@ if TYPE_CHECKING:
     from vivace.advising.ranking import advise as advise
     from vivace.comparing import Compared as Compared
     from vivace.comparing import compare as compare
+    from vivace.compressing import Compressed as Compressed
+    from vivace.compressing import compress as compress
     from vivace.errors import AnswerIsNo as AnswerIsNo
     from vivace.errors import CheckpointError as CheckpointError
     from vivace.errors import ChildFailed as ChildFailed
@@ -106,7 +112,9 @@ if TYPE_CHECKING:
     from vivace.errors import VivaceError as VivaceError
     from vivace.events import Event as Event
     from vivace.events import EventKind as EventKind
+    from vivace.exporting import Exported as Exported
     from vivace.exporting import export as export
+    from vivace.exporting import in_words as in_words
     from vivace.inspection import inspect as inspect
     from vivace.job import Job as Job
     from vivace.ledger import Observation as Observation

@@ -35,6 +35,7 @@ COMMANDS = (
     "recipes",
     "techniques",
     "export",
+    "compress",
 )
 
 NO_TORCH = """

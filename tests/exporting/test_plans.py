@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import vivace
-from vivace.exporting.plans import TARGETS, export
+from vivace.exporting.plans import TARGETS, in_words
 from vivace.technique import registry
 
 PLAN = """format = 1
@@ -28,7 +28,7 @@ def plan(text=PLAN):
 def written(text, to="torch"):
     """The names that the Python defines."""
     names = {}
-    exec(compile(export(plan(text), to), "<plan>", "exec"), names)
+    exec(compile(in_words(plan(text), to), "<plan>", "exec"), names)
     return names
 
 
@@ -66,7 +66,7 @@ def test_plain_pytorch_does_what_the_plan_says():
     assert optimizer.defaults["fused"]
     data = torch.utils.data.DataLoader([1, 2], **names["LOADER"])
     assert data.num_workers == 0
-    assert "export MALLOC_MMAP_MAX_=0" in export(plan())
+    assert "export MALLOC_MMAP_MAX_=0" in in_words(plan())
 
 
 def test_float16_scales_the_loss():
@@ -82,13 +82,13 @@ def test_a_plan_that_only_rearranges_the_model_leaves_the_loop_alone():
 
 
 def test_compile_keeps_its_mode():
-    text = export(plan('format = 1\n[techniques.compile]\nmode = "max-autotune-no-cudagraphs"\n'))
+    text = in_words(plan('format = 1\n[techniques.compile]\nmode = "max-autotune-no-cudagraphs"\n'))
     assert "torch.compile(model, mode='max-autotune-no-cudagraphs')" in text
 
 
 def test_what_has_no_equivalent_says_so():
     for to in TARGETS:
-        text = export(plan("format = 1\n[techniques.bf16_weights]\n"), to)
+        text = in_words(plan("format = 1\n[techniques.bf16_weights]\n"), to)
         assert "bf16_weights needs Vivace" in text
         compile(text, to, "exec")
 
@@ -119,21 +119,21 @@ def test_accelerate_takes_the_words():
 
 @pytest.mark.parametrize("name", [cls.name for cls in registry.everything()])
 def test_every_technique_is_told_or_needs_vivace(name):
-    text = export(plan(f"format = 1\n[techniques.{name}]\n"))
+    text = in_words(plan(f"format = 1\n[techniques.{name}]\n"))
     compile(text, name, "exec")
     assert name in text
 
 
 def test_another_target_is_an_error_with_the_right_ones():
     with pytest.raises(vivace.InputError, match="torch, transformers, lightning, accelerate, not 'keras'"):
-        export(plan(), "keras")
+        in_words(plan(), "keras")
 
 
 def test_the_command_prints_python_alone(tmp_path):
     (tmp_path / "plan.toml").write_text(PLAN)
     words = [sys.executable, "-m", "vivace", "export", "--plan", str(tmp_path)]
     shown = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300)
-    assert shown.stdout == export(plan())
+    assert shown.stdout == in_words(plan())
     told = subprocess.run([*words, "--json"], capture_output=True, text=True, check=True, timeout=300)
     assert json.loads(told.stdout) == {"to": "torch", "python": shown.stdout}
     wrong = subprocess.run([*words, "--to", "keras"], capture_output=True, text=True, timeout=300)

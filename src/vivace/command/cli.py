@@ -400,6 +400,82 @@ def advise(
 
 
 @app.command()
+def compress(
+    job: JobName,
+    run: Annotated[Path, typer.Option(metavar="DIR", help="--out of the train whose weights are meant")],
+    margin: Annotated[
+        str, typer.Option(help="what the metric may lose: a share such as 0.5%, or a difference")
+    ] = "0.5%",
+    objective: Annotated[str, typer.Option("--for", help="latency, throughput or size")] = "latency",
+    batch: Annotated[
+        int | None, typer.Option(help="samples of a call; left out, 1, and 32 for throughput")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="folder for the page and the forms' files")] = Path(
+        "runs/compress"
+    ),
+    details: Details = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Find the form of a trained model that is really faster on this processor, and no worse. Exit code 1 if
+    there is none."""
+    with screen(as_json, quiet, debug, "cpu") as shown:
+        from vivace.command.progress import CompressProgress
+        from vivace.compressing import compress as find
+        from vivace.compressing.table import draw
+
+        with CompressProgress(quiet) as progress:
+            result = find(
+                job, run=run, margin=margin, objective=objective, batch=batch, out=out, on_event=progress
+            )
+        shown.document(result.to_dict())
+        shown.show(lambda console: draw(result, console, details=details))
+        shown.exit_code = result.exit_code
+
+
+@app.command()
+def export(
+    source: Annotated[
+        Path | None, typer.Argument(metavar="DIR", help="--out of a compress or a train; or give --plan")
+    ] = None,
+    to: Annotated[
+        str, typer.Option(help="a runtime: onnx, openvino, aoti, torch; words: torch, transformers, ...")
+    ] = "torch",
+    plan: Annotated[
+        str | None, typer.Option(metavar="P", help="print a plan as the Python of torch or a trainer")
+    ] = None,
+    job: Annotated[
+        str | None, typer.Option(metavar="JOB", help="left out, the job that the folder names")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="folder for the file and its model card")] = Path("runs/export"),
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Write a trained model for a runtime, and prove in a fresh process that the file is the model. Exit code
+    1 if not. With --plan: print the plan in the words of torch, transformers, lightning or accelerate."""
+    with screen(as_json, quiet, debug, "cpu") as shown:
+        from vivace.exporting import export as write
+        from vivace.exporting import in_words
+        from vivace.exporting.answering import answer
+        from vivace.pages.answer import ending
+
+        if (source is None) == (plan is None):
+            raise InputError("export takes either the folder of a trained model or --plan with a plan file")
+        if plan is not None:
+            text = in_words(plan, to)
+            shown.document({"to": to, "python": text})
+            shown.text(text)
+            return
+        assert source is not None
+        result = write(source, to=to, job=job, out=out)
+        shown.document(result.to_dict())
+        shown.show(lambda console: ending(answer(result), console))
+        shown.exit_code = result.exit_code
+
+
+@app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="--out of a tune or train run")],
     as_json: AsJson = False,
@@ -465,23 +541,6 @@ def recipes(
         columns = ("recipe", "task", "metric", "minutes")
         rows = [[_cell(row[column]) for column in columns] for row in listed]
         out.show(lambda console: _draw_rows(columns, rows, console))
-
-
-@app.command()
-def export(
-    plan: Annotated[str, typer.Option("--plan", metavar="P", help="plan file, or a folder that holds one")],
-    to: Annotated[str, typer.Option("--to", help="torch, transformers, lightning or accelerate")] = "torch",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
-) -> None:
-    """A plan as the Python that you would write without Vivace."""
-    with screen(as_json, quiet, debug) as out:
-        from vivace.exporting import export as in_words
-
-        text = in_words(plan, to)
-        out.document({"to": to, "python": text})
-        out.text(text)
 
 
 @app.command()

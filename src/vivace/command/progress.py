@@ -165,6 +165,32 @@ class VerifyProgress(_Lines):
         self._doing(f"both are trained to the end, {at_most}")
 
 
+class CompressProgress(_Lines):
+    """Listens to `compress` and shows a line a form."""
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._doing("the model as it is")
+        return self
+
+    def __call__(self, event: Event) -> None:
+        """Show one event of `compress`."""
+        if self.quiet:
+            return
+        if event.kind == EventKind.FORM_BEGIN:
+            self._doing(f"{event.payload['form']}: {event.payload['does']}")
+        elif event.kind == EventKind.PHASE:
+            self._doing(event.payload["name"])
+            self._print(event.payload["name"], "dim")
+        elif event.kind == EventKind.FORM_END:
+            form = event.payload["form"]
+            figure = _plain(words.ratio(form.ratio)) if form.ratio else form.status
+            reason = f": {_plain(form.reason)}" if form.reason else ""
+            self._print(
+                f"{figure:>18}  {form.name}{reason}", "bold" if form.status == "kept" else "dim", indent=20
+            )
+
+
 class MeasureProgress(_Lines):
     """Listens to the measurement of ceilings; without a terminal, a line for what is new or 10 s later."""
 

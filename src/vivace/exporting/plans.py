@@ -40,7 +40,7 @@ def step(model, optimizer, loss_of, batch):
 """
 
 
-def export(plan: Plan | str | os.PathLike[str], to: str = "torch") -> str:
+def in_words(plan: Plan | str | os.PathLike[str], to: str = "torch") -> str:
     """The Python that a person writes instead of using a plan.
 
     Args:

@@ -25,44 +25,27 @@ BLOCK_SECONDS = 0.3
 UNSTEADY_WIDTH = WIDE
 
 
-class Contestant:
-    """A child process that holds a job open under a plan, ready to run timed blocks."""
+class Timed:
+    """A child process that runs timed blocks; between them it stands still, so that none works on another's
+    turn.
 
-    def __init__(
-        self,
-        source: Source,
-        machine: Machine,
-        *,
-        log: Path | None = None,
-        timeout: float = 600,
-        environment: dict[str, str] | None = None,
-    ) -> None:
-        arguments = {"machine": machine.to_dict()}
-        self.child = Child(WORKER, source, arguments, log=log, environment=environment)
+    Its worker answers ``warm`` with ``step_seconds`` and ``warmup_seconds``, and ``block`` with ``seconds``,
+    ``samples`` and ``waited``.
+    """
+
+    def __init__(self, child: Child, timeout: float) -> None:
+        self.child = child
         self.timeout = timeout
         self.step_seconds = 0.0
         self.warmup_seconds = 0.0
-        self.promise = "exact"
         self.waiting_share = 0.0  # of the last block, for batches to arrive
 
-    def open(
-        self,
-        plan: Plan,
-        *,
-        strict: bool = True,
-        seed: int = 0,
-        warm_seconds: float = 1.0,
-        settled: bool = True,
-    ) -> None:
-        """Open the plan and warm it up, see `Worker.open`. Raises Refused, JobError or ChildFailed."""
-        deadline = time.monotonic() + self.timeout
+    def warm(self, seconds: float, timeout: float) -> Any:
+        """Let it step until it is steady; what the worker answers."""
         self._signal(signal.SIGCONT)
-        arguments = {"plan": plan.to_dict(), "strict": strict, "seed": seed}
-        arguments |= {} if settled else {"settled": False}
-        self.child.ask("open", self.timeout, **arguments)
-        warmed = self.child.ask("warm", max(1.0, deadline - time.monotonic()), seconds=warm_seconds)
+        warmed = self.child.ask("warm", timeout, seconds=seconds)
         self.step_seconds, self.warmup_seconds = warmed["step_seconds"], warmed["warmup_seconds"]
-        self.promise = warmed["promise"]
+        return warmed
 
     def block(self, steps: int, *, cached: bool = False) -> float:
         """Seconds a sample over one block of `steps` steps; `cached`: all on one batch, not the loader's.
@@ -90,6 +73,40 @@ class Contestant:
                 os.killpg(self.child.pid, number)
 
 
+class Contestant(Timed):
+    """A child process that holds a job open under a plan, ready to run timed blocks."""
+
+    def __init__(
+        self,
+        source: Source,
+        machine: Machine,
+        *,
+        log: Path | None = None,
+        timeout: float = 600,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        arguments = {"machine": machine.to_dict()}
+        super().__init__(Child(WORKER, source, arguments, log=log, environment=environment), timeout)
+        self.promise = "exact"
+
+    def open(
+        self,
+        plan: Plan,
+        *,
+        strict: bool = True,
+        seed: int = 0,
+        warm_seconds: float = 1.0,
+        settled: bool = True,
+    ) -> None:
+        """Open the plan and warm it up, see `Worker.open`. Raises Refused, JobError or ChildFailed."""
+        deadline = time.monotonic() + self.timeout
+        self._signal(signal.SIGCONT)
+        arguments = {"plan": plan.to_dict(), "strict": strict, "seed": seed}
+        arguments |= {} if settled else {"settled": False}
+        self.child.ask("open", self.timeout, **arguments)
+        self.promise = self.warm(warm_seconds, max(1.0, deadline - time.monotonic()))["promise"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Comparison:
     """A ratio with the pairs it rests on; seconds are per sample.
@@ -103,8 +120,8 @@ class Comparison:
 
 
 def compare(
-    reference: Contestant,
-    candidate: Contestant,
+    reference: Timed,
+    candidate: Timed,
     *,
     seconds: float,
     tolerance: float = 0.03,

@@ -92,3 +92,29 @@ def cache_folder() -> str:
 def allocator_settings() -> str:
     """The settings that the CUDA allocator was started with."""
     return str(_snapshot()()["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"])
+
+
+_inductor_config = later("torch._inductor.config", lost="compiled models cannot keep their weights packed")
+later("torch._inductor.config.freezing", lost="compiled models cannot keep their weights packed")
+_load_package = later(
+    "torch._inductor.aoti_load_package", lost="packages compiled ahead of time cannot be opened"
+)
+_package = later("torch._inductor.aoti_compile_and_package", lost="models cannot be compiled ahead of time")
+
+
+def freeze_weights() -> None:
+    """Let everything that this process compiles from now on fold and pack its weights.
+
+    A setting of the whole process: as an option of one `torch.compile` it crashes (2.15).
+    """
+    _inductor_config().freezing = True
+
+
+def load_package(path: str) -> Any:
+    """The model of a package that was compiled ahead of time."""
+    return _load_package()(path)
+
+
+def compile_package(program: Any, path: str) -> None:
+    """Compile an exported program ahead of time into a package, a file that ends in ``.pt2``."""
+    _package()(program, package_path=path)

@@ -1,0 +1,192 @@
+"""The form that `vivace compress` chooses against what one writes by hand, on the same trained models.
+
+    scripts/bench compress [JOB ...]
+
+Each job is trained, compressed for latency at batch 1, and the chosen form is timed in turn with each
+baseline, each in a process of its own, on the same samples: torch.compile, ONNX Runtime with static int8,
+NNCF with OpenVINO, torchao's dynamic int8 compiled. What of a baseline fails is recorded with its reason. A
+run that was interrupted goes on where it stopped: trainings, compressions and finished comparisons are kept
+in runs/bench-compress.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import _record
+import torch
+
+import vivace
+from vivace.compressing.worker import Worker
+from vivace.errors import VivaceError
+from vivace.measuring.paired import Timed, compare
+from vivace.processes.launch import Child, Source
+from vivace.serving.calls import Calls
+from vivace.serving.forms import BY_NAME
+from vivace.serving.serve import Opened, in_torch, opened
+
+HERE = Path(__file__).resolve().parent
+KEPT = HERE.parent / "runs" / "bench-compress"
+JOBS = {"digits": "digits", "photographs": "photographs", "small_cnn": f"{HERE / 'jobs.py'}:small_cnn"}
+SECONDS, TIMEOUT = 10.0, 1200.0
+HAND, WORKER = "compress:Hand", "vivace.compressing.worker:Worker"
+
+
+def main() -> None:
+    """Measure the named jobs, or all, and record each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("jobs", nargs="*", metavar="JOB", help=", ".join(JOBS))
+    parser.add_argument("--no-record", action="store_true", help="print, and file nothing under records")
+    arguments = parser.parse_args()
+    machine = vivace.inspect()
+    for name in _record.named_jobs(parser, arguments.jobs, tuple(JOBS)):
+        found = measured(name)
+        print(f"{name}: {found['chosen']}", flush=True)
+        for baseline, result in found["baselines"].items():
+            ratio = result.get("ratio")
+            told = (
+                f"{ratio['estimate']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})"
+                if ratio
+                else result["reason"]
+            )
+            print(f"  against {baseline:16} {told}", flush=True)
+        if not arguments.no_record:
+            opening = _record.opened(
+                "compress", f"scripts/bench compress {name}", machine, f"compress_{name}"
+            )
+            _record.write({**opening, **found})
+
+
+def measured(name: str) -> dict[str, Any]:
+    """Train, compress and compare one job, from where an earlier run stopped."""
+    folder, reference = KEPT / name, JOBS[name]
+    if not (folder / "train" / "run.json").exists():
+        vivace.train(reference, out=folder / "train", watch=0.0, restart=(folder / "train").exists())
+    document = folder / "compress" / "compress.json"
+    if not document.exists():
+        vivace.compress(reference, run=folder / "train", out=folder / "compress")
+    answer = json.loads(document.read_text(encoding="utf-8"))
+    done = folder / "baselines.json"
+    baselines = json.loads(done.read_text(encoding="utf-8")) if done.exists() else {}
+    for baseline in BASELINES:
+        if baseline not in baselines:
+            baselines[baseline] = against(baseline, reference, folder, answer["chosen"])
+            done.write_text(json.dumps(baselines), encoding="utf-8")
+    tried = {
+        one["name"]: {k: one[k] for k in ("status", "reason", "ratio", "p50", "p99")}
+        for one in answer["tried"]
+    }
+    return {"chosen": answer["chosen"], "margin": answer["margin"], "tried": tried, "baselines": baselines}
+
+
+def against(baseline: str, reference: str, folder: Path, chosen: str) -> dict[str, Any]:
+    """How many times faster the chosen form is than a baseline, or why that cannot be told."""
+    source, run = Source(reference), str((folder / "train").absolute())
+    with tempfile.TemporaryDirectory(prefix="vivace-") as scratch:
+        with Child("vivace.serving.judge:Judge", source, {"run": run, "folder": scratch}) as judge:
+            threads = judge.ask("record", TIMEOUT)["threads"]
+        own = {"run": run, "folder": scratch, "threads": threads}
+        children = [Child(entry, source, own) for entry in (HAND, WORKER)]
+        both = [Timed(child, TIMEOUT) for child in children]
+        try:
+            for timed, form in zip(both, (baseline, chosen), strict=True):
+                timed.ask("open", form=form, folder=str(folder / "compress" / "forms"), batch=1)
+                timed.warm(1.0, TIMEOUT)
+            ratio = compare(both[0], both[1], seconds=SECONDS).ratio
+        except VivaceError as error:
+            return {"reason": str(error)}
+        finally:
+            for timed in both:
+                timed.close()
+    return {"ratio": dataclasses.asdict(ratio)}
+
+
+class Hand(Worker):
+    """Serves a baseline, made as its library's own introduction makes it."""
+
+    def open(self, form: str, folder: str, batch: int) -> dict[str, Any]:
+        """Make a baseline and be ready to serve it."""
+        self._inputs = [self.calls.sample(batch, batch * number) for number in range(16)]
+        self.form, self.batch = BY_NAME["eager_fp32"], batch
+        with tempfile.TemporaryDirectory(prefix="vivace-") as scratch:
+            self.serve, self.handle = BASELINES[form](self, Path(scratch))
+        return {"seconds": 0.0}
+
+    def exported(self, folder: Path) -> Path:
+        """The model as a file of ONNX with an open batch."""
+        path = folder / "model.onnx"
+        flat, example = self.material.flat, self.material.example
+        batch = ({0: torch.export.Dim.DYNAMIC},) * len(example)
+        torch.onnx.export(
+            flat, example, path, dynamo=True, dynamic_shapes=(batch,), external_data=False, verbose=False,
+            input_names=[f"input_{place}" for place in range(len(example))],
+        )  # fmt: skip
+        return path
+
+    def feeds(self) -> list[dict[str, Any]]:
+        """100 samples of the training, one a call."""
+        calls = Calls.load(self.folder / "calibration")
+        return [{f"input_{p}": array for p, array in enumerate(calls.sample(1, row))} for row in range(100)]
+
+
+def by_compile(hand: Hand, _: Path) -> Opened:
+    """torch.compile as it comes."""
+    return in_torch(torch.compile(hand.material.flat))
+
+
+def by_onnxruntime(hand: Hand, folder: Path) -> Opened:
+    """Static int8 of ONNX Runtime as it comes."""
+    from onnxruntime.quantization import CalibrationDataReader, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    feeds = iter(hand.feeds())
+
+    class Reader(CalibrationDataReader):
+        def get_next(self) -> Any:
+            return next(feeds, None)
+
+    prepared, path = folder / "prepared.onnx", folder / "int8.onnx"
+    quant_pre_process(str(hand.exported(folder)), str(prepared), skip_symbolic_shape=True)
+    quantize_static(str(prepared), str(path), Reader())
+    return opened("onnx", str(path), "int8", hand.threads)
+
+
+def by_openvino(hand: Hand, folder: Path) -> Opened:
+    """NNCF's post-training quantization in OpenVINO as it comes."""
+    from vivace.serving.files import without_telemetry
+
+    without_telemetry()
+    import nncf
+    import openvino
+
+    model = openvino.convert_model(str(hand.exported(folder)))
+    openvino.save_model(nncf.quantize(model, nncf.Dataset(hand.feeds())), str(folder / "int8.xml"))
+    return opened("openvino", str(folder / "int8.xml"), "int8", hand.threads)
+
+
+def by_torchao(hand: Hand, _: Path) -> Opened:
+    """torchao's dynamic int8, compiled."""
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+    model = copy.deepcopy(hand.material.flat)
+    quantize_(model, Int8DynamicActivationInt8WeightConfig())
+    return in_torch(torch.compile(model))
+
+
+BASELINES: dict[str, Callable[[Hand, Path], Opened]] = {
+    "torch_compile": by_compile,
+    "onnxruntime_int8": by_onnxruntime,
+    "openvino_nncf": by_openvino,
+    "torchao_int8": by_torchao,
+}
+
+
+if __name__ == "__main__":
+    main()

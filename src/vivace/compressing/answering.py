@@ -1,0 +1,122 @@
+"""The answer of `vivace compress`: what its page opens with, and what the command ends with."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from pathlib import Path
+
+from vivace import words
+from vivace.compressing.result import Compressed, Tried
+from vivace.pages.answer import Answer
+
+
+def answer(found: Compressed) -> Answer:
+    """What to deploy, how fast it is, what it loses, and what was tried."""
+    winner, reference = found.winner, found.reference
+    nothing = winner is reference
+    return Answer(
+        command="compress",
+        subject=found.job,
+        figure="" if nothing else _figure(found),
+        sentence=_sentence(found),
+        tone="plain" if nothing else "good",
+        same="" if nothing else same(found, winner),
+        same_kept=None if nothing else True,
+        title_of_parts="What was tried",
+        parts=tuple((one.name, told(one)) for one in in_order(found)),
+        notes=(*_undecided(found), *_missing(found), *found.notes),
+        facts=tuple(_facts(found)),
+        next=_next(found),
+        date=found.date,
+        page=found.page_path,
+    )
+
+
+def _figure(found: Compressed) -> str:
+    winner, reference = found.winner, found.reference
+    if found.objective == "size" and winner.bytes and reference.bytes:
+        return f"{words.number(100 * winner.bytes / reference.bytes)} % of the size"
+    return words.fast(winner.ratio) if winner.ratio else ""
+
+
+def _sentence(found: Compressed) -> str:
+    winner, reference = found.winner, found.reference
+    if winner is reference:
+        return f"No form is better than your model as it is, at a batch of {found.batch}"
+    return (
+        f"with {winner.name}: {words.duration(winner.p50)} a call instead of "
+        f"{words.duration(reference.p50)}, at a batch of {found.batch}"
+    )
+
+
+def same(found: Compressed, one: Tried) -> str:
+    """What a form does to the model: rounding alone, or what of the metric."""
+    name = found.subject["metric_name"]
+    change = one.change
+    if one.numbers == "fp32" or change is None:
+        scores = [check["envelopes"] or 0.0 for check in one.checks]
+        limit = one.checks[0]["limit"] if one.checks else math.nan
+        worst = words.number(max(scores, default=0.0))
+        return f"Same model: yes, to rounding. Worst output: {worst} of {words.number(limit)} allowed"
+    return (
+        f"Same {name}: yes, within {words.number(found.margin)}. {words.number(change['value'])} instead of "
+        f"{words.number(change['reference'])} on {change['samples']:,} samples; it loses at most "
+        f"{words.number(max(0.0, -change['low']))} (95 %)"
+    )
+
+
+def in_order(found: Compressed) -> list[Tried]:
+    """Forms with a speed, the fastest first; then the others."""
+    timed = [one for one in found.tried[1:] if one.ratio is not None]
+    timed.sort(key=lambda one: -one.ratio.estimate if one.ratio else 0.0)
+    return timed + [one for one in found.tried[1:] if one.ratio is None and one.status != "missing"]
+
+
+def told(one: Tried) -> str:
+    """A form in a line."""
+    if one.ratio is None:
+        return one.reason
+    if one.status == "kept":
+        return f"{words.ratio(one.ratio)}, {words.size(one.bytes)}"
+    if one.status == "undecided" and one.change and one.change["needed"]:
+        return f"{words.ratio(one.ratio)}, undecided: about {one.change['needed']:,} samples would tell"
+    shown = words.ratio(one.ratio)
+    return one.reason if words.unless_said(shown, one.reason) == "" else f"{shown}: {one.reason}"
+
+
+def _undecided(found: Compressed) -> list[str]:
+    best = found.winner.ratio
+    return [
+        f"{one.name} would be {words.fast(one.ratio)}, and {one.reason}"
+        for one in found.tried
+        if one.status == "undecided" and one.ratio and best and one.ratio.estimate > best.estimate
+    ]
+
+
+def _missing(found: Compressed) -> list[str]:
+    lacking = [one for one in found.tried if one.status == "missing"]
+    if not lacking:
+        return []
+    names = ", ".join(one.name for one in lacking)
+    return [f"not tried, as packages are missing (pip install 'vivace[compress]'): {names}"]
+
+
+def _facts(found: Compressed) -> list[tuple[str, str]]:
+    subject = found.subject
+    return [
+        ("model", f"{subject['model']}, {words.quantity(subject['num_parameters'])} parameters"),
+        (subject["metric_name"], words.number(subject["metric"])),
+        ("samples", f"{subject['samples']:,}"),
+        ("margin", words.number(found.margin)),
+        ("threads", str(subject["threads"])),
+        ("took", words.duration(found.seconds)),
+    ]
+
+
+def _next(found: Compressed) -> tuple[str, ...]:
+    if found.winner is found.reference:
+        return ()
+    folder = shlex.quote(str(Path(found.page_path).parent))
+    target = {"torch": "torch", "inductor": "torch"}.get(found.winner.runtime, found.winner.runtime)
+    return (f"vivace export {folder} --to {target}",)

@@ -1,0 +1,93 @@
+"""What `vivace compress` found: every form that was tried, with its measurement or why there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+from vivace.ledger import Ratio
+
+FORMAT = 1
+Status = Literal["kept", "refused", "undecided", "failed", "missing"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """One form. `ratio` is its speed against the reference's, paired with it; None where it was not timed.
+
+    `status`: ``kept`` may be deployed; ``refused`` was measured and is not faster, or loses too much;
+    ``undecided`` for lack of samples; ``failed`` could not be made or run; ``missing`` lacks a package.
+
+    `p50` and `p99` are seconds of a call, `change` is what the metric loses (see `serving.margin.Change`),
+    `checks` hold each output's distance from the reference (see `exporting.envelope.Check`), `effect` says
+    what really ran in which numbers, `sha256` is that of all parts of the file, `made_seconds` how long
+    making and opening it took.
+    """
+
+    name: str
+    does: str
+    runtime: str
+    numbers: str
+    status: Status
+    reason: str = ""
+    ratio: Ratio | None = None
+    p50: float | None = None
+    p99: float | None = None
+    bytes: int | None = None
+    peak_bytes: int | None = None
+    change: dict[str, Any] | None = None
+    checks: tuple[dict[str, Any], ...] = ()
+    effect: dict[str, Any] = dataclasses.field(default_factory=dict)
+    made_seconds: float = 0.0
+    foreign_share: float = 0.0
+    file: str = ""
+    sha256: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Compressed:
+    """The answer of `vivace compress`.
+
+    `chosen` is the form to deploy, the reference's own name where none is better. `subject` describes the
+    run, its metric and its samples. `file` is what to deploy, `page_path` the page.
+    """
+
+    job: str
+    objective: str
+    batch: int
+    margin: float
+    chosen: str
+    tried: tuple[Tried, ...]
+    subject: dict[str, Any]
+    machine: dict[str, Any]
+    notes: tuple[str, ...]
+    seconds: float
+    date: str
+    file: str = ""
+    page_path: str = ""
+    interrupted: bool = False
+
+    @property
+    def winner(self) -> Tried:
+        """The form to deploy."""
+        return next(one for one in self.tried if one.name == self.chosen)
+
+    @property
+    def reference(self) -> Tried:
+        """The model as it is."""
+        return self.tried[0]
+
+    @property
+    def exit_code(self) -> int:
+        """0, 1 where no form is better than the model as it is, or 130 after Ctrl-C."""
+        if self.interrupted:
+            return 130
+        return 1 if self.chosen == self.reference.name else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that ``vivace compress --json`` prints."""
+        return {"format": FORMAT, **dataclasses.asdict(self), "exit_code": self.exit_code}

@@ -1,0 +1,142 @@
+"""The child that serves one form: makes its file, or opens it and runs timed calls."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import psutil
+import torch
+
+from vivace.job import Job
+from vivace.serving import making
+from vivace.serving.calls import write_arrays
+from vivace.serving.effect import effect
+from vivace.serving.forms import BY_NAME, Form
+from vivace.serving.maker import Maker
+from vivace.serving.serve import Run, in_torch, opened
+
+INPUTS = 16  # different batches that are timed in turn
+MOST_TIMES = 20_000
+
+
+class Worker(Maker):
+    """Serves `vivace.processes.launch.Child`: makes a form's file, or serves it."""
+
+    def __init__(self, job: Job, run: str, folder: str, threads: int) -> None:
+        super().__init__(job, run, folder, threads)
+        self.serve: Run | None = None
+        self.form: Form | None = None
+        self.handle: Any = None
+        self.batch, self.files = 1, Path()
+        self._inputs: list[list[numpy.ndarray[Any, Any]]] = []
+        self._times: list[float] = []
+        self._turn = 0
+        self._before = 0
+
+    def open(self, form: str, folder: str, batch: int) -> dict[str, Any]:
+        """Be ready to serve the form in batches of so many samples."""
+        begin = time.perf_counter()
+        self._inputs = [self.calls.sample(batch, batch * number) for number in range(INPUTS)]
+        self.form, self.batch, self.files = BY_NAME[form], batch, Path(folder)
+        self._before = _resident()
+        if self.form.in_process:
+            self.serve, self.handle = in_torch(making.in_process(self.form, self.material))
+        else:
+            path = str(Path(folder) / self.form.file)
+            self.serve, self.handle = opened(self.form.runtime, path, self.form.numbers, self.threads)
+        return {"seconds": time.perf_counter() - begin}
+
+    def warm(self, seconds: float = 0.5) -> dict[str, Any]:
+        """Call until steady: at least 5 times and `seconds` after the first."""
+        first = self._timed(1)
+        begin = time.perf_counter()
+        self._timed(5)
+        while time.perf_counter() - begin < seconds:
+            self._timed(1)
+        steady = sorted(self._times[1:])[len(self._times[1:]) // 2]
+        self._times = []
+        return {"step_seconds": steady, "warmup_seconds": max(0.0, first - steady)}
+
+    def block(self, steps: int, cached: bool = False) -> dict[str, float]:
+        """Time `steps` calls on the person's own samples, which are at hand."""
+        return {"seconds": self._timed(steps), "samples": steps * self.batch, "waited": 0.0}
+
+    def _timed(self, count: int) -> float:
+        assert self.serve is not None
+        whole = 0.0
+        for _ in range(count):
+            arrays = self._inputs[self._turn % INPUTS]
+            self._turn += 1
+            begin = time.perf_counter()
+            self.serve(arrays)
+            spent = time.perf_counter() - begin
+            whole += spent
+            if len(self._times) < MOST_TIMES:
+                self._times.append(spent)
+        return whole
+
+    def latencies(self) -> dict[str, float]:
+        """Seconds of a call that half, and 99 of 100, of the timed calls took at most."""
+        middle, late = numpy.percentile(self._times, [50, 99])
+        return {"p50": float(middle), "p99": float(late), "calls": len(self._times)}
+
+    def peak(self) -> int:
+        """Bytes by which the process grew at most since before the form was opened, while it serves."""
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        self._timed(3)
+        return max(0, _peak() - self._before)
+
+    def bytes(self) -> int:
+        """Of weights and buffers as they would be stored, of a form that runs in this process."""
+        buffer = io.BytesIO()
+        torch.save(self.handle.state_dict(), buffer)
+        return buffer.getbuffer().nbytes
+
+    def effect(self) -> dict[str, int]:
+        """How many operators that multiply really run in which numbers."""
+        assert self.form is not None
+        assert self.serve is not None
+        path = self.files / self.form.file
+        return effect(self.form, self.handle, path, lambda: self.serve(self._inputs[0]))  # type: ignore[misc]
+
+    def outputs(self, path: str) -> dict[str, Any]:
+        """Answer every recorded call, and write what is returned."""
+        assert self.serve is not None
+        assert self.form is not None
+        one_shape = self.form.runtime == "inductor" and not self.calls.ragged
+        answer = self._in_batches if one_shape else self.serve
+        write_arrays(Path(path), [answer(arrays) for arrays in self.calls.inputs])
+        return {}
+
+    def _in_batches(self, arrays: Sequence[numpy.ndarray[Any, Any]]) -> list[numpy.ndarray[Any, Any]]:
+        """A call in pieces of the batch that the form was compiled for, the last one filled up."""
+        assert self.serve is not None
+        rows = next(len(a) for a, dims in zip(arrays, self.calls.dynamic, strict=True) if 0 in dims)
+        found = []
+        for start in range(0, rows, self.batch):
+            taken = [(start + number) % rows for number in range(self.batch)]
+            piece = [a[taken] if 0 in dims else a for a, dims in zip(arrays, self.calls.dynamic, strict=True)]
+            found.append(self.serve(piece))
+        return [
+            numpy.concatenate(parts)[:rows] if parts[0].ndim and len(parts[0]) == self.batch else parts[0]
+            for parts in zip(*found, strict=True)
+        ]
+
+
+def _resident() -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+def _peak() -> int:
+    """The largest resident size since `clear_refs`."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii", errors="ignore").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return _resident()

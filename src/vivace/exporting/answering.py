@@ -1,0 +1,77 @@
+"""The answer of `vivace export`: what its model card opens with, and what the command ends with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vivace import words
+from vivace.exporting.result import Exported
+from vivace.pages.answer import Answer, capital
+
+CALLS = {
+    "onnx": 'onnxruntime.InferenceSession("{}").run(None, {{"input_0": ...}})',
+    "openvino": 'openvino.Core().compile_model("{}", "CPU", {{"INFERENCE_PRECISION_HINT": "{}"}})(inputs)',
+    "torch": 'torch.export.load("{}").module()(inputs)',
+    "aoti": 'torch._inductor.aoti_load_package("{}")(inputs)',
+}
+HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
+
+
+def answer(found: Exported) -> Answer:
+    """Is the file the model, and how is it called?"""
+    size = f"{found.form}, {words.size(Path(found.file).stat().st_size)}" if Path(found.file).exists() else ""
+    sentence = "is your model" if found.kept else "is not your model"
+    return Answer(
+        command="export",
+        subject=found.job,
+        figure=Path(found.file).name,
+        sentence=f"{sentence}, as {found.runtime} runs it ({size or found.form})",
+        tone="good" if found.kept else "bad",
+        same=_same(found),
+        same_kept=found.kept,
+        title_of_parts="How it is called, and how near it is",
+        parts=(*_call(found), *((check["output"], _told(check)) for check in found.checks)),
+        facts=tuple(_facts(found)),
+        date=found.date,
+        page=found.page_path,
+    )
+
+
+def _same(found: Exported) -> str:
+    sizes = f"{found.samples} of your samples, in batches of {min(found.batches)} to {max(found.batches)}"
+    if not found.kept:
+        return f"Same model: no. {capital(found.reason)} ({sizes})"
+    if found.change is None:
+        return f"Same model: yes, to rounding. A fresh process without your code answered {sizes}"
+    change = found.change
+    return (
+        f"Same {found.trained['metric_name']}: yes, within {words.number(change['margin'])}. "
+        f"{words.number(change['value'])} instead of {words.number(change['reference'])} in a fresh process "
+        f"without your code, which also answered {sizes}"
+    )
+
+
+def _call(found: Exported) -> tuple[tuple[str, str], ...]:
+    if not found.kept:
+        return ()
+    return (("call", CALLS[found.runtime].format(Path(found.file).name, HINTS[found.numbers])),)
+
+
+def _told(check: dict[str, object]) -> str:
+    if check["problem"]:
+        return str(check["problem"])
+    times = f"{words.number(check['envelopes'])} times as far off as rounding makes it"
+    return f"{times}, {words.number(check['largest'])} at most"
+
+
+def _facts(found: Exported) -> list[tuple[str, str]]:
+    trained = found.trained
+    facts = [
+        ("trained", f"{words.count(trained['step'], 'step')}, {' + '.join(trained['plan']) or 'strict fp32'}")
+    ]
+    if trained["metric"] is not None:
+        facts.append((trained["metric_name"], words.number(trained["metric"])))
+    facts += [(package, version) for package, version in found.versions.items()]
+    if found.measured.get("p50"):
+        facts.append(("a call", words.duration(found.measured["p50"])))
+    return facts

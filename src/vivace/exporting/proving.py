@@ -1,0 +1,194 @@
+"""`vivace.export`: the public function."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from vivace.errors import CheckpointError, InputError
+from vivace.exporting.page import write_page
+from vivace.exporting.result import Exported
+from vivace.exporting.source import Subject, subject_of
+from vivace.files import output_folder, replace_text
+from vivace.inspection import inspect
+from vivace.inspection.gather import require_torch
+from vivace.job import Job
+from vivace.processes.launch import Child, Source
+from vivace.serving.calls import Calls, read_arrays, write_arrays
+from vivace.serving.envelope import Check, compare
+from vivace.serving.files import digest, parts
+from vivace.serving.forms import EXTRA
+from vivace.serving.proof import answers, pieces
+
+JUDGE, MAKER = "vivace.serving.judge:Judge", "vivace.serving.maker:Maker"
+TIMEOUT = 1200.0
+CARD, PAGE, WEIGHTS, LOG = "model_card.json", "model_card.html", "weights.safetensors", "export.log"
+OWN = (CARD, PAGE, WEIGHTS, LOG, "model.*")
+RUNTIME = {"inductor": "torch"}  # what a form's file is opened with, where that is another name
+
+
+def export(
+    source: str | os.PathLike[str],
+    *,
+    to: str,
+    job: Job | str | None = None,
+    out: str | os.PathLike[str] = "runs/export",
+) -> Exported:
+    """Write a trained model for a runtime, and prove that the file is the model.
+
+    The file is opened in a fresh process that has neither the job nor its folder, and answers 256 of the
+    job's own validation samples in batches of many sizes. In the same number format every output must lie
+    within the envelope of rounding; else the job's metric, on the file's own outputs, within the margin of
+    `vivace compress`.
+
+    Args:
+        source: the folder of a `vivace compress`, of which the fastest form for the runtime is taken, or of a
+            `vivace train`.
+        to: ``onnx``, ``openvino``, ``aoti`` (torch's compiler, ahead of time) or ``torch`` (torch.export).
+        job: a Job, or its reference; left out, the one that the folder names.
+        out: folder for ``model.*``, ``weights.safetensors`` and the model card; an earlier export in it is
+            replaced.
+
+    Raises InputError, JobError, CheckpointError, FolderError; AnswerIsNo where no form for the runtime may be
+    deployed; ChildFailed where the file cannot be made or served.
+    """
+    require_torch()
+    subject = subject_of(Path(source).absolute(), to)
+    wanted = job if job is not None else subject.job
+    if not wanted or wanted == "job":
+        raise InputError(f"'{source}' does not name its job: give it, with --job (job=...)")
+    lacking = [*subject.form.missing(), *_without_safetensors()]
+    if lacking:
+        raise InputError(f"an export to {to} needs {' and '.join(lacking)}: {EXTRA}")
+    folder = _prepared(Path(out))
+    with tempfile.TemporaryDirectory(prefix="vivace-") as scratch:
+        found = _proven(subject, Source(wanted), folder, Path(scratch))
+    found = dataclasses.replace(
+        found, job=wanted if isinstance(wanted, str) else "job", page_path=str(folder / PAGE)
+    )
+    replace_text(folder / CARD, json.dumps(found.to_dict(), indent=1, default=str) + "\n")
+    write_page(found, folder / PAGE)
+    return found
+
+
+def _without_safetensors() -> list[str]:
+    return [] if importlib.util.find_spec("safetensors") else ["safetensors"]
+
+
+def _prepared(out: Path) -> Path:
+    """The output folder, with nothing of an earlier export in it."""
+    folder = output_folder(out, OWN)
+    for pattern in OWN:
+        for file in folder.glob(pattern):
+            file.unlink()
+    return folder
+
+
+def _proven(subject: Subject, source: Source, folder: Path, scratch: Path) -> Exported:
+    """Make the file, let a fresh process answer, and compare."""
+    form, log = subject.form, folder / LOG
+    own = {"run": str(subject.run), "folder": str(scratch)}
+    with Child(JUDGE, source, own, log=log) as judge:
+        facts = judge.ask("record", TIMEOUT)
+        calls = Calls.load(scratch)
+        with Child(MAKER, source, {**own, "threads": facts["threads"]}, log=log) as maker:
+            file = _file(subject, maker, folder, scratch)
+            maker.ask("weights", TIMEOUT, path=str(folder / WEIGHTS))
+            widths = maker.ask("envelopes", TIMEOUT)
+            asked = pieces(calls)
+            expected = scratch / "expected.npz"
+            maker.ask("answer", TIMEOUT, calls=_written(asked, scratch), path=str(expected))
+        runtime = RUNTIME.get(form.runtime, form.runtime)
+        found, versions = answers(runtime, file, form.numbers, facts["threads"], asked, scratch)
+        checks = compare(
+            read_arrays(expected), found, widths["fp32" if form.exact else "bf16"], facts["outputs"]
+        )
+        change = None
+        if not form.exact:
+            whole, _ = answers(runtime, file, form.numbers, facts["threads"], calls.inputs, scratch)
+            change = judge.ask(
+                "change",
+                TIMEOUT,
+                outputs=_written(whole, scratch, "whole.npz"),
+                margin=subject.margin or 0.005 * abs(facts["metric"]),
+            )
+    kept, reason = _answer(subject, checks, change)
+    rows = [next(len(a) for a, dims in zip(c, calls.dynamic, strict=True) if 0 in dims) for c in asked]
+    return Exported(
+        job="",
+        runtime=runtime,
+        form=form.name,
+        numbers=form.numbers,
+        file=str(file),
+        hashes={p.name: _sha256(p) for p in sorted((*folder.glob("model.*"), folder / WEIGHTS))},
+        kept=kept,
+        reason=reason,
+        samples=sum(rows),
+        batches=tuple(sorted(set(rows))),
+        checks=tuple(check.to_dict() for check in checks),
+        change=change,
+        inputs=tuple(_inputs(calls)),
+        trained=facts["trained"],
+        measured=subject.measured,
+        machine=inspect().to_dict(),
+        versions={k: v for k, v in versions.items() if k != "of_the_job"},
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _file(subject: Subject, maker: Child, folder: Path, scratch: Path) -> Path:
+    """The form's file in the folder: the one that was judged, where there is one, or made now."""
+    made = subject.made
+    if made is None:
+        maker.ask("write", TIMEOUT, form=subject.form.name, folder=str(scratch))
+        made = scratch / subject.form.file
+    elif not made.is_file() or (subject.sha256 and digest(made) != subject.sha256):
+        raise CheckpointError(f"'{made}' is not the file that vivace compress wrote: run it again")
+    for part in parts(made):
+        shutil.copyfile(part, folder / f"model{part.suffix}")
+    return folder / f"model{made.suffix}"
+
+
+def _answer(subject: Subject, checks: list[Check], change: dict[str, Any] | None) -> tuple[bool, str]:
+    """Is the file the model, and if not, which output first says so?"""
+    for check in checks:
+        if check.problem:
+            return False, f"'{check.output}': {check.problem}"
+    if change is not None:
+        if change["kept"]:
+            return True, ""
+        return False, "with the file's own outputs the metric is not known to stay within the margin"
+    for check in checks:
+        if not check.kept:
+            return False, f"'{check.output}' differs from the model's by more than rounding explains"
+    return True, ""
+
+
+def _inputs(calls: Calls) -> list[dict[str, Any]]:
+    """Each input as a caller must give it: dtype, and its shape with None where a length may vary."""
+    return [
+        {
+            "name": f"input_{place}",
+            "dtype": str(array.dtype),
+            "shape": [None if d in dims else length for d, length in enumerate(array.shape)],
+        }
+        for place, (array, dims) in enumerate(zip(calls.inputs[0], calls.dynamic, strict=True))
+    ]
+
+
+def _written(arrays: list[Any], scratch: Path, name: str = "asked.npz") -> str:
+    write_arrays(scratch / name, arrays)
+    return str(scratch / name)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,78 @@
+"""What is to be exported: a form that `vivace compress` has found, or the trained model as it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from vivace.errors import AnswerIsNo, InputError
+from vivace.serving.forms import BY_NAME, FORMS, Form
+
+RUNTIMES = {"onnx": ("onnx",), "openvino": ("openvino",), "aoti": ("aoti",), "torch": ("torch", "inductor")}
+PLAIN = {"onnx": "onnx_fp32", "openvino": "openvino_fp32", "aoti": "aoti_fp32", "torch": "eager_fp32"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A form of the weights of a run. `made` is its file where there is one already, with its sha256.
+
+    `measured` is what the document of `vivace compress` says of it; empty without one. `margin` is what the
+    metric may lose.
+    """
+
+    job: str
+    run: Path
+    form: Form
+    made: Path | None = None
+    sha256: str = ""
+    margin: float | None = None
+    measured: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def subject_of(folder: Path, to: str) -> Subject:
+    """What of a folder goes to a runtime: of a compression the fastest form for it that may be deployed.
+
+    Raises InputError where the folder holds neither, AnswerIsNo where no form for it may be deployed.
+    """
+    if to not in RUNTIMES:
+        raise InputError(f"export to {', '.join(RUNTIMES)}, not to {to!r}")
+    if (folder / "compress.json").is_file():
+        return _of_compression(folder, to)
+    if (folder / "run.json").is_file():
+        document = _read(folder / "run.json")
+        return Subject(str(document.get("job") or ""), folder, BY_NAME[PLAIN[to]])
+    raise InputError(f"'{folder}' is neither of a vivace compress nor of a vivace train that has ended")
+
+
+def _of_compression(folder: Path, to: str) -> Subject:
+    document = _read(folder / "compress.json")
+    try:
+        names = {form.name for form in FORMS if form.runtime in RUNTIMES[to]}
+        tried = [one for one in document["tried"] if one["name"] in names]
+        kept = [one for one in tried if one["status"] == "kept" and one["ratio"]]
+        best = max(kept, key=lambda one: float(one["ratio"]["estimate"]), default=None)
+        run, job, margin = (
+            Path(document["subject"]["trained"]["folder"]),
+            str(document["job"]),
+            document["margin"],
+        )
+    except (KeyError, TypeError, AttributeError):
+        raise InputError(f"'{folder / 'compress.json'}' is not what vivace compress wrote") from None
+    if best is None:
+        why = "; ".join(f"{one['name']}: {one['reason']}" for one in tried)
+        raise AnswerIsNo(f"no form for {to} may be deployed ({why})")
+    form = BY_NAME[best["name"]]
+    made = folder / "forms" / form.file if best["file"] else None
+    return Subject(job, run, form, made, str(best.get("sha256") or ""), float(margin), dict(best))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"'{path}' cannot be read: {error}") from None
+    if not isinstance(document, dict):
+        raise InputError(f"'{path}' holds no document")
+    return document

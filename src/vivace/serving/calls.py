@@ -1,0 +1,284 @@
+"""What a model is called with: the calls that the job's metric makes on the person's own validation data.
+
+Each call is kept as the flat list of its tensors; how they stand in arguments and keywords is its template.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+
+from vivace.data.damage import Damage
+from vivace.data.order import ordered
+from vivace.errors import JobError, Refused
+from vivace.job import Job
+from vivace.session.opening import call
+from vivace.tensors.randomness import Streams, derive
+from vivace.tensors.trees import batch_size, map_tensors, tensors
+
+MOST_BYTES = 2**30  # of inputs and outputs that are kept
+INPUTS = "inputs.npz"
+FACTS = "calls.json"
+
+
+@dataclasses.dataclass
+class Call:
+    """One call of the model: its arguments with keywords, and what it returned."""
+
+    given: tuple[tuple[Any, ...], dict[str, Any]]
+    returned: Any
+
+    @property
+    def inputs(self) -> list[torch.Tensor]:
+        """The tensors of its arguments, depth first."""
+        return list(tensors(list(self.given)))
+
+    @property
+    def outputs(self) -> list[torch.Tensor]:
+        """The tensors that it returned."""
+        return list(tensors(self.returned))
+
+
+@dataclasses.dataclass
+class Recording:
+    """The validation batches, the metric on them, and the calls that it made on each.
+
+    `whole` is false where more batches are there than are kept.
+    """
+
+    batches: list[Any]
+    calls: list[list[Call]]
+    metric: float
+    whole: bool
+
+    @property
+    def flat(self) -> list[list[torch.Tensor]]:
+        """The inputs of every call, in order."""
+        return [one.inputs for calls in self.calls for one in calls]
+
+    @property
+    def samples(self) -> int:
+        """In all batches."""
+        return sum(map(batch_size, self.batches))
+
+
+def record(job: Job, model: nn.Module, most_batches: int | None = None) -> Recording:
+    """Run the job's metric on its validation data, batch by batch, and keep what it calls the model with.
+
+    Raises JobError where the job has no metric or it fails, Refused where the metric never calls the model,
+    or calls it with other things on the second run (its calls must not depend on random numbers).
+    """
+    if job.metric is None:
+        raise JobError(
+            "the Job has no metric: what a smaller model loses needs metric=(model, batches) -> float"
+        )
+    batches, whole = _batches(job, most_batches)
+    calls: list[list[Call]] = []
+
+    def fed() -> Iterator[Any]:
+        for batch in batches:
+            calls.append([])
+            yield batch
+
+    with _listening(model, calls), torch.no_grad(), Streams(derive(0, "metric")):
+        value = float(call(job, "metric", model, fed()))
+    if not any(calls):
+        raise Refused(
+            "the job's metric never calls the model that it is given (it may call one of its parts or "
+            "methods instead): write metric=(model, batches) so that it calls model(...)"
+        )
+    return Recording(batches, calls, value, whole)
+
+
+def _batches(job: Job, most: int | None) -> tuple[list[Any], bool]:
+    """Validation batches in the order of `train`, as many as `MOST_BYTES` hold."""
+    field = "validation" if job.validation is not None else "data"
+    with Streams(derive(0, "data")):
+        loader = call(job, field)
+    found, num_bytes = list[Any](), 0
+    source = ordered(loader, seed=derive(0, "validation"), epoch=0, damage=Damage(job.damaged))
+    for batch in source:
+        if batch is None:
+            continue
+        if num_bytes > MOST_BYTES or (most is not None and len(found) == most):
+            return found, False
+        found.append(batch)
+        num_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors(batch))
+    if not found:
+        raise JobError(f"the Job's {field}() gave no batch")
+    return found, True
+
+
+@contextlib.contextmanager
+def _listening(model: nn.Module, calls: list[list[Call]]) -> Iterator[None]:
+    def note(_: nn.Module, args: Any, kwargs: Any, returned: Any) -> None:
+        if calls:  # a call before the first batch is asked for belongs to none
+            calls[-1].append(Call((args, kwargs), returned))
+
+    handle = model.register_forward_hook(note, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+class Flat(nn.Module):
+    """A model that takes the tensors of a call in a row and returns a tuple of tensors, as runtimes do.
+
+    Args:
+        model: the person's.
+        given: arguments and keywords of a call, as a template; all that is not a tensor stays as it is.
+    """
+
+    def __init__(self, model: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        super().__init__()
+        self.model = model
+        args, kwargs = given
+        plain = all(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values()))
+        self.names = tuple(kwargs) if plain else None
+        self.template = None if plain else map_tensors((list(args), dict(kwargs)), lambda _: torch.empty(0))
+
+    def forward(self, *flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The tensors that the model returns for the tensors of a call."""
+        if self.names is not None:
+            place = len(flat) - len(self.names)
+            returned = self.model(*flat[:place], **dict(zip(self.names, flat[place:], strict=True)))
+        else:
+            rest = iter(flat)
+            args, kwargs = map_tensors(self.template, lambda _: next(rest))
+            returned = self.model(*args, **kwargs)
+        return (returned,) if isinstance(returned, torch.Tensor) else tuple(tensors(returned))
+
+
+@dataclasses.dataclass(frozen=True)
+class Calls:
+    """The recorded calls as arrays, with what of them varies.
+
+    Args:
+        inputs: of each call the arrays in order.
+        dynamic: of each input the dimensions whose length differs between calls; 0 is the batch.
+        per_batch: how many calls the metric makes on each batch.
+        rows: samples of each batch.
+    """
+
+    inputs: list[list[numpy.ndarray[Any, Any]]]
+    dynamic: tuple[tuple[int, ...], ...]
+    per_batch: tuple[int, ...]
+    rows: tuple[int, ...]
+
+    @classmethod
+    def of(cls, recording: Recording) -> Calls:
+        """The calls of a recording. Raises Refused where one call has other inputs than another."""
+        rows = [batch_size(batch) for batch in recording.batches]
+        per_batch = [len(calls) for calls in recording.calls]
+        of_call = [size for size, count in zip(rows, per_batch, strict=True) for _ in range(count)]
+        flat = recording.flat
+        kinds = {tuple((tensor.dtype, tensor.dim()) for tensor in inputs) for inputs in flat}
+        if len(kinds) > 1:
+            raise Refused(
+                "the job's metric calls the model in several ways: with other inputs from call to call"
+            )
+        dynamic = []
+        for place in range(len(flat[0])):
+            shapes = [tuple(inputs[place].shape) for inputs in flat]
+            varying = {d for d in range(len(shapes[0])) if len({shape[d] for shape in shapes}) > 1}
+            if shapes[0] and all(shape[0] == size for shape, size in zip(shapes, of_call, strict=True)):
+                varying.add(0)
+            dynamic.append(tuple(sorted(varying)))
+        if not any(0 in dims for dims in dynamic):
+            raise Refused("no input of the model has a row for each sample of the batch")
+        arrays = [[tensor.detach().cpu().numpy() for tensor in inputs] for inputs in flat]
+        return cls(arrays, tuple(dynamic), tuple(per_batch), tuple(rows))
+
+    def save(self, folder: Path) -> None:
+        """Write arrays and facts into a folder."""
+        named = {f"{i}.{k}": array for i, inputs in enumerate(self.inputs) for k, array in enumerate(inputs)}
+        numpy.savez(folder / INPUTS, **named)  # type: ignore[arg-type]
+        facts = {"dynamic": self.dynamic, "per_batch": self.per_batch, "rows": self.rows}
+        (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> Calls:
+        """The inverse of `save`; reads no pickle."""
+        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+        dynamic = tuple(map(tuple, facts["dynamic"]))
+        inputs = read_arrays(folder / INPUTS)
+        return cls(inputs, dynamic, tuple(facts["per_batch"]), tuple(facts["rows"]))
+
+    def sample(self, count: int, start: int = 0) -> list[numpy.ndarray[Any, Any]]:
+        """One call on `count` samples from the `start`-th on, over and over where there are fewer.
+
+        Raises Refused where the calls cannot be put together: other lengths than the batch's vary too.
+        """
+        if self.ragged:
+            largest = max(self.inputs, key=self._rows_of)
+            usable = [largest]
+            if self._rows_of(largest) < count:
+                raise Refused(
+                    f"a batch of {count} cannot be made, as your samples differ in length: the largest of "
+                    f"your batches has {self._rows_of(largest)}"
+                )
+        else:
+            usable = self.inputs
+        rows = sum(map(self._rows_of, usable))
+        taken = [(start + number) % rows for number in range(count)]
+        joined = []
+        for place, dims in enumerate(self.dynamic):
+            arrays = [inputs[place] for inputs in usable]
+            joined.append(_rows(arrays, taken) if 0 in dims else arrays[0])
+        return joined
+
+    @property
+    def ragged(self) -> bool:
+        """Do lengths beside the batch's vary, as those of texts do?"""
+        return any(set(dims) - {0} for dims in self.dynamic)
+
+    def _rows_of(self, inputs: Sequence[numpy.ndarray[Any, Any]]) -> int:
+        return next(len(array) for array, dims in zip(inputs, self.dynamic, strict=True) if 0 in dims)
+
+    def first(self, samples: int) -> list[list[numpy.ndarray[Any, Any]]]:
+        """The calls on the first so many samples, the last one cut."""
+        found, left = list[list[numpy.ndarray[Any, Any]]](), samples
+        for inputs in self.inputs:
+            if left <= 0:
+                break
+            cut = [
+                array[:left] if 0 in dims else array for array, dims in zip(inputs, self.dynamic, strict=True)
+            ]
+            found.append(cut)
+            left -= self._rows_of(inputs)
+        return found
+
+
+def _rows(arrays: Sequence[numpy.ndarray[Any, Any]], taken: Sequence[int]) -> numpy.ndarray[Any, Any]:
+    """Rows by their number in all arrays."""
+    found = []
+    ends = numpy.cumsum([len(array) for array in arrays])
+    for row in taken:
+        place = int(numpy.searchsorted(ends, row, side="right"))
+        found.append(arrays[place][row - (ends[place - 1] if place else 0)])
+    return numpy.stack(found)
+
+
+def read_arrays(path: Path) -> list[list[numpy.ndarray[Any, Any]]]:
+    """Arrays that were written as ``call.place``, call by call."""
+    with numpy.load(path, allow_pickle=False) as file:
+        found: dict[int, dict[int, numpy.ndarray[Any, Any]]] = {}
+        for name in file.files:
+            call_number, place = map(int, name.split("."))
+            found.setdefault(call_number, {})[place] = file[name]
+    return [[places[k] for k in sorted(places)] for _, places in sorted(found.items())]
+
+
+def write_arrays(path: Path, calls: Sequence[Sequence[numpy.ndarray[Any, Any]]]) -> None:
+    """The inverse of `read_arrays`."""
+    named = {f"{i}.{k}": array for i, arrays in enumerate(calls) for k, array in enumerate(arrays)}
+    numpy.savez(path, **named)  # type: ignore[arg-type]

@@ -1,0 +1,121 @@
+"""How far apart two outputs may lie that differ by rounding alone, and whether these do.
+
+The envelope comes from shadows: the same model in fp32 with random rounding at every matrix product and
+convolution, as `vivace.verify` measures it. What a runtime returns in the same number format must lie
+within a few envelopes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+import torch
+
+from vivace.serving.calls import Flat
+from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
+
+Arrays = Sequence[numpy.ndarray[Any, Any]]
+SEEDS = 4
+LIMIT = 8.0  # envelopes, as for a training's evaluation
+FLOOR = 1 / 16  # of one rounding: what moves where no product comes before it, as sums in another order do
+ROUNDOFF = {"fp32": FINEST_ROUNDOFF, "bf16": 2.0**-8}
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One output of the model: its distance from the reference in envelopes; or why it cannot be compared."""
+
+    output: str
+    envelopes: float | None
+    largest: float = 0.0  # difference of one element
+    problem: str = ""
+
+    @property
+    def kept(self) -> bool:
+        """Does it differ by rounding alone?"""
+        return not self.problem and self.envelopes is not None and self.envelopes <= LIMIT
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types."""
+        return {**dataclasses.asdict(self), "kept": self.kept, "limit": LIMIT}
+
+
+def shadows(model: Flat, calls: Sequence[Arrays], roundoff: float) -> list[float]:
+    """For each output the root mean square by which rounding changes it; the largest of all shadows.
+
+    No less than `FLOOR` of rounding the output itself once.
+    """
+    exact = [run(model, arrays) for arrays in calls]
+    found: list[list[float]] = []
+    for seed in range(SEEDS):
+        with Rounding(roundoff, seed, {}):
+            rounded = [run(model, arrays) for arrays in calls]
+        found.append([distance(a, b) for a, b in zip(columns(exact), columns(rounded), strict=True)])
+    sizes = [distance(arrays, [numpy.zeros_like(a) for a in arrays]) for arrays in columns(exact)]
+    widest = [max(of_output) for of_output in zip(*found, strict=True)]
+    return [max(width, FLOOR * roundoff * size) for width, size in zip(widest, sizes, strict=True)]
+
+
+def run(model: Flat, arrays: Arrays) -> list[numpy.ndarray[Any, Any]]:
+    """The model's outputs on the arrays of a call."""
+    with torch.no_grad():
+        return [tensor.detach().numpy() for tensor in model(*map(torch.from_numpy, arrays))]
+
+
+def columns(calls: Sequence[Arrays]) -> list[Arrays]:
+    """Of each output all calls' arrays."""
+    return [list(arrays) for arrays in zip(*calls, strict=True)]
+
+
+def distance(ones: Arrays, others: Arrays) -> float:
+    """The root mean square of the difference over all elements."""
+    pairs = zip(ones, others, strict=True)
+    squares = sum(float(numpy.square(a.astype(float) - b.astype(float)).sum()) for a, b in pairs)
+    return float((squares / max(1, sum(a.size for a in ones))) ** 0.5)
+
+
+def compare(
+    expected: Sequence[Arrays], found: Sequence[Arrays], envelope: Sequence[float], names: Sequence[str]
+) -> list[Check]:
+    """A check for each output, in order. An output that is not finite, or of another shape, is a problem."""
+    if len(expected) != len(found):
+        return [Check(names[0], None, problem=f"{len(found)} calls were answered of {len(expected)}")]
+    checks = []
+    for name, ones, others, width in zip(names, columns(expected), columns(found), envelope, strict=True):
+        problem = _problem(ones, others)
+        if problem:
+            checks.append(Check(name, None, problem=problem))
+            continue
+        largest = max(
+            (float(numpy.abs(a.astype(float) - b.astype(float)).max(initial=0.0)))
+            for a, b in zip(ones, others, strict=True)
+        )
+        apart = distance(ones, others)
+        checks.append(Check(name, apart / width if width else (0.0 if not apart else float("inf")), largest))
+    return checks
+
+
+def _problem(ones: Arrays, others: Arrays) -> str:
+    for one, other in zip(ones, others, strict=True):
+        if one.shape != other.shape:
+            return f"its shape is {other.shape} instead of {one.shape}"
+        if numpy.isfinite(one).all() and not numpy.isfinite(other).all():
+            return "it holds numbers that are not finite"
+    return ""
+
+
+def names_of(returned: Any, name: str = "output") -> list[str]:
+    """What the tensors of a returned value are called: ``output``, ``output[1]``, ``output['logits']``."""
+    if isinstance(returned, torch.Tensor):
+        return [name]
+    if isinstance(returned, (tuple, list)):
+        return [found for place, item in enumerate(returned) for found in names_of(item, f"{name}[{place}]")]
+    if hasattr(returned, "items"):
+        return [found for key, item in returned.items() for found in names_of(item, f"{name}[{key!r}]")]
+    if dataclasses.is_dataclass(returned) and not isinstance(returned, type):
+        fields = [field.name for field in dataclasses.fields(returned) if field.init]
+        return [found for key in fields for found in names_of(getattr(returned, key), f"{name}.{key}")]
+    return []

@@ -1,0 +1,85 @@
+"""Writing a trained model for a runtime. Each function writes one file, made from the flat model."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vivace.serving.material import Material
+
+
+def parts(path: Path) -> list[Path]:
+    """A model's file and what belongs to it: OpenVINO keeps the weights in a second one."""
+    return sorted(path.parent.glob(f"{path.stem}.*"))
+
+
+def digest(path: Path) -> str:
+    """The sha256 over all parts of a model's file."""
+    found = hashlib.sha256()
+    for part in parts(path):
+        with part.open("rb") as file:
+            found.update(hashlib.file_digest(file, "sha256").digest())
+    return found.hexdigest()
+
+
+def input_names(count: int) -> list[str]:
+    """What inputs are called, so that a runtime that drops one does not shift the others."""
+    return [f"input_{place}" for place in range(count)]
+
+
+def output_names(count: int) -> list[str]:
+    """What outputs are called."""
+    return [f"output_{place}" for place in range(count)]
+
+
+def to_onnx(material: Material, path: Path) -> None:
+    """A file for ONNX Runtime and whatever else reads ONNX, through torch.export."""
+    example = material.example
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter, about its own deprecated parts
+        count = len(material.flat(*example))
+        torch.onnx.export(
+            material.flat,
+            example,
+            str(path),
+            input_names=input_names(len(example)),
+            output_names=output_names(count),
+            dynamic_shapes=(material.shapes,),
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+
+
+def without_telemetry() -> None:
+    """Let OpenVINO and NNCF send nothing home: without the package that would, they do not."""
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
+
+
+def to_openvino(onnx: Path, path: Path) -> None:
+    """OpenVINO's pair of files (``.xml`` and ``.bin``) from a file of ONNX, weights in full precision."""
+    without_telemetry()
+    import openvino
+
+    openvino.save_model(openvino.convert_model(str(onnx)), str(path), compress_to_fp16=False)
+
+
+def exported(material: Material, model: Any = None) -> torch.export.ExportedProgram:
+    """A model of the material's calls, by default its own, as a program free of the person's code."""
+    with torch.no_grad():
+        return torch.export.export(
+            material.flat if model is None else model,
+            material.example,
+            dynamic_shapes=(material.shapes,),
+            strict=False,
+        )
+
+
+def to_torch(program: torch.export.ExportedProgram, path: Path) -> None:
+    """A program in a file that `torch.export.load` reads."""
+    torch.export.save(program, str(path))

@@ -1,0 +1,86 @@
+"""The forms that a trained model can be served in: runtime, number format, what it takes, in words."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+
+EXTRA = "pip install 'vivace[compress]'"
+REFERENCE = "eager_fp32"
+SUFFIXES = {"onnx": "onnx", "openvino": "xml", "aoti": "pt2", "torch": "pt2"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """One way to serve a model.
+
+    Args:
+        runtime: ``torch``, ``inductor`` (torch.compile), ``onnx``, ``openvino`` or ``aoti``.
+        numbers: ``fp32``, ``bf16`` or ``int8``: what products and convolutions compute in.
+        needs: packages that it is made or run with, beside torch.
+        weights_only: are weights alone stored in these numbers, and products computed in fp32?
+    """
+
+    name: str
+    runtime: str
+    numbers: str
+    does: str
+    needs: tuple[str, ...] = ()
+    weights_only: bool = False
+
+    @property
+    def in_process(self) -> bool:
+        """Does it run in torch, from the person's own model? The others run from a file alone."""
+        return self.runtime in ("torch", "inductor")
+
+    @property
+    def exact(self) -> bool:
+        """Does it compute in the reference's numbers, so that rounding alone may part them?"""
+        return self.numbers == "fp32"
+
+    @property
+    def file(self) -> str:
+        """What its file is called."""
+        return f"{self.name}.{SUFFIXES.get(self.runtime, 'pt2')}"
+
+    def missing(self) -> list[str]:
+        """The packages that are not installed."""
+        return [name for name in self.needs if not _is_installed(name)]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+ONNX = ("onnx", "onnxscript", "onnxruntime")
+TORCHAO = ("torchao",)
+OPENVINO = ("onnx", "onnxscript", "openvino")
+
+# In the order in which they are tried: first the same numbers on another runtime.
+FORMS = (
+    Form("eager_fp32", "torch", "fp32", "your model as it is, in PyTorch"),
+    Form("openvino_fp32", "openvino", "fp32", "the same numbers in OpenVINO", OPENVINO),
+    Form("onnx_fp32", "onnx", "fp32", "the same numbers in ONNX Runtime", ONNX),
+    Form("compiled_fp32", "inductor", "fp32", "the same numbers through torch.compile, weights frozen"),
+    Form("aoti_fp32", "aoti", "fp32", "the same numbers, compiled ahead of time (AOTInductor)"),
+    Form("openvino_bf16", "openvino", "bf16", "OpenVINO, computing in bfloat16", OPENVINO),
+    Form("eager_bf16", "torch", "bf16", "weights and activations in bfloat16, images channels last"),
+    Form("compiled_bf16", "inductor", "bf16", "bfloat16 through torch.compile, weights frozen"),
+    Form("aoti_bf16", "aoti", "bf16", "bfloat16, compiled ahead of time (AOTInductor)"),
+    Form("openvino_int8", "openvino", "int8", "int8 by NNCF in OpenVINO", (*OPENVINO, "nncf")),
+    Form("onnx_int8", "onnx", "int8", "int8 in ONNX Runtime, ranges from your samples", ONNX),
+    Form("compiled_int8", "inductor", "int8", "int8 in PyTorch's graph (PT2E), compiled", TORCHAO),
+    Form("torchao_int8", "inductor", "int8", "linear layers in int8, ranges in each call, compiled", TORCHAO),
+    Form(
+        "torchao_int8_weights",
+        "inductor",
+        "int8",
+        "weights of linear layers in int8, compiled",
+        TORCHAO,
+        True,
+    ),
+)
+BY_NAME = {form.name: form for form in FORMS}

@@ -1,0 +1,205 @@
+"""The child that holds the person's metric: records its calls of the model, and tells what a form loses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+
+from vivace.errors import JobError, Refused, VivaceError
+from vivace.job import Job
+from vivace.serving.calls import Calls, Recording, read_arrays, record
+from vivace.serving.envelope import names_of
+from vivace.serving.margin import Change, by_groups, by_sample
+from vivace.serving.material import CALIBRATION
+from vivace.serving.trained import load_trained
+from vivace.session.opening import call
+from vivace.tensors.randomness import Streams, derive
+from vivace.tensors.trees import batch_size, map_tensors, split, tensors
+
+GROUPS = 20  # of the jackknife
+CALIBRATING_BATCHES = 8
+ADDITIVE = 1e-6  # of the metric: so near must the mean over samples be
+
+
+class Judge:
+    """Serves `vivace.processes.launch.Child`."""
+
+    def __init__(self, job: Job, run: str, folder: str) -> None:
+        self.job, self.folder = job, Path(folder)
+        self.model, self.trained = load_trained(job, Path(run))
+        self.recording: Recording | None = None
+        self._theirs: list[list[numpy.ndarray[Any, Any]]] = []
+        self._by_sample: list[float] | None = None
+
+    def record(self) -> dict[str, Any]:
+        """Run the metric once on the model as it is, and write its calls into the folder."""
+        self.recording = record(self.job, self.model)
+        calls = Calls.of(self.recording)
+        calls.save(self.folder)
+        calibration = self.folder / CALIBRATION
+        calibration.mkdir(exist_ok=True)
+        self._theirs = [
+            [tensor.numpy() for tensor in one.outputs] for each in self.recording.calls for one in each
+        ]
+        (first, *_), *_ = self.recording.calls
+        return {
+            "metric": self.recording.metric,
+            "metric_name": self.job.metric_name,
+            "metric_data": self.job.metric_data,
+            "samples": self.recording.samples,
+            "whole": self.recording.whole,
+            "outputs": names_of(first.returned),
+            "calibrated_on": self._write_calibration(calibration, calls),
+            "trained": self.trained.to_dict(),
+            "num_parameters": sum(p.numel() for p in self.model.parameters()),
+            "model": type(self.model).__name__,
+            "threads": torch.get_num_threads(),
+        }
+
+    def _write_calibration(self, folder: Path, validation: Calls) -> str:
+        """Calls on training data, from which int8 learns its ranges; what data they are of."""
+        alike = dataclasses.replace(self.job, validation=None)
+        try:
+            found = Calls.of(record(alike, self.model, most_batches=CALIBRATING_BATCHES))
+            same = [a.dtype for a in found.inputs[0]] == [a.dtype for a in validation.inputs[0]]
+            if same and len(found.dynamic) == len(validation.dynamic):
+                found.save(folder)
+                return "training"
+        except VivaceError:  # a metric need not take the batches that the loss takes
+            pass
+        validation.save(folder)
+        return "validation"
+
+    def change(self, outputs: str, margin: float) -> dict[str, Any]:
+        """What the metric loses with the outputs of a form, which answer the recorded calls one by one."""
+        assert self.recording is not None
+        ours = read_arrays(Path(outputs))
+        whole = self._metric(ours, self.recording.batches, [(b, None) for b in self._numbers])
+        reference = self.recording.metric
+        if self._additive():
+            assert self._by_sample is not None
+            found = by_sample(self._each(ours), self._by_sample, margin, reference, whole)
+        else:
+            found = self._jackknife(ours, margin, reference, whole)
+        return found.to_dict()
+
+    @property
+    def _numbers(self) -> range:
+        assert self.recording is not None
+        return range(len(self.recording.batches))
+
+    def _additive(self) -> bool:
+        """Is the metric the mean of its values of single samples? Asked once, of the reference."""
+        if self._by_sample is None:
+            assert self.recording is not None
+            try:
+                found = self._each(self._theirs)
+            except (JobError, Refused):  # it needs more than one sample, or other samples beside it
+                found = []
+            mean = sum(found) / len(found) if found else float("nan")
+            near = abs(mean - self.recording.metric) <= ADDITIVE * max(1.0, abs(mean))
+            self._by_sample = found if near else []
+        return bool(self._by_sample)
+
+    def _each(self, outputs: Sequence[Any]) -> list[float]:
+        """The metric of each sample alone."""
+        assert self.recording is not None
+        found = []
+        for number, batch in enumerate(self.recording.batches):
+            for row, piece in enumerate(split(batch, 1)):
+                found.append(self._metric(outputs, [piece], [(number, slice(row, row + 1))]))
+        return found
+
+    def _jackknife(self, ours: Sequence[Any], margin: float, reference: float, whole: float) -> Change:
+        assert self.recording is not None
+        pieces: list[tuple[Any, tuple[int, slice]]] = []
+        size = max(1, self.recording.samples // (4 * GROUPS))
+        for number, batch in enumerate(self.recording.batches):
+            start = 0
+            for piece in split(batch, size):
+                pieces.append((piece, (number, slice(start, start + batch_size(piece)))))
+                start += batch_size(piece)
+        groups = min(GROUPS, len(pieces))
+        if groups < 4:
+            raise Refused(f"{self.recording.samples} samples are too few to tell what the metric loses")
+        without = [[one for place, one in enumerate(pieces) if place % groups != g] for g in range(groups)]
+        values = [
+            [self._metric(outputs, [b for b, _ in kept], [w for _, w in kept]) for kept in without]
+            for outputs in (ours, self._theirs)
+        ]
+        return by_groups(values[0], values[1], margin, reference, whole, self.recording.samples)
+
+    def _metric(
+        self, outputs: Sequence[Any], batches: list[Any], where: Sequence[tuple[int, slice | None]]
+    ) -> float:
+        """The metric of a stand-in for the model that answers with the outputs, on these rows."""
+        assert self.recording is not None
+        stand_in = Replay(self.model, self.recording, outputs)
+
+        def fed() -> Iterator[Any]:
+            for batch, (number, rows) in zip(batches, where, strict=True):
+                stand_in.turn_to(number, rows)
+                yield batch
+
+        try:
+            with torch.no_grad(), Streams(derive(0, "metric")):
+                return float(call(self.job, "metric", stand_in, fed()))
+        except JobError as error:
+            if isinstance(error.__cause__, Refused):  # the stand-in's own, through the person's metric
+                raise error.__cause__ from None
+            raise
+
+
+class Replay(nn.Module):
+    """Stands for the model in the metric, and answers its calls with outputs that are there already.
+
+    All else that the metric may ask of a model, the model answers. Raises Refused where a call is another one
+    than was recorded, as where a metric feeds outputs back into the model.
+    """
+
+    def __init__(self, model: nn.Module, recording: Recording, outputs: Sequence[Any]) -> None:
+        super().__init__()
+        self.original = model
+        self._recording, self._outputs = recording, outputs
+        counts = [len(calls) for calls in recording.calls]
+        self._starts = [sum(counts[:number]) for number in range(len(counts))]
+        self._batch, self._rows, self._next = 0, slice(None), 0
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("original"), name)
+
+    def turn_to(self, batch: int, rows: slice | None) -> None:
+        """The calls from now on are those of these rows of a batch."""
+        self._batch, self._rows, self._next = batch, rows or slice(None), 0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the form returned for these rows."""
+        calls = self._recording.calls[self._batch]
+        number, self._next = self._next, self._next + 1
+        if number >= len(calls):
+            raise Refused("the job's metric calls the model more often than it did with the model as it is")
+        known, size = calls[number], batch_size(self._recording.batches[self._batch])
+        given = list(tensors([args, kwargs]))
+        expected = [self._cut(tensor, size) for tensor in known.inputs]
+        same = len(given) == len(expected) and all(map(torch.equal, given, expected))
+        if not same:
+            raise Refused(
+                "the job's metric calls the model with what depends on its outputs, so that a form would be "
+                "asked otherwise: that cannot be compared sample by sample"
+            )
+        arrays = iter(self._outputs[self._starts[self._batch] + number])
+        return map_tensors(
+            known.returned, lambda like: self._cut(torch.from_numpy(next(arrays)), size).to(like.dtype)
+        )
+
+    def _cut(self, tensor: torch.Tensor, size: int) -> torch.Tensor:
+        return tensor[self._rows] if tensor.dim() and tensor.shape[0] == size else tensor

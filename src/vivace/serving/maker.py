@@ -1,0 +1,61 @@
+"""The child that has the person's model: makes a form's file, and says how far rounding moves the outputs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vivace.job import Job
+from vivace.serving import making
+from vivace.serving.calls import Calls, read_arrays, write_arrays
+from vivace.serving.envelope import ROUNDOFF, run, shadows
+from vivace.serving.forms import BY_NAME
+from vivace.serving.material import Material, gather
+
+PROOF_SAMPLES = 256
+
+
+class Maker:
+    """Serves `vivace.processes.launch.Child`: each method is a command with JSON arguments and answer.
+
+    Args:
+        run: the run folder whose weights are meant.
+        folder: where the calls are recorded.
+    """
+
+    def __init__(self, job: Job, run: str, folder: str, threads: int) -> None:
+        self.job, self.run, self.folder, self.threads = job, Path(run), Path(folder), threads
+        self.calls = Calls.load(self.folder)
+        self._material: Material | None = None
+        torch.set_num_threads(threads)
+
+    def write(self, form: str, folder: str) -> dict[str, Any]:
+        """Make the form's file in a folder; its bytes."""
+        begin = time.perf_counter()
+        size = making.write(BY_NAME[form], self.material, Path(folder))
+        return {"bytes": size, "seconds": time.perf_counter() - begin}
+
+    def weights(self, path: str) -> None:
+        """Write the person's own `state_dict` as safetensors, which holds no code."""
+        from safetensors.torch import save_model
+
+        save_model(self.material.flat.model, path)
+
+    def envelopes(self) -> dict[str, list[float]]:
+        """How far rounding moves each output of the model on the samples of the proof, by number format."""
+        flat, calls = self.material.flat, self.calls.first(PROOF_SAMPLES)
+        return {numbers: shadows(flat, calls, roundoff) for numbers, roundoff in ROUNDOFF.items()}
+
+    def answer(self, calls: str, path: str) -> None:
+        """What the model as it is returns for the calls of a file."""
+        write_arrays(Path(path), [run(self.material.flat, arrays) for arrays in read_arrays(Path(calls))])
+
+    @property
+    def material(self) -> Material:
+        """The model with its calls, loaded once."""
+        if self._material is None:
+            self._material = gather(self.job, self.run, self.folder)
+        return self._material

@@ -1,0 +1,51 @@
+"""What every export begins with: the trained model, flat, and calls of the person's own to trace it with."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from vivace.job import Job
+from vivace.serving.calls import Calls, Flat, record
+from vivace.serving.trained import Trained, load_trained
+
+CALIBRATION = "calibration"
+ROWS = 4  # samples in the call that is traced: a batch of one would be taken as a constant
+
+
+@dataclasses.dataclass(frozen=True)
+class Material:
+    """The flat model of a run, what it is, and the recorded calls; `calibration` are those for ranges."""
+
+    flat: Flat
+    trained: Trained
+    calls: Calls
+    calibration: Calls
+
+    @property
+    def example(self) -> tuple[torch.Tensor, ...]:
+        """The tensors of a call of a few samples."""
+        return tuple(map(torch.from_numpy, self.calls.sample(ROWS)))
+
+    @property
+    def shapes(self) -> tuple[dict[int, Any], ...]:
+        """For each input the dimensions that vary, as `torch.export` takes them."""
+        return tuple(dict.fromkeys(dims, torch.export.Dim.DYNAMIC) for dims in self.calls.dynamic)
+
+    @property
+    def images(self) -> bool:
+        """Has the model two-dimensional convolutions, for which memory order counts?"""
+        return any(isinstance(module, nn.Conv2d) for module in self.flat.modules())
+
+
+def gather(job: Job, run: Path, calls: Path) -> Material:
+    """The material of a run whose calls are recorded in the folder `calls`."""
+    model, trained = load_trained(job, run)
+    first = record(job, model, most_batches=1).calls[0][0]
+    return Material(
+        Flat(model, first.given).eval(), trained, Calls.load(calls), Calls.load(calls / CALIBRATION)
+    )

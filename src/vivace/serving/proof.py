@@ -1,0 +1,76 @@
+"""Is a file the model? A fresh process without the person's code opens it, and its answers are compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from vivace.errors import ChildFailed
+from vivace.serving.calls import Calls, read_arrays, write_arrays
+from vivace.serving.maker import PROOF_SAMPLES
+
+SCRIPT = Path(__file__).with_name("serve.py")
+PACKAGES = Path(__file__).resolve().parents[2]
+BATCHES = (1, 2, 3, 8, 32)  # sizes in turn, so that a batch that was taken as a constant shows
+TIMEOUT = 1200.0
+
+Arrays = list[numpy.ndarray[Any, Any]]
+
+
+def pieces(calls: Calls) -> list[Arrays]:
+    """Calls on the samples of the proof, in batches of many sizes.
+
+    Where samples differ in length, they stay as they were put together, and their first rows come alone too.
+    """
+    if calls.ragged:
+        whole = calls.first(PROOF_SAMPLES)
+        return [*whole, *(_cut(arrays, calls, 0, 1) for arrays in whole[:4])]
+    found, start, turn = list[Arrays](), 0, 0
+    total = min(PROOF_SAMPLES, sum(calls.rows))
+    while start < total:
+        size = min(BATCHES[turn % len(BATCHES)], total - start)
+        found.append(calls.sample(size, start))
+        start, turn = start + size, turn + 1
+    return found
+
+
+def _cut(arrays: Arrays, calls: Calls, start: int, rows: int) -> Arrays:
+    return [a[start : start + rows] if 0 in d else a for a, d in zip(arrays, calls.dynamic, strict=True)]
+
+
+def answers(
+    runtime: str, file: Path, numbers: str, threads: int, calls: Sequence[Arrays], scratch: Path
+) -> tuple[list[Arrays], dict[str, Any]]:
+    """What a fresh process returns that knows the file and the runtime alone; and versions.
+
+    Raises ChildFailed where it cannot open or run the file.
+    """
+    given, returned = scratch / "given.npz", scratch / "returned.npz"
+    write_arrays(given, calls)
+    command = [
+        sys.executable,
+        "-P",  # the script's own folder is no place to import from
+        str(SCRIPT),
+        runtime,
+        str(file),
+        numbers,
+        str(threads),
+        str(given),
+        str(returned),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
+    done = subprocess.run(
+        command, cwd=scratch, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise ChildFailed(f"a fresh process cannot serve '{file.name}' ({runtime}): {last[:300]}")
+    facts: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return read_arrays(returned), facts

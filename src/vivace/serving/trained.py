@@ -1,0 +1,87 @@
+"""A training run whose weights are to be served: which run, which weights, and the job's model with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from vivace.errors import CheckpointError, InputError, JobError
+from vivace.job import Job
+from vivace.session.opening import call, models_of, seed_everything
+from vivace.training.checkpoints import FILES, Checkpoints
+from vivace.training.resuming import load_into
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """What a run folder says of itself: the step of its newest whole checkpoint, the sha256 of its weights.
+
+    `metric` is the run's own last one; None without one.
+    """
+
+    folder: str
+    job: str
+    step: int
+    metric: float | None
+    metric_name: str
+    sha256: str
+    plan: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types."""
+        return dataclasses.asdict(self)
+
+
+def run_of(folder: Path) -> dict[str, Any]:
+    """What ``run.json`` of a run folder says. Raises InputError where no run has ended there."""
+    try:
+        document = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except OSError:
+        raise InputError(
+            f"'{folder}' holds no training that has ended: name the --out of a vivace train, or let it end "
+            "with --resume"
+        ) from None
+    except ValueError:
+        raise InputError(f"'{folder / 'run.json'}' is damaged: it is no JSON") from None
+    if not isinstance(document, dict) or "steps" not in document:
+        raise InputError(f"'{folder / 'run.json'}' is not of a training run")
+    return document
+
+
+def load_trained(job: Job, folder: Path) -> tuple[nn.Module, Trained]:
+    """The job's model in evaluation mode with the weights of a run, and what they are.
+
+    The newest checkpoint whose hashes hold is read, as numbers, texts and tensors only: no code of a stranger
+    runs. Raises CheckpointError where none can be trusted or the weights do not fit the job's model, JobError
+    where the job has several models, InputError where no run has ended in the folder.
+    """
+    document = run_of(folder)
+    checkpoints = folder / "checkpoints"
+    found = Checkpoints(checkpoints, {}).newest() if checkpoints.is_dir() else None
+    if found is None:
+        raise CheckpointError(f"'{folder}' holds no checkpoint: train again, and keep its folder checkpoints")
+    seed_everything(0)
+    built = call(job, "model")
+    models = models_of(job, built)
+    if len(models) > 1 or not isinstance(built, nn.Module):
+        raise JobError(
+            f"the Job's model() returned {len(models)} modules: one module can be compressed or exported"
+        )
+    load_into(built, found.model, f"the model of the Job (is '{folder}' a run of another job?)")
+    built.eval()
+    for parameter in built.parameters():
+        parameter.requires_grad_(False)
+    facts = Trained(
+        folder=str(folder),
+        job=str(document.get("job") or ""),
+        step=found.position.step,
+        metric=document.get("metric"),
+        metric_name=str(document.get("metric_name") or job.metric_name),
+        sha256=found.manifest["files"][FILES[0]]["sha256"],
+        plan=dict(document.get("plan") or {}),
+    )
+    return built, facts

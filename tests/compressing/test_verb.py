@@ -1,0 +1,158 @@
+"""`vivace compress` from a run to a page: with its packages, without them, and where nothing is better."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vivace
+from vivace.compressing import bench, finding
+from vivace.compressing.answering import answer
+from vivace.compressing.page import front
+from vivace.errors import AnswerIsNo, InputError
+from vivace.serving.files import digest
+from vivace.serving.forms import BY_NAME
+
+FEW = ("eager_fp32", "onnx_fp32", "openvino_int8", "eager_bf16")
+WITHOUT = """
+import json
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("onnx", "onnxruntime", "onnxscript", "openvino", "nncf", "torchao"):
+            raise ImportError(f"{name} is blocked")
+
+sys.meta_path.insert(0, Blocker())
+from vivace.serving.forms import FORMS
+print(json.dumps({form.name: form.missing() for form in FORMS}))
+"""
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Few forms, timed shortly: what is decided may be anything, and must be told."""
+    monkeypatch.setattr(finding, "FORMS", tuple(BY_NAME[name] for name in FEW))
+    for name in ("TIMED_SECONDS", "CONFIRMED_SECONDS"):
+        monkeypatch.setattr(bench, name, 1.0)
+
+
+@pytest.fixture(scope="module")
+def compressed(trained, tmp_path_factory):
+    """One result for the tests that look at it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finding, "FORMS", tuple(BY_NAME[name] for name in FEW))
+        patch.setattr(bench, "TIMED_SECONDS", 1.0)
+        patch.setattr(bench, "CONFIRMED_SECONDS", 1.0)
+        reference, run = trained("job")
+        heard = []
+        folder = tmp_path_factory.mktemp("compressed")
+        found = vivace.compress(reference, run=run, margin="20%", out=folder, on_event=heard.append)
+    return found, folder, heard
+
+
+def test_every_form_is_measured_or_says_why_not(compressed):
+    found, _, heard = compressed
+    assert [one.name for one in found.tried] == list(FEW)
+    for one in found.tried[1:]:
+        assert one.ratio is not None or one.reason
+        assert one.status in ("kept", "refused", "undecided"), one.reason
+        assert one.bytes
+        if one.status == "kept":
+            assert one.ratio.low > 1.0
+    assert [event.payload["form"] for event in heard if event.kind == "form_begin"] == list(FEW[1:])
+
+
+def test_it_took_effect(compressed):
+    effects = {one.name: one.effect for one in compressed[0].tried}
+    assert effects["eager_fp32"] == {"fp32": 2}
+    assert effects["eager_bf16"] == {"bf16": 2}
+    assert effects["onnx_fp32"] == {"fp32": 2}
+    assert effects["openvino_int8"].get("int8", 0) >= 1
+
+
+def test_the_same_numbers_lie_within_rounding_and_others_are_told_apart(compressed):
+    worst = {one.name: one.checks[0]["envelopes"] for one in compressed[0].tried[1:]}
+    assert worst["onnx_fp32"] < 1.0
+    (check,) = (one.checks[0] for one in compressed[0].tried if one.name == "eager_bf16")
+    assert check["largest"] > 1e-4
+
+
+def test_what_lies_in_the_folder(compressed):
+    found, folder, _ = compressed
+    document = json.loads((folder / "compress.json").read_text())
+    assert document["chosen"] == found.chosen
+    assert document["subject"]["metric"] == found.subject["metric"]
+    assert 0 < document["margin"] == pytest.approx(0.2 * found.subject["metric"])
+    page = (folder / "compress.html").read_text()
+    assert all(name in page for name in FEW)
+    for one in found.tried:
+        if one.file and one.status in ("kept", "undecided"):
+            assert digest(folder / "forms" / one.file) == one.sha256
+    assert found.reference in front(found) or any(one.p50 for one in front(found))
+
+
+def test_the_answer_is_short_and_says_what_comes_next(compressed):
+    found, _, _ = compressed
+    told = answer(found)
+    assert len(told.parts) == len(FEW) - 1
+    if found.chosen == "eager_fp32":
+        assert found.exit_code == AnswerIsNo.exit_code
+        assert "No form is better" in told.title
+    else:
+        assert told.same_kept
+        assert told.next[0].startswith("vivace export")
+
+
+def test_without_its_packages_each_form_is_named_and_the_search_goes_on(
+    trained, tmp_path, quick, monkeypatch
+):
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
+    lacking = json.loads(done.stdout)
+    assert lacking["onnx_fp32"] == ["onnx", "onnxscript", "onnxruntime"]
+    assert lacking["openvino_int8"] == ["onnx", "onnxscript", "openvino", "nncf"]
+    assert lacking["compiled_int8"] == ["torchao"]
+    assert lacking["eager_bf16"] == lacking["aoti_fp32"] == []
+    monkeypatch.setattr("vivace.serving.forms._is_installed", lambda name: False)
+    reference, run = trained("job")
+    found = vivace.compress(reference, run=run, out=tmp_path)
+    assert [one.status for one in found.tried if one.name in ("onnx_fp32", "openvino_int8")] == [
+        "missing"
+    ] * 2
+    assert "pip install 'vivace[compress]'" in found.tried[1].reason
+    assert found.tried[3].status != "missing"
+    assert any("packages are missing" in note for note in answer(found).notes)
+
+
+def test_an_interrupted_search_keeps_what_it_has(trained, tmp_path, quick, monkeypatch):
+    real = bench.Bench.attempt
+
+    def attempt(self, form, **options):
+        if form.name == "openvino_int8":
+            raise KeyboardInterrupt
+        return real(self, form, **options)
+
+    monkeypatch.setattr(bench.Bench, "attempt", attempt)
+    reference, run = trained("job")
+    found = vivace.compress(reference, run=run, out=tmp_path)
+    assert [one.name for one in found.tried] == ["eager_fp32", "onnx_fp32"]
+    assert found.tried[0].p50 > 0
+    assert found.exit_code == 130
+    assert json.loads((tmp_path / "compress.json").read_text())["interrupted"] is True
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"objective": "speed"}, "latency or throughput or size"),
+        ({"batch": 0}, "batch must be 1 or more"),
+        ({"run": "nowhere"}, "no training that has ended"),
+    ],
+)
+def test_bad_input(trained, tmp_path, options, sentence):
+    reference, run = trained("job")
+    with pytest.raises(InputError, match=sentence):
+        vivace.compress(reference, out=tmp_path / "out", **{"run": run, **options})
+    assert not Path(tmp_path / "out").exists()

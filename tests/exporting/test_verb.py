@@ -1,0 +1,140 @@
+"""`vivace export`: a file for a runtime, which a fresh process proves to be the model, or not."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import vivace
+from vivace.errors import AnswerIsNo, CheckpointError, InputError
+from vivace.exporting import proving
+from vivace.exporting.answering import answer
+from vivace.exporting.source import Subject
+from vivace.serving.envelope import Check
+from vivace.serving.forms import BY_NAME
+
+
+@pytest.fixture
+def spoilt(monkeypatch):
+    """A file whose answers are another model's: what a fresh process returns is moved a little."""
+
+    def spoil(change):
+        real = proving.answers
+
+        def answers(*arguments):
+            returned, versions = real(*arguments)
+            return change(returned), versions
+
+        monkeypatch.setattr(proving, "answers", answers)
+
+    return spoil
+
+
+@pytest.mark.parametrize("to", ["onnx", "torch"])
+def test_the_file_is_the_model(trained, tmp_path, to):
+    _, run = trained("job")
+    found = vivace.export(run, to=to, out=tmp_path)
+    assert found.kept, found.reason
+    assert found.exit_code == 0
+    assert found.samples == 70
+    assert found.batches == (1, 2, 3, 8, 10, 32)
+    assert found.checks[0]["envelopes"] < 1.0
+    card = json.loads((tmp_path / "model_card.json").read_text())
+    assert card["hashes"].keys() == {p.name for p in tmp_path.glob("model.*")} | {"weights.safetensors"}
+    assert card["inputs"] == [{"name": "input_0", "dtype": "float32", "shape": [None, 1, 6, 6]}]
+    assert found.trained["sha256"] in (tmp_path / "model_card.html").read_text()
+    weights = torch.load(run / "model.pt", weights_only=True)
+    stored = load_file(tmp_path / "weights.safetensors")
+    assert all(torch.equal(stored[name], tensor) for name, tensor in weights.items())
+    assert "Same model: yes" in answer(found).same
+
+
+def test_a_model_of_a_mapping_and_a_keyword(trained, tmp_path):
+    _, run = trained("mapping")
+    found = vivace.export(run, to="onnx", out=tmp_path)
+    assert found.kept, found.reason
+    assert [check["output"] for check in found.checks] == ["output['logits']", "output['mean']"]
+    assert [one["shape"] for one in found.inputs] == [[None, 1, 6, 6], [None, 1]]
+
+
+def test_another_models_answers_are_found_and_the_output_named(trained, tmp_path, spoilt):
+    spoilt(lambda returned: [[logits, mean * 1.01] for logits, mean in returned])
+    _, run = trained("mapping")
+    found = vivace.export(run, to="torch", out=tmp_path)
+    assert not found.kept
+    assert found.exit_code == AnswerIsNo.exit_code
+    assert "output['mean']" in found.reason
+    assert "Same model: no" in answer(found).same
+
+
+def test_a_compressions_form_is_judged_by_the_metric_of_its_own_outputs(trained, tmp_path):
+    reference, run = trained("job")
+    folder = compressed(tmp_path, reference, run, margin=0.2, status="kept")
+    found = vivace.export(folder, to="openvino", out=tmp_path / "out")
+    assert found.kept, found.reason
+    assert found.form == "openvino_bf16"
+    assert found.change["samples"] == 70
+    assert "Same accuracy: yes" in answer(found).same
+
+
+def test_a_metric_that_may_be_lost_is_not_kept():
+    subject = Subject("job", Path("run"), BY_NAME["openvino_bf16"], margin=0.001)
+    lost = {"kept": None}
+    kept, reason = proving._answer(subject, [Check("output", 0.2)], lost)
+    assert not kept
+    assert "metric" in reason
+
+
+def compressed(tmp_path, reference, run, *, margin, status):
+    """The folder of a compression with one form, without measuring."""
+    folder = tmp_path / f"compressed-{margin}"
+    folder.mkdir()
+    one = {
+        "name": "openvino_bf16",
+        "status": status,
+        "reason": "too slow",
+        "ratio": {"estimate": 2.0},
+        "file": "",
+    }
+    document = {
+        "tried": [one],
+        "subject": {"trained": {"folder": str(run)}},
+        "job": reference,
+        "margin": margin,
+    }
+    (folder / "compress.json").write_text(json.dumps(document))
+    return folder
+
+
+def test_a_form_that_may_not_be_deployed(trained, tmp_path):
+    folder = compressed(tmp_path, *trained("job"), margin=0.2, status="refused")
+    with pytest.raises(AnswerIsNo, match="openvino_bf16: too slow"):
+        vivace.export(folder, to="openvino", out=tmp_path / "out")
+
+
+def test_a_changed_file_of_a_compression(trained, tmp_path):
+    reference, run = trained("job")
+    folder = compressed(tmp_path, reference, run, margin=0.2, status="kept")
+    document = json.loads((folder / "compress.json").read_text())
+    document["tried"][0] |= {"file": "openvino_bf16.xml", "sha256": "0" * 64}
+    (folder / "compress.json").write_text(json.dumps(document))
+    (folder / "forms").mkdir()
+    (folder / "forms" / "openvino_bf16.xml").write_text("<net/>")
+    with pytest.raises(CheckpointError, match="is not the file"):
+        vivace.export(folder, to="openvino", out=tmp_path / "out")
+
+
+def test_bad_input(trained, tmp_path):
+    _, run = trained("job")
+    with pytest.raises(InputError, match="onnx, openvino, aoti, torch, not to 'tflite'"):
+        vivace.export(run, to="tflite", out=tmp_path / "a")
+    with pytest.raises(InputError, match="neither of a vivace compress"):
+        vivace.export(tmp_path, to="onnx", out=tmp_path / "b")
+
+
+def test_a_missing_package_is_named(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr("vivace.serving.forms._is_installed", lambda name: name != "openvino")
+    with pytest.raises(InputError, match=r"needs openvino: pip install 'vivace\[compress\]'"):
+        vivace.export(trained("job")[1], to="openvino", out=tmp_path)

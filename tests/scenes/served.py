@@ -1,0 +1,113 @@
+"""Tiny jobs whose models are served: pictures of three kinds, and several ways of calling the model."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import vivace
+
+
+def pictures(count, seed):
+    stream = torch.Generator().manual_seed(seed)
+    labels = torch.randint(3, (count,), generator=stream)
+    images = 0.5 * torch.randn(count, 1, 6, 6, generator=stream)
+    images[torch.arange(count), 0, labels * 2] += 2.0
+    return TensorDataset(images, labels)
+
+
+def data():
+    return DataLoader(pictures(64, 0), batch_size=16)
+
+
+def validation():
+    return DataLoader(pictures(70, 1), batch_size=32)
+
+
+def small():
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d((6, 1)),
+        nn.Flatten(),
+        nn.Linear(48, 3),
+    )
+
+
+def accuracy(model, batches):
+    right = total = 0
+    for images, labels in batches:
+        right += int((model(images).argmax(1) == labels).sum())
+        total += len(labels)
+    return right / total
+
+
+def made(**changes):
+    parts = {
+        "model": small,
+        "data": data,
+        "loss": lambda model, batch: functional.cross_entropy(model(batch[0]), batch[1]),
+        "optimizer": lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        "metric": accuracy,
+        "metric_name": "accuracy",
+        "validation": validation,
+        "epochs": 2,
+    }
+    return vivace.Job(**{**parts, **changes})
+
+
+job = made()
+
+
+class Scaled(nn.Module):
+    """Takes a mapping and a keyword, and returns a mapping."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = small()
+
+    def forward(self, batch, scale=None):
+        return {"logits": self.inner(batch["images"]) * scale, "mean": batch["images"].mean((1, 2, 3))}
+
+
+def called_with_a_mapping(model, batches):
+    right = total = 0
+    for images, labels in batches:
+        found = model({"images": images}, scale=torch.ones(len(images), 1))
+        right += int((found["logits"].argmax(1) == labels).sum())
+        total += len(labels)
+    return right / total
+
+
+mapping = made(
+    model=Scaled,
+    loss=lambda model, batch: functional.cross_entropy(
+        model({"images": batch[0]}, scale=torch.ones(1, 1))["logits"], batch[1]
+    ),
+    metric=called_with_a_mapping,
+)
+
+
+def worst_class(model, batches):
+    """Not the mean of single samples: the least recall of the three classes."""
+    right, total = torch.zeros(3), torch.zeros(3)
+    for images, labels in batches:
+        hit = model(images).argmax(1) == labels
+        right += torch.bincount(labels[hit], minlength=3)
+        total += torch.bincount(labels, minlength=3)
+    return float((right / total.clamp(min=1)).min())
+
+
+whole = made(metric=worst_class)
+
+
+def feeding_back(model, batches):
+    total = 0.0
+    for images, _ in batches:
+        total += float(model(images + 0.1 * model(images).mean()).mean())
+    return total
+
+
+fed_back = made(metric=feeding_back)
+never_called = made(metric=lambda model, batches: float(next(model.parameters()).sum()))

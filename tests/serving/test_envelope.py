@@ -1,0 +1,82 @@
+"""Outputs that differ by rounding are kept; others, wrong shapes and numbers that are not finite are not."""
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from vivace.serving.calls import Flat
+from vivace.serving.envelope import ROUNDOFF, compare, names_of, run, shadows
+
+
+class Two(nn.Module):
+    """One output after a product, and one before any."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(20, 40), nn.Tanh(), nn.Linear(40, 5))
+
+    def forward(self, x):
+        return self.layers(x), x.mean(1)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Flat(Two(), ((torch.ones(1, 20),), {}))
+
+
+@pytest.fixture(scope="module")
+def calls():
+    stream = numpy.random.default_rng(0)
+    return [[stream.standard_normal((8, 20)).astype(numpy.float32)] for _ in range(3)]
+
+
+def judged(model, calls, change, numbers="fp32"):
+    expected = [run(model, arrays) for arrays in calls]
+    width = shadows(model, calls, ROUNDOFF[numbers])
+    return compare(expected, change(expected), width, ["logits", "mean"])
+
+
+def test_another_order_of_sums_is_kept(model, calls):
+    def doubly(expected):
+        exact = Two().double()
+        with torch.no_grad():
+            return [[t.float().numpy() for t in exact(torch.from_numpy(x).double())] for (x,) in calls]
+
+    checks = judged(model, calls, doubly)
+    assert [check.kept for check in checks] == [True, True]
+    assert max(check.envelopes for check in checks) < 1
+
+
+def test_bfloat16_is_not_fp32_and_lies_within_its_own_envelope(model, calls):
+    def rounded(expected):
+        half = Two().bfloat16()
+        with torch.no_grad():
+            return [[t.float().numpy() for t in half(torch.from_numpy(x).bfloat16())] for (x,) in calls]
+
+    assert not judged(model, calls, rounded)[0].kept
+    assert judged(model, calls, rounded, "bf16")[0].kept
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_small_change_of_one_output_is_found(model, calls, place):
+    def scaled(expected):
+        return [[a * (1.001 if k == place else 1.0) for k, a in enumerate(arrays)] for arrays in expected]
+
+    checks = judged(model, calls, scaled)
+    assert [check.kept for check in checks] == [place != 0, place != 1]
+
+
+def test_what_cannot_be_compared(model, calls):
+    checks = judged(model, calls, lambda expected: [[a[:-1], b * numpy.nan] for a, b in expected])
+    assert "shape" in checks[0].problem
+    assert "not finite" in checks[1].problem
+    (check,) = judged(model, calls, lambda expected: expected[:-1])
+    assert "2 calls were answered of 3" in check.problem
+
+
+def test_outputs_are_called_as_a_person_would_index_them():
+    tensor = torch.ones(1)
+    returned = {"logits": tensor, "states": (tensor, [tensor])}
+    assert names_of(returned) == ["output['logits']", "output['states'][0]", "output['states'][1][0]"]
