@@ -229,7 +229,7 @@ def buy_or_rent(
             return None
         return float(getattr(paid, which)) / (an_hour - electricity)
 
-    hours = hours_until(buy, rent and rent.typical, "typical")
+    hours = hours_until(buy, rent.typical if rent else None, "typical")
     return {
         "gpu": gpu.name,
         "buy_usd": buy and buy.typical,
@@ -239,7 +239,7 @@ def buy_or_rent(
         "rent_usd_per_hour": rent and rent.typical,
         "electricity_usd_per_hour": electricity,
         "break_even_hours": hours,
-        "break_even_low": hours_until(buy, rent and rent.high, "low"),
-        "break_even_high": hours_until(buy, rent and rent.low, "high"),
+        "break_even_low": hours_until(buy, rent.high if rent else None, "low"),
+        "break_even_high": hours_until(buy, rent.low if rent else None, "high"),
         "trainings": hours / offer.hours if hours else None,
     }
