@@ -20,13 +20,14 @@ from vivace.job import Job
 from vivace.recipes.networks.schedules import adamw, clip, warm_cosine
 from vivace.recipes.networks.transformer import Transformer, check_width
 from vivace.recipes.sources import check_choice, demanded, wordnet
-from vivace.recipes.sources.characters import UNKNOWN, Vocabulary, forgetting, padded
+from vivace.recipes.sources.characters import UNKNOWN, Vocabulary, padded
 
 LENGTH = 32  # words of a definition or sentence that are read
 BATCH = 256
 TRAINED = 51200  # definitions of an epoch, drawn anew
 TEMPERATURE = 0.05  # of the cosines (Chen et al., 2020, arXiv:2002.05709)
-FORGOTTEN = 0.1
+# Share of all words from which one is left out at times (Mikolov et al., 2013, arXiv:1310.4546).
+OFTEN = 1e-3
 DATA = ("wordnet", "stsb")
 
 Pair = tuple[torch.Tensor, torch.Tensor, float]
@@ -65,6 +66,8 @@ class Definitions(Dataset[Pair]):
         self.words = [[numbers[word] for word in entry.words if word in numbers] for entry in known]
         texts = ((*entry.words, *entry.definition)[:LENGTH] for entry in known)
         self.definitions = [vocabulary("wordnet").encode(text) for text in texts]
+        counts = torch.bincount(torch.cat(self.definitions), minlength=len(vocabulary("wordnet")))
+        self.kept = (OFTEN * counts.sum() / counts.clamp(min=1)).sqrt()
 
     def __len__(self) -> int:
         return TRAINED
@@ -74,7 +77,8 @@ class Definitions(Dataset[Pair]):
         words = self.words[meaning]
         word = words[int(torch.randint(len(words), ()))]
         definition = self.definitions[meaning].masked_fill(self.definitions[meaning] == word, UNKNOWN)
-        return torch.tensor([word]), forgetting(definition, FORGOTTEN), 1.0
+        there = torch.rand(definition.shape) < self.kept[definition]
+        return torch.tensor([word]), definition[there] if there.any() else definition, 1.0
 
 
 class Judged(Dataset[Pair]):
@@ -104,17 +108,18 @@ def collate(rows: list[Pair]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Encoder(nn.Module):
-    """Words (batch, length) -> vectors of length one (batch, width): the mean of a transformer's states."""
+    """Words (batch, length) -> vectors of length one (batch, width): a transformer's states, weighed."""
 
     def __init__(self, num_tokens: int, width: int, depth: int) -> None:
         super().__init__()
         self.body = Transformer(num_tokens, LENGTH, width, depth, causal=False)
+        self.weigh = nn.Linear(width, 1)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """The vectors."""
-        there = (tokens != 0).unsqueeze(-1)
-        mean = (self.body(tokens) * there).sum(1) / there.sum(1)
-        return functional.normalize(mean, dim=-1)
+        states = self.body(tokens)
+        weights = self.weigh(states).masked_fill((tokens == 0).unsqueeze(-1), -1e4).softmax(1)
+        return functional.normalize((states * weights).sum(1), dim=-1)
 
 
 def contrast(model: nn.Module, batch: Any) -> torch.Tensor:
