@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from vivace.job import Job
 from vivace.recipes.networks.schedules import adamw, clip, warm_cosine
-from vivace.recipes.networks.transformer import Transformer, check_width
 from vivace.recipes.sources import check_choice, demanded, wordnet
 from vivace.recipes.sources.characters import UNKNOWN, Vocabulary, padded
 
@@ -108,18 +107,26 @@ def collate(rows: list[Pair]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Encoder(nn.Module):
-    """Words (batch, length) -> vectors of length one (batch, width): a transformer's states, weighed."""
+    """Words (batch, length) -> vectors of length one (batch, width).
+
+    A deep averaging network (Iyyer et al., 2015): a mean of vectors, and residual layers above it.
+    """
 
     def __init__(self, num_tokens: int, width: int, depth: int) -> None:
         super().__init__()
-        self.body = Transformer(num_tokens, LENGTH, width, depth, causal=False)
-        self.weigh = nn.Linear(width, 1)
+        self.tokens = nn.Embedding(num_tokens, width)
+        layers = [nn.Linear(width, width) for _ in range(depth)]
+        for layer in layers:  # the mean itself, to begin with
+            nn.init.zeros_(layer.weight)
+        self.layers = nn.ModuleList(layers)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """The vectors."""
-        states = self.body(tokens)
-        weights = self.weigh(states).masked_fill((tokens == 0).unsqueeze(-1), -1e4).softmax(1)
-        return functional.normalize((states * weights).sum(1), dim=-1)
+        there = (tokens != 0).unsqueeze(-1)
+        hidden = (self.tokens(tokens) * there).sum(1) / there.sum(1)
+        for layer in self.layers:
+            hidden = hidden + functional.gelu(layer(hidden))
+        return functional.normalize(hidden, dim=-1)
 
 
 def contrast(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -158,8 +165,7 @@ def unseen(data: str = "wordnet") -> DataLoader[Any]:
 
 
 def job(*, width: int = 64, depth: int = 1, epochs: int = 3, data: str = "wordnet") -> Job:
-    """The job. `data` is ``wordnet`` or ``stsb``; `width` in hidden units, a multiple of 32."""
-    check_width(width)
+    """The job. `data` is ``wordnet`` or ``stsb``; `width` in numbers of a vector."""
     check_choice("data", data, DATA)
 
     def rows() -> Dataset[Pair]:
@@ -172,7 +178,7 @@ def job(*, width: int = 64, depth: int = 1, epochs: int = 3, data: str = "wordne
         model=lambda: Encoder(len(vocabulary(data)), width, depth),
         data=lambda: DataLoader(rows(), batch_size=BATCH, shuffle=True, drop_last=True, collate_fn=collate),
         loss=contrast if data == "wordnet" else distance,
-        optimizer=adamw(5e-3),
+        optimizer=adamw(2e-2, weight_decay=0.0),
         scheduler=lambda optimizer: warm_cosine(epochs * steps())(optimizer),
         scheduler_every="step",
         on_gradients=clip,
