@@ -172,10 +172,13 @@ def draw_card(gpu: Gpu, found: list[Trainable], largest: float, console: Console
     from rich.table import Table
 
     table = Table(
-        box=None, title=f"{gpu.name}, {words.size(gpu.memory_bytes)}: mixed precision", title_justify="left"
+        box=None,
+        pad_edge=False,
+        title=f"{gpu.name}, {words.size(gpu.memory_bytes)}: mixed precision, the largest batch that fits",
+        title_justify="left",
     )
     wide = console.width >= WIDE
-    for column in ("model", "batch that fits", "samples/s, 80 % interval", "one pass over", "takes"):
+    for column in ("model", "batch", "samples/s, 80 % interval", "one pass over", "takes"):
         if wide or column != "one pass over":
             least = len("10,317") if column != "samples/s, 80 % interval" else len("(10,177-13,018)")
             table.add_column(column, no_wrap=column in ("model", "takes"), min_width=least)

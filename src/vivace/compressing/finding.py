@@ -70,13 +70,7 @@ def compress(
     folder = _prepared(Path(out))
     with tempfile.TemporaryDirectory(prefix="vivace-") as scratch:
         bench = Bench(Source(job), str(path), Path(scratch), folder / FILES, folder / LOG, size)
-        try:
-            facts = bench.begin()
-            bench.margin = parse_margin(margin, facts["metric"])
-            tried, interrupted = _tried(bench, objective, tell)
-            tried = tried if interrupted else _settled(bench, tried, objective, tell)
-        finally:
-            bench.close()
+        facts, tried, interrupted = _searched(bench, margin, objective, tell)
     chosen = _best(tried, objective)
     found = Compressed(
         job=job if isinstance(job, str) else "job",
@@ -96,6 +90,19 @@ def compress(
     )
     _write(found, folder)
     return found
+
+
+def _searched(
+    bench: Bench, margin: str | float, objective: str, tell: Tell
+) -> tuple[dict[str, Any], list[Tried], bool]:
+    """What is known of the model, every form, and whether Ctrl-C ended it; the processes end with it."""
+    try:
+        facts = bench.begin()
+        bench.margin = parse_margin(margin, facts["metric"])
+        tried, interrupted = _tried(bench, objective, tell)
+        return facts, tried if interrupted else _settled(bench, tried, objective, tell), interrupted
+    finally:
+        bench.close()
 
 
 def _write(found: Compressed, folder: Path) -> None:
