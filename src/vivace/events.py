@@ -1,4 +1,4 @@
-"""What `tune`, `verify` and `train` tell while they work: every `on_event` hears an `Event`."""
+"""What `tune`, `verify`, `train` and `sweep` tell while they work: every `on_event` hears an `Event`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class EventKind(enum.StrEnum):
 
     | kind | told by | payload |
     |---|---|---|
-    | ``notice`` | tune, train | text: a sentence that the person should read |
-    | ``phase`` | tune | name: what it does from now on |
+    | ``notice`` | tune, train, sweep | text: a sentence that the person should read |
+    | ``phase`` | tune, sweep | name: what it does from now on |
     | ``trial_begin`` | tune | plan: as text; role |
     | ``trial_end`` | tune | trial: a `vivace.ledger.Trial`; without a beginning where it got no process |
     | ``verdict`` | tune | plan: as text; verdict: a `vivace.Verdict` |
@@ -27,6 +27,7 @@ class EventKind(enum.StrEnum):
     | ``checkpoint`` | train | step, path, seconds: that it took |
     | ``watch`` | train | step, watch_kept, and the figures of a step that was repeated under the reference |
     | ``unwatched`` | train | text: why steps are not watched |
+    | ``swept`` | sweep | number, state: of a trial that ended; text: a line on it; [seed: of a repetition] |
     | ``stop`` | train | the keys of `vivace.Run.to_dict` |
     """
 
@@ -44,6 +45,7 @@ class EventKind(enum.StrEnum):
     CHECKPOINT = "checkpoint"
     WATCH = "watch"
     UNWATCHED = "unwatched"
+    SWEPT = "swept"
     STOP = "stop"
 
 
