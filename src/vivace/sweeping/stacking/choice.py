@@ -1,0 +1,108 @@
+"""Is a stack faster than its rows one after another? A size rule first, then a measurement in pairs."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from vivace.inspection.limits import free_memory
+from vivace.ledger import Ratio
+from vivace.measuring.statistics import speed_ratio
+from vivace.sweeping.stacking.rows import Row
+from vivace.sweeping.stacking.stack import Stack
+
+# What a stack saves is what each operator costs beside its arithmetic: a few milliseconds a step at most.
+LONGEST_STEP_SECONDS = 0.05
+BLOCK_SECONDS = 0.15
+LEAST_PAIRS, MOST_PAIRS = 4, 12
+MOST_SECONDS = 8.0
+MEMORY_SHARE = 0.25
+COPIES = 5  # of a model's weights: they, their gradients twice, and two states of an optimizer
+
+
+def too_large(row: Row, step_seconds: float) -> str:
+    """Why measuring would be a waste of time; empty where it is not."""
+    if step_seconds > LONGEST_STEP_SECONDS:
+        return (
+            f"a step alone takes {1e3 * step_seconds:.0f} milliseconds, nearly all of it arithmetic, which no stack saves"
+        )
+    return ""
+
+
+def most_rows(row: Row) -> int:
+    """How many rows fit into a share of the free memory."""
+    size = sum(p.numel() * p.element_size() for p in row.model.parameters())
+    free = torch.cuda.mem_get_info(row.device)[0] if row.device.type == "cuda" else free_memory()
+    return max(1, int(MEMORY_SHARE * free / (COPIES * max(1, size))))
+
+
+def step_seconds(stack: Stack, row: Row) -> float:
+    """How long a step alone takes, the fastest of a few; the stack is afterwards as it was."""
+    saved, times = stack.saved(), list[float]()
+    for batch in itertools.islice(row.batches(row.epoch), 4):
+        begin = time.perf_counter()
+        row.step_alone(batch)
+        times.append(time.perf_counter() - begin)
+    stack.put_back(saved)
+    return min(times)
+
+
+def measured(stack: Stack) -> tuple[Ratio, float]:
+    """How many times faster the stack is than its rows one after another, with their own loaders, and the
+    seconds of a step alone; the stack is afterwards as it was.
+
+    Blocks of both alternate, so that what else the machine does meets both.
+    """
+    saved, deadline = stack.saved(), time.monotonic() + MOST_SECONDS
+    alone, fused = _alone(stack), _fused(stack)
+    next(alone), next(fused)  # the first ones allocate
+    single = next(alone)
+    count = max(1, round(BLOCK_SECONDS / max(single, 1e-6)))
+    pairs: list[tuple[float, float]] = []
+    while len(pairs) < LEAST_PAIRS or (len(pairs) < MOST_PAIRS and time.monotonic() < deadline):
+        before = sum(itertools.islice(alone, count))
+        pairs.append((before, sum(itertools.islice(fused, count))))
+        if len(pairs) >= LEAST_PAIRS and not _open(speed_ratio(pairs)):
+            break
+    stack.put_back(saved)
+    return speed_ratio(pairs), single / len(stack.rows)
+
+
+def _open(ratio: Ratio) -> bool:
+    """Is it still undecided which is faster?"""
+    return ratio.low <= 1.0 <= ratio.high
+
+
+def _alone(stack: Stack) -> Iterator[float]:
+    """Seconds of one step of each row, one row after another, over and over."""
+    feeds = [_endless(row) for row in stack.rows]
+    while True:
+        begin = time.perf_counter()
+        for row, feed in zip(stack.rows, feeds, strict=True):
+            row.step_alone(next(feed))
+        _wait(stack)
+        yield time.perf_counter() - begin
+
+
+def _endless(row: Row) -> Iterator[Any]:
+    while True:
+        yield from row.batches(row.epoch)
+
+
+def _fused(stack: Stack) -> Iterator[float]:
+    """Seconds of one step of all rows as one, over and over."""
+    feed = itertools.chain.from_iterable(stack.feed.epoch(stack.rows) for _ in itertools.count())
+    while True:
+        begin = time.perf_counter()
+        stack.step(next(feed))
+        _wait(stack)
+        yield time.perf_counter() - begin
+
+
+def _wait(stack: Stack) -> None:
+    if stack.rows[0].device.type == "cuda":
+        torch.cuda.synchronize()
