@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +16,19 @@ from vivace.session.opening import call, models_of
 from vivace.sweeping.space import Parameters, Space
 
 ENTRY = "vivace.sweeping.probe:Probe"
+OURS = ("vivace.sweeping.trial", "vivace.sweeping.stacking.child")
+OTHERS = (
+    "sklearn",
+    "skimage",
+    "scipy",
+    "PIL",
+    "torchvision",
+    "timm",
+    "transformers",
+    "torchmetrics",
+    "pandas",
+    "tensorboard",
+)
 
 
 class Probe:
@@ -23,6 +37,14 @@ class Probe:
     def __init__(self, job: JobFunction, threads: int) -> None:
         torch.set_num_threads(threads)
         self.job = job
+
+    def libraries(self) -> list[str]:
+        """Slow imports that every trial would make; later children find them made.
+
+        Those of the job among them are made once it has been looked at.
+        """
+        train = ("tensorboard.summary.writer.record_writer", "tensorboard.compat.proto.event_pb2")
+        return [*OURS, *train, *(name for name in sys.modules if name.partition(".")[0] in OTHERS)]
 
     def look(self, parameters: Parameters) -> dict[str, Any]:
         """Epochs, metric and the shape of one configuration. Raises JobError where it cannot be built."""

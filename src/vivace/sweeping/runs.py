@@ -7,24 +7,30 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from vivace.errors import AnswerIsNo, FolderError, VivaceError
 from vivace.events import Tell
 from vivace.plan import Plan
-from vivace.processes.launch import Child, Source, preload
+from vivace.processes.launch import Child, Source
 from vivace.sweeping import trial as child_side
 from vivace.sweeping.folder import LOG, SweepFolder, lighten
 from vivace.sweeping.record import record_of
-from vivace.sweeping.space import told
+from vivace.sweeping.fused import Fused, Shape
+from vivace.sweeping.space import Parameters, told
+from vivace.sweeping.stacking import child as stack_side
 from vivace.sweeping.study import Asked, Study
 from vivace.words import number
 
 SILENCE_SECONDS = 7 * 86400.0  # an epoch may take long; a child that hangs is for the person to end
 MOST_FAILURES = 5  # at the beginning, without one result
+
+MOST_ROWS = 32  # of a stack
+GENERATIONS = 5  # of stacks, at least, in a sweep
 
 Work = Callable[[], None]
 
@@ -37,6 +43,8 @@ class Runs:
         plan: under which every trial trains.
         seed: of every trial: what differs between them is their parameters alone.
         tell: hears ``swept`` of every trial.
+        shaping: the parameters that change the shapes of weights: runs that agree in them may be fused.
+        fusing: may runs be trained as one?
     """
 
     def __init__(
@@ -50,30 +58,41 @@ class Runs:
         workers: int,
         threads: int,
         tell: Tell,
+        shaping: Sequence[str] = (),
+        fusing: bool = True,
     ) -> None:
         self.study, self.folder, self.source, self.plan = study, folder, source, plan
         self.seed, self.workers, self.threads, self.tell = seed, workers, threads, tell
+        self.shaping, self.fusing = shaping, fusing
         self.best: tuple[float, int] | None = None
+        self.decisions: list[dict[str, Any]] = []
+        self._wanted = 0
+        self._waiting: list[Asked] = []
+        self._alone: set[int] = set()  # trials that no stack takes
+        self._apart: set[Shape] = set()  # shapes whose runs are not faster, or not the same, as one
         self._lock = threading.RLock()
         self._children: set[int] = set()
-        self._stopping = self._preloaded = False
+        self._stopping = False
 
     def search(self, wanted: int) -> None:
         """Run trials until `wanted` count, those of earlier sessions too, or none is left to try.
 
         Raises AnswerIsNo where the first ones all fail, FolderError where the folder cannot be written.
         """
-        waiting = self.study.left_over()
-        running = [0]
+        self._wanted = wanted
+        self._waiting += self.study.left_over()
 
         def following() -> Work | None:
-            asked = waiting.pop(0) if waiting else None
-            if asked is None and len(self.study.counted()) + running[0] < wanted:
-                asked = self.study.ask()
-            if asked is None:
-                return None
-            running[0] += 1
-            return partial(self._counted_down, running, partial(self._try, asked))
+            with self._lock:
+                asked = self._waiting.pop(0) if self._waiting else self._ask()
+                if asked is None:
+                    return None
+                shape = self._shape_of(asked)
+                if self.fusing and shape not in self._apart and asked.number not in self._alone:
+                    together = [asked, *self.alike(shape, self._most_rows() - 1)]
+                    if len(together) > 1:
+                        return partial(self._fuse, together, shape)
+                return partial(self._try, asked)
 
         self._side_by_side(following)
 
@@ -97,11 +116,44 @@ class Runs:
         self._side_by_side(lambda: partial(once, *waiting.pop(0)) if waiting else None)
         return found
 
-    def _counted_down(self, running: list[int], work: Work) -> None:
-        try:
-            work()
-        finally:
-            running[0] -= 1
+    def _ask(self, like: Parameters | None = None) -> Asked | None:
+        """A new trial, while fewer are counted or open than are wanted."""
+        if len(self.study.counted()) + len(self.study.open()) >= self._wanted:
+            return None
+        return self.study.ask(like)
+
+    def alike(self, shape: Shape, most: int) -> list[Asked]:
+        """Other trials of this shape: those that wait, then new ones."""
+        with self._lock:
+            fit = (a for a in self._waiting if self._shape_of(a) == shape and a.number not in self._alone)
+            found = list(islice(fit, most))
+            self._waiting = [asked for asked in self._waiting if asked not in found]
+            while len(found) < most and (asked := self._ask(dict(shape))) is not None:
+                found.append(asked)
+            return found
+
+    def run_alone(self, asked: Sequence[Asked]) -> None:
+        """These trials are to be run in processes of their own."""
+        with self._lock:
+            self._alone |= {one.number for one in asked}
+            self._waiting += asked
+
+    def decided(self, decision: dict[str, Any], shape: Shape) -> None:
+        """What was found of runs of this shape; where they are not fused, they are not tried again."""
+        with self._lock:
+            if not decision["fused"]:
+                self._apart.add(shape)
+            known = [one for one in self.decisions if one["shape"] == dict(shape)]
+            if not known:
+                self.decisions.append({"shape": dict(shape)})
+            (known or self.decisions[-1:])[0].update(decision)
+
+    def _shape_of(self, asked: Asked) -> Shape:
+        return tuple((name, asked.parameters[name]) for name in self.shaping)
+
+    def _most_rows(self) -> int:
+        """How many runs are stacked: few enough that the search learns from some before it asks for more."""
+        return max(2, min(MOST_ROWS, self._wanted // GENERATIONS))
 
     def _side_by_side(self, following: Callable[[], Work | None]) -> None:
         """Do one piece of work after another, `workers` at once; Ctrl-C and errors end all of them."""
@@ -142,15 +194,34 @@ class Runs:
             raise
         except VivaceError as error:
             if not self._stopping:
-                self._failed(asked, error, curve, time.monotonic() - begin)
+                self.failed(asked, error, curve, time.monotonic() - begin)
             return
-        self._ended(asked, answer, curve, time.monotonic() - begin)
+        self.ended(asked, answer, curve, time.monotonic() - begin)
+
+    def _fuse(self, together: list[Asked], shape: Shape) -> None:
+        """Train trials of one shape as one; what cannot be part of that is run alone afterwards."""
+        fused = Fused(self, together, shape, varied=bool(self.shaping))
+        try:
+            with self._child(stack_side.ENTRY) as child:
+                answer = child.ask(
+                    "train",
+                    SILENCE_SECONDS,
+                    reply=fused.heard,
+                    trials=[fused.told(asked) for asked in together],
+                    seed=self.seed,
+                )
+            fused.end(answer)
+        except FolderError:
+            raise
+        except VivaceError as error:
+            if not self._stopping:
+                fused.broken(error)
 
     def _train(
         self, asked: Asked, out: str, seed: int, heard: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> dict[str, Any]:
         with self._child(child_side.ENTRY) as child:
-            answer = child.ask(
+            answer: dict[str, Any] = child.ask(
                 "train",
                 SILENCE_SECONDS,
                 reply=heard,
@@ -159,8 +230,7 @@ class Runs:
                 out=out,
                 seed=seed,
             )
-            self._preload(child)
-            return dict(answer)
+            return answer
 
     @contextlib.contextmanager
     def _child(self, entry: str) -> Iterator[Child]:
@@ -176,16 +246,7 @@ class Runs:
             with self._lock:
                 self._children.discard(child.pid)
 
-    def _preload(self, child: Child) -> None:
-        """Once: let later children find the job's slow imports made."""
-        if not self._preloaded:
-            names = child.ask("libraries", SILENCE_SECONDS)
-            with self._lock:
-                if not self._preloaded:
-                    self._preloaded = True
-                    preload(names)
-
-    def _failed(self, asked: Asked, error: VivaceError, curve: dict[int, float], seconds: float) -> None:
+    def failed(self, asked: Asked, error: VivaceError, curve: dict[int, float], seconds: float) -> None:
         facts = {"reason": str(error), "code": str(error.code), "kind": error.kind}
         self.study.fail(asked.number, curve=curve, seconds=seconds, **facts)
         lighten(self.folder.trial(asked.number), model=False)
@@ -196,13 +257,14 @@ class Runs:
                 f"the first {MOST_FAILURES} trials all failed; the last one with {told(asked.parameters)}: {error}"
             )
 
-    def _ended(
+    def ended(
         self, asked: Asked, answer: dict[str, Any], curve: dict[int, float], seconds: float
     ) -> None:
         which, metric = asked.number, answer["metric"]
         facts = {"metric": metric, "curve": curve, "seconds": seconds}
         facts |= {"costs": {"seconds": answer["step_seconds"]} if answer.get("step_seconds") else {}}
         facts |= {"peak_bytes": answer.get("peak_bytes"), "epochs": answer.get("epoch")}
+        facts |= answer.get("facts", {})
         if answer["pruned"]:
             self.study.prune(which, **facts)
             lighten(self.folder.trial(which), model=False)

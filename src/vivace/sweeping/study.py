@@ -174,6 +174,10 @@ class Study:
         done = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
         return [t for t in self.trials() if t.state in done and t.user_attrs.get("code") != REPEATS]
 
+    def open(self) -> list[FrozenTrial]:
+        """Those that are being run, or were when a sweep was killed."""
+        return [t for t in self.trials() if t.state == TrialState.RUNNING]
+
     def tried(self) -> set[str]:
         """The combinations that are done or being tried."""
         return {

@@ -19,7 +19,7 @@ from vivace.inspection import inspect
 from vivace.job import Job, JobFunction
 from vivace.machine import Machine
 from vivace.plan import Plan
-from vivace.processes.launch import Child, Source, plan_of
+from vivace.processes.launch import Child, Source, plan_of, preload
 from vivace.sweeping import page, probe
 from vivace.sweeping.best import title_of, write_best
 from vivace.sweeping.folder import BEST, LOG, PAGE, RESULT, SweepFolder
@@ -61,7 +61,16 @@ def run_sweep(
         setting = Setting(function.name, to_dict(searched), fixed, seed, looked["epochs"])
         study = Study(folder.journal, setting, searched)
         runs = Runs(
-            study, folder, source, loaded, seed=seed, workers=workers, threads=threads, tell=tell
+            study,
+            folder,
+            source,
+            loaded,
+            seed=seed,
+            workers=workers,
+            threads=threads,
+            tell=tell,
+            shaping=looked["shaping"],
+            fusing=not loaded.techniques,
         )
         interrupted, finalists = False, list[Finalist]()
         try:
@@ -77,6 +86,7 @@ def run_sweep(
             folder,
             finalists or _unrepeated(study),
             looked,
+            decisions=runs.decisions,
             machine=machine,
             plan=loaded,
             shares=(workers, threads),
@@ -116,6 +126,7 @@ def _look(
             name: [child.ask("look", SILENCE_SECONDS, parameters=one) for one in some]
             for name, some in probe.variations(space, fixed).items()
         }
+        preload(child.ask("libraries", SILENCE_SECONDS))
     (first,) = found[""]
     looks = [one for some in found.values() for one in some]
     return {
@@ -157,6 +168,7 @@ def _concluded(
     finalists: list[Finalist],
     looked: dict[str, Any],
     *,
+    decisions: Sequence[dict[str, Any]],
     machine: Machine,
     plan: Plan,
     shares: tuple[int, int],
@@ -179,7 +191,7 @@ def _concluded(
         trials=tuple(records),
         importances=importances_of(study.trials(), study.importances, setting.seed),
         front=(),
-        fusing=(),
+        fusing=tuple(decisions),
         epochs=setting.epochs,
         pruned_seconds_saved=_saved(records, setting.epochs),
         sampler=study.sampler_name,

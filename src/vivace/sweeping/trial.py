@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import sys
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from vivace.watching.watched import train
 
 ENTRY = "vivace.sweeping.trial:Trial"
 CHECKPOINT_SECONDS = 120.0  # what a kill can cost at most
-LIBRARIES = ("sklearn", "skimage", "scipy", "PIL", "torchvision", "timm", "transformers", "torchmetrics", "pandas")
 
 
 class Pruned(Exception):
@@ -61,10 +59,6 @@ class Trial:
             "plan_kept": run.plan == plan,
             **self._cost(),
         }
-
-    def libraries(self) -> list[str]:
-        """Well-known slow imports that the job has made; later children find them imported already."""
-        return [name for name in sys.modules if name.partition(".")[0] in LIBRARIES]
 
     def _heard(self, event: Event) -> None:
         if event.kind != EventKind.EPOCH:

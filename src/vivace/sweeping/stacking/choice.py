@@ -24,7 +24,7 @@ MEMORY_SHARE = 0.25
 COPIES = 5  # of a model's weights: they, their gradients twice, and two states of an optimizer
 
 
-def too_large(row: Row, step_seconds: float) -> str:
+def too_large(step_seconds: float) -> str:
     """Why measuring would be a waste of time; empty where it is not."""
     if step_seconds > LONGEST_STEP_SECONDS:
         return (

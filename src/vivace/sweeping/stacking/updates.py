@@ -94,13 +94,12 @@ class Adam(Rule):
     def update(self, rows: Sequence[Row], weights: torch.Tensor, gradient: torch.Tensor) -> None:
         """One step of every row."""
         self.steps = [step + 1 for step in self.steps]
-        rate, decay = self.column(rows, "lr"), self.column(rows, "weight_decay")
-        if self.any("weight_decay"):
-            if self.decoupled:
-                weights.mul_(1.0 - rate * decay)
-            else:
-                gradient.addcmul_(weights, decay.expand_as(weights))
         groups = [row.optimizer.param_groups for row in rows]
+        decay = self.column(rows, "weight_decay")
+        if self.any("weight_decay") and self.decoupled:
+            weights.mul_(self.spread("kept", [[1 - g["lr"] * g["weight_decay"] for g in own] for own in groups]))
+        elif self.any("weight_decay"):
+            gradient.addcmul_(weights, decay.expand_as(weights))
         betas = [[group["betas"] for group in some] for some in groups]
         mean, square = self.state["exp_avg"], self.state["exp_avg_sq"]
         mean.lerp_(gradient, self.spread("1 - beta1", [[1 - b for b, _ in some] for some in betas]).expand_as(mean))
