@@ -30,7 +30,7 @@ SILENCE_SECONDS = 7 * 86400.0  # an epoch may take long; a child that hangs is f
 MOST_FAILURES = 5  # at the beginning, without one result
 
 MOST_ROWS = 32  # of a stack
-GENERATIONS = 5  # of stacks, at least, in a sweep
+GENERATIONS = 4  # of stacks, at least, in a sweep
 
 Work = Callable[[], None]
 
