@@ -411,6 +411,12 @@ def sweep(
         "runs/sweep"
     ),
     resume: Annotated[bool, typer.Option("--resume", help="go on with the sweep in that folder")] = False,
+    against: Annotated[
+        str | None, typer.Option(help="weigh the metric against seconds (of a step) or parameters")
+    ] = None,
+    transfer: Annotated[
+        str | None, typer.Option(metavar="WIDTH", help="carry learning rates over from its smallest value: muP")
+    ] = None,
     device: OnDevice = None,
     details: Details = False,
     as_json: AsJson = False,
@@ -437,6 +443,8 @@ def sweep(
                 workers=workers,
                 out=out,
                 resume=resume,
+                against=against,
+                transfer=transfer,
                 on_event=progress,
             )
         shown.document(result.to_dict())

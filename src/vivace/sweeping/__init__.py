@@ -28,6 +28,8 @@ def sweep(
     workers: int | None = None,
     out: str | os.PathLike[str] = "runs/sweep",
     resume: bool = False,
+    against: str | None = None,
+    transfer: str | None = None,
     on_event: OnEvent | None = None,
 ) -> Swept:
     """Search the parameters of `job` for the best metric.
@@ -47,6 +49,10 @@ def sweep(
         workers: trials at a time; left out, one a core, or one on a GPU.
         out: folder for the journal, the runs, the page and best.py.
         resume: go on with the sweep that `out` holds.
+        against: ``seconds`` of a step or ``parameters`` of the model: beside the best metric, the trials that
+            no other beats in both; nothing is pruned then.
+        transfer: the parameter that is the model's width: learning rates are those of its smallest value, and
+            carried over to others (muP, see `vivace.sweeping.transfer`).
         on_event: called with a `vivace.Event` as the sweep goes on.
 
     Raises InputError where a range cannot be read, JobError where the job cannot be built, FolderError where
@@ -54,7 +60,7 @@ def sweep(
     """
     require_torch()
     require_optuna()
-    from vivace.sweeping.sweep import run_sweep
+    from vivace.sweeping.searching import run_sweep
 
     return run_sweep(
         job,
@@ -66,6 +72,8 @@ def sweep(
         workers=workers,
         out=out,
         resume=resume,
+        against=against,
+        transfer=transfer,
         on_event=on_event,
     )
 

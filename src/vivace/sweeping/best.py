@@ -9,21 +9,22 @@ from pathlib import Path
 from vivace.files import replace_text
 from vivace.job import JobFunction
 from vivace.sweeping.space import Parameters, told
+from vivace.sweeping.transfer import Transferred
 
 _FROM_FILE = '''"""{title}"""
 
 from pathlib import Path
 
-from vivace.job import JobFunction
+{imported}
 
 SOURCE = Path(__file__).parent / {path!r}
-job = JobFunction(f"{{SOURCE}}:{name}")({arguments})
+job = {maker}(f"{{SOURCE}}:{name}"{further})({arguments})
 '''
 _FROM_MODULE = '''"""{title}"""
 
-from vivace.job import JobFunction
+{imported}
 
-job = JobFunction({reference!r})({arguments})
+job = {maker}({reference!r}{further})({arguments})
 '''
 
 
@@ -34,14 +35,18 @@ def write_best(path: Path, function: JobFunction, parameters: Parameters, title:
         return ""
     arguments = ", ".join(f"{name}={value!r}" for name, value in parameters.items())
     place, colon, name = reference.rpartition(":")
+    made = {"imported": "from vivace.job import JobFunction", "maker": "JobFunction", "further": ""}
+    if isinstance(function, Transferred):
+        made = {"imported": "from vivace.sweeping.transfer import Transferred", "maker": "Transferred"}
+        made["further"] = f", width={function.width!r}, base={function.base!r}"
     title = title.replace("\\", "/").replace('"""', "'''")
     if not colon and reference.endswith(".py"):
         place, name = reference, "job"
     if place.endswith(".py"):
         nearby = os.path.relpath(Path(place).resolve(), path.parent.resolve())
-        text = _FROM_FILE.format(title=title, path=nearby, name=name, arguments=arguments)
+        text = _FROM_FILE.format(title=title, path=nearby, name=name, arguments=arguments, **made)
     else:
-        text = _FROM_MODULE.format(title=title, reference=reference, arguments=arguments)
+        text = _FROM_MODULE.format(title=title, reference=reference, arguments=arguments, **made)
     replace_text(path, text)
     return f"{path}:job"
 

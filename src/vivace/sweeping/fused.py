@@ -107,6 +107,6 @@ class Fused:
     def _end(self, number: int, one: dict[str, Any], decision: dict[str, Any], *, pruned: bool) -> None:
         facts = {"fused": self._most[number], "sameness": decision["sameness"]}
         answer = {"pruned": pruned, "metric": one["metric"], "epoch": one["epoch"], "facts": facts}
-        answer["step_seconds"] = decision["alone_step_seconds"]
+        answer |= {"step_seconds": decision["alone_step_seconds"], "num_parameters": one["num_parameters"]}
         asked = self._members.pop(number)
         self.owner.ended(asked, answer, self._curves[number], self._seconds[number])

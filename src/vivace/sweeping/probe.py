@@ -78,13 +78,14 @@ def variations(space: Space, fixed: Parameters) -> dict[str, list[Parameters]]:
 
     The first one, which has the lowest value or first choice of each, stands under the empty name.
     """
-    values = {name: _values(found) for name, found in space.items()}
+    values = {name: values_of(found) for name, found in space.items()}
     first = {**fixed, **{name: found[0] for name, found in values.items()}}
     found = {name: [{**first, name: value} for value in some[1:]] for name, some in values.items()}
     return {"": [first], **found}
 
 
-def _values(found: Any) -> list[Any]:
+def values_of(found: Any) -> list[Any]:
+    """The choices of a distribution, or its ends."""
     if isinstance(found, CategoricalDistribution):
         return list(found.choices)
     return [found.low, found.high]

@@ -19,7 +19,8 @@ _STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.36
 class TrialRecord:
     """One trial. `state`: complete, pruned, failed, or open where the sweep ended first.
 
-    `curve` is the metric after each epoch; `costs` its ``seconds`` a step and ``parameters``; `fused` says with how many others it shared its steps at most;
+    `curve` is the metric after each epoch; `costs` its ``seconds`` a step and
+    ``parameters``; `plan_left` says why the plan did not act to its end; `fused` says with how many others it shared its steps at most;
     `reason` why it failed.
     """
 
@@ -29,7 +30,8 @@ class TrialRecord:
     metric: float | None
     curve: dict[int, float]
     seconds: float
-    costs: dict[str, float]
+    costs: dict[str, float | None]
+    plan_left: str
     fused: int
     sameness: str
     reason: str
@@ -55,6 +57,7 @@ def record_of(frozen: FrozenTrial, fixed: Parameters) -> TrialRecord:
         curve={int(epoch): value for epoch, value in (facts.get("curve") or {}).items()},
         seconds=facts.get("seconds", seconds),
         costs=facts.get("costs", {}),
+        plan_left=facts.get("plan_left", ""),
         fused=facts.get("fused", 1),
         sameness=facts.get("sameness", ""),
         reason=facts.get("reason", ""),

@@ -42,7 +42,6 @@ class Swept:
     workers: int
     threads: int
     plan: dict[str, dict[str, Any]]
-    plan_checks: tuple[dict[str, Any], ...]
     seconds: float
     date: str
     device: str

@@ -262,14 +262,17 @@ class Runs:
     ) -> None:
         which, metric = asked.number, answer["metric"]
         facts = {"metric": metric, "curve": curve, "seconds": seconds}
-        facts |= {"costs": {"seconds": answer["step_seconds"]} if answer.get("step_seconds") else {}}
+        costs = {"seconds": answer.get("step_seconds"), "parameters": answer.get("num_parameters")}
+        facts |= {"costs": costs, "plan_left": answer.get("plan_left", "")}
         facts |= {"peak_bytes": answer.get("peak_bytes"), "epochs": answer.get("epoch")}
         facts |= answer.get("facts", {})
         if answer["pruned"]:
             self.study.prune(which, **facts)
             lighten(self.folder.trial(which), model=False)
+        elif any(costs[name] is None for name in self.study.costs):  # ended before a kill, and told after it
+            self.study.fail(which, **facts, reason="none of its steps was timed", kind="VivaceError")
         else:
-            self.study.complete(which, [metric], **facts)
+            self.study.complete(which, [metric, *(costs[name] for name in self.study.costs)], **facts)
             self._keep_best(which, metric)
         self._told(which)
 

@@ -40,6 +40,7 @@ class Setting:
     seed: int
     epochs: int
     objectives: tuple[str, ...] = ("metric",)
+    transfer: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON types."""
@@ -98,6 +99,16 @@ class Study:
             return "none"
         return f"Hyperband over {self.setting.epochs} epochs, reduction {REDUCTION}"
 
+    @property
+    def costs(self) -> tuple[str, ...]:
+        """The objectives beside the metric, of which less is better."""
+        return self.setting.objectives[1:]
+
+    def front(self) -> list[int]:
+        """The numbers of the trials that no other beats in every objective."""
+        with self._lock:
+            return [trial.number for trial in self._study.best_trials]
+
     def left_over(self) -> list[Asked]:
         """Trials that a killed sweep had begun and not ended: they are run under their own numbers."""
         with self._lock, writing(self.path):
@@ -119,9 +130,9 @@ class Study:
                 tried = self.tried()
                 if len(tried) >= size_of(self.space):
                     return None
+                self._study.sampler = self._sampler(len(self.trials()))
                 if like:
                     self._study.enqueue_trial(like)
-                self._study.sampler = self._sampler(len(self.trials()))
                 trial = self._study.ask()
                 found = Asked(trial.number, self._suggested(trial))
                 if key_of(found.parameters) not in tried:

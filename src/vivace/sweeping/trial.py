@@ -7,10 +7,14 @@ from typing import Any
 
 import torch
 
+from vivace.errors import Refused
 from vivace.events import Event, EventKind
-from vivace.job import JobFunction
+from vivace.job import Job, JobFunction
 from vivace.plan import Plan
 from vivace.processes.child import ask_parent
+from vivace.session.opening import call, models_of
+from vivace.tensors.randomness import Streams
+from vivace.training.training import Run
 from vivace.watching.watched import train
 
 ENTRY = "vivace.sweeping.trial:Trial"
@@ -32,33 +36,44 @@ class Trial:
     def train(
         self, parameters: dict[str, Any], plan: dict[str, Any], out: str, seed: int
     ) -> dict[str, Any]:
-        """Train one configuration to its end, or until the parent prunes it; see `told` for the answer."""
+        """Train one configuration to its end, or until the parent prunes it.
+
+        A plan that declines this configuration is left out; one whose steps turn out not to be the same is
+        left at that step. `plan_left` says why.
+        """
         job = self.job(**parameters)
-        self._epochs = []
+        self._epochs, left = [], ""
         try:
-            run = train(
-                job,
-                Plan.from_dict(plan),
-                out=out,
-                resume=True,
-                seed=seed,
-                checkpoint_every_seconds=CHECKPOINT_SECONDS,
-                on_event=self._heard,
-                on_broken="fallback",
-            )
+            try:
+                run = self._run(job, Plan.from_dict(plan), out, seed)
+            except Refused as refused:
+                left = str(refused)
+                run = self._run(job, Plan(), out, seed)
         except Pruned:
-            return {"pruned": True, **self._last(), **self._cost()}
-        step = run.stepping_seconds / run.steps if run.steps and run.resumed_from_step is None else None
+            return {"pruned": True, **self._last(), **_cost(job)}
+        left = left or ("a watched step was not the same" if run.plan != plan else "")
+        steps = run.steps - (run.resumed_from_step or 0)
         return {
             "pruned": False,
             "metric": run.metric,
             "loss": run.loss,
             "epoch": run.epochs,
-            "steps": run.steps,
-            "step_seconds": step,
-            "plan_kept": run.plan == plan,
-            **self._cost(),
+            "step_seconds": run.stepping_seconds / steps if steps else None,
+            "plan_left": left,
+            **_cost(job),
         }
+
+    def _run(self, job: Job, plan: Plan, out: str, seed: int) -> Run:
+        return train(
+            job,
+            plan,
+            out=out,
+            resume=True,
+            seed=seed,
+            checkpoint_every_seconds=CHECKPOINT_SECONDS,
+            on_event=self._heard,
+            on_broken="fallback",
+        )
 
     def _heard(self, event: Event) -> None:
         if event.kind != EventKind.EPOCH:
@@ -71,6 +86,9 @@ class Trial:
     def _last(self) -> dict[str, Any]:
         return self._epochs[-1] if self._epochs else {}
 
-    def _cost(self) -> dict[str, Any]:
-        return {"peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
 
+def _cost(job: Job) -> dict[str, Any]:
+    with Streams(0):
+        num_parameters = sum(p.numel() for m in models_of(job, call(job, "model")) for p in m.parameters())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"peak_bytes": peak, "num_parameters": num_parameters}

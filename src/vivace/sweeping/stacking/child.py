@@ -194,6 +194,7 @@ class StackedTrials:
         found = {"number": row.number, "epoch": row.epoch, "metric": row.metric, "loss": loss}
         if error is None:
             self._keep(row, found, ended)
+        found["num_parameters"] = sum(p.numel() for p in row.model.parameters())
         return {**found, "ended": ended, "error": error}
 
     def _keep(self, row: Row, found: dict[str, Any], ended: bool) -> None:

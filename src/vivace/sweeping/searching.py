@@ -12,7 +12,7 @@ from typing import Any
 
 from optuna.trial import TrialState
 
-from vivace.errors import InputError
+from vivace.errors import InputError, nearest
 from vivace.events import OnEvent, Tell, teller
 from vivace.files import replace_text
 from vivace.inspection import inspect
@@ -29,9 +29,12 @@ from vivace.sweeping.result import Swept
 from vivace.sweeping.runs import SILENCE_SECONDS, Runs
 from vivace.sweeping.space import Space, space_of, to_dict
 from vivace.sweeping.study import Asked, Setting, Study
+from vivace.sweeping.transfer import Transferred
 from vivace.training.stopping import ends_like_ctrl_c
+from vivace.words import count
 
 FINALISTS = 3
+COSTS = ("seconds", "parameters")  # of a step; of a model
 
 
 def run_sweep(
@@ -45,20 +48,28 @@ def run_sweep(
     workers: int | None,
     out: str | os.PathLike[str],
     resume: bool,
+    against: str | None,
+    transfer: str | None,
     on_event: OnEvent | None,
 ) -> Swept:
     """See `vivace.sweep`, which this is."""
-    _check(trials=trials, seeds=seeds, seed=seed, workers=workers)
+    _check(trials=trials, seeds=seeds, seed=seed, workers=workers, against=against)
     begin, tell, machine = time.monotonic(), teller(on_event), inspect()
     function = JobFunction(job)
     searched, fixed = space_of(space, function.parameters)
+    if transfer is not None:
+        function = _transferring(job, function, transfer, searched, fixed)
     source = Source(function)
     loaded = plan_of(plan, function(**fixed) if not isinstance(job, str) else job) if plan is not None else Plan()
     workers, threads = _shares(machine, workers)
     with SweepFolder(out, resume=resume) as folder, ends_like_ctrl_c():
         tell("phase", {"name": "the job is looked at"})
         looked = _look(source, searched, fixed, threads, folder)
-        setting = Setting(function.name, to_dict(searched), fixed, seed, looked["epochs"])
+        objectives = ("metric", *filter(None, [against]))
+        carried = f"{function.width} from {function.base}" if isinstance(function, Transferred) else ""
+        setting = Setting(
+            function.name, to_dict(searched), fixed, seed, looked["epochs"], objectives, carried
+        )
         study = Study(folder.journal, setting, searched)
         runs = Runs(
             study,
@@ -70,7 +81,7 @@ def run_sweep(
             threads=threads,
             tell=tell,
             shaping=looked["shaping"],
-            fusing=not loaded.techniques,
+            fusing=not loaded.techniques and against != "seconds",
         )
         interrupted, finalists = False, list[Finalist]()
         try:
@@ -97,7 +108,9 @@ def run_sweep(
         return found
 
 
-def _check(*, trials: int, seeds: int, seed: int, workers: int | None) -> None:
+def _check(*, trials: int, seeds: int, seed: int, workers: int | None, against: str | None) -> None:
+    if against not in (None, *COSTS):
+        raise InputError(f"the metric is weighed against {' or '.join(COSTS)}, not '{against}'")
     if trials < 1:
         raise InputError(f"a sweep needs at least 1 trial, not {trials}")
     if seeds < 0 or seeds == 1:
@@ -108,6 +121,19 @@ def _check(*, trials: int, seeds: int, seed: int, workers: int | None) -> None:
         raise InputError(f"the seed must be 0 or more, not {seed}")
     if workers is not None and workers < 1:
         raise InputError(f"at least 1 trial must run at a time, not {workers}")
+
+
+def _transferring(
+    job: Any, function: JobFunction, name: str, space: Space, fixed: dict[str, Any]
+) -> Transferred:
+    """The function whose learning rates are those of the smallest width that is searched."""
+    known = function.parameters
+    if name not in known:
+        raise InputError(f"the job's function has no parameter '{name}'{nearest(name, known)}")
+    values = probe.values_of(space[name]) if name in space else [fixed.get(name), known[name].default]
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        raise InputError(f"learning rates are carried over along a number, and {name} may be {values[0]!r}")
+    return Transferred(job, name, min(values))
 
 
 def _shares(machine: Machine, workers: int | None) -> tuple[int, int]:
@@ -176,7 +202,7 @@ def _concluded(
     interrupted: bool,
 ) -> Swept:
     setting = study.setting
-    records = [record_of(t, setting.fixed) for t in study.trials() if t in study.counted() or t.params]
+    records = [record_of(t, setting.fixed) for t in (*study.counted(), *study.open())]
     best = finalists[0] if finalists else None
     began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=seconds)
     title = title_of(len(records), function.name, best.parameters) if best else ""
@@ -190,7 +216,7 @@ def _concluded(
         finalists=tuple(finalists),
         trials=tuple(records),
         importances=importances_of(study.trials(), study.importances, setting.seed),
-        front=(),
+        front=tuple(study.front()) if study.costs else (),
         fusing=tuple(decisions),
         epochs=setting.epochs,
         pruned_seconds_saved=_saved(records, setting.epochs),
@@ -200,14 +226,30 @@ def _concluded(
         workers=shares[0],
         threads=shares[1],
         plan=plan.to_dict(),
-        plan_checks=(),
         seconds=seconds,
         date=began.isoformat(timespec="seconds"),
         device=machine.device.name,
         out=str(folder.path),
         page_path=str(folder.path / PAGE),
+        notices=tuple(_notices(records, plan, against=study.costs)),
         interrupted=interrupted,
     )
+
+
+def _notices(records: Sequence[TrialRecord], plan: Plan, *, against: Sequence[str]) -> list[str]:
+    """What the person should know of how trials were run."""
+    found = []
+    left = [record for record in records if record.plan_left]
+    if left:
+        why = f"{left[-1].plan_left} (trial {left[-1].number})"
+        found.append(f"the plan did not act to the end in {count(len(left), 'trial')}: {why}")
+    elif plan.techniques:
+        found.append("the plan acted in every trial, and its first steps were repeated under the reference")
+    if plan.techniques:
+        found.append("runs were not trained as one: a plan acts on the steps of a run alone")
+    if "seconds" in against:
+        found.append("runs were not trained as one: a step's seconds are those of a run alone")
+    return found
 
 
 def _saved(records: Sequence[TrialRecord], epochs: int) -> float:
