@@ -154,8 +154,8 @@ class JobFunction:
         place, name, found = _found(self.reference)
         if isinstance(found, Job) or not callable(found):
             raise JobError(
-                f"'{name}' in '{place}' is a {type(found).__name__}: a sweep needs a function with parameters, "
-                f"such as def {name}(lr: float = 0.1) -> vivace.Job"
+                f"'{name}' in '{place}' is a {type(found).__name__}: a sweep needs a function with "
+                f"parameters, such as def {name}(lr: float = 0.1) -> vivace.Job"
             )
         return cast(Callable[..., Any], found)
 

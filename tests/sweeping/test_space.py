@@ -1,5 +1,6 @@
 """Ranges as a person writes them."""
 
+import contextlib
 import inspect
 
 import pytest
@@ -72,7 +73,9 @@ def test_a_name_is_given_once():
 
 
 def test_distributions_and_plain_values_are_taken_as_they_are():
-    space, fixed = space_of({"lr": FloatDistribution(0.1, 1.0), "width": 32, "needed": IntDistribution(4, 4)}, KNOWN)
+    space, fixed = space_of(
+        {"lr": FloatDistribution(0.1, 1.0), "width": 32, "needed": IntDistribution(4, 4)}, KNOWN
+    )
     assert space == {"lr": FloatDistribution(0.1, 1.0)}
     assert fixed == {"width": 32, "needed": 4}
 
@@ -89,7 +92,6 @@ def test_parameters_are_told_with_three_digits():
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=30))
 def test_any_text_is_read_or_refused(text):
-    try:
-        read(text)
-    except InputError as error:
-        assert "\n" not in str(error) or "\n" in text
+    with contextlib.suppress(InputError):
+        space, _ = read(text)
+        assert len(space) == 1

@@ -24,7 +24,7 @@ def opened():
     """``opened(function, *parameters, seeds=...)``: rows; what opening changed is undone in the end."""
     rows, machine = [], inspect()
 
-    def build(function, *parameters, seeds=itertools.repeat(0)):
+    def build(function, *parameters, seeds=(0,) * 9):
         first = len(rows)
         for number, (one, seed) in enumerate(zip(parameters, seeds, strict=False)):
             rows.append(Row(number, one, JobFunction(function)(**one), machine, seed))
@@ -95,7 +95,13 @@ def test_buffers_and_masks_are_each_rows_own(jobs, opened):
 
 @pytest.mark.parametrize(
     ("defect", "quantity"),
-    [("rate", "scale"), ("decay", "envelopes off"), ("momentum", "scale"), ("mask", "random numbers"), ("loss", "loss")],
+    [
+        ("rate", "scale"),
+        ("decay", "envelopes off"),
+        ("momentum", "scale"),
+        ("mask", "random numbers"),
+        ("loss", "loss"),
+    ],
 )
 def test_a_row_that_is_another_model_is_refused(jobs, opened, monkeypatch, defect, quantity):
     """Defects are planted into the stack; the proof must find each in the very first steps."""
@@ -113,7 +119,9 @@ def test_a_row_that_is_another_model_is_refused(jobs, opened, monkeypatch, defec
     elif defect == "momentum":
         monkeypatch.setitem(stack.rule.state, "momentum_buffer", torch.zeros_like(stack.weights))
         monkeypatch.setattr(
-            updates.SGD, "update", lambda s, r, w, g: w.addcmul_(g, s.column(r, "lr").expand_as(w), value=-1.0)
+            updates.SGD,
+            "update",
+            lambda s, r, w, g: w.addcmul_(g, s.column(r, "lr").expand_as(w), value=-1.0),
         )
     elif defect == "mask":
         rows[1].generator.manual_seed(5)

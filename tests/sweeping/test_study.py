@@ -22,7 +22,9 @@ def job(lr: float = 0.1, width: int = 8, depth: int = 1):
 
 def study_in(path, *ranges, seed=0, epochs=9, **setting):
     space, fixed = space_of(ranges or ["lr=1e-3..1:log", "width=4,8"], inspect.signature(job).parameters)
-    return Study(path / "study.journal", Setting("train.py:job", to_dict(space), fixed, seed, epochs, **setting), space)
+    return Study(
+        path / "study.journal", Setting("train.py:job", to_dict(space), fixed, seed, epochs, **setting), space
+    )
 
 
 def run(study, count):
@@ -114,7 +116,9 @@ def test_bad_trials_are_pruned_and_good_ones_are_not(tmp_path):
     ended = {True: 0, False: 0}
     for number in range(30):
         asked, good = study.ask(), number % 2 == 0
-        pruned = any(study.report(asked.number, epoch, (0.9 if good else 0.1) * epoch) for epoch in range(1, 9))
+        pruned = any(
+            study.report(asked.number, epoch, (0.9 if good else 0.1) * epoch) for epoch in range(1, 9)
+        )
         ended[good] += pruned
         study.prune(asked.number) if pruned else study.complete(asked.number, [0.9 if good else 0.1])
     assert ended[False] >= 10
@@ -122,7 +126,8 @@ def test_bad_trials_are_pruned_and_good_ones_are_not(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "name"), [({"seed": 1}, "seed"), ({"epochs": 4}, "epochs"), ({"ranges": ["lr=0..1"]}, "space")]
+    ("changed", "name"),
+    [({"seed": 1}, "seed"), ({"epochs": 4}, "epochs"), ({"ranges": ["lr=0..1"]}, "space")],
 )
 def test_another_sweep_does_not_go_on_in_this_journal(tmp_path, changed, name):
     study_in(tmp_path)

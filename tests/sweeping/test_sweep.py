@@ -121,7 +121,7 @@ def test_trials_that_fail_are_named_and_the_sweep_goes_on(tmp_path):
 
 
 def test_a_sweep_whose_first_trials_all_fail_ends(tmp_path):
-    with pytest.raises(AnswerIsNo, match="first 5 trials all failed.*seven is not allowed"):
+    with pytest.raises(AnswerIsNo, match=r"first 5 trials failed.*seven is not allowed"):
         vivace.sweep(
             f"{JOBS}:troubled", {"trouble": "raises", "lr": "0.1..1"}, trials=9, seeds=0, out=tmp_path / "out"
         )
@@ -152,7 +152,7 @@ def _slow(out, ended):
     found = vivace.sweep(
         f"{JOBS}:troubled",
         {"trouble": "slow", "lr": "0.1..1", "epochs": 2},
-        trials=6,
+        trials=5,
         seeds=0,
         workers=2,
         out=out,
@@ -181,15 +181,15 @@ def test_a_sweep_that_is_ended_goes_on_and_counts_nothing_twice(tmp_path, fork_s
     found = vivace.sweep(
         f"{JOBS}:troubled",
         {"trouble": "slow", "lr": "0.1..1", "epochs": 2},
-        trials=6,
+        trials=5,
         seeds=0,
         workers=2,
         out=out,
         resume=True,
     )
-    assert [trial.number for trial in found.trials] == list(range(6))
+    assert [trial.number for trial in found.trials] == list(range(5))
     assert {trial.state for trial in found.trials} == {"complete"}
-    assert len({trial.parameters["lr"] for trial in found.trials}) == 6
+    assert len({trial.parameters["lr"] for trial in found.trials}) == 5
 
 
 TRIVIAL = """
@@ -215,7 +215,13 @@ def test_the_parents_memory_stays_over_two_hundred_trials(tmp_path, monkeypatch)
             sizes.append(me.memory_info().rss)
 
     found = vivace.sweep(
-        f"{JOBS}:job", ["lr=0..1", "epochs=1"], trials=200, seeds=0, workers=2, out=tmp_path / "out", on_event=heard
+        f"{JOBS}:job",
+        ["lr=0..1", "epochs=1"],
+        trials=200,
+        seeds=0,
+        workers=2,
+        out=tmp_path / "out",
+        on_event=heard,
     )
     assert len(found.complete) == 200
     assert max(sizes[150:]) - max(sizes[:50]) < 16 * 2**20

@@ -415,7 +415,8 @@ def sweep(
         str | None, typer.Option(help="weigh the metric against seconds (of a step) or parameters")
     ] = None,
     transfer: Annotated[
-        str | None, typer.Option(metavar="WIDTH", help="carry learning rates over from its smallest value: muP")
+        str | None,
+        typer.Option(metavar="WIDTH", help="carry learning rates over from its smallest value: muP"),
     ] = None,
     device: OnDevice = None,
     details: Details = False,

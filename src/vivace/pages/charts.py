@@ -507,7 +507,9 @@ def parallel(title: str, axes: Sequence[Coordinate], told: Sequence[tuple[str, b
             (round(x * BOX / 100), round(BOX - y * BOX / 100)) for x, y in corners
         ]
         kind = "plan" if told[index][1] else "one"
-        drawn.append(element("path", element("title", told[index][0]), class_=f"line {kind}", d=_path(points)))
+        drawn.append(
+            element("path", element("title", told[index][0]), class_=f"line {kind}", d=_path(points))
+        )
     uprights = [element("line", class_="grid", x1=f"{x}%", x2=f"{x}%", y1="0", y2="100%") for x in across]
     ends = [
         element("span", element("b", axis.name), element("small", axis.high), style=f"left:{x}%")

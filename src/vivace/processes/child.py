@@ -15,7 +15,6 @@ from vivace import job as jobs
 from vivace.processes.launch import own_error
 from vivace.technique import registry
 
-
 _parent: tuple[TextIO, TextIO] | None = None
 
 

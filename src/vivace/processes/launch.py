@@ -35,7 +35,7 @@ _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
 class Source:
-    """Where a job comes from: a reference that each child loads by itself, or a pickled Job or JobFunction."""
+    """Where a job comes from: a reference that each child loads by itself, or a pickled object."""
 
     def __init__(self, job: Job | JobFunction | str) -> None:
         self.reference = job if isinstance(job, str) else None

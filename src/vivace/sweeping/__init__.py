@@ -1,4 +1,4 @@
-"""`vivace.sweep`: many runs of one job over ranges of its parameters, several at once, and the best of them."""
+"""`vivace.sweep`: many runs of one job over ranges of its parameters, and the best of them."""
 
 from __future__ import annotations
 

@@ -51,11 +51,15 @@ def _metric(one: Finalist) -> str:
         return f"{words.number(one.metric)} in the search"
     if one.spread.low is None or one.spread.high is None:
         return words.number(one.spread.mean)
-    text = f"{words.number(one.spread.mean)} ({words.number(one.spread.low)} to {words.number(one.spread.high)})"
+    text = f"{words.number(one.spread.mean)} ({_between(one.spread.low, one.spread.high)})"
     if one.behind is None or one.behind.low is None or one.behind.high is None:
         return text
     gap = one.behind
-    return f"{text}, behind by {words.number(gap.mean)} ({words.number(gap.low)} to {words.number(gap.high)})"
+    return f"{text}, behind by {words.number(gap.mean)} ({_between(gap.low, gap.high)})"
+
+
+def _between(low: float | None, high: float | None) -> str:
+    return f"{words.number(low)} to {words.number(high)}"
 
 
 def _notes(found: Swept) -> list[str]:
@@ -64,14 +68,14 @@ def _notes(found: Swept) -> list[str]:
     if found.failed:
         last = found.failed[-1]
         notes.append(
-            f"{words.count(len(found.failed), 'trial')} failed; trial {last.number} ({told(last.parameters)}): "
-            f"{last.reason}"
+            f"{words.count(len(found.failed), 'trial')} failed; trial {last.number} "
+            f"({told(last.parameters)}): {last.reason}"
         )
     return [*notes, *found.notices]
 
 
 def _facts(found: Swept) -> list[tuple[str, str]]:
-    facts = [
+    return [
         ("trials ended", words.number(len(found.complete))),
         ("pruned", words.number(len(found.pruned))),
         ("failed", words.number(len(found.failed))),
@@ -79,7 +83,6 @@ def _facts(found: Swept) -> list[tuple[str, str]]:
         ("saved by pruning, of one after the other", words.duration(found.pruned_seconds_saved)),
         ("trials at a time", f"{words.number(found.workers)} on {words.count(found.threads, 'thread')} each"),
     ]
-    return facts
 
 
 def _next(found: Swept) -> tuple[str, ...]:

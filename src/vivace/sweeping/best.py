@@ -61,6 +61,11 @@ def _reference_of(function: JobFunction) -> str:
     found = function.function
     module = sys.modules.get(getattr(found, "__module__", "") or "")
     file, name = getattr(module, "__file__", None), getattr(found, "__name__", "")
-    if module is None or file is None or module.__name__ == "__main__" or getattr(module, name, None) is not found:
+    if (
+        module is None
+        or file is None
+        or module.__name__ == "__main__"
+        or getattr(module, name, None) is not found
+    ):
         return ""
     return f"{file}:{name}"

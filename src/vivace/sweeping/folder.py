@@ -25,15 +25,15 @@ _OWN = (JOURNAL, f"{JOURNAL}.lock*", LOCK, RESULT, PAGE, BEST, LOG, "trials", "s
 class SweepFolder:
     """An open folder, locked against a second sweep until it is closed; a lock dies with its process.
 
-    Raises FolderError where it holds anything else, or a sweep and neither `resume` nor `restart`.
+    Raises FolderError where it holds anything else, or a sweep and no `resume`.
     """
 
     def __init__(self, out: str | os.PathLike[str], *, resume: bool) -> None:
         self.path = output_folder(Path(out), _OWN)
         if self.journal.exists() and not resume:
             raise FolderError(
-                f"the folder '{out}' already holds a sweep: go on with it (--resume, resume=True) or choose a "
-                "new name"
+                f"the folder '{out}' already holds a sweep: go on with it (--resume, resume=True) "
+                "or choose a new name"
             )
         self._lock = self._take_lock()
 
@@ -73,7 +73,7 @@ class SweepFolder:
 
 
 def lighten(run: Path, *, model: bool) -> None:
-    """Remove what an ended run no longer needs: its checkpoints, its event files and, unless kept, weights."""
+    """Remove what an ended run needs no longer: checkpoints, event files and, unless kept, weights."""
     for name in ("checkpoints", "tensorboard"):
         shutil.rmtree(run / name, ignore_errors=True)
     if not model:

@@ -54,7 +54,8 @@ def history(found: Swept) -> Markup | None:
         if best > -float("inf"):
             roof.append((trial.number, best))
     dots = [
-        charts.Dot(t.number, t.metric or 0.0, t.number, t.number, "", _title(t), t.state == "complete") for t in seen
+        charts.Dot(t.number, t.metric or 0.0, t.number, t.number, "", _title(t), t.state == "complete")
+        for t in seen
     ]
     values = [t.metric or 0.0 for t in seen]
     margin = 0.04 * (max(values) - min(values)) or 0.01
@@ -82,7 +83,7 @@ def importance(found: Swept) -> Markup | None:
 
 
 def parallel(found: Swept) -> Markup | None:
-    """Parallel coordinates: a line a trial through its parameters and its metric; the best tenth stands out."""
+    """Parallel coordinates: a line a trial through its parameters and metric; the best tenth stands out."""
     seen = [trial for trial in found.trials if trial.state == "complete"]
     names = [name for name in (seen[0].parameters if seen else ()) if _varies(seen, name)]
     if len(seen) < 2 or not names:
@@ -106,8 +107,15 @@ def front(found: Swept) -> Markup | None:
     if len(known) < 2:
         return None
     dots = [
-        charts.Dot(c, t.metric or 0.0, c, c, value_told(t.number) if t.number in found.front else "", _title(t),
-                   t.number in found.front)
+        charts.Dot(
+            c,
+            t.metric or 0.0,
+            c,
+            c,
+            value_told(t.number) if t.number in found.front else "",
+            _title(t),
+            t.number in found.front,
+        )
         for t, c in known
     ]
     values, costs = [t.metric or 0.0 for t, _ in known], [c for _, c in known]

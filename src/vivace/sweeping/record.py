@@ -19,8 +19,8 @@ _STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.36
 class TrialRecord:
     """One trial. `state`: complete, pruned, failed, or open where the sweep ended first.
 
-    `curve` is the metric after each epoch; `costs` its ``seconds`` a step and
-    ``parameters``; `plan_left` says why the plan did not act to its end; `fused` says with how many others it shared its steps at most;
+    `curve` is the metric after each epoch; `costs` its ``seconds`` a step and ``parameters``; `plan_left`
+    says why the plan did not act to the end; `fused` with how many others it shared its steps at most;
     `reason` why it failed.
     """
 
@@ -87,7 +87,9 @@ def spread_of(values: dict[int, float]) -> Spread:
     """The spread of metrics by seed; at least one."""
     found = list(values.values())
     middle, half = mean(found), _half(found)
-    return Spread(values, middle, None if half is None else middle - half, None if half is None else middle + half)
+    return Spread(
+        values, middle, None if half is None else middle - half, None if half is None else middle + half
+    )
 
 
 def difference_of(one: dict[int, float], other: dict[int, float]) -> Spread | None:

@@ -19,8 +19,8 @@ from vivace.plan import Plan
 from vivace.processes.launch import Child, Source
 from vivace.sweeping import trial as child_side
 from vivace.sweeping.folder import LOG, SweepFolder, lighten
-from vivace.sweeping.record import record_of
 from vivace.sweeping.fused import Fused, Shape
+from vivace.sweeping.record import record_of
 from vivace.sweeping.space import Parameters, told
 from vivace.sweeping.stacking import child as stack_side
 from vivace.sweeping.study import Asked, Study
@@ -108,9 +108,7 @@ class Runs:
                 answer = self._train(asked, str(out), seed, lambda _: {"prune": False})
                 found[asked.number, seed] = answer["metric"]
                 text = f"trial {asked.number} under seed {seed}: {number(answer['metric'])}"
-                self.tell(
-                    "swept", {"number": asked.number, "state": "complete", "text": text, "seed": seed}
-                )
+                self.tell("swept", {"number": asked.number, "state": "complete", "text": text, "seed": seed})
             lighten(out, model=False)
 
         self._side_by_side(lambda: partial(once, *waiting.pop(0)) if waiting else None)
@@ -247,6 +245,7 @@ class Runs:
                 self._children.discard(child.pid)
 
     def failed(self, asked: Asked, error: VivaceError, curve: dict[int, float], seconds: float) -> None:
+        """A trial has no result. Raises AnswerIsNo where none of the first ones has one."""
         facts = {"reason": str(error), "code": str(error.code), "kind": error.kind}
         self.study.fail(asked.number, curve=curve, seconds=seconds, **facts)
         lighten(self.folder.trial(asked.number), model=False)
@@ -254,12 +253,11 @@ class Runs:
         counted = self.study.counted()
         if len(counted) == MOST_FAILURES and all(record_of(t, {}).state == "failed" for t in counted):
             raise AnswerIsNo(
-                f"the first {MOST_FAILURES} trials all failed; the last one with {told(asked.parameters)}: {error}"
+                f"the first {MOST_FAILURES} trials failed; the last with {told(asked.parameters)}: {error}"
             )
 
-    def ended(
-        self, asked: Asked, answer: dict[str, Any], curve: dict[int, float], seconds: float
-    ) -> None:
+    def ended(self, asked: Asked, answer: dict[str, Any], curve: dict[int, float], seconds: float) -> None:
+        """A trial came to its end, or was pruned."""
         which, metric = asked.number, answer["metric"]
         facts = {"metric": metric, "curve": curve, "seconds": seconds}
         costs = {"seconds": answer.get("step_seconds"), "parameters": answer.get("num_parameters")}

@@ -13,7 +13,7 @@ from typing import Any
 from optuna.trial import TrialState
 
 from vivace.errors import InputError, nearest
-from vivace.events import OnEvent, Tell, teller
+from vivace.events import OnEvent, teller
 from vivace.files import replace_text
 from vivace.inspection import inspect
 from vivace.job import Job, JobFunction
@@ -60,7 +60,9 @@ def run_sweep(
     if transfer is not None:
         function = _transferring(job, function, transfer, searched, fixed)
     source = Source(function)
-    loaded = plan_of(plan, function(**fixed) if not isinstance(job, str) else job) if plan is not None else Plan()
+    loaded = (
+        plan_of(plan, function(**fixed) if not isinstance(job, str) else job) if plan is not None else Plan()
+    )
     workers, threads = _shares(machine, workers)
     with SweepFolder(out, resume=resume) as folder, ends_like_ctrl_c():
         tell("phase", {"name": "the job is looked at"})
@@ -114,9 +116,7 @@ def _check(*, trials: int, seeds: int, seed: int, workers: int | None, against: 
     if trials < 1:
         raise InputError(f"a sweep needs at least 1 trial, not {trials}")
     if seeds < 0 or seeds == 1:
-        raise InputError(
-            f"{seeds} seeds show no spread: give 2 or more for the best configurations, or 0 to train none again"
-        )
+        raise InputError(f"{seeds} seeds show no spread: give 2 or more for the best configurations, or 0")
     if seed < 0:
         raise InputError(f"the seed must be 0 or more, not {seed}")
     if workers is not None and workers < 1:
@@ -182,9 +182,7 @@ def _unrepeated(study: Study) -> list[Finalist]:
     """The best configurations as the search saw them."""
     done = [t for t in study.trials() if t.state == TrialState.COMPLETE]
     best = sorted(done, key=lambda trial: -trial.values[0])[:FINALISTS]
-    return [
-        Finalist(t.number, {**study.setting.fixed, **t.params}, float(t.values[0]), None) for t in best
-    ]
+    return [Finalist(t.number, {**study.setting.fixed, **t.params}, float(t.values[0]), None) for t in best]
 
 
 def _concluded(
@@ -264,5 +262,3 @@ def _saved(records: Sequence[TrialRecord], epochs: int) -> float:
 def _write(found: Swept, folder: SweepFolder) -> None:
     replace_text(folder.path / RESULT, json.dumps(found.to_dict(), indent=1, default=str) + "\n")
     page.write(found, Path(found.page_path))
-
-

@@ -56,7 +56,7 @@ def space_of(
     missing = [n for n, p in known.items() if p.default is empty and n not in space and n not in fixed]
     if missing:
         raise InputError(
-            f"the job's function has no default for '{missing[0]}': give it a range or a value, such as {_FORMS}"
+            f"the job's function has no default for '{missing[0]}': give it a value, such as {_FORMS}"
         )
     return space, fixed
 
@@ -97,7 +97,7 @@ def _between(name: str, text: str, told: str, logarithmic: bool, real: bool) -> 
         raise InputError(f"'{name}={text}' is no range of numbers: write {_FORMS}")
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise InputError(
-            f"'{name}={text}': the lower end must be below the upper one; {number(low)} is not below {number(high)}"
+            f"'{name}={text}': the lower end must be below the upper, and {number(low)} is not"
         )
     if logarithmic and low <= 0:
         raise InputError(f"'{name}={text}': a logarithmic range begins above 0, not at {low}")

@@ -232,7 +232,7 @@ class Study:
         if other:
             name = other[0]
             raise InputError(
-                f"the sweep in '{self.setting.job}' cannot go on: its {name} was {before.get(name)} and is now "
+                f"the sweep in '{self.setting.job}' cannot go on: its {name} was {before.get(name)}, now "
                 f"{mine[name]}; give the same, or choose a new folder with --out"
             )
 
@@ -269,8 +269,7 @@ def writing(path: Path) -> Any:
         yield
     except OSError as error:
         raise FolderError(
-            f"'{path}' cannot be written ({error.strerror}): the sweep stops here, and goes on from here with "
-            "--resume"
+            f"'{path}' cannot be written ({error.strerror}): the sweep stops here, and goes on with --resume"
         ) from None
 
 

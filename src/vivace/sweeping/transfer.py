@@ -1,9 +1,9 @@
 """Learning rates that hold across widths: the maximal update parametrization (muP), for any Job.
 
-Yang and Hu, "Feature Learning in Infinite-Width Neural Networks" (2021); Yang et al., "Tensor Programs V: Tuning
-Large Neural Networks via Zero-Shot Hyperparameter Transfer" (2022), tables 3 and 8. A model and its smaller base
-model are compared weight by weight: which of its two sides grew says what becomes of its learning rate, and of the
-initial values of the last layer.
+Yang and Hu, "Feature Learning in Infinite-Width Neural Networks" (2021); Yang et al., "Tensor Programs V:
+Tuning Large Neural Networks via Zero-Shot Hyperparameter Transfer" (2022), tables 3 and 8. A model and its
+smaller base model are compared weight by weight: which of its two sides grew says what becomes of its
+learning rate, and of the initial values of the last layer.
 
 | weight | grew | Adam and AdamW | SGD |
 |---|---|---|---|
@@ -11,10 +11,10 @@ initial values of the last layer.
 | hidden weights | both | divided by the growth | 1 |
 | output weights | only the input side | divided by the growth | divided by the growth |
 
-The growth is that of the input side of a weight; of an input weight, a bias or a norm, that of its output side. The
-initial values of output weights are divided by the root of the growth, on top of an initialization whose variance is
-one over the input side, as torch's own are. Attention whose heads grow would also need scores divided by the width
-of a head rather than its root: grow the number of heads instead.
+The growth is that of the input side of a weight; of an input weight, a bias or a norm, that of its output
+side. The initial values of output weights are divided by the root of the growth, on top of an initialization
+whose variance is one over the input side, as torch's own are. Attention whose heads grow would also need
+scores divided by the width of a head rather than its root: grow the number of heads instead.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def transferred(job: Job, base: Job) -> Job:
     the optimizer is neither SGD, Adam nor AdamW.
     """
     if job.step is not None or job.optimizer is None:
-        raise JobError("learning rates are carried over for jobs with a loss and an optimizer, not an own step")
+        raise JobError(
+            "learning rates are carried over for jobs with a loss and an optimizer, not an own step"
+        )
     build, optimize = job.model, job.optimizer
 
     def model() -> nn.Module:
@@ -112,15 +114,21 @@ def growths_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
     mine, theirs = dict(model.named_parameters()), dict(base.named_parameters())
     if mine.keys() != theirs.keys():
         name = min(mine.keys() ^ theirs.keys())
-        raise JobError(f"models of other widths must have the same weights, and '{name}' is in one of them only")
+        raise JobError(
+            f"models of other widths must have the same weights, and '{name}' is in one of them only"
+        )
     tables = {
-        f"{name}.weight".lstrip(".") for name, module in model.named_modules() if isinstance(module, nn.Embedding)
+        f"{name}.weight".lstrip(".")
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding)
     }
     found = {}
     for name, parameter in mine.items():
         ratios = [a / b for a, b in zip(parameter.shape, theirs[name].shape, strict=False)]
         if parameter.dim() != theirs[name].dim():
-            raise JobError(f"'{name}' has {parameter.dim()} dimensions, and {theirs[name].dim()} at another width")
+            raise JobError(
+                f"'{name}' has {parameter.dim()} dimensions, and {theirs[name].dim()} at another width"
+            )
         if name in tables:  # (entries, width): it is looked up, and gives out its second side
             found[name] = Growth(ratios[1], 1.0)
         elif len(ratios) < 2:
@@ -161,7 +169,13 @@ def _decay(group: dict[str, Any], rate: float, decoupled: bool) -> dict[str, Any
 
 
 def coordinate_check(
-    function: JobFunction, width: str, widths: Sequence[int], fixed: Parameters, *, steps: int = 4, seeds: int = 2
+    function: JobFunction,
+    width: str,
+    widths: Sequence[int],
+    fixed: Parameters,
+    *,
+    steps: int = 4,
+    seeds: int = 2,
 ) -> dict[str, float]:
     """How much a few steps change the outputs of each layer, as an exponent of the width: 0 where layers of
     every width learn alike, clearly above 0 where wide ones leave the range.

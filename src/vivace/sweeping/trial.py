@@ -33,9 +33,7 @@ class Trial:
         self.job = job
         self._epochs: list[dict[str, Any]] = []
 
-    def train(
-        self, parameters: dict[str, Any], plan: dict[str, Any], out: str, seed: int
-    ) -> dict[str, Any]:
+    def train(self, parameters: dict[str, Any], plan: dict[str, Any], out: str, seed: int) -> dict[str, Any]:
         """Train one configuration to its end, or until the parent prunes it.
 
         A plan that declines this configuration is left out; one whose steps turn out not to be the same is

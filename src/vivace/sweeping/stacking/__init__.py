@@ -1,1 +1,1 @@
-"""Runs whose models have equal shapes, trained together as one, each with its own settings and random streams."""
+"""Runs whose models have equal shapes, trained as one, each with its own settings and random streams."""

@@ -109,7 +109,9 @@ class StackedTrials:
                 return Decision(False, reason, len(stack.rows), baseline=baseline, alone_step_seconds=alone)
             self._prove(stack, stack.rows)
             if len(stack.rows) < 2:
-                return Decision(False, next(iter(self.refused.values()), "one run is left"), baseline=baseline)
+                return Decision(
+                    False, next(iter(self.refused.values()), "one run is left"), baseline=baseline
+                )
             ratio, alone = measured(stack)
         except Refused as refused:
             return Decision(False, str(refused), baseline=baseline)
@@ -182,8 +184,14 @@ class StackedTrials:
         row, error = stack.rows[slot], None
         row.loss = loss
         try:
-            if not bool(torch.isfinite(stack.weights[slot]).all()) or loss != loss or abs(loss) == float("inf"):
-                raise Diverged(f"the loss or a weight is not finite after epoch {row.epoch + 1} (loss {loss})")
+            if (
+                not bool(torch.isfinite(stack.weights[slot]).all())
+                or loss != loss
+                or abs(loss) == float("inf")
+            ):
+                raise Diverged(
+                    f"the loss or a weight is not finite after epoch {row.epoch + 1} (loss {loss})"
+                )
             row.metric = row.evaluation.metric()
             if row.job.scheduler_every == "epoch":
                 row.step_scheduler()
@@ -198,7 +206,7 @@ class StackedTrials:
         return {**found, "ended": ended, "error": error}
 
     def _keep(self, row: Row, found: dict[str, Any], ended: bool) -> None:
-        """The same files as of a run alone, as far as a stack has them: the log, and at the end the weights."""
+        """The files of a run alone, as far as a stack has them: the log, and at the end the weights."""
         out = own_folder(self.out[row.number])
         with (out / "metrics.jsonl").open("a" if row.epoch > 1 else "w", encoding="utf-8") as file:
             file.write(json.dumps(found) + "\n")

@@ -14,6 +14,7 @@ from vivace.ledger import Ratio
 from vivace.measuring.statistics import speed_ratio
 from vivace.sweeping.stacking.rows import Row
 from vivace.sweeping.stacking.stack import Stack
+from vivace.words import duration
 
 # What a stack saves is what each operator costs beside its arithmetic: a few milliseconds a step at most.
 LONGEST_STEP_SECONDS = 0.05
@@ -27,9 +28,8 @@ COPIES = 5  # of a model's weights: they, their gradients twice, and two states 
 def too_large(step_seconds: float) -> str:
     """Why measuring would be a waste of time; empty where it is not."""
     if step_seconds > LONGEST_STEP_SECONDS:
-        return (
-            f"a step alone takes {1e3 * step_seconds:.0f} milliseconds, nearly all of it arithmetic, which no stack saves"
-        )
+        took = duration(step_seconds)
+        return f"a step alone takes {took}, nearly all of it arithmetic, which no stack saves"
     return ""
 
 
@@ -68,8 +68,10 @@ def measured(stack: Stack) -> tuple[Ratio, float]:
     saved, deadline = stack.saved(), time.monotonic() + MOST_SECONDS
     alone, fused = _alone(stack), _fused(stack)
     next(alone), next(fused)  # the first ones allocate
+    begin = time.monotonic()
     single = next(alone)
-    count = max(1, round(BLOCK_SECONDS / max(single, 1e-6)))
+    most = MOST_SECONDS / (4 * LEAST_PAIRS * max(time.monotonic() - begin, 1e-6))  # of a step that waits
+    count = max(1, round(min(BLOCK_SECONDS / max(single, 1e-6), most)))
     pairs: list[tuple[float, float]] = []
     while len(pairs) < LEAST_PAIRS or (len(pairs) < MOST_PAIRS and time.monotonic() < deadline):
         before = sum(itertools.islice(alone, count))

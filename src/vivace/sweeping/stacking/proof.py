@@ -70,7 +70,7 @@ def prove(stack: Stack, joining: Sequence[Row]) -> dict[int, Proof | Refused]:
 
 
 def _alone(stack: Stack, row: Row, saved: Any) -> tuple[Outcome, Envelopes, State, dict[str, float], Any]:
-    """The row's own steps, and how far rounding alone moves them; with where its random stream then stands."""
+    """The row's own steps, how far rounding alone moves them, and where its stream then stands."""
     before, decay = state_of(row.session), decay_of(row.session)
     batches = list(islice(row.batches(row.epoch), STEPS))
     reference = _steps(row, batches)

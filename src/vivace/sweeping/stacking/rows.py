@@ -1,4 +1,4 @@
-"""A row: one run of a stack, with the person's own model, optimizer, schedule and data, as `train` opens them."""
+"""A row: one run of a stack, with the person's own model, optimizer and data, as `train` opens them."""
 
 from __future__ import annotations
 
@@ -157,5 +157,3 @@ def _shallow(value: Any) -> Any:
     if isinstance(value, nn.Module):
         return type(value).__qualname__, _settings(value)
     return getattr(value, "__qualname__", type(value).__qualname__)
-
-

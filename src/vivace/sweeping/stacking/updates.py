@@ -97,14 +97,20 @@ class Adam(Rule):
         groups = [row.optimizer.param_groups for row in rows]
         decay = self.column(rows, "weight_decay")
         if self.any("weight_decay") and self.decoupled:
-            weights.mul_(self.spread("kept", [[1 - g["lr"] * g["weight_decay"] for g in own] for own in groups]))
+            weights.mul_(
+                self.spread("kept", [[1 - g["lr"] * g["weight_decay"] for g in own] for own in groups])
+            )
         elif self.any("weight_decay"):
             gradient.addcmul_(weights, decay.expand_as(weights))
         betas = [[group["betas"] for group in some] for some in groups]
         mean, square = self.state["exp_avg"], self.state["exp_avg_sq"]
-        mean.lerp_(gradient, self.spread("1 - beta1", [[1 - b for b, _ in some] for some in betas]).expand_as(mean))
+        mean.lerp_(
+            gradient, self.spread("1 - beta1", [[1 - b for b, _ in some] for some in betas]).expand_as(mean)
+        )
         square.mul_(self.spread("beta2", [[b for _, b in some] for some in betas]))
-        square.addcmul_(gradient * self.spread("1 - beta2", [[1 - b for _, b in some] for some in betas]), gradient)
+        square.addcmul_(
+            gradient * self.spread("1 - beta2", [[1 - b for _, b in some] for some in betas]), gradient
+        )
         counted = list(zip(betas, self.steps, strict=True))
         root = [[(1 - b**step) ** 0.5 for _, b in some] for some, step in counted]
         sizes = [
