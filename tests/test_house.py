@@ -62,6 +62,7 @@ EXPORTS = {
     "Seam",
     "Session",
     "Stage",
+    "Swept",
     "Technique",
     "TechniqueWarning",
     "TimedOut",
@@ -78,11 +79,12 @@ EXPORTS = {
     "report",
     "run",
     "run_here",
+    "sweep",
     "train",
     "tune",
     "verify",
 }
-VERBS = ("advise", "inspect", "profile", "report", "run", "train", "tune", "verify")
+VERBS = ("advise", "inspect", "profile", "report", "run", "sweep", "train", "tune", "verify")
 TORCH_FREE = (
     "advising",
     "errors",

@@ -22,7 +22,19 @@ from vivace.recipes import RECIPES
 
 SCENES = Path(__file__).parents[1] / "scenes"
 JOBS = SCENES / "jobs_with_faults.py"
-COMMANDS = ("inspect", "profile", "run", "tune", "train", "demo", "verify", "report", "recipes", "techniques")
+COMMANDS = (
+    "inspect",
+    "profile",
+    "run",
+    "tune",
+    "train",
+    "demo",
+    "verify",
+    "report",
+    "sweep",
+    "recipes",
+    "techniques",
+)
 
 NO_TORCH = """
 import importlib.metadata as metadata

@@ -130,7 +130,7 @@ def troubled(trouble: str = "", lr: float = 0.1, epochs: int = 1) -> vivace.Job:
         if trouble == "raises":
             raise ValueError("seven is not allowed")
         if trouble == "slow":
-            time.sleep(0.25)
+            time.sleep(0.1)
         found = loss(model, batch)
         return found * float("nan") if trouble == "nan" else found
 

@@ -73,8 +73,8 @@ def test_document_page_and_journal_are_written(swept):
     page = (out / "sweep.html").read_text()
     assert "<script" not in page
     assert "Parameters and metric" in page
-    kept = [path.parent.name for path in out.glob("trials/*/model.pt")]
-    assert kept == [f"trial_{max(found.complete, key=lambda t: t.metric).number:04d}"]
+    (kept,) = (int(path.parent.name.removeprefix("trial_")) for path in out.glob("trials/*/model.pt"))
+    assert found.trials[kept].metric == max(trial.metric for trial in found.complete)
     assert not list(out.glob("*/*/checkpoints"))
 
 

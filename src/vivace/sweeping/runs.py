@@ -36,12 +36,14 @@ Work = Callable[[], None]
 
 
 class Runs:
-    """Runs trials of one study, `workers` at a time, each in its own process with `threads` threads.
+    """Runs trials of one study side by side, each in its own process, or several of one shape as one.
+
+    Every trial has the study's seed: what differs between them is their parameters alone.
 
     Args:
         study, folder, source: of the sweep.
         plan: under which every trial trains.
-        seed: of every trial: what differs between them is their parameters alone.
+        shares: how many run at a time, and with how many threads each.
         tell: hears ``swept`` of every trial.
         shaping: the parameters that change the shapes of weights: runs that agree in them may be fused.
         fusing: may runs be trained as one?
@@ -54,15 +56,13 @@ class Runs:
         source: Source,
         plan: Plan,
         *,
-        seed: int,
-        workers: int,
-        threads: int,
+        shares: tuple[int, int],
         tell: Tell,
         shaping: Sequence[str] = (),
         fusing: bool = True,
     ) -> None:
         self.study, self.folder, self.source, self.plan = study, folder, source, plan
-        self.seed, self.workers, self.threads, self.tell = seed, workers, threads, tell
+        self.seed, (self.workers, self.threads), self.tell = study.setting.seed, shares, tell
         self.shaping, self.fusing = shaping, fusing
         self.best: tuple[float, int] | None = None
         self.decisions: list[dict[str, Any]] = []
@@ -73,6 +73,7 @@ class Runs:
         self._lock = threading.RLock()
         self._children: set[int] = set()
         self._stopping = False
+        self._hopeless: AnswerIsNo | None = None
 
     def search(self, wanted: int) -> None:
         """Run trials until `wanted` count, those of earlier sessions too, or none is left to try.
@@ -81,6 +82,8 @@ class Runs:
         """
         self._wanted = wanted
         self._waiting += self.study.left_over()
+        done = [(t.values[0], t.number) for t in self.study.counted() if t.values]
+        self.best = max(done, default=None, key=lambda one: (one[0], -one[1]))
 
         def following() -> Work | None:
             with self._lock:
@@ -166,6 +169,8 @@ class Runs:
                     done, running = wait(running, return_when=FIRST_COMPLETED)
                     for one in done:
                         one.result()
+                    if self._hopeless is not None:
+                        raise self._hopeless
             except BaseException:
                 self._stop()
                 raise
@@ -245,15 +250,15 @@ class Runs:
                 self._children.discard(child.pid)
 
     def failed(self, asked: Asked, error: VivaceError, curve: dict[int, float], seconds: float) -> None:
-        """A trial has no result. Raises AnswerIsNo where none of the first ones has one."""
+        """A trial has no result."""
         facts = {"reason": str(error), "code": str(error.code), "kind": error.kind}
         self.study.fail(asked.number, curve=curve, seconds=seconds, **facts)
         lighten(self.folder.trial(asked.number), model=False)
         self._told(asked.number)
         counted = self.study.counted()
-        if len(counted) == MOST_FAILURES and all(record_of(t, {}).state == "failed" for t in counted):
-            raise AnswerIsNo(
-                f"the first {MOST_FAILURES} trials failed; the last with {told(asked.parameters)}: {error}"
+        if len(counted) >= MOST_FAILURES and all(record_of(t, {}).state == "failed" for t in counted):
+            self._hopeless = AnswerIsNo(
+                f"the first {len(counted)} trials failed; the last with {told(asked.parameters)}: {error}"
             )
 
     def ended(self, asked: Asked, answer: dict[str, Any], curve: dict[int, float], seconds: float) -> None:

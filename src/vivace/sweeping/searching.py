@@ -13,7 +13,7 @@ from typing import Any
 from optuna.trial import TrialState
 
 from vivace.errors import InputError, nearest
-from vivace.events import OnEvent, teller
+from vivace.events import OnEvent, Tell, teller
 from vivace.files import replace_text
 from vivace.inspection import inspect
 from vivace.job import Job, JobFunction
@@ -59,40 +59,28 @@ def run_sweep(
     searched, fixed = space_of(space, function.parameters)
     if transfer is not None:
         function = _transferring(job, function, transfer, searched, fixed)
-    source = Source(function)
-    loaded = (
-        plan_of(plan, function(**fixed) if not isinstance(job, str) else job) if plan is not None else Plan()
-    )
-    workers, threads = _shares(machine, workers)
+    source, loaded = Source(function), Plan()
+    if plan is not None:
+        loaded = plan_of(plan, job if isinstance(job, str) else function(**fixed))
+    shares = _shares(machine, workers)
     with SweepFolder(out, resume=resume) as folder, ends_like_ctrl_c():
         tell("phase", {"name": "the job is looked at"})
-        looked = _look(source, searched, fixed, threads, folder)
-        objectives = ("metric", *filter(None, [against]))
-        carried = f"{function.width} from {function.base}" if isinstance(function, Transferred) else ""
+        looked = _look(source, searched, fixed, shares[1], folder)
         setting = Setting(
-            function.name, to_dict(searched), fixed, seed, looked["epochs"], objectives, carried
+            function.name,
+            to_dict(searched),
+            fixed,
+            seed,
+            looked["epochs"],
+            ("metric", *filter(None, [against])),
+            f"{function.width} from {function.base}" if isinstance(function, Transferred) else "",
         )
         study = Study(folder.journal, setting, searched)
+        fusing = not loaded.techniques and against != "seconds"
         runs = Runs(
-            study,
-            folder,
-            source,
-            loaded,
-            seed=seed,
-            workers=workers,
-            threads=threads,
-            tell=tell,
-            shaping=looked["shaping"],
-            fusing=not loaded.techniques and against != "seconds",
+            study, folder, source, loaded, shares=shares, tell=tell, shaping=looked["shaping"], fusing=fusing
         )
-        interrupted, finalists = False, list[Finalist]()
-        try:
-            tell("phase", {"name": "trials are run"})
-            runs.search(trials)
-            tell("phase", {"name": "the best configurations are trained under other seeds"})
-            finalists = _finalists(study, runs, seeds)
-        except KeyboardInterrupt:
-            interrupted = True
+        interrupted, finalists = _run(study, runs, trials, seeds, tell)
         found = _concluded(
             study,
             function,
@@ -102,12 +90,23 @@ def run_sweep(
             decisions=runs.decisions,
             machine=machine,
             plan=loaded,
-            shares=(workers, threads),
+            shares=shares,
             seconds=time.monotonic() - begin,
             interrupted=interrupted,
         )
         _write(found, folder)
         return found
+
+
+def _run(study: Study, runs: Runs, trials: int, seeds: int, tell: Tell) -> tuple[bool, list[Finalist]]:
+    """The search, and the best under other seeds: was it interrupted, and the finalists where it was not."""
+    try:
+        tell("phase", {"name": "trials are run"})
+        runs.search(trials)
+        tell("phase", {"name": "the best configurations are trained under other seeds"})
+        return False, _finalists(study, runs, seeds)
+    except KeyboardInterrupt:
+        return True, []
 
 
 def _check(*, trials: int, seeds: int, seed: int, workers: int | None, against: str | None) -> None:

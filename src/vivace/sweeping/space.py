@@ -96,9 +96,7 @@ def _between(name: str, text: str, told: str, logarithmic: bool, real: bool) -> 
     if not all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high)):
         raise InputError(f"'{name}={text}' is no range of numbers: write {_FORMS}")
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise InputError(
-            f"'{name}={text}': the lower end must be below the upper, and {number(low)} is not"
-        )
+        raise InputError(f"'{name}={text}': the lower end must be below the upper, and {number(low)} is not")
     if logarithmic and low <= 0:
         raise InputError(f"'{name}={text}': a logarithmic range begins above 0, not at {low}")
     if isinstance(low, int) and isinstance(high, int) and not real:
