@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from statistics import mean, stdev
 from typing import Any
@@ -103,7 +104,7 @@ def _half(values: Sequence[float]) -> float | None:
     if len(values) < 2:
         return None
     quantile = _STUDENT.get(len(values), 2.0)
-    return quantile * stdev(values) / len(values) ** 0.5
+    return quantile * stdev(values) / math.sqrt(len(values))
 
 
 @dataclasses.dataclass(frozen=True)

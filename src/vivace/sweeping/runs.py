@@ -82,8 +82,9 @@ class Runs:
         """
         self._wanted = wanted
         self._waiting += self.study.left_over()
-        done = [(t.values[0], t.number) for t in self.study.counted() if t.values]
-        self.best = max(done, default=None, key=lambda one: (one[0], -one[1]))
+        for trial in self.study.counted():
+            if trial.values and (self.best is None or trial.values[0] > self.best[0]):
+                self.best = trial.values[0], trial.number
 
         def following() -> Work | None:
             with self._lock:
@@ -275,7 +276,8 @@ class Runs:
         elif any(costs[name] is None for name in self.study.costs):  # ended before a kill, and told after it
             self.study.fail(which, **facts, reason="none of its steps was timed", kind="VivaceError")
         else:
-            self.study.complete(which, [metric, *(costs[name] for name in self.study.costs)], **facts)
+            weighed = [float(costs[name] or 0.0) for name in self.study.costs]
+            self.study.complete(which, [metric, *weighed], **facts)
             self._keep_best(which, metric)
         self._told(which)
 

@@ -16,6 +16,7 @@ from optuna.pruners import BasePruner, HyperbandPruner, NopPruner
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from vivace.errors import FolderError, InputError
@@ -75,7 +76,8 @@ class Study:
         mend(path)
         with writing(path):
             self._storage = JournalStorage(JournalFileBackend(str(path)))
-            directions = ["maximize" if name == "metric" else "minimize" for name in setting.objectives]
+            best, least = StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE
+            directions = [best if name == "metric" else least for name in setting.objectives]
             self._study = optuna.create_study(
                 study_name=NAME,
                 storage=self._storage,

@@ -233,5 +233,6 @@ def _outputs(model: nn.Module, job: Job, batch: Any) -> dict[str, torch.Tensor]:
 
 def _slope(points: Sequence[tuple[float, float]]) -> float:
     """Of a straight line through points, by least squares."""
-    x, y = (sum(side) / len(points) for side in zip(*points, strict=True))
-    return sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points)
+    x = math.fsum(a for a, _ in points) / len(points)
+    y = math.fsum(b for _, b in points) / len(points)
+    return math.fsum((a - x) * (b - y) for a, b in points) / math.fsum((a - x) ** 2 for a, _ in points)
