@@ -53,7 +53,7 @@ def test_ranges_are_read_as_written(text, found):
         ("lr=0..1:log", "begins above 0"),
         ("lr=1,2:log", "belongs to a range"),
         ("width=32,32", "twice"),
-        ("widht=32,64", "did you mean 'width'"),
+        ("widthh=32,64", "did you mean 'width'"),
         ("lr=0.1", "nothing is searched"),
     ],
 )

@@ -519,13 +519,15 @@ def parallel(title: str, axes: Sequence[Coordinate], told: Sequence[tuple[str, b
         element("span", element("small", axis.low), style=f"left:{x}%")
         for axis, x in zip(axes, across, strict=True)
     ]
-    return element(
+    drawing = element(
         "figure",
         element("figcaption", title),
         element("div", *ends, class_="coordinates"),
         element("svg", *uprights, _stretched(*drawn)),
         element("div", *below, class_="across"),
         class_="plot parallel",
+        style=f"min-width:{6 * len(axes)}rem",
         role="img",
         aria_label=title,
     )
+    return element("div", drawing, class_="scrolled")

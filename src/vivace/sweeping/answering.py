@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 from vivace import words
 from vivace.pages.answer import Answer
@@ -80,7 +81,7 @@ def _facts(found: Swept) -> list[tuple[str, str]]:
         ("pruned", words.number(len(found.pruned))),
         ("failed", words.number(len(found.failed))),
         ("in all", words.duration(found.seconds)),
-        ("saved by pruning, of one after the other", words.duration(found.pruned_seconds_saved)),
+        ("saved by pruning, run one after another", words.duration(found.pruned_seconds_saved)),
         ("trials at a time", f"{words.number(found.workers)} on {words.count(found.threads, 'thread')} each"),
     ]
 
@@ -88,5 +89,8 @@ def _facts(found: Swept) -> list[tuple[str, str]]:
 def _next(found: Swept) -> tuple[str, ...]:
     if not found.job:
         return ()
-    job = shlex.quote(found.job)
+    file, _, name = found.job.rpartition(":")
+    path, here = Path(file), Path.cwd()
+    near = path.relative_to(here) if path.is_relative_to(here) else path
+    job = shlex.quote(f"{near}:{name}")
     return f"vivace tune {job}", f"vivace train {job}"

@@ -62,7 +62,7 @@ def history(found: Swept) -> Markup | None:
     across = charts.linear(0.0, max(1.0, float(seen[-1].number)))
     up = charts.linear(min(values) - margin, max(values) + margin)
     name = f"{found.metric_name.capitalize()} of every trial, and the best so far; grey: pruned"
-    return charts.scatter(name, dots, across, up, "trial", (value_told, _short), [roof])
+    return charts.scatter(name, dots, across, up, "trial", (_whole, _short), [roof])
 
 
 def importance(found: Swept) -> Markup | None:
@@ -134,6 +134,10 @@ def _varies(trials: list[TrialRecord], name: str) -> bool:
 
 def _title(trial: TrialRecord) -> str:
     return f"trial {trial.number}: {words.number(trial.metric)}, {told(trial.parameters)}"
+
+
+def _whole(value: float) -> str:
+    return words.number(int(value)) if value == int(value) else ""
 
 
 def _short(value: float) -> str:

@@ -71,7 +71,8 @@ def record_of(frozen: FrozenTrial, fixed: Parameters) -> TrialRecord:
 class Spread:
     """A metric over seeds: its values by seed, their mean, and the 95 % interval of the mean (Student's t).
 
-    With fewer than two values there is no interval, and `low` and `high` are None.
+    Fewer than two values, or equal ones as of a metric in coarse steps, have no interval: `low` and `high`
+    are None.
     """
 
     values: dict[int, float]
@@ -100,8 +101,8 @@ def difference_of(one: dict[int, float], other: dict[int, float]) -> Spread | No
 
 
 def _half(values: Sequence[float]) -> float | None:
-    """Half the width of the mean's 95 % interval."""
-    if len(values) < 2:
+    """Half the width of the mean's 95 % interval; None of values that do not tell how far they scatter."""
+    if len(values) < 2 or len(set(values)) == 1:
         return None
     quantile = _STUDENT.get(len(values), 2.0)
     return quantile * stdev(values) / math.sqrt(len(values))
