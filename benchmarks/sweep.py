@@ -4,8 +4,8 @@
     scripts/bench sweep engines [--minutes N] [--heats N] [--jobs mlp cnn transformer]
 
 `stacks`: for each example and number of rows, blocks of steps of the stack in turn with blocks of the same
-rows one after another, each with torch's fused optimizer. First on batches that are at hand, forward, backward
-and update alone; then with the rows' own loaders, as a sweep meets them.
+rows one after another, each with torch's fused optimizer. First on batches that are at hand, forward,
+backward and update alone; then with the rows' own loaders, as a sweep meets them.
 
 `engines`: for each job, `vivace sweep` and plain Optuna (as many processes as cores, one journal for all, the
 same sampler, pruner and space, and the loop that a person writes) get equal minutes in turn. What counts are

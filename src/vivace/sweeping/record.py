@@ -102,7 +102,7 @@ def difference_of(one: dict[int, float], other: dict[int, float]) -> Spread | No
 
 def _half(values: Sequence[float]) -> float | None:
     """Half the width of the mean's 95 % interval; None of values that do not tell how far they scatter."""
-    if len(values) < 2 or len(set(values)) == 1:
+    if len(values) < 2 or max(values) - min(values) <= 1e-9 * max(map(abs, values)):
         return None
     quantile = _STUDENT.get(len(values), 2.0)
     return quantile * stdev(values) / math.sqrt(len(values))
