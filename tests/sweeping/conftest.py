@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("optuna")
 JOBS = Path(__file__).parent / "jobs.py"
 
 

@@ -9,14 +9,20 @@ from pathlib import Path
 
 import psutil
 import pytest
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.samplers import RandomSampler
 
 import vivace
 from vivace.errors import AnswerIsNo, InputError, JobError
 from vivace.events import EventKind
-from vivace.job import load
+from vivace.job import JobFunction, load
+from vivace.plan import Plan
+from vivace.processes.launch import Source
 from vivace.sweeping import runs as runs_module
 from vivace.sweeping.folder import SweepFolder
+from vivace.sweeping.runs import Runs
+from vivace.sweeping.space import to_dict
+from vivace.sweeping.study import Setting, Study
 
 JOBS = Path(__file__).parent / "jobs.py"
 
@@ -206,24 +212,23 @@ def test_the_parents_memory_stays_over_two_hundred_trials(tmp_path, monkeypatch)
     (tmp_path / "trivial_trial.py").write_text(TRIVIAL)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setattr(runs_module.child_side, "ENTRY", "trivial_trial:Trivial")
-    monkeypatch.setattr(runs_module, "MOST_ROWS", 1)
-    sizes = []
-    me = psutil.Process()
-
-    def heard(event):
-        if event.kind == EventKind.SWEPT:
-            sizes.append(me.memory_info().rss)
-
-    found = vivace.sweep(
-        f"{JOBS}:job",
-        ["lr=0..1", "epochs=1"],
-        trials=200,
-        seeds=0,
-        workers=2,
-        out=tmp_path / "out",
-        on_event=heard,
-    )
-    assert len(found.complete) == 200
+    source = Source(JobFunction(f"{JOBS}:job"))
+    space = {"lr": FloatDistribution(0.0, 1.0)}
+    sizes, me = [], psutil.Process()
+    with SweepFolder(tmp_path / "out", resume=False) as folder:
+        study = Study(folder.journal, Setting("job", to_dict(space), {}, 0, 1), space)
+        monkeypatch.setattr(study, "_sampler", RandomSampler)  # what is asked does not matter here
+        runs = Runs(
+            study,
+            folder,
+            source,
+            Plan(),
+            shares=(2, 1),
+            tell=lambda kind, told: sizes.append(me.memory_info().rss),
+            fusing=False,
+        )
+        runs.search(200)
+        assert len(study.counted()) == len(sizes) == 200
     assert max(sizes[150:]) - max(sizes[:50]) < 16 * 2**20
 
 
