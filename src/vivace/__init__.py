@@ -72,6 +72,8 @@ _HOME = {
     "compress": "vivace.compressing",
     "export": "vivace.exporting",
     "in_words": "vivace.exporting",
+    "sweep": "vivace.sweeping",
+    "Swept": "vivace.sweeping",
 }
 __all__ = [*_HOME, "__version__"]
 
@@ -129,6 +131,8 @@ if TYPE_CHECKING:
     from vivace.reporting import report as report
     from vivace.session.opening import attach as attach
     from vivace.session.session import Session as Session
+    from vivace.sweeping import sweep as sweep
+    from vivace.sweeping.result import Swept as Swept
     from vivace.technique import Build as Build
     from vivace.technique import Card as Card
     from vivace.technique import Numerics as Numerics

@@ -1,4 +1,4 @@
-"""What `tune`, `verify`, `train` and `compress` tell while they work: every `on_event` hears an `Event`."""
+"""What verbs tell while they work: every `on_event` hears an `Event`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class EventKind(enum.StrEnum):
 
     | kind | told by | payload |
     |---|---|---|
-    | ``notice`` | tune, train | text: a sentence that the person should read |
-    | ``phase`` | tune, compress | name: what it does from now on |
+    | ``notice`` | tune, train, sweep | text: a sentence that the person should read |
+    | ``phase`` | tune, compress, sweep | name: what it does from now on |
     | ``trial_begin`` | tune | plan: as text; role |
     | ``trial_end`` | tune | trial: a `vivace.ledger.Trial`; without a beginning where it got no process |
     | ``verdict`` | tune | plan: as text; verdict: a `vivace.Verdict` |
@@ -29,6 +29,7 @@ class EventKind(enum.StrEnum):
     | ``unwatched`` | train | text: why steps are not watched |
     | ``form_begin`` | compress | form: its name; does: in words |
     | ``form_end`` | compress | form: a `vivace.compressing.result.Tried` |
+    | ``swept`` | sweep | number, state: of a trial that ended; text: a line on it; [seed: of a repetition] |
     | ``stop`` | train | the keys of `vivace.Run.to_dict` |
     """
 
@@ -48,6 +49,7 @@ class EventKind(enum.StrEnum):
     UNWATCHED = "unwatched"
     FORM_BEGIN = "form_begin"
     FORM_END = "form_end"
+    SWEPT = "swept"
     STOP = "stop"
 
 

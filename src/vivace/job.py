@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 from vivace.errors import JobError, VivaceError, nearest
 
@@ -154,6 +154,68 @@ def load(reference: str) -> Job:
     if told := _ARGUMENTS.fullmatch(reference):
         given = dict(pair.split("=", 1) for pair in told["given"][1:].split(","))
         reference = told["name"]
+    place, name, found = _found(reference)
+    if callable(found) and not isinstance(found, Job):
+        arguments = _arguments(name if ":" in reference else reference, found, given)
+        with _loading(place):
+            found = found(**arguments)
+    elif given:
+        raise JobError(f"'{name}' in '{place}' is no function: it takes no {', '.join(given)}")
+    return _require_job(found, place, name)
+
+
+class JobFunction:
+    """A function of named parameters that returns a Job, such as ``def job(lr: float = 0.1) -> vivace.Job``.
+
+    Args:
+        source: the function, or a reference such as ``train.py:job``, which each process loads for itself
+            when it first needs it.
+    """
+
+    def __init__(self, source: str | Callable[..., Job]) -> None:
+        self.reference = source if isinstance(source, str) else ""
+        self.function = None if isinstance(source, str) else source
+        self.name = self.reference or getattr(source, "__name__", "job")
+
+    def __call__(self, **parameters: Any) -> Job:
+        """The Job of these parameters; those left out have the function's own defaults.
+
+        Raises JobError where the function does not take them, fails, or returns something else.
+        """
+        known = self.parameters
+        unknown = [name for name in parameters if name not in known]
+        if unknown:
+            hint = nearest(unknown[0], known) or f"; it has {', '.join(known) or 'none'}"
+            raise JobError(f"'{self.name}' has no parameter '{unknown[0]}'{hint}")
+        empty = inspect.Parameter.empty
+        missing = [n for n, p in known.items() if p.default is empty and n not in parameters]
+        if missing:
+            raise JobError(f"'{self.name}' has no default for '{missing[0]}': give it a range or a value")
+        with _loading(self.name):
+            found = self._loaded()(**parameters)
+        return _require_job(found, self.name, self.name)
+
+    @property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """What may be given by name."""
+        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        found = inspect.signature(self._loaded()).parameters
+        return {name: parameter for name, parameter in found.items() if parameter.kind in named}
+
+    def _loaded(self) -> Callable[..., Any]:
+        if self.function is not None:
+            return self.function
+        place, name, found = _found(self.reference)
+        if isinstance(found, Job) or not callable(found):
+            raise JobError(
+                f"'{name}' in '{place}' is a {type(found).__name__}: a sweep needs a function with "
+                f"parameters, such as def {name}(lr: float = 0.1) -> vivace.Job"
+            )
+        return cast(Callable[..., Any], found)
+
+
+def _found(reference: str) -> tuple[str, str, Any]:
+    """File or module of a reference, the name in it, and what has that name."""
     place, colon, name = reference.rpartition(":")
     if not colon:
         place, name = _of_file(Path(reference)) if reference.endswith(".py") else _recipe(reference), "job"
@@ -163,12 +225,10 @@ def load(reference: str) -> Job:
         jobs = [key for key, value in vars(module).items() if isinstance(value, Job)]
         hint = nearest(name, vars(module)) or (f"; it has {', '.join(jobs)}" if jobs else "; it has no Job")
         raise JobError(f"'{place}' has no name '{name}'{hint}")
-    if callable(found) and not isinstance(found, Job):
-        arguments = _arguments(name if colon else reference, found, given)
-        with _loading(place):
-            found = found(**arguments)
-    elif given:
-        raise JobError(f"'{name}' in '{place}' is no function: it takes no {', '.join(given)}")
+    return place, name, found
+
+
+def _require_job(found: Any, place: str, name: str) -> Job:
     if not isinstance(found, Job):
         raise JobError(
             f"'{name}' in '{place}' is of type {type(found).__name__}; it must be a vivace.Job or return one"

@@ -36,6 +36,7 @@ COMMANDS = (
     "techniques",
     "export",
     "compress",
+    "sweep",
 )
 
 NO_TORCH = """

@@ -476,6 +476,67 @@ def export(
 
 
 @app.command()
+def sweep(
+    job: JobName,
+    ranges: Annotated[
+        list[str], typer.Argument(metavar="name=range ...", help="lr=1e-4..1e-1:log width=32,64 depth=2..6")
+    ],
+    trials: Annotated[int, typer.Option(help="how many, those of a resumed sweep counted")] = 60,
+    seeds: Annotated[
+        int, typer.Option(help="the best three are trained again under so many other seeds; 0: not at all")
+    ] = 3,
+    seed: Annotated[int, typer.Option(help="of the search, and of every trial")] = 0,
+    plan: Annotated[Path | None, typer.Option(help="train every trial under this plan")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="trials at a time; left out, one a core, or one on a GPU")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="folder for journal, runs, page and best.py")] = Path(
+        "runs/sweep"
+    ),
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the sweep in that folder")] = False,
+    against: Annotated[
+        str | None, typer.Option(help="weigh the metric against seconds (of a step) or parameters")
+    ] = None,
+    transfer: Annotated[
+        str | None,
+        typer.Option(metavar="WIDTH", help="carry learning rates over from its smallest value: muP"),
+    ] = None,
+    device: OnDevice = None,
+    details: Details = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Many runs: search the parameters of a job's function for the best metric.
+
+    JOB is a function with parameters: def job(lr: float = 0.1, width: int = 64) -> vivace.Job
+    """
+    with screen(as_json, quiet, debug, device) as shown:
+        from vivace.command.endings import swept
+        from vivace.command.progress import SweepProgress
+        from vivace.sweeping import sweep as run
+
+        with SweepProgress(quiet) as progress:
+            result = run(
+                job,
+                ranges,
+                trials=trials,
+                seeds=seeds,
+                seed=seed,
+                plan=plan,
+                workers=workers,
+                out=out,
+                resume=resume,
+                against=against,
+                transfer=transfer,
+                on_event=progress,
+            )
+        shown.document(result.to_dict())
+        shown.show(lambda console: swept(result, console, details=details))
+        shown.exit_code = result.exit_code
+
+
+@app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="--out of a tune or train run")],
     as_json: AsJson = False,

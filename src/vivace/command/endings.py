@@ -1,4 +1,4 @@
-"""The last words of `tune` and `train`: the answer of their pages, of what has just been found."""
+"""The last words of `tune`, `train` and `sweep`: the answer of their pages, of what has just been found."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from vivace.reporting.tables import details as draw_details
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from vivace.sweeping.result import Swept
     from vivace.training.training import Run
     from vivace.tuning.result import Result
 
@@ -45,6 +46,19 @@ def trained(run: Run, console: Console, *, details: bool = False) -> None:
     report = f"vivace report {shlex.quote(str(content.folder))}"
     found = dataclasses.replace(found, next=found.next or (report,))
     _show(found, console, load(Path(run.run_path)) if details else None)
+
+
+def swept(result: Swept, console: Console, *, details: bool = False) -> None:
+    """What `sweep` found, and with `details` every trial."""
+    from vivace.sweeping.answering import answer as answer_of
+    from vivace.sweeping.table import draw
+
+    if details:
+        console.print()
+        draw(result, console)
+    found = answer_of(result)
+    console.print()
+    ending(dataclasses.replace(found, page=short(found.page)), console)
 
 
 def _content(folder: Path, **known: Any) -> Content:

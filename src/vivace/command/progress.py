@@ -134,6 +134,24 @@ class TrainProgress(_Lines):
             self.ended = True
 
 
+class SweepProgress(_Lines):
+    """Listens to `sweep` and shows a line a trial."""
+
+    def __call__(self, event: Event) -> None:
+        """Show one event of `sweep`."""
+        if self.quiet:
+            return
+        payload = event.payload
+        if event.kind == EventKind.PHASE:
+            self._doing(payload["name"])
+            if self._status is None:
+                self._print(payload["name"], "dim")
+        elif event.kind == EventKind.NOTICE:
+            self._print(payload["text"], "yellow")
+        elif event.kind == EventKind.SWEPT:
+            self._print(payload["text"], "dim" if payload["state"] != "complete" else "", indent=2)
+
+
 class VerifyProgress(_Lines):
     """Listens to `verify` and says how long it is going to take."""
 

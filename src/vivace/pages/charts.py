@@ -465,3 +465,69 @@ def _band(places: Sequence[float | None], band: Sequence[Sequence[Any]], across:
         return ""
     edge = [a for a, _ in pairs] + [b for _, b in reversed(pairs)]
     return "M" + "L".join(f"{x} {y}" for x, y in edge) + "Z"
+
+
+@dataclasses.dataclass(frozen=True)
+class Coordinate:
+    """One upright axis of parallel coordinates: its name, where each line crosses it, in percent from below,
+    and the labels of both ends.
+    """
+
+    name: str
+    places: tuple[float, ...]
+    low: str
+    high: str
+
+
+def axis_of(name: str, values: Sequence[Any], tell: Callable[[Any], str]) -> Coordinate:
+    """The axis of values: numbers by size, logarithmic where all are above 0 and far apart; else one place
+    for each value, in order of their texts.
+    """
+    numbers = [found for found in map(real, values) if found is not None]
+    if len(numbers) < len(values):
+        kinds = sorted({tell(value) for value in values})
+        scale = linear(0.0, float(max(1, len(kinds) - 1)))
+        places = tuple(scale.at(kinds.index(tell(value))) for value in values)
+        return Coordinate(name, places, kinds[0], kinds[-1])
+    low, high = min(numbers), max(numbers)
+    logarithmic = low > 0 and high / low >= 20
+    scale = Scale(low, high if high > low else low + 1.0, (), logarithmic)
+    ends = (tell(values[numbers.index(end)]) for end in (low, high))
+    return Coordinate(name, tuple(scale.at(number) for number in numbers), *ends)
+
+
+def parallel(title: str, axes: Sequence[Coordinate], told: Sequence[tuple[str, bool]]) -> Markup:
+    """A line for each of `told` (what it is, and whether it stands out) through all axes; those on top."""
+    across = [100 * index / max(1, len(axes) - 1) for index in range(len(axes))]
+    order = sorted(range(len(told)), key=lambda index: told[index][1])
+    drawn = []
+    for index in order:
+        corners = zip(across, (axis.places[index] for axis in axes), strict=True)
+        points: list[tuple[int, int] | None] = [
+            (round(x * BOX / 100), round(BOX - y * BOX / 100)) for x, y in corners
+        ]
+        kind = "plan" if told[index][1] else "one"
+        drawn.append(
+            element("path", element("title", told[index][0]), class_=f"line {kind}", d=_path(points))
+        )
+    uprights = [element("line", class_="grid", x1=f"{x}%", x2=f"{x}%", y1="0", y2="100%") for x in across]
+    ends = [
+        element("span", element("b", axis.name), element("small", axis.high), style=f"left:{x}%")
+        for axis, x in zip(axes, across, strict=True)
+    ]
+    below = [
+        element("span", element("small", axis.low), style=f"left:{x}%")
+        for axis, x in zip(axes, across, strict=True)
+    ]
+    drawing = element(
+        "figure",
+        element("figcaption", title),
+        element("div", *ends, class_="coordinates"),
+        element("svg", *uprights, _stretched(*drawn)),
+        element("div", *below, class_="across"),
+        class_="plot parallel",
+        style=f"min-width:{6 * len(axes)}rem",
+        role="img",
+        aria_label=title,
+    )
+    return element("div", drawing, class_="scrolled")

@@ -9,16 +9,35 @@ import os
 import pickle
 import sys
 import traceback
-from typing import Any
+from typing import Any, TextIO
 
 from vivace import job as jobs
 from vivace.processes.launch import own_error
 from vivace.technique import registry
 
+_parent: tuple[TextIO, TextIO] | None = None
+
+
+def ask_parent(question: Any) -> Any:
+    """In the middle of a command: what the parent answers to a question; both are JSON types.
+
+    See `Child.ask` for its side. Ends this process where the parent is gone.
+    """
+    assert _parent is not None, "only a child process has a parent to ask"
+    commands, answers = _parent
+    answers.write(json.dumps({"question": question}) + "\n")
+    answers.flush()
+    line = commands.readline()
+    if not line:
+        os._exit(1)
+    return json.loads(line)
+
 
 def serve(payload: int, read: int, write: int) -> None:
     """Load the job of the open file `payload`, then answer commands until the parent closes its end."""
+    global _parent
     commands, answers = os.fdopen(read, "r"), os.fdopen(write, "w")
+    _parent = commands, answers
     handler, problem = None, None
     try:
         with open(payload, "rb") as file:

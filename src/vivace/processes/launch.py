@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ import cloudpickle
 
 from vivace.errors import ChildFailed, Code, JobError, PlanError, TimedOut, VivaceError, ran_out_of_memory
 from vivace.files import open_own
-from vivace.job import Job, blame, load
+from vivace.job import Job, JobFunction, blame, load
 from vivace.plan import Plan
 from vivace.technique import registry
 
@@ -34,12 +35,12 @@ _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
 class Source:
-    """Where a job comes from: a reference that each child loads by itself, or a pickled Job object."""
+    """Where a job comes from: a reference that each child loads by itself, or a pickled object."""
 
-    def __init__(self, job: Job | str) -> None:
+    def __init__(self, job: Job | JobFunction | str) -> None:
         self.reference = job if isinstance(job, str) else None
         self.name = self.reference or "job"
-        self.payload: Job | str = job
+        self.payload: Job | JobFunction | str = job
         self.folder = os.getcwd()  # a job that is loaded here may change it
 
     def load(self) -> None:
@@ -140,18 +141,26 @@ class Child:
         self._closed = False
 
     def ask(self, command: str, timeout: float, **arguments: object) -> Any:
+        """Send one command and wait for its answer; see `converse`."""
+        return self.converse(command, timeout, None, **arguments)
+
+    def converse(
+        self, command: str, timeout: float, reply: Callable[[Any], Any] | None, /, **arguments: object
+    ) -> Any:
         """Send one command and wait for its answer. Errors of the child are raised here under their own
         class.
 
-        Raises ChildFailed where the child died or ran out of memory, and TimedOut where it did not answer
-        within `timeout` seconds.
+        `reply` answers what the child asks meanwhile (`ask_parent`), in JSON types.
+
+        Raises ChildFailed where the child died or ran out of memory, and TimedOut where it did not answer,
+        or ask, within `timeout` seconds.
         """
-        message = json.dumps({"command": command, "arguments": arguments}) + "\n"
-        try:
-            os.write(self._write, message.encode())
-        except BrokenPipeError:
-            raise self._obituary() from None
+        self._send({"command": command, "arguments": arguments})
         answer = json.loads(self._line(command, timeout))
+        while "question" in answer:
+            assert reply is not None, "nobody answers what the child asks"
+            self._send(reply(answer["question"]))
+            answer = json.loads(self._line(command, timeout))
         if "error" not in answer:
             return answer["answer"]
         raise VivaceError.from_dict(answer["error"])
@@ -187,6 +196,14 @@ class Child:
         if kind is not None:
             self._kill()
         self.close()
+
+    def _send(self, message: Any) -> None:
+        data = (json.dumps(message) + "\n").encode()
+        try:
+            while data:  # a pipe takes 64 KiB at once
+                data = data[os.write(self._write, data) :]
+        except BrokenPipeError:
+            raise self._obituary() from None
 
     def _line(self, command: str, timeout: float) -> bytes:
         deadline = time.monotonic() + timeout

@@ -1,0 +1,277 @@
+"""What stacking runs brings, and whole sweeps beside plain Optuna in processes.
+
+    scripts/bench sweep stacks [--seconds N]
+    scripts/bench sweep engines [--minutes N] [--heats N] [--jobs mlp cnn transformer]
+
+`stacks`: for each example and number of rows, blocks of steps of the stack in turn with blocks of the same
+rows one after another, each with torch's fused optimizer. First on batches that are at hand, forward,
+backward and update alone; then with the rows' own loaders, as a sweep meets them.
+
+`engines`: for each job, `vivace sweep` and plain Optuna (as many processes as cores, one journal for all, the
+same sampler, pruner and space, and the loop that a person writes) get equal minutes in turn. What counts are
+trials an hour and the best metric. A cell that stands in the record is not run again, so that a stopped
+benchmark goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import itertools
+import json
+import multiprocessing
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import _record
+import optuna
+import sweep_jobs
+import torch
+
+import vivace
+from vivace.job import JobFunction
+from vivace.measuring.statistics import speed_ratio
+from vivace.sweeping.stacking.choice import clock_of, measured
+from vivace.sweeping.stacking.feeding import Feed
+from vivace.sweeping.stacking.proof import prove, worst
+from vivace.sweeping.stacking.rows import Row
+from vivace.sweeping.stacking.stack import Stack
+
+EXAMPLES = [
+    ("mlp_64_32_32_10", 16, 7.0),
+    ("mlp_64_32_32_10", 64, 11.5),
+    ("mlp_784_128", 16, 2.1),
+    ("mlp_784_256", 16, 1.2),
+    ("cnn_8_px", 16, 3.4),
+    ("cnn_16_px", 16, 1.45),
+    ("cnn_28_px", 16, 0.96),
+]
+SPACE = ["lr=1e-3..1:log", "momentum=0.5..0.98", "width=16,32"]
+PAIRS = 10
+
+
+def main() -> None:
+    """Measure, and record."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", choices=("stacks", "engines"))
+    parser.add_argument("--seconds", type=float, default=0.1, help="of a block")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of each engine in each heat")
+    parser.add_argument("--heats", type=int, default=3)
+    parser.add_argument("--jobs", nargs="*", default=["mlp", "cnn", "transformer"])
+    chosen = parser.parse_args()
+    machine = vivace.inspect()
+    record = _record.opened("sweep", f"scripts/bench sweep {chosen.part}", machine, f"sweep_{chosen.part}")
+    path = _record.path_of(record)
+    if path.exists():
+        record = json.loads(path.read_text(encoding="utf-8"))
+    cells = record.setdefault("cells", {})
+    if chosen.part == "stacks":
+        stacks(cells, record, chosen.seconds)
+    else:
+        engines(cells, record, chosen)
+    _record.write(record)
+
+
+def stacks(cells: dict[str, Any], record: dict[str, Any], seconds: float) -> None:
+    """Each example with its ratios, and the gain that was found by hand before."""
+    torch.set_num_threads(1)
+    for name, count, by_hand in EXAMPLES:
+        cell = f"{name} x {count}"
+        if cell in cells:
+            continue
+        rows = [
+            Row(
+                number,
+                {},
+                sweep_jobs.example(lr=0.01 * (number + 1) / count, name=name),
+                vivace.inspect(),
+                number,
+            )
+            for number in range(count)
+        ]
+        feed = Feed()
+        for row in rows:
+            feed.enter(row)
+        stack = Stack(rows, feed)
+        proofs = prove(stack, rows[:4])
+        steps, loaded = steps_alone(stack, seconds), measured(stack)[0]
+        cells[cell] = {
+            "by_hand": by_hand,
+            "steps": dataclasses.asdict(steps),
+            "loaded": dataclasses.asdict(loaded),
+            "sameness": worst([p for p in proofs.values() if not isinstance(p, Exception)]).sentence,
+        }
+        told = f"{steps.estimate:.2f} ({steps.low:.2f} to {steps.high:.2f})"
+        ends = f"{loaded.estimate:.2f} ({loaded.low:.2f} to {loaded.high:.2f})"
+        print(f"{cell:24} steps {told:24} with loaders {ends:24} by hand {by_hand}", flush=True)
+        _record.write(record)
+
+
+def steps_alone(stack: Stack, seconds: float) -> Any:
+    """Forward, backward and update on batches at hand: rows one after another over the stack."""
+    saved, clock = stack.saved(), clock_of(stack.rows[0].device)
+    singles = [next(row.batches(0)) for row in stack.rows]
+    leaves = next(stack.feed.epoch(stack.rows))
+
+    def alone() -> None:
+        for row, batch in zip(stack.rows, singles, strict=True):
+            row.session.step(batch)
+
+    def block(step: Any, steps: int) -> float:
+        begin = clock()
+        for _ in range(steps):
+            step()
+        return (clock() - begin) / steps
+
+    def together() -> None:
+        stack.step(leaves)
+
+    sizes = [max(1, round(seconds / block(step, 3))) for step in (alone, together)]
+    pairs = [(block(alone, sizes[0]), block(together, sizes[1])) for _ in range(PAIRS)]
+    stack.put_back(saved)
+    return speed_ratio(pairs)
+
+
+def engines(cells: dict[str, Any], record: dict[str, Any], chosen: argparse.Namespace) -> None:
+    """Equal minutes for each engine in turn, in another order each heat."""
+    orders = itertools.cycle([("vivace", "optuna"), ("optuna", "vivace")])
+    for heat, order in zip(range(chosen.heats), orders, strict=False):
+        for job in chosen.jobs:
+            for engine in order:
+                cell = f"{job}, {engine}, heat {heat}"
+                if cell in cells:
+                    continue
+                run = run_vivace if engine == "vivace" else run_optuna
+                cells[cell] = run(job, 60 * chosen.minutes, heat)
+                print(cell, cells[cell], flush=True)
+                _record.write(record)
+
+
+def run_vivace(job: str, seconds: float, seed: int) -> dict[str, Any]:
+    """As many trials as end in the given time."""
+    with tempfile.TemporaryDirectory(prefix="vivace-sweep-") as folder:
+        arguments = [sys.executable, "-m", "vivace", "sweep", f"{sweep_jobs.__file__}:{job}", *SPACE]
+        arguments += [
+            "--trials",
+            "100000",
+            "--seeds",
+            "0",
+            "--seed",
+            str(seed),
+            "--out",
+            f"{folder}/out",
+            "--quiet",
+        ]
+        begin, process = time.monotonic(), subprocess.Popen(arguments)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+        found = json.loads((Path(folder) / "out" / "sweep.json").read_text(encoding="utf-8"))
+        ended = [t for t in found["trials"] if t["state"] in ("complete", "pruned")]
+        return figures(ended, time.monotonic() - begin)
+
+
+def run_optuna(job: str, seconds: float, seed: int) -> dict[str, Any]:
+    """Plain Optuna: as many processes as cores, each with one thread and the person's own loop."""
+    cores = vivace.inspect().num_cores
+    with tempfile.TemporaryDirectory(prefix="optuna-") as folder:
+        journal, begin = f"{folder}/journal", time.monotonic()
+        context = multiprocessing.get_context("spawn")
+        workers = [
+            context.Process(target=optuna_worker, args=(job, journal, begin + seconds, seed + number))
+            for number in range(cores)
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        study = optuna_study(journal, seed)
+        ended = [
+            {"state": t.state.name.lower(), "metric": t.value, "fused": 1}
+            for t in study.trials
+            if t.state.is_finished()
+        ]
+        return figures(ended, time.monotonic() - begin)
+
+
+def figures(ended: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+    """What counts of an engine."""
+    complete = [t["metric"] for t in ended if t["state"] == "complete" and t["metric"] is not None]
+    return {
+        "trials_an_hour": len(ended) * 3600 / seconds,
+        "trials": len(ended),
+        "complete": len(complete),
+        "fused": sum(t["fused"] > 1 for t in ended),
+        "best": max(complete, default=None),
+        "seconds": seconds,
+    }
+
+
+def optuna_study(journal: str, seed: int) -> optuna.Study:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    backend = optuna.storages.journal.JournalFileBackend(journal)
+    return optuna.create_study(
+        study_name="plain",
+        direction="maximize",
+        storage=optuna.storages.JournalStorage(backend),
+        sampler=optuna.samplers.TPESampler(seed=seed),
+        pruner=optuna.pruners.HyperbandPruner(1, 9, 3),
+        load_if_exists=True,
+    )
+
+
+def optuna_worker(name: str, journal: str, deadline: float, seed: int) -> None:
+    """One process of plain Optuna."""
+    torch.set_num_threads(1)
+    function = JobFunction(getattr(sweep_jobs, name))
+
+    def objective(trial: optuna.Trial) -> float:
+        job = function(
+            lr=trial.suggest_float("lr", 1e-3, 1, log=True),
+            momentum=trial.suggest_float("momentum", 0.5, 0.98),
+            width=trial.suggest_categorical("width", [16, 32]),
+        )
+        return train_plainly(job, trial, deadline)
+
+    optuna_study(journal, seed).optimize(
+        objective, timeout=max(0.0, deadline - time.monotonic()), catch=(TimeoutError,)
+    )
+
+
+def train_plainly(job: vivace.Job, trial: optuna.Trial, deadline: float) -> float:
+    """The loop that a person writes. Raises TimeoutError at the deadline: such a trial counts nowhere."""
+    torch.manual_seed(0)
+    model = job.model()
+    assert job.optimizer is not None
+    assert job.loss is not None
+    assert job.metric is not None
+    assert job.validation is not None
+    optimizer, loader, held_out, metric = job.optimizer(model), job.data(), list(job.validation()), 0.0
+    for epoch in range(1, job.epochs + 1):
+        model.train()
+        for batch in loader:
+            optimizer.zero_grad()
+            job.loss(model, batch).backward()
+            optimizer.step()
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        model.eval()
+        with torch.no_grad():
+            metric = job.metric(model, held_out)
+        trial.report(metric, epoch)
+        if trial.should_prune():
+            raise optuna.TrialPruned
+    return metric
+
+
+if __name__ == "__main__":
+    main()

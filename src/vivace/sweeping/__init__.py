@@ -1,0 +1,92 @@
+"""`vivace.sweep`: many runs of one job over ranges of its parameters, and the best of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vivace.errors import InputError
+from vivace.events import OnEvent
+from vivace.inspection.gather import require_torch
+from vivace.job import Job
+from vivace.plan import Plan
+
+if TYPE_CHECKING:
+    from vivace.sweeping.result import Swept as Swept
+
+
+def sweep(
+    job: Callable[..., Job] | str,
+    space: Mapping[str, Any] | Sequence[str],
+    *,
+    trials: int = 60,
+    seeds: int = 3,
+    seed: int = 0,
+    plan: Plan | str | os.PathLike[str] | None = None,
+    workers: int | None = None,
+    out: str | os.PathLike[str] = "runs/sweep",
+    resume: bool = False,
+    against: str | None = None,
+    transfer: str | None = None,
+    on_event: OnEvent | None = None,
+) -> Swept:
+    """Search the parameters of `job` for the best metric.
+
+    A trial that is killed, runs out of memory or leaves the finite numbers fails with its parameters and its
+    reason, and the sweep goes on. Killed or interrupted itself, it goes on with `resume` where it stood.
+
+    Args:
+        job: a function of named parameters that returns a Job with a metric, or a reference such as
+            ``train.py:job`` to one.
+        space: ranges by name, as texts (``1e-4..1e-1:log``, ``2..6``, ``32,64,128``), as Optuna's
+            distributions, or plain values; or a list of ``name=range``.
+        trials: how many, those of a resumed sweep counted.
+        seeds: under how many other seeds the best three configurations are trained again; 0: not at all.
+        seed: of the search, and of every trial.
+        plan: under which each trial trains, or its file; left out, strict fp32.
+        workers: trials at a time; left out, one a core, or one on a GPU.
+        out: folder for the journal, the runs, the page and best.py.
+        resume: go on with the sweep that `out` holds.
+        against: ``seconds`` of a step or ``parameters`` of the model: beside the best metric, the trials that
+            no other beats in both; nothing is pruned then.
+        transfer: the parameter that is the model's width: learning rates are those of its smallest value, and
+            carried over to others (muP, see `vivace.sweeping.transfer`).
+        on_event: called with a `vivace.Event` as the sweep goes on.
+
+    Raises InputError where a range cannot be read, JobError where the job cannot be built, FolderError where
+    the folder cannot be used, AnswerIsNo where the first trials all fail.
+    """
+    require_torch()
+    require_optuna()
+    from vivace.sweeping.searching import run_sweep
+
+    return run_sweep(
+        job,
+        space,
+        trials=trials,
+        seeds=seeds,
+        seed=seed,
+        plan=plan,
+        workers=workers,
+        out=out,
+        resume=resume,
+        against=against,
+        transfer=transfer,
+        on_event=on_event,
+    )
+
+
+def require_optuna() -> None:
+    """Raises InputError where the search engine is not installed."""
+    if importlib.util.find_spec("optuna") is None:
+        raise InputError("a sweep needs Optuna: pip install 'vivace[sweep]'")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Swept":
+        from vivace.sweeping.result import Swept
+
+        return Swept
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -1,0 +1,71 @@
+"""`best.py`: the best configuration as a job file, which `tune`, `train` and `verify` take."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from vivace.files import replace_text
+from vivace.job import JobFunction
+from vivace.sweeping.space import Parameters, told
+from vivace.sweeping.transfer import Transferred
+
+_FROM_FILE = '''"""{title}"""
+
+from pathlib import Path
+
+{imported}
+
+SOURCE = Path(__file__).parent / {path!r}
+job = {maker}(f"{{SOURCE}}:{name}"{further})({arguments})
+'''
+_FROM_MODULE = '''"""{title}"""
+
+{imported}
+
+job = {maker}({reference!r}{further})({arguments})
+'''
+
+
+def write_best(path: Path, function: JobFunction, parameters: Parameters, title: str) -> str:
+    """Write the file; returns the reference of its job, or an empty text where the function has no file."""
+    reference = function.reference or _reference_of(function)
+    if not reference:
+        return ""
+    arguments = ", ".join(f"{name}={value!r}" for name, value in parameters.items())
+    place, colon, name = reference.rpartition(":")
+    made = {"imported": "from vivace.job import JobFunction", "maker": "JobFunction", "further": ""}
+    if isinstance(function, Transferred):
+        made = {"imported": "from vivace.sweeping.transfer import Transferred", "maker": "Transferred"}
+        made["further"] = f", width={function.width!r}, base={function.base!r}"
+    title = title.replace("\\", "/").replace('"""', "'''")
+    if not colon and reference.endswith(".py"):
+        place, name = reference, "job"
+    if place.endswith(".py"):
+        nearby = os.path.relpath(Path(place).resolve(), path.parent.resolve())
+        text = _FROM_FILE.format(title=title, path=nearby, name=name, arguments=arguments, **made)
+    else:
+        text = _FROM_MODULE.format(title=title, reference=reference, arguments=arguments, **made)
+    replace_text(path, text)
+    return f"{path}:job"
+
+
+def title_of(trials: int, function: str, parameters: Parameters) -> str:
+    """The file's first line."""
+    return f"The best of {trials} trials of {function}: {told(parameters)}."
+
+
+def _reference_of(function: JobFunction) -> str:
+    """Where a function that was handed in itself stands: a name in a module's file."""
+    found = function.function
+    module = sys.modules.get(getattr(found, "__module__", "") or "")
+    file, name = getattr(module, "__file__", None), getattr(found, "__name__", "")
+    if (
+        module is None
+        or file is None
+        or module.__name__ == "__main__"
+        or getattr(module, name, None) is not found
+    ):
+        return ""
+    return f"{file}:{name}"

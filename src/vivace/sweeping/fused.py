@@ -1,0 +1,112 @@
+"""The parent's side of trials that are trained as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from vivace.errors import VivaceError
+from vivace.sweeping.folder import SweepFolder
+from vivace.sweeping.study import Asked, Study
+
+Shape = tuple[tuple[str, Any], ...]  # the parameters that decide how large weights are, by name
+TURNS = 2  # how often a place in a stack is filled, where runs of other shapes wait to be tried
+
+
+class Owner(Protocol):
+    """Who runs trials, as far as a stack talks to it; see `vivace.sweeping.runs.Runs`."""
+
+    study: Study
+    folder: SweepFolder
+
+    def alike(self, shape: Shape, most: int) -> list[Asked]:
+        """Other trials of this shape."""
+
+    def ended(self, asked: Asked, answer: dict[str, Any], curve: dict[int, float], seconds: float) -> None:
+        """A trial came to its end, or was pruned."""
+
+    def failed(self, asked: Asked, error: VivaceError, curve: dict[int, float], seconds: float) -> None:
+        """A trial has no result."""
+
+    def run_alone(self, asked: Sequence[Asked]) -> None:
+        """These trials are to be run in processes of their own."""
+
+    def decided(self, decision: dict[str, Any], shape: Shape) -> None:
+        """What was found of runs of this shape."""
+
+
+class Fused:
+    """Trials of one stack, as the child tells of them."""
+
+    def __init__(self, owner: Owner, together: Sequence[Asked], shape: Shape, *, varied: bool) -> None:
+        self.owner, self.shape = owner, shape
+        self._members = {asked.number: asked for asked in together}
+        self._curves: dict[int, dict[int, float]] = {asked.number: {} for asked in together}
+        self._seconds = dict.fromkeys(self._members, 0.0)
+        self._most = dict.fromkeys(self._members, 1)
+        self._left = (TURNS - 1) * len(together) if varied else None  # places to fill again; None: all
+
+    def told(self, asked: Asked) -> dict[str, Any]:
+        """A trial as the child takes it."""
+        out = self.owner.folder.trial(asked.number)
+        return {"number": asked.number, "parameters": asked.parameters, "out": str(out)}
+
+    def heard(self, question: dict[str, Any]) -> dict[str, Any]:
+        """What an epoch brought; returns which trials are pruned, and which ones take free places."""
+        self.owner.decided(question["decision"], self.shape)
+        free, pruned = 0, []
+        for one in question["rows"]:
+            number = one["number"]
+            self._seconds[number] += question["seconds"]
+            self._most[number] = max(self._most[number], question["fused"])
+            if one["error"] is not None:
+                self._fail(number, VivaceError.from_dict(one["error"]))
+                free += 1
+                continue
+            self._curves[number][one["epoch"]] = one["metric"]
+            stop = self.owner.study.report(number, one["epoch"], one["metric"]) and not one["ended"]
+            if stop or one["ended"]:
+                self._end(number, one, question["decision"], pruned=stop)
+                free += 1
+            pruned += [number] if stop else []
+        self._apart(question)
+        return {"prune": pruned, "join": [self.told(asked) for asked in self._following(free)]}
+
+    def end(self, answer: dict[str, Any]) -> None:
+        """The child has come to its end; whoever has not is run alone."""
+        self.owner.decided(answer["decision"], self.shape)
+        self._apart(answer)
+        self.owner.run_alone(list(self._members.values()))
+
+    def broken(self, error: VivaceError) -> None:
+        """The process of the stack died: that is no fault of any one trial, and all are run alone."""
+        reason = f"its process failed: {error}"
+        self.owner.decided({"fused": False, "reason": reason, "rows": len(self._members)}, self.shape)
+        self.owner.run_alone(list(self._members.values()))
+
+    def _following(self, free: int) -> list[Asked]:
+        if self._left is not None:
+            free = min(free, self._left)
+            self._left -= free
+        joining = self.owner.alike(self.shape, free)
+        for asked in joining:
+            self._members[asked.number] = asked
+            self._curves[asked.number], self._seconds[asked.number], self._most[asked.number] = {}, 0.0, 1
+        return joining
+
+    def _apart(self, found: dict[str, Any]) -> None:
+        """Those that cannot be part of the stack are run alone; those that cannot be built have failed."""
+        for number, error in found["failed"].items():
+            self._fail(int(number), VivaceError.from_dict(error))
+        self.owner.run_alone([self._members.pop(int(number)) for number in found["refused"]])
+
+    def _fail(self, number: int, error: VivaceError) -> None:
+        asked = self._members.pop(number)
+        self.owner.failed(asked, error, self._curves[number], self._seconds[number])
+
+    def _end(self, number: int, one: dict[str, Any], decision: dict[str, Any], *, pruned: bool) -> None:
+        facts = {"fused": self._most[number], "sameness": decision["sameness"]}
+        answer = {"pruned": pruned, "metric": one["metric"], "epoch": one["epoch"], "facts": facts}
+        answer |= {"step_seconds": decision["alone_step_seconds"], "num_parameters": one["num_parameters"]}
+        asked = self._members.pop(number)
+        self.owner.ended(asked, answer, self._curves[number], self._seconds[number])

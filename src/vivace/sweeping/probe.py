@@ -1,0 +1,91 @@
+"""What the job's parameters change: looked up in a child process, before any trial."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from optuna.distributions import CategoricalDistribution
+
+from vivace.errors import JobError
+from vivace.job import Job, JobFunction
+from vivace.session.opening import call, models_of
+from vivace.sweeping.space import Parameters, Space
+
+ENTRY = "vivace.sweeping.probe:Probe"
+OURS = ("vivace.sweeping.trial", "vivace.sweeping.stacking.child")
+OTHERS = (
+    "sklearn",
+    "skimage",
+    "scipy",
+    "PIL",
+    "torchvision",
+    "timm",
+    "transformers",
+    "torchmetrics",
+    "pandas",
+    "tensorboard",
+)
+
+
+class Probe:
+    """Serves `vivace.processes.launch.Child`."""
+
+    def __init__(self, job: JobFunction, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self.job = job
+
+    def libraries(self) -> list[str]:
+        """Slow imports that every trial would make; later children find them made.
+
+        Those of the job among them are made once it has been looked at.
+        """
+        train = ("tensorboard.summary.writer.record_writer", "tensorboard.compat.proto.event_pb2")
+        return [*OURS, *train, *(name for name in sys.modules if name.partition(".")[0] in OTHERS)]
+
+    def look(self, parameters: Parameters) -> dict[str, Any]:
+        """Epochs, metric and the shape of one configuration. Raises JobError where it cannot be built."""
+        job = self.job(**parameters)
+        if job.metric is None:
+            raise JobError("a sweep needs the Job's metric(model, batches), higher is better, to compare by")
+        model = call(job, "model")
+        modules = models_of(job, model)
+        return {
+            "epochs": job.epochs,
+            "metric_name": job.metric_name,
+            "metric_data": job.metric_data,
+            "shape": shape_of(job, modules),
+            "num_parameters": sum(p.numel() for m in modules for p in m.parameters()),
+        }
+
+
+def shape_of(job: Job, modules: Iterable[torch.nn.Module]) -> str:
+    """Equal for jobs whose models hold weights of equal names and shapes."""
+    found = [
+        (name, tuple(tensor.shape), str(tensor.dtype))
+        for module in modules
+        for name, tensor in module.state_dict(keep_vars=True).items()
+        if isinstance(tensor, torch.Tensor)
+    ]
+    return hashlib.sha256(repr((found, job.step is None)).encode()).hexdigest()[:16]
+
+
+def variations(space: Space, fixed: Parameters) -> dict[str, list[Parameters]]:
+    """By parameter: configurations that differ from the first one in that parameter alone.
+
+    The first one, which has the lowest value or first choice of each, stands under the empty name.
+    """
+    values = {name: values_of(found) for name, found in space.items()}
+    first = {**fixed, **{name: found[0] for name, found in values.items()}}
+    found = {name: [{**first, name: value} for value in some[1:]] for name, some in values.items()}
+    return {"": [first], **found}
+
+
+def values_of(found: Any) -> list[Any]:
+    """The choices of a distribution, or its ends."""
+    if isinstance(found, CategoricalDistribution):
+        return list(found.choices)
+    return [found.low, found.high]

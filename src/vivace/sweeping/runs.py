@@ -1,0 +1,301 @@
+"""The parent's side of trials: who runs next, in which process, and what becomes of its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from vivace.errors import AnswerIsNo, FolderError, VivaceError
+from vivace.events import Tell
+from vivace.plan import Plan
+from vivace.processes.launch import Child, Source
+from vivace.sweeping import trial as child_side
+from vivace.sweeping.folder import LOG, SweepFolder, lighten
+from vivace.sweeping.fused import Fused, Shape
+from vivace.sweeping.record import record_of
+from vivace.sweeping.space import Parameters, told
+from vivace.sweeping.stacking import child as stack_side
+from vivace.sweeping.study import Asked, Study
+from vivace.words import number
+
+SILENCE_SECONDS = 7 * 86400.0  # an epoch may take long; a child that hangs is for the person to end
+MOST_FAILURES = 5  # at the beginning, without one result
+
+MOST_ROWS = 32  # of a stack
+GENERATIONS = 4  # of stacks, at least, in a sweep
+
+Work = Callable[[], None]
+
+
+class Runs:
+    """Runs trials of one study side by side, each in its own process, or several of one shape as one.
+
+    Every trial has the study's seed: what differs between them is their parameters alone.
+
+    Args:
+        study, folder, source: of the sweep.
+        plan: under which every trial trains.
+        shares: how many run at a time, and with how many threads each.
+        tell: hears ``swept`` of every trial.
+        shaping: the parameters that change the shapes of weights: runs that agree in them may be fused.
+        fusing: may runs be trained as one?
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        folder: SweepFolder,
+        source: Source,
+        plan: Plan,
+        *,
+        shares: tuple[int, int],
+        tell: Tell,
+        shaping: Sequence[str] = (),
+        fusing: bool = True,
+    ) -> None:
+        self.study, self.folder, self.source, self.plan = study, folder, source, plan
+        self.seed, (self.workers, self.threads), self.tell = study.setting.seed, shares, tell
+        self.shaping, self.fusing = shaping, fusing
+        self.best: tuple[float, int] | None = None
+        self.decisions: list[dict[str, Any]] = []
+        self._wanted = 0
+        self._waiting: list[Asked] = []
+        self._alone: set[int] = set()  # trials that no stack takes
+        self._apart: set[Shape] = set()  # shapes whose runs are not faster, or not the same, as one
+        self._lock = threading.RLock()
+        self._children: set[int] = set()
+        self._stopping = False
+        self._hopeless: AnswerIsNo | None = None
+
+    def search(self, wanted: int) -> None:
+        """Run trials until `wanted` count, those of earlier sessions too, or none is left to try.
+
+        Raises AnswerIsNo where the first ones all fail, FolderError where the folder cannot be written.
+        """
+        self._wanted = wanted
+        self._waiting += self.study.left_over()
+        for trial in self.study.counted():
+            if trial.values and (self.best is None or trial.values[0] > self.best[0]):
+                self.best = trial.values[0], trial.number
+
+        def following() -> Work | None:
+            with self._lock:
+                asked = self._waiting.pop(0) if self._waiting else self._ask()
+                if asked is None:
+                    return None
+                shape = self._shape_of(asked)
+                if self.fusing and shape not in self._apart and asked.number not in self._alone:
+                    together = [asked, *self.alike(shape, self._most_rows() - 1)]
+                    if len(together) > 1:
+                        return partial(self._fuse, together, shape)
+                return partial(self._try, asked)
+
+        self._side_by_side(following)
+
+    def repeat(self, configurations: list[tuple[Asked, int]]) -> dict[tuple[int, int], float]:
+        """Train configurations under other seeds, each a pair; metrics by trial and seed, of those that
+        succeed.
+        """
+        waiting, found = list(configurations), dict[tuple[int, int], float]()
+
+        def once(asked: Asked, seed: int) -> None:
+            out = self.folder.seed(asked.number, seed)
+            with contextlib.suppress(VivaceError):
+                answer = self._train(asked, str(out), seed, lambda _: {"prune": False})
+                found[asked.number, seed] = answer["metric"]
+                text = f"trial {asked.number} under seed {seed}: {number(answer['metric'])}"
+                self.tell("swept", {"number": asked.number, "state": "complete", "text": text, "seed": seed})
+            lighten(out, model=False)
+
+        self._side_by_side(lambda: partial(once, *waiting.pop(0)) if waiting else None)
+        return found
+
+    def _ask(self, like: Parameters | None = None) -> Asked | None:
+        """A new trial, while fewer are counted or open than are wanted."""
+        if len(self.study.counted()) + len(self.study.open()) >= self._wanted:
+            return None
+        return self.study.ask(like)
+
+    def alike(self, shape: Shape, most: int) -> list[Asked]:
+        """Other trials of this shape: those that wait, then new ones."""
+        with self._lock:
+            fit = (a for a in self._waiting if self._shape_of(a) == shape and a.number not in self._alone)
+            found = list(islice(fit, most))
+            self._waiting = [asked for asked in self._waiting if asked not in found]
+            while len(found) < most and (asked := self._ask(dict(shape))) is not None:
+                found.append(asked)
+            return found
+
+    def run_alone(self, asked: Sequence[Asked]) -> None:
+        """These trials are to be run in processes of their own."""
+        with self._lock:
+            self._alone |= {one.number for one in asked}
+            self._waiting += asked
+
+    def decided(self, decision: dict[str, Any], shape: Shape) -> None:
+        """What was found of runs of this shape; where they are not fused, they are not tried again."""
+        with self._lock:
+            if not decision["fused"]:
+                self._apart.add(shape)
+            known = [one for one in self.decisions if one["shape"] == dict(shape)]
+            if not known:
+                self.decisions.append({"shape": dict(shape)})
+            (known or self.decisions[-1:])[0].update(decision)
+
+    def _shape_of(self, asked: Asked) -> Shape:
+        return tuple((name, asked.parameters[name]) for name in self.shaping)
+
+    def _most_rows(self) -> int:
+        """How many runs are stacked: few enough that the search learns from some before it asks for more."""
+        return max(2, min(MOST_ROWS, self._wanted // GENERATIONS))
+
+    def _side_by_side(self, following: Callable[[], Work | None]) -> None:
+        """Do one piece of work after another, `workers` at once; Ctrl-C and errors end all of them."""
+        with ThreadPoolExecutor(self.workers, "sweep") as pool:
+            running: set[Future[None]] = set()
+            try:
+                while True:
+                    while len(running) < self.workers and (work := following()) is not None:
+                        running.add(pool.submit(work))
+                    if not running:
+                        return
+                    done, running = wait(running, return_when=FIRST_COMPLETED)
+                    for one in done:
+                        one.result()
+                    if self._hopeless is not None:
+                        raise self._hopeless
+            except BaseException:
+                self._stop()
+                raise
+
+    def _stop(self) -> None:
+        """End all child processes; their trials stay open in the journal."""
+        with self._lock:
+            self._stopping = True
+            for pid in self._children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+
+    def _try(self, asked: Asked) -> None:
+        """Run one trial and tell the study how it ended."""
+        out, curve, begin = self.folder.trial(asked.number), dict[int, float](), time.monotonic()
+
+        def heard(found: dict[str, Any]) -> dict[str, Any]:
+            curve[found["epoch"]] = found["metric"]
+            return {"prune": self.study.report(asked.number, found["epoch"], found["metric"])}
+
+        try:
+            answer = self._train(asked, str(out), self.seed, heard)
+        except FolderError:
+            raise
+        except VivaceError as error:
+            if not self._stopping:
+                self.failed(asked, error, curve, time.monotonic() - begin)
+            return
+        self.ended(asked, answer, curve, time.monotonic() - begin)
+
+    def _fuse(self, together: list[Asked], shape: Shape) -> None:
+        """Train trials of one shape as one; what cannot be part of that is run alone afterwards."""
+        fused = Fused(self, together, shape, varied=bool(self.shaping))
+        try:
+            with self._child(stack_side.ENTRY) as child:
+                answer = child.converse(
+                    "train",
+                    SILENCE_SECONDS,
+                    fused.heard,
+                    trials=[fused.told(asked) for asked in together],
+                    seed=self.seed,
+                )
+            fused.end(answer)
+        except FolderError:
+            raise
+        except VivaceError as error:
+            if not self._stopping:
+                fused.broken(error)
+
+    def _train(
+        self, asked: Asked, out: str, seed: int, heard: Callable[[dict[str, Any]], dict[str, Any]]
+    ) -> dict[str, Any]:
+        with self._child(child_side.ENTRY) as child:
+            answer: dict[str, Any] = child.converse(
+                "train",
+                SILENCE_SECONDS,
+                heard,
+                parameters=asked.parameters,
+                plan=self.plan.to_dict(),
+                out=out,
+                seed=seed,
+            )
+            return answer
+
+    @contextlib.contextmanager
+    def _child(self, entry: str) -> Iterator[Child]:
+        with self._lock:
+            if self._stopping:
+                raise VivaceError("the sweep is being stopped")
+            child = Child(entry, self.source, {"threads": self.threads}, log=self.folder.path / LOG)
+            self._children.add(child.pid)
+        try:
+            with child:
+                yield child
+        finally:
+            with self._lock:
+                self._children.discard(child.pid)
+
+    def failed(self, asked: Asked, error: VivaceError, curve: dict[int, float], seconds: float) -> None:
+        """A trial has no result."""
+        facts = {"reason": str(error), "code": str(error.code), "kind": error.kind}
+        self.study.fail(asked.number, curve=curve, seconds=seconds, **facts)
+        lighten(self.folder.trial(asked.number), model=False)
+        self._told(asked.number)
+        counted = self.study.counted()
+        if len(counted) >= MOST_FAILURES and all(record_of(t, {}).state == "failed" for t in counted):
+            self._hopeless = AnswerIsNo(
+                f"the first {len(counted)} trials failed; the last with {told(asked.parameters)}: {error}"
+            )
+
+    def ended(self, asked: Asked, answer: dict[str, Any], curve: dict[int, float], seconds: float) -> None:
+        """A trial came to its end, or was pruned."""
+        which, metric = asked.number, answer["metric"]
+        facts = {"metric": metric, "curve": curve, "seconds": seconds}
+        costs = {"seconds": answer.get("step_seconds"), "parameters": answer.get("num_parameters")}
+        facts |= {"costs": costs, "plan_left": answer.get("plan_left", "")}
+        facts |= {"peak_bytes": answer.get("peak_bytes"), "epochs": answer.get("epoch")}
+        facts |= answer.get("facts", {})
+        if answer["pruned"]:
+            self.study.prune(which, **facts)
+            lighten(self.folder.trial(which), model=False)
+        elif any(costs[name] is None for name in self.study.costs):  # ended before a kill, and told after it
+            self.study.fail(which, **facts, reason="none of its steps was timed", kind="VivaceError")
+        else:
+            weighed = [float(costs[name] or 0.0) for name in self.study.costs]
+            self.study.complete(which, [metric, *weighed], **facts)
+            self._keep_best(which, metric)
+        self._told(which)
+
+    def _keep_best(self, which: int, metric: float) -> None:
+        """Of ended trials only the best one's weights stay."""
+        with self._lock:
+            before = self.best
+            better = before is None or metric > before[0]
+            if better:
+                self.best = metric, which
+                if before is not None:
+                    lighten(self.folder.trial(before[1]), model=False)
+        lighten(self.folder.trial(which), model=better)
+
+    def _told(self, trial_number: int) -> None:
+        record = record_of(self.study.trial(trial_number), self.study.setting.fixed)
+        text = f"trial {record.number} {record.state}"
+        text += f" at epoch {len(record.curve)}" if record.state == "pruned" else ""
+        text += f", {number(record.metric)}" if record.metric is not None else ""
+        text += f" with {told(record.parameters)}{': ' if record.reason else ''}{record.reason}"
+        self.tell("swept", {"number": record.number, "state": record.state, "text": text})

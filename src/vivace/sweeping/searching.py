@@ -1,0 +1,263 @@
+"""`vivace.sweep`: many runs of one job, and the best of them."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from optuna.trial import TrialState
+
+from vivace.errors import InputError, nearest
+from vivace.events import OnEvent, Tell, teller
+from vivace.files import replace_text
+from vivace.inspection import inspect
+from vivace.job import Job, JobFunction
+from vivace.machine import Machine
+from vivace.plan import Plan
+from vivace.processes.launch import Child, Source, plan_of, preload
+from vivace.sweeping import page, probe
+from vivace.sweeping.best import title_of, write_best
+from vivace.sweeping.folder import BEST, LOG, PAGE, RESULT, SweepFolder
+from vivace.sweeping.importance import importances_of
+from vivace.sweeping.record import Finalist, TrialRecord, ranked, record_of, spread_of
+from vivace.sweeping.result import Swept
+from vivace.sweeping.runs import SILENCE_SECONDS, Runs
+from vivace.sweeping.space import Space, space_of, to_dict
+from vivace.sweeping.study import Asked, Setting, Study
+from vivace.sweeping.transfer import Transferred
+from vivace.training.stopping import ends_like_ctrl_c
+from vivace.words import count
+
+FINALISTS = 3
+COSTS = ("seconds", "parameters")  # of a step; of a model
+
+
+def run_sweep(
+    job: Callable[..., Job] | str,
+    space: Mapping[str, Any] | Sequence[str],
+    *,
+    trials: int,
+    seeds: int,
+    seed: int,
+    plan: Plan | str | os.PathLike[str] | None,
+    workers: int | None,
+    out: str | os.PathLike[str],
+    resume: bool,
+    against: str | None,
+    transfer: str | None,
+    on_event: OnEvent | None,
+) -> Swept:
+    """See `vivace.sweep`, which this is."""
+    _check(trials=trials, seeds=seeds, seed=seed, workers=workers, against=against)
+    begin, tell, machine = time.monotonic(), teller(on_event), inspect()
+    function = JobFunction(job)
+    searched, fixed = space_of(space, function.parameters)
+    if transfer is not None:
+        function = _transferring(job, function, transfer, searched, fixed)
+    source, loaded = Source(function), Plan()
+    if plan is not None:
+        loaded = plan_of(plan, job if isinstance(job, str) else function(**fixed))
+    shares = _shares(machine, workers)
+    with SweepFolder(out, resume=resume) as folder, ends_like_ctrl_c():
+        tell("phase", {"name": "the job is looked at"})
+        looked = _look(source, searched, fixed, shares[1], folder)
+        setting = Setting(
+            function.name,
+            to_dict(searched),
+            fixed,
+            seed,
+            looked["epochs"],
+            ("metric", *filter(None, [against])),
+            f"{function.width} from {function.base}" if isinstance(function, Transferred) else "",
+        )
+        study = Study(folder.journal, setting, searched)
+        fusing = not loaded.techniques and against != "seconds"
+        runs = Runs(
+            study, folder, source, loaded, shares=shares, tell=tell, shaping=looked["shaping"], fusing=fusing
+        )
+        interrupted, finalists = _run(study, runs, trials, seeds, tell)
+        found = _concluded(
+            study,
+            function,
+            folder,
+            finalists or _unrepeated(study),
+            looked,
+            decisions=runs.decisions,
+            machine=machine,
+            plan=loaded,
+            shares=shares,
+            seconds=time.monotonic() - begin,
+            interrupted=interrupted,
+        )
+        _write(found, folder)
+        return found
+
+
+def _run(study: Study, runs: Runs, trials: int, seeds: int, tell: Tell) -> tuple[bool, list[Finalist]]:
+    """The search, and the best under other seeds: was it interrupted, and the finalists where it was not."""
+    try:
+        tell("phase", {"name": "trials are run"})
+        runs.search(trials)
+        tell("phase", {"name": "the best configurations are trained under other seeds"})
+        return False, _finalists(study, runs, seeds)
+    except KeyboardInterrupt:
+        return True, []
+
+
+def _check(*, trials: int, seeds: int, seed: int, workers: int | None, against: str | None) -> None:
+    if against not in (None, *COSTS):
+        raise InputError(f"the metric is weighed against {' or '.join(COSTS)}, not '{against}'")
+    if trials < 1:
+        raise InputError(f"a sweep needs at least 1 trial, not {trials}")
+    if seeds < 0 or seeds == 1:
+        raise InputError(f"{seeds} seeds show no spread: give 2 or more for the best configurations, or 0")
+    if seed < 0:
+        raise InputError(f"the seed must be 0 or more, not {seed}")
+    if workers is not None and workers < 1:
+        raise InputError(f"at least 1 trial must run at a time, not {workers}")
+
+
+def _transferring(
+    job: Any, function: JobFunction, name: str, space: Space, fixed: dict[str, Any]
+) -> Transferred:
+    """The function whose learning rates are those of the smallest width that is searched."""
+    known = function.parameters
+    if name not in known:
+        raise InputError(f"the job's function has no parameter '{name}'{nearest(name, known)}")
+    values = probe.values_of(space[name]) if name in space else [fixed.get(name), known[name].default]
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        raise InputError(f"learning rates are carried over along a number, and {name} may be {values[0]!r}")
+    return Transferred(job, name, min(values))
+
+
+def _shares(machine: Machine, workers: int | None) -> tuple[int, int]:
+    """How many trials run at once, and with how many threads each: one a core, or one on a GPU."""
+    if workers is None:
+        workers = machine.num_cores if machine.device.kind == "cpu" else 1
+    return workers, max(1, machine.num_cores // workers)
+
+
+def _look(
+    source: Source, space: Space, fixed: dict[str, Any], threads: int, folder: SweepFolder
+) -> dict[str, Any]:
+    """What the parameters change; raises JobError where a configuration cannot be built."""
+    with Child(probe.ENTRY, source, {"threads": threads}, log=folder.path / LOG) as child:
+        found = {
+            name: [child.ask("look", SILENCE_SECONDS, parameters=one) for one in some]
+            for name, some in probe.variations(space, fixed).items()
+        }
+        preload(child.ask("libraries", SILENCE_SECONDS))
+    (first,) = found[""]
+    looks = [one for some in found.values() for one in some]
+    return {
+        **first,
+        "epochs": max(one["epochs"] for one in looks),
+        "shaping": [n for n, some in found.items() if any(one["shape"] != first["shape"] for one in some)],
+    }
+
+
+def _finalists(study: Study, runs: Runs, seeds: int) -> list[Finalist]:
+    """The best configurations, trained under `seeds` seeds that the search has not seen."""
+    first = _unrepeated(study)
+    if not seeds or not first:
+        return first
+    fresh = [study.setting.seed + 1 + number for number in range(seeds)]
+    wanted = [(Asked(one.number, one.parameters), other) for one in first for other in fresh]
+    metrics = runs.repeat(wanted)
+    found = []
+    for one in first:
+        values = {other: metrics[one.number, other] for other in fresh if (one.number, other) in metrics}
+        spread = spread_of(values) if values else None
+        found.append(Finalist(one.number, one.parameters, one.metric, spread))
+    return ranked(found)
+
+
+def _unrepeated(study: Study) -> list[Finalist]:
+    """The best configurations as the search saw them."""
+    done = [t for t in study.trials() if t.state == TrialState.COMPLETE]
+    best = sorted(done, key=lambda trial: -trial.values[0])[:FINALISTS]
+    return [Finalist(t.number, {**study.setting.fixed, **t.params}, float(t.values[0]), None) for t in best]
+
+
+def _concluded(
+    study: Study,
+    function: JobFunction,
+    folder: SweepFolder,
+    finalists: list[Finalist],
+    looked: dict[str, Any],
+    *,
+    decisions: Sequence[dict[str, Any]],
+    machine: Machine,
+    plan: Plan,
+    shares: tuple[int, int],
+    seconds: float,
+    interrupted: bool,
+) -> Swept:
+    setting = study.setting
+    records = [record_of(t, setting.fixed) for t in (*study.counted(), *study.open())]
+    best = finalists[0] if finalists else None
+    began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=seconds)
+    title = title_of(len(records), function.name, best.parameters) if best else ""
+    return Swept(
+        job=write_best(folder.path / BEST, function, best.parameters, title) if best else "",
+        function=function.name,
+        metric_name=looked["metric_name"],
+        objectives=setting.objectives,
+        best=best.parameters if best else {},
+        metric=best.rank if best else None,
+        finalists=tuple(finalists),
+        trials=tuple(records),
+        importances=importances_of(study.trials(), study.importances, setting.seed),
+        front=tuple(study.front()) if study.costs else (),
+        fusing=tuple(decisions),
+        epochs=setting.epochs,
+        pruned_seconds_saved=_saved(records, setting.epochs),
+        sampler=study.sampler_name,
+        pruner=study.pruner_name,
+        seed=setting.seed,
+        workers=shares[0],
+        threads=shares[1],
+        plan=plan.to_dict(),
+        seconds=seconds,
+        date=began.isoformat(timespec="seconds"),
+        device=machine.device.name,
+        out=str(folder.path),
+        page_path=str(folder.path / PAGE),
+        notices=tuple(_notices(records, plan, against=study.costs)),
+        interrupted=interrupted,
+    )
+
+
+def _notices(records: Sequence[TrialRecord], plan: Plan, *, against: Sequence[str]) -> list[str]:
+    """What the person should know of how trials were run."""
+    found = []
+    left = [record for record in records if record.plan_left]
+    if left:
+        why = f"{left[-1].plan_left} (trial {left[-1].number})"
+        found.append(f"the plan did not act to the end in {count(len(left), 'trial')}: {why}")
+    elif plan.techniques:
+        found.append("the plan acted in every trial, and its first steps were repeated under the reference")
+    if plan.techniques:
+        found.append("runs were not trained as one: a plan acts on the steps of a run alone")
+    if "seconds" in against:
+        found.append("runs were not trained as one: a step's seconds are those of a run alone")
+    return found
+
+
+def _saved(records: Sequence[TrialRecord], epochs: int) -> float:
+    """Seconds that the epochs would have taken which pruning left out, at each trial's own pace."""
+    return sum(
+        record.seconds * (epochs - len(record.curve)) / len(record.curve)
+        for record in records
+        if record.state == "pruned" and record.curve
+    )
+
+
+def _write(found: Swept, folder: SweepFolder) -> None:
+    replace_text(folder.path / RESULT, json.dumps(found.to_dict(), indent=1, default=str) + "\n")
+    page.write(found, Path(found.page_path))

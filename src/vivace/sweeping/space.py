@@ -1,0 +1,150 @@
+"""What is searched: ranges as a person writes them, and as Optuna's distributions."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from optuna import distributions
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+
+from vivace.errors import InputError, nearest
+from vivace.words import number
+
+Space = dict[str, BaseDistribution]
+Parameters = dict[str, Any]
+
+_LOGARITHMIC = ":log"
+_FORMS = "lr=1e-4..1e-1:log, depth=2..6, width=32,64,128 or momentum=0.9"
+
+
+def space_of(
+    given: Mapping[str, Any] | Sequence[str], known: Mapping[str, inspect.Parameter]
+) -> tuple[Space, Parameters]:
+    """Distributions by the job's parameters, and the values of those that are fixed.
+
+    Args:
+        given: names with ranges as texts, Optuna's distributions or plain values; or ``name=range`` texts.
+        known: the parameters of the job's function.
+
+    Raises InputError where a range cannot be read, or the job has no such parameter.
+    """
+    space, fixed = Space(), Parameters()
+    for name, found in _pairs(given):
+        if name not in known:
+            hint = nearest(name, known) or f"; it has {', '.join(known) or 'none'}"
+            raise InputError(f"the job's function has no parameter '{name}'{hint}")
+        if isinstance(found, str):
+            found = _read(name, found, known[name])
+        if not isinstance(found, BaseDistribution):
+            fixed[name] = found
+        elif found.single():
+            fixed[name] = _only(found)
+        else:
+            space[name] = found
+    if not space:
+        raise InputError(f"nothing is searched: give at least one range, such as {_FORMS}")
+    empty = inspect.Parameter.empty
+    missing = [n for n, p in known.items() if p.default is empty and n not in space and n not in fixed]
+    if missing:
+        raise InputError(
+            f"the job's function has no default for '{missing[0]}': give it a value, such as {_FORMS}"
+        )
+    return space, fixed
+
+
+def _pairs(given: Mapping[str, Any] | Sequence[str]) -> list[tuple[str, Any]]:
+    if isinstance(given, Mapping):
+        return list(given.items())
+    found: dict[str, Any] = {}
+    for text in given:
+        name, equals, told = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise InputError(f"'{text}' is no range: write name=range, such as {_FORMS}")
+        if name in found:
+            raise InputError(f"'{name}' is given twice: {name}={found[name]} and {text}")
+        found[name] = told
+    return list(found.items())
+
+
+def _read(name: str, text: str, parameter: inspect.Parameter) -> Any:
+    """The distribution, or the one value, of a range as a text."""
+    told = text.removesuffix(_LOGARITHMIC)
+    logarithmic = told != text
+    if ".." in told:
+        return _between(name, text, told, logarithmic, _takes_reals(parameter))
+    if logarithmic:
+        raise InputError(f"'{name}={text}': {_LOGARITHMIC} belongs to a range such as 1e-4..1e-1:log")
+    choices = [_value(part.strip()) for part in told.split(",")]
+    if any(choice == "" for choice in choices):
+        raise InputError(f"'{name}={text}' has an empty choice: write {_FORMS}")
+    if len(set(map(repr, choices))) < len(choices):
+        raise InputError(f"'{name}={text}' names a choice twice")
+    return choices[0] if len(choices) == 1 else CategoricalDistribution(choices)
+
+
+def _between(name: str, text: str, told: str, logarithmic: bool, real: bool) -> BaseDistribution:
+    low, high = (_value(end.strip()) for end in told.split("..", 1))
+    if not all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high)):
+        raise InputError(f"'{name}={text}' is no range of numbers: write {_FORMS}")
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise InputError(f"'{name}={text}': the lower end must be below the upper, and {number(low)} is not")
+    if logarithmic and low <= 0:
+        raise InputError(f"'{name}={text}': a logarithmic range begins above 0, not at {low}")
+    if isinstance(low, int) and isinstance(high, int) and not real:
+        return IntDistribution(low, high, log=logarithmic)
+    return FloatDistribution(float(low), float(high), log=logarithmic)
+
+
+def _takes_reals(parameter: inspect.Parameter) -> bool:
+    """Does the function's default or annotation say that a whole number stands for a real one?"""
+    return isinstance(parameter.default, float) or parameter.annotation in (float, "float")
+
+
+def _value(text: str) -> Any:
+    """A number, True, False, None or a quoted text as Python writes them; anything else is a plain text."""
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    return found if isinstance(found, int | float | str | bool | None) else text
+
+
+def _only(found: BaseDistribution) -> Any:
+    return found.choices[0] if isinstance(found, CategoricalDistribution) else found.low  # type: ignore[attr-defined]
+
+
+def size_of(space: Space) -> float:
+    """How many combinations there are; infinite with a range of real numbers without steps."""
+    sizes = []
+    for found in space.values():
+        if isinstance(found, CategoricalDistribution):
+            sizes.append(float(len(found.choices)))
+        elif isinstance(found, IntDistribution | FloatDistribution) and found.step is not None:
+            sizes.append(math.floor((found.high - found.low) / found.step + 1e-9) + 1.0)
+        else:
+            sizes.append(math.inf)
+    return math.prod(sizes)
+
+
+def to_dict(space: Space) -> dict[str, Any]:
+    """The space as JSON types: what makes two sweeps the same."""
+    return {name: distributions.distribution_to_json(found) for name, found in space.items()}
+
+
+def told(parameters: Mapping[str, Any]) -> str:
+    """Parameters as a person reads them: ``lr=0.0123, width=64``."""
+    return ", ".join(f"{name}={value_told(value)}" for name, value in parameters.items())
+
+
+def value_told(value: Any) -> str:
+    """A parameter's value: whole numbers and texts as they are, others with three digits."""
+    return number(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,215 @@
+"""Trials that are trained as one, in one process: the child's side."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vivace.errors import Diverged, Refused, VivaceError
+from vivace.files import own_folder, replace_file
+from vivace.inspection import inspect
+from vivace.job import JobFunction
+from vivace.processes.child import ask_parent
+from vivace.processes.launch import own_error
+from vivace.sweeping.stacking.choice import measured, most_rows, step_seconds, too_large
+from vivace.sweeping.stacking.feeding import Feed
+from vivace.sweeping.stacking.proof import Proof, prove, worst
+from vivace.sweeping.stacking.rows import Row, structure_of
+from vivace.sweeping.stacking.stack import Stack
+from vivace.sweeping.stacking.updates import baseline_of
+
+ENTRY = "vivace.sweeping.stacking.child:StackedTrials"
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """Are the runs trained as one? `reason` says why not; the rest is for the record."""
+
+    fused: bool
+    reason: str = ""
+    rows: int = 0
+    ratio: dict[str, float] | None = None
+    sameness: str = ""
+    baseline: str = ""
+    update: str = ""
+    alone_step_seconds: float | None = None
+
+
+class StackedTrials:
+    """Serves `vivace.processes.launch.Child`."""
+
+    def __init__(self, job: JobFunction, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self.job, self.machine = job, inspect()
+        self.feed = Feed()
+        self.stack: Stack | None = None
+        self.structure: Any = None
+        self.refused: dict[int, str] = {}
+        self.failed: dict[int, dict[str, Any]] = {}
+        self.proofs: list[Proof] = []
+        self.out: dict[int, Path] = {}
+
+    def train(self, trials: list[dict[str, Any]], seed: int) -> dict[str, Any]:
+        """Train trials as one until all have ended, if that is faster; the parent is asked after each epoch.
+
+        A trial is ``{number, parameters, out}``. Returns ``{decision, refused, failed}``: trials that were
+        not trained here by the reason, and those that could not be built by their error.
+        """
+        rows = self._opened(trials, seed)
+        decision = self._decided(rows)
+        if decision.fused:
+            assert self.stack is not None
+            while self.stack.rows:
+                self._epoch(self.stack, decision, seed)
+        return {
+            "decision": dataclasses.asdict(decision),
+            "refused": {str(number): reason for number, reason in self.refused.items()},
+            "failed": {str(number): error for number, error in self.failed.items()},
+        }
+
+    def _opened(self, trials: Sequence[dict[str, Any]], seed: int) -> list[Row]:
+        """The rows of one structure among trials, which is that of the first row there ever was."""
+        rows = []
+        for trial in trials:
+            number, parameters = trial["number"], trial["parameters"]
+            self.out[number] = Path(trial["out"])
+            try:
+                row = Row(number, parameters, self.job(**parameters), self.machine, seed)
+                structure = structure_of(row)
+                if self.structure not in (None, structure):
+                    raise Refused("its model, loss or optimizer is built otherwise than those of the others")
+                self.feed.enter(row)
+                self.structure = structure
+                rows.append(row)
+            except Refused as refused:
+                self.refused[number] = str(refused)
+            except Exception as error:
+                self.failed[number] = own_error(error).to_dict()
+        return rows
+
+    def _decided(self, rows: list[Row]) -> Decision:
+        """May and should these rows be one? Those that must not be leave."""
+        if len(rows) < 2:
+            told = next(iter(self.refused.values()), "there is only one run of this shape")
+            return Decision(False, told)
+        fitting = most_rows(rows[0])
+        for row in rows[fitting:]:
+            self.refused[row.number] = f"memory has room for {fitting} runs at once"
+        baseline = baseline_of(rows[0])
+        try:
+            self.stack = stack = Stack(rows[:fitting], self.feed)
+            alone = step_seconds(stack, rows[0])
+            if reason := too_large(alone):
+                return Decision(False, reason, len(stack.rows), baseline=baseline, alone_step_seconds=alone)
+            self._prove(stack, stack.rows)
+            if len(stack.rows) < 2:
+                return Decision(
+                    False, next(iter(self.refused.values()), "one run is left"), baseline=baseline
+                )
+            ratio, alone = measured(stack)
+        except Refused as refused:
+            return Decision(False, str(refused), baseline=baseline)
+        return Decision(
+            fused=ratio.low > 1.0,
+            reason="" if ratio.low > 1.0 else "it was not measured faster",
+            rows=len(stack.rows),
+            ratio=dataclasses.asdict(ratio),
+            sameness=worst(self.proofs).sentence,
+            baseline=baseline,
+            update=type(stack.rule).__name__,
+            alone_step_seconds=alone,
+        )
+
+    def _prove(self, stack: Stack, joining: Sequence[Row]) -> None:
+        """Rows that are not the same model in the stack as alone leave it."""
+        found = prove(stack, list(joining))
+        self.proofs += [proof for proof in found.values() if isinstance(proof, Proof)]
+        wrong = {number: reason for number, reason in found.items() if isinstance(reason, Refused)}
+        self.refused |= {number: str(reason) for number, reason in wrong.items()}
+        self._leave(stack, wrong)
+
+    def _leave(self, stack: Stack, numbers: Any) -> None:
+        slots = [slot for slot, row in enumerate(stack.rows) if row.number in numbers]
+        for slot in slots:
+            self.feed.leave(stack.rows[slot])
+        if slots:
+            stack.remove(slots)
+
+    def _epoch(self, stack: Stack, decision: Decision, seed: int) -> None:
+        """Train an epoch of every row, tell the parent, and do as it says."""
+        begin, losses = time.monotonic(), None
+        every_step = stack.rows[0].job.scheduler_every == "step"
+        for leaves in self.feed.epoch(stack.rows):
+            losses = stack.step(leaves)
+            if every_step:
+                for row in stack.rows:
+                    row.step_scheduler()
+        assert losses is not None
+        told = [self._ended_epoch(stack, slot, float(loss)) for slot, loss in enumerate(losses.tolist())]
+        seconds = (time.monotonic() - begin) / len(told)
+        question = {
+            "rows": told,
+            "seconds": seconds,
+            "fused": len(told),
+            "decision": {**dataclasses.asdict(decision), "sameness": worst(self.proofs).sentence},
+            "refused": {str(number): reason for number, reason in self.refused.items()},
+            "failed": {str(number): error for number, error in self.failed.items()},
+        }
+        self.refused, self.failed = {}, {}
+        answer = ask_parent(question)
+        leaving = [one["number"] for one in told if one["ended"] or one["error"]] + answer["prune"]
+        self._change(stack, leaving, self._opened(answer["join"], seed))
+
+    def _change(self, stack: Stack, leaving: Sequence[int], joining: list[Row]) -> None:
+        """Rows leave, and others take their places."""
+        waiting = list(joining)
+        for slot, row in enumerate(stack.rows):
+            if row.number in leaving and waiting:
+                self.feed.leave(row)
+                stack.replace(slot, waiting.pop(0))
+        self._leave(stack, leaving)
+        for row in waiting:
+            self.refused[row.number] = "no place was free"
+        if joining:
+            self._prove(stack, [row for row in joining if row in stack.rows])
+
+    def _ended_epoch(self, stack: Stack, slot: int, loss: float) -> dict[str, Any]:
+        """What a row reached; the order of evaluation and schedule is that of `train`."""
+        row, error = stack.rows[slot], None
+        row.loss = loss
+        try:
+            if (
+                not bool(torch.isfinite(stack.weights[slot]).all())
+                or loss != loss
+                or abs(loss) == float("inf")
+            ):
+                raise Diverged(
+                    f"the loss or a weight is not finite after epoch {row.epoch + 1} (loss {loss})"
+                )
+            row.metric = row.evaluation.metric()
+            if row.job.scheduler_every == "epoch":
+                row.step_scheduler()
+        except VivaceError as raised:
+            error = raised.to_dict()
+        row.epoch += 1
+        ended = row.epoch >= row.job.epochs
+        found = {"number": row.number, "epoch": row.epoch, "metric": row.metric, "loss": loss}
+        if error is None:
+            self._keep(row, found, ended)
+        found["num_parameters"] = sum(p.numel() for p in row.model.parameters())
+        return {**found, "ended": ended, "error": error}
+
+    def _keep(self, row: Row, found: dict[str, Any], ended: bool) -> None:
+        """The files of a run alone, as far as a stack has them: the log, and at the end the weights."""
+        out = own_folder(self.out[row.number])
+        with (out / "metrics.jsonl").open("a" if row.epoch > 1 else "w", encoding="utf-8") as file:
+            file.write(json.dumps(found) + "\n")
+        if ended:
+            state = {name: tensor.clone() for name, tensor in row.model.state_dict().items()}
+            replace_file(out / "model.pt", lambda file: torch.save(state, file))

@@ -1,0 +1,127 @@
+"""Batches of all rows at once: each row's own order, and where all rows read one table, one look-up in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, TensorDataset, default_collate
+
+from vivace.data.order import ordered
+from vivace.errors import Refused
+from vivace.sweeping.stacking.rows import Row
+from vivace.tensors.trees import map_tensors, tensors
+
+Leaves = tuple[torch.Tensor, ...]
+
+
+class Feed:
+    """Feeds rows side by side, each from its own epoch on.
+
+    Of a `TensorDataset` with torch's own collation the samples are looked up without a loader: those are the
+    same numbers. Where rows hold equal tables, in one table for all.
+    """
+
+    def __init__(self) -> None:
+        self._tables: dict[int, Leaves] = {}  # by the number of the row
+        self._shared: Leaves | None = None
+        self.like: Any = None  # a batch of one row, whose leaves are those of every batch
+
+    def enter(self, row: Row) -> None:
+        """A row comes; its first batch shows what batches consist of."""
+        batch = next(row.batches(row.epoch), None)
+        if batch is None:
+            raise Refused("the data gave no batch")
+        if self.like is None:
+            self.like = batch
+        if _outline(batch) != _outline(self.like):
+            raise Refused("its batches are built otherwise than those of the other runs")
+        table = _table_of(row.loader)
+        if table is None:
+            self._tables, self._shared = {}, None
+            return
+        known = self._shared
+        if known is None and not self._tables:
+            self._shared = known = tuple(tensor.to(row.device) for tensor in table)
+        self._tables[row.number] = known if known is not None and _equal(known, table) else table
+
+    def leave(self, row: Row) -> None:
+        """A row goes."""
+        self._tables.pop(row.number, None)
+
+    def epoch(self, rows: Sequence[Row]) -> Iterator[Leaves]:
+        """The leaves of the batches of one epoch of each row, stacked: (rows, ...).
+
+        Raises Refused where the rows' batches differ in number or shape.
+        """
+        if all(row.number in self._tables for row in rows):
+            yield from self._looked_up(rows)
+            return
+        streams = [row.batches(row.epoch) for row in rows]
+        for batches in zip(*streams, strict=False):
+            found = [tuple(tensors(batch)) for batch in batches]
+            yield tuple(_stacked(leaves) for leaves in zip(*found, strict=True))
+        if any(next(stream, None) is not None for stream in streams):
+            raise Refused("the runs have unequal numbers of batches")
+
+    def _looked_up(self, rows: Sequence[Row]) -> Iterator[Leaves]:
+        orders = [_tickets(row) for row in rows]
+        sizes = [len(batch) for batch in orders[0]]
+        if any([len(batch) for batch in order] != sizes for order in orders):
+            raise Refused("the runs have unequal numbers or sizes of batches")
+        indices = torch.tensor([[index for batch in order for index in batch] for order in orders])
+        indices = indices.to(rows[0].device)
+        tables = [self._tables[row.number] for row in rows]
+        shared = all(table is self._shared for table in tables)
+        begin = 0
+        for size in sizes:
+            chosen = indices[:, begin : begin + size]
+            begin += size
+            if shared:
+                yield tuple(tensor[chosen] for tensor in tables[0])
+                continue
+            parts = [tuple(t[own] for t in table) for table, own in zip(tables, chosen, strict=True)]
+            yield tuple(torch.stack(leaves).to(indices.device) for leaves in zip(*parts, strict=True))
+
+
+def rebuilt(like: Any, leaves: Sequence[Any]) -> Any:
+    """A batch built like `like`, of other tensors."""
+    following = iter(leaves)
+    return map_tensors(like, lambda _: next(following))
+
+
+def _tickets(row: Row) -> list[list[int]]:
+    """The indices of each batch of the row's epoch."""
+    loader = ordered(row.loader, seed=row.seed, epoch=row.epoch)
+    assert isinstance(loader, DataLoader)
+    return [ticket[1:] for ticket in loader.batch_sampler]  # type: ignore[union-attr]  # a seed comes first
+
+
+def _table_of(loader: Any) -> Leaves | None:
+    """All samples of a loader whose batches are look-ups in them; None where they may be more than that."""
+    plain = (
+        type(loader) is DataLoader
+        and type(loader.dataset) is TensorDataset
+        and loader.collate_fn is default_collate
+        and type(loader.batch_sampler) is BatchSampler
+    )
+    return tuple(loader.dataset.tensors) if plain else None
+
+
+def _equal(known: Leaves, table: Leaves) -> bool:
+    return len(known) == len(table) and all(
+        a.shape == b.shape and (a.data_ptr() == b.data_ptr() or torch.equal(a, b.to(a.device)))
+        for a, b in zip(known, table, strict=True)
+    )
+
+
+def _outline(batch: Any) -> str:
+    """How a batch is built: its tree with the shapes of its tensors."""
+    return repr(map_tensors(batch, lambda tensor: (tuple(tensor.shape), tensor.dtype)))
+
+
+def _stacked(leaves: Sequence[torch.Tensor]) -> torch.Tensor:
+    if len({leaf.shape for leaf in leaves}) > 1:
+        raise Refused("the runs' batches have unequal shapes")
+    return torch.stack(list(leaves))

@@ -1,0 +1,159 @@
+"""A row: one run of a stack, with the person's own model, optimizer and data, as `train` opens them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from vivace.data.order import ordered
+from vivace.errors import Refused
+from vivace.job import Job
+from vivace.machine import Machine
+from vivace.plan import Plan
+from vivace.session.opening import call, fed, start
+from vivace.sweeping.space import Parameters
+from vivace.tensors.randomness import Streams, capture, derive, restore, same_host_state
+from vivace.torch_internals.modules import all_hooks, is_compiled
+from vivace.training.evaluation import Evaluation
+
+_PLAIN = (int, float, str, bool, type(None), torch.dtype)
+
+
+class Row:
+    """A run in strict fp32, opened from zero.
+
+    Its random streams stand where they do at the first step of the same run alone; `generator` is that of the
+    device, for what a stack draws in its place.
+    """
+
+    def __init__(self, number: int, parameters: Parameters, job: Job, machine: Machine, seed: int) -> None:
+        self.number, self.parameters, self.job, self.seed = number, parameters, job, seed
+        if job.step is not None:
+            raise Refused("the job has a step of its own, which cannot be looked into")
+        if job.damaged != "raise":
+            raise Refused(f"the job leaves out damaged samples (damaged='{job.damaged}')")
+        self.session = start(job, Plan(), machine, seed=seed)
+        self.device = self.session.build.device
+        self.model: nn.Module = self.session.build.models[0]
+        self.optimizer: torch.optim.Optimizer = self.session.optimizers[0]
+        with Streams(derive(seed, "data")):
+            self.loader = call(job, "data")
+        self.scheduler = call(job, "scheduler", self.optimizer) if job.scheduler is not None else None
+        self.evaluation = Evaluation(job, self.session, seed)
+        self.streams = capture(self.device)
+        self.generator = torch.Generator(self.device)
+        self.generator.set_state(self.streams["cuda" if self.device.type == "cuda" else "torch"])
+        self.epoch = 0
+        self.metric: float | None = None
+        self.loss = math.nan
+        self._require_plain()
+
+    def batches(self, epoch: int) -> Iterator[Any]:
+        """The placed batches of an epoch, as `train` feeds them to this run alone."""
+        source = ordered(self.loader, seed=self.seed, epoch=epoch)
+        return map(self.session.place, fed(self.session, source, derive(self.seed, epoch, "feed")))
+
+    def step_alone(self, batch: Any) -> float:
+        """The person's own step on a placed batch, on this row's own streams.
+
+        Raises Refused where it draws from Python's or NumPy's, of which a stack has one for all.
+        """
+        restore(self.streams, self.device)
+        loss = float(self.session.step(batch))
+        after = capture(self.device)
+        if not same_host_state(self.streams, after):
+            raise Refused("the step draws from Python's or NumPy's random numbers")
+        self.streams = after
+        return loss
+
+    def step_scheduler(self) -> None:
+        """What `train` does after a step or an epoch."""
+        schedulers = self.scheduler if isinstance(self.scheduler, (list, tuple)) else [self.scheduler]
+        for scheduler in filter(None, schedulers):
+            if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                scheduler.step(self.metric if self.metric is not None else self.loss)
+            else:
+                scheduler.step()
+
+    def close(self) -> None:
+        """Undo what opening the session changed."""
+        self.session.close()
+
+    def _require_plain(self) -> None:
+        """Raises Refused where the model holds what a stack cannot take its part of."""
+        for name, module in self.model.named_modules():
+            where = f"{type(module).__name__} '{name}'" if name else type(module).__name__
+            if all_hooks(module):
+                raise Refused(f"{where} has hooks, which would see all runs at once")
+            if is_compiled(module):
+                raise Refused(f"{where} is compiled")
+            if isinstance(module, nn.RNNBase):
+                raise Refused(f"{where} is recurrent: its kernel takes the weights of one model only")
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+                raise Refused(f"{where} has sparse gradients")
+        wrong = [name for name, p in self.model.named_parameters() if p.dtype != torch.float32]
+        if wrong:
+            raise Refused(f"'{wrong[0]}' is not of 32-bit floating-point numbers")
+        if self.job.scheduler_every == "step" and isinstance(
+            self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau
+        ):
+            raise Refused("ReduceLROnPlateau is stepped each step")
+
+
+def structure_of(row: Row) -> tuple[Any, ...]:
+    """Equal for rows that may share a stack: modules with their settings, weights, groups of the optimizer,
+    and the code of the loss with the plain values in it. Rates of dropout may differ.
+    """
+    modules = [
+        (name, type(module).__qualname__, _settings(module)) for name, module in row.model.named_modules()
+    ]
+    weights = [(n, tuple(t.shape), t.requires_grad) for n, t in row.model.named_parameters()]
+    names = {id(parameter): name for name, parameter in row.model.named_parameters()}
+    groups = [[names.get(id(p), "") for p in group["params"]] for group in row.optimizer.param_groups]
+    return (
+        repr(modules),
+        repr(weights),
+        repr(groups),
+        type(row.optimizer).__qualname__,
+        repr(_code(row.job.loss)),
+        repr(_code(row.job.on_gradients)),
+        row.job.scheduler_every,
+    )
+
+
+def _settings(module: nn.Module) -> list[tuple[str, Any]]:
+    rate = {"p"} if type(module) is nn.Dropout else set()
+    return [
+        (name, value if isinstance(value, _PLAIN) else _code(value))
+        for name, value in sorted(vars(module).items())
+        if not name.startswith("_") and name != "training" and name not in rate
+    ]
+
+
+def _code(thing: Any) -> Any:
+    """What of a function tells it from another one: its code, and the plain values that it holds."""
+    if isinstance(thing, _PLAIN):
+        return thing
+    if isinstance(thing, tuple | list):
+        return [_code(part) for part in thing]
+    if isinstance(thing, functools.partial):
+        return _code(thing.func), _code(thing.args), [(k, _code(v)) for k, v in thing.keywords.items()]
+    if isinstance(thing, nn.Module):
+        return type(thing).__qualname__, _settings(thing)
+    code = getattr(thing, "__code__", None)
+    if code is None:
+        return type(thing).__qualname__
+    held = [cell.cell_contents for cell in thing.__closure__ or ()]
+    shallow = [value if isinstance(value, _PLAIN) else _shallow(value) for value in held]
+    return code.co_code.hex(), [c for c in code.co_consts if isinstance(c, _PLAIN)], shallow
+
+
+def _shallow(value: Any) -> Any:
+    if isinstance(value, nn.Module):
+        return type(value).__qualname__, _settings(value)
+    return getattr(value, "__qualname__", type(value).__qualname__)

@@ -1,0 +1,241 @@
+"""The stack: one matrix of all rows' weights, and one step that trains all of them.
+
+The model is computed by `torch.func.functional_call` under `vmap`, which makes one batched product of the
+rows' products, and of their convolutions one grouped convolution. Rows' own modules hold views of the matrix,
+so that the person's metric and optimizer see each run as if it were alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+
+from vivace.errors import Refused
+from vivace.sweeping.stacking.dropping import Rates, with_row_dropouts
+from vivace.sweeping.stacking.feeding import Feed, Leaves, rebuilt
+from vivace.sweeping.stacking.rows import Row
+from vivace.sweeping.stacking.updates import Own, Rule, rule_of
+
+_MODEL = "model."
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where a weight stands in the matrix."""
+
+    begin: int
+    end: int
+    shape: tuple[int, ...]
+    group: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """A stack as it was; see `Stack.saved`."""
+
+    weights: torch.Tensor
+    buffers: dict[str, torch.Tensor]
+    state: dict[str, torch.Tensor]
+    steps: list[int]
+    optimizers: list[Any]
+    generators: list[torch.Tensor]
+    streams: list[dict[str, Any]]
+
+
+class _Loss(nn.Module):
+    """The person's loss of the model on a batch that is given by its leaves."""
+
+    def __init__(self, model: nn.Module, loss: Any, feed: Feed) -> None:
+        super().__init__()
+        self.model, self.loss, self.feed = model, loss, feed
+
+    def forward(self, leaves: Leaves) -> torch.Tensor:
+        found: torch.Tensor = self.loss(self.model, rebuilt(self.feed.like, leaves))
+        return found.reshape(())
+
+
+class Stack:
+    """Rows of one structure (see `structure_of`), at least one."""
+
+    def __init__(self, rows: Sequence[Row], feed: Feed) -> None:
+        self.rows, self.feed = list(rows), feed
+        first = self.rows[0]
+        self._layout, self._groups = _layout_of(first)
+        self._rates = Rates()
+        template = with_row_dropouts(first.model, self._rates)
+        self._loss = _Loss(template, first.job.loss, feed)
+        self._forward = vmap(self._one, randomness="error")
+        self.weights = torch.stack([_flat(row, self._layout) for row in self.rows])
+        self.buffers = _stacked_buffers(self.rows, self._layout)
+        self.rule: Rule = rule_of(self.rows)(self.rows, self._groups)
+        self._point()
+
+    def step(self, leaves: Leaves) -> torch.Tensor:
+        """Train every row on its part of a stacked batch; returns the losses, (rows,), on the device."""
+        losses = self._forward(self._views, self.buffers, leaves)
+        found = torch.autograd.grad(losses.sum(), list(self._views.values()), allow_unused=True)
+        names = list(self._views)
+        for name, gradient in zip(names, found, strict=True):
+            if gradient is None:
+                raise Refused(f"'{name.removeprefix(_MODEL)}' takes no part in the loss")
+        count = len(self.rows)
+        with torch.no_grad():
+            gradient = torch.cat([g.reshape(count, -1) for g in found if g is not None], dim=1)
+            self._on_gradients(gradient)
+            self.rule.update(self.rows, self.weights, gradient)
+        self._forget_gradients()
+        return losses.detach()
+
+    def replace(self, slot: int, row: Row) -> None:
+        """Another row takes the place of one that leaves."""
+        self._detach(self.rows[slot])
+        self.weights[slot] = _flat(row, self._layout)
+        own = {f"{_MODEL}{name}": tensor for name, tensor in _held(row, self._layout)}
+        for name, tensor in self.buffers.items():
+            tensor[slot] = own[name]
+        self.rows[slot] = row
+        self.rule.forget(slot)
+        self._point()
+
+    def remove(self, slots: Sequence[int]) -> None:
+        """Rows leave, and nobody takes their places."""
+        for slot in slots:
+            self._detach(self.rows[slot])
+        left = [slot for slot in range(len(self.rows)) if slot not in slots]
+        self.rows = [self.rows[slot] for slot in left]
+        if not left:
+            return
+        self.weights = self.weights[left].clone()
+        self.buffers = {name: tensor[left].clone() for name, tensor in self.buffers.items()}
+        self.rule.select(left)
+        self._point()
+
+    def saved(self) -> Saved:
+        """Copies of all that a step changes."""
+        own = [row.optimizer.state_dict() if isinstance(self.rule, Own) else None for row in self.rows]
+        return Saved(
+            self.weights.clone(),
+            {name: tensor.clone() for name, tensor in self.buffers.items()},
+            {name: tensor.clone() for name, tensor in self.rule.state.items()},
+            list(self.rule.steps),
+            [copy.deepcopy(state) for state in own],
+            [row.generator.get_state() for row in self.rows],
+            [dict(row.streams) for row in self.rows],
+        )
+
+    def put_back(self, saved: Saved) -> None:
+        """Be as it was then; what rows' own optimizers noted in steps alone is forgotten."""
+        with torch.no_grad():
+            self.weights.copy_(saved.weights)
+            for name, tensor in saved.buffers.items():
+                self.buffers[name].copy_(tensor)
+            for name, tensor in saved.state.items():
+                self.rule.state[name].copy_(tensor)
+        self.rule.steps = list(saved.steps)
+        for row, own, generator, streams in zip(
+            self.rows, saved.optimizers, saved.generators, saved.streams, strict=True
+        ):
+            row.optimizer.state.clear()
+            if own is not None:
+                row.optimizer.load_state_dict(copy.deepcopy(own))
+            row.generator.set_state(generator)
+            row.streams = dict(streams)
+
+    def _one(self, weights: Any, buffers: Any, leaves: Leaves) -> torch.Tensor:
+        found: torch.Tensor = functional_call(self._loss, {**weights, **buffers}, (leaves,))
+        return found
+
+    def _point(self) -> None:
+        """Let views of the matrix and of the buffers stand where rows' own weights and buffers are."""
+        count = len(self.rows)
+        self._views = {
+            f"{_MODEL}{name}": self.weights[:, place.begin : place.end]
+            .view(count, *place.shape)
+            .detach()
+            .requires_grad_()
+            for name, place in self._layout.items()
+        }
+        for slot, row in enumerate(self.rows):
+            own = dict(row.model.named_parameters())
+            for name, place in self._layout.items():
+                own[name].data = self.weights[slot, place.begin : place.end].view(place.shape)
+            for name, tensor in _held(row, self._layout):
+                tensor.data = self.buffers[f"{_MODEL}{name}"][slot]
+        self._rates.read(self.rows)
+
+    def _detach(self, row: Row) -> None:
+        """A row that leaves keeps what it has reached."""
+        for tensor in itertools.chain(row.model.parameters(), row.model.buffers()):
+            tensor.data = tensor.data.clone()
+
+    def _on_gradients(self, gradient: torch.Tensor) -> None:
+        """Show each row's own gradients to the person's function, or to the row's own optimizer."""
+        seen = self.rows[0].job.on_gradients is not None
+        if not (seen or isinstance(self.rule, Own)):
+            return
+        for slot, row in enumerate(self.rows):
+            own = dict(row.model.named_parameters())
+            for name, place in self._layout.items():
+                own[name].grad = gradient[slot, place.begin : place.end].view(place.shape)
+            if row.job.on_gradients is not None:
+                with torch.enable_grad():
+                    row.job.on_gradients(row.model)
+                for name, place in self._layout.items():
+                    found = own[name].grad
+                    into = gradient[slot, place.begin : place.end].view(place.shape)
+                    if found is None:
+                        raise Refused(f"on_gradients takes the gradient of '{name}' away")
+                    if found.data_ptr() != into.data_ptr():
+                        into.copy_(found)
+
+    def _forget_gradients(self) -> None:
+        if self.rows[0].job.on_gradients is not None or isinstance(self.rule, Own):
+            for row in self.rows:
+                row.optimizer.zero_grad(set_to_none=True)
+
+
+def _layout_of(row: Row) -> tuple[dict[str, _Place], torch.Tensor]:
+    """The places of the weights that the optimizer trains, and the group of each column of the matrix."""
+    group_of = {
+        id(parameter): index
+        for index, group in enumerate(row.optimizer.param_groups)
+        for parameter in group["params"]
+    }
+    layout, columns, begin = dict[str, _Place](), list[torch.Tensor](), 0
+    for name, parameter in row.model.named_parameters():
+        group = group_of.get(id(parameter))
+        if group is None or not parameter.requires_grad:
+            continue
+        end = begin + parameter.numel()
+        layout[name] = _Place(begin, end, tuple(parameter.shape), group)
+        columns.append(torch.full((parameter.numel(),), group, dtype=torch.long))
+        begin = end
+    if not layout:
+        raise Refused("the optimizer trains none of the model's weights")
+    return layout, torch.cat(columns).to(row.device)
+
+
+def _flat(row: Row, layout: dict[str, _Place]) -> torch.Tensor:
+    own = dict(row.model.named_parameters())
+    return torch.cat([own[name].detach().reshape(-1) for name in layout])
+
+
+def _held(row: Row, layout: dict[str, _Place]) -> list[tuple[str, torch.Tensor]]:
+    """What is not trained: buffers, and weights that the optimizer leaves alone."""
+    frozen = [(name, p) for name, p in row.model.named_parameters() if name not in layout]
+    return [*frozen, *row.model.named_buffers()]
+
+
+def _stacked_buffers(rows: Sequence[Row], layout: dict[str, _Place]) -> dict[str, torch.Tensor]:
+    held = [_held(row, layout) for row in rows]
+    return {
+        f"{_MODEL}{same[0][0]}": torch.stack([tensor.detach() for _, tensor in same])
+        for same in zip(*held, strict=True)
+    }

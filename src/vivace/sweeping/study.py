@@ -1,0 +1,280 @@
+"""The study: Optuna's, kept in a journal of which no half-written line is ever read."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import threading
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.pruners import BasePruner, HyperbandPruner, NopPruner
+from optuna.samplers import BaseSampler, TPESampler
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from vivace.errors import FolderError, InputError
+from vivace.sweeping.space import Parameters, Space, size_of
+from vivace.tensors.randomness import derive
+
+NAME = "sweep"  # of the study; Hyperband shares trials out by it
+REDUCTION = 3
+MOST_REPEATS = 20  # combinations in a row that were tried already
+REPEATS = "repeats"  # the code of a trial that was drawn and not run, because another has its parameters
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What makes two sweeps the same; all of it stands in the journal."""
+
+    job: str
+    space: dict[str, Any]
+    fixed: Parameters
+    seed: int
+    epochs: int
+    objectives: tuple[str, ...] = ("metric",)
+    transfer: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types."""
+        return {**dataclasses.asdict(self), "objectives": list(self.objectives)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A trial to run: its number, and all parameters of the job."""
+
+    number: int
+    parameters: Parameters
+
+
+class Study:
+    """Asks for trials and is told of them, from any thread. One object for a journal at a time.
+
+    The sampler draws for trial n from a seed of n, so that a resumed sweep does not draw again what it drew
+    at its beginning.
+
+    Args:
+        path: the journal's file.
+        setting: of this sweep; where the journal holds another one's, InputError says what differs.
+        space: what is searched.
+    """
+
+    def __init__(self, path: Path, setting: Setting, space: Space) -> None:
+        self.setting, self.space = setting, space
+        self.prunes = setting.epochs >= REDUCTION and len(setting.objectives) == 1
+        self._lock = threading.RLock()
+        self._trials: dict[int, optuna.trial.Trial] = {}
+        mend(path)
+        with writing(path):
+            self._storage = JournalStorage(JournalFileBackend(str(path)))
+            best, least = StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE
+            directions = [best if name == "metric" else least for name in setting.objectives]
+            self._study = optuna.create_study(
+                study_name=NAME,
+                storage=self._storage,
+                directions=directions,
+                sampler=self._sampler(0),
+                pruner=self._pruner(),
+                load_if_exists=True,
+            )
+            self._require_same()
+        self.path = path
+
+    @property
+    def sampler_name(self) -> str:
+        """For the record: ``TPE (Optuna 5.0.0), seed 0``."""
+        return f"TPE (Optuna {optuna.__version__}), seed {self.setting.seed}"
+
+    @property
+    def pruner_name(self) -> str:
+        """For the record."""
+        if not self.prunes:
+            return "none"
+        return f"Hyperband over {self.setting.epochs} epochs, reduction {REDUCTION}"
+
+    @property
+    def costs(self) -> tuple[str, ...]:
+        """The objectives beside the metric, of which less is better."""
+        return self.setting.objectives[1:]
+
+    def front(self) -> list[int]:
+        """The numbers of the trials that no other beats in every objective."""
+        with self._lock:
+            return [trial.number for trial in self._study.best_trials]
+
+    def left_over(self) -> list[Asked]:
+        """Trials that a killed sweep had begun and not ended: they are run under their own numbers."""
+        with self._lock, writing(self.path):
+            found = []
+            for frozen in self.trials():
+                if frozen.state == TrialState.RUNNING and frozen.number not in self._trials:
+                    study_id = self._storage.get_study_id_from_name(NAME)
+                    own = self._storage.get_trial_id_from_study_id_trial_number(study_id, frozen.number)
+                    self._study.sampler = self._sampler(frozen.number)
+                    trial = optuna.trial.Trial(self._study, own)
+                    self._trials[frozen.number] = trial
+                    found.append(Asked(frozen.number, self._suggested(trial)))
+            return found
+
+    def ask(self, like: Parameters | None = None) -> Asked | None:
+        """A new trial, `like` with these values; None where every combination has been tried."""
+        with self._lock, writing(self.path):
+            for _ in range(MOST_REPEATS):
+                tried = self.tried()
+                if len(tried) >= size_of(self.space):
+                    return None
+                self._study.sampler = self._sampler(len(self.trials()))
+                if like:
+                    self._study.enqueue_trial(like)
+                trial = self._study.ask()
+                found = Asked(trial.number, self._suggested(trial))
+                if key_of(found.parameters) not in tried:
+                    self._trials[trial.number] = trial
+                    return found
+                trial.set_user_attr("code", REPEATS)
+                self._study.tell(trial, state=TrialState.FAIL)
+            return None
+
+    def report(self, number: int, epoch: int, metric: float) -> bool:
+        """What a trial reached after an epoch, counted from 1; returns whether it is pruned here."""
+        if not self.prunes:
+            return False
+        with self._lock, writing(self.path):
+            trial = self._trials[number]
+            if epoch in self.trial(number).intermediate_values:  # a resumed trial tells it a second time
+                return False
+            trial.report(metric, epoch)
+            return trial.should_prune()
+
+    def complete(self, number: int, values: Iterable[float], **facts: Any) -> None:
+        """A trial came to its end."""
+        self._end(number, facts, values=list(values))
+
+    def prune(self, number: int, **facts: Any) -> None:
+        """A trial was stopped because others are better at its epoch."""
+        self._end(number, facts, state=TrialState.PRUNED)
+
+    def fail(self, number: int, **facts: Any) -> None:
+        """A trial has no result; `facts` say why."""
+        self._end(number, facts, state=TrialState.FAIL)
+
+    def note(self, number: int, **facts: Any) -> None:
+        """Keep facts of a running trial in the journal, as JSON types."""
+        with self._lock, writing(self.path):
+            for name, value in facts.items():
+                self._trials[number].set_user_attr(name, value)
+
+    def trials(self) -> list[FrozenTrial]:
+        """All of them, as they are now."""
+        with self._lock:
+            return self._study.get_trials(deepcopy=False)
+
+    def trial(self, number: int) -> FrozenTrial:
+        """One of them."""
+        return self.trials()[number]
+
+    def counted(self) -> list[FrozenTrial]:
+        """Those that count: ended with a result, pruned, or failed for a reason of their own."""
+        done = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+        return [t for t in self.trials() if t.state in done and t.user_attrs.get("code") != REPEATS]
+
+    def open(self) -> list[FrozenTrial]:
+        """Those that are being run, or were when a sweep was killed."""
+        return [t for t in self.trials() if t.state == TrialState.RUNNING]
+
+    def tried(self) -> set[str]:
+        """The combinations that are done or being tried."""
+        return {
+            key_of({**self.setting.fixed, **t.params})
+            for t in self.trials()
+            if set(t.params) == set(self.space) and t.user_attrs.get("code") != REPEATS
+        }
+
+    def importances(self, trials: list[FrozenTrial]) -> dict[str, float]:
+        """The share of each parameter in the variance of the metric among `trials` (PED-ANOVA)."""
+        memory = optuna.create_study(direction="maximize")
+        memory.add_trials(trials)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return dict(optuna.importance.get_param_importances(memory, target=lambda t: t.values[0]))
+
+    def _end(self, number: int, facts: dict[str, Any], **told: Any) -> None:
+        with self._lock, writing(self.path):
+            self.note(number, **facts)  # first: what is told is told whole
+            self._study.tell(number, **told)
+            self._trials.pop(number, None)
+
+    def _suggested(self, trial: optuna.trial.Trial) -> Parameters:
+        found = {name: _suggest(trial, name, one) for name, one in self.space.items()}
+        return {**self.setting.fixed, **found}
+
+    def _sampler(self, number: int) -> BaseSampler:
+        return TPESampler(seed=derive(self.setting.seed, "trial", number) % 2**32)
+
+    def _pruner(self) -> BasePruner:
+        if not self.prunes:
+            return NopPruner()
+        return HyperbandPruner(1, self.setting.epochs, REDUCTION)
+
+    def _require_same(self) -> None:
+        before, mine = self._study.user_attrs.get("setting"), self.setting.to_dict()
+        if before is None:
+            self._study.set_user_attr("setting", mine)
+            return
+        other = [name for name, value in mine.items() if before.get(name) != value]
+        if other:
+            name = other[0]
+            raise InputError(
+                f"the sweep in '{self.setting.job}' cannot go on: its {name} was {before.get(name)}, now "
+                f"{mine[name]}; give the same, or choose a new folder with --out"
+            )
+
+
+def _suggest(trial: optuna.trial.Trial, name: str, found: Any) -> Any:
+    if isinstance(found, optuna.distributions.CategoricalDistribution):
+        return trial.suggest_categorical(name, found.choices)
+    if isinstance(found, optuna.distributions.IntDistribution):
+        return trial.suggest_int(name, found.low, found.high, step=found.step, log=found.log)
+    return trial.suggest_float(name, found.low, found.high, step=found.step, log=found.log)
+
+
+def key_of(parameters: Parameters) -> str:
+    """Equal for equal parameters."""
+    return repr(sorted(parameters.items()))
+
+
+def mend(path: Path) -> None:
+    """Cut what a killed process had half written, and let go of its lock. The caller holds the folder's."""
+    path.with_name(path.name + ".lock").unlink(missing_ok=True)
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        data = file.read()
+        end = data.rfind(b"\n") + 1
+        if end < len(data):
+            file.truncate(end)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Any:
+    """Raises FolderError where the journal cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise FolderError(
+            f"'{path}' cannot be written ({error.strerror}): the sweep stops here, and goes on with --resume"
+        ) from None
+
+
+def is_number(value: Any) -> bool:
+    """Can a study rank it?"""
+    return isinstance(value, int | float) and math.isfinite(value)

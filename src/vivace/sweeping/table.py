@@ -1,0 +1,34 @@
+"""A sweep's trials in the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from vivace import words
+from vivace.sweeping.result import Swept
+from vivace.sweeping.space import told
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def draw(found: Swept, console: Console) -> None:
+    """Every trial, the best first."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("trial", found.metric_name, "epochs", "took", "ended", "with"):
+        table.add_column(name, no_wrap=name != "with")
+    order = sorted(found.trials, key=lambda t: (t.metric is None, -(t.metric or 0.0)))
+    for trial in order:
+        cells = (
+            str(trial.number),
+            words.number(trial.metric),
+            str(len(trial.curve)),
+            words.duration(trial.seconds),
+            trial.state,
+            told(trial.parameters) + (f": {trial.reason}" if trial.reason else ""),
+        )
+        table.add_row(*map(Text, cells))
+    console.print(table)

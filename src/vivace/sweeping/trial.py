@@ -1,0 +1,92 @@
+"""A trial in a process of its own: the child's side. It is a run of `vivace train`, asked at each epoch."""
+
+from __future__ import annotations
+
+import resource
+from typing import Any
+
+import torch
+
+from vivace.errors import Refused
+from vivace.events import Event, EventKind
+from vivace.job import Job, JobFunction
+from vivace.plan import Plan
+from vivace.processes.child import ask_parent
+from vivace.session.opening import call, models_of
+from vivace.tensors.randomness import Streams
+from vivace.training.training import Run
+from vivace.watching.watched import train
+
+ENTRY = "vivace.sweeping.trial:Trial"
+CHECKPOINT_SECONDS = 120.0  # what a kill can cost at most
+
+
+class Pruned(Exception):
+    """The parent said that this trial need not go on."""
+
+
+class Trial:
+    """Serves `vivace.processes.launch.Child`: each method is a command with JSON arguments and answer."""
+
+    def __init__(self, job: JobFunction, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self.job = job
+        self._epochs: list[dict[str, Any]] = []
+
+    def train(self, parameters: dict[str, Any], plan: dict[str, Any], out: str, seed: int) -> dict[str, Any]:
+        """Train one configuration to its end, or until the parent prunes it.
+
+        A plan that declines this configuration is left out; one whose steps turn out not to be the same is
+        left at that step. `plan_left` says why.
+        """
+        job = self.job(**parameters)
+        self._epochs, left = [], ""
+        try:
+            try:
+                run = self._run(job, Plan.from_dict(plan), out, seed)
+            except Refused as refused:
+                left = str(refused)
+                run = self._run(job, Plan(), out, seed)
+        except Pruned:
+            return {"pruned": True, **self._last(), **_cost(job)}
+        left = left or ("a watched step was not the same" if run.plan != plan else "")
+        steps = run.steps - (run.resumed_from_step or 0)
+        return {
+            "pruned": False,
+            "metric": run.metric,
+            "loss": run.loss,
+            "epoch": run.epochs,
+            "step_seconds": run.stepping_seconds / steps if steps else None,
+            "plan_left": left,
+            **_cost(job),
+        }
+
+    def _run(self, job: Job, plan: Plan, out: str, seed: int) -> Run:
+        return train(
+            job,
+            plan,
+            out=out,
+            resume=True,
+            seed=seed,
+            checkpoint_every_seconds=CHECKPOINT_SECONDS,
+            on_event=self._heard,
+            on_broken="fallback",
+        )
+
+    def _heard(self, event: Event) -> None:
+        if event.kind != EventKind.EPOCH:
+            return
+        found = {key: event.payload.get(key) for key in ("epoch", "metric", "loss", "step")}
+        self._epochs.append(found)
+        if ask_parent(found)["prune"]:
+            raise Pruned
+
+    def _last(self) -> dict[str, Any]:
+        return self._epochs[-1] if self._epochs else {}
+
+
+def _cost(job: Job) -> dict[str, Any]:
+    with Streams(0):
+        num_parameters = sum(p.numel() for m in models_of(job, call(job, "model")) for p in m.parameters())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"peak_bytes": peak, "num_parameters": num_parameters}

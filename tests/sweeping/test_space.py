@@ -1,0 +1,97 @@
+"""Ranges as a person writes them."""
+
+import contextlib
+import inspect
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+from vivace.errors import InputError
+from vivace.sweeping.space import size_of, space_of, told
+
+
+def job(lr: float = 0.1, width: int = 64, depth: int = 3, name="sgd", factor=1.0, *, needed):
+    """The parameters of a job's function."""
+
+
+KNOWN = inspect.signature(job).parameters
+
+
+def read(*ranges, needed="needed=1"):
+    return space_of([*ranges, needed], KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("lr=1e-4..1e-1:log", FloatDistribution(1e-4, 1e-1, log=True)),
+        ("lr=0..1", FloatDistribution(0.0, 1.0)),
+        ("factor=1..2", FloatDistribution(1.0, 2.0)),
+        ("depth=2..6", IntDistribution(2, 6)),
+        ("width=8..512:log", IntDistribution(8, 512, log=True)),
+        ("width=32,64,128", CategoricalDistribution([32, 64, 128])),
+        ("name=sgd,adam", CategoricalDistribution(["sgd", "adam"])),
+        ("name=None,True,0.5", CategoricalDistribution([None, True, 0.5])),
+    ],
+)
+def test_ranges_are_read_as_written(text, found):
+    space, fixed = read(text)
+    assert list(space.values()) == [found]
+    assert fixed == {"needed": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("lr", "'lr' is no range"),
+        ("lr=", "empty choice"),
+        ("lr=1..", "no range of numbers"),
+        ("lr=1..nan", "no range of numbers"),
+        ("lr=2..1", "below the upper"),
+        ("lr=0..1:log", "begins above 0"),
+        ("lr=1,2:log", "belongs to a range"),
+        ("width=32,32", "twice"),
+        ("widthh=32,64", "did you mean 'width'"),
+        ("lr=0.1", "nothing is searched"),
+    ],
+)
+def test_what_cannot_be_read_is_one_sentence(text, sentence):
+    with pytest.raises(InputError, match=sentence):
+        read(text)
+
+
+def test_a_parameter_without_a_default_needs_a_value():
+    with pytest.raises(InputError, match="no default for 'needed'"):
+        space_of(["lr=0..1"], KNOWN)
+
+
+def test_a_name_is_given_once():
+    with pytest.raises(InputError, match="given twice"):
+        read("lr=0..1", "lr=1..2")
+
+
+def test_distributions_and_plain_values_are_taken_as_they_are():
+    space, fixed = space_of(
+        {"lr": FloatDistribution(0.1, 1.0), "width": 32, "needed": IntDistribution(4, 4)}, KNOWN
+    )
+    assert space == {"lr": FloatDistribution(0.1, 1.0)}
+    assert fixed == {"width": 32, "needed": 4}
+
+
+def test_sizes_of_spaces():
+    assert size_of(read("width=32,64", "depth=2..6")[0]) == 10
+    assert size_of(read("lr=0..1")[0]) == float("inf")
+
+
+def test_parameters_are_told_with_three_digits():
+    assert told({"lr": 0.0123456, "width": 64, "name": "sgd"}) == "lr=0.0123, width=64, name=sgd"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=30))
+def test_any_text_is_read_or_refused(text):
+    with contextlib.suppress(InputError):
+        space, _ = read(text)
+        assert len(space) == 1

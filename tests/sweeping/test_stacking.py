@@ -1,0 +1,220 @@
+"""Runs that are trained as one: each is the run that it would be alone, or it is refused with a reason."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+
+from vivace.errors import Refused
+from vivace.inspection import inspect
+from vivace.job import JobFunction
+from vivace.sweeping.stacking import choice, updates
+from vivace.sweeping.stacking.feeding import Feed
+from vivace.sweeping.stacking.proof import Proof, prove
+from vivace.sweeping.stacking.rows import Row, structure_of
+from vivace.sweeping.stacking.stack import Stack
+from vivace.training.training import train
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def opened():
+    """``opened(function, *parameters, seeds=...)``: rows; what opening changed is undone in the end."""
+    rows, machine = [], inspect()
+
+    def build(function, *parameters, seeds=(0,) * 9):
+        first = len(rows)
+        for number, (one, seed) in enumerate(zip(parameters, seeds, strict=False)):
+            rows.append(Row(number, one, JobFunction(function)(**one), machine, seed))
+        return rows[first:]
+
+    yield build
+    for row in reversed(rows):
+        row.close()
+
+
+def stacked(rows):
+    feed = Feed()
+    for row in rows:
+        feed.enter(row)
+    return Stack(rows, feed)
+
+
+@pytest.mark.parametrize(
+    ("rule", "fixed"),
+    [
+        ("SGD", {"decay": 0.01}),
+        ("SGD", {"optimizer": "plain", "schedule": "step"}),
+        ("Adam", {"optimizer": "adam", "decay": 0.01, "dropout": 0.3}),
+        ("AdamW", {"optimizer": "adamw", "decay": 0.01, "clip": 0.1}),
+        ("AdamW", {"optimizer": "groups", "decay": 0.1}),
+        ("Own", {"optimizer": "rmsprop", "clip": 0.1}),
+    ],
+)
+def test_each_row_is_the_run_that_train_makes_of_it(jobs, opened, tmp_path, rule, fixed):
+    """To the end: other learning rates, weight decays, dropouts and seeds, all in one stack."""
+    settings = [{**fixed, "lr": lr} for lr in (0.05, 0.1, 0.2)]
+    settings[1]["dropout"] = 0.5
+    seeds = [0, 1, 2]
+    rows = opened(jobs.job, *settings, seeds=seeds)
+    assert len({structure_of(row) for row in rows}) == 1
+    stack = stacked(rows)
+    assert type(stack.rule).__name__ == rule
+    assert all(isinstance(found, Proof) for found in prove(stack, rows).values())
+    for _ in range(3):
+        for leaves in stack.feed.epoch(stack.rows):
+            losses = stack.step(leaves)
+            if fixed.get("schedule") == "step":
+                for row in rows:
+                    row.step_scheduler()
+        for row in rows:
+            row.metric = row.evaluation.metric()
+            row.epoch += 1
+    for number, (row, one, seed) in enumerate(zip(rows, settings, seeds, strict=True)):
+        alone = train(jobs.job(**one), out=tmp_path / f"run{number}", seed=seed)
+        assert float(losses[number]) == pytest.approx(alone.loss, rel=1e-3)
+        assert row.metric == pytest.approx(alone.metric, abs=0.02)
+        weights = torch.load(tmp_path / f"run{number}" / "model.pt", weights_only=True)
+        for name, tensor in row.model.state_dict().items():
+            torch.testing.assert_close(tensor, weights[name], rtol=1e-3, atol=1e-4)
+
+
+def test_buffers_and_masks_are_each_rows_own(jobs, opened):
+    rows = opened(jobs.convolutions, *[{"lr": lr, "dropout": p} for lr, p in ((0.1, 0.0), (0.2, 0.5))])
+    stack = stacked(rows)
+    found = prove(stack, rows)
+    assert all(isinstance(one, Proof) for one in found.values()), found
+    for leaves in stack.feed.epoch(stack.rows):
+        stack.step(leaves)
+    means = [row.model[1].running_mean for row in rows]
+    assert not torch.equal(*means)
+    assert [int(row.model[1].num_batches_tracked) for row in rows] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("defect", "quantity"),
+    [
+        ("rate", "scale"),
+        ("decay", "envelopes off"),
+        ("momentum", "scale"),
+        ("mask", "random numbers"),
+        ("loss", "loss"),
+    ],
+)
+def test_a_row_that_is_another_model_is_refused(jobs, opened, monkeypatch, defect, quantity):
+    """Defects are planted into the stack; the proof must find each in the very first steps."""
+    settings = [{"lr": lr, "decay": 0.05, "dropout": 0.2} for lr in (0.1, 0.2)]
+    rows = opened(jobs.job, *settings)
+    stack = stacked(rows)
+    if defect == "rate":
+        plain = updates.Rule.column
+        monkeypatch.setattr(
+            updates.Rule, "column", lambda s, r, n, of=float: plain(s, r, n, of) * (1.1 if n == "lr" else 1.0)
+        )
+    elif defect == "decay":
+        plain = updates.Rule.any
+        monkeypatch.setattr(updates.Rule, "any", lambda s, name: name != "weight_decay" and plain(s, name))
+    elif defect == "momentum":
+        monkeypatch.setitem(stack.rule.state, "momentum_buffer", torch.zeros_like(stack.weights))
+        monkeypatch.setattr(
+            updates.SGD,
+            "update",
+            lambda s, r, w, g: w.addcmul_(g, s.column(r, "lr").expand_as(w), value=-1.0),
+        )
+    elif defect == "mask":
+        rows[1].generator.manual_seed(5)
+    else:
+        stack._loss.loss = lambda model, batch: jobs.loss(model, batch) * 1.01
+    found = prove(stack, rows)
+    wrong = [str(one) for one in found.values() if isinstance(one, Refused)]
+    assert wrong, found
+    assert any(quantity in text for text in wrong)
+
+
+def test_a_proof_leaves_the_stack_as_it_was(jobs, opened):
+    rows = opened(jobs.job, *[{"lr": lr, "dropout": 0.5} for lr in (0.1, 0.2)])
+    stack = stacked(rows)
+    for leaves in itertools.islice(stack.feed.epoch(stack.rows), 3):
+        stack.step(leaves)
+    before = stack.saved()
+    prove(stack, rows)
+    ratio, seconds = choice.measured(stack)
+    assert 0 < ratio.low <= ratio.estimate <= ratio.high
+    assert seconds > 0
+    after = stack.saved()
+    assert torch.equal(before.weights, after.weights)
+    assert torch.equal(before.state["momentum_buffer"], after.state["momentum_buffer"])
+    assert before.steps == after.steps
+    assert all(torch.equal(a, b) for a, b in zip(before.generators, after.generators, strict=True))
+
+
+def test_rows_leave_and_others_take_their_places(jobs, opened):
+    """A row that stays is not touched by those that come and go; one that comes begins at its beginning."""
+    rows = opened(jobs.job, *[{"lr": lr, "optimizer": "adam"} for lr in (0.1, 0.2, 0.3)])
+    (late,) = opened(jobs.job, {"lr": 0.2, "optimizer": "adam"})
+    late.number = 7
+    whole = copy.deepcopy([row.model.state_dict() for row in rows])
+    stack = stacked(rows)
+    epoch = list(stack.feed.epoch(stack.rows))
+    for leaves in epoch:
+        stack.step(leaves)
+    first = [row.model.state_dict()["0.weight"].clone() for row in rows]
+    assert not torch.equal(first[1], whole[1]["0.weight"])
+    stack.feed.enter(late)
+    stack.replace(0, late)
+    stack.remove([2])
+    assert [row.number for row in stack.rows] == [7, 1]
+    assert torch.equal(rows[0].model.state_dict()["0.weight"], first[0])
+    assert all(isinstance(one, Proof) for one in prove(stack, [late]).values())
+    assert torch.equal(rows[1].model.state_dict()["0.weight"], first[1])
+    for leaves in stack.feed.epoch(stack.rows):
+        stack.step(leaves)
+    # Late has now been trained as row 1 was in its first epoch: equal parameters, equal seed.
+    torch.testing.assert_close(late.model.state_dict()["0.weight"], first[1], rtol=1e-4, atol=1e-5)
+
+
+def test_what_draws_otherwise_is_refused(jobs, opened):
+    rows = opened(jobs.restless, {"lr": 0.1}, {"lr": 0.2})
+    with pytest.raises(Refused, match="torch cannot compute the runs as one"):
+        prove(stacked(rows), rows)
+    rows = opened(jobs.convolutions, {"noise": True}, {"noise": True, "lr": 0.2})
+    found = prove(stacked(rows), rows)
+    assert {str(one) for one in found.values()} == {"the step draws from Python's or NumPy's random numbers"}
+
+
+def test_structures_differ_where_rows_may_not_share_a_stack(jobs, opened):
+    plain, wide, clipped, dropped, other = opened(
+        jobs.job, {}, {"width": 9}, {"clip": 1.0}, {"dropout": 0.4, "lr": 0.3}, {"optimizer": "adam"}
+    )
+    assert structure_of(plain) == structure_of(dropped)
+    assert len({structure_of(row) for row in (plain, wide, clipped, other)}) == 4
+
+
+def test_unequal_batches_are_refused(jobs, opened):
+    rows = opened(jobs.job, {"batch": 16}, {"batch": 24})
+    feed = Feed()
+    feed.enter(rows[0])
+    with pytest.raises(Refused, match="batches are built otherwise"):
+        feed.enter(rows[1])
+
+
+def test_a_loader_of_any_kind_feeds_the_same(jobs, opened, monkeypatch):
+    """The look-up in a table gives what the rows' own loaders give."""
+    rows = opened(jobs.job, {}, {"lr": 0.2}, seeds=[3, 4])
+    quick = stacked(rows)
+    looked_up = list(quick.feed.epoch(rows))
+    monkeypatch.setattr("vivace.sweeping.stacking.feeding._table_of", lambda loader: None)
+    feed = Feed()
+    for row in rows:
+        feed.enter(row)
+    loaded = list(feed.epoch(rows))
+    assert len(looked_up) == len(loaded) == 6
+    for mine, theirs in zip(looked_up, loaded, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def test_long_steps_are_not_worth_measuring():
+    assert choice.too_large(0.2)
+    assert not choice.too_large(0.001)

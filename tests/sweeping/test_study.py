@@ -1,0 +1,224 @@
+"""The study in its journal: what is asked, what is resumed, and that nothing counts twice."""
+
+import errno
+import inspect
+import os
+import resource
+
+import pytest
+from optuna.trial import TrialState
+
+from vivace.errors import FolderError, InputError
+from vivace.sweeping.folder import SweepFolder
+from vivace.sweeping.importance import importances_of
+from vivace.sweeping.record import Finalist, is_winner, ranked, record_of, spread_of
+from vivace.sweeping.space import space_of, to_dict
+from vivace.sweeping.study import Setting, Study
+
+
+def job(lr: float = 0.1, width: int = 8, depth: int = 1):
+    """The parameters of a job's function."""
+
+
+def study_in(path, *ranges, seed=0, epochs=9, **setting):
+    space, fixed = space_of(ranges or ["lr=1e-3..1:log", "width=4,8"], inspect.signature(job).parameters)
+    return Study(
+        path / "study.journal", Setting("train.py:job", to_dict(space), fixed, seed, epochs, **setting), space
+    )
+
+
+def run(study, count):
+    """Trials whose metric is best in the middle of the range."""
+    found = []
+    for _ in range(count):
+        asked = study.ask()
+        metric = -abs(asked.parameters["lr"] - 0.03)
+        study.complete(asked.number, [metric], metric=metric, curve={1: metric})
+        found.append(asked)
+    return found
+
+
+def test_equal_seeds_ask_equal_trials_and_others_do_not(tmp_path):
+    folders = [tmp_path / name for name in "abc"]
+    for folder in folders:
+        folder.mkdir()
+    first, again, other = (run(study_in(f, seed=s), 14) for f, s in zip(folders, (0, 0, 1), strict=True))
+    assert first == again
+    assert first != other
+
+
+def test_a_resumed_study_asks_what_an_unbroken_one_asks(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    whole = run(study_in(tmp_path / "a"), 16)
+    parts = run(study_in(tmp_path / "b"), 7) + run(study_in(tmp_path / "b"), 9)
+    assert parts == whole
+
+
+def test_a_journal_cut_anywhere_is_resumed_with_no_trial_twice(tmp_path):
+    """As a kill leaves it: every prefix of the file, with a lock that nobody holds."""
+    (tmp_path / "whole").mkdir()
+    study = study_in(tmp_path / "whole", epochs=1)
+    run(study, 4)
+    study.ask()
+    data = study.path.read_bytes()
+    lines = data.splitlines(keepends=True)
+    for count in range(1, len(lines) + 1):
+        folder = tmp_path / f"cut{count}"
+        folder.mkdir()
+        (folder / "study.journal").write_bytes(b"".join(lines[:count]) + b'{"op_code":5,"wor')
+        os.symlink("study.journal", folder / "study.journal.lock")
+        again = study_in(folder, epochs=1)
+        left = again.left_over()
+        for asked in left:
+            assert set(asked.parameters) == {"lr", "width"}
+            again.complete(asked.number, [0.0], metric=0.0)
+        while len(again.counted()) < 5:
+            run(again, 1)
+        numbers = [t.number for t in again.counted()]
+        assert numbers == [0, 1, 2, 3, 4]
+        told = [sorted({**t.params}.items()) for t in again.trials()]
+        assert len({str(one) for one in told}) == 5
+
+
+def test_a_trial_that_was_begun_goes_on_under_its_number_with_its_reports(tmp_path):
+    study = study_in(tmp_path)
+    asked = study.ask()
+    study.report(asked.number, 1, 0.5)
+    again = study_in(tmp_path)
+    (left,) = again.left_over()
+    assert left == asked
+    again.report(left.number, 1, 0.5)
+    again.report(left.number, 2, 0.6)
+    again.complete(left.number, [0.6], metric=0.6)
+    assert again.trial(0).intermediate_values == {1: 0.5, 2: 0.6}
+    assert again.left_over() == []
+
+
+def test_no_combination_is_tried_twice_and_a_small_space_ends(tmp_path):
+    study = study_in(tmp_path, "width=4,8", "depth=1..3")
+    seen = []
+    while (asked := study.ask()) is not None:
+        seen.append(tuple(asked.parameters.items()))
+        study.complete(asked.number, [0.5], metric=0.5)
+    assert len(seen) == len(set(seen)) >= 4
+    assert len(study.counted()) == len(seen)
+
+
+def test_a_trial_like_another_keeps_those_values(tmp_path):
+    study = study_in(tmp_path)
+    run(study, 12)
+    assert {study.ask({"width": 8}).parameters["width"] for _ in range(6)} == {8}
+
+
+def test_bad_trials_are_pruned_and_good_ones_are_not(tmp_path):
+    study = study_in(tmp_path, epochs=9)
+    ended = {True: 0, False: 0}
+    for number in range(30):
+        asked, good = study.ask(), number % 2 == 0
+        pruned = any(
+            study.report(asked.number, epoch, (0.9 if good else 0.1) * epoch) for epoch in range(1, 9)
+        )
+        ended[good] += pruned
+        study.prune(asked.number) if pruned else study.complete(asked.number, [0.9 if good else 0.1])
+    assert ended[False] >= 10
+    assert ended[True] < ended[False] / 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [({"seed": 1}, "seed"), ({"epochs": 4}, "epochs"), ({"ranges": ["lr=0..1"]}, "space")],
+)
+def test_another_sweep_does_not_go_on_in_this_journal(tmp_path, changed, name):
+    study_in(tmp_path)
+    ranges = changed.pop("ranges", [])
+    with pytest.raises(InputError, match=f"its {name} was"):
+        study_in(tmp_path, *ranges, **changed)
+
+
+def test_a_full_disk_ends_the_sweep_and_it_goes_on_later(tmp_path):
+    study = study_in(tmp_path, epochs=1)
+    run(study, 2)
+    size = study.path.stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 40, before[1]))
+    try:
+        with pytest.raises(FolderError, match=rf"{os.strerror(errno.EFBIG)}.*--resume"):
+            run(study, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert study.path.stat().st_size > size  # half a line
+    again = study_in(tmp_path, epochs=1)
+    for asked in again.left_over():
+        again.complete(asked.number, [0.0], metric=0.0)
+    run(again, 4 - len(again.counted()))
+    assert [t.number for t in again.counted()] == [0, 1, 2, 3]
+
+
+def test_failed_trials_keep_their_reason(tmp_path):
+    study = study_in(tmp_path)
+    asked = study.ask()
+    study.fail(asked.number, reason="seven", code="killed", kind="ChildFailed", curve={})
+    record = record_of(study.trial(asked.number), {"depth": 1})
+    assert (record.state, record.reason, record.code) == ("failed", "seven", "killed")
+    assert record.parameters == {"depth": 1, **asked.parameters}
+
+
+def test_two_sweeps_in_one_folder_are_refused(tmp_path):
+    with SweepFolder(tmp_path / "out", resume=False) as folder:
+        with pytest.raises(FolderError, match="another sweep is running"):
+            SweepFolder(tmp_path / "out", resume=True)
+        folder.journal.write_text("")
+    with pytest.raises(FolderError, match="already holds a sweep"):
+        SweepFolder(tmp_path / "out", resume=False)
+    SweepFolder(tmp_path / "out", resume=True).close()
+    (tmp_path / "out" / "thesis.tex").touch()
+    with pytest.raises(FolderError, match=r"not empty \(thesis.tex\)"):
+        SweepFolder(tmp_path / "out", resume=True)
+
+
+def test_importances_come_with_intervals_and_only_of_enough_trials(tmp_path):
+    study = study_in(tmp_path)
+    run(study, 9)
+    assert importances_of(study.trials(), study.importances, 0) == {}
+    run(study, 16)
+    found = importances_of(study.trials(), study.importances, 0)
+    assert set(found) == {"lr", "width"}
+    assert all(0 <= one["low"] <= one["estimate"] <= one["high"] <= 1 for one in found.values())
+    assert found["lr"]["estimate"] > found["width"]["estimate"]
+
+
+def finalist(number, *values):
+    spread = spread_of(dict(enumerate(values, 1))) if values else None
+    return Finalist(number, {}, 0.5, spread)
+
+
+def test_the_winner_is_only_called_so_beyond_the_interval():
+    clear = ranked([finalist(0, 0.5, 0.51, 0.52), finalist(1, 0.9, 0.92, 0.92)])
+    assert [one.number for one in clear] == [1, 0]
+    assert is_winner(clear)
+    assert 0.38 < clear[1].behind.low < clear[1].behind.mean < clear[1].behind.high < 0.43
+    assert is_winner(ranked([finalist(0, 0.9, 0.7, 0.8), finalist(1, 0.8, 0.75, 0.82)])) is False
+    assert is_winner([finalist(0)]) is None
+    assert is_winner(ranked([finalist(0), finalist(1)])) is None
+
+
+def test_the_interval_is_students():
+    found = spread_of({1: 1.0, 2: 2.0, 3: 3.0})
+    assert (found.mean, found.low, found.high) == pytest.approx((2.0, 2.0 - 2.484, 2.0 + 2.484), abs=1e-3)
+    assert spread_of({1: 1.0}).low is None
+    assert spread_of({1: 0.9, 2: 0.9}).low is None
+
+
+def test_equal_differences_of_a_coarse_metric_make_no_winner():
+    found = ranked([finalist(0, 0.9, 0.8), finalist(1, 0.8, 0.7)])
+    assert found[1].behind.mean == pytest.approx(0.1)
+    assert not is_winner(found)
+
+
+def test_open_trials_are_not_counted(tmp_path):
+    study = study_in(tmp_path)
+    run(study, 2)
+    study.ask()
+    assert len(study.counted()) == 2
+    assert [t.state for t in study.open()] == [TrialState.RUNNING]

@@ -1,0 +1,238 @@
+"""Whole sweeps of tiny jobs: failures, kills, resuming, and what comes out."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.samplers import RandomSampler
+
+import vivace
+from vivace.errors import AnswerIsNo, InputError, JobError
+from vivace.events import EventKind
+from vivace.job import JobFunction, load
+from vivace.plan import Plan
+from vivace.processes.launch import Source
+from vivace.sweeping import runs as runs_module
+from vivace.sweeping.folder import SweepFolder
+from vivace.sweeping.runs import Runs
+from vivace.sweeping.space import to_dict
+from vivace.sweeping.study import Setting, Study
+
+JOBS = Path(__file__).parent / "jobs.py"
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A sweep of eight trials of two shapes, two at a time, with seeds; and what it told."""
+    heard = []
+    out = tmp_path_factory.mktemp("sweep") / "out"
+    found = vivace.sweep(
+        f"{JOBS}:job",
+        ["lr=0.01..1:log", "width=4,8", "epochs=3"],
+        trials=8,
+        seeds=2,
+        workers=2,
+        out=out,
+        on_event=heard.append,
+    )
+    return found, out, heard
+
+
+def test_every_trial_is_there_once(swept):
+    found, _, heard = swept
+    assert [trial.number for trial in found.trials] == list(range(8))
+    assert {trial.state for trial in found.trials} <= {"complete", "pruned"}
+    assert len({(t.parameters["lr"], t.parameters["width"]) for t in found.trials}) == 8
+    ended = [e.payload["number"] for e in heard if e.kind == EventKind.SWEPT and "seed" not in e.payload]
+    assert sorted(ended) == list(range(8))
+
+
+def test_the_best_is_judged_by_seeds_that_the_search_has_not_seen(swept):
+    found, _, _ = swept
+    assert 1 <= len(found.finalists) <= 3
+    assert all(set(one.spread.values) == {1, 2} for one in found.finalists)
+    assert found.best == found.finalists[0].parameters
+    assert found.metric == pytest.approx(found.finalists[0].spread.mean)
+
+
+def test_best_py_is_the_job_that_was_judged(swept, tmp_path):
+    """`train` takes it, and reaches what stands in the record, to the last digit."""
+    found, out, _ = swept
+    assert found.job == f"{out / 'best.py'}:job"
+    assert load(found.job).epochs == 3
+    run = vivace.train(found.job, out=tmp_path / "run", seed=1)
+    assert run.metric == pytest.approx(found.finalists[0].spread.values[1])
+
+
+def test_document_page_and_journal_are_written(swept):
+    found, out, _ = swept
+    document = json.loads((out / "sweep.json").read_text())
+    assert document["winner"] is found.winner
+    assert len(document["trials"]) == 8
+    assert "TPE" in document["sampler"]
+    page = (out / "sweep.html").read_text()
+    assert "<script" not in page
+    assert "Parameters and metric" in page
+    (kept,) = (int(path.parent.name.removeprefix("trial_")) for path in out.glob("trials/*/model.pt"))
+    assert found.trials[kept].metric == max(trial.metric for trial in found.complete)
+    assert not list(out.glob("*/*/checkpoints"))
+
+
+def test_every_shape_has_a_decision_with_its_baseline(swept):
+    found, _, _ = swept
+    assert found.fusing
+    for one in found.fusing:
+        assert set(one["shape"]) == {"width"}
+        assert one["fused"] or one["reason"]
+        assert "SGD" in one.get("baseline", "SGD")
+    fused = [trial for trial in found.trials if trial.fused > 1]
+    assert all(trial.sameness.startswith(("exact", "rounding")) for trial in fused)
+
+
+def test_a_finished_sweep_goes_on_with_more_trials(swept):
+    found, out, _ = swept
+    more = vivace.sweep(
+        f"{JOBS}:job", ["lr=0.01..1:log", "width=4,8", "epochs=3"], trials=9, seeds=0, out=out, resume=True
+    )
+    assert [trial.number for trial in more.trials] == list(range(9))
+    assert [t.metric for t in more.trials[:8]] == [t.metric for t in found.trials]
+
+
+def test_trials_that_fail_are_named_and_the_sweep_goes_on(tmp_path):
+    troubles = ["", "killed", "memory", "raises", "nan"]
+    found = vivace.sweep(
+        f"{JOBS}:troubled",
+        {"trouble": CategoricalDistribution(troubles), "epochs": 1},
+        trials=5,
+        seeds=0,
+        workers=2,
+        out=tmp_path / "out",
+    )
+    ended = {trial.parameters["trouble"]: trial for trial in found.trials if trial.code != "repeats"}
+    assert set(ended) == set(troubles)
+    assert {name for name, trial in ended.items() if trial.state == "failed"} == set(troubles[1:])
+    assert ended["killed"].code == "killed"
+    assert "memory" in ended["memory"].reason
+    assert "seven is not allowed" in ended["raises"].reason
+    assert "jobs.py, line" in ended["raises"].reason
+    assert "finite" in ended["nan"].reason
+    assert found.best["trouble"] == ""
+    assert found.exit_code == 0
+
+
+def test_a_sweep_whose_first_trials_all_fail_ends(tmp_path):
+    with pytest.raises(AnswerIsNo, match=r"first 5 trials failed.*seven is not allowed"):
+        vivace.sweep(
+            f"{JOBS}:troubled", {"trouble": "raises", "lr": "0.1..1"}, trials=9, seeds=0, out=tmp_path / "out"
+        )
+
+
+@pytest.mark.parametrize(
+    ("job", "space", "error", "sentence"),
+    [
+        ("job", ["learning_rate=0..1"], InputError, "no parameter 'learning_rate'"),
+        ("nobody", ["lr=0..1"], JobError, "no name 'nobody'"),
+        ("OPTIMIZERS", ["lr=0..1"], JobError, "needs a function with parameters"),
+        ("accuracy", ["model=0..1", "batches=1"], JobError, "jobs.py"),
+    ],
+)
+def test_what_cannot_be_swept_is_one_sentence(tmp_path, job, space, error, sentence):
+    with pytest.raises(error, match=sentence):
+        vivace.sweep(f"{JOBS}:{job}", space, trials=2, out=tmp_path / "out")
+
+
+@pytest.mark.parametrize("wrong", [{"trials": 0}, {"seeds": 1}, {"seed": -1}, {"workers": 0}])
+def test_wrong_numbers_are_one_sentence(tmp_path, wrong):
+    with pytest.raises(InputError):
+        vivace.sweep(f"{JOBS}:job", ["lr=0..1"], out=tmp_path / "out", **wrong)
+
+
+def _slow(out, ended):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    found = vivace.sweep(
+        f"{JOBS}:troubled",
+        {"trouble": "slow", "lr": "0.1..1", "epochs": 2},
+        trials=5,
+        seeds=0,
+        workers=2,
+        out=out,
+    )
+    ended.put(found.to_dict())
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_sweep_that_is_ended_goes_on_and_counts_nothing_twice(tmp_path, fork_server, how):
+    out, queue = tmp_path / "out", fork_server.Queue()
+    process = fork_server.Process(target=_slow, args=(str(out), queue))
+    process.start()
+    journal = out / "study.journal"
+    deadline = time.monotonic() + 120
+    while not (journal.exists() and journal.read_text().count('"state":1') >= 2):
+        assert time.monotonic() < deadline, "no trial ended"
+        time.sleep(0.05)
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid, how)
+    if how == signal.SIGINT:
+        document = queue.get(timeout=60)
+        assert document["interrupted"]
+        assert document["best"]
+    process.join(60)
+    assert not psutil.wait_procs(children, timeout=20)[1], "a trial outlives its sweep"
+    found = vivace.sweep(
+        f"{JOBS}:troubled",
+        {"trouble": "slow", "lr": "0.1..1", "epochs": 2},
+        trials=5,
+        seeds=0,
+        workers=2,
+        out=out,
+        resume=True,
+    )
+    assert [trial.number for trial in found.trials] == list(range(5))
+    assert {trial.state for trial in found.trials} == {"complete"}
+    assert len({trial.parameters["lr"] for trial in found.trials}) == 5
+
+
+TRIVIAL = """
+class Trivial:
+    def __init__(self, job, threads):
+        pass
+
+    def train(self, parameters, plan, out, seed):
+        return {"pruned": False, "metric": parameters["lr"], "epoch": 1, "step_seconds": None}
+"""
+
+
+def test_the_parents_memory_stays_over_two_hundred_trials(tmp_path, monkeypatch):
+    (tmp_path / "trivial_trial.py").write_text(TRIVIAL)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(runs_module.child_side, "ENTRY", "trivial_trial:Trivial")
+    source = Source(JobFunction(f"{JOBS}:job"))
+    space = {"lr": FloatDistribution(0.0, 1.0)}
+    sizes, me = [], psutil.Process()
+    with SweepFolder(tmp_path / "out", resume=False) as folder:
+        study = Study(folder.journal, Setting("job", to_dict(space), {}, 0, 1), space)
+        monkeypatch.setattr(study, "_sampler", RandomSampler)  # what is asked does not matter here
+        runs = Runs(
+            study,
+            folder,
+            source,
+            Plan(),
+            shares=(2, 1),
+            tell=lambda kind, told: sizes.append(me.memory_info().rss),
+            fusing=False,
+        )
+        runs.search(200)
+        assert len(study.counted()) == len(sizes) == 200
+    assert max(sizes[150:]) - max(sizes[:50]) < 16 * 2**20
+
+
+def test_the_folder_of_a_sweep_is_its_own(tmp_path):
+    with SweepFolder(tmp_path / "out", resume=False) as folder:
+        assert folder.trial(3).name == "trial_0003"
+        assert folder.seed(3, 1).parent.name == "seeds"
