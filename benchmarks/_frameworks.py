@@ -1,4 +1,4 @@
-"""Contenders of `frameworks`: their environments, their processes, and what two of them show beside each other."""
+"""Contenders of `frameworks`: environments, processes, and what one shows beside the reference."""
 
 from __future__ import annotations
 

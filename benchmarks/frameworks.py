@@ -116,7 +116,9 @@ def main() -> None:
     """Compare the named jobs, or all of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("jobs", nargs="*", metavar="JOB", help=", ".join(JOBS))
-    parser.add_argument("--quick", action="store_true", help="small batches: tries the benchmark, tells little")
+    parser.add_argument(
+        "--quick", action="store_true", help="small batches: tries the benchmark, tells little"
+    )
     parser.add_argument("--environments", type=Path, default=Path("runs/frameworks/environments"))
     parser.add_argument("--work", type=Path, default=None, help="where rows are kept until all are there")
     chosen = parser.parse_args()

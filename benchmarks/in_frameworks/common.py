@@ -55,7 +55,10 @@ def resnet18() -> dict[str, tuple[int, ...]]:
             found |= {**convolution(f"{name}_conv1", before, width), **norm(f"{name}_norm1", width)}
             found |= {**convolution(f"{name}_conv2", width, width), **norm(f"{name}_norm2", width)}
             if before != width:
-                found |= {**convolution(f"{name}_short", before, width, size=1), **norm(f"{name}_norm", width)}
+                found |= {
+                    **convolution(f"{name}_short", before, width, size=1),
+                    **norm(f"{name}_norm", width),
+                }
             before = width
     return {**found, **dense("head", before, 10)}
 

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import jax
 import numpy
 import optax
-from common import BLOCKS, DROPOUT, HEADS, HIDDEN, LEARNING_RATE, LENGTH, MOMENTUM, STAGES, WIDTH, WORDS, Arrays
+from common import (
+    BLOCKS,
+    DROPOUT,
+    HEADS,
+    HIDDEN,
+    LEARNING_RATE,
+    LENGTH,
+    MOMENTUM,
+    STAGES,
+    WIDTH,
+    WORDS,
+    Arrays,
+)
 from flax import nnx
 from jax import numpy as jnp
 
@@ -55,7 +68,7 @@ class Resnet18(nnx.Module):
     def __init__(self, dropout: bool, **kind: Any) -> None:
         self.stem, self.stem_norm = convolution(3, STAGES[0], 3, 1, **kind), norm(STAGES[0], **kind)
         widths = [STAGES[0], *(width for width in STAGES for _ in range(2))]
-        pairs = list(zip(widths, widths[1:], strict=False))
+        pairs = list(pairwise(widths))
         self.names = [f"block{stage}{block}" for stage in range(len(STAGES)) for block in range(2)]
         for name, (inputs, outputs) in zip(self.names, pairs, strict=True):
             setattr(self, name, Block(inputs, outputs, **kind))

@@ -6,7 +6,19 @@ from typing import Any
 
 import keras
 import numpy
-from common import BLOCKS, DROPOUT, HEADS, HIDDEN, LEARNING_RATE, LENGTH, MOMENTUM, STAGES, WIDTH, WORDS, Arrays
+from common import (
+    BLOCKS,
+    DROPOUT,
+    HEADS,
+    HIDDEN,
+    LEARNING_RATE,
+    LENGTH,
+    MOMENTUM,
+    STAGES,
+    WIDTH,
+    WORDS,
+    Arrays,
+)
 from keras import layers
 
 EPSILON = 1e-5  # of norms, as in PyTorch

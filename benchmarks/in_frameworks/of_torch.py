@@ -115,7 +115,7 @@ MODELS = {"cnn": Cnn, "resnet18": Resnet18, "lstm": Lstm, "transformer": Transfo
 
 
 def built(job: str, dropout: bool, arrays: Arrays) -> nn.Module:
-    """The model with these weights; what they do not name is zero, as LSTM's second bias is, or a statistic."""
+    """The model with these weights; a parameter that they do not name (LSTM's second bias) is zero."""
     model = MODELS[job](dropout)
     with torch.no_grad():
         parameters = dict(model.named_parameters())

@@ -1,6 +1,6 @@
 """One contender in a process of its own: reads commands as JSON lines, answers each with one.
 
-    python worker.py FRAMEWORK JOB SETTING [--quick] [--plan PATH]
+python worker.py FRAMEWORK JOB SETTING [--quick] [--plan PATH]
 """
 
 from __future__ import annotations

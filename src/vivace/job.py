@@ -78,10 +78,10 @@ class Job:
     ) -> Job:
         """The training that ``model.fit`` with these arguments is, of a compiled Keras 3 model on torch.
 
-        Optimizer, loss, regularization, weight constraints and learning-rate schedule are those that the model
-        was compiled with, computed by Keras; its first metric is the Job's, an error times -1. `train` begins
-        with the weights that the model has now, and gives the trained ones, and the optimizer's state, back to
-        it; the run's folder holds ``model.keras``. Shuffled batches come in Vivace's own order.
+        Optimizer, loss, regularization, weight constraints and learning-rate schedule are those that the
+        model was compiled with, computed by Keras; its first metric is the Job's, an error times -1. `train`
+        begins with the weights that the model has now, and gives the trained ones, and the optimizer's state,
+        back to it; the run's folder holds ``model.keras``. Shuffled batches come in Vivace's own order.
 
         Args:
             model: a built or unbuilt `keras.Model`, compiled.

@@ -87,9 +87,9 @@ def assert_steps_are_those_of_fit(model, x, y, **given):
     losses = []
     with start(job, Plan(), inspect()) as session:
         for number in range(2):
-            epoch, batches = [], list(job.data())
+            epoch = []
             torch.manual_seed(number)
-            for batch in batches:
+            for batch in job.data():
                 epoch.append(float(session.step(batch)))
                 losses.append(sum(epoch) / len(epoch))
         mine = session.built.keras_model
@@ -167,7 +167,9 @@ def test_trained_weights_go_back_and_the_model_is_saved(tmp_path):
     after = model.get_weights()
     assert any(not numpy.array_equal(a, b) for a, b in zip(before, after, strict=True))
     assert int(model.optimizer.iterations.value) == run.steps == 10
-    assert model.evaluate(x[:16], y[:16], verbose=0, return_dict=True)["accuracy"] == pytest.approx(run.metric)
+    assert model.evaluate(x[:16], y[:16], verbose=0, return_dict=True)["accuracy"] == pytest.approx(
+        run.metric
+    )
     loaded = keras.saving.load_model(tmp_path / "run" / "model.keras")
     assert all(numpy.array_equal(a, b) for a, b in zip(after, loaded.get_weights(), strict=True))
     model.save(tmp_path / "own.keras")

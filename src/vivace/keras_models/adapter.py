@@ -52,8 +52,8 @@ class KerasModule(nn.Module):
 class KerasOptimizer(torch.optim.Optimizer):
     """The optimizer that a Keras model was compiled with; `step` is Keras' own update of all weights at once.
 
-    Its state is Keras' variables: `load_state_dict` writes into them. The group's learning rate is Keras', and
-    setting it sets Keras'; where a schedule decides it, it is shown and cannot be set (ValueError).
+    Its state is Keras' variables: `load_state_dict` writes into them. The group's learning rate is Keras',
+    and setting it sets Keras'; where a schedule decides it, it is shown and cannot be set (ValueError).
     """
 
     def __init__(self, module: KerasModule) -> None:

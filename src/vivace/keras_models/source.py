@@ -104,9 +104,7 @@ class KerasSource:
 def loss(module: KerasModule, batch: Any) -> torch.Tensor:
     """The loss that the model was compiled with, regularization and added losses included."""
     x, y, weights = _unpacked(batch)
-    found: torch.Tensor = module.keras_model.compute_loss(
-        x=x, y=y, y_pred=module(x), sample_weight=weights
-    )
+    found: torch.Tensor = module.keras_model.compute_loss(x=x, y=y, y_pred=module(x), sample_weight=weights)
     return found
 
 
@@ -123,6 +121,7 @@ class FirstMetric:
     sign: float
 
     def __call__(self, module: KerasModule, batches: Iterable[Any]) -> float:
+        """The metric over all batches."""
         keras_model = module.keras_model
         keras_model.reset_metrics()
         found: dict[str, Any] = {}
@@ -211,22 +210,28 @@ def _require(model: Any, keras: Any, callbacks: Any) -> None:
                 "vivace.Job(step=...) what it does"
             )
     if model.jit_compile:
-        raise JobError("the model is compiled with jit_compile=True: leave it out, tune tries compiling itself")
+        raise JobError(
+            "the model is compiled with jit_compile=True: leave it out, tune tries compiling itself"
+        )
     _require_plain(model.optimizer, keras)
     mixed = [layer for layer in [model, *model.layers] if layer.dtype_policy.name.startswith("mixed_")]
     if mixed:
         raise JobError(
-            f"the layer '{mixed[0].name}' has the dtype policy {mixed[0].dtype_policy.name}: build the model in "
-            "float32, tune tries lower precision itself and proves it"
+            f"the layer '{mixed[0].name}' has the dtype policy {mixed[0].dtype_policy.name}: build the model "
+            "in float32, tune tries lower precision itself and proves it"
         )
 
 
 def _require_plain(optimizer: Any, keras: Any) -> None:
     name = type(optimizer).__name__
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or optimizer.loss_scale_factor:
-        raise JobError(f"the optimizer {name} scales the loss: leave it out, tune's techniques do it themselves")
+        raise JobError(
+            f"the optimizer {name} scales the loss: leave it out, tune's techniques do it themselves"
+        )
     if optimizer.use_ema:
-        raise JobError(f"the optimizer {name} averages the weights (use_ema), which only fit ends: leave it out")
+        raise JobError(
+            f"the optimizer {name} averages the weights (use_ema), which only fit ends: leave it out"
+        )
     if optimizer.gradient_accumulation_steps:
         raise JobError(
             f"the optimizer {name} accumulates gradients over {optimizer.gradient_accumulation_steps} steps, "
@@ -247,8 +252,8 @@ def _built(model: Any, first: Any) -> Any:
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise JobError(
-            f"the model '{model.name}' cannot be copied by Keras ({reason}): its own classes and functions must "
-            "lie in a file that can be imported; mark them with keras.saving.register_keras_serializable()"
+            f"the model '{model.name}' cannot be copied by Keras ({reason}): its own classes and functions "
+            "must lie in a file that can be imported, or be registered (keras.saving.register_keras_serializable)"
         ) from error
 
 
@@ -306,7 +311,9 @@ def _tensors(arrays: Any, what: str) -> Any:
     found = _mapped(tensor, arrays)
     lengths = sorted({int(leaf.shape[0]) for leaf in _leaves(found)})
     if len(lengths) != 1 or not lengths[0]:
-        raise JobError(f"{what} must have one length of at least 1, not {', '.join(map(str, lengths)) or '0'}")
+        raise JobError(
+            f"{what} must have one length of at least 1, not {', '.join(map(str, lengths)) or '0'}"
+        )
     return found
 
 
