@@ -1,4 +1,4 @@
-"""The benchmark of frameworks: converted weights train alike, wrong ones are noticed, a stopped run goes on."""
+"""The benchmark of frameworks: converted weights train alike; wrong ones and failures are told."""
 
 import json
 import os

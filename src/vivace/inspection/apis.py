@@ -19,15 +19,15 @@ from vivace.machine import Backend, Machine
 SCRIPT = Path(__file__).with_name("compute_apis.py")
 SECONDS = 3.0  # of readings; drivers compile kernels before
 LONGEST_SECONDS = 120.0  # drivers that compile kernels on a loaded processor
-PACKAGES = {"opencl": "pyopencl"}
+PACKAGES = {"opencl": "pyopencl", "vulkan": "wgpu"}
 INSTALL = {
     "opencl": "pip install 'vivace[opencl]' (PoCL drives the processor), or your card's OpenCL driver",
-    "vulkan": "your card's Vulkan driver; on Debian, apt install mesa-vulkan-drivers libvulkan1",
+    "vulkan": "pip install 'vivace[vulkan]', and your card's driver (for the processor: mesa-vulkan-drivers)",
 }
 
 
 def measure_apis(machine: Machine, seconds: float, progress: Progress | None = None) -> dict[str, Survey]:
-    """What devices reach through OpenCL, by ``opencl: NAME OF DEVICE``.
+    """What devices reach through OpenCL and Vulkan, by ``opencl: NAME OF DEVICE``.
 
     `machine` is one that `look_closer` has seen. CUDA, ROCm and the processor itself are torch's, and
     measured by `survey`.

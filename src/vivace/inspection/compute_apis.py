@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy
@@ -65,6 +66,30 @@ OPENCL_KINDS = {
     },
 }
 
+FEW_BYTES = 16  # read to wait for all before: wgpu 0.32's own waiting fails with a TypeError
+VULKAN_SHAPES = ((1, 4), (4, 4), (8, 4))
+WGSL = """
+@group(0) @binding(0) var<storage, read> left: array<{input}>;
+@group(0) @binding(1) var<storage, read> right: array<vec4<{input}>>;
+@group(0) @binding(2) var<storage, read_write> result: array<vec4<f32>>;
+
+@compute @workgroup_size(8, 8)
+fn main(@builtin(global_invocation_id) id: vec3<u32>) {{
+    let row = id.y * {rows}u;
+    var sums: array<vec4<f32>, {rows}>;
+    for (var k = 0u; k < {size}u; k++) {{
+        let line = vec4<f32>(right[k * {quarter}u + id.x]);
+        for (var r = 0u; r < {rows}u; r++) {{
+            sums[r] += f32(left[(row + r) * {size}u + k]) * line;
+        }}
+    }}
+    for (var r = 0u; r < {rows}u; r++) {{
+        result[(row + r) * {quarter}u + id.x] = sums[r];
+    }}
+}}
+"""
+WGSL_KINDS = {"fp32": "f32", "fp16": "f16"}
+
 
 class Wrong(Exception):
     """A result is not what it must be."""
@@ -79,9 +104,9 @@ def opencl(seconds: float) -> tuple[list[dict[str, Any]], str]:
     for device in devices:
         context = pyopencl.Context([device])
         queue = pyopencl.CommandQueue(context)
-        jobs = {"copy_device": lambda c=context, q=queue: opencl_copy(pyopencl, c, q)}
+        jobs = {"copy_device": partial(opencl_copy, pyopencl, context, queue)}
         for kind in KINDS:
-            jobs[f"matmul_{kind}"] = lambda k=kind, c=context, q=queue: opencl_product(pyopencl, c, q, k)
+            jobs[f"matmul_{kind}"] = partial(opencl_product, pyopencl, context, queue, kind)
         found.append({"name": device.name.strip(), **measured(jobs, seconds / len(devices))})
     return found, "" if found else "its drivers name no device"
 
@@ -132,7 +157,81 @@ def opencl_product(pyopencl: Any, context: Any, queue: Any, kind: str) -> tuple[
         return run
 
     kernels = {shape: kernel(*shape) for shape in SHAPES}
-    return fastest(made)
+    return fastest(made, SHAPES)
+
+
+def vulkan(seconds: float) -> tuple[list[dict[str, Any]], str]:
+    """Every Vulkan device's rates, through WebGPU's shaders."""
+    import wgpu
+
+    adapters = [a for a in wgpu.gpu.enumerate_adapters_sync() if a.info["backend_type"] == "Vulkan"]
+    found = []
+    for adapter in adapters:
+        halves = "shader-f16" in adapter.features
+        device = adapter.request_device_sync(required_features=["shader-f16"] if halves else [])
+        jobs = {"copy_device": partial(vulkan_copy, wgpu, device)}
+        jobs["matmul_fp32"] = partial(vulkan_product, wgpu, device, "fp32")
+        absent = {"matmul_int8": "its shading language, WGSL, has no 8-bit numbers"}
+        if halves:
+            jobs["matmul_fp16"] = partial(vulkan_product, wgpu, device, "fp16")
+        else:
+            absent["matmul_fp16"] = "the device has no 16-bit numbers in shaders (shader-f16)"
+        rates = measured(jobs, seconds / len(adapters))
+        rates["absent"] |= absent
+        found.append({"name": adapter.info["device"], **rates})
+    return found, "" if found else "its drivers name no device"
+
+
+def vulkan_copy(wgpu: Any, device: Any) -> tuple[Callable[[], None], float]:
+    """One buffer into another."""
+    host = numpy.arange(COPY_BYTES // 4, dtype=numpy.int32)
+    usage = wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
+    source = device.create_buffer_with_data(data=host, usage=usage)
+    target = device.create_buffer(size=host.nbytes, usage=usage)
+
+    def run() -> None:
+        encoder = device.create_command_encoder()
+        encoder.copy_buffer_to_buffer(source, 0, target, 0, host.nbytes)
+        device.queue.submit([encoder.finish()])
+        device.queue.read_buffer(target, 0, FEW_BYTES)
+
+    run()
+    require_equal(numpy.frombuffer(device.queue.read_buffer(target), numpy.int32), host)
+    return run, 2.0 * host.nbytes
+
+
+def vulkan_product(wgpu: Any, device: Any, kind: str) -> tuple[Callable[[], None], float]:
+    """The fastest of the shader's shapes, at a size that takes long enough."""
+    usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC
+
+    def made(shape: tuple[int, int], size: int) -> Callable[[], None]:
+        left, right, expected = factors(kind, size)
+        buffers = [device.create_buffer_with_data(data=each, usage=usage) for each in (left, right)]
+        buffers.append(device.create_buffer(size=expected.nbytes, usage=usage))
+        text = WGSL.format(input=WGSL_KINDS[kind], rows=shape[0], size=size, quarter=size // 4)
+        module = device.create_shader_module(code=("enable f16;" if kind == "fp16" else "") + text)
+        pipeline = device.create_compute_pipeline(
+            layout="auto", compute={"module": module, "entry_point": "main"}
+        )
+        entries = [{"binding": number, "resource": {"buffer": each}} for number, each in enumerate(buffers)]
+        group = device.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries)
+
+        def run() -> None:
+            encoder = device.create_command_encoder()
+            computing = encoder.begin_compute_pass()
+            computing.set_pipeline(pipeline)
+            computing.set_bind_group(0, group)
+            computing.dispatch_workgroups(size // 4 // 8, size // shape[0] // 8)
+            computing.end()
+            device.queue.submit([encoder.finish()])
+            device.queue.read_buffer(buffers[2], 0, FEW_BYTES)
+
+        run()
+        back = numpy.frombuffer(device.queue.read_buffer(buffers[2]), numpy.float32)
+        require_equal(back.reshape(size, size), expected)
+        return run
+
+    return fastest(made, VULKAN_SHAPES)
 
 
 def factors(kind: str, size: int) -> tuple[Any, Any, Any]:
@@ -143,9 +242,11 @@ def factors(kind: str, size: int) -> tuple[Any, Any, Any]:
     return left.astype(KINDS[kind]), right.astype(KINDS[kind]), (left @ right).astype(sums)
 
 
-def fastest(made: Callable[[tuple[int, int], int], Callable[[], None]]) -> tuple[Callable[[], None], float]:
+def fastest(
+    made: Callable[[tuple[int, int], int], Callable[[], None]], shapes: tuple[tuple[int, int], ...]
+) -> tuple[Callable[[], None], float]:
     """The shape that is fastest on a small product, on one that takes long enough; `made` checks results."""
-    times = {shape: seconds_of(made(shape, SMALLEST_SIZE)) for shape in SHAPES}
+    times = {shape: seconds_of(made(shape, SMALLEST_SIZE)) for shape in shapes}
     shape, size = min(times, key=lambda shape: times[shape]), SMALLEST_SIZE
     run = made(shape, size)
     while seconds_of(run) < ENOUGH_SECONDS and size < LARGEST_SIZE:
@@ -205,7 +306,7 @@ def rate(run: Callable[[], None], work: float) -> float:
 def main() -> None:
     """Measure through the API that the first argument names."""
     try:
-        devices, reason = {"opencl": opencl}[sys.argv[1]](float(sys.argv[2]))
+        devices, reason = {"opencl": opencl, "vulkan": vulkan}[sys.argv[1]](float(sys.argv[2]))
     except Exception as error:  # a missing package, a loader without a driver
         devices, reason = [], f"{type(error).__name__}: {error}".splitlines()[0]
     print(json.dumps({"devices": devices, "reason": reason}), flush=True)

@@ -253,7 +253,7 @@ def _built(model: Any, first: Any) -> Any:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise JobError(
             f"the model '{model.name}' cannot be copied by Keras ({reason}): its own classes and functions "
-            "must lie in a file that can be imported, or be registered (keras.saving.register_keras_serializable)"
+            "must lie in a file that can be imported, or be marked by keras.saving.register_keras_serializable()"
         ) from error
 
 
