@@ -80,14 +80,14 @@ def inspect(
         from vivace.inspection.table import draw, draw_apis, draw_ceilings
 
         machine = look_closer(gather())
-        surveys = measuring.stored(machine)
+        surveys, ended = measuring.stored(machine), True
         if measure:
             from vivace.command.progress import MeasureProgress
 
             with MeasureProgress(quiet) as progress:
                 surveys |= measuring.measure(machine, progress=progress)
-                if not any(survey.interrupted for survey in surveys.values()):
-                    apis.measure_and_keep(machine, progress=progress)
+                ended = not any(survey.interrupted for survey in surveys.values())
+                ended = ended and apis.measure_and_keep(machine, progress=progress)
             machine = dataclasses.replace(machine, ceilings=gather().ceilings)
         figures = {
             kind: measuring.vendor_figures(machine, kind, _catalogued(machine, kind)) for kind in surveys
@@ -97,10 +97,10 @@ def inspect(
         out.show(lambda console: draw(machine, console))
         for kind, survey in surveys.items():
             out.show(partial(draw_ceilings, kind, survey, figures[kind]))
-        out.show(partial(draw_apis, found, surveys, steps))
+        out.show(partial(draw_apis, found, surveys, steps if measure else {}))
         if not surveys:
             out.say("\nnext: vivace inspect --measure")
-        if any(survey.interrupted for survey in surveys.values()):
+        if not ended:
             out.say("interrupted: what was measured until then is kept")
             out.exit_code = 130
 

@@ -42,11 +42,19 @@ def measure_apis(machine: Machine, seconds: float, progress: Progress | None = N
     return found
 
 
-def measure_and_keep(machine: Machine, seconds: float = SECONDS, progress: Progress | None = None) -> None:
-    """Measure, and store what was found; where the store cannot be written, nothing is kept."""
-    for name, survey in measure_apis(machine, seconds, progress).items():
+def measure_and_keep(machine: Machine, seconds: float = SECONDS, progress: Progress | None = None) -> bool:
+    """Measure, and store what was found; False where it was interrupted before its end.
+
+    Where the store cannot be written, nothing is kept.
+    """
+    try:
+        found = measure_apis(machine, seconds, progress)
+    except KeyboardInterrupt:
+        return False
+    for name, survey in found.items():
         with contextlib.suppress(OSError):
             store.save(machine.fingerprint, name, survey)
+    return True
 
 
 def stored(machine: Machine) -> dict[str, Survey]:
