@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -273,7 +273,7 @@ def require_equal(found: Any, expected: Any) -> None:
 
 
 def measured(
-    jobs: dict[str, Callable[[], tuple[Callable[[], None], float]]], seconds: float
+    jobs: Mapping[str, Callable[[], tuple[Callable[[], None], float]]], seconds: float
 ) -> dict[str, dict[str, Any]]:
     """Readings of every job in rounds, for so long after all are ready; and why one has none."""
     ready: dict[str, tuple[Callable[[], None], float]] = {}
