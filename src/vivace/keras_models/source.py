@@ -252,8 +252,8 @@ def _built(model: Any, first: Any) -> Any:
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise JobError(
-            f"the model '{model.name}' cannot be copied by Keras ({reason}): its own classes and functions "
-            "must lie in a file that can be imported, or be marked by keras.saving.register_keras_serializable()"
+            f"the model '{model.name}' cannot be copied by Keras ({reason}): put its classes and functions "
+            "into a file that can be imported, or mark them with keras.saving.register_keras_serializable()"
         ) from error
 
 
