@@ -76,8 +76,8 @@ def python_of(environment: str, folder: Path) -> Path:
     print(f"installing {', '.join(pins)} into {place.name}", file=sys.stderr)
     venv.create(place, with_pip=True, clear=True)
     if environment == "keras_torch":
-        for own in {path for path in sys.path if path.endswith("site-packages")}:
-            (next(place.glob("lib/*/site-packages")) / "torch.pth").write_text(own + "\n")
+        own = [path for path in sys.path if path.endswith("site-packages")]
+        (next(place.glob("lib/*/site-packages")) / "torch.pth").write_text("\n".join(own) + "\n")
     wanted = [f"{name}=={version}" for name, version in pins.items()]
     installed = subprocess.run(
         [python, "-m", "pip", "install", "--quiet", *wanted], capture_output=True, text=True, check=False

@@ -56,8 +56,9 @@ class Comparison:
     def row(self, job: str, contender: Contender) -> dict[str, Any]:
         """The row of a contender: from an earlier run, or measured now."""
         path = self.work / f"{job}-{contender.environment}-{contender.framework}-{contender.setting}.json"
-        if path.exists():
-            return dict(json.loads(path.read_text()))
+        before = json.loads(path.read_text()) if path.exists() else {}
+        if before.get("status") == "measured":  # what failed is tried again
+            return dict(before)
         print(f"{job}: {contender.name}", file=sys.stderr, flush=True)
         row: dict[str, Any] = {"job": job, "contender": contender.name, "setting": contender.setting}
         try:

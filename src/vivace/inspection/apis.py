@@ -18,7 +18,7 @@ from vivace.machine import Backend, Machine
 
 SCRIPT = Path(__file__).with_name("compute_apis.py")
 SECONDS = 3.0  # of readings; drivers compile kernels before
-LONGEST_SECONDS = 120.0  # drivers that compile kernels on a loaded processor
+LONGEST_SECONDS = 600.0  # drivers that compile kernels on a loaded processor
 PACKAGES = {"opencl": "pyopencl", "vulkan": "wgpu"}
 INSTALL = {
     "opencl": "pip install 'vivace[opencl]' (PoCL drives the processor), or your card's OpenCL driver",
