@@ -75,15 +75,15 @@ def python_of(environment: str, folder: Path) -> Path:
         return python
     print(f"installing {', '.join(pins)} into {place.name}", file=sys.stderr)
     venv.create(place, with_pip=True, clear=True)
-    if environment == "keras_torch":
-        own = [path for path in sys.path if path.endswith("site-packages")]
-        (next(place.glob("lib/*/site-packages")) / "torch.pth").write_text("\n".join(own) + "\n")
     wanted = [f"{name}=={version}" for name, version in pins.items()]
     installed = subprocess.run(
         [python, "-m", "pip", "install", "--quiet", *wanted], capture_output=True, text=True, check=False
     )
     if installed.returncode:
         raise Failed(f"pip install failed: {installed.stderr.strip().splitlines()[-1]}")
+    if environment == "keras_torch":  # only now: pip takes what it sees for installed
+        own = [path for path in sys.path if path.endswith("site-packages")]
+        (next(place.glob("lib/*/site-packages")) / "torch.pth").write_text("\n".join(own) + "\n")
     done.write_text(json.dumps(pins))
     return python
 
