@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import frameworks_guide
 import gpu_guide
 
 import vivace
@@ -169,6 +170,7 @@ def main() -> None:
     (OUT / "techniques.md").write_text(techniques_page(), encoding="utf-8")
     (OUT / "api.md").write_text(api_page(), encoding="utf-8")
     gpu_guide.main()
+    frameworks_guide.main()
 
 
 if __name__ == "__main__":

@@ -50,6 +50,8 @@ class Job:
             ``"replace"`` (by another sample of the batch); counted and listed by `train`.
         epochs: passes over `data`.
         scheduler_every: ``"epoch"`` or ``"step"``.
+        on_trained: ``(model, folder) -> None``; called by `train` when it has come to its end, with the
+            trained model and the run's folder.
     """
 
     model: Callable[[], Any]
@@ -65,6 +67,53 @@ class Job:
     scheduler_every: Literal["epoch", "step"] = "epoch"
     damaged: Literal["raise", "skip", "replace"] = "raise"
     metric_name: str = "metric"
+    on_trained: Callable[[Any, Path], None] | None = None
+
+    @classmethod
+    def from_keras(
+        cls,
+        model: Any,
+        x: Any,
+        y: Any = None,
+        *,
+        batch_size: int = 32,
+        epochs: int = 1,
+        validation_data: Any = None,
+        sample_weight: Any = None,
+        shuffle: bool = True,
+        callbacks: Any = None,
+    ) -> Job:
+        """The training that ``model.fit`` with these arguments is, of a compiled Keras 3 model on torch.
+
+        Optimizer, loss, regularization, weight constraints and learning-rate schedule are those that the
+        model was compiled with, computed by Keras; its first metric is the Job's, an error times -1. `train`
+        begins with the weights that the model has now, and gives the trained ones, and the optimizer's state,
+        back to it; the run's folder holds ``model.keras``. Shuffled batches come in Vivace's own order.
+
+        Args:
+            model: a built or unbuilt `keras.Model`, compiled.
+            x, y: arrays, or lists, tuples and dictionaries of arrays, as `fit` takes them.
+            batch_size, epochs, validation_data, sample_weight, shuffle: as in `fit`.
+            callbacks: none; each is refused by name, with what to do instead.
+
+        Raises JobError where `fit` would train something that a Job cannot.
+        Source: https://keras.io/api/models/model_training_apis
+        """
+        from vivace.keras_models.source import fields
+
+        return cls(
+            **fields(
+                model,
+                x,
+                y,
+                batch_size=batch_size,
+                epochs=epochs,
+                validation_data=validation_data,
+                sample_weight=sample_weight,
+                shuffle=shuffle,
+                callbacks=callbacks,
+            )
+        )
 
     def __post_init__(self) -> None:
         if (self.loss is None) == (self.step is None):

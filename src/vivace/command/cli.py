@@ -73,29 +73,33 @@ def inspect(
         if fits is not None:
             _show_fits(fits, out)
             return
+        from vivace.inspection import apis, measuring
         from vivace.inspection import inspect as gather
-        from vivace.inspection import measuring
         from vivace.inspection.backends import look_closer
-        from vivace.inspection.table import draw, draw_ceilings
+        from vivace.inspection.table import draw, draw_apis, draw_ceilings
 
         machine = look_closer(gather())
-        surveys = measuring.stored(machine)
+        surveys, ended = measuring.stored(machine), True
         if measure:
             from vivace.command.progress import MeasureProgress
 
             with MeasureProgress(quiet) as progress:
                 surveys |= measuring.measure(machine, progress=progress)
+                ended = not any(survey.interrupted for survey in surveys.values())
+                ended = ended and apis.measure_and_keep(machine, progress=progress)
             machine = dataclasses.replace(machine, ceilings=gather().ceilings)
         figures = {
             kind: measuring.vendor_figures(machine, kind, _catalogued(machine, kind)) for kind in surveys
         }
-        out.document(measuring.document(machine, surveys, figures))
+        found, steps = apis.stored(machine), apis.next_steps(machine)
+        out.document(measuring.document(machine, surveys, figures) | apis.document(found, steps))
         out.show(lambda console: draw(machine, console))
         for kind, survey in surveys.items():
             out.show(partial(draw_ceilings, kind, survey, figures[kind]))
+        out.show(partial(draw_apis, found, surveys, steps if measure else {}))
         if not surveys:
             out.say("\nnext: vivace inspect --measure")
-        if any(survey.interrupted for survey in surveys.values()):
+        if not ended:
             out.say("interrupted: what was measured until then is kept")
             out.exit_code = 130
 

@@ -40,6 +40,11 @@ def load(fingerprint: str, device: str) -> Survey:
     return found
 
 
+def names(fingerprint: str) -> tuple[str, ...]:
+    """What was measured on a machine: kinds of devices, and compute APIs with their devices."""
+    return tuple(_read(path_of(fingerprint)))
+
+
 def cached_ceilings(fingerprint: str, device: str) -> dict[str, float]:
     """The stored ceilings of this machine's `device` in SI units; empty before `vivace inspect --measure`."""
     return load(fingerprint, device).values

@@ -12,6 +12,8 @@ from vivace.machine import Machine
 if TYPE_CHECKING:
     from rich.console import Console
 
+API_KEYS = ("copy_device", "matmul_fp32", "matmul_fp16", "matmul_int8")
+
 
 def unit_of(key: str) -> str:
     """The SI unit of a ceiling."""
@@ -87,6 +89,34 @@ def draw_ceilings(device: str, survey: Survey, figures: dict[str, float], consol
         console.print(
             f"not measured: {key.replace('_', ' ')}: {reason}", style="dim", markup=False, soft_wrap=True
         )
+
+
+def draw_apis(
+    surveys: dict[str, Survey], of_torch: dict[str, Survey], next_steps: dict[str, str], console: Any
+) -> None:
+    """Print what each compute API reaches beside torch, and of those that reach nothing the next step."""
+    from rich.table import Table
+
+    columns = {f"torch: {kind}": survey for kind, survey in of_torch.items()} | surveys
+    if surveys:
+        table = Table(box=None, pad_edge=False)
+        table.add_column("through", overflow="fold")
+        keys = [key for key in API_KEYS if any(key in survey.ceilings for survey in surveys.values())]
+        for key in keys:
+            table.add_column(key.replace("_", " "), justify="right")
+        for name, survey in columns.items():
+            held = survey.ceilings
+            cells = [ceiling_in_words(key, held[key].value) if key in held else "" for key in keys]
+            table.add_row(name.replace("[", r"\["), *cells)
+        console.print(
+            "\nwhat each compute API reaches (a small kernel; torch has its vendor's library)", style="bold"
+        )
+        console.print(table)
+    for name, survey in surveys.items():
+        for key, reason in survey.absent.items():
+            console.print(f"not measured: {name}, {key}: {reason}", style="dim", markup=False, soft_wrap=True)
+    for name, text in next_steps.items():
+        console.print(f"through {name} nothing: {text}", style="dim", markup=False, soft_wrap=True)
 
 
 def _rows(machine: Machine) -> Iterator[tuple[str, str]]:

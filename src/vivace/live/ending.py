@@ -34,7 +34,7 @@ def document_of(loop: Loop) -> dict[str, Any]:
     conductor = loop.conductor
     found: dict[str, Any] = {
         "outcome": "nothing_seen" if not loop.num_steps else "left_alone",
-        "reason": loop.left_alone or ("" if loop.num_steps else "no training step of torch was seen"),
+        "reason": loop.left_alone or ("" if loop.num_steps else _why_nothing_was_seen()),
         "steps": loop.num_steps,
         "seconds": time.perf_counter() - loop.began,
         "own_seconds": loop.own_seconds,
@@ -79,6 +79,15 @@ def document_of(loop: Loop) -> dict[str, Any]:
     if not found["plan"] and not found["reason"]:
         found["reason"] = "it ended before anything was decided"
     return found
+
+
+def _why_nothing_was_seen() -> str:
+    if "keras" in sys.modules:
+        return (
+            "it trains through Keras, whose steps are not torch's: give the compiled model to "
+            "vivace.Job.from_keras(model, x, y, batch_size=..., epochs=...), then tune and train"
+        )
+    return "no training step of torch was seen"
 
 
 def lines(document: dict[str, Any]) -> list[str]:

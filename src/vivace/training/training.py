@@ -25,7 +25,7 @@ from vivace.machine import Machine
 from vivace.pages.answer import Answer
 from vivace.pages.sameness import sameness
 from vivace.plan import Plan
-from vivace.session.opening import start
+from vivace.session.opening import call, start
 from vivace.training.folder import RunFolder
 from vivace.training.loop import Loop, Options
 from vivace.training.ranks import Ranks, joined
@@ -155,7 +155,10 @@ def train(
         if machine.passed_over:
             loop.progress.notice(machine.passed_over)
         loop.run()
-        return _write_results(loop, machine, *given)
+        run, writes = _write_results(loop, machine, *given), ranks.writes
+    if job.on_trained is not None and writes and not run.interrupted:  # the plan has left the model by now
+        call(job, "on_trained", loop.session.built, path)
+    return run
 
 
 def _loaded(job: Job | str, plan: Plan | str | os.PathLike[str] | None) -> tuple[Job, Plan]:

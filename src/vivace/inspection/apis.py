@@ -1,0 +1,123 @@
+"""The rates of each compute API that reaches a device here, each measured in a child process."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from vivace.inspection import store
+from vivace.inspection.ceilings import Ceiling, Progress, Survey, best_half
+from vivace.inspection.table import facts_of
+from vivace.machine import Backend, Machine
+
+SCRIPT = Path(__file__).with_name("compute_apis.py")
+SECONDS = 3.0  # of readings; drivers compile kernels before
+LONGEST_SECONDS = 600.0  # drivers that compile kernels on a loaded processor
+PACKAGES = {"opencl": "pyopencl", "vulkan": "wgpu"}
+INSTALL = {
+    "opencl": "pip install 'vivace[opencl]' (PoCL drives the processor), or your card's OpenCL driver",
+    "vulkan": "pip install 'vivace[vulkan]', and your card's driver (for the processor: mesa-vulkan-drivers)",
+}
+
+
+def measure_apis(machine: Machine, seconds: float, progress: Progress | None = None) -> dict[str, Survey]:
+    """What devices reach through OpenCL and Vulkan, by ``opencl: NAME OF DEVICE``.
+
+    `machine` is one that `look_closer` has seen. CUDA, ROCm and the processor itself are torch's, and
+    measured by `survey`.
+    """
+    found: dict[str, Survey] = {}
+    for backend in machine.backends:
+        if backend.name not in PACKAGES or not backend.devices:
+            continue
+        if progress is not None:
+            progress(0.0, backend.name)
+        found |= _surveys(backend, seconds)
+    return found
+
+
+def measure_and_keep(machine: Machine, seconds: float = SECONDS, progress: Progress | None = None) -> bool:
+    """Measure, and store what was found; False where it was interrupted before its end.
+
+    Where the store cannot be written, nothing is kept.
+    """
+    try:
+        found = measure_apis(machine, seconds, progress)
+    except KeyboardInterrupt:
+        return False
+    for name, survey in found.items():
+        with contextlib.suppress(OSError):
+            store.save(machine.fingerprint, name, survey)
+    return True
+
+
+def stored(machine: Machine) -> dict[str, Survey]:
+    """What earlier measurements found through each API."""
+    names = [name for name in store.names(machine.fingerprint) if name.partition(":")[0] in PACKAGES]
+    return {name: store.load(machine.fingerprint, name) for name in names}
+
+
+def next_steps(machine: Machine) -> dict[str, str]:
+    """For each API that reaches nothing here: why, and what to install, or that there is nothing to do."""
+    found = {}
+    for backend in machine.backends:
+        if backend.devices and not (backend.name in PACKAGES and not _is_here(backend.name)):
+            continue
+        if backend.name in ("directml", "mps"):
+            other = "Windows" if backend.name == "directml" else "a Mac with Apple silicon"
+            found[backend.name] = f"{backend.reason}; nothing to install here, it needs {other}"
+        elif backend.name in INSTALL:
+            reason = backend.reason or f"the package {PACKAGES.get(backend.name, '')} is not installed"
+            found[backend.name] = f"{reason}; next: {INSTALL[backend.name]}"
+    return found
+
+
+def document(surveys: dict[str, Survey], steps: dict[str, str]) -> dict[str, object]:
+    """The part of the JSON document: rates by API and device, what was not measured, and next steps."""
+    return {
+        "apis": {name: facts_of(survey, {}) for name, survey in surveys.items()},
+        "apis_unmeasured": {name: survey.absent for name, survey in surveys.items() if survey.absent},
+        "apis_next": steps,
+    }
+
+
+def _is_here(name: str) -> bool:
+    return importlib.util.find_spec(PACKAGES[name]) is not None
+
+
+def _surveys(backend: Backend, seconds: float) -> dict[str, Survey]:
+    """One for each of its devices; a broken driver's reason under the API's own name."""
+    command = [sys.executable, "-P", str(SCRIPT), backend.name, str(seconds)]
+    reason = ""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=LONGEST_SECONDS + seconds, check=False
+        )
+        answer = json.loads(done.stdout.strip().splitlines()[-1])
+        reason = answer["reason"]
+    except subprocess.TimeoutExpired:
+        answer, reason = {"devices": []}, f"it did not end within {LONGEST_SECONDS + seconds:.0f} s"
+    except OSError as error:
+        answer, reason = {"devices": []}, f"it could not be measured: {error}"
+    except (ValueError, IndexError):
+        how = f"exit code {done.returncode}"
+        if done.returncode < 0:
+            how = signal.strsignal(-done.returncode) or f"signal {-done.returncode}"
+        answer, reason = {"devices": []}, f"a driver crashed ({how})"
+    if reason:
+        return {backend.name: Survey(absent={backend.name: reason})}
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    found = {}
+    for device in answer["devices"]:
+        survey = Survey(absent=dict(device["absent"]))
+        for key, values in device["readings"].items():
+            value, spread = best_half(values)
+            survey.ceilings[key] = Ceiling(value, spread, len(values), now)
+        found[f"{backend.name}: {device['name']}"] = survey
+    return found
