@@ -16,7 +16,6 @@ from vivace.recipes import (
     keras_cnn,
     language_model,
     segmentation,
-    similarity,
     text_classification,
 )
 from vivace.recipes.sources import folders
@@ -162,20 +161,6 @@ def test_wikitext2(data):
     assert bytes(next(iter(language_model.unseen("wikitext2")))[0][0][:5].tolist()) == b"test "
 
 
-def test_stsb(data):
-    (data / "stsbenchmark").mkdir()
-    row = "main-captions\tMSRvid\t2012test\t0001\t{}\tA plane is taking off.\tAn air plane {}."
-    for part, words in (("train", "starts"), ("dev", "lands"), ("test", "waits")):
-        lines = [
-            row.format(4.5, words),
-            row.format(1.0, f"{part} falls").replace("A plane is", f"The {part} is"),
-        ]
-        (data / "stsbenchmark" / f"sts-{part}.csv").write_text("\n".join(lines) + "\n")
-    assert len(similarity.stsb("training")) == 2
-    ((first, second, score),) = similarity.stsb("validation")  # the other has a sentence that trains
-    assert (first[:2], second[-1], score) == (["the", "dev"], "falls.", 1.0)
-
-
 @pytest.mark.parametrize(
     "reference",
     [
@@ -185,7 +170,6 @@ def test_stsb(data):
         "text_classification,data=ag_news",
         "entities,data=conll2003",
         "language_model,data=wikitext2",
-        "similarity,data=stsb",
         "keras_cnn,data=mnist",
     ],
 )

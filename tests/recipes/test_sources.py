@@ -7,7 +7,7 @@ import pytest
 
 from vivace.errors import InputError
 from vivace.recipes import entities, sources, text_classification
-from vivace.recipes.sources import cutouts, debian, snownlp, standard_library, wordnet
+from vivace.recipes.sources import cutouts, debian, snownlp, standard_library
 
 SPLITS = ("training", "validation", "test")
 
@@ -40,12 +40,6 @@ def test_without_the_font_one_sentence_says_how_to_get_it(data, monkeypatch):
     monkeypatch.setattr(cutouts, "FONT_FOLDERS", (str(data),))
     with pytest.raises(InputError, match="apt install fonts-noto-color-emoji"):
         cutouts.every()
-
-
-def test_without_wordnet_one_sentence_says_how_to_get_it(data, monkeypatch):
-    monkeypatch.setattr(wordnet, "FOLDERS", ())
-    with pytest.raises(InputError, match="apt install wordnet-base"):
-        wordnet.entries()
 
 
 def test_equal_reviews_are_one_and_contradicted_ones_none(data, monkeypatch):
@@ -85,22 +79,6 @@ def test_no_package_of_the_standard_library_is_in_two_splits():
     texts = {split: standard_library.text(split) for split in SPLITS}
     assert sum(b"class ArgumentParser(" in text for text in texts.values()) == 1
     assert min(map(len, texts.values())) > 100_000
-
-
-def test_a_line_of_wordnet_is_words_and_their_definition():
-    line = (
-        "00021939 03 n 02 artifact 0 Hot_dog 1 002 @ 00003553 n 0000 ~ 0 n 0000 | a man-made object (taken "
-        'as a whole); "an example"  \n'
-    )
-    found = wordnet.entry(line)
-    assert found.words == ("artifact",)
-    assert " ".join(found.definition) == "a man made object taken as a whole"
-
-
-def test_pairs_that_people_judged_are_all_read():
-    assert len(wordnet.judged("simlex999")) == 999
-    assert len(wordnet.judged("wordsim353")) == 353
-    assert wordnet.judged("simlex999")[0] == ("old", "new", 1.58)
 
 
 APT = """Package: aria

@@ -123,16 +123,6 @@ RECIPES = {
         1.5,
         0.02,
     ),
-    "similarity": Recipe(
-        "semantic similarity",
-        "definitions of WordNet 3.0; judged by people: SimLex-999 and WordSim-353 (gensim)",
-        "Spearman's rho",
-        999,
-        "tasks",
-        1.5,
-        0.03,
-        "apt install wordnet-base",
-    ),
 }
 
 
