@@ -55,6 +55,7 @@ EXPORTS = {
     "Profiled",
     "PromiseBroken",
     "Ran",
+    "RankLost",
     "Refused",
     "Result",
     "Run",

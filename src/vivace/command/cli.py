@@ -39,6 +39,24 @@ OnDevice = Annotated[
 ]
 
 
+RankTimeout = Annotated[
+    str, typer.Option(metavar="TIME", help="of several ranks: how long to wait for one that hangs or is gone")
+]
+Deadline = Annotated[
+    str | None, typer.Option(metavar="TIME", help="stop with a checkpoint before so long a time, such as 2h")
+]
+
+
+def _seconds(option: str, text: str | None) -> float | None:
+    """An option's time, such as ``90s`` or ``2h``, in seconds. Raises InputError."""
+    from vivace.words import SECONDS, amount
+
+    seconds = amount(text, {"": 1.0, **SECONDS}) if text is not None else None
+    if seconds is None and text is not None:
+        raise InputError(f"{option} is '{text}'; it must be a time such as 90s, 30m or 2h")
+    return seconds
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
@@ -215,6 +233,8 @@ def train(
     ] = False,
     seed: Annotated[int, typer.Option(help="of weights, data order and all randomness")] = 0,
     max_steps: Annotated[int | None, typer.Option(help="stop after so many steps in all")] = None,
+    deadline: Deadline = None,
+    rank_timeout: RankTimeout = "5m",
     watch: Annotated[
         float, typer.Option(help="share of the time for repeating steps under the reference; 0: none")
     ] = 0.01,
@@ -245,6 +265,8 @@ def train(
                 restart=restart,
                 seed=seed,
                 max_steps=max_steps,
+                deadline_seconds=_seconds("--deadline", deadline),
+                rank_timeout_seconds=_seconds("--rank-timeout", rank_timeout) or 0.0,
                 on_event=progress,
                 watch=watch,
                 on_broken=on_broken,  # type: ignore[arg-type]  # train checks it

@@ -23,10 +23,13 @@ from vivace.training.checkpoints import Checkpoints, Found, Position
 from vivace.training.evaluation import Evaluation
 from vivace.training.feed import Feed
 from vivace.training.progress import Progress
-from vivace.training.ranks import Ranks
+from vivace.training.ranks import PATIENCE_SECONDS, Ranks, Stranded
 from vivace.training.resuming import compare, facts_of, load_into, load_streams, state_of
 from vivace.training.stopping import SIGNALS, StopRequest
+from vivace.training.stranded import leave
+from vivace.training.streams import StreamBoard
 from vivace.training.survival import Smaller, Survival
+from vivace.training.verdict import DATA_ENDED, Verdict
 from vivace.training.watch import Broken, Watch
 
 _LOOK_SECONDS = 0.5
@@ -38,10 +41,12 @@ _SIGNALS = ("", *SIGNALS)
 class Options:
     """How long to train and how often to save; see `vivace.train`."""
 
-    seed: int
-    max_steps: int | None
-    checkpoint_every_seconds: float
-    checkpoint_every_steps: int | None
+    seed: int = 0
+    max_steps: int | None = None
+    checkpoint_every_seconds: float = 600.0
+    checkpoint_every_steps: int | None = None
+    rank_timeout_seconds: float = PATIENCE_SECONDS
+    deadline_seconds: float | None = None
 
 
 class Loop:
@@ -70,6 +75,7 @@ class Loop:
         notice = compare(found.manifest, facts, path) if found is not None else ""
         self.resumed_from_step = found.position.step if found is not None else None
         self.position, self.saved = Position(), Position()
+        self.lost_streams: list[int] = []
         if found is not None:
             self._take_up(found)
         elif ranks.writes:
@@ -82,10 +88,15 @@ class Loop:
             self.progress.tell(EventKind.RESUME, step=self.position.step)
         for reason in found.skipped if found is not None else ():
             self.progress.notice(f"skipped a checkpoint: {reason}")
-        for text in filter(None, (notice, _counts_steps(job, self.scheduler))):
+        for text in filter(None, (notice, self._lost(), _counts_steps(job, self.scheduler))):
             self.progress.notice(text)
         self.evaluation = Evaluation(job, session, options.seed)
         self.survival = Survival(session, ranks)
+        self.board = StreamBoard(ranks)
+        if ranks.watch is not None:
+            ranks.watch.folder = path
+            if ranks.writes:
+                ranks.watch.tell = self.progress.notice
         self.watch = watch
         self.stop = StopRequest(quiet_seconds=1.0 if ranks.world_size > 1 else 0.0)
         self.stopped_by = ""
@@ -104,7 +115,16 @@ class Loop:
                 f"the ranks see different checkpoints in '{self.path}': it must lie on a disk that all share"
             )
         self.watch.begin(self.progress, self._steps_to_come())
-        with self.stop, self.feed:
+        with self.stop:
+            try:
+                self._train()
+            except Stranded:
+                raise leave(
+                    self.ranks, self.position.step, self.survival.inexact, self._save_alone
+                ) from None
+
+    def _train(self) -> None:
+        with self.feed:
             while self.position.epoch < self.job.epochs and not self._reached() and self._train_epoch():
                 self._end_epoch()
             self._require_health()
@@ -114,6 +134,12 @@ class Loop:
             self._evaluate()
             found = {"metric": self.position.metric, **self._metric_facts()}
             self.progress.log(EventKind.METRIC, {"step": self.position.step, **found})
+
+    def _lost(self) -> str:
+        if not self.lost_streams:
+            return ""
+        ranks = ", ".join(map(str, self.lost_streams))
+        return f"resumed, not bit-exact: the random streams of rank {ranks} were lost with it, and begin anew"
 
     def _in_one_step(self) -> bool:
         return len(set(self.ranks.gather(self.position.step))) == 1
@@ -135,12 +161,14 @@ class Loop:
         position = self.position
         batches = self.feed.batches(self.session, position)
         ended = True
+        self._fetches()
         for batch in batches:
             if batch is None:  # every sample of it is damaged, and skipped
                 position.batch += 1
                 self.damage.require_few(self.samples)
                 continue
             try:
+                self.ranks.at(f"step {position.step + 1}", position.step + 1)
                 self.last_loss = self._step(batch)
             except (Smaller, Broken) as other:
                 batches.close()
@@ -157,17 +185,26 @@ class Loop:
             if self.job.scheduler_every == "step":
                 for _ in range(self.feed.num_batches_in(position.batch, self._batches_per_step())):
                     self._step_scheduler()
+            if self.ranks.watch is not None:
+                self.board.write(position.step, self.survival.streams())
             self._after_step()
             if self.stopped_by:
                 return False
+            self._fetches()
             if self._reached():
                 ended = next(batches, self) is self
                 break
         if position.batch == 0 or position.step == 0:
             why = self.damage.sentence()
             raise JobError(f"the Job's data() gave no batch in epoch {position.epoch + 1}; {why}".strip("; "))
+        self.ranks.at(f"{DATA_ENDED} in epoch {position.epoch + 1} after step {position.step}", position.step)
         self._take_stock()
         return ended and not self.stopped_by
+
+    def _fetches(self) -> None:
+        position = self.position
+        what = f"its data (batch {position.batch} of epoch {position.epoch + 1})"
+        self.ranks.at(what, position.step)
 
     def _batches_per_step(self) -> int:
         return self.session.build.facts.batches_per_step
@@ -176,7 +213,7 @@ class Loop:
         watched = self.watch.seconds
         try:
             loss = self.watch.step(self.session, self.position, batch, self.survival.step)
-        except (VivaceError, Smaller, Broken):
+        except (VivaceError, Smaller, Broken, Stranded):
             raise
         except (Exception, SystemExit) as error:
             raise JobError(f"step {self.position.step + 1} of the training failed: {blame(error)}") from error
@@ -321,6 +358,7 @@ class Loop:
         if position.metric_step == position.step:
             return
         value = None
+        self.ranks.at(f"its metric after step {position.step}", position.step)
         with self.ranks.together():
             if self.ranks.writes:
                 value = self.evaluation.metric()
@@ -335,15 +373,10 @@ class Loop:
 
     def _save(self) -> None:
         began = time.monotonic()
+        self.ranks.at(f"the checkpoint of step {self.position.step}", self.position.step)
         streams = self.ranks.gather(to_plain(capture(self.device)))
         self.position.log_bytes = self.progress.num_bytes
-        state = {
-            "optimizer": state_of(self.session.optimizer),
-            "scheduler": state_of(self.scheduler),
-            "techniques": state_of(self.session.build.kept),
-            "streams": streams,
-            "data": self.feed.state(self.session, self.position),
-        }
+        state = self._state(streams)
         with self.ranks.together():
             if self.ranks.writes:
                 path = self.checkpoints.save(self.position, state_of(self.session.built), state)
@@ -355,6 +388,28 @@ class Loop:
         self.saved_at = time.monotonic()
         self._mark()
 
+    def _state(self, streams: list[Any]) -> dict[str, Any]:
+        return {
+            "optimizer": state_of(self.session.optimizer),
+            "scheduler": state_of(self.scheduler),
+            "techniques": state_of(self.session.build.kept),
+            "streams": streams,
+            "data": self.feed.state(self.session, self.position),
+        }
+
+    def _save_alone(self, verdict: Verdict) -> Path | None:
+        """A checkpoint without the other ranks, whose random streams this one knows where they run here."""
+        position = self.position
+        if not position.step or not self._is_healthy():
+            return None
+        if position == self.saved:
+            return self.checkpoints.folder / f"step_{position.step}"
+        log = self.path / "metrics.jsonl"
+        position.log_bytes = log.stat().st_size if log.is_file() else 0
+        streams = [self.board.read(rank, position.step) for rank in range(self.ranks.world_size)]
+        streams[self.ranks.rank] = to_plain(capture(self.device))
+        return self.checkpoints.save(position, state_of(self.session.built), self._state(streams))
+
     def _take_up(self, found: Found) -> None:
         """Go on where a checkpoint stands."""
         state = found.state
@@ -363,8 +418,10 @@ class Loop:
         load_into(self.scheduler, state["scheduler"], "the scheduler")
         load_into(self.session.build.kept, state["techniques"], "the plan's techniques")
         self.feed.place = state.get("data")
-        if self.ranks.rank < len(state["streams"]):
-            load_streams(state["streams"][self.ranks.rank], self.device)
+        streams = state["streams"]
+        if self.ranks.rank < len(streams) and streams[self.ranks.rank] is not None:
+            load_streams(streams[self.ranks.rank], self.device)
+        self.lost_streams = [rank for rank, one in enumerate(streams) if one is None]
         self.position = found.position
         self.saved = dataclasses.replace(self.position)
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from vivace.errors import JobError, OutOfMemory, ran_out_of_memory
+from vivace.errors import JobError, OutOfMemory, is_broken_exchange, ran_out_of_memory
 from vivace.plan import Plan
 from vivace.session.session import Session
 from vivace.technique import Numerics, registry
 from vivace.tensors.modules import has_batch_norm
 from vivace.tensors.trees import batch_size
-from vivace.training.ranks import Ranks
+from vivace.training.ranks import Ranks, Stranded
 from vivace.training.snapshot import Snapshot
 
 
@@ -43,7 +43,7 @@ class Survival:
 
     def step(self, batch: Any) -> Any:
         """One step of the session. Raises Smaller on all ranks where it must be taken again under another
-        plan, and OutOfMemory where nothing smaller is left.
+        plan, OutOfMemory where nothing smaller is left, and Stranded where another rank is gone.
 
         `inexact` then says why what the step had changed could not be put back; empty where it was.
         """
@@ -54,7 +54,8 @@ class Survival:
             return self.session.step(batch)
         except Exception as error:
             own = ran_out_of_memory(error)
-            if not own and not self.ranks.heard():
+            stranded = not own and not self.ranks.heard()
+            if stranded and (self.ranks.world_size == 1 or not is_broken_exchange(error)):
                 raise
             traceback.clear_frames(error.__traceback__)  # they hold tensors, whoever keeps the error
             if own and not self._updating:
@@ -64,7 +65,22 @@ class Survival:
             )
         self._free()
         self.inexact = self._before.put_back()  # while the plan is open: closing one may replace buffers
+        if stranded:
+            self.inexact = self.inexact or self._changed()
+            raise Stranded
         raise self._smaller(batch, reason)
+
+    def _changed(self) -> str:
+        """What a step whose exchange broke has changed for good; empty where it can be taken again."""
+        build = self.session.build
+        if self._updating or build.facts.updates_in_backward != self._updates:
+            return "the weights were being updated"
+        queued = build.device.type != "cpu"
+        return "the update may have run after the exchange on the device" if queued else ""
+
+    def streams(self) -> dict[str, Any]:
+        """The random streams as they are between two steps; see `randomness.capture`."""
+        return self._before.streams.now()
 
     def keep_streams(self) -> None:
         """Note the random streams as they are now: `resume` goes on with them."""

@@ -89,25 +89,22 @@ def train(
     out: str | os.PathLike[str] = "runs/train",
     resume: bool = False,
     restart: bool = False,
-    seed: int = 0,
-    max_steps: int | None = None,
-    checkpoint_every_seconds: float = 600.0,
-    checkpoint_every_steps: int | None = None,
     on_event: OnEvent | None = None,
     watched_by: Callable[[Job, Plan, Machine, int, Ranks], Watch] = _unwatched,
+    **settings: Any,
 ) -> Run:
-    """Train a job; see `vivace.train`, which is this with a sentinel.
+    """Train a job; see `vivace.train`, which is this with a sentinel. `settings` are those of `Options`.
 
     `watched_by` makes who looks at the steps, of the job, its plan, the machine, the seed and the ranks,
     before the job is opened.
     """
-    options = Options(seed, max_steps, checkpoint_every_seconds, checkpoint_every_steps)
+    options = Options(**settings)
     _check(options, resume=resume, restart=restart)
     path = Path(out).absolute()
     own_plan = path / "plan.toml"
     given = (job, None if plan is None or isinstance(plan, Plan) else Path(plan).absolute())
     job, plan = _loaded(job, plan if plan is not None or not (resume and own_plan.exists()) else own_plan)
-    with joined(plan) as ranks, ExitStack() as stack:
+    with joined(plan, options.rank_timeout_seconds) as ranks, ExitStack() as stack:
         if ranks.began_before(str(path)):
             resume, restart = True, False
             if own_plan.exists():
@@ -118,8 +115,8 @@ def train(
                 ranks.begin(str(path))
         with ranks.together():
             machine = inspect()
-            watch = watched_by(job, plan, machine, seed, ranks)
-            session = stack.enter_context(start(job, plan, machine, seed=seed))
+            watch = watched_by(job, plan, machine, options.seed, ranks)
+            session = stack.enter_context(start(job, plan, machine, seed=options.seed))
         with ranks.together():
             loop = Loop(job, session, ranks, path, options, on_event, watch)
         stack.callback(lambda: loop.session.close())  # which may be another one by then
@@ -142,7 +139,8 @@ def _loaded(job: Job | str, plan: Plan | str | os.PathLike[str] | None) -> tuple
 def _check(options: Options, *, resume: bool, restart: bool) -> None:
     if resume and restart:
         raise InputError("resume goes on and restart trains from zero: give one of them, not both")
-    for name in ("max_steps", "checkpoint_every_seconds", "checkpoint_every_steps"):
+    positive = ("max_steps", "checkpoint_every_seconds", "checkpoint_every_steps", "rank_timeout_seconds")
+    for name in (*positive, "deadline_seconds"):
         value = getattr(options, name)
         if value is not None and not value > 0:
             raise InputError(f"{name} must be more than 0, not {value!r}")
