@@ -233,6 +233,9 @@ def train(
     ] = False,
     seed: Annotated[int, typer.Option(help="of weights, data order and all randomness")] = 0,
     max_steps: Annotated[int | None, typer.Option(help="stop after so many steps in all")] = None,
+    changed: Annotated[
+        str, typer.Option(metavar="ok", help="resume though source or hyper-parameters have changed")
+    ] = "refuse",
     deadline: Deadline = None,
     rank_timeout: RankTimeout = "5m",
     watch: Annotated[
@@ -265,6 +268,7 @@ def train(
                 restart=restart,
                 seed=seed,
                 max_steps=max_steps,
+                changed=changed,  # type: ignore[arg-type]
                 deadline_seconds=_seconds("--deadline", deadline),
                 rank_timeout_seconds=_seconds("--rank-timeout", rank_timeout) or 0.0,
                 on_event=progress,

@@ -6,8 +6,9 @@ import dataclasses
 import math
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import psutil
 import torch
 
 from vivace.errors import Diverged, FolderError, JobError, OutOfMemory, PromiseBroken, VivaceError
@@ -20,21 +21,26 @@ from vivace.tensors.randomness import capture, derive, to_plain
 from vivace.tensors.trees import batch_size
 from vivace.torch_internals.modules import inner_schedules
 from vivace.training.checkpoints import Checkpoints, Found, Position
+from vivace.training.course import course_of
 from vivace.training.evaluation import Evaluation
 from vivace.training.feed import Feed
+from vivace.training.folder import LEDGER
+from vivace.training.pace import Pace
 from vivace.training.progress import Progress
 from vivace.training.ranks import PATIENCE_SECONDS, Ranks, Stranded
 from vivace.training.resuming import compare, facts_of, load_into, load_streams, state_of
 from vivace.training.stopping import SIGNALS, StopRequest
 from vivace.training.stranded import leave
-from vivace.training.streams import StreamBoard
 from vivace.training.survival import Smaller, Survival
 from vivace.training.verdict import DATA_ENDED, Verdict
 from vivace.training.watch import Broken, Watch
 
 _LOOK_SECONDS = 0.5
 _MAX_BAD_LOOKS = 3
-_SIGNALS = ("", *SIGNALS)
+DEADLINE = "deadline"
+_REASONS = ("", DEADLINE, *SIGNALS)
+_SPARE_SECONDS = 5.0  # before a deadline, beside two steps and two saves
+Changed = Literal["refuse", "ok"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +53,7 @@ class Options:
     checkpoint_every_steps: int | None = None
     rank_timeout_seconds: float = PATIENCE_SECONDS
     deadline_seconds: float | None = None
+    changed: Changed = "refuse"
 
 
 class Loop:
@@ -70,9 +77,10 @@ class Loop:
         if ranks.rank:
             seed_everything(derive(options.seed, "rank", ranks.rank))
         facts = facts_of(session, self.feed.own_loader, options.seed, ranks.world_size)
-        self.checkpoints = Checkpoints(path / "checkpoints", facts)
+        facts["course"] = course_of(job, session.optimizers or session.optimizer, self.scheduler)
+        self.checkpoints = Checkpoints(path / "checkpoints", facts, path / LEDGER)
         found = self.checkpoints.newest()
-        notice = compare(found.manifest, facts, path) if found is not None else ""
+        notice = self._compared(found, facts) if found is not None else ""
         self.resumed_from_step = found.position.step if found is not None else None
         self.position, self.saved = Position(), Position()
         self.lost_streams: list[int] = []
@@ -92,18 +100,16 @@ class Loop:
             self.progress.notice(text)
         self.evaluation = Evaluation(job, session, options.seed)
         self.survival = Survival(session, ranks)
-        self.board = StreamBoard(ranks)
+        self.pace = Pace()
         if ranks.watch is not None:
-            ranks.watch.folder = path
-            if ranks.writes:
-                ranks.watch.tell = self.progress.notice
+            ranks.watch.told_to(path, self.progress.notice)
         self.watch = watch
         self.stop = StopRequest(quiet_seconds=1.0 if ranks.world_size > 1 else 0.0)
         self.stopped_by = ""
         self.last_loss: Any = None
         self.bad_looks = 0
         self.samples = self.seen_samples = 0
-        self.stepping_seconds = 0.0
+        self.stepping_seconds = self.slowest_save = self.slowest_look = 0.0
         self.look_at_step = self.position.step + 1
         self.looked_at_step = self.position.step
         self.looked_at = self.saved_at = self.started_at = time.monotonic()
@@ -115,6 +121,7 @@ class Loop:
                 f"the ranks see different checkpoints in '{self.path}': it must lie on a disk that all share"
             )
         self.watch.begin(self.progress, self._steps_to_come())
+        self.survival.note(self.position.step)
         with self.stop:
             try:
                 self._train()
@@ -134,6 +141,9 @@ class Loop:
             self._evaluate()
             found = {"metric": self.position.metric, **self._metric_facts()}
             self.progress.log(EventKind.METRIC, {"step": self.position.step, **found})
+
+    def _compared(self, found: Found, facts: dict[str, Any]) -> str:
+        return compare(found.manifest, facts, self.path, changed_ok=self.options.changed == "ok")
 
     def _lost(self) -> str:
         if not self.lost_streams:
@@ -167,6 +177,7 @@ class Loop:
                 position.batch += 1
                 self.damage.require_few(self.samples)
                 continue
+            self.survival.own.fetched()
             try:
                 self.ranks.at(f"step {position.step + 1}", position.step + 1)
                 self.last_loss = self._step(batch)
@@ -185,8 +196,7 @@ class Loop:
             if self.job.scheduler_every == "step":
                 for _ in range(self.feed.num_batches_in(position.batch, self._batches_per_step())):
                     self._step_scheduler()
-            if self.ranks.watch is not None:
-                self.board.write(position.step, self.survival.streams())
+            self.survival.note(position.step)
             self._after_step()
             if self.stopped_by:
                 return False
@@ -205,6 +215,7 @@ class Loop:
         position = self.position
         what = f"its data (batch {position.batch} of epoch {position.epoch + 1})"
         self.ranks.at(what, position.step)
+        self.survival.own.fetches()
 
     def _batches_per_step(self) -> int:
         return self.session.build.facts.batches_per_step
@@ -280,12 +291,21 @@ class Loop:
         self._look()
         self.damage.require_few(self.samples * self.ranks.world_size)
         late = time.monotonic() - self.saved_at >= self.options.checkpoint_every_seconds
-        mine = _SIGNALS.index(self.stop.signal_name)
+        mine = _REASONS.index(self.stop.signal_name or (DEADLINE if self._is_nearly_over() else ""))
         stop, save = self.ranks.largest(mine, late and self.ranks.writes)
-        self.stopped_by = _SIGNALS[int(stop)]
+        self.stopped_by = _REASONS[int(stop)]
         if (save or due) and not self.stopped_by and self._is_healthy():
             self._save()
             self._ask_for_order()
+
+    def _is_nearly_over(self) -> bool:
+        """Would the deadline pass before another look and a checkpoint?"""
+        limit = self.options.deadline_seconds
+        if limit is None:
+            return False
+        lived = time.time() - psutil.Process().create_time()
+        spare = min(_SPARE_SECONDS, 0.1 * limit)
+        return lived + 2 * (self.slowest_save + self.slowest_look) + spare >= limit
 
     def _ask_for_order(self) -> None:
         if self.ranks.writes and (text := self.feed.unordered()):
@@ -297,8 +317,11 @@ class Loop:
         position = self.position
         self.feed.require_one_stream(self.session, position)
         steps = position.step - self.looked_at_step
-        loss = self.ranks.mean(float(self.last_loss))
         seconds = max(time.monotonic() - self.looked_at, 1e-9)
+        rows = self.ranks.numbers(float(self.last_loss), seconds, *self.survival.own.take())
+        loss = sum(row[0] for row in rows) / len(rows)
+        if len(rows) > 1 and (text := self.pace.add([row[2:] for row in rows], steps, seconds)):
+            self.progress.notice(text)
         samples = (self.samples - self.seen_samples) * self.ranks.world_size
         self.stepping_seconds += seconds
         position.loss = loss if math.isfinite(loss) else None
@@ -307,7 +330,8 @@ class Loop:
         if self.session.build.facts.skipped_steps is not None:
             record["skipped_steps"] = int(self.session.build.facts.skipped_steps)
         self.progress.log(EventKind.STEP, record)
-        (slowest,) = self.ranks.largest(seconds)
+        slowest = max(row[1] for row in rows)
+        self.slowest_look = max(self.slowest_look, slowest)
         self.look_at_step = position.step + max(1, min(2 * steps, int(_LOOK_SECONDS / slowest * steps)))
         self._mark()
         self.bad_looks = 0 if math.isfinite(loss) else self.bad_looks + 1
@@ -386,6 +410,7 @@ class Loop:
                 )
         self.saved = dataclasses.replace(self.position)
         self.saved_at = time.monotonic()
+        self.slowest_save = max(self.slowest_save, self.saved_at - began)
         self._mark()
 
     def _state(self, streams: list[Any]) -> dict[str, Any]:
@@ -406,7 +431,7 @@ class Loop:
             return self.checkpoints.folder / f"step_{position.step}"
         log = self.path / "metrics.jsonl"
         position.log_bytes = log.stat().st_size if log.is_file() else 0
-        streams = [self.board.read(rank, position.step) for rank in range(self.ranks.world_size)]
+        streams = [self.survival.board.read(rank, position.step) for rank in range(self.ranks.world_size)]
         streams[self.ranks.rank] = to_plain(capture(self.device))
         return self.checkpoints.save(position, state_of(self.session.built), self._state(streams))
 

@@ -32,7 +32,7 @@ from vivace.errors import FolderError
 from vivace.files import replace_text
 from vivace.torch_internals.groups import num_exchanges
 from vivace.training.stopping import SIGNALS
-from vivace.training.verdict import STOP_SECONDS, WARN_SECONDS, Seen, Sight, Verdict, has_died, judge
+from vivace.training.verdict import STOP_SECONDS, WARN_SECONDS, Seen, Sight, Verdict, has_died, is_stopped, judge
 
 BEAT_SECONDS = 1.0
 WHY_SECONDS = 10.0  # in which is known why an exchange broke
@@ -74,15 +74,15 @@ class RankWatch:
     ) -> None:
         self.rank, self.world_size, self.patience, self.cut = rank, world_size, patience, cut
         self.activity = Activity()
-        self.tell: Callable[[str], None] = say
-        self.folder: Path | None = None  # for the stacks of all ranks
+        self._tell: Callable[[str], None] = say
+        self._folder: Path | None = None
         self.verdict: Verdict | None = None
         self.signal = ""  # heard by any rank's watch
         before = open_sockets()
         self._store = store.clone()
         _answer_or_break(open_sockets() - before)
         self._main = threading.current_thread()
-        self._told = self._over = False
+        self._told = self._over = self._is_back = False
         self._number = 0
         self._sights = [Sight(other, time.monotonic()) for other in range(world_size)]
         self._signals, self._signalled = os.pipe()
@@ -105,6 +105,12 @@ class RankWatch:
             os.write(self._signalled, b"\0")
         self._thread.join(5.0)
 
+    def told_to(self, folder: Path, notice: Callable[[str], None]) -> None:
+        """From here on stacks go to a run's folder, and on rank 0 sentences to its notices."""
+        self._folder = folder
+        if self.rank == 0:
+            self._tell = notice
+
     def farewell(self, sentence: str) -> None:
         """Tell the others why this rank leaves before the end."""
         self.post(f"farewell/{self.rank}", sentence)
@@ -123,6 +129,7 @@ class RankWatch:
 
     def why(self, seconds: float) -> Verdict:
         """Why an exchange broke, as far as becomes known within `seconds`."""
+        self._is_back = True
         deadline = time.monotonic() + seconds
         while self.verdict is None and time.monotonic() < deadline:
             for rank in set(range(self.world_size)) - {self.rank}:
@@ -134,6 +141,14 @@ class RankWatch:
                     return Verdict((rank,), f"{text}, while rank {self.rank} was at {self.activity.what}")
             time.sleep(0.1)
         return self.verdict or Verdict((), "the exchange with the other ranks broke", self.signal)
+
+    def end_stopped(self, ranks: tuple[int, ...]) -> None:
+        """Kill those processes of this machine that were judged and cannot end themselves."""
+        for rank in ranks:
+            beat = json.loads(self.read(f"beat/{rank}") or "{}")
+            if beat and rank != self.rank and is_stopped(beat):
+                with contextlib.suppress(OSError):
+                    os.kill(beat["pid"], signal.SIGKILL)
 
     def _run(self) -> None:
         reached_at = time.monotonic()
@@ -196,7 +211,7 @@ class RankWatch:
         if not self._told:
             self._told = True
             self._write_stacks(seen)
-            self.tell(verdict.sentence)
+            self._tell(verdict.sentence)
         if ends:
             self._store.compare_set("verdict", "", json.dumps(dataclasses.asdict(verdict)))
 
@@ -212,7 +227,7 @@ class RankWatch:
         self.cut()
         deadline = time.monotonic() + FAREWELL_SECONDS
         while time.monotonic() < deadline:
-            if self._over:
+            if self._over or self._is_back:
                 return
             time.sleep(0.1)
             if self.rank in verdict.ranks and self.read("kept"):
@@ -236,7 +251,7 @@ class RankWatch:
         return f"{Path(own[0].filename).name}:{own[0].lineno} in {own[0].name}" if own else "its end"
 
     def _write_stacks(self, seen: list[Seen]) -> None:
-        if self.folder is None:
+        if self._folder is None:
             return
         time.sleep(BEAT_SECONDS)  # the others post theirs
         parts = []
@@ -244,7 +259,7 @@ class RankWatch:
             stack = self.read(f"stack/{one.rank}") or "no stack: the process gives no sign of life\n"
             parts.append(f"rank {one.rank}, process {one.beat['pid']} on {one.beat['host']}\n{stack}")
         with contextlib.suppress(FolderError):
-            replace_text(self.folder / "stacks.txt", "\n".join(parts))
+            replace_text(self._folder / "stacks.txt", "\n".join(parts))
 
 
 def say(text: str) -> None:

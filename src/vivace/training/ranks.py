@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from vivace.errors import PlanError, RankLost, VivaceError
+from vivace.errors import PlanError, RankLost, VivaceError, is_broken_exchange
 from vivace.plan import Plan
-from vivace.technique import registry
+from vivace.technique import Stage, registry
 from vivace.training.meeting import agreed_name, launch_store
 from vivace.training.rank_watch import WHY_SECONDS, Activity, RankWatch, open_sockets
 from vivace.training.verdict import BUSY_TIMES
@@ -162,23 +162,23 @@ class Ranks:
         """Is this the rank that writes files and reports progress?"""
         return self.rank == 0
 
+    def numbers(self, *values: float) -> list[list[float]]:
+        """The values of every rank, in the order of ranks."""
+        own = torch.tensor(values, dtype=torch.float64)
+        if self.world_size == 1:
+            return [own.tolist()]
+        found = [torch.empty_like(own) for _ in range(self.world_size)]
+        with self._agreement():
+            dist.all_gather(found, own, group=self._own)
+        return [row.tolist() for row in found]
+
     def largest(self, *values: float) -> list[float]:
         """For each value the largest over all ranks."""
-        if self.world_size == 1:
-            return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64)
-        with self._agreement():
-            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._own)
-        return list(tensor.tolist())
+        return [max(column) for column in zip(*self.numbers(*values), strict=True)]
 
     def mean(self, value: float) -> float:
         """The mean of `value` over all ranks."""
-        if self.world_size == 1:
-            return value
-        tensor = torch.tensor(value, dtype=torch.float64)
-        with self._agreement():
-            dist.all_reduce(tensor, group=self._own)
-        return float(tensor) / self.world_size
+        return sum(row[0] for row in self.numbers(value)) / self.world_size
 
     def gather(self, thing: Any) -> list[Any]:
         """What every rank handed in, in the order of ranks."""
@@ -249,9 +249,12 @@ def joined(plan: Plan, patience: float = PATIENCE_SECONDS) -> Iterator[Ranks]:
     ranks = Ranks(rank, world_size, launch_store(rank, world_size, patience), patience)
     try:
         yield ranks
-    except Stranded:
+    except (Stranded, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not is_broken_exchange(error):
+            ranks.leave(error)
+            raise
         why = ranks.watch.why(WHY_SECONDS) if ranks.watch is not None else None
-        raise RankLost(f"{why.sentence if why else 'another rank is gone'}: no training was lost") from None
+        raise RankLost(f"{why.sentence if why else 'another rank is gone'}; no training was lost") from None
     except BaseException as error:
         ranks.leave(error)
         raise
@@ -262,3 +265,14 @@ def joined(plan: Plan, patience: float = PATIENCE_SECONDS) -> Iterator[Ranks]:
 def averages(plan: Plan) -> bool:
     """Do several ranks under this plan train one model?"""
     return any(technique.card.averages_ranks for technique in plan.techniques)
+
+
+def for_so_many(plan: Plan, world_size: int) -> Plan:
+    """The plan of a run that goes on with another number of processes: the techniques of several ranks go
+    where one is left, and the one that averages gradients comes where there are several.
+    """
+    if world_size == 1:
+        return Plan([one for one in plan.techniques if one.card.stage != Stage.PARALLEL])
+    if averages(plan):
+        return plan
+    return plan.adding(next(cls() for cls in registry.everything() if cls.card.averages_ranks))

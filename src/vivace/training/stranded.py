@@ -41,6 +41,7 @@ def leave(ranks: Ranks, step: int, lost: str, save: Callable[[Verdict], Path | N
             kept = f"{error}"
         if watch is not None:
             watch.post("kept", kept or "nothing")
+            watch.end_stopped(verdict.ranks)
     elif writer is not None and watch is not None:
         deadline = time.monotonic() + KEEPING_SECONDS
         while not (kept := watch.read("kept")) and time.monotonic() < deadline:

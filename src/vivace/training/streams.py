@@ -35,6 +35,7 @@ class StreamBoard:
         self._hosts: list[Any] = [None, None]
         self._packed: tuple[Any, bytes] = (None, b"")
         self._turn = 0
+        self._step, self._foreseen, self._foresees = 0, torch.empty(0), True
         if ranks.watch is None:
             return
         memory = os.memfd_create("vivace-streams")
@@ -53,6 +54,23 @@ class StreamBoard:
         """Note the streams (see `randomness.capture`) as they are after `step` steps."""
         if self._own is None:
             return
+        self._foresees = self._foresees and (
+            step != self._step + 1 or not len(self._foreseen) or torch.equal(self._foreseen, state["torch"])
+        )
+        self._step, self._foreseen = step, torch.empty(0)
+        self._note(step, state)
+
+    def foresee(self, state: dict[str, Any]) -> None:
+        """Note the streams as the next step will have left them: only its update is to come, which draws nothing.
+
+        Where an update has drawn from torch's stream before, nothing is noted.
+        """
+        if self._own is not None and self._foresees:
+            self._foreseen = state["torch"]
+            self._note(self._step + 1, state)
+
+    def _note(self, step: int, state: dict[str, Any]) -> None:
+        assert self._own is not None
         self._turn = 1 - self._turn
         begin, host = self._turn * _SLOT_BYTES, state["python"]
         if self._packed[0] is not host:

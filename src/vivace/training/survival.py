@@ -20,8 +20,10 @@ from vivace.session.session import Session
 from vivace.technique import Numerics, registry
 from vivace.tensors.modules import has_batch_norm
 from vivace.tensors.trees import batch_size
+from vivace.training.pace import Own
 from vivace.training.ranks import Ranks, Stranded
 from vivace.training.snapshot import Snapshot
+from vivace.training.streams import StreamBoard
 
 
 class Smaller(Exception):
@@ -38,6 +40,8 @@ class Survival:
     def __init__(self, session: Session, ranks: Ranks) -> None:
         self.ranks = ranks
         self.inexact = ""
+        self.own = Own()
+        self.board = StreamBoard(ranks)
         self._observing = contextlib.ExitStack()
         self._watch(session)
 
@@ -78,9 +82,10 @@ class Survival:
         queued = build.device.type != "cpu"
         return "the update may have run after the exchange on the device" if queued else ""
 
-    def streams(self) -> dict[str, Any]:
-        """The random streams as they are between two steps; see `randomness.capture`."""
-        return self._before.streams.now()
+    def note(self, step: int) -> None:
+        """Let the other ranks of this machine know the random streams after `step` steps."""
+        if self.ranks.watch is not None:
+            self.board.write(step, self._before.streams.now())
 
     def keep_streams(self) -> None:
         """Note the random streams as they are now: `resume` goes on with them."""
@@ -95,11 +100,16 @@ class Survival:
         self.session = session
         self._updating = False
         self._observing.close()
-        self._observing.enter_context(session.seams.observed(update=self._update))
+        observers: dict[str, Callable[..., Any]] = {"update": self._update}
+        if self.ranks.world_size > 1:
+            observers["forward"] = self.own.in_forward
+        self._observing.enter_context(session.seams.observed(**observers))
         self._before = Snapshot(session)
 
     def _update(self, following: Callable[[], None]) -> None:
         self._updating = True
+        if self.ranks.watch is not None:
+            self.board.foresee(self._before.streams.now())
         following()
 
     def _free(self) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -24,8 +24,8 @@ from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.session.opening import start
 from vivace.training.folder import RunFolder
-from vivace.training.loop import Loop, Options
-from vivace.training.ranks import Ranks, joined
+from vivace.training.loop import DEADLINE, Changed, Loop, Options
+from vivace.training.ranks import Ranks, for_so_many, joined
 from vivace.training.resuming import state_of
 from vivace.training.tuned import found_by_tune
 from vivace.training.watch import Unwatched, Watch
@@ -35,7 +35,7 @@ from vivace.training.watch import Unwatched, Watch
 class Run:
     """What `train` did. `metric` and `loss` are the last ones; `seconds` and the speed are of this process.
 
-    `interrupted_by` names the signal that asked for the stop; the run can then be resumed. `damaged` are the
+    `interrupted_by` names the signal that asked for the stop, or ``deadline``; the run can then be resumed. `damaged` are the
     samples that could not be read: index, path, error, and the times they were met. `metric_data` says
     whether the metric is of ``validation`` or ``training`` data. `watched` is what watching its steps found
     (see `vivace.train`), with a `sentence`; None without a plan.
@@ -70,8 +70,11 @@ class Run:
 
     @property
     def exit_code(self) -> int:
-        """What a command that trained ends with: 0, or 128 and the signal's number, 130 after Ctrl-C."""
-        return 128 + signal.Signals[self.interrupted_by] if self.interrupted_by else 0
+        """What a command that trained ends with: 0, or 128 and the signal's number: 130 after Ctrl-C, and at a
+        deadline what SIGTERM would give.
+        """
+        name = "SIGTERM" if self.interrupted_by == DEADLINE else self.interrupted_by
+        return 128 + signal.Signals[name] if name else 0
 
     def to_dict(self) -> dict[str, Any]:
         """The document that ``vivace train --json`` prints."""
@@ -104,11 +107,14 @@ def train(
     own_plan = path / "plan.toml"
     given = (job, None if plan is None or isinstance(plan, Plan) else Path(plan).absolute())
     job, plan = _loaded(job, plan if plan is not None or not (resume and own_plan.exists()) else own_plan)
+    if resume:
+        plan = for_so_many(plan, int(os.environ.get("WORLD_SIZE", "1")))
     with joined(plan, options.rank_timeout_seconds) as ranks, ExitStack() as stack:
         if ranks.began_before(str(path)):
             resume, restart = True, False
+            options = dataclasses.replace(options, changed="ok")  # nobody is there to be asked
             if own_plan.exists():
-                plan = Plan.load(own_plan)  # a smaller one than was given, where a step ran out of memory
+                plan = for_so_many(Plan.load(own_plan), ranks.world_size)  # a smaller one than was given, where a step ran out of memory
         with ranks.together():
             if ranks.writes:
                 stack.enter_context(RunFolder(path, resume=resume, restart=restart))
@@ -144,6 +150,8 @@ def _check(options: Options, *, resume: bool, restart: bool) -> None:
         value = getattr(options, name)
         if value is not None and not value > 0:
             raise InputError(f"{name} must be more than 0, not {value!r}")
+    if options.changed not in get_args(Changed):
+        raise InputError(f"changed is one of {', '.join(get_args(Changed))}, not '{options.changed}'")
     if options.seed < 0:
         raise InputError(f"the seed must be 0 or more, not {options.seed}")
 

@@ -86,7 +86,7 @@ def judge(seen: list[Seen], patience: float) -> tuple[Verdict | None, bool]:
     still = min(one.still_seconds for one in seen)
     asked = next((one.beat["asked"] for one in seen if one.beat["asked"]), "")
     behind = [one for one in seen if one.silent] or _furthest_behind(seen)
-    busy = any(one.busy and not one.silent for one in behind)
+    busy = any(one.busy and not one.silent for one in behind or seen)
     in_vain = 0 < len(behind) < len(seen) and all(_has_ended(one) for one in behind)
     limit = patience * BUSY_TIMES if busy else patience
     if in_vain or asked:
@@ -110,15 +110,19 @@ def _has_ended(one: Seen) -> bool:
 
 def _sentence(seen: list[Seen], behind: list[Seen], still: float) -> str:
     if not behind:
-        what = seen[0].beat["what"]
-        return f"all ranks have waited for each other at {what} for {duration(still)}: the link is down"
+        what, where = seen[0].beat["what"], seen[0].beat["where"]
+        return (
+            f"all ranks have been at {what} for {duration(still)}, rank 0 at {where}, and none works: the link "
+            "between them is down, or all wait for something else"
+        )
     first = behind[0]
     beat, place = first.beat, f"rank {first.rank} (process {first.beat['pid']} on {first.beat['host']})"
     waiting = [one.rank for one in seen if one not in behind]
     who = f"; rank {waiting[0]} waits for it" if waiting else ""
     if first.silent:
         since = duration(first.silent_seconds)
-        return f"{place} has given no sign of life for {since}, since {beat['what']}: {state_of(beat)}{who}"
+        text = f"{place} has given no sign of life for {since} (last seen at {beat['what']})"
+        return f"{text}: {state_of(beat)}{who}"
     if _has_ended(first) and waiting:
         return (
             f"rank {first.rank} has come to {beat['what']}, and rank {waiting[0]} trains on: give every rank "
@@ -134,9 +138,16 @@ def state_of(beat: dict[str, Any]) -> str:
         return "it is stopped, has died, or its machine or link is gone"
     if has_died(beat):
         return "it has died"
-    status = psutil.Process(beat["pid"]).status()
-    stopped = status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-    return "it is stopped (SIGSTOP)" if stopped else f"its process is {status}"
+    return "it is stopped (SIGSTOP)" if is_stopped(beat) else "its process lives, and is cut off"
+
+
+def is_stopped(beat: dict[str, Any]) -> bool:
+    """Does a signal keep the process of a beat, on this machine, from running?"""
+    stopped = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    try:
+        return beat["host"] == socket.gethostname() and psutil.Process(beat["pid"]).status() in stopped
+    except psutil.Error:
+        return False
 
 
 def has_died(beat: dict[str, Any]) -> bool:

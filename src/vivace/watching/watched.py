@@ -31,6 +31,7 @@ def train(
     checkpoint_every_steps: int | None = None,
     rank_timeout_seconds: float = 300.0,
     deadline_seconds: float | None = None,
+    changed: training.Changed = "refuse",
     on_event: OnEvent | None = None,
     watch: float = 0.01,
     on_broken: OnBroken = "stop",
@@ -46,7 +47,7 @@ def train(
         job: a Job, or a reference such as ``train.py:job``.
         plan: how to train, or its file; left out, a resumed run keeps its plan, a new one has none.
         out: the run folder; new or empty, unless `resume` or `restart`.
-        resume: go on from the newest checkpoint that holds; from zero where there is none yet.
+        resume: go on from the newest checkpoint that holds; from zero where there was none yet.
         restart: delete the folder's checkpoints and train from zero.
         seed: of the weights, the data order and all randomness.
         max_steps: stop after so many steps in all, counted over resumed parts too.
@@ -54,6 +55,7 @@ def train(
         checkpoint_every_steps: write one after each so many steps too.
         rank_timeout_seconds: how long the others wait for one of several ranks that hangs or is gone.
         deadline_seconds: stop with a checkpoint before this process has lived so long.
+        changed: ``ok`` resumes with another source or other hyper-parameters than the run began with.
         on_event: called with a `vivace.Event` as the run goes on (on rank 0).
         watch: the share of the run's time that watching may take, the first step apart; 0: watch nothing.
         on_broken: where a watched step does not train the same model, ``stop`` with a checkpoint of the state
@@ -69,6 +71,7 @@ def train(
         checkpoint_every_steps,
         rank_timeout_seconds,
         deadline_seconds,
+        changed,
     )
     watched_by = _watching(watch, on_broken)
     return training.train(
