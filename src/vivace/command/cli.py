@@ -236,6 +236,9 @@ def train(
     changed: Annotated[
         str, typer.Option(metavar="ok", help="resume though source or hyper-parameters have changed")
     ] = "refuse",
+    on_nan: Annotated[
+        str, typer.Option(help="where the loss is no finite number: rollback (once) or stop")
+    ] = "rollback",
     deadline: Deadline = None,
     rank_timeout: RankTimeout = "5m",
     watch: Annotated[
@@ -269,6 +272,7 @@ def train(
                 seed=seed,
                 max_steps=max_steps,
                 changed=changed,  # type: ignore[arg-type]
+                on_nan=on_nan,  # type: ignore[arg-type]
                 deadline_seconds=_seconds("--deadline", deadline),
                 rank_timeout_seconds=_seconds("--rank-timeout", rank_timeout) or 0.0,
                 on_event=progress,

@@ -24,6 +24,7 @@ from vivace.training.checkpoints import Checkpoints, Found, Position
 from vivace.training.course import course_of
 from vivace.training.evaluation import Evaluation
 from vivace.training.feed import Feed
+from vivace.training.finite import FAR, LOST, Growth
 from vivace.training.folder import LEDGER
 from vivace.training.pace import Pace
 from vivace.training.progress import Progress
@@ -37,10 +38,12 @@ from vivace.training.watch import Broken, Watch
 
 _LOOK_SECONDS = 0.5
 _MAX_BAD_LOOKS = 3
+_GLANCE_STEPS = 16
 DEADLINE = "deadline"
 _REASONS = ("", DEADLINE, *SIGNALS)
 _SPARE_SECONDS = 5.0  # before a deadline, beside two steps and two saves
 Changed = Literal["refuse", "ok"]
+OnNan = Literal["rollback", "stop"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Options:
     rank_timeout_seconds: float = PATIENCE_SECONDS
     deadline_seconds: float | None = None
     changed: Changed = "refuse"
+    on_nan: OnNan = "rollback"
 
 
 class Loop:
@@ -107,12 +111,21 @@ class Loop:
         self.stop = StopRequest(quiet_seconds=1.0 if ranks.world_size > 1 else 0.0)
         self.stopped_by = ""
         self.last_loss: Any = None
-        self.bad_looks = 0
+        self.bad_looks = self.glanced_at = 0
+        self.growth = Growth()
         self.samples = self.seen_samples = 0
         self.stepping_seconds = self.slowest_save = self.slowest_look = 0.0
         self.look_at_step = self.position.step + 1
         self.looked_at_step = self.position.step
         self.looked_at = self.saved_at = self.started_at = time.monotonic()
+
+    def repeat(self, why: str, resumed_from_step: int | None, notices: list[str]) -> None:
+        """This loop takes again what ended in numbers that are not finite, and looks at each before it counts."""
+        self.resumed_from_step = resumed_from_step
+        self.progress.notices[:] = notices
+        where = f"step {self.position.step}" if self.position.step else "the beginning"
+        self.progress.notice(f"{why}: back to {where}; from here on every number is checked")
+        self.survival.take_care()
 
     def run(self) -> None:
         """Train until the epochs, `max_steps` or a signal end it, with a checkpoint at the end."""
@@ -224,6 +237,8 @@ class Loop:
         watched = self.watch.seconds
         try:
             loss = self.watch.step(self.session, self.position, batch, self.survival.step)
+        except Diverged as error:
+            raise self._diverged(str(error), "in") from None
         except (VivaceError, Smaller, Broken, Stranded):
             raise
         except (Exception, SystemExit) as error:
@@ -278,6 +293,7 @@ class Loop:
         return self.position.metric
 
     def _after_step(self) -> None:
+        self._glance()
         step, every = self.position.step, self.options.checkpoint_every_steps
         asked = self.ranks.world_size == 1 and self.stop.signal_name
         due = every is not None and step % every == 0
@@ -334,9 +350,33 @@ class Loop:
         self.slowest_look = max(self.slowest_look, slowest)
         self.look_at_step = position.step + max(1, min(2 * steps, int(_LOOK_SECONDS / slowest * steps)))
         self._mark()
-        self.bad_looks = 0 if math.isfinite(loss) else self.bad_looks + 1
+        self._judge(loss)
+
+    def _judge(self, loss: float) -> None:
+        """Stop where the loss stays out of bounds; while it does, every step is looked at."""
+        grown = 1.0 if self.session.build.own_step else self.growth.times(loss)
+        bad = not math.isfinite(loss) or grown > LOST
+        self.bad_looks = self.bad_looks + 1 if bad else 0
+        if bad:
+            self.look_at_step = self.position.step + 1
         if self.bad_looks >= _MAX_BAD_LOOKS:
-            raise self._diverged(f"the loss is {loss}")
+            far = f", and began at {self.growth.first:.4g}" if math.isfinite(loss) else ""
+            raise self._diverged(f"the loss is {loss:.4g}{far}", may_pass=not math.isfinite(loss))
+        if grown > FAR and not self.growth.told:
+            self.growth.told = True
+            began = f"it began at {self.growth.first:.4g}"
+            self.progress.notice(f"the loss is {loss:.4g} at step {self.position.step}; {began}: it diverges")
+
+    def _glance(self) -> None:
+        """Between two looks see whether the loss, which all ranks have alike, calls for one now."""
+        build = self.session.build
+        alike = self.ranks.world_size == 1 or build.facts.ranks is not None
+        if not alike or self.position.step - max(self.glanced_at, self.looked_at_step) < _GLANCE_STEPS:
+            return
+        self.glanced_at = self.position.step
+        loss = float(self.last_loss)
+        if not math.isfinite(loss) or (not build.own_step and self.growth.times(loss) > FAR):
+            self.look_at_step = self.position.step
 
     def _mark(self) -> None:
         """Speed is counted from here: neither evaluation nor saving belongs to a step."""
@@ -350,14 +390,16 @@ class Loop:
 
     def _require_health(self) -> None:
         if not self._is_healthy():
-            raise self._diverged("the loss or a weight is not finite")
+            raise self._diverged("the loss or a weight is not finite", may_pass=True)
 
-    def _diverged(self, what: str) -> Diverged:
+    def _diverged(self, what: str, where: str = "at", *, may_pass: bool = False) -> Diverged:
         epoch = min(self.position.epoch + 1, self.job.epochs)
         kept = f"step {self.saved.step} is the last good checkpoint" if self.saved.step else "none was saved"
+        step = self.position.step + (where == "in")
         return Diverged(
-            f"{what} at step {self.position.step} (epoch {epoch}): training stopped; "
-            f"{kept}; try a smaller learning rate, clipping in on_gradients, or a plan without 16-bit numbers"
+            f"{what} {where} step {step} (epoch {epoch}): training stopped; "
+            f"{kept}; try a smaller learning rate, clipping in on_gradients, or a plan without 16-bit numbers",
+            may_pass=may_pass,
         )
 
     def _end_epoch(self) -> None:

@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
-from vivace.errors import JobError, OutOfMemory, is_broken_exchange, ran_out_of_memory
+from vivace.errors import Diverged, JobError, OutOfMemory, is_broken_exchange, ran_out_of_memory
 from vivace.plan import Plan
 from vivace.session.session import Session
 from vivace.technique import Numerics, registry
 from vivace.tensors.modules import has_batch_norm
 from vivace.tensors.trees import batch_size
+from vivace.training.finite import Careful, NotFinite, first_bad_module
 from vivace.training.pace import Own
 from vivace.training.ranks import Ranks, Stranded
 from vivace.training.snapshot import Snapshot
@@ -40,6 +41,7 @@ class Survival:
     def __init__(self, session: Session, ranks: Ranks) -> None:
         self.ranks = ranks
         self.inexact = ""
+        self.careful: Careful | None = None
         self.own = Own()
         self.board = StreamBoard(ranks)
         self._observing = contextlib.ExitStack()
@@ -56,6 +58,11 @@ class Survival:
         self._before.take()
         try:
             return self.session.step(batch)
+        except NotFinite as error:
+            self._free()
+            self._before.put_back()
+            where = first_bad_module(self.session, batch)
+            raise Diverged(f"{error}: {where}") from None
         except Exception as error:
             own = ran_out_of_memory(error)
             stranded = not own and not self.ranks.heard()
@@ -87,6 +94,10 @@ class Survival:
         if self.ranks.watch is not None:
             self.board.write(step, self._before.streams.now())
 
+    def take_care(self) -> None:
+        """From here on look at every step's numbers before they reach the weights."""
+        self.careful = Careful(self.session)
+
     def keep_streams(self) -> None:
         """Note the random streams as they are now: `resume` goes on with them."""
         self._before.streams.take(whole=True)
@@ -97,6 +108,7 @@ class Survival:
         self._watch(session)
 
     def _watch(self, session: Session) -> None:
+        careful = self.careful is not None and self.careful.close() is None
         self.session = session
         self._updating = False
         self._observing.close()
@@ -105,6 +117,8 @@ class Survival:
             observers["forward"] = self.own.in_forward
         self._observing.enter_context(session.seams.observed(**observers))
         self._before = Snapshot(session)
+        if careful:
+            self.take_care()
 
     def _update(self, following: Callable[[], None]) -> None:
         self._updating = True

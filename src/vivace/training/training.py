@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import gc
 import json
 import os
 import signal
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 
-from vivace.errors import InputError
+from vivace.errors import Diverged, InputError
 from vivace.events import EventKind, OnEvent
 from vivace.files import replace_file
 from vivace.inspection import inspect
@@ -24,7 +26,7 @@ from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.session.opening import start
 from vivace.training.folder import RunFolder
-from vivace.training.loop import DEADLINE, Changed, Loop, Options
+from vivace.training.loop import DEADLINE, Changed, Loop, OnNan, Options
 from vivace.training.ranks import Ranks, for_so_many, joined
 from vivace.training.resuming import state_of
 from vivace.training.tuned import found_by_tune
@@ -114,13 +116,46 @@ def train(
             resume, restart = True, False
             options = dataclasses.replace(options, changed="ok")  # nobody is there to be asked
             if own_plan.exists():
-                plan = for_so_many(Plan.load(own_plan), ranks.world_size)  # a smaller one than was given, where a step ran out of memory
+                # A smaller one than was given, where a step ran out of memory.
+                plan = for_so_many(Plan.load(own_plan), ranks.world_size)
         with ranks.together():
             if ranks.writes:
                 stack.enter_context(RunFolder(path, resume=resume, restart=restart))
                 ranks.begin(str(path))
         with ranks.together():
             machine = inspect()
+        opened = partial(_opened, job, machine, ranks, path, on_event, watched_by)
+        try:
+            with opened(plan, options) as loop:
+                loop.run()
+                return _write_results(loop, machine, *given)
+        except Diverged as error:
+            if not error.may_pass or options.on_nan != "rollback":
+                raise
+            text = str(error).partition(": training stopped")[0]
+        plan, before = loop.session.plan, (loop.resumed_from_step, loop.progress.notices)
+        del loop
+        gc.collect()
+        with opened(plan, dataclasses.replace(options, changed="ok")) as loop:
+            loop.repeat(text, *before)
+            loop.run()
+            return _write_results(loop, machine, *given)
+
+
+@contextmanager
+def _opened(
+    job: Job,
+    machine: Machine,
+    ranks: Ranks,
+    path: Path,
+    on_event: OnEvent | None,
+    watched_by: Callable[[Job, Plan, Machine, int, Ranks], Watch],
+    plan: Plan,
+    options: Options,
+) -> Iterator[Loop]:
+    """The loop of a run in `path`, where its newest checkpoint stands or at its beginning."""
+    with ExitStack() as stack:
+        with ranks.together():
             watch = watched_by(job, plan, machine, options.seed, ranks)
             session = stack.enter_context(start(job, plan, machine, seed=options.seed))
         with ranks.together():
@@ -128,8 +163,7 @@ def train(
         stack.callback(lambda: loop.session.close())  # which may be another one by then
         if machine.passed_over:
             loop.progress.notice(machine.passed_over)
-        loop.run()
-        return _write_results(loop, machine, *given)
+        yield loop
 
 
 def _loaded(job: Job | str, plan: Plan | str | os.PathLike[str] | None) -> tuple[Job, Plan]:
@@ -152,6 +186,8 @@ def _check(options: Options, *, resume: bool, restart: bool) -> None:
             raise InputError(f"{name} must be more than 0, not {value!r}")
     if options.changed not in get_args(Changed):
         raise InputError(f"changed is one of {', '.join(get_args(Changed))}, not '{options.changed}'")
+    if options.on_nan not in get_args(OnNan):
+        raise InputError(f"on_nan is one of {', '.join(get_args(OnNan))}, not '{options.on_nan}'")
     if options.seed < 0:
         raise InputError(f"the seed must be 0 or more, not {options.seed}")
 

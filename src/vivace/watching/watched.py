@@ -32,6 +32,7 @@ def train(
     rank_timeout_seconds: float = 300.0,
     deadline_seconds: float | None = None,
     changed: training.Changed = "refuse",
+    on_nan: training.OnNan = "rollback",
     on_event: OnEvent | None = None,
     watch: float = 0.01,
     on_broken: OnBroken = "stop",
@@ -56,6 +57,7 @@ def train(
         rank_timeout_seconds: how long the others wait for one of several ranks that hangs or is gone.
         deadline_seconds: stop with a checkpoint before this process has lived so long.
         changed: ``ok`` resumes with another source or other hyper-parameters than the run began with.
+        on_nan: where the loss is no finite number, ``rollback`` once to the last good state, or ``stop``.
         on_event: called with a `vivace.Event` as the run goes on (on rank 0).
         watch: the share of the run's time that watching may take, the first step apart; 0: watch nothing.
         on_broken: where a watched step does not train the same model, ``stop`` with a checkpoint of the state
@@ -72,6 +74,7 @@ def train(
         rank_timeout_seconds,
         deadline_seconds,
         changed,
+        on_nan,
     )
     watched_by = _watching(watch, on_broken)
     return training.train(
