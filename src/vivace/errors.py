@@ -134,7 +134,7 @@ class CheckpointError(VivaceError):
 class RankLost(VivaceError):
     """One of several ranks hangs, has died, is cut off or never came; the message names it.
 
-    `interrupted_by` names the signal that asked for a stop meanwhile; the exit code is then that of the signal.
+    `interrupted_by` names the signal that asked for a stop meanwhile; the exit code is then its own.
     """
 
     fields = (*VivaceError.fields, "interrupted_by")

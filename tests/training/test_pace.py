@@ -2,17 +2,21 @@
 
 from vivace.training.pace import Own, Pace
 
+TIMES = "\N{MULTIPLICATION SIGN}"
+
 
 def test_the_slow_rank_and_its_part_are_named_once():
     pace = Pace()
     rows = [[0.1, 0.2], [1.9, 0.2], [0.1, 0.2]]
     assert pace.add(rows, 20, 2.5) == ""
     assert pace.add(rows, 20, 2.5) == (
-        "rank 1 is 7.00× slower than the others, by its data: they wait for it 90.0 ms of a step's 125 ms"
+        f"rank 1 is 7.00{TIMES} slower than the others, by its data: they wait "
+        "for it 90.0 ms of a step's 125 ms"
     )
     assert pace.add(rows, 40, 5.0) == ""
     other = [[0.1, 0.2], [0.1, 0.2], [0.1, 4.2]]
-    assert pace.add(other, 40, 5.0).startswith("rank 2 is 14.3× slower than the others, by its forward pass")
+    text = f"rank 2 is 14.3{TIMES} slower than the others, by its forward pass"
+    assert pace.add(other, 40, 5.0).startswith(text)
 
 
 def test_equal_ranks_and_small_differences_are_no_news():

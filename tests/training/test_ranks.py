@@ -54,7 +54,9 @@ def test_ranks_that_do_not_come_are_named():
 
 
 def test_a_broken_exchange_is_told_from_other_errors():
-    text = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"
+    text = (
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"
+    )
     assert is_broken_exchange(RuntimeError(text))
     assert is_broken_exchange(dist.DistBackendError("x"))
     assert not is_broken_exchange(RuntimeError("shapes differ"))

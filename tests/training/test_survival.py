@@ -322,7 +322,7 @@ def test_all_ranks_go_on_together_when_one_runs_out(ranks, fails):
 
 @pytest.fixture
 def torchrun(tmp_path):
-    """``(*options, out, job, more, **environment) -> (exit code, output)``: `vivace train` on two fresh ranks.
+    """``(*options, out, job, more, **environment) -> (exit code, output)`` of `vivace train` on two ranks.
 
     `options` are torchrun's, `more` those of `train`.
     """
@@ -335,7 +335,9 @@ def torchrun(tmp_path):
         shared = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
         with (tmp_path / "output").open("w") as output:
             agents.append(
-                subprocess.Popen([*command, "--out", str(out)], env=shared, stdout=output, stderr=2)
+                subprocess.Popen(
+                    [*command, "--out", str(out)], env=shared, stdout=output, stderr=subprocess.STDOUT
+                )
             )
         try:
             code = agents[-1].wait(400)

@@ -18,11 +18,10 @@ def beat(number, at, what="step 41", work=0.0, asked="", pid=None, host="elsewhe
 
 
 def watched(seconds, *ranks, patience=PATIENCE):
-    """The judgement after so many seconds in which each rank sent ``rank(second)``, or no new beat for None."""
+    """The judgement after so many seconds in which each rank sent ``rank(second)``."""
     sights = [Sight(rank, 0.0) for rank in range(len(ranks))]
-    last = [ranks[rank](0) for rank in range(len(ranks))]
     for second in range(seconds + 1):
-        last = [rank(second) or before for rank, before in zip(ranks, last, strict=True)]
+        last = [rank(second) for rank in ranks]
         seen = [sight.see(one, float(second)) for sight, one in zip(sights, last, strict=True)]
     return judge(seen, patience)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect as inspect_module
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -55,6 +56,15 @@ def _seconds(option: str, text: str | None) -> float | None:
     if seconds is None and text is not None:
         raise InputError(f"{option} is '{text}'; it must be a time such as 90s, 30m or 2h")
     return seconds
+
+
+def _require_alone(verb: str) -> None:
+    """Raises InputError where several ranks were started, each of which would do the same."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError(
+            f"{verb} works in one process, and {os.environ['WORLD_SIZE']} ranks were started: start it "
+            "without torchrun; train is what runs on several ranks"
+        )
 
 
 def _print_version(wanted: bool) -> None:
@@ -159,6 +169,7 @@ def profile(
     After -- stands any script, unmodified: vivace profile -- python train.py --epochs 3
     """
     with screen(as_json, quiet, debug, device) as shown:
+        _require_alone("profile")
         from vivace.inspection.gather import require_torch
 
         require_torch()  # before anything imports it
@@ -199,6 +210,7 @@ def tune(
 ) -> None:
     """Find the fastest plan that trains the same model."""
     with screen(as_json, quiet, debug, device) as shown:
+        _require_alone("tune")
         from vivace.command.endings import tuned
         from vivace.command.progress import TuneProgress
         from vivace.tuning import tune as run
@@ -354,6 +366,7 @@ def verify(
 ) -> None:
     """Is the plan's promise kept, or the edited training still the same model? Exit code 1 if not."""
     with screen(as_json, quiet, debug, device) as out:
+        _require_alone("verify")
         from vivace.command.progress import VerifyProgress
         from vivace.verifying import verify as run
         from vivace.verifying.table import draw

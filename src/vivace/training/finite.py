@@ -29,9 +29,7 @@ class Careful:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._observing = contextlib.ExitStack()
-        self._observing.enter_context(
-            session.seams.observed(gradients=self._gradients, finish=self._finish)
-        )
+        self._observing.enter_context(session.seams.observed(gradients=self._gradients, finish=self._finish))
 
     def close(self) -> None:
         """Look no more."""
@@ -50,7 +48,7 @@ class Careful:
 
 
 def bad_gradient(session: Session) -> str:
-    """The last weight, in the model's order, whose gradient is not finite: the backward pass meets it first."""
+    """The last weight in the model whose gradient is not finite: the backward pass meets it first."""
     named = [pair for model in session.build.models for pair in model.named_parameters()]
     bad = [name for name, one in named if one.grad is not None and not bool(torch.isfinite(one.grad).all())]
     return bad[-1] if bad else ""

@@ -35,8 +35,8 @@ class RunFolder:
         self._refuse_foreign(resume or restart)
         if resume and self.plan.exists() and not self.checkpoints.exists():
             raise FolderError(
-                f"the folder '{self.checkpoints}' is gone, and with it what the run had trained: put it back, "
-                "or train from zero again (--restart, restart=True)"
+                f"the folder '{self.checkpoints}' is gone, and with it what the run had trained: put it "
+                "back, or train from zero again (--restart, restart=True)"
             )
         self._lock = self._take_lock()
         try:

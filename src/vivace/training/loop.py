@@ -21,7 +21,7 @@ from vivace.tensors.randomness import capture, derive, to_plain
 from vivace.tensors.trees import batch_size
 from vivace.torch_internals.modules import inner_schedules
 from vivace.training.checkpoints import Checkpoints, Found, Position
-from vivace.training.course import course_of
+from vivace.training.course import Fresh, course_of
 from vivace.training.evaluation import Evaluation
 from vivace.training.feed import Feed
 from vivace.training.finite import FAR, LOST, Growth
@@ -120,7 +120,7 @@ class Loop:
         self.looked_at = self.saved_at = self.started_at = time.monotonic()
 
     def repeat(self, why: str, resumed_from_step: int | None, notices: list[str]) -> None:
-        """This loop takes again what ended in numbers that are not finite, and looks at each before it counts."""
+        """Take again what ended in numbers that are not finite, and look at each before it counts."""
         self.resumed_from_step = resumed_from_step
         self.progress.notices[:] = notices
         where = f"step {self.position.step}" if self.position.step else "the beginning"
@@ -139,9 +139,7 @@ class Loop:
             try:
                 self._train()
             except Stranded:
-                raise leave(
-                    self.ranks, self.position.step, self.survival.inexact, self._save_alone
-                ) from None
+                raise leave(self.ranks, self.position.step, self.survival.inexact, self._save_alone) from None
 
     def _train(self) -> None:
         with self.feed:
@@ -398,7 +396,8 @@ class Loop:
         step = self.position.step + (where == "in")
         return Diverged(
             f"{what} {where} step {step} (epoch {epoch}): training stopped; "
-            f"{kept}; try a smaller learning rate, clipping in on_gradients, or a plan without 16-bit numbers",
+            f"{kept}; try a smaller learning rate, clipping in on_gradients, or a plan without 16-bit "
+            "numbers",
             may_pass=may_pass,
         )
 
@@ -480,9 +479,11 @@ class Loop:
     def _take_up(self, found: Found) -> None:
         """Go on where a checkpoint stands."""
         state = found.state
+        fresh = Fresh(self.session.optimizers or self.session.optimizer, self.scheduler)
         load_into(self.session.built, found.model, "the model")
         load_into(self.session.optimizer, state["optimizer"], "the optimizer")
         load_into(self.scheduler, state["scheduler"], "the scheduler")
+        fresh.take(found.manifest.get("course", {}), self.checkpoints.facts["course"])
         load_into(self.session.build.kept, state["techniques"], "the plan's techniques")
         self.feed.place = state.get("data")
         streams = state["streams"]

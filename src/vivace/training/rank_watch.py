@@ -32,7 +32,16 @@ from vivace.errors import FolderError
 from vivace.files import replace_text
 from vivace.torch_internals.groups import num_exchanges
 from vivace.training.stopping import SIGNALS
-from vivace.training.verdict import STOP_SECONDS, WARN_SECONDS, Seen, Sight, Verdict, has_died, is_stopped, judge
+from vivace.training.verdict import (
+    STOP_SECONDS,
+    WARN_SECONDS,
+    Seen,
+    Sight,
+    Verdict,
+    has_died,
+    is_stopped,
+    judge,
+)
 
 BEAT_SECONDS = 1.0
 WHY_SECONDS = 10.0  # in which is known why an exchange broke
@@ -219,11 +228,13 @@ class RankWatch:
         """The store has not been reached for so long: is the launcher gone, or the link to it?"""
         own = self._sights[self.rank].see(self._own_beat(), time.monotonic())
         if seconds >= min(WARN_SECONDS, self.patience) and own.still_seconds >= STOP_SECONDS:
-            text = f"rank {self.rank} cannot reach the launch any more: its launcher or the link to it is gone"
+            text = (
+                f"rank {self.rank} cannot reach the launch any more: its launcher or the link to it is gone"
+            )
             self.verdict = Verdict((), text, self.signal)
 
     def _end(self, verdict: Verdict) -> None:
-        """Break the exchange. Where the main thread does not come back from where it hangs, end the process."""
+        """Break the exchange. A main thread that hangs does not come back: then end the process."""
         self.cut()
         deadline = time.monotonic() + FAREWELL_SECONDS
         while time.monotonic() < deadline:

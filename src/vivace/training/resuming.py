@@ -62,8 +62,8 @@ def compare(then: dict[str, Any], now: dict[str, Any], folder: Path, *, changed_
     course = differences(then.get("course", now["course"]), now["course"])
     if course and not changed_ok:
         raise JobError(
-            f"the job of the run in '{folder}' has changed ({'; '.join(course[:6])}): resume with the job it was "
-            "started with, choose a new name, or accept the change with --changed ok (changed='ok')"
+            f"the job of the run in '{folder}' has changed ({'; '.join(course[:6])}): resume with the job it "
+            "was started with, choose a new name, or accept the change with --changed ok (changed='ok')"
         )
     changed = [*course[:6]]
     if then["plan_id"] != now["plan_id"]:

@@ -1,4 +1,4 @@
-"""The random streams of every rank of this machine as its last step left them, for when it is dead or hangs."""
+"""The random streams of every rank of a machine as its last step left them, for when it is dead or hangs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class StreamBoard:
         self._note(step, state)
 
     def foresee(self, state: dict[str, Any]) -> None:
-        """Note the streams as the next step will have left them: only its update is to come, which draws nothing.
+        """Note the streams as the next step leaves them: only its update is to come, which draws nothing.
 
         Where an update has drawn from torch's stream before, nothing is noted.
         """

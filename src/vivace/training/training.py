@@ -37,8 +37,8 @@ from vivace.training.watch import Unwatched, Watch
 class Run:
     """What `train` did. `metric` and `loss` are the last ones; `seconds` and the speed are of this process.
 
-    `interrupted_by` names the signal that asked for the stop, or ``deadline``; the run can then be resumed. `damaged` are the
-    samples that could not be read: index, path, error, and the times they were met. `metric_data` says
+    `interrupted_by` names the signal that asked for the stop, or ``deadline``; the run can then be resumed.
+    `damaged` are the samples that could not be read: index, path, error, and the times they were met. `metric_data` says
     whether the metric is of ``validation`` or ``training`` data. `watched` is what watching its steps found
     (see `vivace.train`), with a `sentence`; None without a plan.
 
@@ -72,8 +72,8 @@ class Run:
 
     @property
     def exit_code(self) -> int:
-        """What a command that trained ends with: 0, or 128 and the signal's number: 130 after Ctrl-C, and at a
-        deadline what SIGTERM would give.
+        """What a command that trained ends with: 0, or 128 and the signal's number: 130 after Ctrl-C, and at
+        a deadline what SIGTERM would give.
         """
         name = "SIGTERM" if self.interrupted_by == DEADLINE else self.interrupted_by
         return 128 + signal.Signals[name] if name else 0

@@ -63,9 +63,7 @@ class Sight:
         place = (beat["at"], beat["changes"])
         if place != self._place:
             self._place, self._still_since, self._idle_since = place, now, now
-        return Seen(
-            self.rank, beat, now - self._heard_at, now - self._still_since, now - self._idle_since
-        )
+        return Seen(self.rank, beat, now - self._heard_at, now - self._still_since, now - self._idle_since)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,8 +110,8 @@ def _sentence(seen: list[Seen], behind: list[Seen], still: float) -> str:
     if not behind:
         what, where = seen[0].beat["what"], seen[0].beat["where"]
         return (
-            f"all ranks have been at {what} for {duration(still)}, rank 0 at {where}, and none works: the link "
-            "between them is down, or all wait for something else"
+            f"all ranks have been at {what} for {duration(still)}, rank 0 at {where}, and none works: the "
+            "link between them is down, or all wait for something else"
         )
     first = behind[0]
     beat, place = first.beat, f"rank {first.rank} (process {first.beat['pid']} on {first.beat['host']})"

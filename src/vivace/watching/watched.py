@@ -63,8 +63,8 @@ def train(
         on_broken: where a watched step does not train the same model, ``stop`` with a checkpoint of the state
             before it, ``fallback`` to the reference from there on, or ``ignore`` it and only write it down.
 
-    Raises FolderError, CheckpointError, PlanError, JobError, Refused, Diverged, PromiseBroken and RankLost, on
-    all ranks alike.
+    Raises FolderError, CheckpointError, PlanError, JobError, Refused, Diverged, PromiseBroken and RankLost,
+    on all ranks alike.
     """
     options = training.Options(
         seed,
@@ -78,7 +78,14 @@ def train(
     )
     watched_by = _watching(watch, on_broken)
     return training.train(
-        job, plan, out=out, resume=resume, restart=restart, on_event=on_event, watched_by=watched_by, **vars(options)
+        job,
+        plan,
+        out=out,
+        resume=resume,
+        restart=restart,
+        on_event=on_event,
+        watched_by=watched_by,
+        **vars(options),
     )
 
 
