@@ -91,6 +91,6 @@ class Pace:
         self._told = slowest, part
         step = self._seconds / self._steps
         return (
-            f"rank {slowest} is {times(own[slowest] / max(others, 1e-9))} slower than the others, by its {part}"
-            f": they wait for it {duration(lost / self._steps)} of a step's {duration(step)}"
+            f"rank {slowest} is {times(own[slowest] / max(others, 1e-9))} slower than the others, by its "
+            f"{part}: they wait for it {duration(lost / self._steps)} of a step's {duration(step)}"
         )

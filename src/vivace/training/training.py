@@ -38,9 +38,9 @@ class Run:
     """What `train` did. `metric` and `loss` are the last ones; `seconds` and the speed are of this process.
 
     `interrupted_by` names the signal that asked for the stop, or ``deadline``; the run can then be resumed.
-    `damaged` are the samples that could not be read: index, path, error, and the times they were met. `metric_data` says
-    whether the metric is of ``validation`` or ``training`` data. `watched` is what watching its steps found
-    (see `vivace.train`), with a `sentence`; None without a plan.
+    `damaged` are the samples that could not be read: index, path, error, and the times they were met.
+    `metric_data` says whether the metric is of ``validation`` or ``training`` data. `watched` is what
+    watching its steps found (see `vivace.train`), with a `sentence`; None without a plan.
 
     `job` is its reference, where it was given as one; `does` says what each technique of `plan` does;
     `stepping_seconds` is the part of `seconds` that went into steps. `tuned` is what the ledger beside the
