@@ -157,12 +157,13 @@ class AnswerIsNo(VivaceError):
 
 class Diverged(AnswerIsNo):
     """The loss or the weights of a run are no longer finite, or far from where they began; the message names
-    the step. `may_pass`: taken again from the last good state, the same steps might go well.
+    the step. `may_pass`: taken again from the last good state, the same steps might go well; `what` is the
+    message without the advice.
     """
 
-    def __init__(self, message: str = "", *, may_pass: bool = False, **fields: Any) -> None:
+    def __init__(self, message: str = "", *, may_pass: bool = False, what: str = "", **fields: Any) -> None:
         super().__init__(message, **fields)
-        self.may_pass = may_pass
+        self.may_pass, self.what = may_pass, what
 
 
 class OutOfMemory(AnswerIsNo):

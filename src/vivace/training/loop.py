@@ -394,11 +394,12 @@ class Loop:
         epoch = min(self.position.epoch + 1, self.job.epochs)
         kept = f"step {self.saved.step} is the last good checkpoint" if self.saved.step else "none was saved"
         step = self.position.step + (where == "in")
+        found = f"{what} {where} step {step} (epoch {epoch})"
         return Diverged(
-            f"{what} {where} step {step} (epoch {epoch}): training stopped; "
-            f"{kept}; try a smaller learning rate, clipping in on_gradients, or a plan without 16-bit "
-            "numbers",
+            f"{found}: training stopped; {kept}; try a smaller learning rate, clipping in on_gradients, or a "
+            "plan without 16-bit numbers",
             may_pass=may_pass,
+            what=found,
         )
 
     def _end_epoch(self) -> None:

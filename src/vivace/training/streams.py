@@ -93,7 +93,9 @@ class StreamBoard:
     def read(self, rank: int, step: int) -> dict[str, Any] | None:
         """The streams of another rank after `step` steps, as `to_plain` gives them; None where unknown."""
         memory = self._others.get(rank)
-        for slot in range(2) if memory is not None else ():
+        if memory is None:
+            return None
+        for slot in range(2):
             at = slot * _SLOT_BYTES
             noted, *lengths = _HEAD.unpack_from(memory, at)
             if noted != step:

@@ -108,7 +108,9 @@ class Survival:
         self._watch(session)
 
     def _watch(self, session: Session) -> None:
-        careful = self.careful is not None and self.careful.close() is None
+        careful = self.careful
+        if careful is not None:
+            careful.close()
         self.session = session
         self._updating = False
         self._observing.close()
@@ -117,7 +119,7 @@ class Survival:
             observers["forward"] = self.own.in_forward
         self._observing.enter_context(session.seams.observed(**observers))
         self._before = Snapshot(session)
-        if careful:
+        if careful is not None:
             self.take_care()
 
     def _update(self, following: Callable[[], None]) -> None:

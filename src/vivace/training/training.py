@@ -132,7 +132,7 @@ def train(
         except Diverged as error:
             if not error.may_pass or options.on_nan != "rollback":
                 raise
-            text = str(error).partition(": training stopped")[0]
+            text = error.what
         plan, before = loop.session.plan, (loop.resumed_from_step, loop.progress.notices)
         del loop
         gc.collect()

@@ -12,6 +12,7 @@ from vivace.job import Job
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.training import training
+from vivace.training.loop import Changed, OnNan, Options
 from vivace.training.ranks import Ranks
 from vivace.training.training import Run
 from vivace.training.watch import Unwatched, Watch
@@ -31,8 +32,8 @@ def train(
     checkpoint_every_steps: int | None = None,
     rank_timeout_seconds: float = 300.0,
     deadline_seconds: float | None = None,
-    changed: training.Changed = "refuse",
-    on_nan: training.OnNan = "rollback",
+    changed: Changed = "refuse",
+    on_nan: OnNan = "rollback",
     on_event: OnEvent | None = None,
     watch: float = 0.01,
     on_broken: OnBroken = "stop",
@@ -66,27 +67,10 @@ def train(
     Raises FolderError, CheckpointError, PlanError, JobError, Refused, Diverged, PromiseBroken and RankLost,
     on all ranks alike.
     """
-    options = training.Options(
-        seed,
-        max_steps,
-        checkpoint_every_seconds,
-        checkpoint_every_steps,
-        rank_timeout_seconds,
-        deadline_seconds,
-        changed,
-        on_nan,
-    )
-    watched_by = _watching(watch, on_broken)
-    return training.train(
-        job,
-        plan,
-        out=out,
-        resume=resume,
-        restart=restart,
-        on_event=on_event,
-        watched_by=watched_by,
-        **vars(options),
-    )
+    first = (seed, max_steps, checkpoint_every_seconds, checkpoint_every_steps)
+    options = vars(Options(*first, rank_timeout_seconds, deadline_seconds, changed, on_nan))
+    options |= {"out": out, "resume": resume, "restart": restart, "on_event": on_event}
+    return training.train(job, plan, watched_by=_watching(watch, on_broken), **options)
 
 
 def _watching(share: float, on_broken: OnBroken) -> Callable[[Job, Plan, Machine, int, Ranks], Watch]:
