@@ -62,6 +62,7 @@ EXPORTS = {
     "Profiled",
     "PromiseBroken",
     "Ran",
+    "RankLost",
     "Refused",
     "Result",
     "Run",

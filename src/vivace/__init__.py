@@ -46,6 +46,7 @@ _HOME = {
     "SampleError": "vivace.errors",
     "PlanError": "vivace.errors",
     "FolderError": "vivace.errors",
+    "RankLost": "vivace.errors",
     "Refused": "vivace.errors",
     "CheckpointError": "vivace.errors",
     "AnswerIsNo": "vivace.errors",
@@ -106,6 +107,7 @@ if TYPE_CHECKING:
     from vivace.errors import OutOfMemory as OutOfMemory
     from vivace.errors import PlanError as PlanError
     from vivace.errors import PromiseBroken as PromiseBroken
+    from vivace.errors import RankLost as RankLost
     from vivace.errors import Refused as Refused
     from vivace.errors import SampleError as SampleError
     from vivace.errors import TechniqueWarning as TechniqueWarning

@@ -8,6 +8,7 @@
     │   └── FolderError         the output folder, its lock, or the disk below it
     ├── Refused                 a technique declines, with its reason
     ├── CheckpointError         no checkpoint of the run can be trusted
+    ├── RankLost                one of several ranks hangs, has died or never came; exit code 1
     ├── AnswerIsNo              the question was answered, and the answer is no; exit code 1
     │   ├── Diverged            training left the finite numbers
     │   ├── OutOfMemory         training does not fit, however small its pieces
@@ -27,6 +28,7 @@ from __future__ import annotations
 import difflib
 import enum
 import errno
+import signal
 from collections.abc import Iterable
 from typing import Any, ClassVar, Self
 
@@ -129,6 +131,24 @@ class CheckpointError(VivaceError):
     """No checkpoint of this run can be trusted."""
 
 
+class RankLost(VivaceError):
+    """One of several ranks hangs, has died, is cut off or never came; the message names it.
+
+    `interrupted_by` names the signal that asked for a stop meanwhile; the exit code is then its own.
+    """
+
+    fields = (*VivaceError.fields, "interrupted_by")
+
+    def __init__(self, message: str = "", *, interrupted_by: str = "", **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.interrupted_by = interrupted_by
+
+    @property
+    def exit_code(self) -> int:  # type: ignore[override]
+        """1, or 128 and the signal's number."""
+        return 128 + signal.Signals[self.interrupted_by] if self.interrupted_by else 1
+
+
 class AnswerIsNo(VivaceError):
     """The question was answered, and the answer is no (promise broken, budget cannot be met)."""
 
@@ -136,7 +156,14 @@ class AnswerIsNo(VivaceError):
 
 
 class Diverged(AnswerIsNo):
-    """The loss or the weights of a run are no longer finite; the message names the step."""
+    """The loss or the weights of a run are no longer finite, or far from where they began; the message names
+    the step. `may_pass`: taken again from the last good state, the same steps might go well; `what` is the
+    message without the advice.
+    """
+
+    def __init__(self, message: str = "", *, may_pass: bool = False, what: str = "", **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.may_pass, self.what = may_pass, what
 
 
 class OutOfMemory(AnswerIsNo):
@@ -199,6 +226,15 @@ _OUT_OF_MEMORY = (
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
 )
+_LOST_RANK = (
+    "gloo/transport",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "NCCL",
+    "Application timeout caused pair closure",
+    "was aborted",
+)
 _LOST_WORKER = ("DataLoader worker (pid", "received 0 items of ancdata")
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -208,6 +244,13 @@ def ran_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
+
+
+def is_broken_exchange(error: BaseException) -> bool:
+    """Did an exchange between ranks break, because another one or the link is gone?"""
+    if any(cls.__name__ in ("DistBackendError", "DistNetworkError") for cls in type(error).__mro__):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _LOST_RANK)
 
 
 def is_lost_worker(error: BaseException) -> bool:

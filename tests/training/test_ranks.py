@@ -7,8 +7,11 @@ import threading
 import pytest
 import torch.distributed as dist
 
+from vivace.errors import RankLost, is_broken_exchange
 from vivace.training import ranks
-from vivace.training.ranks import Ranks, agreed_name
+from vivace.training.meeting import agreed_name
+from vivace.training.rank_watch import open_sockets
+from vivace.training.ranks import Ranks
 
 
 def meet(store, world_size=3):
@@ -34,14 +37,30 @@ def test_each_attempt_agrees_on_a_name_of_its_own():
     assert len(set.union(*found)) == 4
 
 
-def test_what_a_dead_rank_0_has_published_is_not_believed(monkeypatch):
+def test_what_a_dead_rank_0_has_published_is_not_believed():
     store = dist.HashStore()
     meet(store, 2)
-    monkeypatch.setattr(ranks, "MEETING_SECONDS", 0.2)
     before = json.loads(store.get("vivace/names"))
-    with pytest.raises(TimeoutError, match="rank 1 has waited"):
-        agreed_name(store, 1, 2)
+    with pytest.raises(RankLost, match="rank 1 has waited 0 s for rank 0"):
+        agreed_name(store, 1, 2, 0.2)
     assert json.loads(store.get("vivace/names")) == before
+
+
+def test_ranks_that_do_not_come_are_named():
+    with pytest.raises(RankLost, match="ranks 1, 2 of 3 did not come within 0 s") as lost:
+        agreed_name(dist.HashStore(), 0, 3, 0.2)
+    assert lost.value.exit_code == 1
+    assert RankLost("x", interrupted_by="SIGTERM").exit_code == 143
+
+
+def test_a_broken_exchange_is_told_from_other_errors():
+    text = (
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"
+    )
+    assert is_broken_exchange(RuntimeError(text))
+    assert is_broken_exchange(dist.DistBackendError("x"))
+    assert not is_broken_exchange(RuntimeError("shapes differ"))
+    assert not is_broken_exchange(ValueError(text))
 
 
 def test_only_an_earlier_process_of_the_launch_counts_as_begun(monkeypatch):
@@ -57,10 +76,10 @@ def test_only_an_earlier_process_of_the_launch_counts_as_begun(monkeypatch):
 
 
 def test_connections_end_whoever_holds_them_and_listeners_stay():
-    before = ranks._open_sockets()
+    before = open_sockets()
     here, there = socket.socketpair()
     with here, there, socket.create_server(("127.0.0.1", 0)) as listener:
-        ranks._break(ranks._open_sockets() - before)
+        ranks._break(open_sockets() - before)
         assert there.recv(1) == b""
         with socket.create_connection(listener.getsockname(), timeout=60):
             listener.accept()[0].close()

@@ -322,17 +322,22 @@ def test_all_ranks_go_on_together_when_one_runs_out(ranks, fails):
 
 @pytest.fixture
 def torchrun(tmp_path):
-    """``(*options, out, **environment) -> (exit code, output)``: `vivace train` on two fresh ranks."""
+    """``(*options, out, job, more, **environment) -> (exit code, output)`` of `vivace train` on two ranks.
+
+    `options` are torchrun's, `more` those of `train`.
+    """
     agents = []
 
-    def start(*options, out, **environment):
+    def start(*options, out, job=f"{CROWDED}:job", more=(), **environment):
         (tmp_path / "ddp.toml").write_text(DDP)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        command += [*options, "-m", "vivace", "train", f"{CROWDED}:job", "--plan", str(tmp_path / "ddp.toml")]
+        command += [*options, "-m", "vivace", "train", job, "--plan", str(tmp_path / "ddp.toml"), *more]
         shared = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
         with (tmp_path / "output").open("w") as output:
             agents.append(
-                subprocess.Popen([*command, "--out", str(out)], env=shared, stdout=output, stderr=2)
+                subprocess.Popen(
+                    [*command, "--out", str(out)], env=shared, stdout=output, stderr=subprocess.STDOUT
+                )
             )
         try:
             code = agents[-1].wait(400)
@@ -369,14 +374,33 @@ def test_a_launch_of_torchrun_goes_on_when_one_rank_runs_out(ranks, torchrun, tm
 
 @pytest.mark.slow
 def test_a_rank_that_is_killed_costs_a_restart_and_no_bit(ranks, torchrun, tmp_path, digest):
-    """The restarted ranks find addresses of the dead, a folder with a run, and a plan other than theirs."""
+    """The restarted ranks find addresses of the dead, a folder with a run, and a plan other than theirs.
+
+    The rank that is left keeps the step that the dead one had begun to take, with that one's random streams.
+    """
     memory = {"FAILS": "backward", "FAILING_RANK": "1", "MOST": "2", "FAILS_AFTER": "3"}
     wanted, _ = ranks("wanted", DDP, **memory)
     out = tmp_path / "run"
     code, output = torchrun("--max-restarts", "1", out=out, DIES_AFTER="5", **memory)
     assert code == 0, output
-    assert json.loads((out / "run.json").read_text())["resumed_from_step"] == 3
+    assert json.loads((out / "run.json").read_text())["resumed_from_step"] == 5
     assert digest(out / "model.pt") == wanted
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_named_with_its_line_and_what_was_trained_is_kept(torchrun, tmp_path):
+    out, job = tmp_path / "run", f"{CROWDED.with_name('stuck.py')}:job"
+    code, output = torchrun(out=out, job=job, more=("--rank-timeout", "10s"))
+    assert code == 1, output
+    where = "has been at step 6 for 1"
+    (told,) = [line for line in output.splitlines() if line.startswith("vivace: rank 1 (process")]
+    assert where in told
+    assert "stands still at stuck.py:14 in loss; rank 0 waits for it: training stopped; step_5 in" in told
+    assert "vivace: rank 1, which the others have given up, ends itself at stuck.py:14 in loss" in output
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step_5"]
+    stacks = (out / "stacks.txt").read_text()
+    assert stacks.index("rank 0, process") < stacks.index("rank 1, process") < stacks.index("stuck.py")
+    assert "Fatal" not in output
 
 
 def test_the_hosts_memory_runs_out_on_one_rank(ranks):

@@ -267,8 +267,68 @@ class TestJobs:
 
         calls = iter(range(100))
         with pytest.raises(Diverged, match=r"the loss is nan at step 7 \(epoch 2\).*step 4 is the last good"):
-            train(tiny.make(loss=loss), out=tmp_path / "run", checkpoint_every_steps=1)
+            train(tiny.make(loss=loss), out=tmp_path / "run", checkpoint_every_steps=1, on_nan="stop")
         assert checkpoints(tmp_path / "run") == ["step_3", "step_4"]
+
+    @pytest.mark.parametrize("every", [None, 3])
+    def test_one_bad_step_is_taken_again_from_the_last_good_state(self, tmp_path, tiny, digest, every):
+        def loss(model, batch):
+            return tiny.loss(model, batch) * (float("nan") if next(calls) == 4 else 1.0)
+
+        calls = iter(range(100))
+        run = train(tiny.make(loss=loss), out=tmp_path / "run", checkpoint_every_steps=every)
+        train(tiny.make(), out=tmp_path / "clean", checkpoint_every_steps=every)
+        assert digest(tmp_path / "run" / "model.pt") == digest(tmp_path / "clean" / "model.pt")
+        back = "step 3" if every else "the beginning"
+        (notice,) = run.notices
+        assert f"epoch 2): back to {back}; from here on every number is checked" in notice
+        assert (run.steps, run.resumed_from_step) == (15, None)
+
+    @pytest.mark.parametrize(
+        ("bad", "told"),
+        [
+            ("output", r"the loss is nan: the first .* leave the module '1' \(Bad\) in step 6 \(epoch 2\)"),
+            ("loss", r"the loss is inf: what the model gives is finite: it is the loss"),
+            ("gradient", r"the gradient of '0.bias' is not finite, though the loss is"),
+        ],
+    )
+    def test_what_stays_bad_is_named(self, tmp_path, tiny, bad, told):
+        class Bad(torch.nn.Module):
+            def forward(self, x):
+                if bad == "gradient" and steps["now"] > 5:
+                    x.register_hook(lambda gradient: gradient * float("nan"))
+                return x * (float("nan") if bad == "output" and steps["now"] > 5 else 1.0)
+
+        def loss(model, batch):
+            steps["now"] = steps["now"] + 1 if model.training and torch.is_grad_enabled() else steps["now"]
+            found = torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+            return found * (float("inf") if bad == "loss" and steps["now"] > 5 else 1.0)
+
+        def reset(event):
+            if event.kind == "notice":
+                steps["now"] = 3  # of which the checkpoint is
+
+        steps = {"now": 0}
+        model = lambda: torch.nn.Sequential(torch.nn.Linear(6, 8), Bad(), torch.nn.Linear(8, 3))  # noqa: E731
+        job = tiny.make(loss=loss, model=model)
+        with pytest.raises(Diverged, match=told) as error:
+            train(job, out=tmp_path / "run", checkpoint_every_steps=3, on_event=reset)
+        assert "step 3 is the last good checkpoint" in str(error.value)
+
+    def test_a_loss_far_above_its_start_is_told_and_stopped_within_twenty_steps(self, tmp_path, tiny):
+        steps = iter(range(1, 1000))
+
+        def loss(model, batch):
+            return tiny.loss(model, batch) * (1.0 if next(steps) < 30 else grown)
+
+        told = []
+        job = tiny.make(loss=loss, epochs=20)
+        grown = 100.0
+        train(job, out=tmp_path / "a", max_steps=50, on_event=told.append)
+        assert sum("it diverges" in event.payload.get("text", "") for event in told) == 1
+        steps, grown = iter(range(1, 1000)), 1e6
+        with pytest.raises(Diverged, match=r", and began at 1\.\d+ at step (3\d|4\d)"):
+            train(job, out=tmp_path / "b")
 
     def test_errors_of_the_job_name_the_step(self, tmp_path, tiny):
         def loss(model, batch):

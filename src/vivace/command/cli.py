@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect as inspect_module
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,33 @@ Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks")]
 OnDevice = Annotated[
     str | None, typer.Option("--device", help="cpu, cuda or cuda:1; left out, the first that torch trains on")
 ]
+
+
+RankTimeout = Annotated[
+    str, typer.Option(metavar="TIME", help="of several ranks: how long to wait for one that hangs or is gone")
+]
+Deadline = Annotated[
+    str | None, typer.Option(metavar="TIME", help="stop with a checkpoint before so long a time, such as 2h")
+]
+
+
+def _seconds(option: str, text: str | None) -> float | None:
+    """An option's time, such as ``90s`` or ``2h``, in seconds. Raises InputError."""
+    from vivace.words import SECONDS, amount
+
+    seconds = amount(text, {"": 1.0, **SECONDS}) if text is not None else None
+    if seconds is None and text is not None:
+        raise InputError(f"{option} is '{text}'; it must be a time such as 90s, 30m or 2h")
+    return seconds
+
+
+def _require_alone(verb: str) -> None:
+    """Raises InputError where several ranks were started, each of which would do the same."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError(
+            f"{verb} works in one process, and {os.environ['WORLD_SIZE']} ranks were started: start it "
+            "without torchrun; train is what runs on several ranks"
+        )
 
 
 def _print_version(wanted: bool) -> None:
@@ -144,6 +172,7 @@ def profile(
     After -- stands any script, unmodified: vivace profile -- python train.py --epochs 3
     """
     with screen(as_json, quiet, debug, device) as shown:
+        _require_alone("profile")
         from vivace.inspection.gather import require_torch
 
         require_torch()  # before anything imports it
@@ -184,6 +213,7 @@ def tune(
 ) -> None:
     """Find the fastest plan that trains the same model."""
     with screen(as_json, quiet, debug, device) as shown:
+        _require_alone("tune")
         from vivace.command.endings import tuned
         from vivace.command.progress import TuneProgress
         from vivace.tuning import tune as run
@@ -218,6 +248,14 @@ def train(
     ] = False,
     seed: Annotated[int, typer.Option(help="of weights, data order and all randomness")] = 0,
     max_steps: Annotated[int | None, typer.Option(help="stop after so many steps in all")] = None,
+    changed: Annotated[
+        str, typer.Option(metavar="ok", help="resume though source or hyper-parameters have changed")
+    ] = "refuse",
+    on_nan: Annotated[
+        str, typer.Option(help="where the loss is no finite number: rollback (once) or stop")
+    ] = "rollback",
+    deadline: Deadline = None,
+    rank_timeout: RankTimeout = "5m",
     watch: Annotated[
         float, typer.Option(help="share of the time for repeating steps under the reference; 0: none")
     ] = 0.01,
@@ -248,6 +286,10 @@ def train(
                 restart=restart,
                 seed=seed,
                 max_steps=max_steps,
+                changed=changed,  # type: ignore[arg-type]
+                on_nan=on_nan,  # type: ignore[arg-type]
+                deadline_seconds=_seconds("--deadline", deadline),
+                rank_timeout_seconds=_seconds("--rank-timeout", rank_timeout) or 0.0,
                 on_event=progress,
                 watch=watch,
                 on_broken=on_broken,  # type: ignore[arg-type]  # train checks it
@@ -327,6 +369,7 @@ def verify(
 ) -> None:
     """Is the plan's promise kept, or the edited training still the same model? Exit code 1 if not."""
     with screen(as_json, quiet, debug, device) as out:
+        _require_alone("verify")
         from vivace.command.progress import VerifyProgress
         from vivace.verifying import verify as run
         from vivace.verifying.table import draw

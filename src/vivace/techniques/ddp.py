@@ -53,6 +53,11 @@ class DDP(Technique):
         build.require(dist.is_available() and dist.is_initialized(), ALONE)
         num_ranks = dist.get_world_size()
         build.require(num_ranks > 1, ALONE)
+        shapes: list[Any] = [None] * num_ranks
+        dist.all_gather_object(shapes, [(name, list(p.shape)) for name, p in model.named_parameters()])
+        build.require(
+            all(other == shapes[0] for other in shapes), "the ranks have different models: build one on all"
+        )
         build.require(any(p.requires_grad for p in model.parameters()), "no parameter is trained")
         if has_batch_norm(model):
             build.declare(Numerics.SEMANTICS, "BatchNorm takes its statistics over one rank's samples")

@@ -18,7 +18,14 @@ from typing import Any, NoReturn
 
 from vivace.errors import Refused
 
-TOPICS = {"compiler": "torch", "images": "PIL", "loaders": "torch", "modules": "torch", "tensors": "torch"}
+TOPICS = {
+    "compiler": "torch",
+    "groups": "torch",
+    "images": "PIL",
+    "loaders": "torch",
+    "modules": "torch",
+    "tensors": "torch",
+}
 DISTRIBUTIONS = {"PIL": "pillow"}  # where it is not called like its package
 
 

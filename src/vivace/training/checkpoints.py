@@ -7,6 +7,7 @@ and holds the size and sha256 of both and the facts under which a resumed run is
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -23,12 +24,14 @@ import torch
 from torch import nn
 
 from vivace.errors import CheckpointError, FolderError, is_full_disk
-from vivace.training.folder import sync_folder
+from vivace.files import open_own, read_own
+from vivace.training.folder import LEDGER, sync_folder
 
 FORMAT = 1
 MANIFEST = "MANIFEST.json"
 FILES = ("model.pt", "state.pt")
 _KEEP = 2
+_LATER = ("course",)  # facts that the manifests of earlier versions lack
 _NAME = re.compile(r"step_(\d{1,18})")
 _UNSAFE = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 _SLACK_BYTES = 1 << 20  # pickles, the zip's directory, the manifest
@@ -72,15 +75,17 @@ class Checkpoints:
     Args:
         folder: an existing folder that holds nothing else.
         facts: JSON types that every manifest repeats (versions, plan, job, seed).
+        ledger: a file outside of the folder that lists what was saved.
 
     Raises CheckpointError where the environment makes `torch.load` run code.
     """
 
-    def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, facts: dict[str, Any], ledger: Path | None = None) -> None:
         if os.environ.get(_UNSAFE, "0").lower() not in ("0", "", "false", "n", "no"):
             raise CheckpointError(f"{_UNSAFE} is set, so that a crafted checkpoint could run code: unset it")
         self.folder = folder
         self.facts = facts
+        self.ledger = ledger
         self._tried = False
 
     def save(self, position: Position, model: nn.Module, state: dict[str, Any]) -> Path:
@@ -104,8 +109,28 @@ class Checkpoints:
             raise self._explain(error, needed, position.step) from error
         read_manifest(target)
         self._try_once(target)
+        self._note(position)
         self._prune(target)
         return target
+
+    def _note(self, position: Position) -> None:
+        """Write down, outside of the checkpoints, that there was one."""
+        if self.ledger is None:
+            return
+        line = json.dumps({"step": position.step, "epoch": position.epoch + 1, "batch": position.batch})
+        with contextlib.suppress(OSError, FolderError):  # the checkpoint itself is whole
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            with os.fdopen(open_own(self.ledger, flags), "a", encoding="utf-8") as file:
+                file.write(line + "\n")
+
+    def _require_none_lost(self) -> None:
+        """Raises CheckpointError where there were checkpoints, and none is left."""
+        lines = read_own(self.ledger).splitlines() if self.ledger is not None else []
+        if lines:
+            raise CheckpointError(
+                f"the checkpoints in '{self.folder}' are gone ({LEDGER} lists {len(lines)}, the last of "
+                f"{_step_of(lines[-1])}): put them back, or train from zero again (--restart, restart=True)"
+            )
 
     def newest(self) -> Found | None:
         """The newest checkpoint whose manifest and hashes hold; None where there is none at all.
@@ -128,6 +153,7 @@ class Checkpoints:
                 f"no checkpoint in '{self.folder}' can be trusted ({'; '.join(skipped)}): put back an intact "
                 "copy, or train from zero again (--restart, restart=True)"
             )
+        self._require_none_lost()
         return None
 
     def _require_form(self, manifest: dict[str, Any]) -> None:
@@ -143,8 +169,13 @@ class Checkpoints:
         ):
             raise CheckpointError(f"{MANIFEST} holds no position that can be read")
         for key, value in self.facts.items():
+            if key in _LATER and key not in manifest:
+                continue
             if not isinstance(value, type(manifest.get(key))):
                 raise CheckpointError(f"{MANIFEST} holds no '{key}' that can be read")
+        course = manifest.get("course", {})
+        if not all(isinstance(text, str) for pair in course.items() for text in pair):
+            raise CheckpointError(f"{MANIFEST} holds no 'course' that can be read")
         if not all(isinstance(line, str) and ": " in line for line in manifest.get("job", ())):
             raise CheckpointError(f"{MANIFEST} holds no 'job' that can be read")
 
@@ -236,6 +267,13 @@ def read_manifest(path: Path) -> dict[str, Any]:
     for name in FILES:
         _verify(path / name, *expected[name])
     return manifest
+
+
+def _step_of(line: bytes) -> str:
+    try:
+        return f"step {json.loads(line)['step']:d}"
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "an unknown step"
 
 
 def _require_state(state: object) -> None:

@@ -18,6 +18,7 @@ from vivace.files import is_leftover, open_own, own_folder
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _LOCK = "lock"
 _PLAN = "plan.toml"
+LEDGER = "saved.jsonl"  # what was saved, beside the checkpoints
 _held: set[Path] = set()
 
 
@@ -32,11 +33,17 @@ class RunFolder:
         check_name(self.path.name)
         self._make()
         self._refuse_foreign(resume or restart)
+        if resume and self.plan.exists() and not self.checkpoints.exists():
+            raise FolderError(
+                f"the folder '{self.checkpoints}' is gone, and with it what the run had trained: put it "
+                "back, or train from zero again (--restart, restart=True)"
+            )
         self._lock = self._take_lock()
         try:
             own_folder(self.checkpoints)
             if restart:
                 shutil.rmtree(self.checkpoints, ignore_errors=True)
+                (self.path / LEDGER).unlink(missing_ok=True)
                 own_folder(self.checkpoints)
             _rehearse(self.checkpoints)
             for item in self.path.iterdir():

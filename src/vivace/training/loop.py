@@ -6,8 +6,9 @@ import dataclasses
 import math
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import psutil
 import torch
 
 from vivace.errors import Diverged, FolderError, JobError, OutOfMemory, PromiseBroken, VivaceError
@@ -20,28 +21,43 @@ from vivace.tensors.randomness import capture, derive, to_plain
 from vivace.tensors.trees import batch_size
 from vivace.torch_internals.modules import inner_schedules
 from vivace.training.checkpoints import Checkpoints, Found, Position
+from vivace.training.course import Fresh, course_of
 from vivace.training.evaluation import Evaluation
 from vivace.training.feed import Feed
+from vivace.training.finite import FAR, LOST, Growth
+from vivace.training.folder import LEDGER
+from vivace.training.pace import Pace
 from vivace.training.progress import Progress
-from vivace.training.ranks import Ranks
+from vivace.training.ranks import PATIENCE_SECONDS, Ranks, Stranded
 from vivace.training.resuming import compare, facts_of, load_into, load_streams, state_of
 from vivace.training.stopping import SIGNALS, StopRequest
+from vivace.training.stranded import leave
 from vivace.training.survival import Smaller, Survival
+from vivace.training.verdict import DATA_ENDED, Verdict
 from vivace.training.watch import Broken, Watch
 
 _LOOK_SECONDS = 0.5
 _MAX_BAD_LOOKS = 3
-_SIGNALS = ("", *SIGNALS)
+_GLANCE_STEPS = 16
+DEADLINE = "deadline"
+_REASONS = ("", DEADLINE, *SIGNALS)
+_SPARE_SECONDS = 5.0  # before a deadline, beside two steps and two saves
+Changed = Literal["refuse", "ok"]
+OnNan = Literal["rollback", "stop"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
     """How long to train and how often to save; see `vivace.train`."""
 
-    seed: int
-    max_steps: int | None
-    checkpoint_every_seconds: float
-    checkpoint_every_steps: int | None
+    seed: int = 0
+    max_steps: int | None = None
+    checkpoint_every_seconds: float = 600.0
+    checkpoint_every_steps: int | None = None
+    rank_timeout_seconds: float = PATIENCE_SECONDS
+    deadline_seconds: float | None = None
+    changed: Changed = "refuse"
+    on_nan: OnNan = "rollback"
 
 
 class Loop:
@@ -65,11 +81,13 @@ class Loop:
         if ranks.rank:
             seed_everything(derive(options.seed, "rank", ranks.rank))
         facts = facts_of(session, self.feed.own_loader, options.seed, ranks.world_size)
-        self.checkpoints = Checkpoints(path / "checkpoints", facts)
+        facts["course"] = course_of(job, session.optimizers or session.optimizer, self.scheduler)
+        self.checkpoints = Checkpoints(path / "checkpoints", facts, path / LEDGER)
         found = self.checkpoints.newest()
-        notice = compare(found.manifest, facts, path) if found is not None else ""
+        notice = self._compared(found, facts) if found is not None else ""
         self.resumed_from_step = found.position.step if found is not None else None
         self.position, self.saved = Position(), Position()
+        self.lost_streams: list[int] = []
         if found is not None:
             self._take_up(found)
         elif ranks.writes:
@@ -82,20 +100,32 @@ class Loop:
             self.progress.tell(EventKind.RESUME, step=self.position.step)
         for reason in found.skipped if found is not None else ():
             self.progress.notice(f"skipped a checkpoint: {reason}")
-        for text in filter(None, (notice, _counts_steps(job, self.scheduler))):
+        for text in filter(None, (notice, self._lost(), _counts_steps(job, self.scheduler))):
             self.progress.notice(text)
         self.evaluation = Evaluation(job, session, options.seed)
         self.survival = Survival(session, ranks)
+        self.pace = Pace()
+        if ranks.watch is not None:
+            ranks.watch.told_to(path, self.progress.notice)
         self.watch = watch
         self.stop = StopRequest(quiet_seconds=1.0 if ranks.world_size > 1 else 0.0)
         self.stopped_by = ""
         self.last_loss: Any = None
-        self.bad_looks = 0
+        self.bad_looks = self.glanced_at = 0
+        self.growth = Growth()
         self.samples = self.seen_samples = 0
-        self.stepping_seconds = 0.0
+        self.stepping_seconds = self.slowest_save = self.slowest_look = 0.0
         self.look_at_step = self.position.step + 1
         self.looked_at_step = self.position.step
         self.looked_at = self.saved_at = self.started_at = time.monotonic()
+
+    def repeat(self, why: str, resumed_from_step: int | None, notices: list[str]) -> None:
+        """Take again what ended in numbers that are not finite, and look at each before it counts."""
+        self.resumed_from_step = resumed_from_step
+        self.progress.notices[:] = notices
+        where = f"step {self.position.step}" if self.position.step else "the beginning"
+        self.progress.notice(f"{why}: back to {where}; from here on every number is checked")
+        self.survival.take_care()
 
     def run(self) -> None:
         """Train until the epochs, `max_steps` or a signal end it, with a checkpoint at the end."""
@@ -104,7 +134,15 @@ class Loop:
                 f"the ranks see different checkpoints in '{self.path}': it must lie on a disk that all share"
             )
         self.watch.begin(self.progress, self._steps_to_come())
-        with self.stop, self.feed:
+        self.survival.note(self.position.step)
+        with self.stop:
+            try:
+                self._train()
+            except Stranded:
+                raise leave(self.ranks, self.position.step, self.survival.inexact, self._save_alone) from None
+
+    def _train(self) -> None:
+        with self.feed:
             while self.position.epoch < self.job.epochs and not self._reached() and self._train_epoch():
                 self._end_epoch()
             self._require_health()
@@ -114,6 +152,15 @@ class Loop:
             self._evaluate()
             found = {"metric": self.position.metric, **self._metric_facts()}
             self.progress.log(EventKind.METRIC, {"step": self.position.step, **found})
+
+    def _compared(self, found: Found, facts: dict[str, Any]) -> str:
+        return compare(found.manifest, facts, self.path, changed_ok=self.options.changed == "ok")
+
+    def _lost(self) -> str:
+        if not self.lost_streams:
+            return ""
+        ranks = ", ".join(map(str, self.lost_streams))
+        return f"resumed, not bit-exact: the random streams of rank {ranks} were lost with it, and begin anew"
 
     def _in_one_step(self) -> bool:
         return len(set(self.ranks.gather(self.position.step))) == 1
@@ -135,12 +182,15 @@ class Loop:
         position = self.position
         batches = self.feed.batches(self.session, position)
         ended = True
+        self._fetches()
         for batch in batches:
             if batch is None:  # every sample of it is damaged, and skipped
                 position.batch += 1
                 self.damage.require_few(self.samples)
                 continue
+            self.survival.own.fetched()
             try:
+                self.ranks.at(f"step {position.step + 1}", position.step + 1)
                 self.last_loss = self._step(batch)
             except (Smaller, Broken) as other:
                 batches.close()
@@ -157,17 +207,26 @@ class Loop:
             if self.job.scheduler_every == "step":
                 for _ in range(self.feed.num_batches_in(position.batch, self._batches_per_step())):
                     self._step_scheduler()
+            self.survival.note(position.step)
             self._after_step()
             if self.stopped_by:
                 return False
+            self._fetches()
             if self._reached():
                 ended = next(batches, self) is self
                 break
         if position.batch == 0 or position.step == 0:
             why = self.damage.sentence()
             raise JobError(f"the Job's data() gave no batch in epoch {position.epoch + 1}; {why}".strip("; "))
+        self.ranks.at(f"{DATA_ENDED} in epoch {position.epoch + 1} after step {position.step}", position.step)
         self._take_stock()
         return ended and not self.stopped_by
+
+    def _fetches(self) -> None:
+        position = self.position
+        what = f"its data (batch {position.batch} of epoch {position.epoch + 1})"
+        self.ranks.at(what, position.step)
+        self.survival.own.fetches()
 
     def _batches_per_step(self) -> int:
         return self.session.build.facts.batches_per_step
@@ -176,7 +235,9 @@ class Loop:
         watched = self.watch.seconds
         try:
             loss = self.watch.step(self.session, self.position, batch, self.survival.step)
-        except (VivaceError, Smaller, Broken):
+        except Diverged as error:
+            raise self._diverged(str(error), "in") from None
+        except (VivaceError, Smaller, Broken, Stranded):
             raise
         except (Exception, SystemExit) as error:
             raise JobError(f"step {self.position.step + 1} of the training failed: {blame(error)}") from error
@@ -230,6 +291,7 @@ class Loop:
         return self.position.metric
 
     def _after_step(self) -> None:
+        self._glance()
         step, every = self.position.step, self.options.checkpoint_every_steps
         asked = self.ranks.world_size == 1 and self.stop.signal_name
         due = every is not None and step % every == 0
@@ -243,12 +305,21 @@ class Loop:
         self._look()
         self.damage.require_few(self.samples * self.ranks.world_size)
         late = time.monotonic() - self.saved_at >= self.options.checkpoint_every_seconds
-        mine = _SIGNALS.index(self.stop.signal_name)
+        mine = _REASONS.index(self.stop.signal_name or (DEADLINE if self._is_nearly_over() else ""))
         stop, save = self.ranks.largest(mine, late and self.ranks.writes)
-        self.stopped_by = _SIGNALS[int(stop)]
+        self.stopped_by = _REASONS[int(stop)]
         if (save or due) and not self.stopped_by and self._is_healthy():
             self._save()
             self._ask_for_order()
+
+    def _is_nearly_over(self) -> bool:
+        """Would the deadline pass before another look and a checkpoint?"""
+        limit = self.options.deadline_seconds
+        if limit is None:
+            return False
+        lived = time.time() - psutil.Process().create_time()
+        spare = min(_SPARE_SECONDS, 0.1 * limit)
+        return lived + 2 * (self.slowest_save + self.slowest_look) + spare >= limit
 
     def _ask_for_order(self) -> None:
         if self.ranks.writes and (text := self.feed.unordered()):
@@ -260,8 +331,11 @@ class Loop:
         position = self.position
         self.feed.require_one_stream(self.session, position)
         steps = position.step - self.looked_at_step
-        loss = self.ranks.mean(float(self.last_loss))
         seconds = max(time.monotonic() - self.looked_at, 1e-9)
+        rows = self.ranks.numbers(float(self.last_loss), seconds, *self.survival.own.take())
+        loss = sum(row[0] for row in rows) / len(rows)
+        if len(rows) > 1 and (text := self.pace.add([row[2:] for row in rows], steps, seconds)):
+            self.progress.notice(text)
         samples = (self.samples - self.seen_samples) * self.ranks.world_size
         self.stepping_seconds += seconds
         position.loss = loss if math.isfinite(loss) else None
@@ -270,12 +344,37 @@ class Loop:
         if self.session.build.facts.skipped_steps is not None:
             record["skipped_steps"] = int(self.session.build.facts.skipped_steps)
         self.progress.log(EventKind.STEP, record)
-        (slowest,) = self.ranks.largest(seconds)
+        slowest = max(row[1] for row in rows)
+        self.slowest_look = max(self.slowest_look, slowest)
         self.look_at_step = position.step + max(1, min(2 * steps, int(_LOOK_SECONDS / slowest * steps)))
         self._mark()
-        self.bad_looks = 0 if math.isfinite(loss) else self.bad_looks + 1
+        self._judge(loss)
+
+    def _judge(self, loss: float) -> None:
+        """Stop where the loss stays out of bounds; while it does, every step is looked at."""
+        grown = 1.0 if self.session.build.own_step else self.growth.times(loss)
+        bad = not math.isfinite(loss) or grown > LOST
+        self.bad_looks = self.bad_looks + 1 if bad else 0
+        if bad:
+            self.look_at_step = self.position.step + 1
         if self.bad_looks >= _MAX_BAD_LOOKS:
-            raise self._diverged(f"the loss is {loss}")
+            far = f", and began at {self.growth.first:.4g}" if math.isfinite(loss) else ""
+            raise self._diverged(f"the loss is {loss:.4g}{far}", may_pass=not math.isfinite(loss))
+        if grown > FAR and not self.growth.told:
+            self.growth.told = True
+            began = f"it began at {self.growth.first:.4g}"
+            self.progress.notice(f"the loss is {loss:.4g} at step {self.position.step}; {began}: it diverges")
+
+    def _glance(self) -> None:
+        """Between two looks see whether the loss, which all ranks have alike, calls for one now."""
+        build = self.session.build
+        alike = self.ranks.world_size == 1 or build.facts.ranks is not None
+        if not alike or self.position.step - max(self.glanced_at, self.looked_at_step) < _GLANCE_STEPS:
+            return
+        self.glanced_at = self.position.step
+        loss = float(self.last_loss)
+        if not math.isfinite(loss) or (not build.own_step and self.growth.times(loss) > FAR):
+            self.look_at_step = self.position.step
 
     def _mark(self) -> None:
         """Speed is counted from here: neither evaluation nor saving belongs to a step."""
@@ -289,14 +388,18 @@ class Loop:
 
     def _require_health(self) -> None:
         if not self._is_healthy():
-            raise self._diverged("the loss or a weight is not finite")
+            raise self._diverged("the loss or a weight is not finite", may_pass=True)
 
-    def _diverged(self, what: str) -> Diverged:
+    def _diverged(self, what: str, where: str = "at", *, may_pass: bool = False) -> Diverged:
         epoch = min(self.position.epoch + 1, self.job.epochs)
         kept = f"step {self.saved.step} is the last good checkpoint" if self.saved.step else "none was saved"
+        step = self.position.step + (where == "in")
+        found = f"{what} {where} step {step} (epoch {epoch})"
         return Diverged(
-            f"{what} at step {self.position.step} (epoch {epoch}): training stopped; "
-            f"{kept}; try a smaller learning rate, clipping in on_gradients, or a plan without 16-bit numbers"
+            f"{found}: training stopped; {kept}; try a smaller learning rate, clipping in on_gradients, or a "
+            "plan without 16-bit numbers",
+            may_pass=may_pass,
+            what=found,
         )
 
     def _end_epoch(self) -> None:
@@ -322,6 +425,7 @@ class Loop:
         if position.metric_step == position.step:
             return
         value = None
+        self.ranks.at(f"its metric after step {position.step}", position.step)
         with self.ranks.together():
             if self.ranks.writes:
                 value = self.evaluation.metric()
@@ -336,15 +440,10 @@ class Loop:
 
     def _save(self) -> None:
         began = time.monotonic()
+        self.ranks.at(f"the checkpoint of step {self.position.step}", self.position.step)
         streams = self.ranks.gather(to_plain(capture(self.device)))
         self.position.log_bytes = self.progress.num_bytes
-        state = {
-            "optimizer": state_of(self.session.optimizer),
-            "scheduler": state_of(self.scheduler),
-            "techniques": state_of(self.session.build.kept),
-            "streams": streams,
-            "data": self.feed.state(self.session, self.position),
-        }
+        state = self._state(streams)
         with self.ranks.together():
             if self.ranks.writes:
                 path = self.checkpoints.save(self.position, state_of(self.session.built), state)
@@ -354,18 +453,45 @@ class Loop:
                 )
         self.saved = dataclasses.replace(self.position)
         self.saved_at = time.monotonic()
+        self.slowest_save = max(self.slowest_save, self.saved_at - began)
         self._mark()
+
+    def _state(self, streams: list[Any]) -> dict[str, Any]:
+        return {
+            "optimizer": state_of(self.session.optimizer),
+            "scheduler": state_of(self.scheduler),
+            "techniques": state_of(self.session.build.kept),
+            "streams": streams,
+            "data": self.feed.state(self.session, self.position),
+        }
+
+    def _save_alone(self, verdict: Verdict) -> Path | None:
+        """A checkpoint without the other ranks, whose random streams this one knows where they run here."""
+        position = self.position
+        if not position.step or not self._is_healthy():
+            return None
+        if position == self.saved:
+            return self.checkpoints.folder / f"step_{position.step}"
+        log = self.path / "metrics.jsonl"
+        position.log_bytes = log.stat().st_size if log.is_file() else 0
+        streams = [self.survival.board.read(rank, position.step) for rank in range(self.ranks.world_size)]
+        streams[self.ranks.rank] = to_plain(capture(self.device))
+        return self.checkpoints.save(position, state_of(self.session.built), self._state(streams))
 
     def _take_up(self, found: Found) -> None:
         """Go on where a checkpoint stands."""
         state = found.state
+        fresh = Fresh(self.session.optimizers or self.session.optimizer, self.scheduler)
         load_into(self.session.built, found.model, "the model")
         load_into(self.session.optimizer, state["optimizer"], "the optimizer")
         load_into(self.scheduler, state["scheduler"], "the scheduler")
+        fresh.take(found.manifest.get("course", {}), self.checkpoints.facts["course"])
         load_into(self.session.build.kept, state["techniques"], "the plan's techniques")
         self.feed.place = state.get("data")
-        if self.ranks.rank < len(state["streams"]):
-            load_streams(state["streams"][self.ranks.rank], self.device)
+        streams = state["streams"]
+        if self.ranks.rank < len(streams) and streams[self.ranks.rank] is not None:
+            load_streams(streams[self.ranks.rank], self.device)
+        self.lost_streams = [rank for rank, one in enumerate(streams) if one is None]
         self.position = found.position
         self.saved = dataclasses.replace(self.position)
 

@@ -5,28 +5,35 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import json
 import os
 import signal
 import socket
-import stat
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from vivace.errors import PlanError, VivaceError
+from vivace.errors import PlanError, RankLost, VivaceError, is_broken_exchange
 from vivace.plan import Plan
-from vivace.technique import registry
+from vivace.technique import Stage, registry
+from vivace.training.meeting import agreed_name, launch_store
+from vivace.training.rank_watch import WHY_SECONDS, Activity, RankWatch, open_sockets
+from vivace.training.verdict import BUSY_TIMES
 
+PATIENCE_SECONDS = 300.0
 _PR_SET_PDEATHSIG = 1
 _PROCESS = uuid.uuid4().hex
 NEWS_SECONDS = 2.0
-MEETING_SECONDS = 1800.0
+
+
+class Stranded(Exception):
+    """An exchange with the other ranks broke: one of them, or the link to it, is gone."""
 
 
 class Ranks:
@@ -35,17 +42,32 @@ class Ranks:
     Args:
         store: torchrun's store, through which the ranks meet in a process group; None where there is none, or
             where the person's own code has made the group.
+        patience: the seconds for which the others wait where one rank does not go on.
+
+    Where an exchange breaks, `Stranded` is raised.
     """
 
-    def __init__(self, rank: int = 0, world_size: int = 1, store: Any = None) -> None:
+    def __init__(
+        self, rank: int = 0, world_size: int = 1, store: Any = None, patience: float = PATIENCE_SECONDS
+    ) -> None:
         self.rank = rank
         self.world_size = world_size
+        self.patience = patience
+        self.watch: RankWatch | None = None
+        self.activity = Activity()
         self._launch, self._generation = store, 0
         self._store: Any = None
+        self._own: Any = None  # for agreements, so that none is taken for an exchange of gradients
+        self._connections = set[tuple[int, int]]()
         if store is not None and world_size > 1:
-            name = agreed_name(store, rank, world_size)
+            name = agreed_name(store, rank, world_size, patience)
             self._store = dist.PrefixStore(f"vivace/{name}", store)  # type: ignore[attr-defined]
             self._join()
+            self.watch = RankWatch(self._store, rank, world_size, patience, self.cut)
+            self.watch.activity = self.activity
+            self.watch.start()
+        elif world_size > 1:
+            self._own = dist.new_group(backend="gloo")
 
     def began_before(self, what: str) -> bool:
         """Did an earlier attempt of this torchrun launch call `begin`? Its store outlives its attempts."""
@@ -75,10 +97,25 @@ class Ranks:
             time.sleep(0.05)
         return True
 
+    def leave(self, error: BaseException) -> None:
+        """Tell the others why this rank ends before the training does, and torchrun who began it."""
+        if self.watch is None or isinstance(error, RankLost):
+            return
+        self.watch.farewell(str(error) or type(error).__name__)
+        if isinstance(error, Exception):
+            get_error_handler().record_exception(error)
+
+    def close(self) -> None:
+        """Leave the process group for good."""
+        if self.watch is not None:
+            self.watch.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
     def regroup(self) -> None:
         """Leave the process group, which breaks exchanges that wait for this rank, and meet in a new one."""
         if self._store is not None:
-            everyone = dist.group.WORLD
+            everyone, self._own = dist.group.WORLD, None
             assert everyone is not None
             with contextlib.suppress(RuntimeError):  # backends that cannot are left by closing them
                 everyone.abort()
@@ -90,42 +127,66 @@ class Ranks:
             self._join()
 
     def _join(self) -> None:
-        before = _open_sockets()
+        before, longest = open_sockets(), timedelta(seconds=self.patience * (BUSY_TIMES + 1))
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
             store=dist.PrefixStore(str(self._generation), self._store),  # type: ignore[attr-defined]
             rank=self.rank,
             world_size=self.world_size,
+            timeout=longest,
         )
-        self._connections = _open_sockets() - before
+        self._own = dist.new_group(backend="gloo", timeout=longest)
+        self._connections = open_sockets() - before
+
+    def cut(self) -> None:
+        """Break every exchange in which this rank stands; called from a thread beside it."""
+        if torch.cuda.is_available() and dist.group.WORLD is not None:
+            with contextlib.suppress(RuntimeError):
+                dist.group.WORLD.abort()
+        _break(self._connections)
+
+    def at(self, what: str, step: int) -> None:
+        """Let the others know what this rank does from here on; `step` steps were begun."""
+        self.activity.set(what, step)
+
+    @contextmanager
+    def _agreement(self) -> Iterator[None]:
+        self.activity.agreements += 1
+        try:
+            yield
+        except RuntimeError as error:
+            raise Stranded(str(error)) from None
 
     @property
     def writes(self) -> bool:
         """Is this the rank that writes files and reports progress?"""
         return self.rank == 0
 
+    def numbers(self, *values: float) -> list[list[float]]:
+        """The values of every rank, in the order of ranks."""
+        own = torch.tensor(values, dtype=torch.float64)
+        if self.world_size == 1:
+            return [own.tolist()]
+        found = [torch.empty_like(own) for _ in range(self.world_size)]
+        with self._agreement():
+            dist.all_gather(found, own, group=self._own)
+        return [row.tolist() for row in found]
+
     def largest(self, *values: float) -> list[float]:
         """For each value the largest over all ranks."""
-        if self.world_size == 1:
-            return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-        return list(tensor.tolist())
+        return [max(column) for column in zip(*self.numbers(*values), strict=True)]
 
     def mean(self, value: float) -> float:
         """The mean of `value` over all ranks."""
-        if self.world_size == 1:
-            return value
-        tensor = torch.tensor(value, dtype=torch.float64)
-        dist.all_reduce(tensor)
-        return float(tensor) / self.world_size
+        return sum(row[0] for row in self.numbers(value)) / self.world_size
 
     def gather(self, thing: Any) -> list[Any]:
         """What every rank handed in, in the order of ranks."""
         if self.world_size == 1:
             return [thing]
         found: list[Any] = [None] * self.world_size
-        dist.all_gather_object(found, thing)
+        with self._agreement():
+            dist.all_gather_object(found, thing, group=self._own)
         return found
 
     def from_first(self, thing: Any) -> Any:
@@ -147,49 +208,13 @@ class Ranks:
             raise first
 
 
-def agreed_name(store: Any, rank: int, world_size: int) -> str:
-    """A name that the processes which meet now share, and no earlier attempt of the same launch had.
-
-    torchrun keeps one store over all attempts, in which addresses of the dead remain, and its count of
-    restarts differs from node to node. Each process posts a name of its own; rank 0 publishes those that it
-    sees, and the others believe a list in which their own stands. Raises TimeoutError.
-    """
-    own, deadline = uuid.uuid4().hex, time.monotonic() + MEETING_SECONDS
-    store.set(f"vivace/here/{rank}", own)
-    while time.monotonic() < deadline:
-        if rank == 0:
-            keys = [f"vivace/here/{other}" for other in range(world_size)]
-            names = [store.get(key).decode() if store.check([key]) else "" for key in keys]
-            store.set("vivace/names", json.dumps(names))
-            if all(store.check([f"vivace/{own}/agreed/{other}"]) for other in range(1, world_size)):
-                return own
-        elif store.check(["vivace/names"]):
-            names = json.loads(store.get("vivace/names"))
-            if names[rank : rank + 1] == [own]:
-                store.set(f"vivace/{names[0]}/agreed/{rank}", "")
-                return str(names[0])
-        time.sleep(0.02)
-    raise TimeoutError(f"rank {rank} has waited {MEETING_SECONDS:.0f} s for the other {world_size - 1}")
-
-
-def _open_sockets() -> set[tuple[int, int]]:
-    """Descriptor and inode of each socket of this process."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed again
-            status = os.fstat(int(name))
-            if stat.S_ISSOCK(status.st_mode):
-                found.add((int(name), status.st_ino))
-    return found
-
-
 def _break(connections: set[tuple[int, int]]) -> None:
     """End these connections for both sides, whoever still holds the object that opened them.
 
     A process group closes its own only when its last reference goes, and default arguments of functions
     (``group=group.WORLD`` in torch.distributed.nn and elsewhere) keep one for ever.
     """
-    for descriptor, _ in connections & _open_sockets():
+    for descriptor, _ in connections & open_sockets():
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
             listens = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
             if not listens:  # gloo aborts the process where its listener ends
@@ -197,17 +222,18 @@ def _break(connections: set[tuple[int, int]]) -> None:
 
 
 @contextmanager
-def joined(plan: Plan) -> Iterator[Ranks]:
+def joined(plan: Plan, patience: float = PATIENCE_SECONDS) -> Iterator[Ranks]:
     """The ranks that torchrun started, joined in a process group until the end; else this process alone.
 
-    Raises PlanError where several ranks would train without the technique that averages their gradients.
+    Raises PlanError where several ranks would train without the technique that averages their gradients, and
+    RankLost where some do not come within `patience` seconds.
     """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size == 1:
         torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        yield Ranks(store=_launch_store() if torchrun else None)
+        yield Ranks(store=launch_store(0, 1, patience) if torchrun else None)
         return
-    if not any(technique.card.averages_ranks for technique in plan.techniques):
+    if not averages(plan):
         able = " or ".join(f"[techniques.{c.name}]" for c in registry.everything() if c.card.averages_ranks)
         raise PlanError(
             f"{world_size} ranks were started, but the plan ({plan}) would train {world_size} separate "
@@ -219,13 +245,34 @@ def joined(plan: Plan) -> Iterator[Ranks]:
     if dist.is_initialized():
         yield Ranks(dist.get_rank(), dist.get_world_size())
         return
-    store = _launch_store()
+    rank = int(os.environ["RANK"])
+    ranks = Ranks(rank, world_size, launch_store(rank, world_size, patience), patience)
     try:
-        yield Ranks(int(os.environ["RANK"]), world_size, store)
+        yield ranks
+    except (Stranded, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not is_broken_exchange(error):
+            ranks.leave(error)
+            raise
+        why = ranks.watch.why(WHY_SECONDS) if ranks.watch is not None else None
+        raise RankLost(f"{why.sentence if why else 'another rank is gone'}; no training was lost") from None
+    except BaseException as error:
+        ranks.leave(error)
+        raise
     finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        ranks.close()
 
 
-def _launch_store() -> Any:
-    return next(dist.rendezvous("env://"))[0]  # type: ignore[attr-defined]
+def averages(plan: Plan) -> bool:
+    """Do several ranks under this plan train one model?"""
+    return any(technique.card.averages_ranks for technique in plan.techniques)
+
+
+def for_so_many(plan: Plan, world_size: int) -> Plan:
+    """The plan of a run that goes on with another number of processes: the techniques of several ranks go
+    where one is left, and the one that averages gradients comes where there are several.
+    """
+    if world_size == 1:
+        return Plan([one for one in plan.techniques if one.card.stage != Stage.PARALLEL])
+    if averages(plan):
+        return plan
+    return plan.adding(next(cls() for cls in registry.everything() if cls.card.averages_ranks))

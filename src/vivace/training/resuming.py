@@ -15,6 +15,8 @@ from vivace.plan import Plan
 from vivace.session.opening import items_of
 from vivace.session.session import Session
 from vivace.tensors.randomness import from_plain, restore
+from vivace.training.course import differences
+from vivace.training.ranks import for_so_many
 
 _BIT_EXACT_FACTS = ("torch", "device", "world_size", "threads")
 
@@ -38,12 +40,13 @@ def _device_name(device: torch.device) -> str:
     return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type
 
 
-def compare(then: dict[str, Any], now: dict[str, Any], folder: Path) -> str:
+def compare(then: dict[str, Any], now: dict[str, Any], folder: Path, *, changed_ok: bool) -> str:
     """An empty string where the run goes on bit for bit, or a sentence on why it cannot.
 
-    Raises PlanError, JobError or InputError with the exact difference where it would be another training.
+    Raises PlanError, JobError or InputError with the exact difference where it would be another training;
+    with `changed_ok` a changed source or hyper-parameter only stands in the sentence.
     """
-    if then["plan_id"] != now["plan_id"]:
+    if then["plan_id"] != now["plan_id"] and not _differ_in_ranks(then, now):
         difference = ", ".join(Plan.loads(then["plan"]).diff(Plan.loads(now["plan"])))
         raise PlanError(
             f"the run in '{folder}' trains under another plan (changed: {difference}): resume with its own "
@@ -58,8 +61,25 @@ def compare(then: dict[str, Any], now: dict[str, Any], folder: Path) -> str:
         raise InputError(
             f"the run in '{folder}' has seed {then['seed']}, not {now['seed']}: resume with its own"
         )
-    changed = [f"{key} {then[key]} -> {now[key]}" for key in _BIT_EXACT_FACTS if then[key] != now[key]]
+    course = differences(then.get("course", now["course"]), now["course"])
+    if course and not changed_ok:
+        raise JobError(
+            f"the job of the run in '{folder}' has changed ({'; '.join(course[:6])}): resume with the job it "
+            "was started with, choose a new name, or accept the change with --changed ok (changed='ok')"
+        )
+    changed = [*course[:6]]
+    if then["plan_id"] != now["plan_id"]:
+        changed += Plan.loads(then["plan"]).diff(Plan.loads(now["plan"]))
+    changed += [f"{key} {then[key]} -> {now[key]}" for key in _BIT_EXACT_FACTS if then[key] != now[key]]
     return f"resumed, not bit-exact: {', '.join(changed)}" if changed else ""
+
+
+def _differ_in_ranks(then: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Is the plan the same but for what the number of processes decides?"""
+    if then["world_size"] == now["world_size"]:
+        return False
+    one, other = (for_so_many(Plan.loads(facts["plan"]), 1).id for facts in (then, now))
+    return one == other
 
 
 def state_of(thing: object) -> Any:

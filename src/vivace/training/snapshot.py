@@ -65,6 +65,11 @@ class _StreamNotes:
             end = time.perf_counter()
             self._due = end + (end - begin) / MOST_SHARE
 
+    def now(self) -> dict[str, Any]:
+        """The streams after a step. Those that no step moves are as they were noted last."""
+        host = self._host if self._host and not self._move else host_state()
+        return {**host, **torch_state(self._device)}
+
     def put_back(self) -> str:
         if not self._fresh and not same_host_state(self._host, host_state()):
             return "Python's or NumPy's random stream began to move, in this step or one shortly before"

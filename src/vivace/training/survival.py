@@ -14,15 +14,18 @@ from typing import Any
 
 import torch
 
-from vivace.errors import JobError, OutOfMemory, ran_out_of_memory
+from vivace.errors import Diverged, JobError, OutOfMemory, is_broken_exchange, ran_out_of_memory
 from vivace.job import Batch
 from vivace.plan import Plan
 from vivace.session.session import Session
 from vivace.technique import Numerics, registry
 from vivace.tensors.modules import has_batch_norm
 from vivace.tensors.trees import batch_size
-from vivace.training.ranks import Ranks
+from vivace.training.finite import Careful, NotFinite, first_bad_module
+from vivace.training.pace import Own
+from vivace.training.ranks import Ranks, Stranded
 from vivace.training.snapshot import Snapshot
+from vivace.training.streams import StreamBoard
 
 
 class Smaller(Exception):
@@ -39,12 +42,15 @@ class Survival:
     def __init__(self, session: Session, ranks: Ranks) -> None:
         self.ranks = ranks
         self.inexact = ""
+        self.careful: Careful | None = None
+        self.own = Own()
+        self.board = StreamBoard(ranks)
         self._observing = contextlib.ExitStack()
         self._watch(session)
 
     def step(self, batch: Batch) -> Any:
         """One step of the session. Raises Smaller on all ranks where it must be taken again under another
-        plan, and OutOfMemory where nothing smaller is left.
+        plan, OutOfMemory where nothing smaller is left, and Stranded where another rank is gone.
 
         `inexact` then says why what the step had changed could not be put back; empty where it was.
         """
@@ -53,9 +59,15 @@ class Survival:
         self._before.take()
         try:
             return self.session.step(batch)
+        except NotFinite as error:
+            self._free()
+            self._before.put_back()
+            where = first_bad_module(self.session, batch)
+            raise Diverged(f"{error}: {where}") from None
         except Exception as error:
             own = ran_out_of_memory(error)
-            if not own and not self.ranks.heard():
+            stranded = not own and not self.ranks.heard()
+            if stranded and (self.ranks.world_size == 1 or not is_broken_exchange(error)):
                 raise
             traceback.clear_frames(error.__traceback__)  # they hold tensors, whoever keeps the error
             if own and not self._updating:
@@ -65,7 +77,27 @@ class Survival:
             )
         self._free()
         self.inexact = self._before.put_back()  # while the plan is open: closing one may replace buffers
+        if stranded:
+            self.inexact = self.inexact or self._changed()
+            raise Stranded
         raise self._smaller(batch, reason)
+
+    def _changed(self) -> str:
+        """What a step whose exchange broke has changed for good; empty where it can be taken again."""
+        build = self.session.build
+        if self._updating or build.facts.updates_in_backward != self._updates:
+            return "the weights were being updated"
+        queued = build.device.type != "cpu"
+        return "the update may have run after the exchange on the device" if queued else ""
+
+    def note(self, step: int) -> None:
+        """Let the other ranks of this machine know the random streams after `step` steps."""
+        if self.ranks.watch is not None:
+            self.board.write(step, self._before.streams.now())
+
+    def take_care(self) -> None:
+        """From here on look at every step's numbers before they reach the weights."""
+        self.careful = Careful(self.session)
 
     def keep_streams(self) -> None:
         """Note the random streams as they are now: `resume` goes on with them."""
@@ -77,14 +109,24 @@ class Survival:
         self._watch(session)
 
     def _watch(self, session: Session) -> None:
+        careful = self.careful
+        if careful is not None:
+            careful.close()
         self.session = session
         self._updating = False
         self._observing.close()
-        self._observing.enter_context(session.seams.observed(update=self._update))
+        observers: dict[str, Callable[..., Any]] = {"update": self._update}
+        if self.ranks.world_size > 1:
+            observers["forward"] = self.own.in_forward
+        self._observing.enter_context(session.seams.observed(**observers))
         self._before = Snapshot(session)
+        if careful is not None:
+            self.take_care()
 
     def _update(self, following: Callable[[], None]) -> None:
         self._updating = True
+        if self.ranks.watch is not None:
+            self.board.foresee(self._before.streams.now())
         following()
 
     def _free(self) -> None:

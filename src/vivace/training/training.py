@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import gc
 import json
 import os
 import signal
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from vivace import words
-from vivace.errors import InputError
+from vivace.errors import Diverged, InputError
 from vivace.events import EventKind, OnEvent
 from vivace.files import replace_file
 from vivace.inspection import inspect
@@ -27,8 +29,8 @@ from vivace.pages.sameness import sameness
 from vivace.plan import Plan
 from vivace.session.opening import call, start
 from vivace.training.folder import RunFolder
-from vivace.training.loop import Loop, Options
-from vivace.training.ranks import Ranks, joined
+from vivace.training.loop import DEADLINE, Changed, Loop, OnNan, Options
+from vivace.training.ranks import Ranks, for_so_many, joined
 from vivace.training.resuming import state_of
 from vivace.training.tuned import found_by_tune
 from vivace.training.watch import Unwatched, Watch
@@ -38,10 +40,10 @@ from vivace.training.watch import Unwatched, Watch
 class Run:
     """What `train` did. `metric` and `loss` are the last ones; `seconds` and the speed are of this process.
 
-    `interrupted_by` names the signal that asked for the stop; the run can then be resumed. `damaged` are the
-    samples that could not be read: index, path, error, and the times they were met. `metric_data` says
-    whether the metric is of ``validation`` or ``training`` data. `watched` is what watching its steps found
-    (see `vivace.train`), with a `sentence`; None without a plan.
+    `interrupted_by` names the signal that asked for the stop, or ``deadline``; the run can then be resumed.
+    `damaged` are the samples that could not be read: index, path, error, and the times they were met.
+    `metric_data` says whether the metric is of ``validation`` or ``training`` data. `watched` is what
+    watching its steps found (see `vivace.train`), with a `sentence`; None without a plan.
 
     `job` is its reference, where it was given as one; `does` says what each technique of `plan` does;
     `stepping_seconds` is the part of `seconds` that went into steps. `tuned` is what the ledger beside the
@@ -99,8 +101,11 @@ class Run:
 
     @property
     def exit_code(self) -> int:
-        """What a command that trained ends with: 0, or 128 and the signal's number, 130 after Ctrl-C."""
-        return 128 + signal.Signals[self.interrupted_by] if self.interrupted_by else 0
+        """What a command that trained ends with: 0, or 128 and the signal's number: 130 after Ctrl-C, and at
+        a deadline what SIGTERM would give.
+        """
+        name = "SIGTERM" if self.interrupted_by == DEADLINE else self.interrupted_by
+        return 128 + signal.Signals[name] if name else 0
 
     def to_dict(self) -> dict[str, Any]:
         """The document that ``vivace train --json`` prints."""
@@ -118,47 +123,85 @@ def train(
     out: str | os.PathLike[str] = "runs/train",
     resume: bool = False,
     restart: bool = False,
-    seed: int = 0,
-    max_steps: int | None = None,
-    checkpoint_every_seconds: float = 600.0,
-    checkpoint_every_steps: int | None = None,
     on_event: OnEvent | None = None,
     watched_by: Callable[[Job, Plan, Machine, int, Ranks], Watch] = _unwatched,
+    **settings: Any,
 ) -> Run:
-    """Train a job; see `vivace.train`, which is this with a sentinel.
+    """Train a job; see `vivace.train`, which is this with a sentinel. `settings` are those of `Options`.
 
     `watched_by` makes who looks at the steps, of the job, its plan, the machine, the seed and the ranks,
     before the job is opened.
     """
-    options = Options(seed, max_steps, checkpoint_every_seconds, checkpoint_every_steps)
+    options = Options(**settings)
     _check(options, resume=resume, restart=restart)
     path = Path(out).absolute()
     own_plan = path / "plan.toml"
     given = (job, None if plan is None or isinstance(plan, Plan) else Path(plan).absolute())
     job, plan = _loaded(job, plan if plan is not None or not (resume and own_plan.exists()) else own_plan)
-    with joined(plan) as ranks, ExitStack() as stack:
+    if resume:
+        plan = for_so_many(plan, int(os.environ.get("WORLD_SIZE", "1")))
+    with joined(plan, options.rank_timeout_seconds) as ranks, ExitStack() as stack:
         if ranks.began_before(str(path)):
             resume, restart = True, False
+            options = dataclasses.replace(options, changed="ok")  # nobody is there to be asked
             if own_plan.exists():
-                plan = Plan.load(own_plan)  # a smaller one than was given, where a step ran out of memory
+                # A smaller one than was given, where a step ran out of memory.
+                plan = for_so_many(Plan.load(own_plan), ranks.world_size)
         with ranks.together():
             if ranks.writes:
                 stack.enter_context(RunFolder(path, resume=resume, restart=restart))
                 ranks.begin(str(path))
         with ranks.together():
             machine = inspect()
-            watch = watched_by(job, plan, machine, seed, ranks)
-            session = stack.enter_context(start(job, plan, machine, seed=seed))
+        opened = partial(_opened, job, machine, ranks, path, on_event, watched_by)
+        try:
+            with opened(plan, options) as loop:
+                loop.run()
+                run = _write_results(loop, machine, *given)
+            return _handed_on(loop, run)
+        except Diverged as error:
+            if not error.may_pass or options.on_nan != "rollback":
+                raise
+            text = error.what
+        plan, before = loop.session.plan, (loop.resumed_from_step, loop.progress.notices)
+        del loop
+        gc.collect()
+        with opened(plan, dataclasses.replace(options, changed="ok")) as loop:
+            loop.repeat(text, *before)
+            loop.run()
+            run = _write_results(loop, machine, *given)
+        return _handed_on(loop, run)
+
+
+def _handed_on(loop: Loop, run: Run) -> Run:
+    """What came of it, after the job has been told: by now the plan has left the model."""
+    if loop.job.on_trained is not None and loop.ranks.writes and not run.interrupted:
+        call(loop.job, "on_trained", loop.session.built, loop.path)
+    return run
+
+
+@contextmanager
+def _opened(
+    job: Job,
+    machine: Machine,
+    ranks: Ranks,
+    path: Path,
+    on_event: OnEvent | None,
+    watched_by: Callable[[Job, Plan, Machine, int, Ranks], Watch],
+    plan: Plan,
+    options: Options,
+) -> Iterator[Loop]:
+    """The loop of a run in `path`, where its newest checkpoint stands or at its beginning."""
+    with ExitStack() as stack:
+        with ranks.together():
+            watch = watched_by(job, plan, machine, options.seed, ranks)
+            session = stack.enter_context(start(job, plan, machine, seed=options.seed))
         with ranks.together():
             loop = Loop(job, session, ranks, path, options, on_event, watch)
         stack.callback(lambda: loop.session.close())  # which may be another one by then
         if machine.passed_over:
             loop.progress.notice(machine.passed_over)
-        loop.run()
-        run, writes = _write_results(loop, machine, *given), ranks.writes
-    if job.on_trained is not None and writes and not run.interrupted:  # the plan has left the model by now
-        call(job, "on_trained", loop.session.built, path)
-    return run
+        yield loop
 
 
 def _loaded(job: Job | str, plan: Plan | str | os.PathLike[str] | None) -> tuple[Job, Plan]:
@@ -174,10 +217,15 @@ def _loaded(job: Job | str, plan: Plan | str | os.PathLike[str] | None) -> tuple
 def _check(options: Options, *, resume: bool, restart: bool) -> None:
     if resume and restart:
         raise InputError("resume goes on and restart trains from zero: give one of them, not both")
-    for name in ("max_steps", "checkpoint_every_seconds", "checkpoint_every_steps"):
+    positive = ("max_steps", "checkpoint_every_seconds", "checkpoint_every_steps", "rank_timeout_seconds")
+    for name in (*positive, "deadline_seconds"):
         value = getattr(options, name)
         if value is not None and not value > 0:
             raise InputError(f"{name} must be more than 0, not {value!r}")
+    if options.changed not in get_args(Changed):
+        raise InputError(f"changed is one of {', '.join(get_args(Changed))}, not '{options.changed}'")
+    if options.on_nan not in get_args(OnNan):
+        raise InputError(f"on_nan is one of {', '.join(get_args(OnNan))}, not '{options.on_nan}'")
     if options.seed < 0:
         raise InputError(f"the seed must be 0 or more, not {options.seed}")
 

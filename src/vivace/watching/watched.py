@@ -12,6 +12,7 @@ from vivace.job import Job
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.training import training
+from vivace.training.loop import Changed, OnNan, Options
 from vivace.training.ranks import Ranks
 from vivace.training.training import Run
 from vivace.training.watch import Unwatched, Watch
@@ -29,6 +30,10 @@ def train(
     max_steps: int | None = None,
     checkpoint_every_seconds: float = 600.0,
     checkpoint_every_steps: int | None = None,
+    rank_timeout_seconds: float = 300.0,
+    deadline_seconds: float | None = None,
+    changed: Changed = "refuse",
+    on_nan: OnNan = "rollback",
     on_event: OnEvent | None = None,
     watch: float = 0.01,
     on_broken: OnBroken = "stop",
@@ -36,44 +41,36 @@ def train(
     """Train `job` under `plan` in the run folder `out`, on top of strict fp32.
 
     Writes plan.toml, metrics.jsonl (epochs counted from 1), tensorboard/, checkpoints/, at the end model.pt
-    (your own `state_dict` keys) and run.json. Ctrl-C, SIGTERM, SIGHUP (a lost terminal) or
-    SIGUSR1 (Slurm) stops after the current step with a checkpoint. Ranks that torchrun starts again resume by
-    themselves.
-
-    Under a plan some steps are watched: repeated from the same state under the reference, and compared. That
-    changes no number of the run.
+    (your own `state_dict` keys) and run.json. Ctrl-C, SIGTERM, SIGHUP (a lost terminal) or SIGUSR1 (Slurm)
+    stops after the current step with a checkpoint. Ranks that torchrun starts again resume by themselves.
+    Under a plan some steps are repeated under the reference and compared, which changes no number of the run.
 
     Args:
         job: a Job, or a reference such as ``train.py:job``.
         plan: how to train, or its file; left out, a resumed run keeps its plan, a new one has none.
         out: the run folder; new or empty, unless `resume` or `restart`.
-        resume: go on from the newest checkpoint that holds; from zero where there is none yet.
+        resume: go on from the newest checkpoint that holds; from zero where there was none yet.
         restart: delete the folder's checkpoints and train from zero.
         seed: of the weights, the data order and all randomness.
         max_steps: stop after so many steps in all, counted over resumed parts too.
         checkpoint_every_seconds: the most time that a kill can cost.
         checkpoint_every_steps: write one after each so many steps too.
+        rank_timeout_seconds: how long the others wait for one of several ranks that hangs or is gone.
+        deadline_seconds: stop with a checkpoint before this process has lived so long.
+        changed: ``ok`` resumes with another source or other hyper-parameters than the run began with.
+        on_nan: where the loss is no finite number, ``rollback`` once to the last good state, or ``stop``.
         on_event: called with a `vivace.Event` as the run goes on (on rank 0).
         watch: the share of the run's time that watching may take, the first step apart; 0: watch nothing.
         on_broken: where a watched step does not train the same model, ``stop`` with a checkpoint of the state
             before it, ``fallback`` to the reference from there on, or ``ignore`` it and only write it down.
 
-    Raises FolderError, CheckpointError, PlanError, JobError, Refused, Diverged and PromiseBroken, on all
-    ranks alike.
+    Raises FolderError, CheckpointError, PlanError, JobError, Refused, Diverged, PromiseBroken and RankLost,
+    on all ranks alike.
     """
-    return training.train(
-        job,
-        plan,
-        out=out,
-        resume=resume,
-        restart=restart,
-        seed=seed,
-        max_steps=max_steps,
-        checkpoint_every_seconds=checkpoint_every_seconds,
-        checkpoint_every_steps=checkpoint_every_steps,
-        on_event=on_event,
-        watched_by=_watching(watch, on_broken),
-    )
+    first = (seed, max_steps, checkpoint_every_seconds, checkpoint_every_steps)
+    options = vars(Options(*first, rank_timeout_seconds, deadline_seconds, changed, on_nan))
+    options |= {"out": out, "resume": resume, "restart": restart, "on_event": on_event}
+    return training.train(job, plan, watched_by=_watching(watch, on_broken), **options)
 
 
 def _watching(share: float, on_broken: OnBroken) -> Callable[[Job, Plan, Machine, int, Ranks], Watch]:

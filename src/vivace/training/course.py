@@ -1,0 +1,153 @@
+"""What of a job decides the course of its training beside shapes: source, hyper-parameters, schedule."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import hashlib
+import inspect
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vivace.job import Job
+from vivace.session.opening import parts_of
+from vivace.torch_internals.modules import inner_schedules
+
+_SOURCE = "source of "
+_MOST_FILES, _MOST_BYTES, _MOST_LETTERS = 200, 1 << 20, 60
+_LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+
+
+def course_of(job: Job, optimizer: Any, scheduler: Any) -> dict[str, str]:
+    """What is compared when a run is resumed, by the words in which a difference is told.
+
+    Of the source counts what Python makes of it: neither comments nor layout. It is that of the files in
+    which the Job's functions stand, and of the modules loaded from the same folders.
+    """
+    found = {f"{_SOURCE}{path.name}": digest for path in _files_of(job) if (digest := _digest(path))}
+    for number, one in enumerate(parts_of(optimizer, torch.optim.Optimizer)):
+        for place, group in enumerate(one.param_groups):
+            where = _where(number, place, len(one.param_groups))
+            found |= {f"{where} {key}": _short(value) for key, value in group.items() if key != "params"}
+    for number, one in enumerate(_schedules(scheduler)):
+        where = f"scheduler{number or ''}"
+        found[where] = type(one).__name__
+        found |= {f"{where} {key}": _short(value) for key, value in one.state_dict().items() if _plain(value)}
+    return {**found, "epochs": str(job.epochs), "scheduler_every": job.scheduler_every}
+
+
+def differences(then: dict[str, str], now: dict[str, str]) -> list[str]:
+    """What has changed, as ``lr: 0.1 -> 0.2``. A module that only one of both has loaded is no change."""
+    found = []
+    for key in {**then, **now}:
+        before, after = then.get(key), now.get(key)
+        source = key.startswith(_SOURCE)
+        if before == after or (source and None in (before, after)):
+            continue
+        found.append(key if source else f"{key}: {before or 'none'} -> {after or 'none'}")
+    return found
+
+
+def _files_of(job: Job) -> list[Path]:
+    functions = [getattr(job, field.name) for field in dataclasses.fields(job)]
+    own = {path for function in functions if callable(function) and (path := _file_of(function)) is not None}
+    folders = {path.parent for path in own}
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file.endswith(".py") and folders & set(Path(file).parents):
+            own.add(Path(file))
+    return sorted(path for path in own if _is_persons(path))[:_MOST_FILES]
+
+
+def _file_of(function: Any) -> Path | None:
+    while isinstance(function, functools.partial):
+        function = function.func
+    try:
+        return Path(inspect.getfile(inspect.unwrap(function))).absolute()
+    except TypeError:  # of C, or an object with __call__
+        kind = type(function)
+        module = sys.modules.get(kind.__module__)
+        file = getattr(module, "__file__", None)
+        return Path(file).absolute() if file is not None else None
+
+
+def _is_persons(path: Path) -> bool:
+    return path.is_file() and not any(path.is_relative_to(folder) for folder in _LIBRARIES)
+
+
+def _digest(path: Path) -> str:
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            return ""
+        text = ast.dump(ast.parse(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return ""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain(value: Any) -> bool:
+    kinds = (int, float, str, bool, type(None))
+    return isinstance(value, kinds) or (
+        isinstance(value, (list, tuple)) and all(isinstance(one, kinds) for one in value)
+    )
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        value = value.tolist()
+    return (repr(value) if _plain(value) else type(value).__name__)[:_MOST_LETTERS]
+
+
+class Fresh:
+    """The hyper-parameters of an optimizer and its schedules before a state is loaded."""
+
+    def __init__(self, optimizer: Any, scheduler: Any) -> None:
+        self._optimizers = parts_of(optimizer, torch.optim.Optimizer)
+        self._schedules = _schedules(scheduler)
+        self._groups = [
+            [{key: value for key, value in group.items() if key != "params"} for group in one.param_groups]
+            for one in self._optimizers
+        ]
+        self._states = [one.state_dict() for one in self._schedules]
+
+    def take(self, then: dict[str, str], now: dict[str, str]) -> None:
+        """What the person has changed counts from here on, though the loaded state says otherwise.
+
+        A changed learning rate scales the present one and what schedules reckon from.
+        """
+        changed = {key for key in now if key in then and then[key] != now[key]}
+        for number, (one, groups) in enumerate(zip(self._optimizers, self._groups, strict=True)):
+            for place, fresh in enumerate(groups):
+                where = _where(number, place, len(groups))
+                for key in fresh:
+                    if f"{where} {key}" in changed:
+                        self._set(one.param_groups[place], key, fresh[key], then[f"{where} {key}"])
+        for number, (schedule, state) in enumerate(zip(self._schedules, self._states, strict=True)):
+            new = {key: state[key] for key in state if f"scheduler{number or ''} {key}" in changed}
+            schedule.load_state_dict({**schedule.state_dict(), **new})
+
+    def _set(self, group: dict[str, Any], key: str, value: Any, before: str) -> None:
+        if key != "lr":
+            group[key] = value
+            return
+        ratio = float(value) / float(before) if float(before) else 1.0
+        group["lr"] = group["lr"] * ratio if float(before) else value
+        if "initial_lr" in group:
+            group["initial_lr"] = group["initial_lr"] * ratio
+        for schedule in self._schedules:
+            for part in [schedule, *inner_schedules(schedule)]:
+                part.base_lrs = [base * ratio for base in getattr(part, "base_lrs", [])]
+
+
+def _where(number: int, place: int, num_groups: int) -> str:
+    return f"optimizer{number or ''}{f' group {place}' if num_groups > 1 else ''}"
+
+
+def _schedules(scheduler: Any) -> list[Any]:
+    parts = scheduler if isinstance(scheduler, (list, tuple)) else [scheduler]
+    return [one for one in parts if hasattr(one, "state_dict") and hasattr(one, "load_state_dict")]

@@ -1,0 +1,68 @@
+"""What a rank does when an exchange with the others breaks: say why, and keep what was trained."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vivace.errors import FolderError, RankLost
+from vivace.training.rank_watch import WHY_SECONDS
+from vivace.training.ranks import Ranks
+from vivace.training.verdict import Verdict
+
+ELECTION_SECONDS = 5.0
+KEEPING_SECONDS = 60.0
+
+
+def leave(ranks: Ranks, step: int, lost: str, save: Callable[[Verdict], Path | None]) -> RankLost:
+    """Let one of the ranks that are left keep the state after `step` steps; returns what to raise.
+
+    Args:
+        lost: why the state of this rank is no more that after `step` steps; empty where it is.
+        save: writes a checkpoint of this rank's state alone, or returns None where there is nothing to keep.
+    """
+    watch = ranks.watch
+    verdict = watch.why(WHY_SECONDS) if watch is not None else Verdict((), "another rank is gone")
+    if watch is not None:
+        watch.post(f"stood/{ranks.rank}", json.dumps([step, not lost]))
+    left = _those_left(ranks, verdict)
+    right = {rank: at for rank, (at, is_right) in left.items() if is_right}
+    furthest = max(right.values(), default=-1)
+    writer = next((rank for rank in sorted(right) if right[rank] == furthest), None)
+    kept = ""
+    if writer == ranks.rank:
+        try:
+            path = save(verdict)
+            kept = f"{path.name} in '{path.parent}' was kept: go on with --resume" if path is not None else ""
+        except FolderError as error:
+            kept = f"{error}"
+        if watch is not None:
+            watch.post("kept", kept or "nothing")
+            watch.end_stopped(verdict.ranks)
+    elif writer is not None and watch is not None:
+        deadline = time.monotonic() + KEEPING_SECONDS
+        while not (kept := watch.read("kept")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+    elif watch is not None:
+        watch.post("kept", "nothing")
+    rest = kept if kept and kept != "nothing" else "go on from the last checkpoint with --resume"
+    return RankLost(f"{verdict.sentence}: training stopped; {rest}", interrupted_by=verdict.signal)
+
+
+def _those_left(ranks: Ranks, verdict: Verdict) -> dict[int, Any]:
+    """The ranks that stand before the same question, each with its step and whether its state is right."""
+    watch = ranks.watch
+    if watch is None:
+        return {}
+    found: dict[int, Any] = {}
+    expected = set(range(ranks.world_size)) - set(verdict.ranks)
+    deadline = time.monotonic() + ELECTION_SECONDS
+    while set(found) != expected and time.monotonic() < deadline:
+        for rank in expected - set(found):
+            if text := watch.read(f"stood/{rank}"):
+                found[rank] = json.loads(text)
+        time.sleep(0.05)
+    return found

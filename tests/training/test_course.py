@@ -1,0 +1,104 @@
+"""What has changed in a job between two parts of a run: told, refused, or taken over."""
+
+import json
+
+import pytest
+import torch
+
+import vivace
+from vivace.errors import CheckpointError, FolderError, InputError, JobError
+from vivace.training.course import differences
+
+JOB = """
+import torch, vivace
+from helper import rate
+
+def loss(model, batch):
+    return model(batch).square().mean(){more}
+
+job = vivace.Job(
+    model=lambda: torch.nn.Linear(3, 1),
+    data=lambda: [torch.ones(4, 3)] * 6,
+    loss=loss,
+    optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=rate, momentum={momentum}),
+    scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, {step}, 0.5),
+    epochs=4,
+)
+"""
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """``(**changes) -> Run``: six steps of a job of which the file is written anew, then the rest."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+
+    def start(resume=True, more="", momentum=0.9, step=2, rate=0.1, comment="", **options):
+        import sys
+
+        (tmp_path / "helper.py").write_text(f"rate = {rate}{comment}\n")
+        (tmp_path / "job.py").write_text(JOB.format(more=more, momentum=momentum, step=step))
+        for name in [name for name in sys.modules if name == "helper" or name.startswith("vivace_job_")]:
+            del sys.modules[name]
+        job = f"{tmp_path / 'job.py'}:job"
+        return vivace.train(job, out=tmp_path / "run", resume=resume, **options)
+
+    start(resume=False, max_steps=6)
+    return start
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"more": " + 1"}, r"has changed \(source of job\.py\)"),
+        ({"rate": 0.2}, r"source of helper\.py; optimizer lr: 0\.1 -> 0\.2"),
+        ({"momentum": 0.5}, r"optimizer momentum: 0\.9 -> 0\.5"),
+        ({"step": 3}, r"scheduler step_size: 2 -> 3"),
+    ],
+)
+def test_a_change_is_refused_with_what_it_is_and_told_where_it_is_accepted(train, changes, told):
+    with pytest.raises(JobError, match=rf"{told}.*--changed ok"):
+        train(**changes)
+    run = train(**changes, changed="ok", max_steps=7)
+    assert run.steps == 7
+    assert run.notices[0].startswith("resumed, not bit-exact: source of ")
+
+
+def test_comments_and_layout_are_no_change(train):
+    assert train(comment="   # a tenth").notices == ()
+
+
+def test_an_accepted_learning_rate_counts_from_there_on(train, tmp_path):
+    train(rate=0.3, changed="ok", max_steps=13)
+    state = torch.load(tmp_path / "run" / "checkpoints" / "step_13" / "state.pt", weights_only=True)
+    assert state["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.15)  # after two epochs of four
+    assert state["scheduler"]["base_lrs"] == [pytest.approx(0.3)]
+
+
+def test_a_module_that_only_one_of_both_has_loaded_is_no_change():
+    then, now = {"source of a.py": "1", "epochs": "3"}, {"source of b.py": "2", "epochs": "4", "lr": "0.1"}
+    assert differences(then, now) == ["epochs: 3 -> 4", "lr: none -> 0.1"]
+
+
+def test_checkpoints_that_are_gone_are_no_new_start(train, tmp_path):
+    run = tmp_path / "run"
+    assert [json.loads(line)["step"] for line in (run / "saved.jsonl").read_text().splitlines()] == [6]
+    (run / "checkpoints" / "step_6").rename(tmp_path / "step_6")
+    with pytest.raises(CheckpointError, match=r"are gone \(saved\.jsonl lists 1, the last of step 6\)"):
+        train()
+    (run / "checkpoints").rmdir()
+    with pytest.raises(FolderError, match=r"checkpoints' is gone, and with it what the run had trained"):
+        train()
+    assert train(resume=False, restart=True).resumed_from_step is None
+    assert len((run / "saved.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_deadline_stops_with_a_checkpoint_and_no_success(train, tmp_path):
+    run = train(deadline_seconds=1e-3)
+    assert (run.interrupted, run.interrupted_by, run.exit_code) == (True, "deadline", 143)
+    assert run.steps == 7
+    with pytest.raises(InputError, match="deadline_seconds must be more than 0"):
+        train(deadline_seconds=0.0)
+    for name in ("changed", "on_nan"):
+        with pytest.raises(InputError, match=f"{name} is one of .*, not 'maybe'"):
+            train(**{name: "maybe"})

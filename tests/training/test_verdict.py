@@ -1,0 +1,95 @@
+"""Whom the ranks wait for, judged from their beats on a clock of the test's own."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from vivace.training.verdict import Sight, has_died, is_stopped, judge
+
+PATIENCE = 300.0
+
+
+def beat(number, at, what="step 41", work=0.0, asked="", pid=None, host="elsewhere"):
+    fields = {"number": number, "at": at, "changes": sum(at), "what": what, "work": work, "asked": asked}
+    return {**fields, "where": "job.py:12 in loss", "pid": pid or os.getpid(), "host": host}
+
+
+def watched(seconds, *ranks, patience=PATIENCE):
+    """The judgement after so many seconds in which each rank sent ``rank(second)``."""
+    sights = [Sight(rank, 0.0) for rank in range(len(ranks))]
+    for second in range(seconds + 1):
+        last = [rank(second) for rank in ranks]
+        seen = [sight.see(one, float(second)) for sight, one in zip(sights, last, strict=True)]
+    return judge(seen, patience)
+
+
+def waits(second):
+    return beat(second, [41, 7, 90])
+
+
+def test_nothing_is_said_while_any_rank_goes_on():
+    assert watched(500, waits, lambda second: beat(second, [second, 7, 80])) == (None, False)
+    assert watched(20, waits, lambda second: beat(second, [41, 7, 80])) == (None, False)
+
+
+@pytest.mark.parametrize("seconds", [35, 299, 301])
+def test_the_rank_behind_is_named_with_its_line_and_given_up_after_the_patience(seconds):
+    verdict, ends = watched(seconds, waits, lambda second: beat(second, [41, 7, 89]))
+    assert verdict.ranks == (1,)
+    assert "has been at step 41" in verdict.sentence
+    assert "stands still at job.py:12 in loss; rank 0 waits for it" in verdict.sentence
+    assert ends == (seconds > PATIENCE)
+
+
+def test_a_rank_that_works_gets_twelve_times_as_long():
+    works = lambda second: beat(second, [41, 7, 89], work=0.5 * second)  # noqa: E731
+    assert watched(200, waits, works) == (None, False)
+    verdict, ends = watched(400, waits, works)
+    assert "works at job.py:12" in verdict.sentence
+    assert not ends
+    assert watched(3700, waits, works)[1]
+
+
+def test_a_silent_rank_is_lost_though_it_was_not_behind():
+    verdict, ends = watched(40, lambda s: beat(s, [41, 7, 89]), lambda s: beat(0, [41, 7, 90]), patience=30)
+    assert verdict.ranks == (1,)
+    assert "no sign of life for 40" in verdict.sentence
+    assert ends
+
+
+def test_a_request_to_stop_is_heard_by_all_within_seconds():
+    verdict, ends = watched(9, lambda s: {**waits(s), "asked": "SIGTERM"}, lambda s: beat(s, [41, 7, 89]))
+    assert (verdict.ranks, verdict.signal, ends) == ((1,), "SIGTERM", True)
+
+
+def test_data_that_end_on_one_rank_are_waited_for_in_vain():
+    ended = "the end of its data in epoch 1 after step 40"
+    verdict, ends = watched(9, waits, lambda second: beat(second, [40, 8, 88], ended))
+    assert verdict.ranks == (1,)
+    assert "give every rank data of one length" in verdict.sentence
+    assert ends
+
+
+def test_where_all_wait_alike_the_link_is_down():
+    verdict, _ = watched(40, waits, waits)
+    assert verdict.ranks == ()
+    assert "all ranks have been at step 41 for 40.0 s, rank 0 at job.py:12 in loss" in verdict.sentence
+    compiles = lambda second: beat(second, [1, 7, 9], work=0.5 * second)  # noqa: E731
+    assert watched(200, compiles, compiles) == (None, False)
+
+
+def test_what_the_kernel_says_of_a_process():
+    here = socket.gethostname()
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"]) as child:
+        of_child = beat(1, [0], pid=child.pid, host=here)
+        assert not has_died(of_child)
+        assert not has_died({**of_child, "host": "elsewhere", "pid": 2**22 + 1})
+        child.send_signal(19)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        assert is_stopped(of_child)
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert has_died(of_child)
