@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect as inspect_module
 import os
 import sys
 from functools import partial
@@ -12,32 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vivace.command.options import AsJson, Debug, Details, JobName, OnDevice, Quiet, app
 from vivace.command.screen import Screen, screen
 from vivace.errors import AnswerIsNo, InputError, VivaceError
 
 if TYPE_CHECKING:
     from vivace.machine import Machine
-
-HELP = """Makes a PyTorch training job faster, proves that it is still the same model, and trains it.
-
-JOB is path/to/file.py:name, package.module:name, or the name of a built-in recipe."""
-
-app = typer.Typer(
-    help=HELP,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-LONGEST_UNBROKEN = 24  # characters of a table's cell
-JobName = Annotated[str, typer.Argument(metavar="JOB", help="file.py:name, module:name, or a recipe")]
-AsJson = Annotated[bool, typer.Option("--json", help="print one JSON document on standard output")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="no progress, no tables")]
-Details = Annotated[bool, typer.Option("--details", help="all that the page holds, before the answer")]
-Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks")]
-OnDevice = Annotated[
-    str | None, typer.Option("--device", help="cpu, cuda or cuda:1; left out, the first that torch trains on")
-]
-
 
 RankTimeout = Annotated[
     str, typer.Option(metavar="TIME", help="of several ranks: how long to wait for one that hangs or is gone")
@@ -447,143 +426,6 @@ def advise(
 
 
 @app.command()
-def compress(
-    job: JobName,
-    run: Annotated[Path, typer.Option(metavar="DIR", help="--out of the train whose weights are meant")],
-    margin: Annotated[
-        str, typer.Option(help="what the metric may lose: a share such as 0.5%, or a difference")
-    ] = "0.5%",
-    objective: Annotated[str, typer.Option("--for", help="latency, throughput or size")] = "latency",
-    batch: Annotated[
-        int | None, typer.Option(help="samples of a call; left out, 1, and 32 for throughput")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="folder for the page and the forms' files")] = Path(
-        "runs/compress"
-    ),
-    details: Details = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
-) -> None:
-    """Find the form of a trained model that is really faster on this processor, and no worse. Exit code 1 if
-    there is none."""
-    with screen(as_json, quiet, debug, "cpu") as shown:
-        from vivace.command.progress import CompressProgress
-        from vivace.compressing import compress as find
-        from vivace.compressing.table import draw
-
-        with CompressProgress(quiet) as progress:
-            result = find(
-                job, run=run, margin=margin, objective=objective, batch=batch, out=out, on_event=progress
-            )
-        shown.document(result.to_dict())
-        shown.show(lambda console: draw(result, console, details=details))
-        shown.exit_code = result.exit_code
-
-
-@app.command()
-def export(
-    source: Annotated[
-        Path | None, typer.Argument(metavar="DIR", help="--out of a compress or a train; or give --plan")
-    ] = None,
-    to: Annotated[
-        str, typer.Option(help="a runtime: onnx, openvino, aoti, torch; words: torch, transformers, ...")
-    ] = "torch",
-    plan: Annotated[
-        str | None, typer.Option(metavar="P", help="print a plan as the Python of torch or a trainer")
-    ] = None,
-    job: Annotated[
-        str | None, typer.Option(metavar="JOB", help="left out, the job that the folder names")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="folder for the file and its model card")] = Path("runs/export"),
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
-) -> None:
-    """Write a trained model for a runtime, and prove in a fresh process that the file is the model. Exit code
-    1 if not. With --plan: print the plan in the words of torch, transformers, lightning or accelerate."""
-    with screen(as_json, quiet, debug, "cpu") as shown:
-        from vivace.exporting import export as write
-        from vivace.exporting import in_words
-        from vivace.exporting.answering import answer
-        from vivace.pages.answer import ending
-
-        if (source is None) == (plan is None):
-            raise InputError("export takes either the folder of a trained model or --plan with a plan file")
-        if plan is not None:
-            text = in_words(plan, to)
-            shown.document({"to": to, "python": text})
-            shown.text(text)
-            return
-        assert source is not None
-        result = write(source, to=to, job=job, out=out)
-        shown.document(result.to_dict())
-        shown.show(lambda console: ending(answer(result), console))
-        shown.exit_code = result.exit_code
-
-
-@app.command()
-def sweep(
-    job: JobName,
-    ranges: Annotated[
-        list[str], typer.Argument(metavar="name=range ...", help="lr=1e-4..1e-1:log width=32,64 depth=2..6")
-    ],
-    trials: Annotated[int, typer.Option(help="how many, those of a resumed sweep counted")] = 60,
-    seeds: Annotated[
-        int, typer.Option(help="the best three are trained again under so many other seeds; 0: not at all")
-    ] = 3,
-    seed: Annotated[int, typer.Option(help="of the search, and of every trial")] = 0,
-    plan: Annotated[Path | None, typer.Option(help="train every trial under this plan")] = None,
-    workers: Annotated[
-        int | None, typer.Option(help="trials at a time; left out, one a core, or one on a GPU")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="folder for journal, runs, page and best.py")] = Path(
-        "runs/sweep"
-    ),
-    resume: Annotated[bool, typer.Option("--resume", help="go on with the sweep in that folder")] = False,
-    against: Annotated[
-        str | None, typer.Option(help="weigh the metric against seconds (of a step) or parameters")
-    ] = None,
-    transfer: Annotated[
-        str | None,
-        typer.Option(metavar="WIDTH", help="carry learning rates over from its smallest value: muP"),
-    ] = None,
-    device: OnDevice = None,
-    details: Details = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
-) -> None:
-    """Many runs: search the parameters of a job's function for the best metric.
-
-    JOB is a function with parameters: def job(lr: float = 0.1, width: int = 64) -> vivace.Job
-    """
-    with screen(as_json, quiet, debug, device) as shown:
-        from vivace.command.endings import swept
-        from vivace.command.progress import SweepProgress
-        from vivace.sweeping import sweep as run
-
-        with SweepProgress(quiet) as progress:
-            result = run(
-                job,
-                ranges,
-                trials=trials,
-                seeds=seeds,
-                seed=seed,
-                plan=plan,
-                workers=workers,
-                out=out,
-                resume=resume,
-                against=against,
-                transfer=transfer,
-                on_event=progress,
-            )
-        shown.document(result.to_dict())
-        shown.show(lambda console: swept(result, console, details=details))
-        shown.exit_code = result.exit_code
-
-
-@app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="--out of a tune or train run")],
     as_json: AsJson = False,
@@ -601,127 +443,9 @@ def report(
         out.say(f"\npage  {page}")
 
 
-@app.command()
-def compare(
-    before: Annotated[Path, typer.Argument(metavar="A", help="a run's folder, a profile or a record")],
-    after: Annotated[Path, typer.Argument(metavar="B", help="the same of what is asked about")],
-    max_regression: Annotated[
-        str | None, typer.Option(metavar="PERCENT", help="how much longer a step may take, such as 5%")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="folder for the page")] = None,
-    details: Details = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
-) -> None:
-    """What differs between two runs, profiles or records. Exit code 1 if B is slower than allowed."""
-    with screen(as_json, quiet, debug) as shown:
-        from vivace.comparing import compare as run
-        from vivace.comparing.answering import COLUMNS, answer, rows
-        from vivace.pages.answer import ending
-
-        found = run(before, after, max_regression=max_regression, out=out)
-        shown.document(found.to_dict())
-        if details:
-            shown.show(lambda console: _draw_rows(COLUMNS, rows(found), console))
-        shown.show(lambda console: ending(answer(found), console))
-        shown.exit_code = found.exit_code
-
-
-@app.command()
-def recipes(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="one recipe, in full")] = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
-) -> None:
-    """List the built-in jobs, or show one; each name stands wherever a JOB does."""
-    with screen(as_json, quiet, debug) as out:
-        from vivace.recipes import every, one
-
-        if name is not None:
-            found = one(name)
-            out.document(found)
-            out.show(lambda console: _draw_rows((), [[key, _cell(found[key])] for key in found], console))
-            return
-        listed = every()
-        out.document({"recipes": listed})
-        columns = ("recipe", "task", "metric", "minutes")
-        rows = [[_cell(row[column]) for column in columns] for row in listed]
-        out.show(lambda console: _draw_rows(columns, rows, console))
-
-
-@app.command()
-def techniques(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="one technique, in full")] = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
-) -> None:
-    """List the techniques that a plan can hold, or show one with its settings."""
-    with screen(as_json, quiet, debug) as out:
-        from vivace.technique import registry
-
-        if name is not None:
-            card = _card(registry.find(name), with_settings=True)
-            out.document(card)
-            out.show(lambda console: _draw_rows((), [[key, _cell(card[key])] for key in card], console))
-            return
-        cards = [_card(cls) for cls in registry.everything()]
-        out.document({"techniques": cards})
-        out.show(lambda console: _draw_cards(cards, console))
-
-
-def _card(cls: Any, *, with_settings: bool = False) -> dict[str, Any]:
-    card = {
-        "name": cls.name,
-        "stage": cls.card.stage.name,
-        "promise": cls.card.numerics.name.lower(),
-        "devices": list(cls.card.devices),
-        "measured_on": list(cls.card.measured_on),
-        "summary": cls.card.summary,
-        "source": cls.card.source,
-    }
-    if not with_settings:
-        return card
-    settings = [f"{f.name} = {f.default}" for f in dataclasses.fields(cls)]
-    return {**card, "what it does": inspect_module.getdoc(cls) or "", "settings": settings}
-
-
-def _cell(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _draw_cards(cards: list[dict[str, Any]], console: Any) -> None:
-    rows = [
-        [
-            card["name"],
-            card["stage"],
-            card["promise"],
-            " ".join(d if d in card["measured_on"] else f"{d}?" for d in card["devices"]),
-            card["summary"],
-        ]
-        for card in cards
-    ]
-    columns = ("technique", "stage", "promise", "devices", "summary")
-    _draw_rows(columns, rows, console, caption="? never measured there")
-
-
-def _draw_rows(
-    columns: tuple[str, ...], rows: list[list[str]], console: Any, caption: str | None = None
-) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(
-        box=None, pad_edge=False, caption=caption, caption_justify="left", show_header=bool(columns)
-    )
-    for place, cells in enumerate(zip(*rows, strict=True)):
-        short = max(map(len, cells)) <= LONGEST_UNBROKEN
-        table.add_column(columns[place] if columns else "", no_wrap=short)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console.print(table)
+# Below the others, as they are listed.
+from vivace.command import lists as lists  # noqa: E402
+from vivace.command import models as models  # noqa: E402
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 import torch
 
-import vivace
+
 from vivace.errors import FolderError
 from vivace.files import replace_text
 from vivace.torch_internals.groups import num_exchanges

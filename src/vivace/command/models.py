@@ -1,0 +1,176 @@
+"""Commands on many runs and on what they left: sweep, compress, export, compare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vivace.command.options import AsJson, Debug, Details, JobName, OnDevice, Quiet, app, draw_rows
+from vivace.command.screen import screen
+from vivace.errors import InputError
+
+
+@app.command()
+def compress(
+    job: JobName,
+    run: Annotated[Path, typer.Option(metavar="DIR", help="--out of the train whose weights are meant")],
+    margin: Annotated[
+        str, typer.Option(help="what the metric may lose: a share such as 0.5%, or a difference")
+    ] = "0.5%",
+    objective: Annotated[str, typer.Option("--for", help="latency, throughput or size")] = "latency",
+    batch: Annotated[
+        int | None, typer.Option(help="samples of a call; left out, 1, and 32 for throughput")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="folder for the page and the forms' files")] = Path(
+        "runs/compress"
+    ),
+    details: Details = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Find the form of a trained model that is really faster on this processor, and no worse. Exit code 1 if
+    there is none."""
+    with screen(as_json, quiet, debug, "cpu") as shown:
+        from vivace.command.progress import CompressProgress
+        from vivace.compressing import compress as find
+        from vivace.compressing.table import draw
+
+        with CompressProgress(quiet) as progress:
+            result = find(
+                job, run=run, margin=margin, objective=objective, batch=batch, out=out, on_event=progress
+            )
+        shown.document(result.to_dict())
+        shown.show(lambda console: draw(result, console, details=details))
+        shown.exit_code = result.exit_code
+
+
+@app.command()
+def export(
+    source: Annotated[
+        Path | None, typer.Argument(metavar="DIR", help="--out of a compress or a train; or give --plan")
+    ] = None,
+    to: Annotated[
+        str, typer.Option(help="a runtime: onnx, openvino, aoti, torch; words: torch, transformers, ...")
+    ] = "torch",
+    plan: Annotated[
+        str | None, typer.Option(metavar="P", help="print a plan as the Python of torch or a trainer")
+    ] = None,
+    job: Annotated[
+        str | None, typer.Option(metavar="JOB", help="left out, the job that the folder names")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="folder for the file and its model card")] = Path("runs/export"),
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Write a trained model for a runtime, and prove in a fresh process that the file is the model. Exit code
+    1 if not. With --plan: print the plan in the words of torch, transformers, lightning or accelerate."""
+    with screen(as_json, quiet, debug, "cpu") as shown:
+        from vivace.exporting import export as write
+        from vivace.exporting import in_words
+        from vivace.exporting.answering import answer
+        from vivace.pages.answer import ending
+
+        if (source is None) == (plan is None):
+            raise InputError("export takes either the folder of a trained model or --plan with a plan file")
+        if plan is not None:
+            text = in_words(plan, to)
+            shown.document({"to": to, "python": text})
+            shown.text(text)
+            return
+        assert source is not None
+        result = write(source, to=to, job=job, out=out)
+        shown.document(result.to_dict())
+        shown.show(lambda console: ending(answer(result), console))
+        shown.exit_code = result.exit_code
+
+
+@app.command()
+def sweep(
+    job: JobName,
+    ranges: Annotated[
+        list[str], typer.Argument(metavar="name=range ...", help="lr=1e-4..1e-1:log width=32,64 depth=2..6")
+    ],
+    trials: Annotated[int, typer.Option(help="how many, those of a resumed sweep counted")] = 60,
+    seeds: Annotated[
+        int, typer.Option(help="the best three are trained again under so many other seeds; 0: not at all")
+    ] = 3,
+    seed: Annotated[int, typer.Option(help="of the search, and of every trial")] = 0,
+    plan: Annotated[Path | None, typer.Option(help="train every trial under this plan")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="trials at a time; left out, one a core, or one on a GPU")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="folder for journal, runs, page and best.py")] = Path(
+        "runs/sweep"
+    ),
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the sweep in that folder")] = False,
+    against: Annotated[
+        str | None, typer.Option(help="weigh the metric against seconds (of a step) or parameters")
+    ] = None,
+    transfer: Annotated[
+        str | None,
+        typer.Option(metavar="WIDTH", help="carry learning rates over from its smallest value: muP"),
+    ] = None,
+    device: OnDevice = None,
+    details: Details = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Many runs: search the parameters of a job's function for the best metric.
+
+    JOB is a function with parameters: def job(lr: float = 0.1, width: int = 64) -> vivace.Job
+    """
+    with screen(as_json, quiet, debug, device) as shown:
+        from vivace.command.endings import swept
+        from vivace.command.progress import SweepProgress
+        from vivace.sweeping import sweep as run
+
+        with SweepProgress(quiet) as progress:
+            result = run(
+                job,
+                ranges,
+                trials=trials,
+                seeds=seeds,
+                seed=seed,
+                plan=plan,
+                workers=workers,
+                out=out,
+                resume=resume,
+                against=against,
+                transfer=transfer,
+                on_event=progress,
+            )
+        shown.document(result.to_dict())
+        shown.show(lambda console: swept(result, console, details=details))
+        shown.exit_code = result.exit_code
+
+
+@app.command()
+def compare(
+    before: Annotated[Path, typer.Argument(metavar="A", help="a run's folder, a profile or a record")],
+    after: Annotated[Path, typer.Argument(metavar="B", help="the same of what is asked about")],
+    max_regression: Annotated[
+        str | None, typer.Option(metavar="PERCENT", help="how much longer a step may take, such as 5%")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for the page")] = None,
+    details: Details = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """What differs between two runs, profiles or records. Exit code 1 if B is slower than allowed."""
+    with screen(as_json, quiet, debug) as shown:
+        from vivace.comparing import compare as run
+        from vivace.comparing.answering import COLUMNS, answer, rows
+        from vivace.pages.answer import ending
+
+        found = run(before, after, max_regression=max_regression, out=out)
+        shown.document(found.to_dict())
+        if details:
+            shown.show(lambda console: draw_rows(COLUMNS, rows(found), console))
+        shown.show(lambda console: ending(answer(found), console))
+        shown.exit_code = found.exit_code
