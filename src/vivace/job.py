@@ -72,16 +72,16 @@ class Job:
     @classmethod
     def from_keras(
         cls,
-        model: Any,
-        x: Any,
-        y: Any = None,
+        model: object,
+        x: object,
+        y: object = None,
         *,
         batch_size: int = 32,
         epochs: int = 1,
-        validation_data: Any = None,
-        sample_weight: Any = None,
+        validation_data: object = None,
+        sample_weight: object = None,
         shuffle: bool = True,
-        callbacks: Any = None,
+        callbacks: object = None,
     ) -> Job:
         """The training that ``model.fit`` with these arguments is, of a compiled Keras 3 model on torch.
 
@@ -226,7 +226,7 @@ class JobFunction:
         self.function = None if isinstance(source, str) else source
         self.name = self.reference or getattr(source, "__name__", "job")
 
-    def __call__(self, **parameters: Any) -> Job:
+    def __call__(self, **parameters: object) -> Job:
         """The Job of these parameters; those left out have the function's own defaults.
 
         Raises JobError where the function does not take them, fails, or returns something else.
@@ -277,7 +277,7 @@ def _found(reference: str) -> tuple[str, str, Any]:
     return place, name, found
 
 
-def _require_job(found: Any, place: str, name: str) -> Job:
+def _require_job(found: object, place: str, name: str) -> Job:
     if not isinstance(found, Job):
         raise JobError(
             f"'{name}' in '{place}' is of type {type(found).__name__}; it must be a vivace.Job or return one"

@@ -296,7 +296,7 @@ def step_parts(theta: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str
     }
 
 
-def _talk(t: Mapping[str, Any], c: Mapping[str, Any], single: Any) -> Any:
+def _talk(t: Mapping[str, Any], c: Mapping[str, Any], single: object) -> Any:
     """Seconds of the all-reduce that the backward pass does not hide; the last bucket is ready when it
     ends."""
     hops = 2 * c["buckets"] * np.log2(c["gpus"]) * t["hop_seconds"]

@@ -61,7 +61,7 @@ def swept(result: Swept, console: Console, *, details: bool = False) -> None:
     ending(dataclasses.replace(found, page=short(found.page)), console)
 
 
-def _content(folder: Path, **known: Any) -> Content:
+def _content(folder: Path, **known: object) -> Content:
     empty: dict[str, Any] = {"trials": (), "metrics": (), "run": {}, "profile": {}, "result": {}}
     return Content(folder=folder, **(empty | {"verdict": {}, "training": {}} | known))
 

@@ -72,7 +72,7 @@ def _card(cls: Any, *, with_settings: bool = False) -> dict[str, Any]:
     return {**card, "what it does": inspect_module.getdoc(cls) or "", "settings": settings}
 
 
-def _draw_cards(cards: list[dict[str, Any]], console: Any) -> None:
+def _draw_cards(cards: list[dict[str, Any]], console: object) -> None:
     rows = [
         [
             card["name"],

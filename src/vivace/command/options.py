@@ -27,7 +27,7 @@ OnDevice = Annotated[
 ]
 
 
-def cell(value: Any) -> str:
+def cell(value: object) -> str:
     """A value as a table shows it."""
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 

@@ -96,7 +96,7 @@ class Screen:
             print(text, file=sys.stderr, flush=True)
 
 
-def _finite(content: Any) -> Any:
+def _finite(content: object) -> Any:
     """`content` with None for every number that JSON has no word for."""
     if isinstance(content, dict):
         return {key: _finite(value) for key, value in content.items()}

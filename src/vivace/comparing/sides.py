@@ -231,6 +231,6 @@ def _median(values: list[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _reciprocal(value: Any) -> float | None:
+def _reciprocal(value: object) -> float | None:
     found = words.real(value)
     return 1.0 / found if found else None

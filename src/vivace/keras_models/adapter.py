@@ -35,7 +35,7 @@ class KerasModule(nn.Module):
             else:
                 self.register_buffer(name, variable.value.detach())
 
-    def forward(self, inputs: Any) -> Any:
+    def forward(self, inputs: object) -> Any:
         """The model's outputs, in training or in evaluation mode as the module is."""
         if self.takes_training:
             return self.keras_model(inputs, training=self.training)
@@ -68,7 +68,7 @@ class KerasOptimizer(torch.optim.Optimizer):
         super().__init__([v.value for v in self.trained], {"lr": self.told, "weight_decay": decay})
         self._show_state()
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
         """Update the weights as `fit` does, learning-rate schedule, clipping and constraints included."""
         del closure
         self._take_state()
@@ -131,7 +131,7 @@ def named_variables(variables: list[Any]) -> Iterator[tuple[str, Any]]:
         yield name, variable
 
 
-def copy_of(keras_model: Any) -> Any:
+def copy_of(keras_model: object) -> Any:
     """A Keras model once more, with its own variables of the same values, seeds and optimizer included."""
     copied = pickle.loads(pickle.dumps(keras_model))
     take_over(copied, keras_model)

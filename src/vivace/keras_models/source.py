@@ -37,7 +37,7 @@ INSTEAD = {
 class Arrays(Dataset[Any]):
     """Samples of nested arrays, ``(x, y)`` or ``(x, y, sample weights)``, as `fit` takes them."""
 
-    def __init__(self, arrays: Any) -> None:
+    def __init__(self, arrays: object) -> None:
         self.arrays = arrays
         self.length = int(_leaves(arrays)[0].shape[0])
 
@@ -97,11 +97,11 @@ class KerasSource:
         if self.original is not None:
             take_over(self.original, trained)
 
-    def _loader(self, arrays: Any, shuffle: bool) -> DataLoader[Any]:
+    def _loader(self, arrays: object, shuffle: bool) -> DataLoader[Any]:
         return DataLoader(Arrays(arrays), self.batch_size, shuffle=shuffle, collate_fn=collated)
 
 
-def loss(module: KerasModule, batch: Any) -> torch.Tensor:
+def loss(module: KerasModule, batch: object) -> torch.Tensor:
     """The loss that the model was compiled with, regularization and added losses included."""
     x, y, weights = _unpacked(batch)
     found: torch.Tensor = module.keras_model.compute_loss(x=x, y=y, y_pred=module(x), sample_weight=weights)
@@ -290,7 +290,7 @@ def _unpacked(batch: Any) -> tuple[Any, Any, Any]:
     return x, y, weights[0] if weights else None
 
 
-def _tensors(arrays: Any, what: str) -> Any:
+def _tensors(arrays: object, what: str) -> Any:
     """Arrays as tensors on the host, floating-point ones as Keras takes them.
 
     Raises JobError where there are other things than arrays, or their lengths differ.
@@ -299,7 +299,7 @@ def _tensors(arrays: Any, what: str) -> Any:
 
     floating = getattr(torch, keras.config.floatx())
 
-    def tensor(array: Any) -> torch.Tensor:
+    def tensor(array: object) -> torch.Tensor:
         if not hasattr(array, "shape") or not len(array.shape):
             raise JobError(
                 f"{what} must be arrays, or lists, tuples and dictionaries of arrays, not a "
@@ -335,7 +335,7 @@ def _stacked(samples: list[Any]) -> Any:
     return None if first is None else torch.stack(samples)
 
 
-def _leaves(tree: Any) -> list[Any]:
+def _leaves(tree: object) -> list[Any]:
     if isinstance(tree, (tuple, list)):
         return [leaf for item in tree for leaf in _leaves(item)]
     if isinstance(tree, dict):

@@ -18,7 +18,7 @@ from vivace.technique import registry
 _parent: tuple[TextIO, TextIO] | None = None
 
 
-def ask_parent(question: Any) -> Any:
+def ask_parent(question: object) -> Any:
     """In the middle of a command: what the parent answers to a question; both are JSON types.
 
     See `Child.ask` for its side. Ends this process where the parent is gone.

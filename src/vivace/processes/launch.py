@@ -197,7 +197,7 @@ class Child:
             self._kill()
         self.close()
 
-    def _send(self, message: Any) -> None:
+    def _send(self, message: object) -> None:
         data = (json.dumps(message) + "\n").encode()
         try:
             while data:  # a pipe takes 64 KiB at once

@@ -42,7 +42,7 @@ COMPILED = (
 NUMBERS = {"f32": "fp32", "bf16": "bf16", "i8": "int8", "u8": "int8", "f16": "fp16"}
 
 
-def effect(form: Form, handle: Any, path: Path, run: Callable[[], Any]) -> dict[str, int]:
+def effect(form: Form, handle: object, path: Path, run: Callable[[], Any]) -> dict[str, int]:
     """Operators by number format, as the runtime reports them; empty where it does not tell.
 
     Args:

@@ -107,7 +107,7 @@ def _problem(ones: Arrays, others: Arrays) -> str:
     return ""
 
 
-def names_of(returned: Any, name: str = "output") -> list[str]:
+def names_of(returned: object, name: str = "output") -> list[str]:
     """What the tensors of a returned value are called: ``output``, ``output[1]``, ``output['logits']``."""
     if isinstance(returned, torch.Tensor):
         return [name]

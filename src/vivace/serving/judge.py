@@ -181,7 +181,7 @@ class Replay(nn.Module):
         """The calls from now on are those of these rows of a batch."""
         self._batch, self._rows, self._next = batch, rows or slice(None), 0
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         """What the form returned for these rows."""
         calls = self._recording.calls[self._batch]
         number, self._next = self._next, self._next + 1

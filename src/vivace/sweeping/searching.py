@@ -123,7 +123,7 @@ def _check(*, trials: int, seeds: int, seed: int, workers: int | None, against: 
 
 
 def _transferring(
-    job: Any, function: JobFunction, name: str, space: Space, fixed: dict[str, Any]
+    job: object, function: JobFunction, name: str, space: Space, fixed: dict[str, Any]
 ) -> Transferred:
     """The function whose learning rates are those of the smallest width that is searched."""
     known = function.parameters

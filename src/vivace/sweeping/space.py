@@ -145,6 +145,6 @@ def told(parameters: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value_told(value)}" for name, value in parameters.items())
 
 
-def value_told(value: Any) -> str:
+def value_told(value: object) -> str:
     """A parameter's value: whole numbers and texts as they are, others with three digits."""
     return number(value) if isinstance(value, float) else str(value)

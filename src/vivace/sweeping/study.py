@@ -155,19 +155,19 @@ class Study:
             trial.report(metric, epoch)
             return trial.should_prune()
 
-    def complete(self, number: int, values: Iterable[float], **facts: Any) -> None:
+    def complete(self, number: int, values: Iterable[float], **facts: object) -> None:
         """A trial came to its end."""
         self._end(number, facts, values=list(values))
 
-    def prune(self, number: int, **facts: Any) -> None:
+    def prune(self, number: int, **facts: object) -> None:
         """A trial was stopped because others are better at its epoch."""
         self._end(number, facts, state=TrialState.PRUNED)
 
-    def fail(self, number: int, **facts: Any) -> None:
+    def fail(self, number: int, **facts: object) -> None:
         """A trial has no result; `facts` say why."""
         self._end(number, facts, state=TrialState.FAIL)
 
-    def note(self, number: int, **facts: Any) -> None:
+    def note(self, number: int, **facts: object) -> None:
         """Keep facts of a running trial in the journal, as JSON types."""
         with self._lock, writing(self.path):
             for name, value in facts.items():
@@ -275,6 +275,6 @@ def writing(path: Path) -> Any:
         ) from None
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     """Can a study rank it?"""
     return isinstance(value, int | float) and math.isfinite(value)

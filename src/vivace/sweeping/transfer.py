@@ -49,7 +49,7 @@ class Transferred(JobFunction):
         super().__init__(source)
         self.width, self.base = width, base
 
-    def __call__(self, **parameters: Any) -> Job:
+    def __call__(self, **parameters: object) -> Job:
         """The Job of these parameters. Raises JobError as JobFunction does."""
         job = super().__call__(**parameters)
         if parameters.get(self.width, self.parameters[self.width].default) == self.base:
@@ -212,7 +212,7 @@ def _movement(job: Job, steps: int, seed: int) -> dict[str, float]:
     return moved
 
 
-def _outputs(model: nn.Module, job: Job, batch: Any) -> dict[str, torch.Tensor]:
+def _outputs(model: nn.Module, job: Job, batch: object) -> dict[str, torch.Tensor]:
     """What each linear layer, convolution and embedding gives out, in training mode."""
     found: dict[str, torch.Tensor] = {}
     kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)

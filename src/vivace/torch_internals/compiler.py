@@ -115,6 +115,6 @@ def load_package(path: str) -> Any:
     return _load_package()(path)
 
 
-def compile_package(program: Any, path: str) -> None:
+def compile_package(program: object, path: str) -> None:
     """Compile an exported program ahead of time into a package, a file that ends in ``.pt2``."""
     _package()(program, package_path=path)

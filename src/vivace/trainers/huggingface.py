@@ -28,7 +28,7 @@ def parts_of(trainer: Any) -> dict[str, Any]:
     _refuse(trainer)
     steps = len(_loader(trainer, "get_train_dataloader")) * int(arguments.num_train_epochs)
 
-    def optimizer(model: Any) -> Any:
+    def optimizer(model: object) -> Any:
         own = _afresh(trainer, model)
         return own.create_optimizer()
 
@@ -126,7 +126,7 @@ def _measured(trainer: Any) -> dict[str, Any]:
         raise JobError(f"metric_for_best_model='{name}', but the Trainer has no compute_metrics")
     higher = bool(arguments.greater_is_better) and name != "loss"
 
-    def metric(model: Any, batches: Iterable[Any]) -> float:
+    def metric(model: object, batches: Iterable[Any]) -> float:
         value = (
             _losses(trainer, model, batches) if name == "loss" else _computed(trainer, model, batches, name)
         )

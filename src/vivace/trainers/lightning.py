@@ -50,7 +50,7 @@ def parts_of(
     set_up = _set_up(data)
     schedules: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
-    def optimizer(model: Any) -> Any:
+    def optimizer(model: object) -> Any:
         optimizer, schedule, _ = _configured(model)
         schedules[optimizer] = schedule
         return optimizer
@@ -83,7 +83,7 @@ def parts_of(
     return found
 
 
-def _refuse(module: Any) -> None:
+def _refuse(module: object) -> None:
     from lightning.pytorch import LightningModule
 
     if not isinstance(module, LightningModule):
@@ -129,7 +129,7 @@ def _unattached(module: Any) -> Any:
     return module
 
 
-def _silent(*_: Any, **__: Any) -> None:
+def _silent(*_: object, **__: object) -> None:
     """In place of `log` and `log_dict`; a function of its own, so that copies and pickles know it."""
 
 
@@ -175,7 +175,7 @@ def _monitored(monitor: str, mode: str) -> Callable[[Any, Iterable[Any]], float]
         total, samples = 0.0, 0
         seen: dict[str, Any] = {}
 
-        def log(name: str, value: Any, *_: Any, batch_size: int | None = None, **__: Any) -> None:
+        def log(name: str, value: object, *_: object, batch_size: int | None = None, **__: object) -> None:
             seen[name] = value, batch_size
 
         def log_dict(values: Any, *_: Any, batch_size: int | None = None, **__: Any) -> None:

@@ -23,7 +23,7 @@ _MOST_FILES, _MOST_BYTES, _MOST_LETTERS = 200, 1 << 20, 60
 _LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 
 
-def course_of(job: Job, optimizer: Any, scheduler: Any) -> dict[str, str]:
+def course_of(job: Job, optimizer: object, scheduler: object) -> dict[str, str]:
     """What is compared when a run is resumed, by the words in which a difference is told.
 
     Of the source counts what Python makes of it: neither comments nor layout. It is that of the files in
@@ -90,14 +90,14 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _plain(value: Any) -> bool:
+def _plain(value: object) -> bool:
     kinds = (int, float, str, bool, type(None))
     return isinstance(value, kinds) or (
         isinstance(value, (list, tuple)) and all(isinstance(one, kinds) for one in value)
     )
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     if isinstance(value, torch.Tensor):
         value = value.tolist()
     return (repr(value) if _plain(value) else type(value).__name__)[:_MOST_LETTERS]
@@ -106,7 +106,7 @@ def _short(value: Any) -> str:
 class Fresh:
     """The hyper-parameters of an optimizer and its schedules before a state is loaded."""
 
-    def __init__(self, optimizer: Any, scheduler: Any) -> None:
+    def __init__(self, optimizer: object, scheduler: object) -> None:
         self._optimizers = parts_of(optimizer, torch.optim.Optimizer)
         self._schedules = _schedules(scheduler)
         self._groups = [
@@ -148,6 +148,6 @@ def _where(number: int, place: int, num_groups: int) -> str:
     return f"optimizer{number or ''}{f' group {place}' if num_groups > 1 else ''}"
 
 
-def _schedules(scheduler: Any) -> list[Any]:
+def _schedules(scheduler: object) -> list[Any]:
     parts = scheduler if isinstance(scheduler, (list, tuple)) else [scheduler]
     return [one for one in parts if hasattr(one, "state_dict") and hasattr(one, "load_state_dict")]

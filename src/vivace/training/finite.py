@@ -35,7 +35,7 @@ class Careful:
         """Look no more."""
         self._observing.close()
 
-    def _gradients(self, following: Callable[[Any], Any], batch: Any) -> Any:
+    def _gradients(self, following: Callable[[Any], Any], batch: object) -> Any:
         loss = following(batch)
         if not math.isfinite(float(loss)):
             raise NotFinite(f"the loss is {float(loss)}")
@@ -54,7 +54,7 @@ def bad_gradient(session: Session) -> str:
     return bad[-1] if bad else ""
 
 
-def first_bad_module(session: Session, batch: Any) -> str:
+def first_bad_module(session: Session, batch: object) -> str:
     """Where the first number that is not finite comes from in a forward pass over `batch`, in words."""
     weights = [name for model in session.build.models for name, one in _state(model) if not _finite(one)]
     if weights:
@@ -75,7 +75,7 @@ def _watched(session: Session) -> Iterator[list[str]]:
     hooks = []
 
     def look(name: str) -> Callable[..., None]:
-        def hook(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        def hook(module: torch.nn.Module, inputs: object, output: object) -> None:
             if not found and not _finite(output) and _finite(inputs):
                 found.append(f"the module '{name}' ({type(module).__name__})")
 
@@ -96,7 +96,7 @@ def _state(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_buffers()
 
 
-def _finite(tree: Any) -> bool:
+def _finite(tree: object) -> bool:
     floating = (one for one in tensors(tree) if one.is_floating_point() or one.is_complex())
     return all(bool(torch.isfinite(one).all()) for one in floating)
 

@@ -36,7 +36,7 @@ class Own:
         """The batch is here."""
         self.data += time.perf_counter() - self._since
 
-    def in_forward(self, following: Callable[[Any], Any], batch: Any) -> Any:
+    def in_forward(self, following: Callable[[Any], Any], batch: object) -> Any:
         """A forward pass, with its time taken."""
         begin = time.perf_counter()
         try:

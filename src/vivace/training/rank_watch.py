@@ -27,7 +27,6 @@ from typing import Any
 import psutil
 import torch
 
-
 from vivace.errors import FolderError
 from vivace.files import replace_text
 from vivace.torch_internals.groups import num_exchanges
@@ -48,7 +47,8 @@ WHY_SECONDS = 10.0  # in which is known why an exchange broke
 FAREWELL_SECONDS = 20.0  # for the others to keep what was trained, before a lost rank ends itself
 LINK_SECONDS = 15  # in which a store that is reached confirms what it got
 _NO_PERSONS = (
-    *(str(Path(str(module.__file__)).parent) for module in (torch, vivace)),
+    str(Path(str(torch.__file__)).parent),
+    str(Path(__file__).parents[1]),
     sysconfig.get_paths()["stdlib"],
     "<frozen",
 )

@@ -180,7 +180,7 @@ class Ranks:
         """The mean of `value` over all ranks."""
         return sum(row[0] for row in self.numbers(value)) / self.world_size
 
-    def gather(self, thing: Any) -> list[Any]:
+    def gather(self, thing: object) -> list[Any]:
         """What every rank handed in, in the order of ranks."""
         if self.world_size == 1:
             return [thing]
@@ -189,7 +189,7 @@ class Ranks:
             dist.all_gather_object(found, thing, group=self._own)
         return found
 
-    def from_first(self, thing: Any) -> Any:
+    def from_first(self, thing: object) -> Any:
         """What rank 0 handed in."""
         return self.gather(thing)[0]
 

@@ -68,12 +68,7 @@ def verify(
         verdict = judge_edit(source, original, machine, roundoff=roundoff, seconds=seconds, tell=tell)
     else:
         with Verifier(source, machine, on_event=on_event) as verifier:
-            try:
-                verdict = verifier.judge(loaded, seconds=seconds)
-            except ChildFailed as failed:
-                if verifier.prepared or failed.code:
-                    raise
-                raise JobError(f"the job cannot run as it is, before any plan: {failed}") from None
+            verdict = _judged(verifier, loaded, seconds)
     if metric or verdict.promise == Numerics.SEMANTICS.name.lower():
         left = math.inf if seconds is None else seconds - (time.monotonic() - begin)
         return judge_by_metric(
@@ -87,6 +82,15 @@ def verify(
             tell=tell,
         )
     return verdict
+
+
+def _judged(verifier: Verifier, plan: Plan, seconds: float | None) -> Verdict:
+    try:
+        return verifier.judge(plan, seconds=seconds)
+    except ChildFailed as failed:
+        if verifier.prepared or failed.code:
+            raise
+        raise JobError(f"the job cannot run as it is, before any plan: {failed}") from None
 
 
 def _require_precision(precision: str, is_plan: bool) -> None:

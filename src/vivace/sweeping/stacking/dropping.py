@@ -69,7 +69,7 @@ class _Dropped(torch.autograd.Function):
         raise AssertionError("it is computed for all rows at once")
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(ctx: object, inputs: object, output: object) -> None:
         """Nothing is kept: `vmap` below is made of operators that have gradients."""
 
     @staticmethod

@@ -85,7 +85,7 @@ class Feed:
             yield tuple(torch.stack(leaves).to(indices.device) for leaves in zip(*parts, strict=True))
 
 
-def rebuilt(like: Any, leaves: Sequence[Any]) -> Any:
+def rebuilt(like: object, leaves: Sequence[Any]) -> Any:
     """A batch built like `like`, of other tensors."""
     following = iter(leaves)
     return map_tensors(like, lambda _: next(following))
@@ -116,7 +116,7 @@ def _equal(known: Leaves, table: Leaves) -> bool:
     )
 
 
-def _outline(batch: Any) -> str:
+def _outline(batch: object) -> str:
     """How a batch is built: its tree with the shapes of its tensors."""
     return repr(map_tensors(batch, lambda tensor: (tuple(tensor.shape), tensor.dtype)))
 

@@ -58,7 +58,7 @@ class Row:
         source = ordered(self.loader, seed=self.seed, epoch=epoch)
         return map(self.session.place, fed(self.session, source, derive(self.seed, epoch, "feed")))
 
-    def step_alone(self, batch: Any) -> float:
+    def step_alone(self, batch: object) -> float:
         """The person's own step on a placed batch, on this row's own streams.
 
         Raises Refused where it draws from Python's or NumPy's, of which a stack has one for all.
@@ -153,7 +153,7 @@ def _code(thing: Any) -> Any:
     return code.co_code.hex(), [c for c in code.co_consts if isinstance(c, _PLAIN)], shallow
 
 
-def _shallow(value: Any) -> Any:
+def _shallow(value: object) -> Any:
     if isinstance(value, nn.Module):
         return type(value).__qualname__, _settings(value)
     return getattr(value, "__qualname__", type(value).__qualname__)
