@@ -220,8 +220,11 @@ class Child:
         return line
 
     def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        try:
             os.killpg(self._pid, signal.SIGKILL)
+        except ProcessLookupError:  # it has ended, or is so young that it leads no group yet
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
         self._wait()
 
     def _wait(self) -> int:

@@ -1,0 +1,16 @@
+"""Child processes end with what started them, however young they are."""
+
+from pathlib import Path
+
+import pytest
+
+from vivace.processes.launch import Child, Source
+
+JOB = Path(__file__).parents[1] / "scenes" / "served.py"
+
+
+@pytest.mark.timeout(60)  # what it is about: it waited for ever
+def test_a_child_that_was_forked_a_moment_ago_is_killed_too():
+    for _ in range(5):
+        with pytest.raises(ZeroDivisionError), Child("vivace.measuring.worker:Worker", Source(f"{JOB}:job")):
+            raise ZeroDivisionError
