@@ -56,7 +56,7 @@ def test_arguments_follow_the_name_of_a_function(job_file):
         ("{file}:number", "'number' in '{file}' is of type int; it must be a vivace.Job"),
         ("/nowhere/at_all.py:job", "there is no file '/nowhere/at_all.py'"),
         ("no.such.module:job", "No module named 'no'"),
-        ("{file}:sized,widths=3", "'sized' has no argument 'widths'; did you mean 'width'? (width, rate, kind"),
+        ("{file}:sized,widths=3", "'sized' has no argument 'widths'; did you mean 'width'"),
         ("{file}:sized,width=wide", "width of 'sized' must be a whole number, such as 4, not 'wide'"),
         ("{file}:sized,rate=fast", "rate of 'sized' must be a number, such as 0.1, not 'fast'"),
         ("{file}:sized,plain=yes", "'plain' of 'sized' is yes or no"),
