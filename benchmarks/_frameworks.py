@@ -97,11 +97,12 @@ class Worker:
             environment["KERAS_BACKEND"] = contender.backend
         words = [python, FOLDER / "worker.py", contender.framework, job, contender.setting, *given]
         self.log = log
+        self._errors = log.open("w")
         self._process = subprocess.Popen(
             list(map(str, words)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=log.open("w"),
+            stderr=self._errors,
             env=environment,
             text=True,
         )
@@ -126,6 +127,10 @@ class Worker:
         """End it."""
         self._process.kill()
         self._process.wait()
+        self._errors.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
 
     def __enter__(self) -> Worker:
         return self

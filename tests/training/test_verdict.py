@@ -76,7 +76,7 @@ def test_data_that_end_on_one_rank_are_waited_for_in_vain():
 def test_where_all_wait_alike_the_link_is_down():
     verdict, _ = watched(40, waits, waits)
     assert verdict.ranks == ()
-    assert "all ranks have been at step 41 for 40.0 s, rank 0 at job.py:12 in loss" in verdict.sentence
+    assert "all ranks have been at step 41 for 40 s, rank 0 at job.py:12 in loss" in verdict.sentence
     compiles = lambda second: beat(second, [1, 7, 9], work=0.5 * second)  # noqa: E731
     assert watched(200, compiles, compiles) == (None, False)
 

@@ -21,6 +21,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader
 
 from vivace.job import Batch
+from vivace.live.ending import tell
 from vivace.live.errand import Errand
 from vivace.live.refusals import Seen, why_left_alone
 from vivace.profiling.record.guard import Guard, described
@@ -94,8 +95,6 @@ class Loop:
     def _tell(self) -> None:
         if not (self.num_steps or self.errand.is_for_this_process):
             return  # a loader worker, or a launcher
-        from vivace.live.ending import tell
-
         tell(self)
 
     def leave_alone(self, reason: str) -> None:
@@ -213,6 +212,8 @@ class Loop:
         if reason:
             self.leave_alone(reason)
             return
+        # At its end Python forgets a Ctrl-C where modules are still imported: the page's are read now.
+        from vivace.live import page as page
         from vivace.live.conductor import Conductor
 
         self.conductor = Conductor(self, self.seen.root, optimizer)

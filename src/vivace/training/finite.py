@@ -65,7 +65,7 @@ def first_bad_module(session: Session, batch: object) -> str:
         session.seams.forward(session.place(batch))
     if found:
         return f"the first numbers that are not finite leave {found[0]}"
-    return "what the model gives is finite: it is the loss that is not"
+    return "what the model gives is still finite"
 
 
 @contextlib.contextmanager
