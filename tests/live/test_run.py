@@ -112,23 +112,23 @@ def test_a_script_that_asks_itself(tmp_path):
     assert json.loads((tmp_path / "here/run.json").read_text())["outcome"] == "faster", done.stderr
 
 
-def test_ctrl_c_ends_the_script_as_alone(tmp_path):
+def interrupted(*words, cwd):
+    """Exit code and errors of a script that a Ctrl-C ends once it trains."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCE), str(SCRIPTS)])}
-    command = [sys.executable, "-m", "vivace", "run", "--", sys.executable, str(SCRIPTS / "mnist.py")]
-    process = subprocess.Popen(
-        [*command, "--epochs", "1000"],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-        text=True,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+    script = [sys.executable, str(SCRIPTS / "mnist.py"), "--epochs", "1000"]
+    process = subprocess.Popen([*words, *script], cwd=cwd, env=environment, text=True, **pipes)
     assert process.stdout is not None
     assert process.stdout.readline() == "epoch 0\n"
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=300)
-    assert process.returncode == -signal.SIGINT
+    return process.returncode, errors
+
+
+def test_ctrl_c_ends_the_script_as_alone(tmp_path):
+    """The signal's, or 1 where torch imports something as it ends: Python forgets the Ctrl-C then."""
+    code, errors = interrupted(sys.executable, "-m", "vivace", "run", "--", cwd=tmp_path)
+    assert code == interrupted(cwd=tmp_path)[0] != 0
     assert "KeyboardInterrupt" in errors
     assert "vivace: " in errors
 
