@@ -35,7 +35,7 @@ def fit(
 ) -> dict[str, np.ndarray]:
     """Parameters that fit the rows: least absolute log errors, held near their physical start where rows are
     few. An architecture that nearly no row holds is the mean of the others. `begin` is where the search
-    begins, which saves iterations and does not change where it ends."""
+    begins, which saves iterations."""
     from scipy.optimize import least_squares
 
     columns = make_columns([row.case for row in rows])
