@@ -97,6 +97,11 @@ class Hooked(Net):
         pass
 
 
+class Starting(Net):
+    def on_train_start(self):
+        self.layer.bias.requires_grad_(False)
+
+
 class Indexed(Net):
     def training_step(self, batch, batch_idx):
         return super().training_step(batch, batch_idx) * batch_idx
@@ -112,6 +117,7 @@ class Two(Net):
     [
         (Manual, "manual optimization"),
         (Hooked, "on_train_batch_end would not be called"),
+        (Starting, "on_train_start would not be called"),
         (Indexed, "uses batch_idx"),
         (Two, "one optimizer and one schedule; the module has 2"),
         (lambda: torch.nn.Linear(1, 1), "not a Linear"),

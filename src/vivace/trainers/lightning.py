@@ -16,6 +16,12 @@ from vivace.errors import JobError
 
 # What a Job would not call. `configure_model` and the like have done their work when a module is built.
 HOOKS = (
+    "setup",
+    "configure_model",
+    "on_fit_start",
+    "on_train_start",
+    "on_train_end",
+    "on_validation_epoch_end",
     "on_train_batch_start",
     "on_train_batch_end",
     "on_before_backward",
