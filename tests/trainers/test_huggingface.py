@@ -148,3 +148,15 @@ def test_an_optimizer_of_another_model_is_refused(tmp_path):
     own = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(vivace.JobError, match="optimizer_cls_and_kwargs"):
         vivace.Job.from_trainer(trainer(tmp_path, optimizers=(own, None)))
+
+
+def test_a_step_of_its_own_is_refused(tmp_path):
+    plain = trainer(tmp_path)
+
+    class Mine(transformers.Trainer):
+        def training_step(self, *arguments, **keywords):
+            return super().training_step(*arguments, **keywords)
+
+    plain.__class__ = Mine
+    with pytest.raises(vivace.JobError, match="own training_step would not be called"):
+        vivace.Job.from_trainer(plain)

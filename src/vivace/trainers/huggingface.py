@@ -6,10 +6,11 @@ Source: https://huggingface.co/docs/transformers/main_classes/trainer
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from vivace.errors import JobError
+from vivace.trainers.clipping import clipping
 
 # What a plan decides: a Trainer that has decided already would be the reference of nothing.
 LEFT_TO_PLANS = ("bf16", "fp16", "tf32", "torch_compile", "gradient_checkpointing")
@@ -48,7 +49,7 @@ def parts_of(trainer: Any) -> dict[str, Any]:
         "epochs": int(arguments.num_train_epochs),
     }
     if arguments.max_grad_norm:
-        found["on_gradients"] = _clipping(arguments.max_grad_norm)
+        found["on_gradients"] = clipping(arguments.max_grad_norm)
     if trainer.eval_dataset is not None:
         found |= _measured(trainer)
     return found
@@ -81,6 +82,11 @@ def _refuse(trainer: Any) -> None:
         )
     if trainer.train_dataset is None or not hasattr(trainer.train_dataset, "__len__"):
         raise JobError("the Trainer needs a train_dataset with a length")
+    from transformers import Trainer
+
+    for name in ("training_step", "train"):
+        if getattr(type(trainer), name) is not getattr(Trainer, name):
+            raise JobError(f"the Trainer's own {name} would not be called: a Job has no place for it")
     for callback in trainer.callback_handler.callbacks:
         kind = type(callback)
         if not kind.__module__.startswith(SHOWING) or kind.__name__ == "EarlyStoppingCallback":
@@ -107,15 +113,6 @@ def _loader(trainer: Any, method: str) -> Any:
         loader.worker_init_fn = None
     loader.pin_memory = loader.pin_memory and torch.cuda.is_available()
     return loader
-
-
-def _clipping(norm: float) -> Callable[[Any], Any]:
-    def clip(model: Any) -> None:
-        import torch
-
-        torch.nn.utils.clip_grad_norm_(model.parameters(), norm)
-
-    return clip
 
 
 def _measured(trainer: Any) -> dict[str, Any]:

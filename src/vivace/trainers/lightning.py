@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from vivace.errors import JobError
+from vivace.trainers.clipping import clipping
 
-# What a Job would not call. `configure_model` and the like have done their work when a module is built.
+# What a Job would not call.
 HOOKS = (
     "setup",
     "configure_model",
@@ -38,7 +39,6 @@ HOOKS = (
     "on_after_batch_transfer",
     "on_before_batch_transfer",
 )
-BATCH_INDEX = "batch_idx"
 
 
 def parts_of(
@@ -77,7 +77,7 @@ def parts_of(
     if schedule is not None:
         found |= {"scheduler": lambda optimizer: schedules.pop(optimizer), "scheduler_every": interval}
     if gradient_clip_val:
-        found["on_gradients"] = _clipping(gradient_clip_val)
+        found["on_gradients"] = clipping(gradient_clip_val)
     if monitor:
         if not set_up:
             raise JobError("monitor needs validation data: hand over a LightningDataModule")
@@ -161,15 +161,6 @@ def _configured(module: Any) -> tuple[Any, Any, str]:
     if found is None:
         raise JobError("the module's configure_optimizers returns no optimizer")
     return found, schedule, interval
-
-
-def _clipping(norm: float) -> Callable[[Any], Any]:
-    def clip(model: Any) -> None:
-        import torch
-
-        torch.nn.utils.clip_grad_norm_(model.parameters(), norm)
-
-    return clip
 
 
 def _monitored(monitor: str, mode: str) -> Callable[[Any, Iterable[Any]], float]:
