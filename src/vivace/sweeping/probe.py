@@ -12,23 +12,13 @@ from optuna.distributions import CategoricalDistribution
 
 from vivace.errors import JobError
 from vivace.job import Job, JobFunction
+from vivace.measuring.worker import LIBRARIES
 from vivace.session.opening import call, models_of
 from vivace.sweeping.space import Parameters, Space
 
 ENTRY = "vivace.sweeping.probe:Probe"
 OURS = ("vivace.sweeping.trial", "vivace.sweeping.stacking.child")
-OTHERS = (
-    "sklearn",
-    "skimage",
-    "scipy",
-    "PIL",
-    "torchvision",
-    "timm",
-    "transformers",
-    "torchmetrics",
-    "pandas",
-    "tensorboard",
-)
+OTHERS = (*LIBRARIES, "tensorboard")
 
 
 class Probe:
