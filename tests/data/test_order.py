@@ -1,5 +1,10 @@
+import multiprocessing
+import os
 import random
 import signal
+import time
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy
@@ -190,6 +195,33 @@ def test_isolated_draws_go_on_between_items():
     first, second = isolated(draw, 5)
     assert not torch.equal(first, second)
     assert same([first, second], list(isolated(draw, 5)))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_that_starts_after_its_parent_died_ends(method, tmp_path):
+    there, go = tmp_path / "there", tmp_path / "go"
+    parent = multiprocessing.get_context("fork").Process(target=read_slowly, args=(method, there, go))
+    parent.start()
+    while not there.exists():
+        time.sleep(0.01)
+    parent.kill()
+    parent.join()
+    go.touch()
+    worker = Path("/proc") / there.read_text()
+    while worker.exists() and "\nState:\tZ" not in (worker / "status").read_text():
+        time.sleep(0.01)
+
+
+def read_slowly(method, there, go):
+    start = partial(start_slowly, there, go)
+    read(DataLoader(range(4), num_workers=1, worker_init_fn=start, multiprocessing_context=method))
+
+
+def start_slowly(there, go, worker):
+    there.with_suffix(".part").write_text(str(os.getpid()))
+    there.with_suffix(".part").rename(there)
+    while not go.exists():
+        time.sleep(0.01)
 
 
 class TestRanks:

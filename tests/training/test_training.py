@@ -288,7 +288,7 @@ class TestJobs:
         ("bad", "told"),
         [
             ("output", r"the loss is nan: the first .* leave the module '1' \(Bad\) in step 6 \(epoch 2\)"),
-            ("loss", r"the loss is inf: what the model gives is finite: it is the loss"),
+            ("loss", r"the loss is inf: what the model gives is still finite in step 6 \(epoch 2\)"),
             ("gradient", r"the gradient of '0.bias' is not finite, though the loss is"),
         ],
     )

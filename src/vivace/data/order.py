@@ -7,6 +7,8 @@ rank). Nothing here draws from the main random streams, and nothing that the tra
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -101,7 +103,7 @@ def _rebuild(loader: DataLoader[Any], order: _Order, damage: Damage) -> DataLoad
         collate_fn=_as_it_is,
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
-        worker_init_fn=_WorkerStart(loader.worker_init_fn) if loader.worker_init_fn is not None else None,
+        worker_init_fn=_WorkerStart(loader.worker_init_fn),
         multiprocessing_context=loader.multiprocessing_context,
         generator=torch.Generator(),
         prefetch_factor=loader.prefetch_factor,
@@ -228,16 +230,28 @@ class _Order(Sampler[list[Any]]):
 
 
 class _WorkerStart:
-    """The person's own `worker_init_fn`, which finds the person's own dataset in `get_worker_info`."""
+    """How a worker process starts: the person's own `worker_init_fn`, then a look whether anybody still waits.
 
-    def __init__(self, person: Callable[[int], Any]) -> None:
+    The person's function finds the person's own dataset in `get_worker_info`. torch's own look at the parent
+    begins after this: a worker whose parent was killed before would wait for its first index for ever.
+    """
+
+    def __init__(self, person: Callable[[int], Any] | None) -> None:
         self.person = person
+
+    def __bool__(self) -> bool:
+        return self.person is not None  # for those who ask whether the person has one
 
     def __call__(self, worker: int) -> None:
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, SeededDataset):
             object.__setattr__(info, "dataset", info.dataset.dataset)  # WorkerInfo forbids plain assignment
-        self.person(worker)
+        if self.person is not None:
+            self.person(worker)
+        parent = multiprocessing.parent_process()
+        served = isinstance(multiprocessing.current_process(), multiprocessing.context.ForkServerProcess)
+        if parent is not None and not served and os.getppid() != parent.pid:
+            os._exit(0)
 
 
 def isolated(source: Callable[[], Iterable[Any]], seed: int) -> Iterator[Any]:
