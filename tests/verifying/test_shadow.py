@@ -47,6 +47,29 @@ def test_numbers_too_large_to_round_stay_as_they_are():
         assert (torch.eye(2) @ large).isfinite().all()
 
 
+@pytest.mark.parametrize(
+    ("rounds", "function"),
+    [
+        (False, torch.lgamma),
+        (False, torch.cummax),
+        (False, lambda x, _: functional.interpolate(x[None, None], scale_factor=2, mode="bilinear")),
+        (True, torch.mv),
+        (True, torch.dot),
+        (True, lambda x, y: functional.conv1d(x[None], x[:, :, None] + y[0])),
+    ],
+)
+def test_products_are_rounded_and_what_only_sounds_like_one_is_not(rounds, function):
+    torch.manual_seed(0)
+    matrix, vector = torch.rand(8, 8), torch.rand(8)
+    arguments = {torch.lgamma: (matrix,), torch.cummax: (matrix, 0), torch.dot: (vector, vector)}
+    given = arguments.get(function, (matrix, vector))
+    plain = function(*given)
+    with Rounding(ROUNDOFF, seed=0, halves={}):
+        found = function(*given)
+    plain, found = (x if isinstance(x, torch.Tensor) else x[0] for x in (plain, found))
+    assert torch.equal(plain, found) is not rounds
+
+
 def test_the_statistic_of_attention_is_not_rounded():
     query = torch.randn(2, 3, 5, 8)
     plain = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, query, query)

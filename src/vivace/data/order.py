@@ -230,7 +230,7 @@ class _Order(Sampler[list[Any]]):
 
 
 class _WorkerStart:
-    """How a worker process starts: the person's own `worker_init_fn`, then a look whether anybody still waits.
+    """How a worker process starts: the person's `worker_init_fn`, then a look whether anybody still waits.
 
     The person's function finds the person's own dataset in `get_worker_info`. torch's own look at the parent
     begins after this: a worker whose parent was killed before would wait for its first index for ever.

@@ -21,7 +21,7 @@ class CannotKeep(Exception):
 
 
 class Kept:
-    """Made just before a call of the root; `returned` after it. `is_complete` once the backward pass is over.
+    """Made just before a call of the root; `returned` after it, and filled by the backward pass.
 
     `things` are copies of root, optimizer, arguments and keywords, from before the call; `gradients` are the
     loss's with respect to the outputs, in the order of `tensors_of`, None where it does not depend on one;
@@ -48,11 +48,6 @@ class Kept:
         self.names = {id(p): name for name, p in root.named_parameters()}
         self._handles: list[Any] = []
         self._expects = [p for p in root.parameters() if p.requires_grad]
-
-    @property
-    def is_complete(self) -> bool:
-        """Has the loss's gradient come back to the outputs and to the weights?"""
-        return bool(self.of_weights) and any(g is not None for g in self.gradients)
 
     def returned(self, outputs: object) -> None:
         """Wait for the gradients of what the call returned."""

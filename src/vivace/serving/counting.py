@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from vivace.operators import MATRIX_CLASSES, class_of
 from vivace.tensors.trees import tensors
 from vivace.torch_internals.tensors import TorchDispatchMode
 
-MARKS = ("mm", "convolution", "attention", "rnn", "lstm", "gru", "linear")
 NUMBERS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: "int8"}
 
 
@@ -23,7 +23,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator, and count it where it multiplies."""
-        if any(mark in func.__name__ for mark in MARKS) and not func.is_view:
+        if class_of(func.__name__) in MATRIX_CLASSES and not func.is_view:
             first = next(tensors(list(args)), None)
             if first is not None:
                 self.found[NUMBERS.get(first.dtype, str(first.dtype))] += 1

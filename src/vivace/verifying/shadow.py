@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from vivace.operators import MATRIX_CLASSES, class_of
 from vivace.tensors.trees import map_tensors
 from vivace.torch_internals.tensors import Operator, OperatorMode, in_backward, schema_of
 from vivace.verifying.halves import Place, place_of
@@ -21,9 +22,8 @@ from vivace.verifying.halves import Place, place_of
 # Shadows round no finer than this: at fp32's last bit it is a rare event that a ReLU flips, which few shadows
 # show, and sums in another order differ by many roundings.
 FINEST_ROUNDOFF = 2.0**-16
-MARKS = ("mm", "convolution", "attention", "rnn", "lstm", "gru", "linear")
 # A bias's gradient is the sum of its product's output gradient, which lower precision rounds as well.
-BACKWARD_MARKS = (*MARKS, "sum.dim_IntList")
+SUM = "sum.dim_IntList"
 # Attention's statistic, one number a row, which every kernel keeps in fp32.
 STATISTIC = "logsumexp"
 
@@ -45,8 +45,8 @@ class Rounding(OperatorMode):  # type: ignore[no-untyped-call]
 
     def run_operator(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator, with rounding around it where it multiplies matrices, or of what it gives."""
-        marks = BACKWARD_MARKS if in_backward() else MARKS
-        if not any(mark in func.__name__ for mark in marks) or func.is_view:
+        rounds = class_of(func.__name__) in MATRIX_CLASSES or (func.__name__ == SUM and in_backward())
+        if not rounds or func.is_view:
             return self._stored(func, func(*args, **kwargs))
         schema = schema_of(func)
         if not schema.is_mutable:
