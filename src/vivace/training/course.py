@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import inspect
+import os
 import sys
 import sysconfig
 from pathlib import Path
@@ -55,11 +56,12 @@ def differences(then: dict[str, str], now: dict[str, str]) -> list[str]:
 
 def _files_of(job: Job) -> list[Path]:
     functions = [getattr(job, field.name) for field in dataclasses.fields(job)]
-    own = {path for function in functions if callable(function) and (path := _file_of(function)) is not None}
-    folders = {path.parent for path in own}
+    files = {_file_of(function) for function in functions if callable(function)}
+    own = {path for path in files if path is not None and _is_persons(path)}  # not the libraries' thousands
+    folders = tuple(f"{path.parent}{os.sep}" for path in own)
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if isinstance(file, str) and file.endswith(".py") and folders & set(Path(file).parents):
+        if isinstance(file, str) and file.endswith(".py") and file.startswith(folders):
             own.add(Path(file))
     return sorted(path for path in own if _is_persons(path))[:_MOST_FILES]
 
