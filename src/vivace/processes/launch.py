@@ -274,7 +274,8 @@ class _Zygote:
 
     def close(self) -> None:
         self._socket.close()
-        self.process.wait()
+        with contextlib.suppress(KeyboardInterrupt):  # pressed as Python ends: the zygote ends in any case
+            self.process.wait()
 
 
 _zygotes: dict[int, _Zygote] = {}
