@@ -170,3 +170,31 @@ def test_a_bias_is_added_before_the_product_is_rounded(plan):
         session.step(batch.transpose(0, 1).contiguous())
     assert torch.equal(seen[0], seen[1])
     assert "forward" not in vars(model.head)
+
+
+def test_a_compiled_model_may_look_words_up_and_recur():
+    class Tagger(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = torch.nn.Embedding(9, 8)
+            self.lstm = torch.nn.LSTM(8, 8, batch_first=True)
+            self.out = torch.nn.Linear(8, 3)
+
+        def forward(self, words):
+            return self.out(self.lstm(self.words(words))[0])
+
+    def loss(model, batch):
+        return torch.nn.functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+
+    torch.manual_seed(0)
+    batch = torch.randint(9, (4, 5)), torch.randint(3, (4, 5))
+    found = []
+    for names in (["bf16_weights"], ["bf16_weights", "compile"]):
+        torch.manual_seed(1)
+        model = Tagger()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        plan = vivace.Plan.from_dict({name: {} for name in names})
+        with vivace.attach(plan, model=model, optimizer=optimizer, loss=loss) as session:
+            found.append([float(session.step(batch)) for _ in range(4)])
+    assert found[1] == pytest.approx(found[0], rel=0.01)
+    assert found[1][-1] < found[1][0]

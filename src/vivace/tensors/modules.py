@@ -34,18 +34,21 @@ def has_float32(models: Sequence[nn.Module]) -> bool:
 
 @contextlib.contextmanager
 def patched(modules: Sequence[nn.Module], name: str, values: Sequence[Any]) -> Iterator[None]:
-    """Give each module its own instance attribute `name` inside the block, and only there."""
-    before = [vars(module).get(name) for module in modules]
+    """Give each module its own instance attribute `name` inside the block, and only there.
+
+    `__dict__` and not `vars`, which torch.compile cannot trace behind a graph break.
+    """
+    before = [module.__dict__.get(name) for module in modules]
     for module, value in zip(modules, values, strict=True):
-        vars(module)[name] = value
+        module.__dict__[name] = value
     try:
         yield
     finally:
         for module, value in zip(modules, before, strict=True):
             if value is None:
-                del vars(module)[name]
+                del module.__dict__[name]
             else:
-                vars(module)[name] = value
+                module.__dict__[name] = value
 
 
 def lookup(module: nn.Embedding, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
