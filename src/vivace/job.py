@@ -99,7 +99,7 @@ class Job:
         Raises JobError where `fit` would train something that a Job cannot.
         Source: https://keras.io/api/models/model_training_apis
         """
-        from vivace.keras_models.source import fields
+        from vivace.trainers.keras_model import fields
 
         return cls(
             **fields(

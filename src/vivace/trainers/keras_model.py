@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from vivace.errors import JobError
-from vivace.keras_models.adapter import (
+from vivace.trainers.keras_adapter import (
     KerasModule,
     KerasOptimizer,
     copy_of,
