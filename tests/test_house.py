@@ -233,10 +233,15 @@ def is_private(name: str) -> bool:
 
 
 @functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
 def names_of_our_own() -> set[str]:
     """Functions, classes and attributes that the package itself defines."""
     found = set()
-    for node in itertools.chain.from_iterable(ast.walk(ast.parse(path.read_text())) for path in FILES):
+    for node in itertools.chain.from_iterable(ast.walk(tree_of(path)) for path in FILES):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -259,7 +264,7 @@ def imported_names(tree: ast.AST) -> dict[str, str]:
 
 def private_touches(tree: ast.AST, own: set[str]) -> list[str]:
     """Where a file touches what torch, torchvision, triton or Pillow call private."""
-    imported = imported_names(tree)
+    imported, known = imported_names(tree), OF_PYTHON | own
     templates = [part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values]
 
     def touches(node: ast.AST) -> bool:
@@ -276,12 +281,12 @@ def private_touches(tree: ast.AST, own: set[str]) -> list[str]:
                 if isinstance(root, ast.Name) and root.id in imported:
                     return imported[root.id] in FOREIGN
                 ours = isinstance(value, ast.Name) and value.id in ("self", "cls")
-                return attr not in OF_PYTHON | own or (attr in PRIVATE_ATTRIBUTES and not ours)
+                return attr not in known or (attr in PRIVATE_ATTRIBUTES and not ours)
             case ast.Constant(value=str(text)) if node not in templates:
                 return text in PRIVATE_ATTRIBUTES or bool(PRIVATE_PATH.fullmatch(text))
             case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=given) if name in BY_NAME:
                 texts = [a.value for a in given if isinstance(a, ast.Constant) and isinstance(a.value, str)]
-                return any(re.fullmatch(r"_[a-z]\w*", text) and text not in OF_PYTHON | own for text in texts)
+                return any(re.fullmatch(r"_[a-z]\w*", text) and text not in known for text in texts)
         return False
 
     found = {f"line {node.lineno}: {ast.unparse(node)}" for node in ast.walk(tree) if touches(node)}
@@ -322,7 +327,7 @@ def test_few_modules_lie_loose() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=relative)
 def test_functions_stay_within_their_budget(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     long = {f.name: f.end_lineno - f.lineno + 1 for f in functions if f.end_lineno is not None}
     assert {name: lines for name, lines in long.items() if lines > FUNCTION_LINES} == {}
@@ -337,7 +342,7 @@ def test_numbers_are_told_in_one_place(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=relative)
 def test_speeds_are_told_in_one_wording(path: Path) -> None:
     """``1.42x as fast``: some read 1.42x faster, or 1.42 times faster, as 2.42 times the speed."""
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    nodes = ast.walk(tree_of(path))
     parts = [node for node in nodes if isinstance(node, ast.JoinedStr)]
     told = [part.value for node in parts for part in node.values if isinstance(part, ast.Constant)]
     assert [text for text in told if OTHER_WORDING.search(str(text))] == []
@@ -395,7 +400,7 @@ def sentences_read(function: ast.AST) -> list[str]:
 @pytest.mark.parametrize("path", FILES, ids=relative)
 def test_nothing_branches_on_a_sentence(path: Path) -> None:
     """An error's class and fields are for programs; its text may be worded anew at any time."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     found = sorted({text for function in functions for text in sentences_read(function)})
     if relative(path) not in READERS_OF_SENTENCES:
@@ -408,7 +413,7 @@ def test_the_core_names_no_technique() -> None:
     for path in FILES:
         if relative(path).startswith("techniques/"):
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names:
                 found.setdefault(relative(path), set()).add(node.value)
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vivace.techniques"):
@@ -419,7 +424,7 @@ def test_the_core_names_no_technique() -> None:
 def test_private_names_of_other_libraries_are_touched_in_one_place() -> None:
     """By the names that a file imports, by attributes that nothing of ours defines, and by texts."""
     own = names_of_our_own()
-    trees = {relative(path): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+    trees = {relative(path): tree_of(path) for path in FILES}
     elsewhere = {name: tree for name, tree in trees.items() if not name.startswith(INTERNALS)}
     found = [f"{name}, {touch}" for name, tree in elsewhere.items() for touch in private_touches(tree, own)]
     assert found == []
@@ -449,7 +454,7 @@ def test_no_method_is_found_by_a_name_that_is_put_together() -> None:
     found = [
         f"{relative(path)}: {ast.unparse(node)}"
         for path in FILES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Call)
         and ast.unparse(node.func) == "getattr"
         and ast.unparse(node.args[0]) in ("self", "cls", "type(self)")
@@ -491,7 +496,7 @@ def arguments_of(tree: ast.AST) -> list[tuple[ast.FunctionDef | ast.AsyncFunctio
 
 def test_arguments_have_types() -> None:
     """Kernels of Triton have none: its language knows no types."""
-    trees = {relative(path): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+    trees = {relative(path): tree_of(path) for path in FILES}
     trees = {name: tree for name, tree in trees.items() if "/kernels/" not in name}
     anything = names_for_anything(trees.values())
     found = {name: untyped_arguments(tree, anything) for name, tree in trees.items()}
