@@ -11,9 +11,9 @@ keras = pytest.importorskip("keras")
 import vivace  # noqa: E402
 from vivace.errors import JobError  # noqa: E402
 from vivace.inspection import inspect  # noqa: E402
-from vivace.trainers.keras_adapter import copy_of  # noqa: E402
 from vivace.plan import Plan  # noqa: E402
 from vivace.session.opening import start  # noqa: E402
+from vivace.trainers.keras_adapter import copy_of  # noqa: E402
 from vivace.training.evaluation import Evaluation  # noqa: E402
 
 SAMPLES, BATCH, CLASSES = 40, 8, 3
