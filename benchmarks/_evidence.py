@@ -14,6 +14,10 @@ WORDS = {
         "columns": ("question", "answer", "record", "command"),
         "caught": "Planted defects that `verify` catches: {title}",
         "alarms": "Correct plans that `verify` rejects",
+        "others": "Silent errors that others met (TrainCheck's evaluation), as edits of small trainings: caught "
+        "by `verify --against`; correct edits rejected",
+        "met": "{caught[count]} of {caught[of]}; {false_alarms[count]} of {false_alarms[of]}",
+        "missed": "; missed: {names}",
         "share": "What verifying takes of a search",
         "of": "{count} of {of} ({rate:.1%})",
         "best": "Speed over the best of `pytorch-autotune` {version}, Fabric, Accelerate, `torch.compile`, "
@@ -75,6 +79,10 @@ WORDS = {
         "columns": ("问题", "结果", "记录", "命令"),
         "caught": "`verify` 发现了多少人为植入的错误：{title}",
         "alarms": "`verify` 误判的正确方案",
+        "others": "他人训练中真实发生过的静默错误（取自 TrainCheck 的评测），改写为小型训练的修改："
+        "`verify --against` 发现的；误判的正确修改",
+        "met": "{caught[count]} / {caught[of]}；{false_alarms[count]} / {false_alarms[of]}",
+        "missed": "；未发现：{names}",
         "share": "校验占搜索时间的比例",
         "of": "{count} / {of}（{rate:.1%}）",
         "best": "与 `pytorch-autotune` {version}、Fabric、Accelerate、`torch.compile` 中最快者的速度之比，"
@@ -170,6 +178,13 @@ def ruler(record: dict, file: str) -> Iterator[Row]:
     yield words["alarms"], words["of"].format(**record["false_alarms"])
     if record["verify_share_of_search"]:
         yield words["share"], f"{record['verify_share_of_search']:.0%}"
+
+
+def silent_errors(record: dict, file: str) -> Iterator[Row]:
+    """How many of the errors that others met are caught, and how many correct edits are rejected."""
+    words, missed = WORDS[file], [f"`{name}`" for name in record["missed"]]
+    told = words["missed"].format(names=", ".join(missed)) if missed else ""
+    yield words["others"], words["met"].format(**record) + told
 
 
 def peer(record: dict, file: str) -> Iterator[Row]:
@@ -353,6 +368,7 @@ def accuracy(record: dict, file: str) -> Iterator[Row]:
 
 KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "ruler": ruler,
+    "silent_errors": silent_errors,
     "peer": peer,
     "search": search,
     "memory": memory,
