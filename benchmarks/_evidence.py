@@ -14,8 +14,8 @@ WORDS = {
         "columns": ("question", "answer", "record", "command"),
         "caught": "Planted defects that `verify` catches: {title}",
         "alarms": "Correct plans that `verify` rejects",
-        "others": "Silent errors that others met (TrainCheck's evaluation), as edits of small trainings: caught "
-        "by `verify --against`; correct edits rejected",
+        "others": "Silent errors that others met (TrainCheck's evaluation), as edits of small trainings: "
+        "caught by `verify --against`; correct edits rejected",
         "met": "{caught[count]} of {caught[of]}; {false_alarms[count]} of {false_alarms[of]}",
         "missed": "; missed: {names}",
         "share": "What verifying takes of a search",

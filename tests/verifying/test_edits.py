@@ -51,6 +51,18 @@ def test_a_mistake_is_named_by_where_it_shows_first(edited, quantity, layer):
     assert verdict.first == {"quantity": quantity, "layer": layer, "step": 0}, verdict.reason
 
 
+def test_what_comes_late_is_found_where_all_was_equal_before():
+    verdict = judged("scaled_later")
+    assert verdict.kept is False
+    assert verdict.first["quantity"] == "loss"
+    assert verdict.first["step"] > 24
+    assert "all before are equal bit for bit" in verdict.reason
+    verdict = judged("rounded_later")
+    assert verdict.kept, verdict.reason
+    assert verdict.promise == "rounding"
+    assert "differ by rounding" in verdict.reason
+
+
 def test_lost_clipping_shows_in_the_update():
     verdict = judged("clipping_lost")
     assert verdict.kept is False

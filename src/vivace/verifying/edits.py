@@ -41,6 +41,8 @@ from vivace.verifying.shadow import FINEST_ROUNDOFF
 from vivace.verifying.states import Snapshot, clone, restore, state_of
 
 EPOCHS = 2
+LONG_SECONDS = 10.0  # for steps beyond the course, where all was equal so far
+LATE = 2.0**-10  # of a loss: one step in fp32 from equal weights rounds far less
 COMPILED_PREFIX = "_orig_mod."
 WHOSE = "the original"
 StatesByName = dict[str, dict[str, Any]]  # what optimizers keep of each parameter
@@ -56,6 +58,7 @@ class Loan:
     batches: list[Any]
     slopes: Tensors
     rehearsed: bool
+    curve: list[float]
 
 
 @dataclasses.dataclass
@@ -82,7 +85,8 @@ class Original(Ruler):
         self.readings = _readings(self.job)
         snapshots = [(s.state, _by_name(self.session, s.optimizers), s.position) for s in self.snapshots]
         rehearsed = self.standing.rehearsal is not None
-        torch.save(Loan(self.effort, snapshots, self.batches, self.slopes, rehearsed), path)
+        curve = self.standing.curve
+        torch.save(Loan(self.effort, snapshots, self.batches, self.slopes, rehearsed, curve), path)
 
     def draw(self, path: str) -> None:
         """Write draws of the initial weights."""
@@ -127,7 +131,7 @@ class Original(Ruler):
         for outcome in ran.outcomes:
             outcome.outputs = self.evaluation(self.session, outcome.after)
         if not begun and ran.same_streams and self._is_identical(ran):
-            return {**document, "promise": "exact", **outright(True, "", Quantity.BITS)}
+            return document | self._gone_on_with(ran)
         self.halves[Plan().id] = found.halves if roundoff > FINEST_ROUNDOFF else {}
         return document | self._compare(ran, max(roundoff, FINEST_ROUNDOFF), note, begun)
 
@@ -166,6 +170,23 @@ class Original(Ruler):
         alike = alike and same_rehearsals(ran.rehearsal, standing.rehearsal)
         return alike and torch.equal(ran.evaluated, self.evaluation(self.session, ran.end))
 
+    def _gone_on_with(self, ran: Ran) -> dict[str, Any]:
+        """A verdict's fields on an edit whose steps were all equal so far: does a later one differ?"""
+        theirs = self._long_curve(self.session, 2 * LONG_SECONDS, len(ran.long_curve))
+        both = enumerate(zip(ran.long_curve, theirs, strict=False))
+        found = next(((step, *pair) for step, pair in both if str(pair[0]) != str(pair[1])), None)
+        if found is None:
+            steps = max(len(theirs), self.effort.course)
+            return {"promise": "exact", "steps": steps, **outright(True, "", Quantity.BITS)}
+        step, mine, other = found
+        if abs(mine - other) <= LATE * abs(other):
+            reason = f"from step {step} on the losses differ by rounding; all before are equal bit for bit"
+            return outright(True, reason, Quantity.BITS)
+        text = (
+            f"the loss of step {step} is {mine:.4g} instead of {other:.4g}; all before are equal bit for bit"
+        )
+        return _fault(text, "loss", None, step)
+
 
 class Edited(Ruler):
     """Serves `vivace.processes.launch.Child`: runs the edited training from where the original lent."""
@@ -187,7 +208,7 @@ class Edited(Ruler):
         ]
         with equal_random_streams(True):
             kept_otherwise = self._keeps_otherwise(lent)
-            ran = Ran() if kept_otherwise else self._ran(lent.rehearsed)
+            ran = Ran() if kept_otherwise else self._ran(lent)
             halves = self._halves() if notes_halves else {}
         facts |= facts_of_job(self.job)
         modules, readings = self.tap.modules or {}, _readings(self.job)
@@ -213,15 +234,17 @@ class Edited(Ruler):
     def _write(self, path: str) -> None:
         torch.save(renamed(self.answer, _inverse(self.names)), path)
 
-    def _ran(self, rehearsed: bool) -> Ran:
+    def _ran(self, lent: Loan) -> Ran:
         session, ran = self.session, Ran()
         ran.outcomes = [self._lockstep(session, self.snapshots[0], stream=0)]
-        if rehearsed:
+        if lent.rehearsed:
             ran.rehearsal = self._rehearse(session, self.tap, self.effort.rehearsal)
         rest = list(enumerate(self.snapshots))[1:]
         ran.outcomes += [self._lockstep(session, s, stream=i) for i, s in rest]
         ran.curve, ran.end = self._course(session)
         ran.evaluated = self.evaluation(session, ran.end)
+        if ran.curve == lent.curve:
+            ran.long_curve = self._long_curve(session, LONG_SECONDS)
         return ran
 
     def _keeps_otherwise(self, lent: Loan) -> str:

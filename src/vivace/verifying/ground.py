@@ -46,11 +46,12 @@ class Standing:
 @dataclasses.dataclass
 class Ran:
     """What a plan's session did. `fault` is a plain one, which ends it; `last`: before closing; `notes`: what
-    could not be compared.
+    could not be compared; `long_curve`: the losses of many more steps, if an edit's first ones were equal.
     """
 
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
     curve: list[float] = dataclasses.field(default_factory=list)
+    long_curve: list[float] = dataclasses.field(default_factory=list)
     end: State = dataclasses.field(default_factory=lambda: State({}, {}))
     last: State = dataclasses.field(default_factory=lambda: State({}, {}))
     rehearsal: Rehearsal | None = None

@@ -31,6 +31,7 @@ from vivace.verifying.tap import Tap, random_state
 
 FEEDING_SECONDS, FEEDING_SHARE = 10.0, 0.02  # at most, of the seconds given
 MOST_BATCH_BYTES = 2**28
+MOST_LONG = 512  # steps
 PAIRS_STREAM, PROBE_STREAM = 500, 900  # first seeds of the reference's random streams
 AGAIN_STREAM = 1300  # and of a plan's second ones
 
@@ -229,6 +230,15 @@ class Runner:
         with noise or nullcontext():
             curve = [self._step(session, position) for position in range(self.effort.course)]
         return curve, state_of(session)
+
+    def _long_curve(self, session: Session, seconds: float, most: int = MOST_LONG) -> list[float]:
+        """The losses of up to `most` steps of the course: it is gone on with as far as `seconds` allow."""
+        restore(session, self.snapshots[0])
+        torch.manual_seed(1)
+        deadline, curve = time.perf_counter() + seconds, list[float]()
+        while len(curve) < most and time.perf_counter() < deadline:
+            curve.append(self._step(session, len(curve)))
+        return curve
 
     def _mean_course(self, session: Session, stream: int) -> tuple[list[float], State]:
         runs = [self._course(session, stream=stream + seed) for seed in range(self.effort.course_seeds)]

@@ -1,6 +1,7 @@
 """A small training and edits of it: what an engineer, or an agent, might hand in as faster or tidier."""
 
 import dataclasses
+import itertools
 
 import torch
 from torch import nn
@@ -117,6 +118,21 @@ clipping_lost = edited(on_gradients=None)
 begun_wider = edited(model=Wider)
 renamed = edited(model=Renamed)
 shortened = edited(epochs=2)
+
+
+def later(factor):
+    """A Job whose 300th loss and all after it are multiplied by `factor`."""
+    calls = itertools.count(1)
+
+    def of_batch(model, batch):
+        found = loss(model, batch)
+        return found * factor if torch.is_grad_enabled() and next(calls) >= 300 else found
+
+    return edited(loss=of_batch)
+
+
+scaled_later = later(1.05)
+rounded_later = later(1.0 + 2.0**-22)
 
 
 class Averaged(torch.optim.Optimizer):
