@@ -150,8 +150,7 @@ def profile(
 
     After -- stands any script, unmodified: vivace profile -- python train.py --epochs 3
     """
-    with screen(as_json, quiet, debug, device) as shown:
-        _require_alone("profile")
+    with screen(as_json, quiet, debug, device, one_speaks=True) as shown:
         from vivace.inspection.gather import require_torch
 
         require_torch()  # before anything imports it
