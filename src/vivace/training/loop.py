@@ -459,7 +459,7 @@ class Loop:
         if "TORCHELASTIC_RUN_ID" in os.environ and seconds > GRACE_SECONDS >= self.slowest_save:
             self.progress.notice(
                 f"a checkpoint took {seconds:.0f} s, and torchrun kills a rank {GRACE_SECONDS:.0f} s after "
-                "it was asked to stop: give the run a --deadline, or a stop costs the steps since the last one"
+                "it was asked to stop: give the run a --deadline, or a stop costs the steps since then"
             )
         self.slowest_save = max(self.slowest_save, seconds)
         self._mark()
