@@ -347,6 +347,19 @@ class TestJobs:
         with pytest.raises(Diverged, match=r", and began at 1\.\d+ at step (3\d|4\d)"):
             train(job, out=tmp_path / "b")
 
+    def test_data_that_end_before_their_length_are_no_success(self, tmp_path, tiny):
+        class Short(torch.utils.data.DataLoader):
+            def __len__(self):
+                return 7
+
+        data = lambda: Short(tiny.Noisy(), batch_size=8, shuffle=True)  # noqa: E731
+        run = train(tiny.make(data=data), out=tmp_path / "run", max_steps=8)
+        assert (run.missing_steps, run.exit_code) == (2, 1)
+        run = train(tiny.make(data=data), out=tmp_path / "run", resume=True)
+        assert (run.steps, run.missing_steps, run.exit_code) == (15, 6, 1)
+        assert run.notices[-1] == ("epoch 3 ended 2 steps early: the data's length promises 7, and 5 came")
+        assert train(tiny.job, out=tmp_path / "whole").exit_code == 0
+
     def test_errors_of_the_job_name_the_step(self, tmp_path, tiny):
         def loss(model, batch):
             raise ValueError("no such thing")

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import psutil
 import torch
 
+from vivace import words
 from vivace.errors import Diverged, FolderError, JobError, OutOfMemory, PromiseBroken, VivaceError
 from vivace.events import EventKind, OnEvent
 from vivace.job import Batch, Job, blame
@@ -412,6 +413,12 @@ class Loop:
             record |= {"metric": position.metric, **self._metric_facts()}
         if self.job.scheduler_every == "epoch":
             self._step_scheduler()
+        if missing := self.feed.num_missing(position.batch, self._batches_per_step()):
+            position.missing += missing
+            self.progress.notice(
+                f"epoch {position.epoch + 1} ended {words.count(missing, 'step')} early: the data's length "
+                f"promises {position.batch + missing}, and {position.batch} came"
+            )
         position.epoch += 1
         position.batch = 0
         self.progress.log(EventKind.EPOCH, record)
