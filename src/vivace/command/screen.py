@@ -111,7 +111,8 @@ def screen(
 ) -> Iterator[Screen]:
     """Run a command's body on the named device; every error becomes one sentence and an exit code.
 
-    Where `one_speaks`, of several ranks only rank 0 does, and each that has lost the others.
+    Where `one_speaks`, of several ranks only rank 0 does, and its exit code is the command's: the others end
+    with 0, for torchrun ends all where one does otherwise. One that has lost the others says so.
     """
     follows = one_speaks and os.environ.get("RANK", "0") != "0"
     current = Screen(as_json and not follows, quiet or follows, debug)
@@ -123,13 +124,14 @@ def screen(
 
             train_on(device)
         yield current
-        code = current.exit_code
+        code = current.exit_code if not follows else 0
     except VivaceError as error:
         if debug:
             raise
-        if not follows or isinstance(error, RankLost):
+        told = not follows or isinstance(error, RankLost)
+        if told:
             current.fail(error.kind, str(error))
-        code = error.exit_code
+        code = error.exit_code if told else 0
     except KeyboardInterrupt:
         current.fail("KeyboardInterrupt", "interrupted")
         code = 130

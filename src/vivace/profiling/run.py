@@ -95,8 +95,7 @@ def profile(
     if (job is None) == (not command):
         raise InputError("profile takes either a JOB or a command after '--', such as -- python train.py")
     if num_ranks() > 1:
-        _require_job(job)
-        return _together(job, plan, Path(out), machine, strict, timed_seconds)
+        return _together(_required(job), plan, Path(out), machine, strict, timed_seconds)
     words = scripts.resolved(command) if command else []
     folder, earlier = _prepared(Path(out))
     exit_code, epochs, name = 0, None, " ".join(map(shlex.quote, command))
@@ -117,12 +116,13 @@ def profile(
     return _judge(record, folder, known, name, epochs, document)
 
 
-def _require_job(job: Job | str | None) -> None:
+def _required(job: Job | str | None) -> Job | str:
     if job is None:
         raise InputError(
             f"{num_ranks()} ranks would each profile the command for themselves: start the profile before "
             "torchrun, as in vivace profile -- torchrun --nproc-per-node 2 train.py"
         )
+    return job
 
 
 def _together(
@@ -141,10 +141,10 @@ def _together(
     from vivace.profiling.page import write_page
     from vivace.training.ranks import for_so_many
 
-    wanted = for_so_many(plan_of(plan, job) if plan is not None else Plan(), num_ranks())
     source = Source(job)
 
     def lead() -> dict[str, Any]:
+        wanted = for_so_many(plan_of(plan, job) if plan is not None else Plan(), num_ranks())
         folder, earlier = _prepared(out)
         document = together.measured(
             company,

@@ -41,7 +41,8 @@ _SLACK_BYTES = 1 << 20  # pickles, the zip's directory, the manifest
 class Position:
     """How far a run is: optimizer steps, epochs, batches of the current epoch, bytes of its log, and values.
 
-    `missing` are steps for which ended epochs gave no batch, though the data's length promised one. `loss` is the last one that was read; `metric` belongs to the weights after `metric_step` steps.
+    `missing` are steps for which ended epochs gave no batch, though the data's length promised one. `loss`
+    is the last one that was read; `metric` belongs to the weights after `metric_step` steps.
     """
 
     step: int = 0

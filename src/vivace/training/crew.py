@@ -123,7 +123,7 @@ class Company:
                 )
             elif errand["do"] == "ask":
                 children[number].ask(errand["command"], errand["timeout"], **errand["arguments"])
-            else:
+            elif number in children:
                 children.pop(number).close()
         except VivaceError as error:
             return error.to_dict()
@@ -162,7 +162,11 @@ class Crew:
         self._child = Child(entry, company.source, arguments, log=log, environment=own)
         start = {"entry": entry, "arguments": arguments, "environment": environment}
         errand = company.tell(do="start", crew=number, **start)
-        self._raise_first(None, company.failures(errand, PATIENCE_SECONDS))
+        try:
+            self._raise_first(None, company.failures(errand, PATIENCE_SECONDS))
+        except BaseException:
+            self.close()
+            raise
 
     def ask(self, command: str, timeout: float, **arguments: object) -> Any:
         """Send one command to all children; the answer of rank 0's.

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 from vivace.errors import ChildFailed, InputError, JobError
 from vivace.events import OnEvent, teller
@@ -15,7 +16,7 @@ from vivace.job import Job
 from vivace.plan import Plan
 from vivace.processes.launch import Source, plan_of
 from vivace.technique import UNIT_ROUNDOFF, Numerics
-from vivace.training.crew import Company, company_of, lead_or_follow
+from vivace.training.crew import Company, company_of, lead_or_follow, num_ranks
 from vivace.verifying.against import judge_edit
 from vivace.verifying.equivalence import judge_by_metric
 from vivace.verifying.verdict import Verdict
@@ -59,18 +60,14 @@ def verify(
     or the two jobs do not fit together, ChildFailed where a process crashes.
     """
     require_torch()
-    if (plan is None) == (against is None):
-        raise InputError("verify needs either a plan or, for an edited training, the original against it")
-    _require_precision(precision, plan is not None)
-    seconds = None if budget is None else parse_budget(budget)
-    loaded = plan_of(plan, job) if plan is not None else Plan()
-    _require_seeds(seeds, margin, metric or loaded.promise == Numerics.SEMANTICS)
     source = Source(job)
     with company_of(source) as company:
-        if company.world_size > 1:
-            _require_plan_of_ranks(loaded, company.world_size, against is not None)
-        asked = Asked(source, loaded, against, precision, metric, seeds, margin, seconds)
-        document = lead_or_follow(company, lambda: _verified(asked, company, on_event).to_dict())
+
+        def lead() -> dict[str, Any]:
+            asked = _checked(source, job, plan, against, precision, metric, seeds, margin, budget)
+            return _verified(asked, company, on_event).to_dict()
+
+        document = lead_or_follow(company, lead)
     return Verdict(**{**document, "checks": tuple(document["checks"])})
 
 
@@ -86,6 +83,28 @@ class Asked:
     seeds: int
     margin: float | None
     seconds: float | None
+
+
+def _checked(
+    source: Source,
+    job: Job | str,
+    plan: Plan | str | Path | None,
+    against: Job | str | None,
+    precision: str,
+    metric: bool,
+    seeds: int,
+    margin: float | None,
+    budget: str | float | None,
+) -> Asked:
+    if (plan is None) == (against is None):
+        raise InputError("verify needs either a plan or, for an edited training, the original against it")
+    _require_precision(precision, plan is not None)
+    seconds = None if budget is None else parse_budget(budget)
+    loaded = plan_of(plan, job) if plan is not None else Plan()
+    _require_seeds(seeds, margin, metric or loaded.promise == Numerics.SEMANTICS)
+    if num_ranks() > 1:
+        _require_plan_of_ranks(loaded, num_ranks(), against is not None)
+    return Asked(source, loaded, against, precision, metric, seeds, margin, seconds)
 
 
 def _verified(asked: Asked, company: Company, on_event: OnEvent | None) -> Verdict:
