@@ -49,7 +49,10 @@ def real(value: object) -> float | None:
     """`value` as a finite float, or None for everything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) else None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer too large for one
+        return None
 
 
 def number(value: object) -> str:

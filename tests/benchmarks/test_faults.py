@@ -82,7 +82,7 @@ def test_the_page_holds_every_row_and_what_is_left():
         "total": {"kills": 1200, "bytes_lost": 0},
         "seconds": 120,
     }
-    text = _faults.page([{**record, "date": "2025-01-01", "rows": []}, record])
+    text = _faults.page([{**record, "date": "2025-01-01", "rows": []}, record]).replace("\n", " ")
     assert "| 7 | a flood | dry | partly | 1,200 kills | 1 of 2 |" in text
     assert "of 1 rows 1 partly. In all 1,200 kills, 0 bytes lost, in 2 tests" in text
     assert "- 7, a flood: the cellar." in text

@@ -86,20 +86,21 @@ def test_kills_at_random_times_lose_no_byte(kind, launch, tmp_path, request, rec
 
 
 @pytest.mark.fault(10, 11)
-def test_kills_of_ranks_at_random_times_lose_no_byte(launch_ranks, tmp_path, request, record_property):
+def test_kills_of_ranks_at_random_times_lose_no_byte(launch_ranks, tmp_path, request, record_property, until):
     """Sometimes one of two ranks, sometimes both at once; the one that is left saves what was trained."""
     arguments = {"out": str(tmp_path / "whole"), "checkpoint_every_steps": 5}
-    begin = time.monotonic()
     assert [child.wait() for child in launch_ranks("long", arguments)] == [0, 0]
-    seconds, draw = time.monotonic() - begin, random.Random(2)
     arguments |= {"out": str(tmp_path / "run"), "resume": True}
-    for number in range(max(1, request.config.getoption("--kills") // 6)):
+    kills, draw = max(1, request.config.getoption("--kills") // 6), random.Random(2)
+    steps = sorted(draw.sample(range(1, 11), min(kills, 10)))
+    for number, step in enumerate(steps):
         children = launch_ranks("long", arguments)
-        children[0].process.join(draw.uniform(0.4, 0.9) * seconds)
+        until(lambda step=step: (tmp_path / "run" / "checkpoints" / f"step_{5 * step}").exists(), 60)
+        time.sleep(draw.uniform(0.0, 0.1))
         for child in children[number % 2 :]:
             child.process.kill()
-        for child in children:
-            child.wait()
+        assert children[1].wait() == -signal.SIGKILL
+        children[0].wait()
     assert [child.wait() for child in launch_ranks("long", arguments)] == [0, 0]
     compared, differing = lost(tmp_path / "run", tmp_path / "whole")
     record_property("bytes_compared", compared)

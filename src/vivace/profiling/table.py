@@ -62,7 +62,7 @@ def _ranks(rows: list[dict[str, Any]]) -> Any:
     for row in rows:
         spent = (row["seconds"][phase] for phase in ("compute", "communication", "data"))
         figures = (words.duration(seconds) for seconds in (row["step_seconds"], *spent))
-        table.add_row(str(row["ranks"]), f"{row['speedup']:.2f}x", *figures, known_from(row))
+        table.add_row(str(row["ranks"]), words.times(row["speedup"]), *figures, known_from(row))
     return table
 
 

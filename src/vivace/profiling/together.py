@@ -66,7 +66,7 @@ def answer(document: dict[str, Any]) -> Answer:
     others = [row for row in rows if row["ranks"] not in (1, num)]
     best = max(rows, key=lambda row: row["speedup"])
     told = [
-        (words.count(row["ranks"], "rank"), f"{row['speedup']:.2f}x of one rank's speed, by arithmetic")
+        (words.count(row["ranks"], "rank"), f"{words.times(row['speedup'])} as fast as one, by arithmetic")
         for row in others
     ]
     plan = f" --plan {document['plan_path']}" if document.get("plan_path") else ""
@@ -74,7 +74,7 @@ def answer(document: dict[str, Any]) -> Answer:
     return Answer(
         command="profile",
         subject=document["target"],
-        figure=f"{ratio:.2f}x",
+        figure=words.times(ratio),
         sentence=f"as fast on {num} ranks as on one, with the same batch of {law['samples']}",
         tone="good" if ratio >= SLIGHT else "plain",
         title_of_parts="What other numbers of ranks would bring",

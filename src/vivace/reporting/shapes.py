@@ -24,9 +24,22 @@ class Number:
     """A number; a truth value is none."""
 
 
+class Positive(Number):
+    """A finite number above 0."""
+
+
 ANY, TEXT, FLAG, NUMBER = object, str, bool, Number
-NUMBERS, TEXTS = [NUMBER], [TEXT]
-RATIO = {"estimate": NUMBER, "low": NUMBER, "high": NUMBER}
+NUMBERS, TEXTS = (NUMBER, ...), [TEXT]  # of a tuple all must fit, of a list those that do are kept
+PAIR = (NUMBER, NUMBER)
+RATIO = {"estimate": Positive, "low": Positive, "high": Positive}
+JOB = {
+    "name": TEXT,
+    "signature": TEXT,
+    "batch_size": NUMBER,
+    "model": TEXT,
+    "num_parameters": NUMBER,
+    "optimizer": TEXT,
+}
 CHECK = {"name": TEXT, "value": NUMBER, "envelope": NUMBER, "score": NUMBER, "limit": NUMBER, "kept": FLAG}
 TECHNIQUES = Each(Each(ANY))
 DEVICE = {"kind": TEXT, "name": TEXT, "memory_bytes": NUMBER, "features": TEXTS}
@@ -60,7 +73,7 @@ RUN = {
     "date": TEXT,
     "version": TEXT,
     "machine": MACHINE,
-    "job": Each(ANY),
+    "job": JOB,
     "budget_seconds": NUMBER,
     "allow": TEXT,
     "memory_bytes": NUMBER,
@@ -96,10 +109,10 @@ TRIAL = {
     "techniques": TECHNIQUES,
     "role": TEXT,
     "status": TEXT,
-    "predicted": NUMBERS,
+    "predicted": PAIR,
     "promise": TEXT,
     "ratio": RATIO,
-    "pairs": [NUMBERS],
+    "pairs": [PAIR],
     "samples_per_second": NUMBER,
     "peak_bytes": NUMBER,
     "warmup_seconds": NUMBER,
@@ -133,35 +146,35 @@ TRAINING = {
     "watched": Each(ANY),
     "machine": MACHINE,
 }
-NAMES = {Number: "number", str: "text", bool: "truth value"}
+NAMES = {Number: "number", Positive: "number above 0", str: "text", bool: "truth value"}
 
 
 def fitting(value: Any, shape: Any, place: str, skipped: list[str]) -> Any:
     """What of `value` has the shape; None where nothing has. What is left out is named in `skipped`."""
     if value is None or shape is ANY:
         return value
-    if isinstance(shape, Each):
-        return (
-            {key: fitting(one, shape.of, f"{place}.{key}", skipped) for key, one in value.items()}
-            if (_is(value, Mapping, "table", place, skipped))
-            else None
-        )
-    if isinstance(shape, dict):
+    if isinstance(shape, (Each, dict)):
         if not _is(value, Mapping, "table", place, skipped):
             return None
-        kept = dict(value)
-        for key in shape.keys() & kept.keys():
-            kept[key] = fitting(kept[key], shape[key], f"{place}.{key}", skipped)
-            if kept[key] is None:
-                del kept[key]
+        shapes = shape if isinstance(shape, dict) else dict.fromkeys(value, shape.of)
+        kept = {}
+        for key, one in value.items():
+            found = fitting(one, shapes[key], f"{place}.{key}", skipped) if key in shapes else one
+            if found is not None:
+                kept[key] = found
         return kept
-    if isinstance(shape, list):
+    if isinstance(shape, (list, tuple)):
         if not _is(value, list, "list", place, skipped):
             return None
+        if shape == PAIR and len(value) != len(PAIR):
+            skipped.append(f"{place} is no pair")
+            return None
         parts = [fitting(one, shape[0], f"{place}[{at}]", skipped) for at, one in enumerate(value)]
-        return [part for part in parts if part is not None]
-    if shape is NUMBER:
+        kept = [part for part in parts if part is not None]
+        return None if isinstance(shape, tuple) and len(kept) < len(parts) else kept
+    if isinstance(shape, type) and issubclass(shape, Number):
         right = isinstance(value, (int, float)) and not isinstance(value, bool) and not _too_large(value)
+        right = right and (shape is NUMBER or 0 < value <= LARGEST)
     else:
         right = isinstance(value, shape)
     if not right:

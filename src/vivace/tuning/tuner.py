@@ -110,8 +110,11 @@ def tune(
     if machine.passed_over:
         tell("notice", {"text": machine.passed_over})
     tell("phase", {"name": "checking the job"})
-    bench = Bench(source, machine, ledger, tell, allow=allowed, memory=limit)
-    with ends_like_ctrl_c(), take_lock(folder, "tune"), contextlib.closing(bench):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(ends_like_ctrl_c())
+        stack.enter_context(take_lock(folder, "tune"))
+        bench = Bench(source, machine, ledger, tell, allow=allowed, memory=limit)
+        stack.callback(bench.close)
         profile = bench.check()
         steps, step = job_steps(bench.facts), profile.step_seconds
         seconds = given if given is not None else auto_budget(steps, step, runs)
