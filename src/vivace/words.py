@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Protocol
 
+_LONGEST_SECONDS = 1e15
 UNKNOWN = _DASH = "\N{EN DASH}"
 _MINUS = "\N{MINUS SIGN}"
 _TIMES = "\N{MULTIPLICATION SIGN}"
@@ -107,7 +108,7 @@ def _scaled(value: float, units: tuple[str, ...], step: float) -> tuple[float, s
 def duration(value: object) -> str:
     """Seconds: ``1.70 µs``, ``38.4 ms``, ``4.2 s``, ``6 min 10 s``, ``2 h 05 min``, ``3 d 02 h``."""
     found = real(value)
-    if found is None:
+    if found is None or abs(found) > _LONGEST_SECONDS:
         return UNKNOWN
     if found < 0:
         return _MINUS + duration(-found)

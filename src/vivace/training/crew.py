@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from vivace.processes.launch import Child, Source
 PATIENCE_SECONDS = 300.0
 GRACE_SECONDS = 30.0  # for the answers of the others, once rank 0's child has its own
 LAST_SECONDS = 3.0  # for them to hear that it is over
-WAIT_SECONDS = 1.0  # between two looks for a signal
+LOOK_SECONDS = 0.05  # between two looks for an errand
 ALONE = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "False"}
 """What a child of one rank is told where it works for itself."""
 _IN_A_CREW = {"TORCHELASTIC_USE_AGENT_STORE": "True"}  # somebody else keeps the store: only connect to it
@@ -96,10 +96,8 @@ class Company:
         children: dict[int, Child] = {}
         try:
             for number in itertools.count():
-                text = None
-                while text is None:
-                    text = self._read(f"errand/{number}", time.monotonic() + 10 * WAIT_SECONDS)
-                errand = json.loads(text)
+                text = self._read(f"errand/{number}", math.inf)
+                errand = json.loads(text or "{}")
                 failure = self._run(errand, children) if errand["do"] != "end" else ""
                 self._store.set(f"answer/{number}/{self.rank}", failure and json.dumps(failure))
                 if errand["do"] == "end":
@@ -131,18 +129,15 @@ class Company:
 
     def _read(self, key: str, deadline: float) -> str | None:
         """What stands under a key, once it does; None where it does not in time."""
-        from torch.distributed import DistStoreError  # not before: rank 0 may do without torch
-
         while True:
-            left = deadline - time.monotonic()
             try:
-                self._store.wait([key], timedelta(seconds=max(0.01, min(WAIT_SECONDS, left))))
-                return str(self._store.get(key).decode())
-            except DistStoreError:
-                if left <= 0:
-                    return None
+                if self._store.check([key]):
+                    return str(self._store.get(key).decode())
             except RuntimeError as error:
                 raise RankLost(f"rank {self.rank} cannot reach the launch any more ({error})") from None
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(LOOK_SECONDS)
 
 
 class Crew:
