@@ -76,7 +76,7 @@ def shown(folder):
 
 
 @pytest.mark.fault(41)
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_report_of_any_records_is_a_page(data, ledger, tune_folder, bad_input):
     bad_input()
@@ -86,7 +86,7 @@ def test_a_report_of_any_records_is_a_page(data, ledger, tune_folder, bad_input)
 
 
 @pytest.mark.fault(41)
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_report_of_any_training_is_a_page(data, train_folder, bad_input):
     bad_input()

@@ -170,8 +170,8 @@ def fitting(value: Any, shape: Any, place: str, skipped: list[str]) -> Any:
             skipped.append(f"{place} is no pair")
             return None
         parts = [fitting(one, shape[0], f"{place}[{at}]", skipped) for at, one in enumerate(value)]
-        kept = [part for part in parts if part is not None]
-        return None if isinstance(shape, tuple) and len(kept) < len(parts) else kept
+        fits = [part for part in parts if part is not None]
+        return None if isinstance(shape, tuple) and len(fits) < len(parts) else fits
     if isinstance(shape, type) and issubclass(shape, Number):
         right = isinstance(value, (int, float)) and not isinstance(value, bool) and not _too_large(value)
         right = right and (shape is NUMBER or 0 < value <= LARGEST)

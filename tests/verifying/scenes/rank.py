@@ -62,7 +62,7 @@ def main(scene):
     torch.set_num_threads(1)
     try:
         ruler = Ruler(globals()[scene["job"]], vivace.inspect().to_dict(), scene["meeting"])
-        ruler.prepare(60.0)
+        ruler.prepare(6.0)
         answer = ruler.judge(scene["plan"])
     except vivace.VivaceError as error:
         answer = {"error": str(error)}
