@@ -110,9 +110,7 @@ def tune(
     if machine.passed_over:
         tell("notice", {"text": machine.passed_over})
     tell("phase", {"name": "checking the job"})
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(ends_like_ctrl_c())
-        stack.enter_context(take_lock(folder, "tune"))
+    with ends_like_ctrl_c(), take_lock(folder, "tune"), contextlib.ExitStack() as stack:
         bench = Bench(source, machine, ledger, tell, allow=allowed, memory=limit)
         stack.callback(bench.close)
         profile = bench.check()
