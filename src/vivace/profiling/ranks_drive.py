@@ -102,8 +102,8 @@ class Together:
         """This rank's parts of the batches, epoch after epoch, as `train` feeds them."""
         loader = call(self.job, "data")
         for epoch in range(1000):
-            mine = {"rank": self.ranks.rank, "world_size": self.ranks.world_size}
-            source = ordered(loader, seed=0, epoch=epoch, **mine)
+            rank, world_size = self.ranks.rank, self.ranks.world_size
+            source = ordered(loader, seed=0, epoch=epoch, rank=rank, world_size=world_size)
             yield from (batch for batch in fed(session, source, epoch) if batch is not None)
             loader = source if type(source) is type(loader) else call(self.job, "data")
 

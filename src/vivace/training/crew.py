@@ -75,7 +75,8 @@ class Company:
 
     def failures(self, number: int, seconds: float) -> dict[int, VivaceError]:
         """How an errand failed, by rank; one that does not answer within `seconds` has failed, too."""
-        deadline, found = time.monotonic() + seconds, {}
+        found: dict[int, VivaceError] = {}
+        deadline = time.monotonic() + seconds
         for rank in range(1, self.world_size):
             text = self._read(f"answer/{number}/{rank}", deadline)
             if text is None:

@@ -38,7 +38,7 @@ class Loaders:
         """One epoch; only its `last` batches where that is asked for and the data have an index."""
         if self.loader is None or not isinstance(self.loader, DataLoader):
             self.loader = call(self.job, self.field)  # what is no DataLoader may live for one pass
-        mine = {"rank": self.rank, "world_size": self.world_size}
+        mine: dict[str, Any] = {"rank": self.rank, "world_size": self.world_size}
         found = ordered(self.loader, seed=0, epoch=number, damage=Damage(self.job.damaged), **mine)
         known = _length(found)
         if last is not None and known is not None and isinstance(found, DataLoader):
@@ -61,6 +61,8 @@ class Fed(NamedTuple):
 
 def shared_otherwise(job: Job, rank: int, world_size: int) -> Fed:
     """How a rank's share of the first batches is not its part of the batches that one process gets."""
+    if world_size == 1:
+        return Fed()
     shares, batches = Loaders(job, "data", rank, world_size).epoch(0), Loaders(job).epoch(0)
     for share, batch in itertools.islice(zip(shares, batches, strict=False), LEAST_BATCHES):
         if share is None or batch is None:

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -258,11 +258,11 @@ class Ruler(Runner):
         """
         if fault := difference(facts_of_session(session), self.facts):
             return fault
-        mine = {"rank": self.ranks.rank, "world_size": session.build.facts.ranks or 1}
-        feeds = (
-            lambda: shared_otherwise(self.job, **mine) if mine["world_size"] > 1 else Fed(),
-            lambda: fed_otherwise(session, self.job, self.feeding_seconds, **mine),
-            lambda: validated_otherwise(session, self.job, self.feeding_seconds),
+        rank, num, seconds = self.ranks.rank, session.build.facts.ranks or 1, self.feeding_seconds
+        feeds: tuple[Callable[[], Fed], ...] = (
+            partial(shared_otherwise, self.job, rank, num),
+            partial(fed_otherwise, session, self.job, seconds, rank, num),
+            partial(validated_otherwise, session, self.job, seconds),
         )
         for compare in feeds:
             fault, note = compare()
