@@ -6,6 +6,9 @@ import itertools
 import statistics
 from collections.abc import Callable, Iterator
 
+from faults import counts as told_counts
+from faults import figures as told_figures
+
 from vivace.recipes import RECIPES
 
 Row = tuple[str, str]  # what was asked, what was found
@@ -74,6 +77,7 @@ WORDS = {
         "{metric} of both",
         "finals": "{interval}; {strict:.4f}, {plan:.4f}: {mark}",
         "same": {True: "the same", False: "not shown to be the same"},
+        "faults": "Faults that a training may meet, {count} kinds, each shown by its tests",
     },
     "README.zh-CN.md": {
         "columns": ("问题", "结果", "记录", "命令"),
@@ -132,6 +136,7 @@ WORDS = {
         "totals": "从命令到结束的完整训练，不用与使用方案各若干次，{count} 个任务：用方案反而更久的",
         "error": "使用方案的完整训练：预测时长与实测时长的最大误差",
         "total": "完整训练 `{job}`：不用方案、使用方案",
+        "faults": "训练可能遇到的 {count} 类故障，每类由相应的测试验证",
         "accuracy": "{count} 个任务完整训练：方案相对严格 fp32 的总用时加速，几何平均",
         "equals": "{ratio:.2f}x；指标在容差内相同：{equal} / {count}",
         "trained": "`{name}` 完整训练：方案相对严格 fp32 的总用时加速；两者最终的 {metric}",
@@ -366,6 +371,12 @@ def accuracy(record: dict, file: str) -> Iterator[Row]:
         )
 
 
+def faults(record: dict, file: str) -> Iterator[Row]:
+    """What befalls a training, and what comes of it."""
+    text = WORDS[file]["faults"].format(count=len(record["rows"]))
+    yield text, f"{told_counts(record['rows'])}; {told_figures(record['total'])}"
+
+
 KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "ruler": ruler,
     "silent_errors": silent_errors,
@@ -383,10 +394,11 @@ KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "fold_eval": fold_eval,
     "totals": totals,
     "accuracy": accuracy,
+    "faults": faults,
 }
 
 # In records/README.md only.
-DETAILS = ("memory_budgets", "cnn_models", "kernels", "real_loops", "fold_eval")
+DETAILS = ("memory_budgets", "cnn_models", "kernels", "real_loops", "fold_eval", "faults")
 
 
 def rows(records: list[dict], file: str, prefix: str, most: int | None) -> Iterator[tuple[str, ...]]:

@@ -1,5 +1,5 @@
 """Write the tables of measured figures from the records: records/README.md, docs/cases.md in both languages,
-and the parts of both READMEs between the markers.
+docs/faults.md, and the parts of both READMEs between the markers.
 
     scripts/bench table [--check]
 
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import _cases
 import _evidence
+import _faults
 from cpu import DEMANDED
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -98,6 +99,8 @@ def wanted(records: list[dict]) -> dict[Path, str]:
     files = {ROOT / "records" / "README.md": overview(tuned) + evidence(others, "README.md", "", None)}
     trained = [record for record in others if record["benchmark"] == "accuracy"]
     files |= {ROOT / "docs" / name: _cases.page(trained, name) for name in _cases.WORDS}
+    befell = [record for record in others if record["benchmark"] == "faults"]
+    files[ROOT / "docs" / "faults.md"] = _faults.page(befell)
     for name in WORDS:
         path = ROOT / name
         parts = {"figures": table(tuned, name), "evidence": evidence(headlines, name, "records/", 1)}

@@ -22,6 +22,18 @@ PRELOADED = (
 )
 
 
+def pytest_addoption(parser):
+    parser.addoption("--kills", type=int, default=6, help="SIGKILLs at random times, in all")
+
+
+@pytest.fixture
+def bad_input(record_property):
+    """Call it for each bad input that a test hands over; their number is a figure of the test."""
+    given = []
+    yield lambda: given.append(None)
+    record_property("bad_inputs", len(given))
+
+
 @pytest.fixture(scope="session")
 def fork_server():
     """Child processes that cost no import: a server has torch and Vivace loaded, and has run nothing."""

@@ -36,6 +36,7 @@ def test_a_link_is_replaced_and_not_followed(folder, mine):
     assert not (folder / "report.html").is_symlink()
 
 
+@pytest.mark.fault(41)
 def test_a_report_of_a_strangers_folder_writes_there_only(folder, mine):
     Ledger(folder / "metrics.jsonl").append("step", {"step": 1, "loss": 1.0})
     for name in ("report.html", "report.html.part", "report.html.tmp"):
@@ -56,6 +57,7 @@ def test_a_failure_leaves_the_old_file_and_no_other(folder):
     assert (folder / "file").read_text() == "old"
 
 
+@pytest.mark.fault(29)
 def test_a_plan_cannot_be_written_is_a_sentence(folder):
     with pytest.raises(FolderError, match=r"gone/plan\.toml' cannot be written: No such file or directory"):
         vivace.Plan().save(folder / "gone" / "plan.toml")

@@ -22,6 +22,7 @@ def test_a_trial_without_a_paired_reference_cannot_be_constructed():
         Trial(**BASE, status="refused")
 
 
+@pytest.mark.fault(37)
 def test_trials_survive_the_file_and_a_torn_line_is_ignored(tmp_path):
     ledger = Ledger(tmp_path / "ledger.jsonl")
     refused = Trial(**BASE, status="refused", reason="the model has no 2-D convolution")
@@ -34,6 +35,7 @@ def test_trials_survive_the_file_and_a_torn_line_is_ignored(tmp_path):
     assert ledger.read("run")[0]["command"] == "x"
 
 
+@pytest.mark.fault(29)
 def test_a_ledger_that_cannot_be_written_says_so(tmp_path):
     with pytest.raises(FolderError, match="cannot be written"):
         Ledger(tmp_path / "no" / "ledger.jsonl").append("run", {})

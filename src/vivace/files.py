@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import stat
@@ -9,10 +10,11 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from vivace.errors import FolderError
 
+LOCK = "lock"
 _LEFTOVER = re.compile(r".+\.tmp\.[0-9a-f]{8}")
 
 
@@ -71,6 +73,22 @@ def own_folder(path: Path) -> Path:
     except OSError as error:
         raise FolderError(f"the folder '{path}' cannot be made: {error.strerror}") from None
     return path
+
+
+def take_lock(folder: Path, what: str) -> IO[bytes]:
+    """Lock our own folder against a second `what` until the file is closed; a lock dies with its process.
+
+    Raises FolderError where another one holds it.
+    """
+    file = os.fdopen(open_own(folder / LOCK, os.O_RDWR | os.O_CREAT), "rb+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise FolderError(
+            f"another {what} is running in '{folder}': wait for it, stop it, or choose a new name"
+        ) from None
+    return file
 
 
 def is_leftover(name: str) -> bool:

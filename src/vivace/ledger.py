@@ -209,7 +209,7 @@ class Ledger:
         for line in read_own(self.path).split(b"\n"):
             try:
                 document = json.loads(line)
-            except ValueError:  # torn JSON, or torn inside a character
+            except (ValueError, RecursionError):  # torn JSON, or torn inside a character; nested without end
                 continue
             if isinstance(document, dict) and record in (None, document.get("record")):
                 found.append(document)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Protocol
 
+_LONGEST_SECONDS = 1e15
 UNKNOWN = _DASH = "\N{EN DASH}"
 _MINUS = "\N{MINUS SIGN}"
 _TIMES = "\N{MULTIPLICATION SIGN}"
@@ -49,7 +50,10 @@ def real(value: object) -> float | None:
     """`value` as a finite float, or None for everything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) else None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer too large for one
+        return None
 
 
 def number(value: object) -> str:
@@ -104,7 +108,7 @@ def _scaled(value: float, units: tuple[str, ...], step: float) -> tuple[float, s
 def duration(value: object) -> str:
     """Seconds: ``1.70 µs``, ``38.4 ms``, ``4.2 s``, ``6 min 10 s``, ``2 h 05 min``, ``3 d 02 h``."""
     found = real(value)
-    if found is None:
+    if found is None or abs(found) > _LONGEST_SECONDS:
         return UNKNOWN
     if found < 0:
         return _MINUS + duration(-found)

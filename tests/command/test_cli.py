@@ -309,6 +309,7 @@ def test_bad_input_is_one_sentence(arguments, message, vivace, plans, tmp_path):
     assert done.document["error"]["kind"] != "InternalError"
 
 
+@pytest.mark.fault(36)
 @pytest.mark.parametrize("command", ["train", "tune"])
 def test_folders_of_other_people_are_left_alone(command, vivace, tmp_path):
     (tmp_path / "thesis").mkdir()
@@ -324,6 +325,7 @@ def test_folders_of_other_people_are_left_alone(command, vivace, tmp_path):
     assert (tmp_path / "thesis" / "text.txt").read_text() == "mine"
 
 
+@pytest.mark.fault(36)
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_without_permission(vivace, tmp_path):
     (tmp_path / "locked").mkdir(mode=0o500)
@@ -353,6 +355,7 @@ def test_training_prints_one_document_however_much_the_job_prints(vivace, tmp_pa
     assert resumed.document["resumed_from_step"] == 4
 
 
+@pytest.mark.fault(41)
 def test_no_sentence_steers_the_terminal(vivace, tmp_path):
     (tmp_path / "job.py").write_text("raise ValueError('\\x1b]0;mine\\x07 \\x1b[2J \\x9b2J red')\n")
     done = vivace("train", "job.py:job", "--out", "run")

@@ -88,6 +88,7 @@ def impatient(monkeypatch):
     monkeypatch.setattr(looks_for_dead, "__defaults__", (0.2,))  # and not every five seconds
 
 
+@pytest.mark.fault(14)
 @pytest.mark.parametrize("kind", [Sleeping, SleepingStream])
 def test_a_hanging_worker_is_named_and_replaced_and_nothing_changes(lives, tmp_path, impatient, kind):
     weights = []
@@ -102,6 +103,7 @@ def test_a_hanging_worker_is_named_and_replaced_and_nothing_changes(lives, tmp_p
     assert ("at sample 5 ('folder/5.jpg')" in told[0]) == (kind is Sleeping)
 
 
+@pytest.mark.fault(14)
 def test_one_that_hangs_each_time_ends_the_run(lives, tmp_path, impatient):
     with pytest.raises(
         JobError, match=r"killed again and again; the last one has hung .* at sample 5 \('folder"
@@ -114,6 +116,7 @@ def test_one_that_computes_is_left_alone(lives, tmp_path, impatient):
     assert run.notices == ()
 
 
+@pytest.mark.fault(14)
 def test_without_workers_the_person_is_told(lives, tmp_path, impatient, monkeypatch):
     monkeypatch.setattr(Sleeping, "hang", lambda self: time.sleep(1.5))
     run = train(job(Sleeping, lives(1), num_workers=0), out=tmp_path / "run")
@@ -136,6 +139,7 @@ class TestWatch:
                     during(watch)
         return told, watch.found
 
+    @pytest.mark.fault(42)
     def test_time_in_which_the_run_itself_was_stopped_does_not_count(self, impatient):
         """As SIGSTOP does it: the thread's own wait takes longer than it asked for."""
 

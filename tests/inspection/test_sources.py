@@ -261,6 +261,7 @@ def test_mig_instances_are_devices_and_an_empty_gpu_is_none():
     assert len(nvidia.visible(empty, None)) == 1
 
 
+@pytest.mark.fault(40)
 @pytest.mark.parametrize("broken", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetName"])
 def test_a_broken_nvml_is_a_reason(broken):
     def fail(*_):
@@ -273,6 +274,7 @@ def test_a_broken_nvml_is_a_reason(broken):
     assert "Driver/library version mismatch" in found.error
 
 
+@pytest.mark.fault(40)
 def test_no_driver_and_no_compiler_are_reasons(monkeypatch):
     monkeypatch.setattr(facts, "ask", lambda: nvidia.Nvidia(error="NVML Shared Library Not Found"))
     monkeypatch.setenv("CXX", "no-such-compiler")

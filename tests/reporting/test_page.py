@@ -147,6 +147,7 @@ def test_the_page_is_one_file_without_scripts_or_outside_links(ledger, tune_fold
     assert sorted(file.name for file in folder.iterdir()) == ["ledger.jsonl", "report.html"]
 
 
+@pytest.mark.fault(41)
 def test_hostile_names_are_text(ledger, tune_folder):
     attack = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
     spoiled = json.loads(json.dumps(ledger).replace("ResNet", "SPOIL").replace("fused_norm", "SPOIL"))

@@ -55,6 +55,7 @@ def test_a_resumed_study_asks_what_an_unbroken_one_asks(tmp_path):
     assert parts == whole
 
 
+@pytest.mark.fault(37)
 def test_a_journal_cut_anywhere_is_resumed_with_no_trial_twice(tmp_path):
     """As a kill leaves it: every prefix of the file, with a lock that nobody holds."""
     (tmp_path / "whole").mkdir()
@@ -136,6 +137,7 @@ def test_another_sweep_does_not_go_on_in_this_journal(tmp_path, changed, name):
         study_in(tmp_path, *ranges, **changed)
 
 
+@pytest.mark.fault(29)
 def test_a_full_disk_ends_the_sweep_and_it_goes_on_later(tmp_path):
     study = study_in(tmp_path, epochs=1)
     run(study, 2)
@@ -155,6 +157,7 @@ def test_a_full_disk_ends_the_sweep_and_it_goes_on_later(tmp_path):
     assert [t.number for t in again.counted()] == [0, 1, 2, 3]
 
 
+@pytest.mark.fault(37)
 def test_failed_trials_keep_their_reason(tmp_path):
     study = study_in(tmp_path)
     asked = study.ask()
@@ -164,6 +167,7 @@ def test_failed_trials_keep_their_reason(tmp_path):
     assert record.parameters == {"depth": 1, **asked.parameters}
 
 
+@pytest.mark.fault(35)
 def test_two_sweeps_in_one_folder_are_refused(tmp_path):
     with SweepFolder(tmp_path / "out", resume=False) as folder:
         with pytest.raises(FolderError, match="another sweep is running"):

@@ -6,6 +6,8 @@ import itertools
 import json
 import multiprocessing
 import runpy
+import signal
+import socket
 import time
 from pathlib import Path
 
@@ -32,7 +34,7 @@ class Child:
 
 
 @pytest.fixture
-def launch(fork_server, tmp_path):
+def launch(fork_server, tmp_path, record_property):
     """``(job, **scene) -> Child``: train in a child process, see scenes/child.py."""
     numbers = itertools.count()
     children = []
@@ -47,6 +49,7 @@ def launch(fork_server, tmp_path):
         return Child(child, answer)
 
     yield start
+    record_property("kills", sum(child.exitcode == -signal.SIGKILL for child in children))
     for child in children:
         if child.is_alive():
             child.kill()
@@ -72,6 +75,25 @@ def weights_digest(path):
     for name, tensor in sorted(torch.load(path, weights_only=True).items()):
         digest.update(name.encode() + tensor.numpy().tobytes())
     return digest.hexdigest()
+
+
+def free_port():
+    """A port on which the ranks of a launch can meet."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+@pytest.fixture
+def launch_ranks(launch):
+    """``(job, arguments, num, **scene) -> [Child]``: the ranks of one launch, each a child process."""
+
+    def start(job, arguments, num=2, *, plan="format = 1\n[techniques.ddp]\n", **scene):
+        shared = {"WORLD_SIZE": str(num), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        places = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num)]
+        return [launch(job, arguments, environment=place, plan=plan, **scene) for place in places]
+
+    return start
 
 
 def wait_for(condition, seconds=600):

@@ -96,8 +96,10 @@ DAMAGE = {
 }
 
 
+@pytest.mark.fault(30, 31)
 @pytest.mark.parametrize("reason", DAMAGE)
-def test_damage_is_named_and_the_one_before_is_used(checkpoints, reason):
+def test_damage_is_named_and_the_one_before_is_used(checkpoints, reason, bad_input):
+    bad_input()
     save(checkpoints, 1)
     DAMAGE[reason](save(checkpoints, 2))
     found = checkpoints.newest()
@@ -106,7 +108,9 @@ def test_damage_is_named_and_the_one_before_is_used(checkpoints, reason):
     assert found.skipped[0].startswith(f"step_2: {reason}")
 
 
-def test_half_a_manifest_is_damage(checkpoints):
+@pytest.mark.fault(31)
+def test_half_a_manifest_is_damage(checkpoints, bad_input):
+    bad_input()
     save(checkpoints, 1)
     path = save(checkpoints, 2) / "MANIFEST.json"
     for text in ("", "[]", "3", path.read_text()[:50], "\udcff"):
@@ -114,12 +118,15 @@ def test_half_a_manifest_is_damage(checkpoints):
         assert checkpoints.newest().skipped == ("step_2: MANIFEST.json is damaged",)
 
 
-def test_a_stray_file_is_ignored(checkpoints, tmp_path):
+@pytest.mark.fault(31)
+def test_a_stray_file_is_ignored(checkpoints, tmp_path, bad_input):
+    bad_input()
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "step_x").mkdir()
     assert checkpoints.newest() is None
 
 
+@pytest.mark.fault(32)
 def test_all_bad_lists_every_reason(checkpoints):
     for step in (1, 2):
         (save(checkpoints, step) / "MANIFEST.json").unlink()
@@ -142,8 +149,10 @@ class Evil:
         return os.mkdir, (str(self.marker),)
 
 
+@pytest.mark.fault(33)
 @pytest.mark.parametrize("name", ["model.pt", "state.pt"])
-def test_a_crafted_checkpoint_runs_no_code(checkpoints, tmp_path_factory, name):
+def test_a_crafted_checkpoint_runs_no_code(checkpoints, tmp_path_factory, name, bad_input):
+    bad_input()
     marker = tmp_path_factory.mktemp("marker") / "ran"
     save(checkpoints, 1)
     craft(save(checkpoints, 2), name, {"weight": Evil(marker)})
@@ -156,6 +165,7 @@ def test_a_crafted_checkpoint_runs_no_code(checkpoints, tmp_path_factory, name):
 GOOD = {"step": 2, "epoch": 1, "batch": 2, "log_bytes": 0, "loss": None, "metric": None, "metric_step": -1}
 
 
+@pytest.mark.fault(33)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -180,7 +190,8 @@ GOOD = {"step": 2, "epoch": 1, "batch": 2, "log_bytes": 0, "loss": None, "metric
         },
     ],
 )
-def test_what_is_intact_and_of_another_form_is_skipped(tmp_path, changes):
+def test_what_is_intact_and_of_another_form_is_skipped(tmp_path, changes, bad_input):
+    bad_input()
     checkpoints = Checkpoints(tmp_path, {"plan_id": "x", "job": ["data: list"]})
     save(checkpoints, 1)
     craft(save(checkpoints, 2), **changes)
@@ -201,6 +212,7 @@ def test_a_folder_that_somebody_removed_is_said(tmp_path):
         save(checkpoints, 2)
 
 
+@pytest.mark.fault(33)
 def test_unsafe_loading_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     with pytest.raises(CheckpointError, match="TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set"):
@@ -214,6 +226,7 @@ def test_a_state_that_cannot_be_stored_is_said(checkpoints, thing):
 
 
 class TestFullDisk:
+    @pytest.mark.fault(28)
     def test_it_is_seen_beforehand(self, checkpoints, tmp_path, monkeypatch):
         save(checkpoints, 1)
         monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
@@ -221,6 +234,7 @@ class TestFullDisk:
             save(checkpoints, 2)
         assert [path.name for path in tmp_path.iterdir()] == ["step_1"]
 
+    @pytest.mark.fault(28)
     def test_it_is_seen_while_writing(self, checkpoints, tmp_path):
         save(checkpoints, 1)
         before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -47,6 +47,7 @@ def train(tmp_path, monkeypatch):
     return start
 
 
+@pytest.mark.fault(34)
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
@@ -80,6 +81,7 @@ def test_a_module_that_only_one_of_both_has_loaded_is_no_change():
     assert differences(then, now) == ["epochs: 3 -> 4", "lr: none -> 0.1"]
 
 
+@pytest.mark.fault(32)
 def test_checkpoints_that_are_gone_are_no_new_start(train, tmp_path):
     run = tmp_path / "run"
     assert [json.loads(line)["step"] for line in (run / "saved.jsonl").read_text().splitlines()] == [6]

@@ -53,6 +53,7 @@ def firsts(batches):
     return [int(number) for batch in batches if batch is not None for number in batch[:, 0]]
 
 
+@pytest.mark.fault(16)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [Numbers, AtOnce])
 def test_a_damaged_sample_is_named_with_its_path_and_what_it_raised(workers, kind):
@@ -67,6 +68,7 @@ def test_a_damaged_sample_is_named_with_its_path_and_what_it_raised(workers, kin
     assert index in BAD
 
 
+@pytest.mark.fault(17)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [Numbers, AtOnce])
 def test_the_order_of_the_others_is_unchanged(tmp_path, workers, kind):
@@ -152,6 +154,7 @@ class TestTraining:
         files[6].write_text("not a picture")
         return {str(files[number]) for number in (1, 5, 6)}
 
+    @pytest.mark.fault(17, 19)
     @pytest.mark.parametrize("policy", ["skip", "replace"])
     def test_truncated_empty_and_foreign_files_are_listed(self, folder, tmp_path, policy):
         paths = self.damage_three(folder)
@@ -167,6 +170,17 @@ class TestTraining:
         assert json.loads((tmp_path / "run" / "run.json").read_text())["damaged"] == list(run.damaged)
         assert any(event.kind == "notice" for event in events)
 
+    @pytest.mark.fault(18)
+    def test_a_flipped_bit_decodes_without_a_word_as_the_documentation_says(self, folder, tmp_path):
+        file = min((folder / "a").iterdir())
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+        assert train(job_on(folder, "skip"), out=tmp_path / "run").damaged == ()
+        page = (Path(__file__).parents[2] / "docs" / "train.md").read_text()
+        assert "A bit that flipped inside a JPEG decodes without" in page
+
+    @pytest.mark.fault(17)
     def test_by_default_the_run_ends_and_says_which(self, folder, tmp_path):
         self.damage_three(folder)
         with pytest.raises(
@@ -174,6 +188,7 @@ class TestTraining:
         ):
             train(job_on(folder), out=tmp_path / "run")
 
+    @pytest.mark.fault(20)
     def test_a_folder_that_vanishes_is_no_damage_here_and_there(self, folder, tmp_path):
         for file in (folder / "a").iterdir():
             file.write_bytes(b"")
@@ -237,6 +252,7 @@ def lives(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:This process")
 class TestWorkers:
+    @pytest.mark.fault(15)
     @pytest.mark.parametrize("persistent", [False, True])
     def test_a_killed_worker_is_replaced_and_nothing_changes(self, lives, tmp_path, persistent):
         weights = []
@@ -248,6 +264,7 @@ class TestWorkers:
             weights.append(torch.load(tmp_path / str(deaths) / "model.pt", weights_only=True)["weight"])
         assert torch.equal(*weights)
 
+    @pytest.mark.fault(15)
     def test_one_that_is_killed_each_time_ends_the_run(self, lives, tmp_path):
         with pytest.raises(
             JobError, match=r"the data failed at batch \d of epoch 1: workers .* killed again"
@@ -258,6 +275,7 @@ class TestWorkers:
         with pytest.raises(JobError, match=r"the data failed at batch 0 of epoch 1: .*timed out after 1 sec"):
             train(mortal_job(Asleep, lives(0)), out=tmp_path / "run")
 
+    @pytest.mark.fault(16)
     def test_a_worker_that_raises_is_quoted(self, lives, tmp_path):
         with pytest.raises(
             SampleError, match=r"sample \d+ cannot be read: ValueError: no label for \d+ \(.*py"

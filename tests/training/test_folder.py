@@ -14,8 +14,10 @@ def open_folder(path, resume=False):
     return RunFolder(path, resume=resume, restart=False)
 
 
+@pytest.mark.fault(41)
 @pytest.mark.parametrize("name", ["../x", "a b", ".hidden", "<script>", "", "x" * 65, ".."])
-def test_names_that_lead_elsewhere(name):
+def test_names_that_lead_elsewhere(name, bad_input):
+    bad_input()
     with pytest.raises(FolderError, match="cannot be called"):
         check_name(name)
 
@@ -42,6 +44,7 @@ def test_this_process_locks_itself_out(tmp_path):
         open_folder(tmp_path)
 
 
+@pytest.mark.fault(35)
 def test_two_runs_on_one_folder_and_a_lock_left_behind(launch, tmp_path, until):
     out = tmp_path / "run"
     child = launch("slow", {"out": str(out)})
@@ -57,6 +60,7 @@ def test_two_runs_on_one_folder_and_a_lock_left_behind(launch, tmp_path, until):
         assert json.loads((out / "lock").read_text())["pid"] == os.getpid()
 
 
+@pytest.mark.fault(36)
 def test_a_disk_that_cannot_rename(tmp_path, monkeypatch):
     def refuse(*paths):
         raise OSError(errno.EXDEV, "Invalid cross-device link")

@@ -70,6 +70,7 @@ def test_an_error_comes_back_under_its_own_class_and_the_child_lives_on(source):
         assert child.ask("lose", 60, value=1) == 3.0
 
 
+@pytest.mark.fault(37, 39)
 def test_a_crash_is_named(source):
     with Child(HERE, source) as child, pytest.raises(ChildFailed, match="died from SIGABRT"):
         child.ask("abort", 60)
@@ -77,6 +78,7 @@ def test_a_crash_is_named(source):
         child.ask("leave", 60)
 
 
+@pytest.mark.fault(37)
 def test_a_hang_is_stopped(source):
     begin = time.monotonic()
     with Child(HERE, source) as child:

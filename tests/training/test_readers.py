@@ -44,9 +44,11 @@ def newest(checkpoints, manifest):
     return found
 
 
+@pytest.mark.fault(33)
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.sampled_from(KEYS), JSON, min_size=1, max_size=3), st.sets(st.sampled_from(KEYS)))
-def test_a_crafted_manifest_is_skipped_or_can_be_used(saved, changes, missing):
+def test_a_crafted_manifest_is_skipped_or_can_be_used(saved, bad_input, changes, missing):
+    bad_input()
     checkpoints, manifest = saved
     crafted = {key: value for key, value in {**manifest, **changes}.items() if key not in missing}
     found = newest(checkpoints, crafted)
@@ -54,27 +56,33 @@ def test_a_crafted_manifest_is_skipped_or_can_be_used(saved, changes, missing):
     assert found.manifest["plan"] == str(found.manifest["plan"])
 
 
+@pytest.mark.fault(33)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(tuple(vars(Position()))), JSON)
-def test_a_crafted_position_is_skipped_or_can_be_used(saved, key, value):
+def test_a_crafted_position_is_skipped_or_can_be_used(saved, bad_input, key, value):
+    bad_input()
     checkpoints, manifest = saved
     found = newest(checkpoints, {**manifest, "position": {**manifest["position"], key: value}})
     assert all(type(getattr(found.position, name)) is int for name in ("step", "epoch", "batch", "log_bytes"))
 
 
+@pytest.mark.fault(31)
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=200))
-def test_a_manifest_of_any_bytes_is_skipped(saved, content):
+def test_a_manifest_of_any_bytes_is_skipped(saved, bad_input, content):
+    bad_input()
     checkpoints, _ = saved
     (checkpoints.folder / "step_2" / MANIFEST).write_bytes(content)
     assert checkpoints.newest().path.name == "step_1"
 
 
+@pytest.mark.fault(32)
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lines=st.lists(st.binary(max_size=20) | JSON.map(lambda value: json.dumps(value).encode()), min_size=1)
 )
-def test_a_ledger_of_any_bytes_says_that_there_was_something(tmp_path_factory, lines):
+def test_a_ledger_of_any_bytes_says_that_there_was_something(tmp_path_factory, bad_input, lines):
+    bad_input()
     folder = Path(tmp_path_factory.getbasetemp(), "lost")
     folder.mkdir(exist_ok=True)
     ledger = folder.parent / "saved.jsonl"

@@ -37,6 +37,7 @@ def trained(job, plan, out, digest, **more):
     return run, digest(out / "model.pt")
 
 
+@pytest.mark.fault(21)
 @pytest.mark.parametrize(("fails", "how"), [("forward", "class"), ("forward", "text"), ("backward", "host")])
 def test_it_goes_on_as_a_run_that_was_started_with_smaller_pieces(
     crowded, tmp_path, digest, monkeypatch, fails, how
@@ -70,6 +71,7 @@ def test_a_failure_in_the_middle_goes_on_like_a_resumed_run(crowded, tmp_path, d
     assert (again.resumed_from_step, same) == (8, found)
 
 
+@pytest.mark.fault(21)
 def test_batch_norm_keeps_its_statistics_by_recomputing_instead(crowded, tmp_path, digest, monkeypatch):
     class Blocks(torch.nn.Sequential):
         def forward(self, x):
@@ -90,6 +92,7 @@ def test_batch_norm_keeps_its_statistics_by_recomputing_instead(crowded, tmp_pat
     assert "fewer activations are kept (checkpoint), which changes no number" in run.notices[0]
 
 
+@pytest.mark.fault(21)
 @pytest.mark.parametrize(
     ("fails", "plan", "sentence"),
     [
@@ -309,6 +312,7 @@ def ranks(fork_server, tmp_path, digest):
 DDP = "format = 1\n[techniques.ddp]\n"
 
 
+@pytest.mark.fault(22)
 @pytest.mark.parametrize("fails", ["forward", "backward"])
 def test_all_ranks_go_on_together_when_one_runs_out(ranks, fails):
     wanted, _ = ranks("wanted", f"{DDP}[techniques.micro_batches]\n", FAILS="nothing")
@@ -361,6 +365,7 @@ def with_descendants(pid):
     return found
 
 
+@pytest.mark.fault(22)
 @pytest.mark.slow
 def test_a_launch_of_torchrun_goes_on_when_one_rank_runs_out(ranks, torchrun, tmp_path, digest):
     """Its ranks import parts of torch that keep the process group only after they have joined it."""
@@ -372,6 +377,7 @@ def test_a_launch_of_torchrun_goes_on_when_one_rank_runs_out(ranks, torchrun, tm
     assert vivace.Plan.load(out).to_dict() == {"ddp": {}, "micro_batches": {}}
 
 
+@pytest.mark.fault(11)
 @pytest.mark.slow
 def test_a_rank_that_is_killed_costs_a_restart_and_no_bit(ranks, torchrun, tmp_path, digest):
     """The restarted ranks find addresses of the dead, a folder with a run, and a plan other than theirs.
@@ -387,6 +393,7 @@ def test_a_rank_that_is_killed_costs_a_restart_and_no_bit(ranks, torchrun, tmp_p
     assert digest(out / "model.pt") == wanted
 
 
+@pytest.mark.fault(13)
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_named_with_its_line_and_what_was_trained_is_kept(torchrun, tmp_path):
     out, job = tmp_path / "run", f"{CROWDED.with_name('stuck.py')}:job"
@@ -403,6 +410,22 @@ def test_a_rank_that_hangs_is_named_with_its_line_and_what_was_trained_is_kept(t
     assert "Fatal" not in output
 
 
+@pytest.mark.fault(12)
+@pytest.mark.slow
+def test_a_rank_that_raises_is_blamed_and_no_other(torchrun, tmp_path):
+    out, job = tmp_path / "run", f"{CROWDED.with_name('raising.py')}:job"
+    code, output = torchrun(out=out, job=job)
+    assert code == 1, output
+    first, second = (line for line in output.splitlines() if line.startswith("vivace: "))
+    assert first.startswith("vivace: step 4 of the training failed: ValueError: the labels are from another")
+    assert second.startswith(
+        "vivace: rank 1 has ended: step 4 of the training failed: ValueError: the labels"
+    )
+    assert "step_3 in" in second
+    assert "ValueError: the labels" in output[output.index("Root Cause") :]
+
+
+@pytest.mark.fault(23)
 def test_the_hosts_memory_runs_out_on_one_rank(ranks):
     """Fault 23: the process may not have more address space, and stays usable."""
     limits = ({}, {"address_space_mib": 160})
@@ -416,6 +439,7 @@ def test_the_hosts_memory_runs_out_on_one_rank(ranks):
     assert found == wanted
 
 
+@pytest.mark.fault(23)
 def test_a_host_with_too_little_memory_for_one_sample_is_an_answer(launch, tmp_path):
     child = launch("hungry", {"out": str(tmp_path / "run")}, CROWDED, address_space_mib=6)
     assert child.wait() == 1

@@ -23,6 +23,7 @@ def checkpoints(out):
 
 
 class TestKills:
+    @pytest.mark.fault(1)
     @pytest.mark.parametrize("step", [1, 3, EPOCH, EPOCH + 1, STEPS - 1])
     def test_a_killed_run_ends_with_the_same_weights(self, train_in_child, tmp_path, reference, digest, step):
         out = tmp_path / "run"
@@ -32,18 +33,21 @@ class TestKills:
         assert answer["resumed_from_step"] == ((step - 1) // 2 * 2 or None)
         assert digest(out / "model.pt") == reference
 
+    @pytest.mark.fault(1)
     def test_worker_processes_change_nothing(self, train_in_child, tmp_path, reference, digest):
         out = tmp_path / "run"
         assert train_in_child(out, "workers", kill_in_step=EPOCH + 3)[0] == -signal.SIGKILL
         assert train_in_child(out, "workers", resume=True)[0] == 0
         assert digest(out / "model.pt") == reference
 
+    @pytest.mark.fault(1)
     def test_workers_of_the_plan_change_nothing(self, train_in_child, tmp_path, reference, digest):
         out, plan = tmp_path / "run", "format = 1\n[techniques.loader_workers]\nnum_workers = 1\n"
         assert train_in_child(out, plan=plan, kill_in_step=EPOCH + 3)[0] == -signal.SIGKILL
         assert train_in_child(out, resume=True)[0] == 0
         assert digest(out / "model.pt") == reference
 
+    @pytest.mark.fault(4)
     def test_three_kills_in_one_epoch(self, train_in_child, tmp_path, reference, digest):
         out = tmp_path / "run"
         for step in (2, 2, 3):
@@ -52,6 +56,7 @@ class TestKills:
         assert (code, answer["resumed_from_step"]) == (0, 4)
         assert digest(out / "model.pt") == reference
 
+    @pytest.mark.fault(2, 3)
     @pytest.mark.parametrize(
         ("fault", "written"), [("slow_write", "model.pt"), ("before_rename", "MANIFEST.json")]
     )
@@ -72,6 +77,7 @@ class TestKills:
 
 
 class TestStops:
+    @pytest.mark.fault(5)
     def test_sigterm_saves_and_can_be_resumed(
         self, launch, train_in_child, tmp_path, reference, digest, until
     ):
@@ -89,6 +95,7 @@ class TestStops:
         assert (code, answer["resumed_from_step"]) == (0, child.answer["steps"])
         assert digest(out / "model.pt") == reference
 
+    @pytest.mark.fault(9)
     def test_the_second_interrupt_ends_at_once_and_tears_nothing(
         self, launch, train_in_child, tmp_path, reference, digest, until
     ):
@@ -152,6 +159,7 @@ class TestFolder:
             train(tiny.job, out=tmp_path / "run")
         assert train(tiny.job, out=tmp_path / "run", restart=True, max_steps=1).resumed_from_step is None
 
+    @pytest.mark.fault(32)
     def test_all_checkpoints_bad_needs_a_restart(self, tmp_path, tiny):
         out = tmp_path / "run"
         train(tiny.job, out=out, max_steps=2)
@@ -160,6 +168,7 @@ class TestFolder:
             train(tiny.job, out=out, resume=True)
         assert train(tiny.job, out=out, restart=True, max_steps=1).steps == 1
 
+    @pytest.mark.fault(30)
     def test_a_skipped_checkpoint_is_said(self, tmp_path, tiny):
         out = tmp_path / "run"
         train(tiny.job, out=out, max_steps=4, checkpoint_every_steps=2)
@@ -168,6 +177,7 @@ class TestFolder:
         assert run.resumed_from_step == 2
         assert run.notices[0].startswith("skipped a checkpoint: step_4: state.pt has 0 bytes")
 
+    @pytest.mark.fault(28)
     def test_a_full_disk_keeps_the_earlier_checkpoint(self, train_in_child, tmp_path, reference, digest):
         out = tmp_path / "run"
         train_in_child(out, arguments={"max_steps": 4})
@@ -180,12 +190,14 @@ class TestFolder:
 
 
 class TestChanges:
+    @pytest.mark.fault(34)
     def test_another_plan(self, tmp_path, tiny):
         plan = vivace.Plan.from_dict({"channels_last": {}})
         train(tiny.job, out=tmp_path / "run", max_steps=1)
         with pytest.raises(vivace.VivaceError, match=r"channels_last"):
             train(tiny.job, plan, out=tmp_path / "run", resume=True)
 
+    @pytest.mark.fault(34)
     def test_another_model_or_data_or_seed(self, tmp_path, tiny):
         out = tmp_path / "run"
         train(tiny.job, out=out, max_steps=1)
@@ -196,6 +208,7 @@ class TestChanges:
         with pytest.raises(InputError, match="has seed 0, not 1"):
             train(tiny.job, out=out, resume=True, seed=1)
 
+    @pytest.mark.fault(34)
     def test_other_threads_are_said(self, train_in_child, tmp_path):
         train_in_child(tmp_path / "run", arguments={"max_steps": 2})
         _, answer = train_in_child(tmp_path / "run", resume=True, threads=2)
@@ -261,6 +274,7 @@ class TestJobs:
         job = tiny.make(scheduler=lambda optimizer: plateau(optimizer, mode="max"))
         assert train(job, out=tmp_path / "run").epochs == 3
 
+    @pytest.mark.fault(26)
     def test_a_loss_that_is_not_finite_stops_the_run(self, tmp_path, tiny):
         def loss(model, batch):
             return tiny.loss(model, batch) * (float("nan") if next(calls) >= 4 else 1.0)
@@ -270,6 +284,7 @@ class TestJobs:
             train(tiny.make(loss=loss), out=tmp_path / "run", checkpoint_every_steps=1, on_nan="stop")
         assert checkpoints(tmp_path / "run") == ["step_3", "step_4"]
 
+    @pytest.mark.fault(24)
     @pytest.mark.parametrize("every", [None, 3])
     def test_one_bad_step_is_taken_again_from_the_last_good_state(self, tmp_path, tiny, digest, every):
         def loss(model, batch):
@@ -284,6 +299,7 @@ class TestJobs:
         assert f"epoch 2): back to {back}; from here on every number is checked" in notice
         assert (run.steps, run.resumed_from_step) == (15, None)
 
+    @pytest.mark.fault(26)
     @pytest.mark.parametrize(
         ("bad", "told"),
         [
@@ -315,6 +331,7 @@ class TestJobs:
             train(job, out=tmp_path / "run", checkpoint_every_steps=3, on_event=reset)
         assert "step 3 is the last good checkpoint" in str(error.value)
 
+    @pytest.mark.fault(27)
     def test_a_loss_far_above_its_start_is_told_and_stopped_within_twenty_steps(self, tmp_path, tiny):
         steps = iter(range(1, 1000))
 
@@ -329,6 +346,19 @@ class TestJobs:
         steps, grown = iter(range(1, 1000)), 1e6
         with pytest.raises(Diverged, match=r", and began at 1\.\d+ at step (3\d|4\d)"):
             train(job, out=tmp_path / "b")
+
+    def test_data_that_end_before_their_length_are_no_success(self, tmp_path, tiny):
+        class Short(torch.utils.data.DataLoader):
+            def __len__(self):
+                return 7
+
+        data = lambda: Short(tiny.Noisy(), batch_size=8, shuffle=True)  # noqa: E731
+        run = train(tiny.make(data=data), out=tmp_path / "run", max_steps=8)
+        assert (run.missing_steps, run.exit_code) == (2, 1)
+        run = train(tiny.make(data=data), out=tmp_path / "run", resume=True)
+        assert (run.steps, run.missing_steps, run.exit_code) == (15, 6, 1)
+        assert run.notices[-1] == ("epoch 3 ended 2 steps early: the data's length promises 7, and 5 came")
+        assert train(tiny.job, out=tmp_path / "whole").exit_code == 0
 
     def test_errors_of_the_job_name_the_step(self, tmp_path, tiny):
         def loss(model, batch):
@@ -357,6 +387,7 @@ class TestFolders:
         assert (tmp_path / "run" / "model.pt").is_file()
         assert list((tmp_path / "elsewhere").iterdir()) == []
 
+    @pytest.mark.fault(20)
     @pytest.mark.parametrize("what", [".", "checkpoints"])
     def test_a_folder_removed_in_mid_run_is_a_sentence(self, tiny, tmp_path, what):
         def remove(event):
@@ -372,6 +403,7 @@ class TestFolders:
 
 
 class TestSignals:
+    @pytest.mark.fault(5)
     @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
     def test_a_lost_terminal_or_scheduler_stops_with_a_checkpoint(self, launch, tmp_path, until, number):
         out = tmp_path / "run"
@@ -412,6 +444,7 @@ class TestRanks:
         assert [child.wait() for child in children] == [2, 2]
         assert all("add [techniques.ddp]" in child.answer["error"]["message"] for child in children)
 
+    @pytest.mark.fault(6, 7)
     def test_two_ranks_stop_together_and_resume_bit_for_bit(self, launch, tmp_path, digest, until):
         whole, parts = tmp_path / "whole", tmp_path / "parts"
         children = self.ranks(launch, {"out": str(whole)}, plan=self.PLAN)
@@ -439,6 +472,7 @@ class TestRanks:
         assert children[0].answer == children[1].answer
         assert "thesis.tex" in children[0].answer["error"]["message"]
 
+    @pytest.mark.fault(6, 10)
     @pytest.mark.slow
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
     def test_when_torchrun_goes_its_ranks_save_and_go(self, fork_server, tmp_path, until, number):

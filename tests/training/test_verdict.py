@@ -53,6 +53,7 @@ def test_a_rank_that_works_gets_twelve_times_as_long():
     assert watched(3700, waits, works)[1]
 
 
+@pytest.mark.fault(13)
 def test_a_silent_rank_is_lost_though_it_was_not_behind():
     verdict, ends = watched(40, lambda s: beat(s, [41, 7, 89]), lambda s: beat(0, [41, 7, 90]), patience=30)
     assert verdict.ranks == (1,)
@@ -65,6 +66,7 @@ def test_a_request_to_stop_is_heard_by_all_within_seconds():
     assert (verdict.ranks, verdict.signal, ends) == ((1,), "SIGTERM", True)
 
 
+@pytest.mark.fault(13)
 def test_data_that_end_on_one_rank_are_waited_for_in_vain():
     ended = "the end of its data in epoch 1 after step 40"
     verdict, ends = watched(9, waits, lambda second: beat(second, [40, 8, 88], ended))
@@ -73,6 +75,7 @@ def test_data_that_end_on_one_rank_are_waited_for_in_vain():
     assert ends
 
 
+@pytest.mark.fault(13)
 def test_where_all_wait_alike_the_link_is_down():
     verdict, _ = watched(40, waits, waits)
     assert verdict.ranks == ()

@@ -14,6 +14,7 @@ import pytest
 
 import vivace
 from vivace.errors import AnswerIsNo, FolderError, InputError
+from vivace.files import take_lock
 from vivace.ledger import Code, Ledger, Trial
 from vivace.plan import Plan
 from vivace.processes.launch import Source
@@ -254,6 +255,15 @@ def test_folders_that_cannot_be_used(tmp_path):
     with pytest.raises(FolderError, match="is a file; name a folder"):
         vivace.tune(STAGE, out=tmp_path / "thesis.txt")
     assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.fault(35)
+def test_two_searches_in_one_folder_are_refused(tmp_path):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    with take_lock(folder, "tune"), pytest.raises(FolderError, match="another tune is running in"):
+        vivace.tune(STAGE, out=folder)
+    assert [path.name for path in folder.iterdir()] == ["lock"]
 
 
 def _deaf(kind, payload):

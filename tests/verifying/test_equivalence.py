@@ -7,6 +7,7 @@ import pytest
 
 import vivace
 from vivace.errors import InputError
+from vivace.training.crew import Company
 from vivace.verifying import equivalence
 from vivace.verifying.equivalence import Pairs, _upper_tail, equivalence_p, judge_by_metric
 from vivace.verifying.verdict import Verdict
@@ -120,7 +121,9 @@ def judge(monkeypatch):
         source = {"reference": reference, "plan": candidate, "untrained": untrained}
         options = {"seeds": len(reference), "margin": None} | options
         plan = vivace.Plan.from_dict({"channels_last": {}})
-        return judge_by_metric(source, plan, KEPT, tell=lambda *event: events.append(event), **options)
+        return judge_by_metric(
+            Company(source), plan, KEPT, tell=lambda *event: events.append(event), **options
+        )
 
     judge.events = events
     return judge

@@ -150,8 +150,7 @@ def profile(
 
     After -- stands any script, unmodified: vivace profile -- python train.py --epochs 3
     """
-    with screen(as_json, quiet, debug, device) as shown:
-        _require_alone("profile")
+    with screen(as_json, quiet, debug, device, one_speaks=True) as shown:
         from vivace.inspection.gather import require_torch
 
         require_torch()  # before anything imports it
@@ -347,13 +346,12 @@ def verify(
     debug: Debug = False,
 ) -> None:
     """Is the plan's promise kept, or the edited training still the same model? Exit code 1 if not."""
-    with screen(as_json, quiet, debug, device) as out:
-        _require_alone("verify")
+    with screen(as_json, quiet, debug, device, one_speaks=True) as out:
         from vivace.command.progress import VerifyProgress
         from vivace.verifying import verify as run
         from vivace.verifying.table import draw
 
-        with VerifyProgress(quiet) as progress:
+        with VerifyProgress(out.quiet) as progress:
             verdict = run(
                 job,
                 plan,

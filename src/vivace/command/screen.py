@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 import typer
 
-from vivace.errors import TechniqueWarning, VivaceError, printable
+from vivace.errors import RankLost, TechniqueWarning, VivaceError, printable
 
 _show_warning = warnings.showwarning
 
@@ -106,9 +106,16 @@ def _finite(content: object) -> Any:
 
 
 @contextmanager
-def screen(as_json: bool, quiet: bool, debug: bool, device: str | None = None) -> Iterator[Screen]:
-    """Run a command's body on the named device; every error becomes one sentence and an exit code."""
-    current = Screen(as_json, quiet, debug)
+def screen(
+    as_json: bool, quiet: bool, debug: bool, device: str | None = None, *, one_speaks: bool = False
+) -> Iterator[Screen]:
+    """Run a command's body on the named device; every error becomes one sentence and an exit code.
+
+    Where `one_speaks`, of several ranks only rank 0 does, and its exit code is the command's: the others end
+    with 0, for torchrun ends all where one does otherwise. One that has lost the others says so.
+    """
+    follows = one_speaks and os.environ.get("RANK", "0") != "0"
+    current = Screen(as_json and not follows, quiet or follows, debug)
     try:
         with open(os.devnull) as nothing:
             os.dup2(nothing.fileno(), 0)  # a job must not wait for the terminal
@@ -117,12 +124,14 @@ def screen(as_json: bool, quiet: bool, debug: bool, device: str | None = None) -
 
             train_on(device)
         yield current
-        code = current.exit_code
+        code = current.exit_code if not follows else 0
     except VivaceError as error:
         if debug:
             raise
-        current.fail(error.kind, str(error))
-        code = error.exit_code
+        told = not follows or isinstance(error, RankLost)
+        if told:
+            current.fail(error.kind, str(error))
+        code = error.exit_code if told else 0
     except KeyboardInterrupt:
         current.fail("KeyboardInterrupt", "interrupted")
         code = 130

@@ -59,7 +59,7 @@ def ordered(
     Raises JobError where a batch cannot be shared evenly.
     """
     if not _rebuildable(loader):
-        share = partial(_share_of, rank=rank, world_size=world_size)
+        share = partial(share_of, rank=rank, world_size=world_size)
         return IterableData(loader, derive(seed, epoch), epoch, start_batch, share, place, renew)
     assert isinstance(loader, DataLoader)
     order = loader.batch_sampler
@@ -154,7 +154,7 @@ class SeededDataset(CollatingDataset):
             if not samples:
                 return None
             if self.single:
-                return _share_of(self.collate(samples[0]), self.rank, self.world_size)
+                return share_of(self.collate(samples[0]), self.rank, self.world_size)
             return self.collate(samples)
 
 
@@ -279,8 +279,8 @@ def _share(indices: list[Any], rank: int, world_size: int) -> list[Any]:
     return indices[rank * size : (rank + 1) * size]
 
 
-def _share_of(batch: Batch, rank: int, world_size: int) -> Any:
-    """One rank's share of a batch that is loaded already."""
+def share_of(batch: Batch, rank: int, world_size: int) -> Any:
+    """One rank's share of a loaded batch. Raises JobError where it cannot be shared evenly."""
     if world_size == 1:
         return batch
     return split(batch, len(_share(list(range(batch_size(batch))), rank, world_size)))[rank]

@@ -6,12 +6,17 @@ from typing import Any
 
 from vivace import words
 from vivace.pages.answer import Answer, capital
+from vivace.profiling import together
 
 HEALTHY = "healthy"
 
 
 def answer(document: dict[str, Any]) -> Answer:
-    """What holds the step back most and what that costs; that nothing does, where it is so."""
+    """What holds the step back most and what that costs; that nothing does, where it is so. Of several ranks,
+    what these bring.
+    """
+    if "law" in document:
+        return together.answer(document)
     faults = [verdict for verdict in document["verdicts"] if verdict["cause"] != HEALTHY]
     bounds = document["bounds"]
     figure, sentence = _gain(document, faults, bounds)

@@ -8,10 +8,11 @@ from typing import Any
 from vivace.files import replace_text
 from vivace.pages import charts
 from vivace.pages import render as pages
-from vivace.profiling import pictures
+from vivace.profiling import pictures, together
 from vivace.profiling.answering import answer
 
 _TEMPLATE = Path(__file__).parent / "templates" / "profile.html.jinja"
+_TOGETHER = _TEMPLATE.with_name("together.html.jinja")
 
 
 def write_page(document: dict[str, Any], path: Path) -> None:
@@ -21,11 +22,15 @@ def write_page(document: dict[str, Any], path: Path) -> None:
 
 def render(document: dict[str, Any]) -> str:
     """The page as text. Every value is escaped."""
+    shares = charts.shares(document["shares"], "Shares of the step")
+    if "law" in document:
+        found = answer(document)
+        return pages.render(_TOGETHER, found, d=document, shares=shares, basis=together.known_from)
     return pages.render(
         _TEMPLATE,
         answer(document),
         d=document,
-        shares=charts.shares(document["shares"], "Shares of the step"),
+        shares=shares,
         timeline=pictures.timeline(document),
         roofline=pictures.roofline(document),
         memory=pictures.memory(document),

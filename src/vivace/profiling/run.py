@@ -18,6 +18,7 @@ from vivace.errors import ChildFailed, InputError
 from vivace.files import output_folder, replace_text
 from vivace.processes import scripts
 from vivace.profiling.record import RECORD, TRACE
+from vivace.training.crew import company_of, lead_or_follow, num_ranks
 
 if TYPE_CHECKING:
     from vivace.job import Job
@@ -86,10 +87,15 @@ def profile(
         script_output: file descriptor of the script's standard output; left out, this process's own.
         script_input: the same of its standard input.
 
+    Started by torchrun, all ranks train the job together, and the document says what their number brings, and
+    what others would: `ranks`, `law` and `expected` stand in the place of verdicts and roofline.
+
     Raises InputError, JobError, Refused, FolderError; ChildFailed where nothing was recorded.
     """
     if (job is None) == (not command):
         raise InputError("profile takes either a JOB or a command after '--', such as -- python train.py")
+    if num_ranks() > 1:
+        return _together(_required(job), plan, Path(out), machine, strict, timed_seconds)
     words = scripts.resolved(command) if command else []
     folder, earlier = _prepared(Path(out))
     exit_code, epochs, name = 0, None, " ".join(map(shlex.quote, command))
@@ -108,6 +114,57 @@ def profile(
     record["exit_code"] = exit_code
     document = {"exit_code": exit_code, "replaced": earlier}
     return _judge(record, folder, known, name, epochs, document)
+
+
+def _required(job: Job | str | None) -> Job | str:
+    if job is None:
+        raise InputError(
+            f"{num_ranks()} ranks would each profile the command for themselves: start the profile before "
+            "torchrun, as in vivace profile -- torchrun --nproc-per-node 2 train.py"
+        )
+    return job
+
+
+def _together(
+    job: Job | str,
+    plan: Plan | str | os.PathLike[str] | None,
+    out: Path,
+    machine: Machine | None,
+    strict: bool,
+    timed_seconds: float,
+) -> Profiled:
+    """What several ranks bring; rank 0 writes, and all return it."""
+    from vivace.inspection import inspect
+    from vivace.plan import Plan
+    from vivace.processes.launch import Source, plan_of
+    from vivace.profiling import together
+    from vivace.profiling.page import write_page
+    from vivace.training.ranks import for_so_many
+
+    source = Source(job)
+
+    def lead() -> dict[str, Any]:
+        wanted = for_so_many(plan_of(plan, job) if plan is not None else Plan(), num_ranks())
+        folder, earlier = _prepared(out)
+        document = together.measured(
+            company,
+            wanted,
+            machine or inspect(),
+            name=source.name,
+            folder=folder,
+            strict=strict,
+            seconds=timed_seconds,
+            replaced=earlier,
+        )
+        document |= {"page_path": str(folder / "profile.html"), "trace_path": None, "exit_code": 0}
+        document["plan_path"] = None if plan is None or isinstance(plan, Plan) else str(plan)
+        write_page(document, folder / "profile.html")
+        replace_text(folder / "profile.json", json.dumps(document, default=str))
+        return document
+
+    with company_of(source) as company:
+        document = lead_or_follow(company, lead)
+    return Profiled(document, Path(document["page_path"]), None)
 
 
 def _judge(

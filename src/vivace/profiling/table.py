@@ -9,6 +9,7 @@ from vivace import words
 from vivace.pages.answer import ending
 from vivace.profiling.answering import HEALTHY, answer
 from vivace.profiling.run import Profiled
+from vivace.profiling.together import known_from
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,6 +27,9 @@ def draw(result: Profiled, console: Console, *, details: bool = False) -> None:
 def _draw_details(document: dict[str, Any], console: Console) -> None:
     from rich.markup import escape
 
+    if "law" in document:
+        console.print(_ranks(document["expected"]))
+        return
     faults = [(v["cause"], v) for v in document["verdicts"] if v["cause"] != HEALTHY]
     bounds = [(f"bound by {bound['name'].replace('_', ' ')}", bound) for bound in document["bounds"]]
     for title, row in faults + bounds:
@@ -46,6 +50,20 @@ def _draw_details(document: dict[str, Any], console: Console) -> None:
     if document.get("paused_seconds", 0.0) >= 0.1:
         paused = words.duration(document["paused_seconds"])
         console.print(f"The script waited {paused} for experiments on copies of its step.", markup=False)
+
+
+def _ranks(rows: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("ranks", "speed", "a step", "compute", "exchange", "data"):
+        table.add_column(column, justify="right")
+    table.add_column("known from")
+    for row in rows:
+        spent = (row["seconds"][phase] for phase in ("compute", "communication", "data"))
+        figures = (words.duration(seconds) for seconds in (row["step_seconds"], *spent))
+        table.add_row(str(row["ranks"]), words.times(row["speedup"]), *figures, known_from(row))
+    return table
 
 
 def _roofline(rows: list[dict[str, Any]]) -> Any:

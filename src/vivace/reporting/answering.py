@@ -125,6 +125,9 @@ def _notes(content: Content) -> list[str]:
     notes += [_longer(longer)] if isinstance(longer, dict) else []
     notes += [f"Loading: {content.loading}"] if content.loading else []
     notes += [_TRAINING_DATA] if result.get("metric_data") == "training" else []
+    if content.skipped:
+        more = f", and {len(content.skipped) - 1} more" if len(content.skipped) > 1 else ""
+        notes.append(f"Left out, as it cannot be read: {content.skipped[0]}{more}")
     if content.unread:
         what = "trial" if content.unread == 1 else "trials"
         be = "is" if content.unread == 1 else "are"

@@ -75,6 +75,7 @@ class Content:
     training: dict[str, Any]
     curves: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # by the record's kind
     unread: int = 0
+    skipped: tuple[str, ...] = ()  # what has another form than it is read in
 
     @property
     def tuned(self) -> bool:

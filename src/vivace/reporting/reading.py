@@ -11,8 +11,17 @@ from vivace import words
 from vivace.errors import FolderError
 from vivace.files import read_own
 from vivace.ledger import Ledger, Trial
+from vivace.reporting import shapes
 from vivace.reporting.content import Content
+from vivace.reporting.shapes import fitting
 
+_SHAPES = {
+    "run": shapes.RUN,
+    "profile": shapes.PROFILE,
+    "result": shapes.RESULT,
+    "verdict": shapes.VERDICT,
+    "trial": shapes.TRIAL,
+}
 _TRIAL_FIELDS = {field.name for field in dataclasses.fields(Trial)}
 
 
@@ -30,6 +39,10 @@ def load(folder: Path) -> Content:
         raise FolderError(
             f"'{folder}' holds no record of a run; give the --out folder of a tune or train run"
         )
+    skipped: list[str] = []
+    records = [_fitting(record, skipped) for record in records]
+    metrics = [fitting(line, shapes.METRIC, "metrics.jsonl", skipped) for line in metrics]
+    training = fitting(training, shapes.TRAINING, "run.json", skipped)
     runs = [number for number, record in enumerate(records) if record.get("record") == "run"]
     records = records[runs[-1] :] if runs else records
     trials, unread = _trials(records)
@@ -51,14 +64,23 @@ def load(folder: Path) -> Content:
         training=training,
         curves={kind: _last(records, kind) for kind in ("memory", "batches")},
         unread=unread,
+        skipped=tuple(dict.fromkeys(skipped)),
         **last,
     )
+
+
+def _fitting(record: dict[str, Any], skipped: list[str]) -> dict[str, Any]:
+    """What of a record of the ledger can be shown."""
+    kind = record.get("record")
+    shape = _SHAPES.get(kind) if isinstance(kind, str) else None
+    found = fitting(record, shape, f"ledger.jsonl, {kind}", skipped) if shape is not None else record
+    return dict(found)
 
 
 def _document(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(read_own(path) or b"{}")
-    except ValueError:  # torn: the metrics beside it still say what happened
+    except (ValueError, RecursionError):  # torn: the metrics beside it still say what happened
         return {}
     return document if isinstance(document, dict) else {}
 

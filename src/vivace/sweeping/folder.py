@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from pathlib import Path
-from typing import IO, Self
+from typing import Self
 
 from vivace.errors import FolderError
-from vivace.files import open_own, output_folder, own_folder
+from vivace.files import LOCK, output_folder, own_folder, take_lock
 
-JOURNAL, LOCK, RESULT, PAGE, BEST, LOG = (
+JOURNAL, RESULT, PAGE, BEST, LOG = (
     "study.journal",
-    "lock",
     "sweep.json",
     "sweep.html",
     "best.py",
@@ -35,7 +33,7 @@ class SweepFolder:
                 f"the folder '{out}' already holds a sweep: go on with it (--resume, resume=True) "
                 "or choose a new name"
             )
-        self._lock = self._take_lock()
+        self._lock = take_lock(self.path, "sweep")
 
     @property
     def journal(self) -> Path:
@@ -59,17 +57,6 @@ class SweepFolder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _take_lock(self) -> IO[bytes]:
-        file = os.fdopen(open_own(self.path / LOCK, os.O_RDWR | os.O_CREAT), "rb+")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise FolderError(
-                f"another sweep is running in '{self.path}': wait for it, stop it, or choose a new name"
-            ) from None
-        return file
 
 
 def lighten(run: Path, *, model: bool) -> None:

@@ -53,7 +53,7 @@ class GradientCompression(Technique):
         else:
             parallel.register_comm_hook(None, default_hooks.bf16_compress_hook)
         whole = sum(p.numel() for p in parallel.parameters() if p.requires_grad)
-        build.notes["gradient_compression"] = self._sent(parallel) / whole
+        build.facts.exchanged_share = self._sent(parallel) / whole
 
     def _sent(self, parallel: nn.Module) -> float:
         """How many fp32 numbers' worth of bytes one exchange sends."""
@@ -68,9 +68,9 @@ class GradientCompression(Technique):
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """The share of the bytes that is still sent."""
-        if "gradient_compression" not in seen.notes:
+        if "exchanged_share" not in seen.facts:
             raise Refused("it changed nothing: no gradients were exchanged")
-        return f"{words.percent(seen.notes['gradient_compression'])} of the bytes exchanged, by {self.method}"
+        return f"{words.percent(seen.facts['exchanged_share'])} of the bytes exchanged, by {self.method}"
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:

@@ -41,7 +41,8 @@ _SLACK_BYTES = 1 << 20  # pickles, the zip's directory, the manifest
 class Position:
     """How far a run is: optimizer steps, epochs, batches of the current epoch, bytes of its log, and values.
 
-    `loss` is the last one that was read; `metric` belongs to the weights after `metric_step` steps.
+    `missing` are steps for which ended epochs gave no batch, though the data's length promised one. `loss`
+    is the last one that was read; `metric` belongs to the weights after `metric_step` steps.
     """
 
     step: int = 0
@@ -51,6 +52,7 @@ class Position:
     loss: float | None = None
     metric: float | None = None
     metric_step: int = -1
+    missing: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +161,9 @@ class Checkpoints:
     def _require_form(self, manifest: dict[str, Any]) -> None:
         """Raises CheckpointError where a manifest lacks something, or holds it in another form."""
         position, like = manifest["position"], dataclasses.asdict(Position())
-        counts = ("step", "epoch", "batch", "log_bytes")
+        counts = ("step", "epoch", "batch", "log_bytes", "missing")
+        if isinstance(position, dict):
+            position.setdefault("missing", 0)  # unknown to earlier versions
         if (
             not isinstance(position, dict)
             or position.keys() != like.keys()

@@ -78,6 +78,13 @@ class Feed:
             return most
         return max(1, min(most, left))
 
+    def num_missing(self, batches: int, most: int) -> int:
+        """Steps that are missing after an epoch of so many, by the data's own length; 0 where it has none."""
+        try:
+            return max(0, -(-len(self.own_loader) // most) - batches)
+        except TypeError:
+            return 0
+
     def state(self, session: Session, position: Position) -> Place | None:
         """What a checkpoint keeps of a stream in the middle of an epoch."""
         if self._pass is None or not position.batch:

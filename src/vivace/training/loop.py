@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from typing import Any, Literal
 import psutil
 import torch
 
+from vivace import words
 from vivace.errors import Diverged, FolderError, JobError, OutOfMemory, PromiseBroken, VivaceError
 from vivace.events import EventKind, OnEvent
 from vivace.job import Batch, Job, blame
@@ -41,6 +43,7 @@ _MAX_BAD_LOOKS = 3
 _GLANCE_STEPS = 16
 DEADLINE = "deadline"
 _REASONS = ("", DEADLINE, *SIGNALS)
+GRACE_SECONDS = 30.0  # of torchrun, between SIGTERM and SIGKILL
 _SPARE_SECONDS = 5.0  # before a deadline, beside two steps and two saves
 Changed = Literal["refuse", "ok"]
 OnNan = Literal["rollback", "stop"]
@@ -410,6 +413,12 @@ class Loop:
             record |= {"metric": position.metric, **self._metric_facts()}
         if self.job.scheduler_every == "epoch":
             self._step_scheduler()
+        if missing := self.feed.num_missing(position.batch, self._batches_per_step()):
+            position.missing += missing
+            self.progress.notice(
+                f"epoch {position.epoch + 1} ended {words.count(missing, 'step')} early: the data's length "
+                f"promises {position.batch + missing}, and {position.batch} came"
+            )
         position.epoch += 1
         position.batch = 0
         self.progress.log(EventKind.EPOCH, record)
@@ -453,7 +462,13 @@ class Loop:
                 )
         self.saved = dataclasses.replace(self.position)
         self.saved_at = time.monotonic()
-        self.slowest_save = max(self.slowest_save, self.saved_at - began)
+        seconds = self.saved_at - began
+        if "TORCHELASTIC_RUN_ID" in os.environ and seconds > GRACE_SECONDS >= self.slowest_save:
+            self.progress.notice(
+                f"a checkpoint took {seconds:.0f} s, and torchrun kills a rank {GRACE_SECONDS:.0f} s after "
+                "it was asked to stop: give the run a --deadline, or a stop costs the steps since then"
+            )
+        self.slowest_save = max(self.slowest_save, seconds)
         self._mark()
 
     def _state(self, streams: list[Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -193,6 +193,40 @@ class Ranks:
         """What rank 0 handed in."""
         return self.gather(thing)[0]
 
+    def spread(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Give these tensors, in place, the numbers that rank 0 has in its own."""
+        for tensor in tensors if self.world_size > 1 else ():
+            whole = tensor.detach().contiguous()
+            if whole.numel():
+                dist.broadcast(whole.view(-1).view(torch.uint8), 0)  # gloo knows few types of numbers
+            if whole.data_ptr() != tensor.data_ptr():
+                tensor.detach().copy_(whole)
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """One command of a process that works as a rank: where it fails here, the others hear why and end
+        theirs. Raises RankLost where it failed on another one.
+        """
+        try:
+            yield
+        except BaseException as error:
+            lost = self.lost(error)
+            if lost is None:
+                self.leave(error)
+                self.cut()
+                raise
+            raise lost from None
+
+    def lost(self, error: BaseException) -> RankLost | None:
+        """The error as the loss of another rank; None where it is this one's own."""
+        broken = isinstance(error, Stranded) or (
+            isinstance(error, RuntimeError) and is_broken_exchange(error)
+        )
+        if not broken:
+            return None
+        why = self.watch.why(WHY_SECONDS) if self.watch is not None else None
+        return RankLost(why.sentence if why else "another rank is gone")
+
     @contextmanager
     def together(self) -> Iterator[None]:
         """Where one rank raises a VivaceError inside, all ranks raise it."""
@@ -233,12 +267,7 @@ def joined(plan: Plan, patience: float = PATIENCE_SECONDS) -> Iterator[Ranks]:
         torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         yield Ranks(store=launch_store(0, 1, patience) if torchrun else None)
         return
-    if not averages(plan):
-        able = " or ".join(f"[techniques.{c.name}]" for c in registry.everything() if c.card.averages_ranks)
-        raise PlanError(
-            f"{world_size} ranks were started, but the plan ({plan}) would train {world_size} separate "
-            f"models: add {able} to the plan, or start one process"
-        )
+    require_one_model(plan, world_size)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # no rank outlives torchrun
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -249,17 +278,33 @@ def joined(plan: Plan, patience: float = PATIENCE_SECONDS) -> Iterator[Ranks]:
     ranks = Ranks(rank, world_size, launch_store(rank, world_size, patience), patience)
     try:
         yield ranks
-    except (Stranded, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not is_broken_exchange(error):
+    except BaseException as error:
+        lost = ranks.lost(error)
+        if lost is None:
             ranks.leave(error)
             raise
-        why = ranks.watch.why(WHY_SECONDS) if ranks.watch is not None else None
-        raise RankLost(f"{why.sentence if why else 'another rank is gone'}; no training was lost") from None
-    except BaseException as error:
-        ranks.leave(error)
-        raise
+        raise RankLost(f"{lost}; no training was lost") from None
     finally:
         ranks.close()
+
+
+def met_under(name: str, patience: float = PATIENCE_SECONDS) -> Ranks:
+    """The ranks of this launch, each in a child process that was told `name`; for a process's whole life."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    store = dist.PrefixStore(name, launch_store(rank, world_size, patience))  # type: ignore[attr-defined]
+    return Ranks(rank, world_size, store, patience)
+
+
+def require_one_model(plan: Plan, world_size: int) -> None:
+    """Raises PlanError where several ranks under this plan would train as many models."""
+    if not averages(plan):
+        able = " or ".join(f"[techniques.{c.name}]" for c in registry.everything() if c.card.averages_ranks)
+        raise PlanError(
+            f"{world_size} ranks were started, but the plan ({plan}) would train {world_size} separate "
+            f"models: add {able} to the plan, or start one process"
+        )
 
 
 def averages(plan: Plan) -> bool:

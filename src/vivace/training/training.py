@@ -40,6 +40,7 @@ from vivace.training.watch import Unwatched, Watch
 class Run:
     """What `train` did. `metric` and `loss` are the last ones; `seconds` and the speed are of this process.
 
+    `missing_steps` were promised by the length of the data, and no batch came for them.
     `interrupted_by` names the signal that asked for the stop, or ``deadline``; the run can then be resumed.
     `damaged` are the samples that could not be read: index, path, error, and the times they were met.
     `metric_data` says whether the metric is of ``validation`` or ``training`` data. `watched` is what
@@ -72,6 +73,7 @@ class Run:
     stepping_seconds: float = 0.0
     tuned: dict[str, Any] = dataclasses.field(default_factory=dict)
     watched: dict[str, Any] | None = None
+    missing_steps: int = 0
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -101,11 +103,11 @@ class Run:
 
     @property
     def exit_code(self) -> int:
-        """What a command that trained ends with: 0, or 128 and the signal's number: 130 after Ctrl-C, and at
-        a deadline what SIGTERM would give.
+        """What a command that trained ends with: 0; 1 where steps are missing; or 128 and the signal's
+        number: 130 after Ctrl-C, and at a deadline what SIGTERM would give.
         """
         name = "SIGTERM" if self.interrupted_by == DEADLINE else self.interrupted_by
-        return 128 + signal.Signals[name] if name else 0
+        return 128 + signal.Signals[name] if name else int(self.missing_steps > 0)
 
     def to_dict(self) -> dict[str, Any]:
         """The document that ``vivace train --json`` prints."""
@@ -261,6 +263,7 @@ def _write_results(loop: Loop, machine: Machine, job: Job | str, plan_file: Path
         stepping_seconds=loop.stepping_seconds,
         tuned=found_by_tune(plan_file, plan, name, machine.fingerprint) if plan_file is not None else {},
         watched=loop.watch.to_dict(),
+        missing_steps=position.missing,
     )
     facts = {"plan_id": loop.session.plan.id, "machine": machine.to_dict()}
     document = json.dumps({**run.to_dict(), **facts}, indent=1).encode()

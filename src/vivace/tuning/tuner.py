@@ -16,7 +16,7 @@ from typing import Any
 import vivace
 from vivace.errors import AnswerIsNo, ChildFailed, InputError, Refused
 from vivace.events import OnEvent, teller
-from vivace.files import output_folder
+from vivace.files import LOCK, output_folder, take_lock
 from vivace.inspection import inspect
 from vivace.inspection.gather import require_torch
 from vivace.job import Job
@@ -27,6 +27,7 @@ from vivace.processes.launch import Source
 from vivace.reporting import report
 from vivace.technique import Numerics, registry
 from vivace.torch_internals.compiler import cache_folder
+from vivace.training.crew import Company
 from vivace.training.stopping import ends_like_ctrl_c
 from vivace.tuning.bench import Bench
 from vivace.tuning.budget import parse_memory
@@ -63,7 +64,7 @@ from vivace.words import size
 
 SEMANTICS_SEEDS = 3
 LONG_PLAN = "plan-long.toml"
-OWN = ("ledger.jsonl", "plan.toml", LONG_PLAN, "report.html", "children.log")
+OWN = ("ledger.jsonl", "plan.toml", LONG_PLAN, "report.html", "children.log", LOCK)
 
 
 def tune(
@@ -109,8 +110,9 @@ def tune(
     if machine.passed_over:
         tell("notice", {"text": machine.passed_over})
     tell("phase", {"name": "checking the job"})
-    bench = Bench(source, machine, ledger, tell, allow=allowed, memory=limit)
-    with ends_like_ctrl_c(), contextlib.closing(bench):
+    with ends_like_ctrl_c(), take_lock(folder, "tune"), contextlib.ExitStack() as stack:
+        bench = Bench(source, machine, ledger, tell, allow=allowed, memory=limit)
+        stack.callback(bench.close)
         profile = bench.check()
         steps, step = job_steps(bench.facts), profile.step_seconds
         seconds = given if given is not None else auto_budget(steps, step, runs)
@@ -299,7 +301,7 @@ class _Tuning:
         needed = 2 * SEMANTICS_SEEDS * (job_steps(facts) or math.inf) * step
         if facts["has_metric"] and needed < request.left:
             source = self.bench.source
-            return judge_by_metric(source, request.plan, verdict, seeds=SEMANTICS_SEEDS, margin=None)
+            return judge_by_metric(Company(source), request.plan, verdict, seeds=SEMANTICS_SEEDS, margin=None)
         lacks = (
             f"the budget is too short for it ({needed:.0f} s)" if facts["has_metric"] else "the Job has none"
         )

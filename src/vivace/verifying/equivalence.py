@@ -18,6 +18,7 @@ from vivace.events import Tell
 from vivace.job import Job
 from vivace.plan import Plan
 from vivace.processes.launch import Child, Source
+from vivace.training.crew import ALONE, Company
 from vivace.verifying.verdict import Verdict
 
 DEFAULT_MARGIN = 0.005  # of what training brings
@@ -129,7 +130,7 @@ class Pairs:
 
 
 def judge_by_metric(
-    source: Source,
+    company: Company,
     plan: Plan,
     verdict: Verdict,
     *,
@@ -144,13 +145,15 @@ def judge_by_metric(
     Seed by seed until it is decided, at most `seeds`, and no pair more than fits into `seconds`. `verdict` is
     what lockstep said; it stands beside the metric's answer, and for a plan that promises SEMANTICS the
     metric alone decides. `margin` in units of the metric; default: half a percent of what training brings.
+    Several ranks of a `company` train together under the plan, the original trains in one process.
     `tell` is told ``("seed", {"n", "seeds", "reference", "plan", "left_seconds"})`` after each pair.
 
     Ctrl-C ends it with what the finished pairs say. Raises InputError where no margin can be derived.
     """
     hours, begin, why, interrupted = 24 * 3600.0, time.monotonic(), "", False
     pairs = Pairs(margin or 0.0, seeds)
-    with Child(TRAINER, source) as mine, Child(TRAINER, original or source) as theirs:
+    own = original or company.source
+    with company.child(TRAINER) as mine, Child(TRAINER, own, environment=ALONE) as theirs:
         data = theirs.ask("metric_data", hours)
         try:
             for seed in range(seeds):

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from vivace.data.damage import Damage
-from vivace.data.order import isolated, ordered
+from vivace.data.order import isolated, ordered, share_of
 from vivace.job import Batch, Job
 from vivace.session.opening import call
 from vivace.session.session import Session
@@ -24,20 +24,25 @@ LAST_BATCHES = 3  # compared too where there is no time for a whole epoch
 
 
 class Loaders:
-    """The data of a Job, epoch by epoch in the order in which `train` feeds them: one loader, moved on."""
+    """The data of a Job, epoch by epoch in the order in which `train` feeds them: one loader, moved on.
 
-    def __init__(self, job: Job, field: str = "data") -> None:
+    Of several ranks, the share of one.
+    """
+
+    def __init__(self, job: Job, field: str = "data", rank: int = 0, world_size: int = 1) -> None:
         self.job, self.field = job, field
+        self.rank, self.world_size = rank, world_size
         self.loader: Any = None
 
     def epoch(self, number: int, last: int | None = None) -> Iterable[Any]:
         """One epoch; only its `last` batches where that is asked for and the data have an index."""
         if self.loader is None or not isinstance(self.loader, DataLoader):
             self.loader = call(self.job, self.field)  # what is no DataLoader may live for one pass
-        found = ordered(self.loader, seed=0, epoch=number, damage=Damage(self.job.damaged))
+        mine: dict[str, Any] = {"rank": self.rank, "world_size": self.world_size}
+        found = ordered(self.loader, seed=0, epoch=number, damage=Damage(self.job.damaged), **mine)
         known = _length(found)
         if last is not None and known is not None and isinstance(found, DataLoader):
-            found = ordered(found, seed=0, epoch=number, start_batch=max(0, known - last))
+            found = ordered(found, seed=0, epoch=number, start_batch=max(0, known - last), **mine)
         self.loader = found if isinstance(found, DataLoader) else self.loader
         return found
 
@@ -54,15 +59,31 @@ class Fed(NamedTuple):
     note: str = ""
 
 
-def fed_otherwise(session: Session, job: Job, seconds: float) -> Fed:
+def shared_otherwise(job: Job, rank: int, world_size: int) -> Fed:
+    """How a rank's share of the first batches is not its part of the batches that one process gets."""
+    if world_size == 1:
+        return Fed()
+    shares, batches = Loaders(job, "data", rank, world_size).epoch(0), Loaders(job).epoch(0)
+    for share, batch in itertools.islice(zip(shares, batches, strict=False), LEAST_BATCHES):
+        if share is None or batch is None:
+            continue
+        part = share_of(batch, rank, world_size)
+        if [t.shape for t in tensors(share)] != [t.shape for t in tensors(part)]:
+            return Fed(f"rank {rank} is not fed its share of what one process is fed")
+        if not _equal(share, part):
+            return Fed(note="each rank draws random numbers of its own while it reads its samples")
+    return Fed()
+
+
+def fed_otherwise(session: Session, job: Job, seconds: float, rank: int = 0, world_size: int = 1) -> Fed:
     """How three epochs come otherwise than `train` would feed them, as far as `seconds` for each reach, and
-    how they end.
+    how they end; of several ranks, to one.
 
     What travels in another form is compared as the step gets it: both batches placed by the session.
     Nothing is read where no technique touches the batches.
     """
     note = ""
-    theirs, own = Loaders(job), Loaders(job)
+    theirs, own = (Loaders(job, "data", rank, world_size) for _ in range(2))
     for epoch in range(EPOCHS):
         loader = theirs.epoch(epoch)
         fed = session.seams.batches(loader)
@@ -76,7 +97,7 @@ def fed_otherwise(session: Session, job: Job, seconds: float) -> Fed:
             ending = session.seams.batches(theirs.epoch(epoch, LAST_BATCHES))
             alike, _ = _alike(session, ending, own.epoch(epoch, LAST_BATCHES), seconds)
         if not alike:
-            again = Loaders(job)
+            again = Loaders(job, "data", rank, world_size)
             if not _alike(session, own.epoch(epoch), again.epoch(epoch), seconds)[0]:
                 return Fed(
                     "your data come otherwise each time that they are read: their shuffle needs a seed"

@@ -88,17 +88,17 @@ def live(
     course: Course,
     step: Step,
     outputs: Callable[[Session], torch.Tensor],
+    seed: Callable[[], object],
     loaders: Loaders | None = None,
     resumed: Callable[[Session], Session] | None = None,
-    stream: int = 3,
 ) -> Life:
     """Go through a life from `begin`, fed from the course, or by the session's plan from `loaders`.
 
-    `outputs` are those of the session's model in evaluation mode, as it is. `resumed` gives a new session in
-    the same state for the last epoch.
+    `outputs` are those of the session's model in evaluation mode, as it is; `seed` begins the random streams.
+    `resumed` gives a new session in the same state for the last epoch.
     """
     restore(session, begin)
-    torch.manual_seed(stream)
+    seed()
     losses, evaluated = list[float](), list[tuple[State, torch.Tensor]]()
     for epoch, end in enumerate(course.ends):
         if resumed is not None and epoch == EPOCHS - 1:

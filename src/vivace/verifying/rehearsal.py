@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -98,8 +99,11 @@ def rehearse(
     *,
     steps: int,
     roundoff: float,
+    share: Callable[[Any], Any] = lambda batch: batch,
 ) -> Rehearsal:
     """Train `steps` steps from `start` under a dictated loss, the schedule stepped as `train` would.
+
+    `share` is what the session gets of a batch.
 
     A schedule by the epoch is stepped every few steps; half-way the learning rate is halved, which a plan
     must follow as it follows a scheduler.
@@ -112,7 +116,7 @@ def rehearse(
     session.forget()  # what was captured holds the job's own loss
     try:
         for step in range(steps):
-            batch = batches[step % len(batches)]
+            batch = share(batches[step % len(batches)])
             tap.pieces = []
             dictate.begin(step)
             found.losses.append(float(torch.as_tensor(session.step(clone(batch))).detach()))

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ from vivace.verifying.displacement import (
 from vivace.verifying.effort import SHADOW_PAIRS, Effort
 from vivace.verifying.evaluation import Evaluation
 from vivace.verifying.facts import difference, facts_of_session
-from vivace.verifying.feeding import Loaders, fed_otherwise, validated_otherwise
+from vivace.verifying.feeding import Fed, Loaders, fed_otherwise, shared_otherwise, validated_otherwise
 from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.ground import Ground, Ran, Standing
 from vivace.verifying.halves import Halves, Place
@@ -77,6 +77,10 @@ class Ruler(Runner):
 
         `reference` is a plan for a job that does not fit into memory without one.
         """
+        with self.ranks.answering():
+            return self._prepare(seconds, reference)
+
+    def _prepare(self, seconds: float | None, reference: dict[str, Any] | None) -> dict[str, Any]:
         self.reference = plan = Plan.from_dict(reference or {})
         self.snapshots: list[Snapshot] = []
         self.halves = {Plan().id: dict[Place, list[bool]]()}  # by the part of a plan that lowers precision
@@ -84,18 +88,20 @@ class Ruler(Runner):
         begin = time.perf_counter()
         seed_everything(0)
         self.batches = self._load(seconds)
+        self._require_same_batches()
         with start(self.job, plan, self.machine) as trial:
             before = random_state()
             checked_step(trial, clone(self.batches[0]))
-            self.ordered = not torch.equal(before, random_state())
+            self.ordered = self.draws_numbers = not torch.equal(before, random_state())
             since = time.perf_counter()
             self._step(trial, 0)
-            self.step_seconds = time.perf_counter() - since
+            (self.step_seconds,) = self.ranks.largest(time.perf_counter() - since)
             self.effort = effort = Effort.within(seconds, self.step_seconds)
         self.session = self._opened(plan, self.tap)
         self.facts = facts_of_session(self.session)
         self.evaluation = Evaluation(self.job, self.session.place(self.batches[-1]))
         self.lives = course_of(Loaders(self.job), self._seen())
+        self._agree_on_shapes()
         last = max(0, effort.course - effort.lockstep)
         marks = {round(i * last / max(1, effort.snapshots - 1)) for i in range(effort.snapshots)}
         torch.manual_seed(1)
@@ -107,6 +113,7 @@ class Ruler(Runner):
                 self.snapshots.append(Snapshot(state_of(self.session), optimizers, position, decay))
             curve.append(self._step(self.session, position))
         end = state_of(self.session)
+        self._spread_snapshots()
         self.standing = Standing(self._locksteps(self.session), curve, end)
         self.standings[self.repeats, self.ordered] = self.standing
         self.modules = self.tap.modules
@@ -126,18 +133,25 @@ class Ruler(Runner):
         self.slopes = slopes_like(reference.gradients, first.parameters)
         if not self.slopes and self.job.step is None:
             return  # nothing is trained
+        self.ranks.spread(self.slopes.values())
         begin = time.perf_counter()
         self._rehearse(self.session, self.tap, 2)
-        self.effort = self.effort.rehearsing(seconds, (time.perf_counter() - begin) / 2)
+        (each,) = self.ranks.largest((time.perf_counter() - begin) / 2)
+        self.effort = self.effort.rehearsing(seconds, each)
         self.standing.rehearsal = self._rehearse(self.session, self.tap, self.effort.rehearsal)
 
     def judge(self, plan: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
-        """Return the verdict's document (see `Verdict`) on a plan.
+        """Return the verdict's document (see `Verdict`) on a plan; of several ranks, rank 0's.
 
         What is broken near the limits after a short effort is judged again with the full one, where
         `seconds` allow it, and else not yet.
         """
-        document, full = self._judgement(plan), Effort()
+        with self.ranks.answering():
+            return self._judged(plan, seconds)
+
+    def _judged(self, plan: dict[str, Any], seconds: float | None) -> dict[str, Any]:
+        document: dict[str, Any] = self.ranks.from_first(self._judgement(plan))
+        full = Effort()
         least = dataclasses.replace(full, rehearsal=self.effort.rehearsal)
         if document["kept"] is not False or self.effort == least or not is_near(document):
             return document
@@ -146,11 +160,12 @@ class Ruler(Runner):
             reason = f"{document['reason']}; too near to say with so few runs, and more take {needed:.0f} s"
             return {**document, "kept": None, "reason": reason}
         self.session.close()
-        self.prepare(None, self.reference.to_dict())
-        return self._judgement(plan)
+        self._prepare(None, self.reference.to_dict())
+        again: dict[str, Any] = self.ranks.from_first(self._judgement(plan))
+        return again
 
     def _judgement(self, plan: dict[str, Any]) -> dict[str, Any]:
-        """Run a plan in lockstep and along the course, and compare."""
+        """Run a plan in lockstep and along the course, and compare; a rank other than 0 only runs it."""
         loaded = Plan.from_dict(plan)
         compiled = any(technique.card.compiles for technique in loaded.techniques)
         device = self.session.build.device
@@ -164,6 +179,8 @@ class Ruler(Runner):
         tap = Tap(self.job)
         with equal_random_streams(compiled), self._opened(loaded, tap) as session:
             ran = self._run(session, tap)
+        if self.ranks.rank:
+            return {}
         ran.precision = precision
         document: dict[str, Any] = {
             "promise": session.promise.name.lower(),
@@ -206,30 +223,23 @@ class Ruler(Runner):
     def _run(self, session: Session, tap: Tap) -> Ran:
         """All that a plan's session has to do while it is open; it ends at the first plain fault."""
         ran, standing = Ran(), self.standing
-        if fault := difference(facts_of_session(session), self.facts):
-            return ran.ended(fault)
-        for compare in (fed_otherwise, validated_otherwise):
-            fault, note = compare(session, self.job, self.feeding_seconds)
-            if fault:
-                return ran.ended(fault)
-            ran.notes += [note] if note else []
+        ran.fault = self._agreed(self._fault_before_steps(session, ran))
+        if ran.fault:
+            return ran
         for position in range(SETTLING_STEPS if session.build.kept else 0):
             self._step(session, position)  # a loss scale halves until it fits, and skips steps meanwhile
         ran.outcomes = [self._lockstep(session, self.snapshots[0], stream=0)]
-        if fault := difference(tap.modules or {}, self.modules or {}, only_shared=True):
+        if fault := self._agreed(difference(tap.modules or {}, self.modules or {}, only_shared=True)):
             return ran.ended(fault)
         # Before the other points: what begins late has begun by then.
         if standing.rehearsal is not None:
             ran.rehearsal = self._rehearse(session, tap, self.effort.rehearsal)
-            if fault := fault_of(ran.rehearsal, standing.rehearsal):
+            if fault := self._agreed(fault_of(ran.rehearsal, standing.rehearsal)):
                 return ran.ended(fault)
         rest = list(enumerate(self.snapshots))[1:]
         ran.outcomes += [self._lockstep(session, s, stream=i) for i, s in rest]
         ran.curve, ran.end = self._course(session)
-        pairs = list(zip(ran.outcomes, standing.references, strict=True))
-        rearranged = not self.ordered and _in_other_order(session, self.session)
-        ran.same_streams = all(same_streams(o, r, rearranged) for o, r in pairs)
-        ran.silent = any(r.drew and not o.drew for o, r in pairs)
+        self._compare_streams(session, ran)
         if not (ran.same_streams or ran.silent or session.promise == Numerics.EXACT):
             ran.outcomes = [self._mean_lockstep(session, s, OTHER_STREAMS) for s in self.snapshots]
             ran.curve, ran.end = self._mean_course(session, OTHER_STREAMS)
@@ -242,9 +252,37 @@ class Ruler(Runner):
         ran.last = state_of(session)
         return ran
 
+    def _fault_before_steps(self, session: Session, ran: Ran) -> str:
+        """Is the session another one than the reference's, or fed otherwise? What could not be compared is
+        noted.
+        """
+        if fault := difference(facts_of_session(session), self.facts):
+            return fault
+        rank, num, seconds = self.ranks.rank, session.build.facts.ranks or 1, self.feeding_seconds
+        feeds: tuple[Callable[[], Fed], ...] = (
+            partial(shared_otherwise, self.job, rank, num),
+            partial(fed_otherwise, session, self.job, seconds, rank, num),
+            partial(validated_otherwise, session, self.job, seconds),
+        )
+        for compare in feeds:
+            fault, note = compare()
+            if fault:
+                return fault
+            ran.notes += [note] if note else []
+        return ""
+
+    def _compare_streams(self, session: Session, ran: Ran) -> None:
+        """Does the session draw the reference's random numbers, on every rank?"""
+        pairs = list(zip(ran.outcomes, self.standing.references, strict=True))
+        rearranged = not self.ordered and _in_other_order(session, self.session)
+        same = all(same_streams(o, r, rearranged) for o, r in pairs)
+        silent = any(r.drew and not o.drew for o, r in pairs)
+        seen = self.ranks.gather((same, silent))
+        ran.same_streams, ran.silent = all(one for one, _ in seen), any(one for _, one in seen)
+
     def _num_pairs(self, ran: Ran) -> int:
         """Pairs of gradients that differ, be it by their masks; none of a job with its own step."""
-        drew = any(outcome.drew for outcome in ran.outcomes)
+        drew = any(self.ranks.gather(any(outcome.drew for outcome in ran.outcomes)))
         num = self.effort.pairs if drew else min(self.effort.pairs, len(self.batches))
         return num if self.job.loss is not None else 0
 

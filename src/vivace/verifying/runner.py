@@ -6,25 +6,30 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
-from vivace.errors import Refused
+from vivace.data.order import share_of
+from vivace.errors import JobError, Refused
 from vivace.job import Batch, Job
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.session.opening import call, first_batches, start
 from vivace.session.session import Session
+from vivace.tensors.randomness import derive
 from vivace.tensors.trees import tensors
+from vivace.training.ranks import Ranks, met_under
 from vivace.verifying.bias import Gradient, Pair, pairs_of
+from vivace.verifying.digests import digest
 from vivace.verifying.displacement import Outcome, State, Tensors, mean_outcome
 from vivace.verifying.draws import LogicalDraws
 from vivace.verifying.effort import MOST_REHEARSED, Effort
 from vivace.verifying.evaluation import Evaluation
 from vivace.verifying.feeding import Loaders
-from vivace.verifying.life import Course, Life, live, reopened
+from vivace.verifying.life import Course, Life, live, reopened, shape_of
 from vivace.verifying.rehearsal import DictatedLoss, Rehearsal, rehearse
 from vivace.verifying.states import Snapshot, clone, restore, state_of
 from vivace.verifying.tap import Tap, random_state
@@ -37,14 +42,19 @@ AGAIN_STREAM = 1300  # and of a plan's second ones
 
 
 class Runner:
-    """Runs sessions of one job, of the reference (`session`) and of plans, on the same batches."""
+    """Runs sessions of one job, of the reference (`session`) and of plans, on the same batches.
+
+    Of several ranks, which meet under the name `meeting`, each runs the reference with whole batches; a
+    session whose plan averages over ranks gets its share.
+    """
 
     session: Session
     evaluation: Evaluation
     snapshots: list[Snapshot]
 
-    def __init__(self, job: Job, machine: dict[str, Any]) -> None:
+    def __init__(self, job: Job, machine: dict[str, Any], meeting: str = "") -> None:
         self.job = job
+        self.ranks = met_under(meeting) if meeting else Ranks()
         self.machine = Machine.from_dict(machine)
         self.effort = Effort()
         self.batches: list[Any] = []
@@ -56,6 +66,7 @@ class Runner:
         self.feeding_seconds = FEEDING_SECONDS
         self.lives = Course([], [])
         self.slopes: Tensors = {}
+        self.draws_numbers = False  # does a step of the job?
 
     def _load(self, seconds: float | None) -> list[Any]:
         """Batches enough for the course, and for the rehearsal as many more as time and memory allow."""
@@ -73,7 +84,44 @@ class Runner:
                 if number >= Effort.course and enough:
                     return
 
-        return first_batches(limited(), MOST_REHEARSED)
+        batches = first_batches(limited(), MOST_REHEARSED)
+        return batches[: min(self.ranks.gather(len(batches)))]
+
+    def _require_same_batches(self) -> None:
+        """Raises JobError where ranks read other batches than rank 0."""
+        ends = [digest(self.batches[0]), digest(self.batches[-1])]
+        if any(other != ends for other in self.ranks.gather(ends)):
+            raise JobError(
+                "the ranks read different batches, and Vivace splits every batch itself: give the data's "
+                "shuffle a seed, and leave out what splits them by rank"
+            )
+
+    def _agree_on_shapes(self) -> None:
+        """Live through batches of those shapes alone that every rank has found in its time."""
+        found = self.ranks.gather({str(shape_of(batch)) for batch in self.lives.shaped})
+        everywhere = set.intersection(*found)
+        self.lives.shaped = [batch for batch in self.lives.shaped if str(shape_of(batch)) in everywhere]
+
+    def _spread_snapshots(self) -> None:
+        """All ranks begin where rank 0's reference was: a GPU's sums may differ from one's to another's."""
+        for snapshot in self.snapshots:
+            for named in (snapshot.state.parameters, snapshot.state.buffers):
+                self.ranks.spread(named.values())
+            self.ranks.spread(tensors(snapshot.optimizers))
+
+    def _share(self, session: Session, batch: Batch) -> Any:
+        """What a session gets of a batch: all of it, or this rank's part. Raises JobError on uneven parts."""
+        num = session.build.facts.ranks or 1
+        return share_of(batch, self.ranks.rank, num)
+
+    def _seed(self, session: Session, stream: int) -> None:
+        """Begin a random stream; that of another rank is as independent of rank 0's as in training."""
+        own = self.draws_numbers and (session.build.facts.ranks or 1) > 1 and self.ranks.rank
+        torch.manual_seed(derive(stream, "rank", self.ranks.rank) if own else stream)
+
+    def _agreed(self, fault: str) -> str:
+        """What the first rank that found a fault found."""
+        return next(filter(None, self.ranks.gather(fault)), "")
 
     def _seen(self) -> Iterator[Any]:
         """The batches at hand and, as far as time allows, those of two epochs: for their shapes."""
@@ -105,7 +153,7 @@ class Runner:
             acting: Session, seed: int, number: int, around: AbstractContextManager[Any]
         ) -> Gradient:
             restore(acting, snapshot)
-            torch.manual_seed(seed + number)
+            self._seed(acting, seed + number)
             tap = self.taps[acting]
             tap.watch()
             with around:
@@ -141,9 +189,9 @@ class Runner:
             self.lives,
             lambda acting, batch: self._step_on(acting, batch, noise),
             self.evaluation.as_it_is if loaders is not None else lambda _: torch.empty(0),
+            partial(self._seed, session, stream),
             loaders,
             resumed,
-            stream,
         )
 
     def _mean_life(self, session: Session, stream: int, first: Life) -> Life:
@@ -174,6 +222,7 @@ class Runner:
             DictatedLoss(self.slopes, session.build.device),
             steps=steps,
             roundoff=session.build.unit_roundoff,
+            share=partial(self._share, session),
         )
 
     def _opened(self, plan: Plan, tap: Tap) -> Session:
@@ -189,7 +238,7 @@ class Runner:
         self, session: Session, batch: Batch, noise: AbstractContextManager[Any] | None = None
     ) -> float:
         with noise or nullcontext(), self.draws if self.ordered else nullcontext():
-            loss = session.step(batch)
+            loss = session.step(self._share(session, batch))
         return float(torch.as_tensor(loss).detach())
 
     def _locksteps(self, session: Session) -> list[Outcome]:
@@ -205,7 +254,7 @@ class Runner:
     ) -> Outcome:
         """A few steps from a snapshot; outputs in evaluation mode only for the reference's own session."""
         restore(session, snapshot)
-        torch.manual_seed(stream)
+        self._seed(session, stream)
         before, tap = random_state(), self.taps[session]
         tap.watch()
         with noise or nullcontext():
@@ -226,7 +275,7 @@ class Runner:
         self, session: Session, *, stream: int = 1, noise: AbstractContextManager[Any] | None = None
     ) -> tuple[list[float], State]:
         restore(session, self.snapshots[0])
-        torch.manual_seed(stream)
+        self._seed(session, stream)
         with noise or nullcontext():
             curve = [self._step(session, position) for position in range(self.effort.course)]
         return curve, state_of(session)

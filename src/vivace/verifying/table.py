@@ -14,6 +14,7 @@ from vivace.verifying.verdict import Verdict
 if TYPE_CHECKING:
     from rich.console import Console
 
+HELD = "{} ranks, each with its share of every batch, against one process with whole batches"
 COLOURS = {True: "green", False: "red", None: "yellow"}
 
 
@@ -37,17 +38,20 @@ def answer(verdict: Verdict, job: str, plan: str) -> Answer:
     sentence = sameness(verdict.to_dict())
     promise = f"Promise {verdict.promise.upper()}, {words.count(verdict.num_checks, 'check')}"
     ran = f"{promise}, {words.count(verdict.seeds, 'shadow run')}, {words.duration(verdict.seconds)}"
+    held = [HELD.format(verdict.ranks)] if verdict.ranks > 1 else []
     notes = [told] if (told := words.unless_said(verdict.reason, sentence)) else []
     name = shlex.quote(job)
     under = f" --plan {shlex.quote(plan)}" if plan else ""
-    following = f"vivace train {name}{under}" if verdict.kept else f"vivace tune {name}" if plan else ""
+    launched = f"torchrun --nproc-per-node {verdict.ranks} -m " if verdict.ranks > 1 else ""
+    following = f"{launched}vivace train {name}{under}" if verdict.kept else ""
+    following = following or (f"vivace tune {name}" if plan and verdict.ranks == 1 else "")
     return Answer(
         command="verify",
         subject=job,
         sentence=sentence,
         tone={True: "good", False: "bad", None: "open"}[verdict.kept],  # type: ignore[arg-type]
         parts=tuple(Plan.load(plan).does.items()) if plan else (),
-        notes=(*notes, f"{ran}; --details shows every figure"),
+        notes=(*held, *notes, f"{ran}; --details shows every figure"),
         next=(following,) if following else (),
     )
 

@@ -17,7 +17,7 @@ class Verdict:
     `loss_envelopes` and `displacement_envelopes` are the largest distances from the reference, of losses and
     of everything else, in units of what rounding alone causes; `checks` holds every figure; `curves` the loss
     curves; `first` where a broken promise shows first: ``{quantity, layer, step}``, the layer None where it
-    is the whole model.
+    is the whole model. `ranks`: so many processes trained together under the plan.
     """
 
     kept: bool | None
@@ -33,6 +33,7 @@ class Verdict:
     curves: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     metric: dict[str, Any] | None = None
     first: dict[str, Any] | None = None
+    ranks: int = 1
 
     @property
     def judged(self) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 from vivace.errors import ChildFailed, InputError, JobError
 from vivace.events import OnEvent, teller
@@ -14,6 +16,7 @@ from vivace.job import Job
 from vivace.plan import Plan
 from vivace.processes.launch import Source, plan_of
 from vivace.technique import UNIT_ROUNDOFF, Numerics
+from vivace.training.crew import Company, company_of, lead_or_follow, num_ranks
 from vivace.verifying.against import judge_edit
 from vivace.verifying.equivalence import judge_by_metric
 from vivace.verifying.verdict import Verdict
@@ -50,34 +53,81 @@ def verify(
     A `budget` (seconds, or a time such as ``2m``) makes do with fewer shadows and steps, and fewer seeds.
     `on_event` hears a `vivace.Event` once the reference has run, and after each pair of trainings.
 
+    Started by torchrun, all ranks together train under the plan, each with its share of every batch, and are
+    held against one process with the whole batch; every rank returns the verdict.
+
     Raises JobError, PlanError or Refused where the job or the plan cannot run, InputError where the arguments
     or the two jobs do not fit together, ChildFailed where a process crashes.
     """
     require_torch()
+    source = Source(job)
+    with company_of(source) as company:
+
+        def lead() -> dict[str, Any]:
+            asked = _checked(source, job, plan, against, precision, metric, seeds, margin, budget)
+            return _verified(asked, company, on_event).to_dict()
+
+        document = lead_or_follow(company, lead)
+    return Verdict(**{**document, "checks": tuple(document["checks"])})
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What `verify` was asked for, checked; `seconds` are the budget."""
+
+    source: Source
+    plan: Plan
+    against: Job | str | None
+    precision: str
+    metric: bool
+    seeds: int
+    margin: float | None
+    seconds: float | None
+
+
+def _checked(
+    source: Source,
+    job: Job | str,
+    plan: Plan | str | Path | None,
+    against: Job | str | None,
+    precision: str,
+    metric: bool,
+    seeds: int,
+    margin: float | None,
+    budget: str | float | None,
+) -> Asked:
     if (plan is None) == (against is None):
         raise InputError("verify needs either a plan or, for an edited training, the original against it")
     _require_precision(precision, plan is not None)
     seconds = None if budget is None else parse_budget(budget)
     loaded = plan_of(plan, job) if plan is not None else Plan()
     _require_seeds(seeds, margin, metric or loaded.promise == Numerics.SEMANTICS)
+    if num_ranks() > 1:
+        _require_plan_of_ranks(loaded, num_ranks(), against is not None)
+    return Asked(source, loaded, against, precision, metric, seeds, margin, seconds)
+
+
+def _verified(asked: Asked, company: Company, on_event: OnEvent | None) -> Verdict:
     begin = time.monotonic()
-    source, machine, tell = Source(job), inspect(), teller(on_event)
-    original = Source(against) if against is not None else source
-    if against is not None:
+    source, plan, seconds = asked.source, asked.plan, asked.seconds
+    machine, tell = inspect(), teller(on_event)
+    original = Source(asked.against) if asked.against is not None else source
+    if asked.against is not None:
+        precision = asked.precision
         roundoff = UNIT_ROUNDOFF[precision] if precision != "float32" else 0.0
         verdict = judge_edit(source, original, machine, roundoff=roundoff, seconds=seconds, tell=tell)
     else:
-        with Verifier(source, machine, on_event=on_event) as verifier:
-            verdict = _judged(verifier, loaded, seconds)
-    if metric or verdict.promise == Numerics.SEMANTICS.name.lower():
+        with Verifier(source, machine, on_event=on_event, company=company) as verifier:
+            verdict = dataclasses.replace(_judged(verifier, plan, seconds), ranks=company.world_size)
+    if asked.metric or verdict.promise == Numerics.SEMANTICS.name.lower():
         left = math.inf if seconds is None else seconds - (time.monotonic() - begin)
         return judge_by_metric(
-            source,
-            loaded,
+            company,
+            plan,
             verdict,
             original=original,
-            seeds=seeds,
-            margin=margin,
+            seeds=asked.seeds,
+            margin=asked.margin,
             seconds=left,
             tell=tell,
         )
@@ -91,6 +141,17 @@ def _judged(verifier: Verifier, plan: Plan, seconds: float | None) -> Verdict:
         if verifier.prepared or failed.code:
             raise
         raise JobError(f"the job cannot run as it is, before any plan: {failed}") from None
+
+
+def _require_plan_of_ranks(plan: Plan, world_size: int, is_edit: bool) -> None:
+    if is_edit:
+        raise InputError(
+            f"an edited training is held against its original in one process, and {world_size} ranks were "
+            "started: start it without torchrun"
+        )
+    from vivace.training.ranks import require_one_model  # imports torch, which this process does without
+
+    require_one_model(plan, world_size)
 
 
 def _require_precision(precision: str, is_plan: bool) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from vivace.events import OnEvent, teller
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.processes.launch import Child, Source
 from vivace.technique import Numerics
+from vivace.training.crew import Company, Crew
 from vivace.verifying.verdict import Verdict
 
 RULER = "vivace.verifying.ruler:Ruler"
@@ -19,7 +22,11 @@ TIMEOUT_SECONDS = 3600.0
 
 
 class Verifier:
-    """Verifies plans of one job in a child process that keeps the reference's run and its shadows."""
+    """Verifies plans of one job in a child process that keeps the reference's run and its shadows.
+
+    In a `company` of several ranks each has such a child: all run the reference, with whole batches, and the
+    plan together, each with its share; rank 0's judges.
+    """
 
     def __init__(
         self,
@@ -31,11 +38,13 @@ class Verifier:
         environment: dict[str, str] | None = None,
         reference: Plan | None = None,
         on_event: OnEvent | None = None,
+        company: Company | None = None,
     ) -> None:
         arguments = {"machine": machine.to_dict()}
         settings = REPEATABLE | (environment or {})
-        self._start = partial(Child, RULER, source, arguments, log=log, environment=settings)
-        self._child: Child | None = None
+        started = partial((company or Company(source)).child, RULER, arguments, meeting=True)
+        self._start: Callable[[], Any] = partial(started, log=log, environment=settings)
+        self._child: Child | Crew | None = None
         self.prepared = False  # has the job run, without any plan?
         self._timeout = timeout
         self._reference = reference or Plan()

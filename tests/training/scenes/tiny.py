@@ -56,6 +56,31 @@ def make(num_workers=0, loss=loss, model=build_model, **changes):
     return vivace.Job(**{**fields, **changes})
 
 
+def own_step(models, optimizers, batch):
+    """As a GAN trains: two models, two optimizers, two updates a step."""
+    time.sleep(0.02)
+    (first, second), found = models, []
+    for optimizer in optimizers:
+        loss = torch.nn.functional.cross_entropy(second(first(batch[0])), batch[1])
+        loss.backward()
+        optimizer.step()
+        for each in optimizers:
+            each.zero_grad()
+        found.append(loss)
+    return sum(found)
+
+
+def build_two():
+    return [torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.3)), torch.nn.Linear(8, 3)]
+
+
+two_models = vivace.Job(
+    model=build_two,
+    data=lambda: DataLoader(Noisy(), batch_size=BATCH, shuffle=True),
+    optimizer=lambda models: [torch.optim.Adam(model.parameters(), lr=0.01) for model in models],
+    step=own_step,
+    epochs=EPOCHS,
+)
 job = make()
 workers = make(num_workers=2)
 slow = make(loss=slow_loss)

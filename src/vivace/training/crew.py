@@ -1,0 +1,240 @@
+"""One verb on several ranks: rank 0 decides, and what its children do, those of the other ranks do with them.
+
+Each rank has child processes of its own, which meet in a process group. Only rank 0's own process thinks: it
+tells the others' by the launch's store which child to start, what to ask it, and at last what came of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from vivace.errors import ChildFailed, RankLost, VivaceError
+from vivace.processes.launch import Child, Source
+
+PATIENCE_SECONDS = 300.0
+GRACE_SECONDS = 30.0  # for the answers of the others, once rank 0's child has its own
+LAST_SECONDS = 3.0  # for them to hear that it is over
+LOOK_SECONDS = 0.05  # between two looks for an errand
+ALONE = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "False"}
+"""What a child of one rank is told where it works for itself."""
+_IN_A_CREW = {"TORCHELASTIC_USE_AGENT_STORE": "True"}  # somebody else keeps the store: only connect to it
+
+
+def num_ranks() -> int:
+    """How many processes were launched together, this one among them."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+class Company:
+    """The processes of a launch, as rank 0 sees it, or one of the others (`rank`); or one process alone.
+
+    Args:
+        store: under a name that no other launch or attempt has; None for one process alone.
+    """
+
+    def __init__(self, source: Source, rank: int = 0, world_size: int = 1, store: Any = None) -> None:
+        self.source, self.rank, self.world_size = source, rank, world_size
+        self._store = store
+        self._crews, self._errands = itertools.count(), itertools.count()
+
+    def child(
+        self,
+        entry: str,
+        arguments: dict[str, Any] | None = None,
+        *,
+        log: Path | None = None,
+        environment: dict[str, str] | None = None,
+        meeting: bool = False,
+    ) -> Child | Crew:
+        """A child of the job; of several ranks, one in each, which take every command together.
+
+        With `meeting` the entry is also given ``meeting=``, the name under which its processes meet
+        (`ranks.met_under`).
+        """
+        arguments = dict(arguments or {})
+        if self.world_size == 1:
+            return Child(entry, self.source, arguments, log=log, environment=environment)
+        if meeting:
+            arguments["meeting"] = f"vivace/crew/{uuid.uuid4().hex}"
+        return Crew(self, next(self._crews), entry, arguments, log, environment or {})
+
+    def tell(self, **errand: object) -> int:
+        """Hand an errand to the other ranks; its number."""
+        number = next(self._errands)
+        self._store.set(f"errand/{number}", json.dumps(errand))
+        return number
+
+    def failures(self, number: int, seconds: float) -> dict[int, VivaceError]:
+        """How an errand failed, by rank; one that does not answer within `seconds` has failed, too."""
+        found: dict[int, VivaceError] = {}
+        deadline = time.monotonic() + seconds
+        for rank in range(1, self.world_size):
+            text = self._read(f"answer/{number}/{rank}", deadline)
+            if text is None:
+                found[rank] = ChildFailed(f"it gave no answer within {seconds:.0f} s")
+            elif text:
+                found[rank] = VivaceError.from_dict(json.loads(text))
+        return found
+
+    def end(self, result: dict[str, Any] | None, error: BaseException | None = None) -> None:
+        """Tell the other ranks what came of it."""
+        if self.world_size > 1:
+            told = error if isinstance(error, VivaceError) or error is None else RankLost("rank 0 has ended")
+            number = self.tell(do="end", result=result, error=None if told is None else told.to_dict())
+            self.failures(number, LAST_SECONDS)  # the store may end with this process
+
+    def follow(self) -> dict[str, Any]:
+        """On a rank other than 0: run errands until the end. What came of it on rank 0, or its error."""
+        children: dict[int, Child] = {}
+        try:
+            for number in itertools.count():
+                text = self._read(f"errand/{number}", math.inf)
+                errand = json.loads(text or "{}")
+                failure = self._run(errand, children) if errand["do"] != "end" else ""
+                self._store.set(f"answer/{number}/{self.rank}", failure and json.dumps(failure))
+                if errand["do"] == "end":
+                    break
+        finally:
+            for child in children.values():
+                child.close()
+        if errand["error"] is not None:
+            raise VivaceError.from_dict(errand["error"])
+        result: dict[str, Any] = errand["result"]
+        return result
+
+    def _run(self, errand: dict[str, Any], children: dict[int, Child]) -> Any:
+        """Do what rank 0 asks; the error's document, or an empty text."""
+        number = errand["crew"]
+        try:
+            if errand["do"] == "start":
+                environment = errand["environment"] | _IN_A_CREW
+                children[number] = Child(
+                    errand["entry"], self.source, errand["arguments"], environment=environment
+                )
+            elif errand["do"] == "ask":
+                children[number].ask(errand["command"], errand["timeout"], **errand["arguments"])
+            elif number in children:
+                children.pop(number).close()
+        except VivaceError as error:
+            return error.to_dict()
+        return ""
+
+    def _read(self, key: str, deadline: float) -> str | None:
+        """What stands under a key, once it does; None where it does not in time."""
+        while True:
+            try:
+                if self._store.check([key]):
+                    return str(self._store.get(key).decode())
+            except RuntimeError as error:
+                raise RankLost(f"rank {self.rank} cannot reach the launch any more ({error})") from None
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(LOOK_SECONDS)
+
+
+class Crew:
+    """Children of one job, one in each rank of a launch: has what `Child` has, of all of them at once."""
+
+    def __init__(
+        self,
+        company: Company,
+        number: int,
+        entry: str,
+        arguments: dict[str, Any],
+        log: Path | None,
+        environment: dict[str, str],
+    ) -> None:
+        self._company, self._number, self._closed = company, number, False
+        own = environment | _IN_A_CREW
+        self._child = Child(entry, company.source, arguments, log=log, environment=own)
+        start = {"entry": entry, "arguments": arguments, "environment": environment}
+        errand = company.tell(do="start", crew=number, **start)
+        try:
+            self._raise_first(None, company.failures(errand, PATIENCE_SECONDS))
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, command: str, timeout: float, **arguments: object) -> Any:
+        """Send one command to all children; the answer of rank 0's.
+
+        Raises what `Child.ask` raises; where a child of another rank is to blame, its error, with that rank.
+        """
+        asked = {"command": command, "timeout": timeout, "arguments": arguments}
+        errand = self._company.tell(do="ask", crew=self._number, **asked)
+        own, answer = None, None
+        try:
+            answer = self._child.ask(command, timeout, **arguments)
+        except VivaceError as error:
+            own = error
+        self._raise_first(own, self._company.failures(errand, GRACE_SECONDS))
+        return answer
+
+    def close(self) -> None:
+        """End all children; once closed they stay so."""
+        if not self._closed:
+            self._closed = True
+            self._company.tell(do="close", crew=self._number)
+            self._child.close()
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @staticmethod
+    def _raise_first(own: VivaceError | None, others: dict[int, VivaceError]) -> None:
+        """The error with which it began: that of a rank which has not merely lost another."""
+        if own is not None and not isinstance(own, RankLost):
+            raise own
+        for rank, error in others.items():
+            if not isinstance(error, RankLost):
+                raise VivaceError.from_dict(error.to_dict() | {"text": f"on rank {rank}: {error}"})
+        for error in filter(None, (own, *others.values())):
+            raise error
+
+
+@contextmanager
+def company_of(source: Source, patience: float = PATIENCE_SECONDS) -> Iterator[Company]:
+    """The processes that were launched together with this one, met; this one alone where there are none.
+
+    What rank 0 raises inside, the others raise too. Raises RankLost where some do not come within `patience`
+    seconds.
+    """
+    world_size = num_ranks()
+    if world_size == 1:
+        yield Company(source)
+        return
+    import torch.distributed as dist
+
+    from vivace.training.meeting import agreed_name, launch_store
+
+    rank = int(os.environ["RANK"])
+    store = launch_store(rank, world_size, patience)
+    name = agreed_name(store, rank, world_size, patience)
+    company = Company(source, rank, world_size, dist.PrefixStore(f"vivace/company/{name}", store))  # type: ignore[attr-defined]
+    try:
+        yield company
+    except BaseException as error:
+        if not rank:
+            company.end(None, error)
+        raise
+
+
+def lead_or_follow(company: Company, lead: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """On rank 0 `lead()`, a document that is also what the other ranks return here, who follow meanwhile."""
+    if company.rank:
+        return company.follow()
+    result = lead()
+    company.end(result)
+    return result

@@ -1,0 +1,152 @@
+"""What several ranks bring: the law's arithmetic, its answer, and a launch that measures it."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import vivace
+from vivace.errors import InputError
+from vivace.profiling.answering import answer
+from vivace.profiling.law import Law, link_of
+from vivace.profiling.page import render
+
+LAW = Law(
+    ranks=2,
+    samples=64,
+    compute={1: 0.100, 2: 0.052, 4: 0.028, 8: 0.016},
+    stepping=0.054,
+    looping=0.055,
+    reading=0.001,
+    waited=0.001,
+    num_bytes=10_000_000,
+    messages=2,
+    latency=1e-3,
+    rate=2e9,
+)
+
+
+def test_the_ring_takes_its_hops_and_its_bytes():
+    assert LAW.exchange(1) == 0.0
+    assert LAW.exchange(2) == pytest.approx(2 * 2 * 1e-3 + 1.0 * 10e6 / 2e9)
+    assert LAW.exchange(8) == pytest.approx(14 * 2 * 1e-3 + 1.75 * 10e6 / 2e9)
+
+
+def test_a_link_gives_back_the_exchange_it_was_made_of():
+    small, whole = 2 * 7 * 1e-4, 3 * 2 * 7 * 1e-4 + 2 * 7 / 8 * 5e6 / 1e9
+    assert link_of(8, small, whole, 3, 5_000_000) == (pytest.approx(1e-4), pytest.approx(1e9))
+
+
+def test_what_is_hidden_shrinks_with_the_backward_pass():
+    """9 ms of exchange cost 2 ms here: 7 ms are hidden, and half the compute hides half of that."""
+    assert LAW.exposed == pytest.approx(0.002)
+    assert LAW.exposed_on(2) == pytest.approx(0.002)
+    assert LAW.exposed_on(4) == pytest.approx(LAW.exchange(4) - 0.007 * 28 / 52)
+    assert LAW.exposed_on(1) == 0.0
+    slow = dataclasses.replace(LAW, stepping=0.052 + 2 * LAW.exchange(2))
+    assert slow.exposed_on(8) == pytest.approx(2 * LAW.exchange(8))
+
+
+def test_a_loader_without_workers_is_waited_for_and_one_with_workers_where_it_is_slower():
+    assert LAW.waiting_on(1, 0.1) == pytest.approx(0.002)
+    beside = dataclasses.replace(LAW, reading=0.06, waited=0.005)
+    assert beside.waiting_on(1, 0.1) == pytest.approx(0.02)
+    assert beside.waiting_on(8, 0.02) == 0.0
+
+
+def test_what_ran_is_told_as_it_ran_and_other_numbers_by_the_law():
+    rows = {row["ranks"]: row for row in LAW.expected()}
+    assert list(rows) == [1, 2, 4, 8]
+    assert [row["measured"] for row in rows.values()] == [False, True, False, False]
+    assert rows[2]["step_seconds"] == pytest.approx(0.055)
+    assert rows[1]["speedup"] == 1.0
+    assert rows[2]["speedup"] == pytest.approx(0.102 / 0.055)
+    assert rows[4]["step_seconds"] == pytest.approx(0.028 + LAW.exposed_on(4) + 0.0005)
+    for row in rows.values():
+        assert sum(row["seconds"].values()) == pytest.approx(row["step_seconds"])
+        assert row["samples_per_second"] == pytest.approx(64 / row["step_seconds"])
+    assert LAW.predicted == pytest.approx(0.055)
+
+
+@pytest.fixture
+def document():
+    rows = LAW.expected()
+    return {
+        "target": "job.py:job",
+        "ranks": 2,
+        "law": LAW.to_dict(),
+        "expected": rows,
+        "shares": {phase: spent / 0.055 for phase, spent in rows[1]["seconds"].items()},
+        "step_seconds": rows[1]["step_seconds"],
+        "samples_per_second": rows[1]["samples_per_second"],
+        "plan_path": "p.toml",
+        "page_path": "x/profile.html",
+    }
+
+
+def test_the_answer_says_what_ran_first_and_arithmetic_as_such(document):
+    found = answer(document)
+    assert (
+        found.title == "1.85\N{MULTIPLICATION SIGN} as fast on 2 ranks as on one, with the same batch of 64"
+    )
+    assert [name for name, _ in found.parts] == ["4 ranks", "8 ranks"]
+    assert all(text.endswith("by arithmetic") for _, text in found.parts)
+    assert found.next == ("torchrun --nproc-per-node 2 -m vivace verify job.py:job --plan p.toml",)
+    document["law"]["predicted"] = 0.08
+    assert any("The law says 45" in note for note in answer(document).notes)
+
+
+def test_the_page_holds_each_number_of_ranks(document):
+    text = render(document)
+    assert text.count("exchange by arithmetic") == 2
+    assert "measured whole" in text
+    assert "1.85\N{MULTIPLICATION SIGN}" in text
+
+
+def test_a_command_is_profiled_before_torchrun(monkeypatch, tmp_path):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="vivace profile -- torchrun"):
+        vivace.profile(command=[sys.executable, "train.py"], out=tmp_path / "out")
+
+
+JOB = """
+import torch, vivace
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.set_num_threads(1)
+job = vivace.Job(
+    model=lambda: torch.nn.Sequential(torch.nn.Linear(32, 256), torch.nn.ReLU(), torch.nn.Linear(256, 4)),
+    data=lambda: DataLoader(TensorDataset(torch.randn(256, 32), torch.arange(256) % 4), batch_size=12),
+    loss=lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1]),
+    optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+)
+"""
+
+
+@pytest.mark.slow
+def test_a_launch_measures_the_law_and_speaks_once(tmp_path):
+    (tmp_path / "job.py").write_text(JOB.replace("256, 32", "252, 32").replace("arange(256)", "arange(252)"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, "-m", "vivace", "profile", "job.py:job", "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    (document,) = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["ranks"] for row in document["expected"]] == [1, 2, 4]  # 12 cannot be shared by 8
+    law = document["law"]
+    assert law["num_bytes"] == 4 * (32 * 256 + 256 + 256 * 4 + 4)
+    assert law["compute"]["1"] > 0
+    assert law["rate"] > 1e6
+    assert sum(document["shares"].values()) == pytest.approx(1.0)
+    assert document["expected"][1]["step_seconds"] == pytest.approx(document["step_seconds"])
+    assert (tmp_path / "runs" / "profile" / "profile.html").is_file()
+    assert done.stderr.count("as fast on 2 ranks") == 1

@@ -1,0 +1,102 @@
+"""Do several ranks train the model that one process trains on the joined batch?"""
+
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCENE = Path(__file__).parent / "scenes" / "rank.py"
+
+
+@pytest.fixture
+def judged(fork_server, tmp_path):
+    """``(job, plan) -> [answer]``: what a Ruler in each of two ranks says."""
+
+    def start(job, plan):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        answers = [tmp_path / f"{rank}.json" for rank in range(2)]
+        children = []
+        for rank in range(2):
+            place = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            scene = {"environment": place, "job": job, "plan": plan, "meeting": "x"}
+            scene["answer"] = str(answers[rank])
+            options = {"init_globals": {"SCENE": scene}, "run_name": "scene"}
+            children.append(fork_server.Process(target=runpy.run_path, args=(str(SCENE),), kwargs=options))
+            children[-1].start()
+        for child in children:
+            child.join(100)
+            if child.exitcode is None:
+                child.kill()
+        return [json.loads(answer.read_text()) for answer in answers]
+
+    return start
+
+
+@pytest.mark.parametrize("job", ["plain", "dropping"])
+def test_a_mean_over_the_samples_is_the_same_model(judged, job):
+    first, second = judged(job, {"ddp": {}})
+    assert first == second
+    assert first["kept"], first["reason"]
+    assert first["promise"] == "rounding"
+    assert first["num_checks"] > 20
+
+
+def test_a_mean_over_what_counts_in_each_share_is_another_model(judged):
+    first, second = judged("weighted", {"ddp": {}})
+    assert first == second
+    assert first["kept"] is False, first
+    assert first["loss_envelopes"] > 8
+
+
+def test_compressed_gradients_are_rounding_and_statistics_of_a_share_are_not(judged):
+    first, _ = judged("plain", {"ddp": {}, "gradient_compression": {}})
+    assert first["kept"], first["reason"]
+    assert first["promise"] == "rounding"
+    assert judged("normed", {"ddp": {}})[0]["promise"] == "semantics"
+
+
+def test_a_batch_that_cannot_be_shared_is_an_error_on_every_rank(judged):
+    for answer in judged("uneven", {"ddp": {}}):
+        assert "a batch of 9 samples cannot be shared by 2 ranks" in answer["error"]
+
+
+def launched(*arguments):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*command, "-m", "vivace", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+        timeout=300,
+    )
+
+
+@pytest.mark.slow
+def test_a_launch_of_torchrun_gives_one_answer(tmp_path):
+    plan = tmp_path / "ddp.toml"
+    plan.write_text("format = 1\n[techniques.ddp]\n")
+    done = launched("verify", f"{SCENE}:plain", "--plan", str(plan), "--budget", "20", "--json")
+    assert done.returncode == 0, done.stderr
+    (document,) = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (document["kept"], document["ranks"]) == (True, 2)
+    assert done.stderr.count("Same model: yes") == 1
+    assert "2 ranks, each with its share of every batch" in done.stderr.replace("\n", " ")
+
+
+@pytest.mark.slow
+def test_a_plan_that_trains_as_many_models_is_refused_once(tmp_path):
+    plan = tmp_path / "plan.toml"
+    plan.write_text("format = 1\n[techniques.fused_optimizer]\n")
+    done = launched("verify", f"{SCENE}:plain", "--plan", str(plan))
+    assert done.returncode == 1  # torchrun's own, for any other than 0
+    assert done.stderr.count("would train 2 separate models: add [techniques.ddp] to the plan") == 1
