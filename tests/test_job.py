@@ -72,6 +72,21 @@ def test_bad_references(reference, message, job_file):
     assert message.format(file=job_file) in str(caught.value)
 
 
+@pytest.mark.parametrize("reference", ["{file}", "{file}:job", "{file}:train"])
+def test_a_script_without_a_job_is_read_and_not_run(reference, tmp_path):
+    path, ran = tmp_path / "script.py", tmp_path / "ran"
+    path.write_text(f"import pathlib\nmodel = 1\npathlib.Path({str(ran)!r}).touch()\n")
+    with pytest.raises(JobError, match=f"vivace run -- python {path} tries to make it faster as it is"):
+        load(reference.format(file=path))
+    assert not ran.exists()
+
+
+def test_a_name_that_a_file_binds_unseen_is_found(tmp_path):
+    path = tmp_path / "unseen.py"
+    path.write_text("import vivace.recipes.digits as digits\nglobals()['mine'] = digits.job\n")
+    assert isinstance(load(f"{path}:mine"), vivace.Job)
+
+
 def test_a_syntax_error_shows_their_line(tmp_path):
     path = tmp_path / "broken.py"
     path.write_text("import torch\nx = (1 +\n")
