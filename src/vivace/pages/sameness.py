@@ -59,15 +59,9 @@ def of_run(run: Mapping[str, Any]) -> tuple[str, bool | None]:
         return "", None
     if verdict:
         return f"{sameness(verdict)}, as tune verified", verdict.get("kept")
-    steps, worst = words.real(watched.get("steps")), words.real(watched.get("worst"))
-    if watched.get("kept") is False:
-        return "Same model: no", False
-    if steps and worst is not None and watched.get("kept"):
-        seen = (
-            "the one step that was repeated" if steps == 1 else f"the {words.count(steps, 'step')} repeated"
-        )
-        far = f"Worst {worst:.1f} of {words.number(watched.get('limit'))} allowed"
-        return f"Same model: yes, in {seen} without the plan. {far}", True
+    if watched.get("kept") is not None:
+        kept = watched["kept"] is True
+        return "Same model: yes, in every step that was watched" if kept else "Same model: no", kept
     if found.get("outcome") == "faster":
         return "Same model: yes. Proven on a step of this run before the plan acted", True
     return sameness({}), None
