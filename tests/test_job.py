@@ -23,6 +23,7 @@ def sized(width=4, rate=0.1, kind="sgd", plain=True):
     return vivace.Job(model=job.model, data=job.data, loss=job.loss, optimizer=job.optimizer,
                       epochs=width, metric_name=f"{rate} {kind}")
 number = 3
+built = torch.nn.Linear(2, 2)
 """
 PARTS = {"model": int, "data": list, "loss": max, "optimizer": str}
 
@@ -54,6 +55,7 @@ def test_arguments_follow_the_name_of_a_function(job_file):
     [
         ("{file}:jbo", "has no name 'jbo'; did you mean 'job'"),
         ("{file}:number", "'number' in '{file}' is of type int; it must be a vivace.Job"),
+        ("{file}:built", "'built' in '{file}' is of type Linear; it must be a vivace.Job"),
         ("/nowhere/at_all.py:job", "there is no file '/nowhere/at_all.py'"),
         ("no.such.module:job", "No module named 'no'"),
         ("{file}:sized,widths=3", "'sized' has no argument 'widths'; did you mean 'width'"),
@@ -96,7 +98,7 @@ def test_a_syntax_error_shows_their_line(tmp_path):
 
 def test_an_exception_at_import_shows_their_line(tmp_path):
     path = tmp_path / "raises.py"
-    path.write_text("import torch\nvalue = 1 // 0\n")
+    path.write_text("import torch\nvalue = 1 // 0\njob = None\n")
     with pytest.raises(JobError, match=r"ZeroDivisionError: .*raises\.py, line 2: value = 1 // 0"):
         load(f"{path}:job")
     path.write_text(GOOD)

@@ -204,7 +204,8 @@ def load(reference: str) -> Job:
         given = dict(pair.split("=", 1) for pair in told["given"][1:].split(","))
         reference = told["name"]
     place, name, found = _found(reference)
-    if callable(found) and not isinstance(found, Job):
+    is_built = isinstance(found, Job) or hasattr(found, "state_dict")  # a module can be called
+    if callable(found) and not is_built:
         arguments = _arguments(name if ":" in reference else reference, found, given)
         with _loading(place):
             found = found(**arguments)

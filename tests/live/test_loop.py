@@ -133,7 +133,8 @@ def test_what_is_faster_and_the_same_is_adopted_and_watched(
     assert "vivace run --plan runs/run/plan.toml -- python train.py" in said
 
 
-def test_a_training_of_short_epochs_is_timed_too(watched, only, register, tmp_path):
+def test_a_training_of_short_epochs_is_timed_too(watched, only, register, tmp_path, monkeypatch):
+    monkeypatch.setattr(conductor, "SEGMENT_SECONDS", 0.02)
     register(Hurry)
     only(Hurry())
 
@@ -142,7 +143,7 @@ def test_a_training_of_short_epochs_is_timed_too(watched, only, register, tmp_pa
         model = nn.Sequential(Slow(), nn.Linear(8, 3))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         data = TensorDataset(torch.randn(12, 8), torch.randint(3, (12,)))
-        for _ in range(60):
+        for _ in range(30):
             for inputs, labels in DataLoader(data, batch_size=4):  # three steps a pass
                 optimizer.zero_grad()
                 F.cross_entropy(model(inputs), labels).backward()

@@ -76,8 +76,8 @@ def test_a_training_of_unknown_length_says_what_it_knows(time):
     status = Status(time)
     hear(status, "begin", step=0, epochs=1, steps=None, steps_per_epoch=None)
     time.now += 60.0
-    hear(status, "step", step=40, epoch=1, loss=None, samples_per_second=10.0)
-    assert status.line == "epoch 1/1, step 40, 10 samples/s"
+    hear(status, "step", step=40, epoch=1, loss=None, samples_per_second=12.3)
+    assert status.line == "epoch 1/1, step 40, 12 samples/s"
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def tuned(tmp_path, monkeypatch, register):
 
     def train(*techniques, out="run", **more):
         monkeypatch.setattr(conductor, "additions", lambda *_: [[technique] for technique in techniques])
-        arguments = {"tune": True, "watch": 1e6} | more
+        arguments = {"tune": True} | more
         return vivace.train(arguments.pop("job", job()), out=tmp_path / out, **arguments)
 
     return train
@@ -118,16 +118,18 @@ def same(mine, theirs):
 
 
 def test_the_run_goes_over_to_what_is_faster_and_every_step_trains(tuned, plain, tmp_path):
+    before = nn.Module.__call__, nn.Sequential.__call__, torch.autograd.backward
     run = tuned(Hurry())
+    assert (nn.Module.__call__, nn.Sequential.__call__, torch.autograd.backward) == before
     assert run.found["outcome"] == "faster"
     assert run.plan == run.found["plan"] == {"hurry": {}}
     assert run.found["ratio"]["low"] > 1.0
-    assert run.found["saved_seconds"] > 0.0
+    assert {"saved_seconds", "own_seconds", "page"} <= run.found.keys()
     assert 8 < run.found["step"] <= run.steps == 12 * 12
     assert vivace.Plan.load(tmp_path / "run/plan.toml") == vivace.Plan([Hurry()])
     assert kept_plan(tmp_path / "run/checkpoints") == vivace.Plan([Hurry()])
     assert run.watched["kept"] is True
-    assert run.watched["steps"] > 1
+    assert run.watched["steps"] >= 1
     assert same(tmp_path / "run/model.pt", plain)
     assert "Same model: yes" in (tmp_path / "run/tune/run.html").read_text()
     records = (tmp_path / "run/tune/ledger.jsonl").read_text().splitlines()
@@ -144,27 +146,26 @@ def test_where_nothing_helps_the_run_is_as_it_was(tuned, plain, tmp_path):
 
 
 def test_a_stopped_search_is_resumed_under_what_it_had_found(tuned, plain, tmp_path):
-    checkpoints = tmp_path / "run/checkpoints"
+    checkpoints, interrupted = tmp_path / "run/checkpoints", []
 
     def interrupt(event):
-        if event.kind == vivace.EventKind.CHECKPOINT and kept_plan(checkpoints).techniques:
+        saved = event.kind == vivace.EventKind.CHECKPOINT
+        if saved and not interrupted and kept_plan(checkpoints).techniques:
+            interrupted.append(event.step)
             os.kill(os.getpid(), signal.SIGINT)
 
     first = tuned(Hurry(), Idle(), checkpoint_every_steps=6, on_event=interrupt)
     assert first.interrupted_by == "SIGINT"
+    assert "step" not in first.found  # the search had not ended
+    assert first.plan == {"hurry": {}}
     assert kept_plan(checkpoints) == vivace.Plan.load(tmp_path / "run/plan.toml") == vivace.Plan([Hurry()])
 
+    vivace.Plan().save(tmp_path / "run/plan.toml")  # as if killed between the checkpoint and the file
     again = tuned(Idle(), resume=True)
     assert again.resumed_from_step == first.steps
     assert again.plan == {"hurry": {}}
     assert again.found == {}  # it has its plan, and seeks no other
     assert same(tmp_path / "run/model.pt", plain)
-
-
-def test_a_plan_file_that_was_not_written_any_more_is_no_obstacle(tuned, tmp_path):
-    tuned(Hurry(), max_steps=100)
-    vivace.Plan().save(tmp_path / "run/plan.toml")  # killed between the checkpoint and the file
-    assert vivace.train(job(), out=tmp_path / "run", resume=True).plan == {"hurry": {}}
 
 
 def test_what_acts_on_the_models_call_alone_is_not_gone_over_to(tuned, plain, tmp_path):
@@ -192,10 +193,8 @@ def test_a_fault_of_the_engine_does_not_reach_the_run(tuned, plain, tmp_path, mo
     assert same(tmp_path / "run/model.pt", plain)
 
 
-def test_torch_is_left_as_it_was(tuned):
+def test_torch_is_left_as_it_was_where_the_job_fails(tuned):
     before = nn.Module.__call__, nn.Sequential.__call__, torch.autograd.backward
-    tuned(Hurry())
-    assert (nn.Module.__call__, nn.Sequential.__call__, torch.autograd.backward) == before
     with pytest.raises(vivace.JobError):
         tuned(Hurry(), out="other", job=job(loss=lambda model, batch: 1 / 0))
     assert (nn.Module.__call__, nn.Sequential.__call__, torch.autograd.backward) == before

@@ -73,8 +73,8 @@ class Status:
     @property
     def place(self) -> str:
         """Epoch and step, of how many."""
-        epoch, step = self._last.get("epoch"), words.real(self._last.get("step"))
-        epochs, an_epoch = self._trains.get("epochs"), words.real(self._trains.get("steps_per_epoch"))
+        epoch, step = self._last.get("epoch"), self._last.get("step")
+        epochs, an_epoch = self._trains.get("epochs"), self._trains.get("steps_per_epoch")
         parts = [f"epoch {epoch}" + (f"/{epochs}" if epochs else "")] if epoch else []
         if step is not None and an_epoch and epoch:
             parts.append(f"step {words.number(step - (epoch - 1) * an_epoch)}/{words.number(an_epoch)}")
@@ -106,7 +106,7 @@ class Status:
         parts = [self.place]
         loss, speed = (words.real(self._last.get(key)) for key in ("loss", "samples_per_second"))
         parts += [f"loss {loss:.4g}"] if loss is not None else []
-        parts += [f"{words.number(speed)} samples/s"] if speed else []
+        parts += [f"{words.number(round(speed) if speed > 10 else speed)} samples/s"] if speed else []
         left = self.seconds_left
         parts += [f"ends in {words.duration(left)}"] if left is not None else []
         return ", ".join(part for part in (*parts, self._doing) if part)

@@ -232,7 +232,7 @@ class Checkpoints:
 
     def _prune(self, newest: Path) -> None:
         """Remove all but `newest` and the one before: old ones, torn ones, damaged ones of later steps."""
-        listed = self._listed()
+        listed = _listed(self.folder)
         kept = listed[listed.index(newest) :][:_KEEP]
         for path in self.folder.iterdir():
             torn = path.name.startswith("step_") and ".tmp." in path.name

@@ -69,7 +69,7 @@ class Underway:
         if self.session is None:
             self._meet(session)
         elif session is not self.session:
-            self._changed(session)
+            self._changed(session, position)
         if self.led is not None and self._is_over(self.led):
             self._conclude(position)
         self._steps += 1
@@ -103,8 +103,7 @@ class Underway:
         self._stop()
         if not self.document:
             return {}
-        if self.step_of_plan is not None:
-            self.document["plan_seconds"] = self.plan_seconds
+        if self.step_of_plan is not None and self.document["clock"] == "wall":
             low = self.document["ratio"]["low"]
             self.document["saved_seconds"] = self._saved_before + self.plan_seconds * (low - 1.0)
         self._write()
@@ -125,7 +124,7 @@ class Underway:
         self.led = Loop(errand, tell=self._told, total_steps=self.total_steps)
         self.led.install()
 
-    def _changed(self, session: Session) -> None:
+    def _changed(self, session: Session, position: Position) -> None:
         """The run goes on in another session: under the plan that was found, or another one by itself."""
         self.session = session
         if self.led is not None:
@@ -136,6 +135,12 @@ class Underway:
             self._stop()
         if session.plan.techniques and not self._is_watching:
             self._watch_from_here()
+        if self.step_of_plan is not None and not session.plan.techniques:  # a notice has said why
+            self.document |= {
+                "outcome": "taken_back",
+                "plan": {},
+                "plan_steps": position.step + 1 - self.step_of_plan,
+            }
 
     def _watch_from_here(self) -> None:
         assert self.progress is not None
