@@ -381,8 +381,9 @@ def _bound(statement: ast.stmt) -> list[str]:
     names = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
     imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
     names += [alias.asname or alias.name.partition(".")[0] for node in imports for alias in node.names]
-    defined = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-    return [*names, statement.name] if defined else names
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        names.append(statement.name)
+    return names
 
 
 def _load_file(path: Path) -> ModuleType:

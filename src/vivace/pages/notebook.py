@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
 from typing import Any
@@ -16,9 +17,7 @@ def listening(on_event: OnEvent | None) -> OnEvent | None:
     """The person's listener; in a notebook, where they gave none, one that shows the progress."""
     if on_event is not None or "ipykernel" not in sys.modules:
         return on_event
-    from IPython import get_ipython  # type: ignore[attr-defined]
-
-    shell = get_ipython()  # type: ignore[no-untyped-call]
+    shell = importlib.import_module("IPython").get_ipython()
     return Line() if shell is not None and getattr(shell, "kernel", None) is not None else None
 
 
@@ -41,10 +40,9 @@ class Line:
             self._show(self._status.line)
 
     def _show(self, text: str) -> None:
-        from IPython.display import display
-
         content = {"text/plain": text}
         if self._handle is None:
-            self._handle = display(content, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+            display = importlib.import_module("IPython.display").display
+            self._handle = display(content, raw=True, display_id=True)
         else:
             self._handle.update(content, raw=True)
