@@ -95,14 +95,15 @@ def test_a_training_that_goes_on_says_where():
 def test_a_training_of_known_length_says_when_it_ends(monkeypatch):
     progress = TrainProgress()
     begun = progress._begin
-    times = [begun, begun, begun + 64.0, begun + 64.0]
+    times = [begun, begun, begun + 62.0]
     progress._now = Status(lambda: times.pop(0))
     lines = shown(
         progress,
         ("begin", {"step": 0, "epochs": 3, "steps": 96, "steps_per_epoch": 32}),
+        ("step", {"epoch": 1, "step": 1, "loss": 0.9}),
         ("epoch", {"epoch": 1, "step": 32, "loss": 0.5}),
     )
-    assert lines == ["epoch 1  step 32  loss 0.5  ends in 2 min 08 s"]
+    assert lines == ["epoch 1/3  step 32  loss 0.5  ends in 2 min 08 s"]
 
 
 def test_without_a_terminal_a_long_epoch_tells_a_line_a_minute(monkeypatch):

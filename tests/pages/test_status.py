@@ -67,8 +67,8 @@ def test_a_training_that_becomes_faster_ends_sooner(time):
     for step in range(10, 500, 10):
         time.now += 10.0 if step < 200 else 1.0
         hear(status, "step", step=step, epoch=1, loss=1.0, samples_per_second=1.0)
-        found.append(status.seconds_left / (1000 - step))
-    assert found[18] == pytest.approx(1.0)
+        found += [status.seconds_left / (1000 - step)] if status.seconds_left is not None else []
+    assert found[17] == pytest.approx(1.0)
     assert found[-1] == pytest.approx(0.1, rel=0.05)
 
 

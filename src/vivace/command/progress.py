@@ -154,7 +154,9 @@ class TrainProgress(_Lines):
         elif kind == EventKind.EPOCH:
             self._told_at = time.monotonic()
             left = self._now.seconds_left
-            self._print(_words(payload) + (f"  ends in {words.duration(left)}" if left else ""))
+            self._print(
+                _words(payload, self._now.epochs) + (f"  ends in {words.duration(left)}" if left else "")
+            )
         elif kind == EventKind.RESUME:
             self._print(f"goes on after step {payload['step']}")
         elif kind == EventKind.NOTICE:
@@ -262,9 +264,9 @@ class MeasureProgress(_Lines):
             self._print(text, "dim")
 
 
-def _words(payload: dict[str, Any]) -> str:
+def _words(payload: dict[str, Any], epochs: int | None) -> str:
     shown = {
-        "epoch": "{:.0f}",
+        "epoch": "{:.0f}" + (f"/{epochs}" if epochs else ""),
         "step": "{:.0f}",
         "loss": "{:.4g}",
         "metric": "{:.4f}",

@@ -43,7 +43,7 @@ class Status:
         elif kind == EventKind.TRIAL_END:
             self._hear_trial(payload["trial"])
         elif kind == EventKind.BEGIN:
-            self._trains, self._began_at = payload, (self._clock(), int(payload["step"]))
+            self._trains = payload
         elif kind in (EventKind.STEP, EventKind.EPOCH):
             self._hear_step(payload)
         elif kind == EventKind.CHECKPOINT:
@@ -71,6 +71,11 @@ class Status:
         return max(0.0, total - step) * self._seconds_a_step
 
     @property
+    def epochs(self) -> int | None:
+        """Of the training, where it has said so."""
+        return self._trains.get("epochs")
+
+    @property
     def place(self) -> str:
         """Epoch and step, of how many."""
         epoch, step = self._last.get("epoch"), self._last.get("step")
@@ -90,8 +95,8 @@ class Status:
 
     def _hear_step(self, payload: dict[str, Any]) -> None:
         now, step = self._clock(), int(payload["step"])
-        began, at = self._began_at or (now, step), self._at
-        self._began_at = began
+        at = self._at
+        self._began_at = began = self._began_at or (now, step)  # the first step takes longer than all others
         if step > began[1] and now - began[0] >= SOON:
             usual = (now - began[0]) / (step - began[1])
             newest = (now - at[0]) / (step - at[1]) if at is not None and step > at[1] else usual
