@@ -60,6 +60,18 @@ def test_a_training_says_how_much_is_left(time):
     assert status.line == "epoch 3/90, step 412/5,005, loss 2.346, 1,204 samples/s, ends in 30 h 34 min"
 
 
+def test_at_its_end_nothing_is_left(time):
+    status = Status(time)
+    hear(status, "begin", step=0, epochs=1, steps=9, steps_per_epoch=9)
+    for step in (1, 9):
+        time.now += 60.0
+        hear(status, "step", step=step, epoch=1, loss=1.0, samples_per_second=5.0)
+    hear(status, "checkpoint", step=9, path="runs/train", seconds=1.0)
+    assert status.line == "epoch 1/1, step 9/9, loss 1, 5.00 samples/s, checkpoint of step 9"
+    hear(status, "stop")
+    assert status.line == "epoch 1/1, step 9/9, loss 1, 5.00 samples/s"
+
+
 def test_a_training_that_becomes_faster_ends_sooner(time):
     status = Status(time)
     hear(status, "begin", step=0, epochs=1, steps=1000, steps_per_epoch=1000)

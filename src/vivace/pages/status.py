@@ -48,6 +48,8 @@ class Status:
             self._hear_step(payload)
         elif kind == EventKind.CHECKPOINT:
             self._doing = f"checkpoint of step {words.number(payload['step'])}"
+        elif kind == EventKind.STOP:
+            self._doing = ""
         elif kind in (EventKind.PREPARED, EventKind.SEED):
             self._doing = f"at most {words.duration(payload['left_seconds'])} to come"
         elif kind == EventKind.FORM_BEGIN:
@@ -113,7 +115,7 @@ class Status:
         parts += [f"loss {loss:.4g}"] if loss is not None else []
         parts += [f"{words.number(round(speed) if speed > 10 else speed)} samples/s"] if speed else []
         left = self.seconds_left
-        parts += [f"ends in {words.duration(left)}"] if left is not None else []
+        parts += [f"ends in {words.duration(left)}"] if left else []
         return ", ".join(part for part in (*parts, self._doing) if part)
 
     def _searching(self) -> str:

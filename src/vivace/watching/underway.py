@@ -24,7 +24,7 @@ from vivace.plan import Plan
 from vivace.session.session import Session
 from vivace.training.checkpoints import Position
 from vivace.training.progress import Progress
-from vivace.training.watch import Better, Watch
+from vivace.training.watch import Better, Unwatched, Watch
 
 FOLDER = "tune"  # in the run folder
 
@@ -50,8 +50,6 @@ class Underway:
         self.step_of_plan: int | None = None  # the first one under the plan
         self.plan_seconds = 0.0  # of steps from there on
         self._records: list[dict[str, Any]] = []
-        self._is_watching = False
-        self._steps = 0
         self._own_seconds = self._saved_before = 0.0
 
     @property
@@ -63,6 +61,7 @@ class Underway:
     def begin(self, progress: Progress, total_steps: int | None) -> None:
         """The run begins."""
         self.progress, self.total_steps = progress, total_steps
+        self.watch.begin(progress, total_steps)
 
     def step(self, session: Session, position: Position, batch: Batch, take: Callable[[Any], Any]) -> Any:
         """The step, under the plan whose turn it is. Raises Better where the run is to go over to a plan."""
@@ -72,7 +71,6 @@ class Underway:
             self._changed(session, position)
         if self.led is not None and self._is_over(self.led):
             self._conclude(position)
-        self._steps += 1
         if self.led is not None or not session.plan.techniques:
             return take(batch)
         began = time.perf_counter()
@@ -115,7 +113,6 @@ class Underway:
         """The first step: begin to lead, where the run has no plan."""
         self.session = session
         if session.plan.techniques:
-            self._watch_from_here()
             return
         own_folder(self.folder)
         for name in OWN:
@@ -133,19 +130,12 @@ class Underway:
                 self.led.conductor.drop(reason)
             self.led.leave_alone(reason)
             self._stop()
-        if session.plan.techniques and not self._is_watching:
-            self._watch_from_here()
         if self.step_of_plan is not None and not session.plan.techniques:  # a notice has said why
             self.document |= {
                 "outcome": "taken_back",
                 "plan": {},
                 "plan_steps": position.step + 1 - self.step_of_plan,
             }
-
-    def _watch_from_here(self) -> None:
-        assert self.progress is not None
-        self._is_watching = True
-        self.watch.begin(self.progress, self.total_steps and self.total_steps - self._steps)
 
     def _is_over(self, led: Loop) -> bool:
         return led.guard.off or (led.conductor is not None and led.conductor.is_settled)
@@ -156,6 +146,8 @@ class Underway:
         assert self.progress is not None
         if self.document["outcome"] != "faster":
             self.progress.notice(f"this run goes on as it is: {self.document['reason']}")
+            self._own_seconds += self.watch.seconds
+            self.watch = Unwatched()  # which holds no second model
             return
         plan, ratio = Plan.from_dict(self.document["plan"]), self.document["ratio"]
         self.step_of_plan = position.step + 1
