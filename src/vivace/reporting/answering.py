@@ -216,7 +216,7 @@ def _trained(content: Content) -> Answer:
     figure, sentence = _took(content, seconds, speedup)
     notes = [str(notice) for notice in run.get("notices") or []]
     notes += [f"Its steps are {words.fast(speedup)} as in strict fp32, as tune measured"] if speedup else []
-    notes += _found(found, notes) if found else []
+    notes += _found(found)
     name = str(run.get("job") or "")
     again = f"vivace train {shlex.quote(name or 'JOB')} --out {shlex.quote(str(content.folder))} --resume"
     same, same_kept = of_run(run)
@@ -237,14 +237,13 @@ def _trained(content: Content) -> Answer:
     )
 
 
-def _found(found: Mapping[str, Any], notices: list[str]) -> list[str]:
-    """What a search while the run trained came to, where no notice has said it."""
-    ratio, reason = ratio_of(found.get("ratio")), found.get("reason")
-    if found.get("outcome") != "faster" or ratio is None:
-        known = any(str(reason) in text for text in notices)
-        return [] if known else [f"Nothing was changed while it trained: {reason}"]
-    if found.get("step") is not None:
+def _found(found: Mapping[str, Any]) -> list[str]:
+    """What a search while the run trained came to, where it ended with the run: else a notice has said it."""
+    if not found or found.get("ended"):
         return []
+    ratio = ratio_of(found.get("ratio"))
+    if found.get("outcome") != "faster" or ratio is None:
+        return [f"Nothing was changed while it trained: {found.get('reason')}"]
     bounds = words.interval(ratio.low, ratio.high)
     return [f"Steps under the plan were {words.fast(ratio)} ({bounds}); the search had not ended"]
 

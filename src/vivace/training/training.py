@@ -50,8 +50,8 @@ class Run:
     `job` is its reference, where it was given as one; `does` says what each technique of `plan` does;
     `stepping_seconds` is the part of `seconds` that went into steps. `tuned` is what the ledger beside the
     plan's file holds of the plan: its ``speedup`` and its ``verdict``. `found` is what a search while it
-    trained came to: its ``outcome``, ``reason``, and of a plan ``ratio``, ``step`` (its first) and
-    ``saved_seconds``, which are the least, of steps alone.
+    trained came to: its ``outcome``, ``reason``, whether it has ``ended``, and of a plan ``ratio``, ``step``
+    (its first) and ``saved_seconds``, which are the least, of steps alone.
     """
 
     run_path: str

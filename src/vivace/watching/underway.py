@@ -51,6 +51,7 @@ class Underway:
         self.plan_seconds = 0.0  # of steps from there on
         self._records: list[dict[str, Any]] = []
         self._own_seconds = self._saved_before = 0.0
+        self._has_ended = False
 
     @property
     def seconds(self) -> float:
@@ -107,6 +108,7 @@ class Underway:
         self._write()
         kept = ("outcome", "reason", "plan", "ratio", "saved_seconds", "own_seconds", "page")
         found = {key: self.document[key] for key in kept if key in self.document}
+        found["ended"] = self._has_ended
         return found | ({"step": self.step_of_plan} if self.step_of_plan is not None else {})
 
     def _meet(self, session: Session) -> None:
@@ -143,6 +145,7 @@ class Underway:
     def _conclude(self, position: Position) -> None:
         """The search has ended. Raises Better where it has found a plan."""
         self._stop()
+        self._has_ended = True
         assert self.progress is not None
         if self.document["outcome"] != "faster":
             self.progress.notice(f"this run goes on as it is: {self.document['reason']}")
