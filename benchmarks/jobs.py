@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import pathlib
 import sysconfig
@@ -364,6 +365,13 @@ mlp = vivace.Job(
     optimizer=adam(1e-3),
     epochs=10,
 )
+
+
+def trained(name: str = "gpt", epochs: int = 1) -> vivace.Job:
+    """Return a job of this file with another length: ``jobs.py:trained,name=gpt,epochs=3``."""
+    job: vivace.Job = globals()[name]
+    return dataclasses.replace(job, epochs=epochs)
+
 
 # Small jobs, on which every set of techniques can be measured (benchmarks/search.py)
 

@@ -1,13 +1,18 @@
 """How long whole trainings take with the plan that `vivace tune` found, against without: from the command to
 its end, as a person types it.
 
-    scripts/bench totals [JOB ...] [--budget TIME] [--rounds N] [--work DIR]
+    scripts/bench totals [JOB ...] [--times N] [--budget TIME] [--rounds N] [--work DIR]
 
 Each job is tuned once. Then `vivace train` runs it whole without a plan and with it, in turn, a process each,
 the first of a round being the other one each time; and once with the plan where nothing is compiled yet. The
 record holds every row, what `tune` had predicted of the whole training, and how far that was off. Demanded:
-within 5 %, and no plan makes the whole longer. Rows lie in DIR/rows.jsonl and are not run again: a run that
-was interrupted goes on where it stopped. `foreign_share` is what other processes used of the processor.
+within 5 %, and no plan makes the whole longer. `foreign_share` is what other processes used of the processor.
+
+All eight jobs are shortened to 20 to 30 s in strict fp32 on two cores: about 30 minutes in all. With `--times
+20` a training takes up to ten minutes, and all of them a night.
+
+Rows lie in DIR/rows.jsonl and are not run again: a run that was interrupted goes on where it stopped. The
+record is written anew after each row.
 """
 
 from __future__ import annotations
@@ -34,7 +39,21 @@ from vivace.ledger import Ledger
 from vivace.measuring.statistics import speed_ratio
 from vivace.plan import Plan
 
-SHORT = ("search_cnn", "search_gpt", "search_table")  # of seconds: to try this file
+# Epochs in which each takes 20 to 30 s in strict fp32 on the two cores of records/; the last three, a few
+# seconds, are there to try this file.
+EPOCHS = {
+    "resnet50_128": 2,
+    "resnet18_32": 2,
+    "unet": 5,
+    "small_cnn": 20,
+    "gpt": 1,
+    "mobilenet_v3_small": 10,
+    "lstm": 2,
+    "mlp": 12,
+    "search_cnn": 10,
+    "search_gpt": 5,
+    "search_table": 10,
+}
 WITHIN = 0.05  # of the measured total: how far the predicted one may be off
 Row = dict[str, Any]
 
@@ -42,30 +61,43 @@ Row = dict[str, Any]
 def main() -> None:
     """Train the named jobs both ways, or all eight, and record them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("jobs", nargs="*", metavar="JOB", help=", ".join((*DEMANDED, *SHORT)))
-    parser.add_argument("--budget", default="2m", help="of each search")
+    parser.add_argument("jobs", nargs="*", metavar="JOB", help=", ".join(EPOCHS))
+    parser.add_argument("--times", type=int, default=1, help="train so many times as many epochs")
+    parser.add_argument("--budget", default="60", help="of each search")
     parser.add_argument("--rounds", type=int, default=3, help="trainings each way")
     parser.add_argument("--work", type=Path, default=Path("runs/totals"), help="rows, plans and caches")
     chosen = parser.parse_args()
-    asked = _record.named_jobs(parser, chosen.jobs, (*DEMANDED, *SHORT)) if chosen.jobs else [*DEMANDED]
-    bench = Bench(chosen.work, chosen.budget, run)
+    asked = _record.named_jobs(parser, chosen.jobs, EPOCHS) if chosen.jobs else [*DEMANDED]
+    command = "scripts/bench totals" + "".join(f" {name}" for name in chosen.jobs)
+    command += f" --times {chosen.times}" if chosen.times > 1 else ""
+    opened = _record.opened("totals", command, vivace.inspect()) | {"budget": chosen.budget}
+
+    def keep(bench: Bench) -> None:
+        _record.write({**opened, "jobs": {name: summary(bench.of(name)) for name in asked if bench.of(name)}})
+
+    bench = Bench(chosen.work, chosen.budget, run, chosen.times, keep)
     for name in asked:
         bench.measure(name, chosen.rounds)
         print(f"{name:20} {told(summary(bench.of(name)))}", flush=True)
-    machine = vivace.inspect()
-    command = "scripts/bench totals" + "".join(f" {name}" for name in chosen.jobs)
-    record = _record.opened("totals", command, machine)
-    jobs = {name: summary(bench.of(name)) for name in dict.fromkeys(row["job"] for row in bench.rows())}
-    _record.write({**record, "budget": chosen.budget, "jobs": jobs})
+    keep(bench)
 
 
 class Bench:
-    """The rows of a work folder. `start` runs a command with an environment; it returns the document that the
-    command printed, its seconds, and the share of the processor that others used.
+    """The rows of a work folder. `start` runs a command with a folder for what is compiled; it returns the
+    document that the command printed, its seconds, and the share of the processor that others used. `times`
+    lengthens all trainings; `keep` is called after each row.
     """
 
-    def __init__(self, work: Path, budget: str, start: Callable[[list[str], Path], Row]) -> None:
+    def __init__(
+        self,
+        work: Path,
+        budget: str,
+        start: Callable[[list[str], Path], Row],
+        times: int = 1,
+        keep: Callable[[Bench], object] = lambda bench: None,
+    ) -> None:
         self.work, self.budget, self.start = work.absolute(), budget, start
+        self.times, self.keep = times, keep
         self.work.mkdir(parents=True, exist_ok=True)
         self.ledger = Ledger(self.work / "rows.jsonl")
 
@@ -74,13 +106,15 @@ class Bench:
         return self.ledger.read("row")
 
     def of(self, name: str) -> list[Row]:
-        """The rows of a job."""
-        return [row for row in self.rows() if row["job"] == name]
+        """The rows of a job, of this length."""
+        epochs = EPOCHS[name] * self.times
+        return [row for row in self.rows() if (row["job"], row["epochs"]) == (name, epochs)]
 
     def measure(self, name: str, rounds: int) -> None:
         """Run the rows of a job that are missing."""
-        job, plan = f"{HERE / 'jobs.py'}:{name}", self.work / name / "tune" / "plan.toml"
-        warm = self.work / name / "compiled"
+        epochs = EPOCHS[name] * self.times
+        job = f"{HERE / 'jobs.py'}:trained,name={name},epochs={epochs}"
+        plan, warm = self.work / name / f"tune-{epochs}" / "plan.toml", self.work / name / "compiled"
         search = ["tune", job, "--budget", self.budget, "--out", str(plan.parent)]
         tuned = self._row(name, "tune", 0, search, warm)
         ways = {"strict": [], "plan": ["--plan", str(plan)]}
@@ -102,12 +136,13 @@ class Bench:
 
     def _row(self, name: str, way: str, number: int, arguments: list[str], cache: Path) -> Row:
         """The row as it was run before, or now."""
-        key = {"job": name, "way": way, "round": number}
+        key = {"job": name, "epochs": EPOCHS[name] * self.times, "way": way, "round": number}
         for row in self.of(name):
             if {part: row[part] for part in key} == key:
                 return row
         row = {**key, **self.start(arguments, cache)}
         self.ledger.append("row", row)
+        self.keep(self)
         return row
 
 
@@ -145,17 +180,20 @@ def summary(rows: Iterable[Row]) -> Row:
     }
     search = next(row for row in found if row["way"] == "tune")
     document = search["document"]
-    predicted, strict = document.get("training_seconds") or {}, statistics.median(totals["strict"])
+    predicted = document.get("training_seconds") or {}
     figures: Row = {
+        "epochs": search["epochs"],
         "plan": document["plan"],
+        "outcome": document.get("outcome"),
         "speedup": document["speedup"],
         "tuning_seconds": search["seconds"],
         "predicted": predicted,
         "totals": totals,
         "foreign_share": max(row["foreign_share"] for row in found),
     }
-    if not totals["plan"]:
+    if not totals["plan"] or not totals["strict"]:
         return figures
+    strict = statistics.median(totals["strict"])
     pairs = list(zip(totals["strict"], totals["plan"], strict=False))
     measured = statistics.median(totals["plan"])
     figures["ratio"] = vars(speed_ratio(pairs)) if len(pairs) >= 3 else None

@@ -560,7 +560,8 @@ def test_help_shows_the_signature(name: str) -> None:
     verb = getattr(vivace, name)
     page = pydoc.render_doc(verb, renderer=pydoc.plaintext)
     for parameter in inspect.signature(verb).parameters:
-        assert re.search(rf"^{name}\(.*\b{parameter}\b", page, re.MULTILINE), page
+        signature = rf"^{name}\((?:(?!->).)*\b{parameter}\b"  # which Python 3.13 folds
+        assert re.search(signature, page, re.MULTILINE | re.DOTALL), page
 
 
 def test_every_error_is_exported() -> None:

@@ -23,6 +23,7 @@ def sized(width=4, rate=0.1, kind="sgd", plain=True):
     return vivace.Job(model=job.model, data=job.data, loss=job.loss, optimizer=job.optimizer,
                       epochs=width, metric_name=f"{rate} {kind}")
 number = 3
+built = torch.nn.Linear(2, 2)
 """
 PARTS = {"model": int, "data": list, "loss": max, "optimizer": str}
 
@@ -54,6 +55,7 @@ def test_arguments_follow_the_name_of_a_function(job_file):
     [
         ("{file}:jbo", "has no name 'jbo'; did you mean 'job'"),
         ("{file}:number", "'number' in '{file}' is of type int; it must be a vivace.Job"),
+        ("{file}:built", "'built' in '{file}' is of type Linear; it must be a vivace.Job"),
         ("/nowhere/at_all.py:job", "there is no file '/nowhere/at_all.py'"),
         ("no.such.module:job", "No module named 'no'"),
         ("{file}:sized,widths=3", "'sized' has no argument 'widths'; did you mean 'width'"),
@@ -72,6 +74,21 @@ def test_bad_references(reference, message, job_file):
     assert message.format(file=job_file) in str(caught.value)
 
 
+@pytest.mark.parametrize("reference", ["{file}", "{file}:job", "{file}:train"])
+def test_a_script_without_a_job_is_read_and_not_run(reference, tmp_path):
+    path, ran = tmp_path / "script.py", tmp_path / "ran"
+    path.write_text(f"import pathlib\nmodel = 1\npathlib.Path({str(ran)!r}).touch()\n")
+    with pytest.raises(JobError, match=f"vivace run -- python {path} tries to make it faster as it is"):
+        load(reference.format(file=path))
+    assert not ran.exists()
+
+
+def test_a_name_that_a_file_binds_unseen_is_found(tmp_path):
+    path = tmp_path / "unseen.py"
+    path.write_text("import vivace.recipes.digits as digits\nglobals()['mine'] = digits.job\n")
+    assert isinstance(load(f"{path}:mine"), vivace.Job)
+
+
 def test_a_syntax_error_shows_their_line(tmp_path):
     path = tmp_path / "broken.py"
     path.write_text("import torch\nx = (1 +\n")
@@ -81,7 +98,7 @@ def test_a_syntax_error_shows_their_line(tmp_path):
 
 def test_an_exception_at_import_shows_their_line(tmp_path):
     path = tmp_path / "raises.py"
-    path.write_text("import torch\nvalue = 1 // 0\n")
+    path.write_text("import torch\nvalue = 1 // 0\njob = None\n")
     with pytest.raises(JobError, match=r"ZeroDivisionError: .*raises\.py, line 2: value = 1 // 0"):
         load(f"{path}:job")
     path.write_text(GOOD)

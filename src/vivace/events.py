@@ -14,12 +14,13 @@ class EventKind(enum.StrEnum):
     | kind | told by | payload |
     |---|---|---|
     | ``notice`` | tune, train, sweep | text: a sentence that the person should read |
-    | ``phase`` | tune, compress, sweep | name: what it does from now on |
+    | ``phase`` | tune, compress, sweep | name: what it does from now on; [budget_seconds: of all of it] |
     | ``trial_begin`` | tune | plan: as text; role |
     | ``trial_end`` | tune | trial: a `vivace.ledger.Trial`; without a beginning where it got no process |
     | ``verdict`` | tune | plan: as text; verdict: a `vivace.Verdict` |
     | ``prepared`` | verify | seconds: of the reference; left_seconds: expected for the plan |
     | ``seed`` | verify | what is known after one seed of the test of the metric; left_seconds |
+    | ``begin`` | train | step: where it stands; epochs; steps and steps_per_epoch: in all, None if unknown |
     | ``resume`` | train | step: from which the run goes on |
     | ``step`` | train | step, epoch, loss, samples_per_second, [skipped_steps] |
     | ``epoch`` | train | step, epoch, loss, [metric, metric_name, metric_data, seconds: since it began] |
@@ -40,6 +41,7 @@ class EventKind(enum.StrEnum):
     VERDICT = "verdict"
     PREPARED = "prepared"
     SEED = "seed"
+    BEGIN = "begin"
     RESUME = "resume"
     STEP = "step"
     EPOCH = "epoch"

@@ -204,7 +204,8 @@ def load(reference: str) -> Job:
         given = dict(pair.split("=", 1) for pair in told["given"][1:].split(","))
         reference = told["name"]
     place, name, found = _found(reference)
-    if callable(found) and not isinstance(found, Job):
+    is_built = isinstance(found, Job) or hasattr(found, "state_dict")  # a module can be called
+    if callable(found) and not is_built:
         arguments = _arguments(name if ":" in reference else reference, found, given)
         with _loading(place):
             found = found(**arguments)
@@ -268,6 +269,8 @@ def _found(reference: str) -> tuple[str, str, Any]:
     place, colon, name = reference.rpartition(":")
     if not colon:
         place, name = _of_file(Path(reference)) if reference.endswith(".py") else _recipe(reference), "job"
+    elif place.endswith(".py"):
+        _require_name(Path(place), name)
     module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
     found = getattr(module, name, None)
     if found is None:
@@ -327,11 +330,35 @@ def _of_file(path: Path) -> str:
     jobs = [name for statement in tree.body for name in _job_names(statement)]
     if jobs:
         raise JobError(f"'{path}' holds {' and '.join(jobs)}: write {path}:{jobs[-1]}")
-    raise JobError(
-        f"'{path}' is a script without a Job: vivace run -- python {path} tries to make it faster as it "
-        f"is, vivace profile -- python {path} shows where its time goes; to tune it, write a Job (ten lines, "
-        "see the README)"
+    raise JobError(f"'{path}' is a script without a Job{_for_scripts(path)}")
+
+
+def _for_scripts(path: Path) -> str:
+    return (
+        f": vivace run -- python {path} tries to make it faster as it is, vivace profile -- python {path} "
+        "shows where its time goes; to tune it, write a Job (ten lines, see the README)"
     )
+
+
+def _require_name(path: Path, name: str) -> None:
+    """Raises JobError where a file cannot bind a name. It is read, not run: it may be a whole training."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError, OSError):
+        return  # loading it says so
+    bound = {found for statement in tree.body for found in _bound(statement)}
+    if name in bound or "*" in bound or any(_binds_unseen(node) for node in ast.walk(tree)):
+        return
+    jobs = [found for statement in tree.body for found in _job_names(statement)]
+    hint = nearest(name, bound) or (
+        f"; it has {', '.join(jobs)}" if jobs else f" and no Job{_for_scripts(path)}"
+    )
+    raise JobError(f"'{path}' has no name '{name}'{hint}")
+
+
+def _binds_unseen(node: ast.AST) -> bool:
+    """May this bind names of the module that are not written there?"""
+    return isinstance(node, ast.Name) and node.id in ("globals", "exec")
 
 
 def _job_names(statement: ast.stmt) -> list[str]:
@@ -352,9 +379,11 @@ def _bound(statement: ast.stmt) -> list[str]:
     """The names that a statement of a module binds, as far as is seen without running it."""
     nodes = list(ast.walk(statement))
     names = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
-    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
-    names += [alias.asname or alias.name for node in imports for alias in node.names]
-    return [*names, statement.name] if isinstance(statement, ast.FunctionDef) else names
+    imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names += [alias.asname or alias.name.partition(".")[0] for node in imports for alias in node.names]
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        names.append(statement.name)
+    return names
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -70,3 +70,27 @@ def test_a_run_that_was_interrupted_goes_on_where_it_stopped(tmp_path):
     bench.measure("gpt", 3)
     assert again.ways == ["plan", "plan", "train"]
     assert len(bench.rows()) == 7
+
+
+def test_what_is_known_is_kept_after_each_row(tmp_path):
+    kept = []
+
+    def keep(bench):
+        kept.append(totals.summary(bench.of("gpt"))["totals"])
+
+    totals.Bench(tmp_path, "2m", Person({"channels_last": {}}), keep=keep).measure("gpt", 1)
+    assert kept == [
+        {"strict": [], "plan": [], "cold": []},
+        {"strict": [], "plan": [60.0], "cold": []},
+        {"strict": [100.0], "plan": [60.0], "cold": []},
+    ]
+
+
+def test_rows_of_another_length_are_other_rows(tmp_path):
+    totals.Bench(tmp_path, "2m", Person({"channels_last": {}})).measure("gpt", 3)
+    longer = Person({"channels_last": {}})
+    bench = totals.Bench(tmp_path, "2m", longer, times=5)
+    bench.measure("gpt", 3)
+    assert len(longer.commands) == len(bench.of("gpt")) == 7
+    assert totals.summary(bench.of("gpt"))["epochs"] == 5
+    assert {command[1].partition(",")[2] for command, _ in longer.commands} == {"name=gpt,epochs=5"}

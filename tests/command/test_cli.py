@@ -294,12 +294,13 @@ def test_version_is_the_packages():
         ("train JOBS:no_optimizer", "optimizer(model) returned NoneType, not a torch.optim.Optimizer"),
         ("train JOBS:foreign_optimizer", "holds none of the model's parameters, so nothing would be trained"),
         ("train JOBS:good --resume --restart", "give one of them, not both"),
+        ("train JOBS:good --tune --plan plan.toml", "leave one of them out"),
         ("train JOBS:lost_samples", "the data failed at batch 0 of epoch 1: KeyError"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments, message, vivace, plans, tmp_path):
     (tmp_path / "syntax.py").write_text("import torch\nx = (1 +\n")
-    (tmp_path / "leaving.py").write_text("raise SystemExit(0)\n")
+    (tmp_path / "leaving.py").write_text("raise SystemExit(0)\njob = None\n")
     (tmp_path / "script.py").write_text("raise RuntimeError('run blindly')\n")
     (tmp_path / "two.py").write_text("small = vivace.Job()\ndef large(width=8):\n    return vivace.Job()\n")
     done = vivace(*arguments.split(), "--json")

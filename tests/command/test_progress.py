@@ -5,11 +5,14 @@ import io
 
 import pytest
 from rich.console import Console
+from rich.spinner import Spinner
 
 from vivace.command import endings
+from vivace.command import progress as progress_module
 from vivace.command.progress import TrainProgress, TuneProgress, VerifyProgress
 from vivace.events import Event, EventKind
 from vivace.ledger import Outcome, Ratio, Trial
+from vivace.pages.status import Status
 from vivace.plan import Plan
 from vivace.training.training import Run
 from vivace.tuning.result import LongPlan, Result
@@ -89,6 +92,40 @@ def test_a_training_that_goes_on_says_where():
     assert progress.ended
 
 
+def test_a_training_of_known_length_says_when_it_ends(monkeypatch):
+    progress = TrainProgress()
+    begun = progress._begin
+    times = [begun, begun, begun + 62.0]
+    progress._now = Status(lambda: times.pop(0))
+    lines = shown(
+        progress,
+        ("begin", {"step": 0, "epochs": 3, "steps": 96, "steps_per_epoch": 32}),
+        ("step", {"epoch": 1, "step": 1, "loss": 0.9}),
+        ("epoch", {"epoch": 1, "step": 32, "loss": 0.5}),
+    )
+    assert lines == ["epoch 1/3  step 32  loss 0.5  ends in 2 min 08 s"]
+
+
+def test_without_a_terminal_a_long_epoch_tells_a_line_a_minute(monkeypatch):
+    monkeypatch.setattr(progress_module, "A_LINE_SECONDS", 0.0)
+    begun = ("begin", {"step": 0, "epochs": 3, "steps": 96, "steps_per_epoch": 32})
+    step = ("step", {"epoch": 1, "step": 7, "loss": 0.5, "samples_per_second": 1204.0})
+    line = "epoch 1/3, step 7/32, loss 0.5, 1,204 samples/s"
+    assert shown(TrainProgress(), begun, step) == [line]
+    assert shown(TrainProgress(), begun, step, terminal=True) == []
+
+
+def test_the_line_of_a_terminal_runs_on_and_is_one_line():
+    progress = TuneProgress()
+    with progress:
+        progress(Event(EventKind.PHASE, {"name": "searching", "budget_seconds": 600.0}))
+        progress(Event(EventKind.TRIAL_BEGIN, {"plan": " + ".join(["compile"] * 30)}))
+        file = io.StringIO()
+        Console(file=file, width=80).print(Spinner("dots", progress_module._Line(progress._now)))
+    assert "0:00 of 10:00, trying compile + compile" in file.getvalue()
+    assert file.getvalue().count("\n") == 1
+
+
 def answer(plan=None, **known):
     """What `tune` says at its end about a plan and all that is `known` of it."""
     given = {"speedup": Ratio(2.0, 1.9, 2.1), "verdict": None, "outcome": Outcome.FASTER} | known
@@ -113,6 +150,12 @@ def answer(plan=None, **known):
 @pytest.mark.parametrize(("steps", "told"), [(300, True), (900, False), (None, False)])
 def test_a_warm_up_that_one_run_does_not_gain_back_is_said(steps, told):
     assert ("after 791 steps, and this job takes 300" in answer(job_steps=steps)) is told
+
+
+def test_what_tuning_cost_stands_beside_what_it_saves():
+    said = answer(training_seconds={"reference": 600.0, "plan": 310.0}, verdict=VERDICT)
+    assert "Tuning took 1 min; the plan saves 4 min 50 s a training." in said
+    assert "Tuning took" not in answer({}, outcome=Outcome.NOTHING_HELPS)
 
 
 VERDICT = Verdict(True, "rounding", 0.5, 0.5, 40, 8, "")

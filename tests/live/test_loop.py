@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from vivace.live import conductor, loop
 from vivace.live.conductor import Conductor
@@ -130,6 +131,26 @@ def test_what_is_faster_and_the_same_is_adopted_and_watched(
     said = capsys.readouterr().err
     assert "same model: watched" in said
     assert "vivace run --plan runs/run/plan.toml -- python train.py" in said
+
+
+def test_a_training_of_short_epochs_is_timed_too(watched, only, register, tmp_path, monkeypatch):
+    monkeypatch.setattr(conductor, "SEGMENT_SECONDS", 0.02)
+    register(Hurry)
+    only(Hurry())
+
+    def train_epochs():
+        torch.manual_seed(0)
+        model = nn.Sequential(Slow(), nn.Linear(8, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        data = TensorDataset(torch.randn(12, 8), torch.randint(3, (12,)))
+        for _ in range(30):
+            for inputs, labels in DataLoader(data, batch_size=4):  # three steps a pass
+                optimizer.zero_grad()
+                F.cross_entropy(model(inputs), labels).backward()
+                optimizer.step()
+
+    watched(train_epochs)
+    assert document(tmp_path)["outcome"] == "faster"
 
 
 def test_a_wrong_candidate_never_acts(watched, only, register, tmp_path):

@@ -46,7 +46,7 @@ def test_the_answer_comes_first_and_everything_tried_stands_below():
         "Same model: yes",
         "bf16_autocast",
         "vivace export",
-        "The script beside",
+        "The run beside",
     ]
     places = [text.index(words) for words in order]
     assert places == sorted(places)

@@ -1,5 +1,6 @@
 """Paired measurement on a job whose step takes a known time."""
 
+import contextlib
 import itertools
 import os
 import time
@@ -67,11 +68,14 @@ class Noisy:
 
     step_seconds = 1e-3
 
-    def __init__(self, seconds, swing):
+    def __init__(self, seconds, swing, cpu_seconds=None):
         self.child = types.SimpleNamespace(pid=os.getpid())
+        self.cpu_seconds = cpu_seconds
+        self.steps = []
         self.blocks = (seconds * swing**power for power in itertools.cycle([0, 1, -1, 1, 0, -1]))
 
     def block(self, steps, cached=False):
+        self.steps.append(steps)
         return next(self.blocks)
 
 
@@ -96,6 +100,53 @@ def test_what_lies_above_one_is_faster_however_wide(target):
     found = compare(Noisy(1.0, 1.1), Noisy(1 / 20, 2.5), seconds=1e-3, target=target)
     assert found.ratio.wide
     assert 1.0 < found.ratio.low == found.ratio.counts < found.ratio.estimate
+
+
+@pytest.fixture
+def crowded(monkeypatch):
+    """Others are busy all the time."""
+    monkeypatch.setattr(ForeignLoad, "disturb", lambda self: True)
+
+
+@pytest.mark.usefixtures("crowded")
+def test_on_a_busy_machine_the_processors_clock_answers():
+    reference, candidate = Noisy(2.0, 3.0, cpu_seconds=1.0), Noisy(1.5, 3.0, cpu_seconds=0.8)
+    found = compare(reference, candidate, seconds=60, target=1.0)
+    assert found.ratio.estimate == pytest.approx(1.25)
+    assert found.ratio.low > 1.0
+    assert len(found.pairs) == len(found.counted) < 12
+    assert found.pairs != found.counted
+
+
+@pytest.mark.usefixtures("crowded")
+def test_where_blocks_are_unsteady_they_become_steps():
+    reference, candidate = Noisy(2.0, 3.0), Noisy(1.5, 3.0)
+    with contextlib.suppress(Unsteady):
+        compare(reference, candidate, seconds=60)
+    assert reference.steps[0] == candidate.steps[0] > 1
+    assert reference.steps[-1] == candidate.steps[-1] == 1
+
+
+@pytest.mark.usefixtures("crowded")
+@pytest.mark.parametrize(
+    ("reference", "candidate"),
+    [
+        (None, None),  # not known: a GPU computes
+        (0.01, 0.008),  # a step that sleeps
+        (1.0, 0.05),  # it says twenty times, and the wall's clock something else
+    ],
+)
+def test_a_clock_that_cannot_know_is_not_asked(reference, candidate):
+    with contextlib.suppress(Unsteady):
+        found = compare(Noisy(1.0, 2.0, reference), Noisy(1.0, 2.0, candidate), seconds=60)
+        assert found.counted == found.pairs
+
+
+@pytest.mark.usefixtures("alone")
+def test_on_a_quiet_machine_the_walls_clock_counts():
+    found = compare(Noisy(1.0, 1.01, 1.0), Noisy(0.5, 1.01, 1.0), seconds=60)
+    assert found.ratio.estimate == pytest.approx(2.0, rel=0.02)
+    assert found.counted == found.pairs
 
 
 BAD = {

@@ -7,7 +7,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from vivace.pages.answer import MOST_LINES, Answer, ending, shown_parts
-from vivace.pages.sameness import plain, sameness
+from vivace.pages.sameness import of_run, plain, sameness
 from vivace.verifying.table import draw
 from vivace.verifying.verdict import Verdict
 
@@ -148,3 +148,26 @@ def test_verify_ends_with_the_line_and_what_the_plan_does(tmp_path):
     assert "157 checks, 8 shadow runs" in " ".join(lines)
     draw(verdict, "my job.py:job", str(tmp_path / "plan.toml"), console, details=True)
     assert "direction of the update of 0.bias, step 21" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("run", "said", "kept"),
+    [
+        ({}, "", None),
+        ({"plan": {}, "watched": None, "found": {"outcome": "not_faster"}}, "", None),
+        ({"plan": {"compile": {}}}, "Same model: not verified yet", None),
+        ({"plan": {"compile": {}}, "watched": {"kept": None}}, "Same model: not verified yet", None),
+        ({"plan": {"compile": {}}, "watched": {"kept": True}}, "yes, in every step that was watched", True),
+        ({"plan": {"compile": {}}, "watched": {"kept": False}}, "Same model: no", False),
+        (
+            {"plan": {"compile": {}}, "found": {"outcome": "faster"}},
+            "yes. Proven on a step of this run",
+            True,
+        ),
+        ({"plan": {"compile": {}}, "tuned": {"verdict": {"kept": False}}}, "no, as tune verified", False),
+    ],
+)
+def test_of_a_training_is_said_what_is_known_of_its_model(run, said, kept):
+    line, answer = of_run(run)
+    assert said in line
+    assert answer is kept

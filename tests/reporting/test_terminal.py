@@ -83,6 +83,33 @@ def test_what_watching_a_run_found(train_folder):
     assert "loss 0.0712. Watched 214 steps: the same model; worst 2.1 of 16; it cost 0.7 %." in text
 
 
+def test_a_plan_that_was_found_while_it_trained(train_folder):
+    path = train_folder / "run.json"
+    ratio = {"estimate": 1.42, "low": 1.35, "high": 1.5}
+    found = {
+        "outcome": "faster",
+        "reason": "",
+        "ratio": ratio,
+        "saved_seconds": 70.0,
+        "step": 130,
+        "ended": True,
+    }
+    facts = json.loads(path.read_text()) | {"plan": {"bf16_autocast": {}}, "found": found}
+    path.write_text(json.dumps(facts))
+    text = " ".join(shown(train_folder).split())
+    assert "4 min 12 s instead of about 5 min 22 s to train 900 steps" in text
+    assert "Same model: yes. Proven on a step of this run before the plan acted." in text
+    del found["step"], found["saved_seconds"], found["ended"]
+    path.write_text(json.dumps(facts))
+    text = " ".join(shown(train_folder).split())
+    assert "Steps under the plan were 1.42x as fast (1.35-1.50); the search had not ended." in text
+    nothing = {"outcome": "not_faster", "reason": "nothing was faster"}
+    path.write_text(json.dumps(facts | {"plan": {}, "found": nothing}))
+    assert "Nothing was changed while it trained: nothing was faster." in " ".join(
+        shown(train_folder).split()
+    )
+
+
 @pytest.mark.parametrize(("epochs", "said"), [(1, "in 1 epoch;"), (2, "in 2 epochs;")])
 def test_a_run_that_had_nothing_left_to_do_has_no_speed(epochs, said, train_folder):
     path = train_folder / "run.json"

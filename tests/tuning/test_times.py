@@ -104,5 +104,6 @@ def test_auto_is_a_tenth_of_the_trainings():
 def test_a_short_training_is_told_so():
     assert too_short(330, 0.02, 3) == (
         "This training takes 6.6 s (330 steps of 20.0 ms), 3 times, and tuning at least 1 min: that is more "
-        "than a tenth of it; give --runs where you train it more often, or a --budget such as 2m"
+        "than a tenth of it; give --runs where you train it more often, a --budget such as 2m, or search "
+        "while it trains with vivace train --tune"
     )

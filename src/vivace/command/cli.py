@@ -180,6 +180,7 @@ def tune(
         str, typer.Option(help="auto (a tenth of the training), fast, balanced, max, or a time such as 5m")
     ] = "auto",
     runs: Annotated[int, typer.Option(help="how often you will train it, for the budget auto")] = 1,
+    steps: Annotated[int | None, typer.Option(help="of one training, where its data have no length")] = None,
     memory: Annotated[str | None, typer.Option(help="largest peak memory, such as 20GiB, or auto")] = None,
     allow: Annotated[str, typer.Option(help="exact, rounding or semantics")] = "rounding",
     out: Annotated[Path, typer.Option(help="folder for plan, ledger and report")] = Path("runs/tune"),
@@ -198,12 +199,14 @@ def tune(
 
         command = f"vivace tune {job} --budget {budget} --allow {allow}"
         command += f" --runs {runs}" if runs > 1 else ""
+        command += f" --steps {steps}" if steps is not None else ""
         command += f" --memory {memory}" if memory else ""
         with TuneProgress(quiet) as progress:
             result = run(
                 job,
                 budget=budget,
                 runs=runs,
+                steps=steps,
                 memory=memory,
                 allow=allow,
                 out=out,
@@ -240,6 +243,9 @@ def train(
     on_broken: Annotated[
         str, typer.Option(help="where a repeated step is not the same: stop, fallback or ignore")
     ] = "stop",
+    tune: Annotated[
+        bool, typer.Option("--tune", help="find a plan on the run's own steps, and go over to it")
+    ] = False,
     device: OnDevice = None,
     details: Details = False,
     as_json: AsJson = False,
@@ -271,6 +277,7 @@ def train(
                 on_event=progress,
                 watch=watch,
                 on_broken=on_broken,  # type: ignore[arg-type]  # train checks it
+                tune=tune,
             )
         shown.document(result.to_dict())
         if progress.ended:
@@ -283,6 +290,7 @@ def run(
     words: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="-- python train.py")],
     plan: Annotated[Path | None, typer.Option(help="act under this plan from the first steps on")] = None,
     out: Annotated[Path, typer.Option(help="folder for plan and ledger")] = Path("runs/run"),
+    device: OnDevice = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -293,7 +301,7 @@ def run(
     script as it is. Output, input, files and exit code are the script's own; a few lines at the end say what
     was saved.
     """
-    with screen(as_json, quiet, debug) as shown:
+    with screen(as_json, quiet, debug, device) as shown:
         from vivace.live.launch import become
         from vivace.live.launch import run as run_beside
 
@@ -392,6 +400,7 @@ def advise(
     catalogue: Annotated[Path | None, typer.Option(help="your own cards, over the shipped ones")] = None,
     on: Annotated[str | None, typer.Option(metavar="CARD", help="what could this card train?")] = None,
     out: Annotated[Path | None, typer.Option(help="folder for the page")] = None,
+    device: OnDevice = None,
     details: Details = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -399,7 +408,7 @@ def advise(
 ) -> None:
     """Time, cost and fit of a job on cards that are not here. Exit code 1 if none meets budget and
     deadline."""
-    with screen(as_json, quiet, debug) as shown:
+    with screen(as_json, quiet, debug, device) as shown:
         from vivace.advising import answer
 
         options = {

@@ -43,6 +43,7 @@ def trained(run: Run, console: Console, *, details: bool = False) -> None:
     """What `train` ended with, and with `details` all that its page holds."""
     content = _content(Path(short(run.run_path)), training=run.to_dict())
     found = answer(content)
+    found = dataclasses.replace(found, page=short(found.page) if found.page else "")
     report = f"vivace report {shlex.quote(str(content.folder))}"
     found = dataclasses.replace(found, next=found.next or (report,))
     _show(found, console, load(Path(run.run_path)) if details else None)

@@ -13,9 +13,11 @@ from vivace import words
 from vivace.errors import printable
 from vivace.events import Event, EventKind
 from vivace.ledger import Trial
+from vivace.pages.status import Status
 from vivace.reporting import phrases
 from vivace.verifying.table import COLOURS, headline
 
+A_LINE_SECONDS = 60.0  # of a training, where there is no terminal
 _STARTED_IN = Path.cwd()  # a job may change it
 
 
@@ -46,6 +48,12 @@ class _Lines:
             with contextlib.suppress(OSError):  # the terminal may be gone
                 self._status.update(printable(text))
 
+    def _follow(self, status: Status) -> None:
+        """On a terminal, show what a status says, again and again: its time runs on."""
+        if self._status is not None:
+            with contextlib.suppress(OSError):
+                self._status.update(_Line(status))
+
     def _print(self, text: str, style: str = "", indent: int = 0) -> None:
         """One line; on a terminal it is folded between words, `indent` columns behind the time."""
         line = f"[{time.monotonic() - self._begin:5.0f} s] {printable(text)}"
@@ -61,15 +69,32 @@ class _Lines:
             self._console.print(line, style=style, markup=False)
 
 
+class _Line:
+    """One line of a terminal, made anew whenever it is drawn."""
+
+    def __init__(self, status: Status) -> None:
+        self.status = status
+
+    def __rich__(self) -> Any:
+        from rich.text import Text
+
+        return Text(printable(self.status.line), no_wrap=True, overflow="ellipsis")
+
+
 class TuneProgress(_Lines):
     """Listens to `tune` and shows a line a trial; plans refused without a trial share one line a reason."""
 
-    _phase = ""
     _running = False
 
     def __init__(self, quiet: bool = False) -> None:
         super().__init__(quiet)
         self._refused: dict[str, list[str]] = {}
+        self._now = Status()
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._follow(self._now)
+        return self
 
     def __exit__(self, *exception: object) -> None:
         self._tell_refused()
@@ -79,6 +104,7 @@ class TuneProgress(_Lines):
         """Show one event of `tune`."""
         if self.quiet:
             return
+        self._now(event)
         kind, payload = event.kind, event.payload
         if kind == EventKind.TRIAL_END and not self._running:
             trial = payload["trial"]
@@ -87,14 +113,10 @@ class TuneProgress(_Lines):
         self._tell_refused()
         self._running = kind == EventKind.TRIAL_BEGIN
         if kind == EventKind.PHASE:
-            self._phase = payload["name"]
-            self._doing(self._phase)
             if self._status is None:
-                self._print(self._phase, "dim")
+                self._print(payload["name"], "dim")
         elif kind == EventKind.NOTICE:
             self._print(payload["text"], "yellow")
-        elif kind == EventKind.TRIAL_BEGIN:
-            self._doing(f"{self._phase}: {payload['plan']}")
         elif kind == EventKind.TRIAL_END:
             self._print(*_line(payload["trial"]), indent=20)
         elif kind == EventKind.VERDICT:
@@ -113,23 +135,34 @@ class TrainProgress(_Lines):
 
     ended = False
 
+    def __init__(self, quiet: bool = False) -> None:
+        super().__init__(quiet)
+        self._now = Status()
+        self._told_at = self._begin
+
     def __call__(self, event: Event) -> None:
         """Show one event of `train`."""
         if self.quiet:
             return
+        self._now(event)
         kind, payload = event.kind, event.payload
         if kind == EventKind.STEP:
-            self._doing(_words(payload))
+            self._follow(self._now)
+            if self._status is None and time.monotonic() - self._told_at >= A_LINE_SECONDS:
+                self._told_at = time.monotonic()
+                self._print(self._now.line, "dim")
         elif kind == EventKind.EPOCH:
-            self._print(_words(payload))
+            self._told_at = time.monotonic()
+            left = self._now.seconds_left
+            self._print(
+                _words(payload, self._now.epochs) + (f"  ends in {words.duration(left)}" if left else "")
+            )
         elif kind == EventKind.RESUME:
             self._print(f"goes on after step {payload['step']}")
         elif kind == EventKind.NOTICE:
             self._print(payload["text"], "yellow")
         elif kind == EventKind.UNWATCHED:
             self._print(payload["text"], "dim")
-        elif kind == EventKind.CHECKPOINT:
-            self._doing(f"checkpoint of step {payload['step']}")
         elif kind == EventKind.STOP:
             self.ended = True
 
@@ -231,9 +264,9 @@ class MeasureProgress(_Lines):
             self._print(text, "dim")
 
 
-def _words(payload: dict[str, Any]) -> str:
+def _words(payload: dict[str, Any], epochs: int | None) -> str:
     shown = {
-        "epoch": "{:.0f}",
+        "epoch": "{:.0f}" + (f"/{epochs}" if epochs else ""),
         "step": "{:.0f}",
         "loss": "{:.4g}",
         "metric": "{:.4f}",

@@ -21,6 +21,7 @@ from vivace.files import output_folder, replace_text
 from vivace.inspection import inspect
 from vivace.inspection.gather import require_torch
 from vivace.job import Job
+from vivace.pages.notebook import listening
 from vivace.processes.launch import Source
 from vivace.serving.forms import BY_NAME, FORMS, REFERENCE
 from vivace.serving.margin import parse_margin
@@ -64,7 +65,7 @@ def compress(
     """
     require_torch()
     _check(objective, batch)
-    begin, tell = time.monotonic(), teller(on_event)
+    begin, tell = time.monotonic(), teller(listening(on_event))
     size, path = batch or BATCHES[objective], Path(run).absolute()
     run_of(path)
     folder = _prepared(Path(out))

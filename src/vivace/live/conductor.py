@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from vivace import words
 from vivace.errors import Refused
 from vivace.inspection import inspect
 from vivace.ledger import Ledger, Ratio
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 WARM_STEPS = 8
 # Before anything is tried, so many times its cost must have passed: a short script is over by then.
 PATIENCE, COST_SECONDS, COST_STEPS = 2.0, 1.0, 40
+WORTH = 5.0  # times its cost must be left of a loop whose length is known
 SEGMENT_SECONDS = 0.12
 PRECISION_COSTS = 0.1  # so much faster must be what rounds more than fp32
 LONG_STEP_SECONDS = 0.1
@@ -63,6 +65,7 @@ class Conductor:
         self.verdicts: list[Verdict] = []  # on the adopted plan
         self.plan_seconds, self.plan_steps = 0.0, 0  # of steps under the adopted plan
         self.reason = ""  # why nothing acts
+        self.is_settled = False  # has the search ended?
         self.ledger = Ledger(Path(loop.errand.folder) / LEDGER)
         self._acting: Hosted | None = None
         self._wished = Plan()  # what is to act on the next call
@@ -71,7 +74,7 @@ class Conductor:
         self._calls = 0  # of the root since the last step
         self._segment: Segment | None = None
         self._done = 0
-        self._began = 0.0, 0.0
+        self._began = self._spent = 0.0, 0.0  # by the wall's clock and by the processor's
         self._first = self._last = time.perf_counter()
         self._step_seconds: list[float] = []
         self._course: Course | None = self._led()
@@ -103,7 +106,7 @@ class Conductor:
             return self._acting.call(partial(original, root), arguments, keywords)
         except Exception as error:  # the plan's fault or the script's own: the call without the plan shows it
             _set_random_states(before, self.device)
-            self._drop(f"its model failed under {self._acting.plan}: {type(error).__name__}: {error}")
+            self.drop(f"its model failed under {self._acting.plan}: {type(error).__name__}: {error}")
             return original(root, *arguments, **keywords)
 
     def updated(self, optimizer: torch.optim.Optimizer) -> None:
@@ -111,14 +114,14 @@ class Conductor:
         seen = self.loop.seen
         if optimizer is not self.optimizer:
             if id(optimizer) in seen.optimizers:
-                self._drop("a second optimizer began to step")
+                self.drop("a second optimizer began to step")
             return
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
         self.loop.num_steps += 1
         self._calls = 0
         if seen.differentiates_twice or seen.scales_loss:
-            self._drop("it differentiates gradients, or scales its loss")
+            self.drop("it differentiates gradients, or scales its loss")
             return
         whole = not self.loop.interrupted
         if whole:
@@ -130,11 +133,24 @@ class Conductor:
         self.loop.interrupted = False
         self._last = time.perf_counter()
 
+    def drop(self, reason: str) -> None:
+        """Nothing acts any more, for a reason of the script's."""
+        self.reason = reason
+        self._record("dropped", {"plan": self.plan.to_dict(), "reason": reason})
+        self.plan = Plan()
+        self.close()
+        self.loop.leave_alone(reason)
+
     def fail(self, error: Exception) -> None:
         """A fault of ours: nothing acts any more."""
         self._fault = True
         self.reason = f"a fault of Vivace's own, {type(error).__name__}: {error}"
         self.close()
+
+    def rest(self) -> None:
+        """Nothing acts until the root's next call: somebody is going to read the script's objects."""
+        self.loop.interrupted = True
+        self._act(self.reference)
 
     def close(self) -> None:
         """Leave the script's objects as they were."""
@@ -162,14 +178,6 @@ class Conductor:
             if plan.techniques:
                 self._acting = Hosted(plan, self.root, self.optimizer, self.machine)
 
-    def _drop(self, reason: str) -> None:
-        """Nothing acts any more, for a reason of the script's."""
-        self.reason = reason
-        self._record("dropped", {"plan": self.plan.to_dict(), "reason": reason})
-        self.plan = Plan()
-        self.close()
-        self.loop.leave_alone(reason)
-
     def _kept_call(
         self, original: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> Any:
@@ -178,7 +186,7 @@ class Conductor:
         try:
             self._kept = Kept(self.root, self.optimizer, arguments, keywords)
         except CannotKeep as error:
-            self._drop(str(error))
+            self.drop(str(error))
         self.loop.own_seconds += time.perf_counter() - begin
         outputs = original(self.root, *arguments, **keywords)
         if self._kept is not None:
@@ -195,21 +203,40 @@ class Conductor:
                 self._advance(kept)
             return
         if not whole:
-            self._done = 0
+            self._leave_out()
             return
         self._done += 1
         if self._done <= segment.settling:
             if self._done == segment.settling:
                 self._start_clock()
             return
-        if self._done == segment.settling + segment.steps:
-            self._wait()
-            wall, cpu = time.perf_counter() - self._began[0], time.process_time() - self._began[1]
+        is_last = self._done == segment.settling + segment.steps
+        if is_last or self.device.type == "cpu":
+            self._add_up()
+        if is_last:
+            wall, cpu = self._spent
             self._advance(Timing(wall / segment.steps, cpu / segment.steps))
+
+    def _leave_out(self) -> None:
+        """Leave a step out of the time: an evaluation, a new pass over the data or a checkpoint fell into it.
+
+        A device is behind by then, and the time of the steps before is not known: the segment begins anew.
+        """
+        if self.device.type == "cpu":
+            self._began = time.perf_counter(), time.process_time()
+        else:
+            self._done = 0
 
     def _start_clock(self) -> None:
         self._wait()
+        self._spent = 0.0, 0.0
         self._began = time.perf_counter(), time.process_time()
+
+    def _add_up(self) -> None:
+        self._wait()
+        now = time.perf_counter(), time.process_time()
+        self._spent = self._spent[0] + now[0] - self._began[0], self._spent[1] + now[1] - self._began[1]
+        self._began = now
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -225,7 +252,7 @@ class Conductor:
             self._course = None
             return
         except CannotKeep as error:
-            self._drop(str(error))
+            self.drop(str(error))
             return
         self._done = 0
         if isinstance(wish, Segment):
@@ -240,9 +267,19 @@ class Conductor:
     # The course.
 
     def _led(self) -> Course:
+        yield from self._sought()
+        self.is_settled = True
+        if self.plan.techniques:
+            yield from self._watch()
+
+    def _sought(self) -> Course:
         given = self.loop.errand.plan
         while given is None and self._is_early():
             yield Segment(self.reference, 1, 0)
+        if given is None and self._is_late():
+            left = words.duration(self._seconds_left() or 0.0)
+            self.reason = f"of this run about {left} are left, too little for a search to pay"
+            return
         kept: Kept = yield KEEP
         proof = Proof(kept, self.machine)
         plan = self._given(proof, given) if given is not None else (yield from self._search(proof))
@@ -251,13 +288,27 @@ class Conductor:
         del proof, kept
         if self._confirms:
             yield from self._confirmed(plan)
-        yield from self._watch()
+
+    @property
+    def _cost_seconds(self) -> float:
+        """About what a search takes that finds nothing."""
+        return COST_SECONDS + COST_STEPS * self.step_seconds
+
+    def _seconds_left(self) -> float | None:
+        total = self.loop.total_steps
+        return None if total is None else (total - self.loop.num_steps) * self.step_seconds
 
     def _is_early(self) -> bool:
         """Would a script that ends about now have paid for more than it could get?"""
-        cost = COST_SECONDS + COST_STEPS * self.step_seconds
+        if len(self._step_seconds) < WARM_STEPS:
+            return True
         elapsed = time.perf_counter() - self._first
-        return len(self._step_seconds) < WARM_STEPS or elapsed < PATIENCE * cost
+        return self.loop.total_steps is None and elapsed < PATIENCE * self._cost_seconds
+
+    def _is_late(self) -> bool:
+        """Is so little left of a loop, whose length is known, that a search could hardly pay?"""
+        left = self._seconds_left()
+        return left is not None and left < WORTH * self._cost_seconds
 
     def _given(self, proof: Proof, given: dict[str, dict[str, Any]]) -> Plan:
         plan = Plan.from_dict(given)
@@ -345,7 +396,7 @@ class Conductor:
         if self.comparison.faster:
             self._adopt(plan, self.comparison)
         else:
-            self._take_back(f"{plan} was not faster than the script as it is ({_shown(self.comparison)})")
+            self._take_back(f"{plan} was not faster than the run as it is ({_shown(self.comparison)})")
 
     def _stay(self) -> None:
         """The script goes on as it is."""

@@ -51,7 +51,7 @@ def document_of(loop: Loop) -> dict[str, Any]:
     from vivace.live.proof import LIMIT
 
     comparison = conductor.comparison
-    acted = conductor.plan_steps and comparison is not None
+    acted = comparison is not None and (conductor.plan_steps or conductor.plan.techniques)
     if acted:
         assert comparison is not None
         ratio, wall = comparison.ratio, comparison.wall

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -37,10 +38,17 @@ LOOKED_AT = 3  # steps, before it is decided which module is trained
 class Loop:
     """Call `install` before training begins. The `conductor` comes when the loop is known to be one that can
     be led; until then, and where it cannot, the script is only looked at.
+
+    Args:
+        errand: where to keep what is found.
+        tell: what to do with it at the end.
+        total_steps: how long the loop is going to be, where that is known.
     """
 
-    def __init__(self, errand: Errand) -> None:
-        self.errand = errand
+    def __init__(
+        self, errand: Errand, tell: Callable[[Loop], object] = tell, total_steps: int | None = None
+    ) -> None:
+        self.errand, self.tell, self.total_steps = errand, tell, total_steps
         self.guard = Guard(self._give_up)
         self.problems: list[str] = []
         self.left_alone = ""  # why
@@ -75,7 +83,7 @@ class Loop:
             self._restore()
             raise
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forked)
+            os.register_at_fork(after_in_child=_in_child(weakref.ref(self)))  # which nothing takes back
         atexit.register(self.finish)
 
     def finish(self) -> None:
@@ -95,7 +103,7 @@ class Loop:
     def _tell(self) -> None:
         if not (self.num_steps or self.errand.is_for_this_process):
             return  # a loader worker, or a launcher
-        tell(self)
+        self.tell(self)
 
     def leave_alone(self, reason: str) -> None:
         """Let the script run on as it is."""
@@ -233,3 +241,12 @@ class Loop:
                 self._depth -= 1
 
         return call
+
+
+def _in_child(found: weakref.ref[Loop]) -> Callable[[], None]:
+    def forked() -> None:
+        loop = found()
+        if loop is not None:
+            loop._forked()
+
+    return forked

@@ -81,7 +81,7 @@ def answer_of(document: dict[str, Any], command: str) -> Answer:
 
 
 def _name(entry: dict[str, Any]) -> str:
-    return " + ".join(entry["plan"]) or "the script as it is"
+    return " + ".join(entry["plan"]) or "the run as it is"
 
 
 def _why(entry: dict[str, Any]) -> str:
@@ -113,7 +113,7 @@ def _pairs(records: list[dict[str, Any]]) -> Markup | None:
 
 
 def _event(record: dict[str, Any]) -> tuple[str, str]:
-    plan = " + ".join(record["plan"]) or "the script as it is"
+    plan = " + ".join(record["plan"]) or "the run as it is"
     told = {
         "adopted": f"adopted at step {record.get('step')}",
         "taken_back": "taken back",

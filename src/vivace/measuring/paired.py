@@ -23,6 +23,7 @@ from vivace.processes.launch import Child, Source
 WORKER = "vivace.measuring.worker:Worker"
 BLOCK_SECONDS = 0.3
 UNSTEADY_WIDTH = WIDE
+LEAST_WORK = 0.15  # of a core, in the time that passed: else the processor's clock says little of a step
 
 
 class Timed:
@@ -30,7 +31,7 @@ class Timed:
     turn.
 
     Its worker answers ``warm`` with ``step_seconds`` and ``warmup_seconds``, and ``block`` with ``seconds``,
-    ``samples`` and ``waited``.
+    ``samples`` and ``waited``; where it computes on the processor, also with ``cpu_seconds``.
     """
 
     def __init__(self, child: Child, timeout: float) -> None:
@@ -39,6 +40,7 @@ class Timed:
         self.step_seconds = 0.0
         self.warmup_seconds = 0.0
         self.waiting_share = 0.0  # of the last block, for batches to arrive
+        self.cpu_seconds: float | None = None  # a sample, of the last block: what the processor worked
 
     def warm(self, seconds: float, timeout: float) -> Any:
         """Let it step until it is steady; what the worker answers."""
@@ -55,6 +57,8 @@ class Timed:
         done = self.ask("block", steps=steps, cached=cached)
         self._signal(signal.SIGSTOP)
         self.waiting_share = done["waited"] / done["seconds"]
+        worked = done.get("cpu_seconds")
+        self.cpu_seconds = worked / done["samples"] if worked else None
         return float(done["seconds"] / done["samples"])
 
     def ask(self, command: str, **arguments: object) -> Any:
@@ -109,14 +113,21 @@ class Contestant(Timed):
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """A ratio with the pairs it rests on; seconds are per sample.
+    """A ratio with the pairs of timings; seconds are per sample.
 
-    `foreign_share` is the largest share of the processor that other processes used meanwhile.
+    `foreign_share` is the largest share of the processor that other processes used meanwhile. Where it was so
+    large that the wall's clock gave no answer, the ratio rests on what the processor worked: `cpu_pairs`.
     """
 
     ratio: Ratio
     pairs: tuple[tuple[float, float], ...]
     foreign_share: float = 0.0
+    cpu_pairs: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def counted(self) -> tuple[tuple[float, float], ...]:
+        """The pairs on which the ratio rests."""
+        return self.cpu_pairs or self.pairs
 
 
 def compare(
@@ -133,26 +144,34 @@ def compare(
 
     Each candidate block is paired with the mean of the reference blocks just before and after it, which
     cancels a steady drift of the machine. Pairs during which other processes were busy count only where
-    there are not enough others. Raises Unsteady where the interval stays wider than half of the estimate
-    and holds 1: where it lies above 1 on the whole, the candidate is faster, however wide it is.
+    there are not enough others. Where these give no answer, blocks become single steps, and on a processor
+    its own clock is asked, which does not run while others compute. Raises Unsteady where the interval stays
+    wider than half of the estimate and holds 1: where it lies above 1 on the whole, the candidate is faster,
+    however wide it is.
     """
     deadline = time.monotonic() + seconds
     steps = [max(1, round(BLOCK_SECONDS / max(c.step_seconds, 1e-6))) for c in (reference, candidate)]
     others = ForeignLoad([reference.child.pid, candidate.child.pid])
-    quiet: list[tuple[float, float]] = []
-    disturbed: list[tuple[float, float]] = []
-    before = reference.block(steps[0])
+    quiet: list[_Pair] = []
+    disturbed: list[_Pair] = []
+    before = _block(reference, steps[0])
     while True:
-        middle = candidate.block(steps[1])
-        after = reference.block(steps[0])
-        (disturbed if others.disturb() else quiet).append(((before + after) / 2, middle))
+        middle = _block(candidate, steps[1])
+        after = _block(reference, steps[0])
+        (disturbed if others.disturb() else quiet).append(_paired(before, middle, after))
         before = after
         late = time.monotonic() > deadline
         loud = len(quiet) < 4 and (late or len(disturbed) >= 8)
-        pairs = quiet + disturbed if loud else quiet
-        if len(pairs) < 4:
+        timed = quiet + disturbed if loud else quiet
+        if len(timed) < 4:
             continue
+        pairs = [pair.wall for pair in timed]
         ratio = speed_ratio(pairs)
+        if loud and ratio.width > UNSTEADY_WIDTH / 2:
+            steps = [1, 1]
+            worked = _by_processor(timed, ratio)
+            if worked is not None and (late or worked.width < 2 * tolerance):
+                return _worked(worked, timed, others.largest)
         better = target is not None and ratio.low > target
         hopeless = target is not None and ratio.high < 0.97 * target
         wanted = UNSTEADY_WIDTH if better else tolerance
@@ -166,6 +185,46 @@ def compare(
             foreign_share=others.largest,
         )
     return Comparison(ratio, tuple(pairs), others.largest)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pair:
+    """Reference and candidate by the wall's clock, and by the processor's where that is known."""
+
+    wall: tuple[float, float]
+    cpu: tuple[float, float] | None
+
+
+def _block(contestant: Timed, steps: int) -> tuple[float, float | None]:
+    return contestant.block(steps), contestant.cpu_seconds
+
+
+def _paired(
+    before: tuple[float, float | None], middle: tuple[float, float | None], after: tuple[float, float | None]
+) -> _Pair:
+    wall = ((before[0] + after[0]) / 2, middle[0])
+    if before[1] is None or middle[1] is None or after[1] is None:
+        return _Pair(wall, None)
+    return _Pair(wall, ((before[1] + after[1]) / 2, middle[1]))
+
+
+def _by_processor(timed: Sequence[_Pair], wall: Ratio) -> Ratio | None:
+    """The ratio by the processor's clock; None where it is not known, or no answer either, or another one."""
+    pairs = [pair.cpu for pair in timed if pair.cpu is not None]
+    if len(pairs) < max(6, len(timed)):
+        return None
+    worked, passed = sum(map(sum, pairs)), sum(sum(pair.wall) for pair in timed)
+    if worked < LEAST_WORK * passed:  # a step that waits for something else than the processor
+        return None
+    ratio = speed_ratio(pairs)
+    agree = wall.low <= ratio.high and ratio.low <= wall.high
+    decided = not ratio.low <= 1.0 <= ratio.high or ratio.width <= UNSTEADY_WIDTH
+    return ratio if agree and decided else None
+
+
+def _worked(ratio: Ratio, timed: Sequence[_Pair], foreign_share: float) -> Comparison:
+    cpu = tuple(pair.cpu for pair in timed if pair.cpu is not None)
+    return Comparison(ratio, tuple(pair.wall for pair in timed), foreign_share, cpu)
 
 
 def compare_in_turns(openings: Sequence[Callable[[], Contestant]], *, seconds: float) -> Comparison:
@@ -222,6 +281,6 @@ def across(comparisons: Sequence[Comparison]) -> Ratio:
     if len(ratios) < 3:
         middle = math.exp(sum(math.log(ratio.estimate) for ratio in ratios) / len(ratios))
         return Ratio(middle, min(ratio.low for ratio in ratios), max(ratio.high for ratio in ratios))
-    blocks = speed_ratio([pair for comparison in comparisons for pair in comparison.pairs])
+    blocks = speed_ratio([pair for comparison in comparisons for pair in comparison.counted])
     spread = speed_ratio([(ratio.estimate, 1.0) for ratio in ratios])
     return Ratio(spread.estimate, min(blocks.low, spread.low), max(blocks.high, spread.high))

@@ -46,6 +46,27 @@ def sameness(verdict: Mapping[str, Any]) -> str:
     return _joined(answer, (worst_check(verdict) if kept or beyond else "") or reason)
 
 
+def of_run(run: Mapping[str, Any]) -> tuple[str, bool | None]:
+    """The line on the model of a training, and its answer: as `tune` verified its plan, else as its own steps
+    showed; empty without a plan.
+
+    Args:
+        run: the document of a run, see `vivace.Run`.
+    """
+    tuned, watched, found = (run.get(key) or {} for key in ("tuned", "watched", "found"))
+    verdict = tuned.get("verdict") or {}
+    if not run.get("plan"):
+        return "", None
+    if verdict:
+        return f"{sameness(verdict)}, as tune verified", verdict.get("kept")
+    if watched.get("kept") is not None:
+        kept = watched["kept"] is True
+        return "Same model: yes, in every step that was watched" if kept else "Same model: no", kept
+    if found.get("outcome") == "faster":
+        return "Same model: yes. Proven on a step of this run before the plan acted", True
+    return sameness({}), None
+
+
 def worst_check(verdict: Mapping[str, Any]) -> str:
     """The check that came nearest to its limit, or went farthest beyond it; empty where none has a score."""
     checks = list(_scored(verdict.get("checks") or ()))

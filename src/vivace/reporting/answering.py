@@ -10,7 +10,7 @@ from typing import Any
 from vivace import words
 from vivace.ledger import Outcome, Ratio
 from vivace.pages.answer import Answer
-from vivace.pages.sameness import sameness
+from vivace.pages.sameness import of_run, sameness
 from vivace.reporting import phrases
 from vivace.reporting.content import Content, ratio_of
 
@@ -121,6 +121,7 @@ def _notes(content: Content) -> list[str]:
             f"Its warm-up pays for itself after {late} steps, and this job takes {steps}: one run does not "
             "gain by it"
         )
+    notes += _cost(result) if content.plan and not content.broken else []
     longer = result.get("long_plan")
     notes += [_longer(longer)] if isinstance(longer, dict) else []
     notes += [f"Loading: {content.loading}"] if content.loading else []
@@ -133,6 +134,15 @@ def _notes(content: Content) -> list[str]:
         be = "is" if content.unread == 1 else "are"
         notes.append(f"{content.unread} {what} in the ledger could not be read and {be} left out")
     return notes
+
+
+def _cost(result: Mapping[str, Any]) -> list[str]:
+    """What tuning took beside what the plan saves in one training, where both are known."""
+    found = _mapping(result.get("training_seconds"))
+    took, before, after = map(words.real, (result.get("seconds"), found.get("reference"), found.get("plan")))
+    if took is None or before is None or after is None or after >= before:
+        return []
+    return [f"Tuning took {words.duration(took)}; the plan saves {words.duration(before - after)} a training"]
 
 
 def _longer(plan: dict[str, Any]) -> str:
@@ -202,31 +212,43 @@ def _next(content: Content) -> tuple[str, ...]:
 def _trained(content: Content) -> Answer:
     """What a training run ended with, and what `tune` had found of its plan."""
     run, tuned = content.training, _mapping(content.training.get("tuned"))
+    found = _mapping(run.get("found"))
     plan, seconds = _mapping(run.get("plan")), words.real(run.get("seconds"))
-    speedup, verdict = ratio_of(tuned.get("speedup")), _mapping(tuned.get("verdict"))
+    speedup = ratio_of(tuned.get("speedup"))
     stopped = bool(run.get("interrupted"))
     figure, sentence = _took(content, seconds, speedup)
     notes = [str(notice) for notice in run.get("notices") or []]
     notes += [f"Its steps are {words.fast(speedup)} as in strict fp32, as tune measured"] if speedup else []
+    notes += _found(found)
     name = str(run.get("job") or "")
     again = f"vivace train {shlex.quote(name or 'JOB')} --out {shlex.quote(str(content.folder))} --resume"
-    same = ""
-    if plan:
-        same = sameness(verdict) + (", as tune verified" if verdict else "")
+    same, same_kept = of_run(run)
     return Answer(
         command="train",
         subject=name or content.folder.name,
         figure=figure,
         sentence=sentence,
-        tone="open" if stopped else "bad" if verdict.get("kept") is False else "good",
+        tone="open" if stopped else "bad" if same_kept is False else "good",
         same=same,
-        same_kept=verdict.get("kept"),
+        same_kept=same_kept,
         parts=parts(plan, _mapping(run.get("does"))),
         notes=tuple(notes),
         facts=tuple(_run_facts(run)),
         next=(again,) if stopped else (),
+        page=str(found.get("page") or ""),
         date=str(run.get("date") or ""),
     )
+
+
+def _found(found: Mapping[str, Any]) -> list[str]:
+    """What a search while the run trained came to, where it ended with the run: else a notice has said it."""
+    if not found or found.get("ended"):
+        return []
+    ratio = ratio_of(found.get("ratio"))
+    if found.get("outcome") != "faster" or ratio is None:
+        return [f"Nothing was changed while it trained: {found.get('reason')}"]
+    bounds = words.interval(ratio.low, ratio.high)
+    return [f"Steps under the plan were {words.fast(ratio)} ({bounds}); the search had not ended"]
 
 
 def _took(content: Content, seconds: float | None, speedup: Ratio | None) -> tuple[str, str]:
@@ -239,6 +261,7 @@ def _took(content: Content, seconds: float | None, speedup: Ratio | None) -> tup
         return "", f"Trained {content.trained}"
     took = words.duration(seconds)
     saved = (speedup.counts - 1) * (words.real(run.get("stepping_seconds")) or 0.0) if speedup else 0.0
+    saved = saved or words.real(_mapping(run.get("found")).get("saved_seconds")) or 0.0
     figure = f"{took} instead of about {words.duration(seconds + saved)}" if saved > 0.05 * seconds else took
     return figure, f"to train {content.trained}"
 

@@ -18,6 +18,7 @@ from vivace.files import replace_text
 from vivace.inspection import inspect
 from vivace.job import Job, JobFunction
 from vivace.machine import Machine
+from vivace.pages.notebook import listening
 from vivace.plan import Plan
 from vivace.processes.launch import Child, Source, plan_of, preload
 from vivace.sweeping import page, probe
@@ -54,7 +55,7 @@ def run_sweep(
 ) -> Swept:
     """See `vivace.sweep`, which this is."""
     _check(trials=trials, seeds=seeds, seed=seed, workers=workers, against=against)
-    begin, tell, machine = time.monotonic(), teller(on_event), inspect()
+    begin, tell, machine = time.monotonic(), teller(listening(on_event)), inspect()
     function = JobFunction(job)
     searched, fixed = space_of(space, function.parameters)
     if transfer is not None:

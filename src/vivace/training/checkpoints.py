@@ -25,6 +25,7 @@ from torch import nn
 
 from vivace.errors import CheckpointError, FolderError, is_full_disk
 from vivace.files import open_own, read_own
+from vivace.plan import Plan
 from vivace.training.folder import LEDGER, sync_folder
 
 FORMAT = 1
@@ -140,7 +141,7 @@ class Checkpoints:
         Raises CheckpointError with every reason where there are some and none can be trusted.
         """
         skipped: list[str] = []
-        for path in self._listed():
+        for path in _listed(self.folder):
             try:
                 manifest = read_manifest(path)
                 self._require_form(manifest)
@@ -182,13 +183,6 @@ class Checkpoints:
             raise CheckpointError(f"{MANIFEST} holds no 'course' that can be read")
         if not all(isinstance(line, str) and ": " in line for line in manifest.get("job", ())):
             raise CheckpointError(f"{MANIFEST} holds no 'job' that can be read")
-
-    def _listed(self) -> list[Path]:
-        """Everything named like a checkpoint, the newest first."""
-        found = [
-            (int(match[1]), path) for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.name))
-        ]
-        return [path for _, path in sorted(found, reverse=True)]
 
     def _beside(self, target: Path) -> Path:
         return self.folder / f"{target.name}.tmp.{uuid.uuid4().hex[:8]}"
@@ -242,7 +236,7 @@ class Checkpoints:
 
     def _prune(self, newest: Path) -> None:
         """Remove all but `newest` and the one before: old ones, torn ones, damaged ones of later steps."""
-        listed = self._listed()
+        listed = _listed(self.folder)
         kept = listed[listed.index(newest) :][:_KEEP]
         for path in self.folder.iterdir():
             torn = path.name.startswith("step_") and ".tmp." in path.name
@@ -250,16 +244,42 @@ class Checkpoints:
                 shutil.rmtree(path, ignore_errors=True)
 
 
+def kept_plan(folder: Path) -> Plan | None:
+    """The plan under which the newest checkpoint of `folder` goes on; None where none says one.
+
+    The files beside the manifest are not looked at: whoever goes on from the checkpoint does that. Raises
+    PlanError where the plan cannot be read.
+    """
+    for path in _listed(folder) if folder.is_dir() else ():
+        with contextlib.suppress(CheckpointError, KeyError):
+            return Plan.loads(_manifest(path)["plan"])
+    return None
+
+
+def _listed(folder: Path) -> list[Path]:
+    """Everything named like a checkpoint, the newest first."""
+    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint whose files are as written. Raises CheckpointError with the reason."""
+    manifest = _manifest(path)
+    for name in FILES:
+        written = manifest["files"][name]
+        _verify(path / name, written["bytes"], written["sha256"])
+    return manifest
+
+
+def _manifest(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         raise CheckpointError("a file, not a checkpoint's folder")
     try:
         manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         digest = manifest.pop("digest")
-        files, found = manifest["files"], manifest["format"]
-        expected = {name: (files[name]["bytes"], files[name]["sha256"]) for name in FILES}
-        intact = digest == _digest(manifest) and "position" in manifest
+        found = manifest["format"]
+        named = all({"bytes", "sha256"} <= manifest["files"][name].keys() for name in FILES)
+        intact = named and digest == _digest(manifest) and "position" in manifest
     except FileNotFoundError:
         raise CheckpointError(f"{MANIFEST} is missing") from None
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
@@ -268,8 +288,6 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{MANIFEST} is damaged")
     if found != FORMAT:
         raise CheckpointError(f"format {found}; this Vivace reads format {FORMAT}")
-    for name in FILES:
-        _verify(path / name, *expected[name])
     return manifest
 
 

@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from vivace import words
-from vivace.errors import Diverged, FolderError, JobError, OutOfMemory, PromiseBroken, VivaceError
+from vivace.errors import Diverged, FolderError, JobError, OutOfMemory, PromiseBroken, Refused, VivaceError
 from vivace.events import EventKind, OnEvent
 from vivace.job import Batch, Job, blame
 from vivace.plan import Plan
@@ -36,7 +36,7 @@ from vivace.training.stopping import SIGNALS, StopRequest
 from vivace.training.stranded import leave
 from vivace.training.survival import Smaller, Survival
 from vivace.training.verdict import DATA_ENDED, Verdict
-from vivace.training.watch import Broken, Watch
+from vivace.training.watch import Better, Broken, Watch
 
 _LOOK_SECONDS = 0.5
 _MAX_BAD_LOOKS = 3
@@ -136,7 +136,10 @@ class Loop:
             raise FolderError(
                 f"the ranks see different checkpoints in '{self.path}': it must lie on a disk that all share"
             )
-        self.watch.begin(self.progress, self._steps_to_come())
+        steps, an_epoch = self._length()
+        facts = {"step": self.position.step, "epochs": self.job.epochs, "steps_per_epoch": an_epoch}
+        self.progress.tell(EventKind.BEGIN, **facts, steps=steps)
+        self.watch.begin(self.progress, None if steps is None else steps - self.position.step)
         self.survival.note(self.position.step)
         with self.stop:
             try:
@@ -171,14 +174,15 @@ class Loop:
     def _reached(self) -> bool:
         return self.options.max_steps is not None and self.position.step >= self.options.max_steps
 
-    def _steps_to_come(self) -> int | None:
-        """The steps of this process, where the length of the data is known."""
+    def _length(self) -> tuple[int | None, int | None]:
+        """The steps of the run and of an epoch, where the length of the data is known."""
         limit = self.options.max_steps
         try:
-            batches = self.job.epochs * -(-len(self.feed.own_loader) // self._batches_per_step())
+            an_epoch = -(-len(self.feed.own_loader) // self._batches_per_step())
         except TypeError:
-            return None if limit is None else limit - self.position.step
-        return min(batches, limit or batches) - self.position.step
+            return limit, None
+        steps = self.job.epochs * an_epoch
+        return min(steps, limit or steps), an_epoch
 
     def _train_epoch(self) -> bool:
         """Train on the rest of the epoch; False where something stopped it before its end."""
@@ -195,13 +199,16 @@ class Loop:
             try:
                 self.ranks.at(f"step {position.step + 1}", position.step + 1)
                 self.last_loss = self._step(batch)
-            except (Smaller, Broken) as other:
+            except (Smaller, Broken, Better) as other:
                 batches.close()
                 if other.plan is None:
                     raise self._stopped_before(other) from None
                 lost = self.survival.inexact if isinstance(other, Smaller) else ""
-                if isinstance(other, Broken):
+                if not isinstance(other, Smaller):
                     self.survival.keep_streams()
+                if isinstance(other, Better):
+                    self._go_over_to(other)
+                    return self._train_epoch()
                 self._go_on_under(other.plan, str(other), lost)
                 return self._train_epoch()
             self.samples += batch_size(batch)
@@ -240,7 +247,7 @@ class Loop:
             loss = self.watch.step(self.session, self.position, batch, self.survival.step)
         except Diverged as error:
             raise self._diverged(str(error), "in") from None
-        except (VivaceError, Smaller, Broken, Stranded):
+        except (VivaceError, Smaller, Broken, Better, Stranded):
             raise
         except (Exception, SystemExit) as error:
             raise JobError(f"step {self.position.step + 1} of the training failed: {blame(error)}") from error
@@ -254,6 +261,7 @@ class Loop:
 
         `inexact` says what of the failed step could not be put back.
         """
+        self.watch.aside()
         session = reopened(self.session, self.job, plan, self.ranks.regroup)
         unknown = list(filter(None, self.ranks.gather(inexact)))
         if not self._in_one_step():  # the exchange broke before its last bytes had come
@@ -262,11 +270,15 @@ class Loop:
             raise OutOfMemory(f"{why}; {unknown[0]}, so go on from the last checkpoint: --resume")
         self.session = self.evaluation.session = session
         self.survival.resume(session)
-        self.checkpoints.facts |= {"plan_id": session.plan.id, "plan": session.plan.dumps()}
         self.progress.notice(f"step {self.position.step + 1}: {why}")
-        if self.ranks.writes:
-            session.plan.save(self.path / "plan.toml")
         self._save()
+
+    def _go_over_to(self, better: Better) -> None:
+        """Train on under a plan that was found, or as before where it cannot act on the whole step."""
+        try:
+            self._go_on_under(better.plan, str(better))
+        except Refused as refused:
+            self._go_on_under(self.session.plan, f"the run goes on as it is: {refused}")
 
     def _stopped_before(self, broken: Broken) -> PromiseBroken:
         """Keep the state before a broken step, marked as such, and say so."""
@@ -449,6 +461,7 @@ class Loop:
 
     def _save(self) -> None:
         began = time.monotonic()
+        self._keep(self.watch.aside() or self.session.plan)
         self.ranks.at(f"the checkpoint of step {self.position.step}", self.position.step)
         streams = self.ranks.gather(to_plain(capture(self.device)))
         self.position.log_bytes = self.progress.num_bytes
@@ -470,6 +483,19 @@ class Loop:
             )
         self.slowest_save = max(self.slowest_save, seconds)
         self._mark()
+
+    def _keep(self, plan: Plan) -> None:
+        """From here on the run, if it is resumed, goes on under this plan."""
+        if plan.id == self.checkpoints.facts["plan_id"]:
+            return
+        self.checkpoints.facts |= {"plan_id": plan.id, "plan": plan.dumps()}
+        if self.ranks.writes:
+            plan.save(self.path / "plan.toml")
+
+    @property
+    def plan(self) -> Plan:
+        """Under which the run goes on from its newest checkpoint."""
+        return Plan.loads(self.checkpoints.facts["plan"])
 
     def _state(self, streams: list[Any]) -> dict[str, Any]:
         return {

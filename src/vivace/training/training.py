@@ -25,9 +25,11 @@ from vivace.inspection import inspect
 from vivace.job import Job, load
 from vivace.machine import Machine
 from vivace.pages.answer import Answer
-from vivace.pages.sameness import sameness
+from vivace.pages.notebook import listening
+from vivace.pages.sameness import of_run
 from vivace.plan import Plan
 from vivace.session.opening import call, start
+from vivace.training.checkpoints import kept_plan
 from vivace.training.folder import RunFolder
 from vivace.training.loop import DEADLINE, Changed, Loop, OnNan, Options
 from vivace.training.ranks import Ranks, for_so_many, joined
@@ -48,7 +50,9 @@ class Run:
 
     `job` is its reference, where it was given as one; `does` says what each technique of `plan` does;
     `stepping_seconds` is the part of `seconds` that went into steps. `tuned` is what the ledger beside the
-    plan's file holds of the plan: its ``speedup`` and its ``verdict``.
+    plan's file holds of the plan: its ``speedup`` and its ``verdict``. `found` is what a search while it
+    trained came to: its ``outcome``, ``reason``, whether it has ``ended``, and of a plan ``ratio``, ``step``
+    (its first) and ``saved_seconds``, which are the least, of steps alone.
     """
 
     run_path: str
@@ -74,6 +78,7 @@ class Run:
     tuned: dict[str, Any] = dataclasses.field(default_factory=dict)
     watched: dict[str, Any] | None = None
     missing_steps: int = 0
+    found: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -83,14 +88,14 @@ class Run:
         metric = [(f"{self.metric_name} on {data}", words.number(self.metric))] if self.metric_data else []
         length = f"{words.count(self.steps, 'step')} in {words.count(self.epochs, 'epoch')}"
         stopped = f"Stopped by {self.interrupted_by} after {length}; resume=True goes on"
-        verdict = self.tuned.get("verdict") or {}
+        same, same_kept = of_run(self.to_dict())
         answer = Answer(
             command="train",
             subject=self.run_path,
             figure="" if self.interrupted else words.duration(self.seconds),
             sentence=stopped if self.interrupted else f"to train {length}",
-            tone="open" if self.interrupted else "bad" if verdict.get("kept") is False else "good",
-            same=sameness(verdict) if self.plan else "",
+            tone="open" if self.interrupted else "bad" if same_kept is False else "good",
+            same=same,
             parts=tuple(self.does.items()),
             notes=self.notices,
             facts=(
@@ -114,6 +119,9 @@ class Run:
         return dataclasses.asdict(self)
 
 
+WatchedBy = Callable[[Job, Plan, Machine, int, Ranks, Path], Watch]
+
+
 def _unwatched(*_: object) -> Watch:
     return Unwatched()
 
@@ -126,20 +134,22 @@ def train(
     resume: bool = False,
     restart: bool = False,
     on_event: OnEvent | None = None,
-    watched_by: Callable[[Job, Plan, Machine, int, Ranks], Watch] = _unwatched,
+    watched_by: WatchedBy = _unwatched,
     **settings: Any,
 ) -> Run:
     """Train a job; see `vivace.train`, which is this with a sentinel. `settings` are those of `Options`.
 
-    `watched_by` makes who looks at the steps, of the job, its plan, the machine, the seed and the ranks,
-    before the job is opened.
+    `watched_by` makes who looks at the steps, of the job, its plan, the machine, the seed, the ranks and the
+    run folder, before the job is opened.
     """
     options = Options(**settings)
     _check(options, resume=resume, restart=restart)
     path = Path(out).absolute()
     own_plan = path / "plan.toml"
     given = (job, None if plan is None or isinstance(plan, Plan) else Path(plan).absolute())
-    job, plan = _loaded(job, plan if plan is not None or not (resume and own_plan.exists()) else own_plan)
+    keeps_its_plan = plan is None and resume and own_plan.exists()
+    job, plan = _loaded(job, plan)
+    plan = _own_plan(path) if keeps_its_plan else plan
     if resume:
         plan = for_so_many(plan, int(os.environ.get("WORLD_SIZE", "1")))
     with joined(plan, options.rank_timeout_seconds) as ranks, ExitStack() as stack:
@@ -148,14 +158,14 @@ def train(
             options = dataclasses.replace(options, changed="ok")  # nobody is there to be asked
             if own_plan.exists():
                 # A smaller one than was given, where a step ran out of memory.
-                plan = for_so_many(Plan.load(own_plan), ranks.world_size)
+                plan = for_so_many(_own_plan(path), ranks.world_size)
         with ranks.together():
             if ranks.writes:
                 stack.enter_context(RunFolder(path, resume=resume, restart=restart))
                 ranks.begin(str(path))
         with ranks.together():
             machine = inspect()
-        opened = partial(_opened, job, machine, ranks, path, on_event, watched_by)
+        opened = partial(_opened, job, machine, ranks, path, listening(on_event), watched_by)
         try:
             with opened(plan, options) as loop:
                 loop.run()
@@ -165,7 +175,7 @@ def train(
             if not error.may_pass or options.on_nan != "rollback":
                 raise
             text = error.what
-        plan, before = loop.session.plan, (loop.resumed_from_step, loop.progress.notices)
+        plan, before = loop.plan, (loop.resumed_from_step, loop.progress.notices)
         del loop
         gc.collect()
         with opened(plan, dataclasses.replace(options, changed="ok")) as loop:
@@ -189,18 +199,19 @@ def _opened(
     ranks: Ranks,
     path: Path,
     on_event: OnEvent | None,
-    watched_by: Callable[[Job, Plan, Machine, int, Ranks], Watch],
+    watched_by: WatchedBy,
     plan: Plan,
     options: Options,
 ) -> Iterator[Loop]:
     """The loop of a run in `path`, where its newest checkpoint stands or at its beginning."""
     with ExitStack() as stack:
         with ranks.together():
-            watch = watched_by(job, plan, machine, options.seed, ranks)
+            watch = watched_by(job, plan, machine, options.seed, ranks, path)
             session = stack.enter_context(start(job, plan, machine, seed=options.seed))
         with ranks.together():
             loop = Loop(job, session, ranks, path, options, on_event, watch)
         stack.callback(lambda: loop.session.close())  # which may be another one by then
+        stack.callback(watch.end)
         if machine.passed_over:
             loop.progress.notice(machine.passed_over)
         yield loop
@@ -214,6 +225,11 @@ def _loaded(job: Job | str, plan: Plan | str | os.PathLike[str] | None) -> tuple
     if plan is None or isinstance(plan, Plan):
         return job, Plan() if plan is None else plan
     return job, Plan.load(plan if Path.cwd() == here else here / plan)  # the job's file may have left
+
+
+def _own_plan(path: Path) -> Plan:
+    """The plan of the run in a folder: that of its newest checkpoint, which may be newer than its file."""
+    return kept_plan(path / "checkpoints") or Plan.load(path / "plan.toml")
 
 
 def _check(options: Options, *, resume: bool, restart: bool) -> None:
@@ -234,7 +250,7 @@ def _check(options: Options, *, resume: bool, restart: bool) -> None:
 
 def _write_results(loop: Loop, machine: Machine, job: Job | str, plan_file: Path | None) -> Run:
     """Leave model.pt, where the run came to its end, and run.json in the run folder."""
-    position, ranks, plan = loop.position, loop.ranks, loop.session.plan
+    position, ranks, plan = loop.position, loop.ranks, loop.plan
     name, device = job if isinstance(job, str) else "", loop.device.type
     seconds = time.monotonic() - loop.started_at
     began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=seconds)
@@ -264,8 +280,9 @@ def _write_results(loop: Loop, machine: Machine, job: Job | str, plan_file: Path
         tuned=found_by_tune(plan_file, plan, name, machine.fingerprint) if plan_file is not None else {},
         watched=loop.watch.to_dict(),
         missing_steps=position.missing,
+        found=loop.watch.found(),
     )
-    facts = {"plan_id": loop.session.plan.id, "machine": machine.to_dict()}
+    facts = {"plan_id": plan.id, "machine": machine.to_dict()}
     document = json.dumps({**run.to_dict(), **facts}, indent=1).encode()
     with ranks.together():
         if ranks.writes:

@@ -25,8 +25,20 @@ class Watch(Protocol):
     def step(self, session: Session, position: Position, batch: Batch, take: Callable[[Any], Any]) -> Any:
         """What ``take(batch)``, the run's next step, returns. Raises Broken where it must not stand."""
 
+    def aside(self) -> Plan | None:
+        """Take everything of its own out of the run's objects, which are about to be read or opened anew.
+
+        Returns the plan under which a resumed run should go on, where that is not the session's.
+        """
+
+    def end(self) -> None:
+        """The run is over, whatever ended it."""
+
     def to_dict(self) -> dict[str, Any] | None:
         """What it saw, for the run's record; None where it had nothing to look at."""
+
+    def found(self) -> dict[str, Any]:
+        """What it found for the run to gain, for the run's record; empty where it did not search."""
 
 
 class Broken(Exception):
@@ -41,6 +53,14 @@ class Broken(Exception):
         self.plan, self.facts = plan, facts
 
 
+class Better(Exception):
+    """A faster plan was proven, under which the run goes on; no step was taken. The message says which."""
+
+    def __init__(self, text: str, plan: Plan) -> None:
+        super().__init__(text)
+        self.plan = plan
+
+
 class Unwatched:
     """Looks at nothing."""
 
@@ -53,5 +73,15 @@ class Unwatched:
         """Just the step."""
         return take(batch)
 
+    def aside(self) -> None:
+        """Nothing to take out."""
+
+    def end(self) -> None:
+        """Nothing to do."""
+
     def to_dict(self) -> None:
         """Nothing was seen."""
+
+    def found(self) -> dict[str, Any]:
+        """Nothing was sought."""
+        return {}

@@ -48,6 +48,12 @@ def check_runs(runs: int, budget: str | float) -> None:
         raise InputError(f"runs is {runs}; it counts for the budget auto only, not for {budget}")
 
 
+def check_steps(steps: int | None) -> None:
+    """Raises InputError where a training cannot have so many steps."""
+    if steps is not None and steps < 1:
+        raise InputError(f"steps is {steps}; a training has at least 1, or leave it out")
+
+
 def auto_budget(steps: int | None, step_seconds: float, runs: int) -> float:
     """Seconds that `runs` trainings of so many steps are worth: a tenth of their length, up to an hour; ten
     minutes where that is not known.
@@ -62,7 +68,7 @@ def too_short(steps: int, step_seconds: float, runs: int) -> str:
     return (
         f"This training takes {duration(steps * step_seconds)} ({one}){repeated}, and tuning at least "
         f"{duration(LEAST_SECONDS)}: that is more than a tenth of it; give --runs where you train it more "
-        "often, or a --budget such as 2m"
+        "often, a --budget such as 2m, or search while it trains with vivace train --tune"
     )
 
 

@@ -22,6 +22,7 @@ from vivace.inspection.gather import require_torch
 from vivace.job import Job
 from vivace.ledger import Code, Ledger, Outcome, Profile, Ratio, Trial
 from vivace.machine import Machine
+from vivace.pages.notebook import listening
 from vivace.plan import Plan
 from vivace.processes.launch import Source
 from vivace.reporting import report
@@ -54,6 +55,7 @@ from vivace.tuning.times import (
     PATIENCE_SECONDS,
     auto_budget,
     check_runs,
+    check_steps,
     parse_budget,
     too_short,
 )
@@ -72,6 +74,7 @@ def tune(
     *,
     budget: str | float = "auto",
     runs: int = 1,
+    steps: int | None = None,
     memory: str | int | None = None,
     allow: str = "rounding",
     out: str | Path = "runs/tune",
@@ -88,6 +91,7 @@ def tune(
             ``auto`` is a tenth of the training's length, up to an hour; where that is less than a minute
             nothing is searched (`Outcome.TOO_SHORT`), unless there is a limit of `memory`.
         runs: how often the job will be trained with the plan; for ``auto``.
+        steps: how long one training is, where its data have no length, or another is meant than the Job's.
         memory: the largest peak a plan may need, such as ``"20GiB"`` or bytes; ``"auto"``: what is free on
             the device, less a tenth. Measured on the largest batch. A job that does not fit as it is starts
             from the fastest of a few smaller plans that does (`Result.reference`).
@@ -104,9 +108,10 @@ def tune(
     begin = time.monotonic()
     given, limit, allowed = parse_budget(budget), parse_memory(memory), parse_allow(allow)
     check_runs(runs, budget)
+    check_steps(steps)
     folder, source = output_folder(Path(out), OWN), Source(job)
     machine, ledger = inspect(), Ledger(folder / "ledger.jsonl")
-    tell = teller(on_event)
+    tell = teller(listening(on_event))
     if machine.passed_over:
         tell("notice", {"text": machine.passed_over})
     tell("phase", {"name": "checking the job"})
@@ -114,8 +119,9 @@ def tune(
         bench = Bench(source, machine, ledger, tell, allow=allowed, memory=limit)
         stack.callback(bench.close)
         profile = bench.check()
-        steps, step = job_steps(bench.facts), profile.step_seconds
-        seconds = given if given is not None else auto_budget(steps, step, runs)
+        bench.facts["steps"] = steps
+        length, step = job_steps(bench.facts), profile.step_seconds
+        seconds = given if given is not None else auto_budget(length, step, runs)
         if given is None and limit is not None:  # whether it fits is worth a search in any case
             seconds = max(seconds, BUDGETS["fast"])
         document = _run_document(bench, machine, seconds, allowed, limit, command)
@@ -123,8 +129,8 @@ def tune(
         ledger.append("run", document)
         ledger.append("profile", dataclasses.asdict(profile))
         tuning = _Tuning(bench, machine, profile, folder, begin, seconds)
-        if given is None and steps is not None and seconds < LEAST_SECONDS:
-            told = too_short(steps, step, runs)
+        if given is None and length is not None and seconds < LEAST_SECONDS:
+            told = too_short(length, step, runs)
             return tuning.finish(Conclusion(bench.base, ONE, Outcome.TOO_SHORT, told))
         return tuning.run()
 
@@ -241,7 +247,7 @@ class _Tuning:
     def _enter(self, phase: str) -> None:
         if phase != self.phase:
             self.phase = phase
-            self.bench.on_event("phase", {"name": phase})
+            self.bench.on_event("phase", {"name": phase, "budget_seconds": self.seconds})
 
     def _measure_baselines(self, seconds: float, comparing: float) -> None:
         bench = self.bench
@@ -369,8 +375,8 @@ def _leave_compiled(cache: Path) -> None:
 
 
 def job_steps(facts: dict[str, Any]) -> int | None:
-    """Of a whole training, where its length is known."""
-    return facts["epochs"] * (facts["steps_per_epoch"] or 0) or None
+    """Of a whole training, as the person said or the job shows; None where its length is not known."""
+    return facts.get("steps") or facts["epochs"] * (facts["steps_per_epoch"] or 0) or None
 
 
 def parse_allow(allow: str) -> Numerics:

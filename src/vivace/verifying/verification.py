@@ -13,6 +13,7 @@ from vivace.events import OnEvent, teller
 from vivace.inspection import inspect
 from vivace.inspection.gather import require_torch
 from vivace.job import Job
+from vivace.pages.notebook import listening
 from vivace.plan import Plan
 from vivace.processes.launch import Source, plan_of
 from vivace.technique import UNIT_ROUNDOFF, Numerics
@@ -100,6 +101,7 @@ def _checked(
         raise InputError("verify needs either a plan or, for an edited training, the original against it")
     _require_precision(precision, plan is not None)
     seconds = None if budget is None else parse_budget(budget)
+    on_event = listening(on_event)
     loaded = plan_of(plan, job) if plan is not None else Plan()
     _require_seeds(seeds, margin, metric or loaded.promise == Numerics.SEMANTICS)
     if num_ranks() > 1:

@@ -54,7 +54,7 @@ class Sentinel:
     """Watches the run of a job under a plan (see `vivace.training.watch.Watch`).
 
     Args:
-        job, plan, machine, seed, ranks: of the run.
+        job, plan, machine, seed, ranks: of the run; no plan where one is sought while it trains.
         on_broken: `stop` the run before the broken step, `fallback` to the reference from there on, or
             `ignore` it and only write it down.
         share: what watching may take of the run's time.
@@ -63,7 +63,7 @@ class Sentinel:
     def __init__(
         self,
         job: Job,
-        plan: Plan,
+        plan: Plan | None,
         machine: Machine,
         *,
         seed: int,
@@ -87,13 +87,13 @@ class Sentinel:
         self.halves: dict[Place, list[bool]] | None = None
         self.settings: Facts | None = None
         began = time.monotonic()
-        if not plan.techniques:
+        if plan is not None and not plan.techniques:
             self.why_not = NO_PLAN
         elif job.step is not None:
             self.why_not = "your own step function may do anything, and cannot be repeated"
         elif ranks > 1:
             self.why_not = "several ranks train together, and each sees a part of the batch"
-        elif plan.promise == Numerics.SEMANTICS:
+        elif plan is not None and plan.promise == Numerics.SEMANTICS:
             self.why_not = "the plan changes the method"
         else:
             self._attempt(lambda: setattr(self, "twin", Twin(job, machine, seed)))
@@ -124,6 +124,16 @@ class Sentinel:
         if not why or self.twin is None or not self._has_room(session):
             return take(batch)
         return self._watched_step(session, position, batch, take, why)
+
+    def aside(self) -> None:
+        """Between two steps nothing of a look stands in the run."""
+
+    def end(self) -> None:
+        """The twin goes with the run."""
+
+    def found(self) -> dict[str, Any]:
+        """It seeks no plan."""
+        return {}
 
     def to_dict(self) -> dict[str, Any] | None:
         """What was seen; None where there was no plan to watch."""

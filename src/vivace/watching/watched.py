@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import get_args
+from pathlib import Path
+from typing import Any, get_args
 
 from vivace.errors import InputError
 from vivace.events import OnEvent
@@ -14,9 +14,10 @@ from vivace.plan import Plan
 from vivace.training import training
 from vivace.training.loop import Changed, OnNan, Options
 from vivace.training.ranks import Ranks
-from vivace.training.training import Run
+from vivace.training.training import Run, WatchedBy
 from vivace.training.watch import Unwatched, Watch
 from vivace.watching.sentinel import OnBroken, Sentinel
+from vivace.watching.underway import Underway
 
 
 def train(
@@ -37,6 +38,7 @@ def train(
     on_event: OnEvent | None = None,
     watch: float = 0.01,
     on_broken: OnBroken = "stop",
+    tune: bool = False,
 ) -> Run:
     """Train `job` under `plan` in the run folder `out`, on top of strict fp32.
 
@@ -63,6 +65,8 @@ def train(
         watch: the share of the run's time that watching may take, the first step apart; 0: watch nothing.
         on_broken: where a watched step does not train the same model, ``stop`` with a checkpoint of the state
             before it, ``fallback`` to the reference from there on, or ``ignore`` it and only write it down.
+        tune: find a plan on the run's own first steps, all of which train, and go over to it; see ``tune/``
+            in the run folder. Not with a `plan`. A resumed run keeps the plan that it has found.
 
     Raises FolderError, CheckpointError, PlanError, JobError, Refused, Diverged, PromiseBroken and RankLost,
     on all ranks alike.
@@ -70,21 +74,45 @@ def train(
     first = (seed, max_steps, checkpoint_every_seconds, checkpoint_every_steps)
     options = vars(Options(*first, rank_timeout_seconds, deadline_seconds, changed, on_nan))
     options |= {"out": out, "resume": resume, "restart": restart, "on_event": on_event}
-    return training.train(job, plan, watched_by=_watching(watch, on_broken), **options)
+    if tune and plan is not None:
+        raise InputError("tune finds a plan while it trains, and a plan was given: leave one of them out")
+    name = job if isinstance(job, str) else ""
+    return training.train(
+        job, plan, watched_by=_watching(watch, on_broken, name if tune else None), **options
+    )
 
 
-def _watching(share: float, on_broken: OnBroken) -> Callable[[Job, Plan, Machine, int, Ranks], Watch]:
-    """Who makes the sentinel of a run, once that is known."""
+def _watching(share: float, on_broken: OnBroken, tuned: str | None) -> WatchedBy:
+    """Who makes the sentinel of a run, once that is known. `tuned` is the reference of a job that is tuned
+    while it trains, which may be empty; None: it is not.
+    """
     if on_broken not in get_args(OnBroken):
         raise InputError(f"on_broken is one of {', '.join(get_args(OnBroken))}, not '{on_broken}'")
     if not share >= 0:
         raise InputError(f"watch is a share of the run's time such as 0.01, or 0 for nothing, not {share}")
 
-    def watched_by(job: Job, plan: Plan, machine: Machine, seed: int, ranks: Ranks) -> Watch:
-        if not share:
-            return Unwatched()
-        return Sentinel(
-            job, plan, machine, seed=seed, ranks=ranks.world_size, on_broken=on_broken, share=share
-        )
+    def watched_by(job: Job, plan: Plan, machine: Machine, seed: int, ranks: Ranks, folder: Path) -> Watch:
+        sought = tuned is not None and not plan.techniques
+        if sought:
+            _require_one_whole_step(job, ranks)
+        options: dict[str, Any] = {"seed": seed, "ranks": ranks.world_size, "on_broken": on_broken}
+        watch: Watch = Unwatched()
+        if share:
+            watch = Sentinel(job, None if sought else plan, machine, share=share, **options)
+        return Underway(folder, tuned, watch) if tuned is not None else watch
 
     return watched_by
+
+
+def _require_one_whole_step(job: Job, ranks: Ranks) -> None:
+    """Raises InputError where no plan can be sought on a run's own steps."""
+    if job.step is not None:
+        raise InputError(
+            "tune=True (--tune) needs a Job with loss and optimizer, and this one has a step of its own: "
+            "vivace tune finds a plan for it before it trains"
+        )
+    if ranks.world_size > 1:
+        raise InputError(
+            f"tune=True (--tune) works in one process, and {ranks.world_size} ranks were started: tune in "
+            "one process first, and give its plan"
+        )

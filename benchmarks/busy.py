@@ -1,0 +1,142 @@
+"""Is the right plan found while others use the machine? Each job is tuned beside four busy processes.
+
+    scripts/bench busy [JOB ...] [--load N] [--budget TIME] [--work DIR]
+
+First each job is tuned alone, then beside `--load` processes that compute all the time, at the same priority.
+Then, alone again, both plans are timed in turn with strict fp32, in new processes. Right is a plan whose step
+is at least 0.95 times as fast as that of the plan that was found alone. Demanded: 8 of 10 jobs, with the
+budget `fast`.
+
+Ten jobs take about an hour: 2 x 2 min of tuning and a minute of timing each. Rows lie in DIR/rows.jsonl and
+are not run again; the record is written anew after each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import _record
+from cpu import DEMANDED, HERE
+
+import vivace
+from vivace.ledger import Ledger
+from vivace.measuring.paired import Comparison, Contestant, across, compare
+from vivace.plan import Plan
+from vivace.processes.launch import Source
+
+JOBS = (*DEMANDED, "search_cnn", "search_gpt")
+RIGHT = 0.95  # of the speed of the plan that was found alone
+ROUNDS, SECONDS = 3, 8.0  # of the timing of a plan
+Row = dict[str, Any]
+
+
+def main() -> None:
+    """Tune the named jobs, or all ten, alone and beside others, and record them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("jobs", nargs="*", metavar="JOB", help=", ".join(JOBS))
+    parser.add_argument("--load", type=int, default=4, help="processes that compute all the time")
+    parser.add_argument("--budget", default="fast", help="of each search")
+    parser.add_argument("--work", type=Path, default=Path("runs/busy"), help="rows and plans")
+    chosen = parser.parse_args()
+    asked = _record.named_jobs(parser, chosen.jobs, JOBS)
+    command = (
+        "scripts/bench busy" + "".join(f" {name}" for name in chosen.jobs) + f" --budget {chosen.budget}"
+    )
+    opened = _record.opened("busy", command, vivace.inspect()) | {"load": chosen.load}
+    chosen.work.mkdir(parents=True, exist_ok=True)
+    ledger = Ledger(chosen.work / "rows.jsonl")
+    for name in asked:
+        known = {row["job"]: row for row in ledger.read("row")}
+        if name not in known:
+            ledger.append("row", row_of(name, chosen.work, chosen.budget, chosen.load))
+        rows = {row["job"]: row for row in ledger.read("row") if row["job"] in asked}
+        print(told(rows[name]), flush=True)
+        right = sum(row["right"] for row in rows.values())
+        _record.write({**opened, "right": right, "of": len(rows), "jobs": rows})
+
+
+def row_of(name: str, work: Path, budget: str, load: int) -> Row:
+    """Tune a job both ways and time both plans."""
+    reference = f"{HERE / 'jobs.py'}:{name}"
+    alone = vivace.tune(reference, budget=budget, out=work / name / "alone")
+    with busy(load):
+        beside = vivace.tune(reference, budget=budget, out=work / name / "beside")
+    row: Row = {"job": name, "load": load}
+    for way, result in (("alone", alone), ("beside", beside)):
+        measured = [trial for trial in result.trials if trial.status == "measured"]
+        row[way] = {
+            "plan": result.plan.to_dict(),
+            "outcome": result.outcome.value,
+            "told": dataclasses.asdict(result.speedup),
+            "seconds": result.seconds,
+            "measured": len(measured),
+            "foreign_share": max((trial.foreign_share for trial in measured), default=0.0),
+        }
+    ratios = {plan.id: speed(reference, plan) for plan in {alone.plan, beside.plan}}
+    for way, result in (("alone", alone), ("beside", beside)):
+        row[way]["timed_alone"] = ratios[result.plan.id]
+    fast = {way: row[way]["timed_alone"]["estimate"] for way in ("alone", "beside")}
+    return row | {"right": fast["beside"] >= RIGHT * max(1.0, fast["alone"])}
+
+
+def speed(reference: str, plan: Plan) -> dict[str, float]:
+    """How many times faster a plan's step is than strict fp32's, over a few pairs of new processes."""
+    if not plan.techniques:
+        return {"estimate": 1.0, "low": 1.0, "high": 1.0}
+    source, machine = Source(reference), vivace.inspect()
+    found: list[Comparison] = []
+    for seed in range(ROUNDS):
+        both = [Contestant(source, machine) for _ in range(2)]
+        try:
+            for contestant, held in zip(both, (Plan(), plan), strict=True):
+                contestant.open(held, seed=seed)
+            found.append(compare(*both, seconds=SECONDS))
+        finally:
+            for contestant in both:
+                contestant.close()
+    return dataclasses.asdict(across(found))
+
+
+@contextlib.contextmanager
+def busy(count: int) -> Iterator[None]:
+    """Inside, so many processes compute all the time."""
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_compute, args=(os.getpid(),), daemon=True) for _ in range(count)]
+    for process in processes:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join()
+
+
+def _compute(parent: int) -> None:
+    """Until the parent is gone."""
+    number = 0
+    while os.getppid() == parent:
+        for _ in range(1_000_000):
+            number = (number * 1103515245 + 12345) % 2**31
+
+
+def told(row: Row) -> str:
+    """A row in a line."""
+    parts = []
+    for way in ("alone", "beside"):
+        found = row[way]
+        plan = " + ".join(found["plan"]) or "no plan"
+        parts.append(f"{way} {found['timed_alone']['estimate']:.2f}x ({plan}, {found['outcome']})")
+    return f"{row['job']:20} {'right' if row['right'] else 'WRONG':5}  {'; '.join(parts)}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Tuning beside others: what counts as the right plan, and that the others are really there."""
+
+import types
+
+import busy
+import psutil
+import pytest
+
+from vivace.ledger import Outcome, Ratio
+from vivace.plan import Plan
+
+GOOD, FAIR = Plan.from_dict({"channels_last": {}}), Plan.from_dict({"host_allocator": {}})
+
+
+@pytest.mark.parametrize(
+    ("beside", "speeds", "right"),
+    [
+        (GOOD, {GOOD: 2.0}, True),
+        (FAIR, {GOOD: 2.0, FAIR: 1.92}, True),  # another plan that is as good
+        (FAIR, {GOOD: 2.0, FAIR: 1.5}, False),
+        (Plan(), {GOOD: 2.0, Plan(): 1.0}, False),
+        (Plan(), {GOOD: 1.02, Plan(): 1.0}, True),
+    ],
+)
+def test_right_is_what_is_as_fast_as_the_plan_that_was_found_alone(
+    beside, speeds, right, tmp_path, monkeypatch
+):
+    plans = [GOOD, beside]
+
+    def tune(reference, *, budget, out):
+        outcome = Outcome.FASTER
+        return types.SimpleNamespace(
+            plan=plans.pop(0), outcome=outcome, speedup=Ratio(2.0, 1.9, 2.1), seconds=120.0, trials=[]
+        )
+
+    monkeypatch.setattr(busy.vivace, "tune", tune)
+    monkeypatch.setattr(busy, "busy", lambda load: busy.contextlib.nullcontext())
+    monkeypatch.setattr(busy, "speed", lambda _, plan: {"estimate": speeds[plan]})
+    row = busy.row_of("gpt", tmp_path, "fast", 4)
+    assert row["right"] is right
+    assert ("right" if right else "WRONG") in busy.told(row)
+
+
+def test_the_others_are_there_and_gone_again():
+    before = set(psutil.Process().children(recursive=True))
+    with busy.busy(2):
+        assert len(set(psutil.Process().children(recursive=True)) - before) >= 2
+    left = set(psutil.Process().children(recursive=True)) - before
+    assert not any("_compute" in " ".join(process.cmdline()) for process in left)
