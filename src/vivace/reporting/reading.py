@@ -11,6 +11,7 @@ from vivace import words
 from vivace.errors import FolderError
 from vivace.files import read_own
 from vivace.ledger import Ledger, Trial
+from vivace.pictures import PICTURES, read
 from vivace.reporting.content import Content
 
 _TRIAL_FIELDS = {field.name for field in dataclasses.fields(Trial)}
@@ -24,6 +25,7 @@ def load(folder: Path) -> Content:
         records = Ledger(folder / "ledger.jsonl").read()
         metrics = Ledger(folder / "metrics.jsonl").read()
         training = _document(folder / "run.json")
+        pictures = read(_document(folder / PICTURES))
     except OSError as error:
         raise FolderError(f"the run in '{folder}' cannot be read: {error.strerror}") from None
     if not records and not metrics and not training:
@@ -51,6 +53,7 @@ def load(folder: Path) -> Content:
         training=training,
         curves={kind: _last(records, kind) for kind in ("memory", "batches")},
         unread=unread,
+        pictures=pictures,
         **last,
     )
 
