@@ -45,6 +45,7 @@ from vivace.verifying.equivalence import equivalence_p
 CHILD = Path(__file__).resolve().parent / "_accuracy_child.py"
 WAYS = ("strict", "defaults", "plan")
 LEVEL = 0.05
+LONGEST_SECONDS = 3600.0  # of one training: then it hangs
 RAPL = Path("/sys/class/powercap")
 Rows = list[dict[str, Any]]
 
@@ -82,7 +83,7 @@ def row_of(name: str, record: dict[str, Any], chosen: argparse.Namespace) -> boo
         for _ in further(name, recipe, chosen):
             keep(record, chosen)
         recipe |= summary(recipe["rows"], recipe["margin"])
-    except (Failed, vivace.VivaceError) as error:
+    except (Failed, vivace.VivaceError, subprocess.TimeoutExpired) as error:
         recipe["failed"] = str(error)
     keep(record, chosen)
     print(f"{told(name, recipe)} [{time.monotonic() - begin:.0f} s]", flush=True)
@@ -148,7 +149,7 @@ def trained(name: str, way: str, seed: int, plan: Path, epochs: int | None) -> d
     command += ["--plan", str(plan)] if way == "plan" else []
     command += ["--epochs", str(epochs)] if epochs else []
     before = energy()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONGEST_SECONDS)
     if done.returncode:
         print(done.stderr[-3000:], file=sys.stderr, flush=True)
         raise Failed(f"{way}, seed {seed}: {(done.stderr.strip().splitlines() or ['killed'])[-1]}")
