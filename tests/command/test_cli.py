@@ -160,7 +160,6 @@ def test_help_is_quick_and_imports_no_torch():
         (["tune", "digits", "--bogus"], "No such option: --bogus"),
         (["train", "digits", "--seed", "x"], "Invalid value for '--seed'"),
         (["report", "nowhere"], "there is no folder 'nowhere'"),
-        (["report", ".", "--beside"], "Option '--beside' requires an argument"),
     ],
 )
 def test_usage_is_one_sentence_and_one_document(arguments, message, tmp_path):
