@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--plan", type=Path)
     given = parser.parse_args()
-    job = load(given.recipe)
+    job = dataclasses.replace(load(given.recipe), pictures=None)  # a plain loop draws none either
     if given.epochs is not None:
         job = dataclasses.replace(job, epochs=given.epochs)
     curve: Curve = []

@@ -1,28 +1,38 @@
-"""docs/cases.md and its Chinese sister: trainings to the end as cases, from the records of `accuracy`."""
+"""docs/cases.md and its Chinese sister: jobs as cases, from the records of `accuracy` and those of `cpu`."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from vivace import words as told
 from vivace.recipes import RECIPES
 
-MOST = 4  # of a kind that are listed
+MOST = 6  # reasons of a kind that are listed
 WORDS: dict[str, dict[str, Any]] = {
     "cases.md": {
-        "head": "# Cases\n\nWritten by `scripts/bench table` from the records of `scripts/bench "
-        "accuracy`; do not "
-        "edit. Each recipe was trained to the end in strict fp32, by a plain PyTorch loop, and under "
-        "the plan that "
-        "`vivace tune` found, with several seeds each, in processes that alternate. The final metric "
-        "is of data "
-        "that neither trained nor chose anything. *Time to the metric*: until the validation data "
-        "reached the "
-        "mean of strict fp32 less the margin.",
+        "head": "# Cases\n\nWritten by `scripts/bench table` from the records; do not edit. What helped each "
+        "job, what did not and why, what finding out cost, and what to do with a job like it.",
+        "to the end": "## Trained to the end\n\nEach recipe was trained to the end in strict fp32, by a "
+        "plain PyTorch loop, and under the plan that `vivace tune` found, in processes that alternate "
+        "(`scripts/bench accuracy`). The final metric is of data that neither trained nor chose anything. "
+        "*Time to the metric*: until the validation data reached the mean of strict fp32 less the margin.",
+        "steps": "## Tuned\n\nJobs of common kinds (`benchmarks/jobs.py`) whose steps `vivace tune` made "
+        "faster (`scripts/bench cpu`). They were not trained to an end: the figures are of steps, and "
+        "whether the model is the same was judged by `verify`.",
         "none": "No training to the end has been recorded yet.",
         "machine": "Measured on {device}, {cores} cores, {date}, Vivace {vivace}.",
+        "seeds": "{seeds} seeds each.",
+        "failed row": "This could not be measured: {failed}.",
+        "gained": "A step is {ratio:.2f}x ({low:.2f}-{high:.2f}) as fast as in strict fp32.",
+        "unchanged": "No plan was kept: {reason}.",
+        "faster beyond noise": "nothing was faster beyond noise",
+        "part": "`{name}` ({before:.2f}x to {after:.2f}x)",
+        "cost_steps": "What it cost: {seconds} of searching; the plan's warm-up is gained back at step "
+        "{steps}.",
+        "take_steps": "With such a job: run `vivace tune` on it; with a training longer than the search, "
+        "`vivace train` with the plan.",
+        "leave_steps": "With such a job: train it as it is.",
         "ways": {"strict": "strict fp32", "defaults": "PyTorch as it comes", "plan": "the plan"},
         "columns": (
             "way",
@@ -36,7 +46,7 @@ WORDS: dict[str, dict[str, Any]] = {
         "helped": "What helped: {what}.",
         "nothing": "What helped: nothing that was tried.",
         "slower": "What did not: {what}.",
-        "refused": "What could not act: {what}.",
+        "refused": "What was ruled out: {what}.",
         "failed": "What broke: {what}.",
         "cost": "What it cost: {seconds} of searching, which pays after {runs} trainings.",
         "cost_nothing": "What it cost: {seconds} of searching, which nothing pays back.",
@@ -53,21 +63,32 @@ WORDS: dict[str, dict[str, Any]] = {
         "of": "{seconds} ({reached} of {seeds})",
     },
     "cases.zh-CN.md": {
-        "head": "# 案例\n\n由 `scripts/bench table` 根据 `scripts/bench accuracy` 的记录生成，请勿手动"
-        "修改。每个任务都完整训练到结束，"
-        "分三种方式：严格 fp32、普通 PyTorch 循环、`vivace tune` 找到的方案；每种方式用多个随机种子，各"
-        "在独立进程中交替进行。"
+        "head": "# 案例\n\n由 `scripts/bench table` 根据记录生成，请勿手动修改。每个任务：什么有效，"
+        "什么无效及其原因，代价多大，类似的任务该怎么做。",
+        "to the end": "## 完整训练\n\n每个任务都完整训练到结束，分三种方式：严格 fp32、普通 PyTorch 循环、"
+        "`vivace tune` 找到的方案，各在独立进程中交替进行（`scripts/bench accuracy`）。"
         "最终指标在未参与训练也未参与选择的数据上计算。*达到指标的时间*：验证数据达到严格 fp32 的均值减"
         "去容差为止。",
+        "steps": "## 仅调优\n\n常见类型的任务（`benchmarks/jobs.py`），由 `vivace tune` 加速每一步"
+        "（`scripts/bench cpu`）。这些任务没有训练到结束：数字是每步的，模型是否相同由 `verify` 判断。",
         "none": "尚无完整训练的记录。",
         "machine": "测量环境：{device}，{cores} 核，{date}，Vivace {vivace}。",
+        "seeds": "各 {seeds} 个种子。",
+        "failed row": "未能测量：{failed}。",
+        "gained": "每步的速度是严格 fp32 的 {ratio:.2f} 倍（{low:.2f}-{high:.2f}）。",
+        "unchanged": "未采用任何方案：{reason}。",
+        "faster beyond noise": "没有超出噪声的加速",
+        "part": "`{name}`（{before:.2f} 倍到 {after:.2f} 倍）",
+        "cost_steps": "代价：搜索用时 {seconds}；方案的预热在第 {steps} 步收回。",
+        "take_steps": "类似的任务：运行 `vivace tune`；训练比搜索更久时，用该方案 `vivace train`。",
+        "leave_steps": "类似的任务：照原样训练。",
         "ways": {"strict": "严格 fp32", "defaults": "PyTorch 默认", "plan": "方案"},
         "columns": ("方式", "完整训练", "达到指标", "{metric}，95% 区间", "峰值内存", "能耗"),
         "data": "{task}，数据：{data}；容差 {margin:g}。",
         "helped": "有效的：{what}。",
         "nothing": "有效的：所试的都没有。",
         "slower": "无效的：{what}。",
-        "refused": "无法使用的：{what}。",
+        "refused": "被排除的：{what}。",
         "failed": "出错的：{what}。",
         "cost": "代价：搜索用时 {seconds}，训练 {runs} 次后收回。",
         "cost_nothing": "代价：搜索用时 {seconds}，无法收回。",
@@ -85,17 +106,27 @@ WORDS: dict[str, dict[str, Any]] = {
 }
 
 
-def page(records: list[dict[str, Any]], file: str) -> str:
-    """The page, from the newest record of each machine."""
-    words, parts = WORDS[file], [WORDS[file]["head"]]
-    newest = {record["machine"]["fingerprint"]: record for record in reversed(records)}
+def page(trained: list[dict[str, Any]], tuned: list[dict[str, Any]], file: str) -> str:
+    """The page, from the newest records of each machine: of `accuracy`, and of `cpu` for each job."""
+    words = WORDS[file]
+    parts = [words["head"], words["to the end"]]
+    newest = {record["machine"]["fingerprint"]: record for record in reversed(trained)}
     for record in newest.values():
-        cases = {name: found for name, found in record["recipes"].items() if "speed" in found}
+        cases = {
+            name: found for name, found in record["recipes"].items() if "speed" in found or "failed" in found
+        }
         if cases:
             parts.append(words["machine"].format(**record["machine"], **_dated(record)))
-        for name, found in cases.items():
-            parts += [f"## {name}", *case(name, found, words)]
-    return "\n\n".join(parts if len(parts) > 1 else [*parts, words["none"]]) + "\n"
+        for name in sorted(cases, key=list(RECIPES).index):
+            parts += [f"### {name}", *case(name, cases[name], words)]
+    if len(parts) == 2:
+        parts.append(words["none"])
+    jobs = {(record["machine"]["fingerprint"], record["job"]): record for record in reversed(tuned)}
+    if jobs:
+        parts.append(words["steps"])
+    for _, record in sorted(jobs.items()):
+        parts += [f"### {record['job']}", *tuned_case(record, words)]
+    return "\n\n".join(parts) + "\n"
 
 
 def _dated(record: dict[str, Any]) -> dict[str, str]:
@@ -104,14 +135,46 @@ def _dated(record: dict[str, Any]) -> dict[str, str]:
 
 def case(name: str, found: dict[str, Any], words: dict[str, Any]) -> Iterator[str]:
     """One recipe's paragraphs."""
-    recipe, speed = RECIPES[name], found["speed"]["strict"]
-    yield words["data"].format(task=recipe.task, data=recipe.data, margin=found["margin"])
+    recipe = RECIPES[name]
+    about = words["data"].format(task=recipe.task, data=recipe.data, margin=found["margin"])
+    if "failed" in found:
+        yield about
+        yield words["failed row"].format(failed=found["failed"])
+        return
+    yield f"{about} {words['seeds'].format(seeds=found['seeds'])}"
+    speed = found["speed"]["strict"]
     yield table(recipe.metric, found, words)
     yield (words["equal"] if found["equal"] else words["unequal"]).format(p=found["p"], **found["difference"])
     yield "\n".join(f"- {line}" for line in lessons(found, words))
     ratio = {"ratio": speed["estimate"], "low": speed["low"], "high": speed["high"]}
     advice = "doubt" if not found["equal"] else "take" if speed["low"] > 1 else "leave"
     yield words[advice].format(**ratio)
+
+
+def tuned_case(record: dict[str, Any], words: dict[str, Any]) -> Iterator[str]:
+    """One tuned job's paragraphs."""
+    speed = record["speedup"]
+    if record["plan"]:
+        gained = words["gained"].format(ratio=speed["estimate"], low=speed["low"], high=speed["high"])
+    else:
+        gained = words["unchanged"].format(reason=record["reason"] or words["faster beyond noise"])
+    yield f"{gained} {words['machine'].format(**record['machine'], **_dated(record))}"
+    lines = []
+    if record["plan"]:
+        ends = [1.0, *(step["ratio"]["estimate"] for step in record["waterfall"])]
+        gains = zip(record["waterfall"], ends, ends[1:], strict=False)
+        told_parts = [words["part"].format(name=step["step"], before=a, after=b) for step, a, b in gains]
+        lines.append(words["helped"].format(what=", ".join(told_parts or [f"`{n}`" for n in record["plan"]])))
+    else:
+        lines.append(words["nothing"])
+    lines += failures(record, words)
+    steps = record["break_even_steps"]
+    if record["plan"] and steps is not None:
+        lines.append(
+            words["cost_steps"].format(seconds=told.duration(record["seconds"]), steps=told.number(steps))
+        )
+    yield "\n".join(f"- {line}" for line in lines)
+    yield words["take_steps" if record["plan"] else "leave_steps"]
 
 
 def table(metric: str, found: dict[str, Any], words: dict[str, Any]) -> str:
@@ -141,28 +204,36 @@ def table(metric: str, found: dict[str, Any], words: dict[str, Any]) -> str:
 
 def lessons(found: dict[str, Any], words: dict[str, Any]) -> Iterator[str]:
     """What helped, what did not, what could not act and why, and what finding out cost."""
-    single = [trial for trial in found["trials"] if len(trial["techniques"]) == 1]
     chosen = [f"`{name}`" for name in found["plan"]]
     yield words["helped"].format(what=", ".join(chosen)) if chosen else words["nothing"]
-    slower = [
-        f"`{next(iter(trial['techniques']))}` ({trial['ratio']['estimate']:.2f}x)"
-        for trial in single
-        if trial["ratio"] and trial["ratio"]["high"] <= 1
-    ]
-    if slower:
-        yield words["slower"].format(what=", ".join(dict.fromkeys(slower)))
-    for status in ("refused", "failed"):
-        reasons = [
-            f"`{next(iter(trial['techniques']))}` ({trial['reason']})"
-            for trial in single
-            if trial["status"] == status
-        ]
-        if reasons:
-            common = [reason for reason, _ in Counter(reasons).most_common(MOST)]
-            yield words[status].format(what="; ".join(common))
+    yield from failures(found, words)
     saved = found["ways"]["strict"]["seconds"] - found["ways"]["plan"]["seconds"]
     seconds = told.duration(found["tune_seconds"])
     if saved > 0:
         yield words["cost"].format(seconds=seconds, runs=-int(-found["tune_seconds"] // saved))
     else:
         yield words["cost_nothing"].format(seconds=seconds)
+
+
+def failures(found: dict[str, Any], words: dict[str, Any]) -> Iterator[str]:
+    """What was slower alone, what could not act, and what broke, each with its figure or its reason."""
+    single = [trial for trial in found["trials"] if len(trial["techniques"]) == 1]
+    slower = {
+        f"`{next(iter(trial['techniques']))}`": f" ({trial['ratio']['estimate']:.2f}x)"
+        for trial in single
+        if trial["ratio"] and trial["ratio"]["high"] <= 1
+    }
+    if slower:
+        yield words["slower"].format(what=", ".join(name + ratio for name, ratio in slower.items()))
+    for status in ("refused", "failed"):
+        by_reason: dict[str, list[str]] = {}
+        for trial in single:
+            if trial["status"] == status:
+                names = by_reason.setdefault(trial["reason"], [])
+                names += [name for name in trial["techniques"] if name not in names]
+        if by_reason:
+            told_reasons = [
+                f"{', '.join(f'`{name}`' for name in names)} ({reason})"
+                for reason, names in by_reason.items()
+            ]
+            yield words[status].format(what="; ".join(told_reasons[:MOST]))

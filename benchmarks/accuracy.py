@@ -1,6 +1,6 @@
 """Trained to the end: time to the same accuracy in strict fp32, in PyTorch's defaults and under tune's plan.
 
-    scripts/bench accuracy [RECIPE ...] [--seeds 5] [--budget balanced] [--epochs N]
+    scripts/bench accuracy [RECIPE ...] [--seeds 3] [--budget fast] [--epochs N]
 
 Each training is a process of its own; the three ways alternate, each seed in another order. `strict` is
 `vivace train` without a plan, `defaults` a plain PyTorch loop without Vivace, `plan` is `vivace train`
@@ -10,14 +10,17 @@ epoch, checkpoints. The final metric is of data that neither trained nor chose a
 equal where the mean of its differences, paired by seed, lies within the recipe's margin (two one-sided
 tests, 5 %), which stands in `vivace.recipes` before anything is measured.
 
-The record is written after each training: a run that was stopped goes on where it was. --epochs makes
-trainings shorter than the recipe's, to try this out; such a record is not kept. Exit code 1 where a recipe
-was not equal or slower.
+A row is a recipe: its search and its trainings, about eight minutes on two quiet cores. The record is written
+after each training: a run that was stopped goes on where it was, recipe by recipe in the order of
+`vivace recipes`, and begins a row anew whose epochs or margin have changed. A recipe that fails says why in
+the record, and the next one follows. --epochs makes trainings shorter than the recipe's, to try this out;
+such a record is not kept. Exit code 1 where a recipe failed, was slower, or was not shown to be equal.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import subprocess
@@ -34,6 +37,7 @@ import pynvml
 from scipy.stats import t as student
 
 import vivace
+from vivace.job import load
 from vivace.measuring.statistics import speed_ratio
 from vivace.recipes import RECIPES
 from vivace.verifying.equivalence import equivalence_p
@@ -41,6 +45,7 @@ from vivace.verifying.equivalence import equivalence_p
 CHILD = Path(__file__).resolve().parent / "_accuracy_child.py"
 WAYS = ("strict", "defaults", "plan")
 LEVEL = 0.05
+LONGEST_SECONDS = 3600.0  # of one training: then it hangs
 RAPL = Path("/sys/class/powercap")
 Rows = list[dict[str, Any]]
 
@@ -49,27 +54,50 @@ def main() -> int:
     """Train the named recipes, or all of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("recipes", nargs="*", metavar="RECIPE", help=", ".join(RECIPES))
-    parser.add_argument("--seeds", type=int, default=5, help="trainings of each way; at least 3")
-    parser.add_argument("--budget", default="balanced", help="of `vivace tune`, for each recipe")
+    parser.add_argument("--seeds", type=int, default=3, help="trainings of each way; at least 3")
+    parser.add_argument("--budget", default="fast", help="of `vivace tune`, for each recipe")
     parser.add_argument("--epochs", type=int, help="fewer than the recipe's, to try this out; not recorded")
     chosen = parser.parse_args()
     names = _record.named_jobs(parser, chosen.recipes, RECIPES)
     if chosen.seeds < 3:
         parser.error(f"--seeds must be at least 3, not {chosen.seeds}: an interval needs as many")
     record = begun(chosen)
-    for name in names:
-        recipe = record["recipes"].setdefault(name, {"margin": RECIPES[name].margin, "rows": []})
+    good = [row_of(name, record, chosen) for name in names]
+    done = [record["recipes"][name] for name in names if "speed" in record["recipes"][name]]
+    if done:
+        factors = [recipe["speed"]["strict"]["estimate"] for recipe in done]
+        print(f"geometric mean of {len(done)} whole trainings: {geometric_mean(factors):.2f}x", flush=True)
+    return 0 if all(good) else 1
+
+
+def row_of(name: str, record: dict[str, Any], chosen: argparse.Namespace) -> bool:
+    """Do whatever one recipe misses yet, and keep it; is it equal, and not slower beyond noise?"""
+    stated = {"epochs": load(name).epochs, "margin": RECIPES[name].margin}
+    recipe = record["recipes"].get(name, {})
+    if any(recipe.get(key, value) != value for key, value in stated.items()):
+        recipe = {}
+    recipe = record["recipes"][name] = {"rows": [], **recipe, **stated}
+    recipe.pop("failed", None)
+    begin = time.monotonic()
+    try:
         for _ in further(name, recipe, chosen):
-            if not chosen.epochs:
-                _record.write(record)
+            keep(record, chosen)
         recipe |= summary(recipe["rows"], recipe["margin"])
-        if not chosen.epochs:
-            _record.write(record)
-        print(told(name, recipe), flush=True)
-    done = [recipe for name, recipe in record["recipes"].items() if name in names]
-    factors = [recipe["speed"]["strict"]["estimate"] for recipe in done]
-    print(f"geometric mean of the whole trainings: {geometric_mean(factors):.2f}x", flush=True)
-    return 0 if all(recipe["equal"] and recipe["speed"]["strict"]["high"] >= 1 for recipe in done) else 1
+    except (Failed, vivace.VivaceError, subprocess.TimeoutExpired) as error:
+        recipe["failed"] = str(error)
+    keep(record, chosen)
+    print(f"{told(name, recipe)} [{time.monotonic() - begin:.0f} s]", flush=True)
+    return "failed" not in recipe and recipe["equal"] and recipe["speed"]["strict"]["high"] >= 1
+
+
+def keep(record: dict[str, Any], chosen: argparse.Namespace) -> None:
+    """Write the record, unless this is a try."""
+    if not chosen.epochs:
+        _record.write(record)
+
+
+class Failed(Exception):
+    """A training that did not come to its end, with the last lines that it said."""
 
 
 def begun(chosen: argparse.Namespace) -> dict[str, Any]:
@@ -116,14 +144,15 @@ def searched(name: str, budget: str) -> dict[str, Any]:
 
 
 def trained(name: str, way: str, seed: int, plan: Path, epochs: int | None) -> dict[str, Any]:
-    """One whole training in a process of its own. Leaves with its message where it failed."""
+    """One whole training in a process of its own. Raises Failed."""
     command = [sys.executable, str(CHILD), name, way, str(seed), repr(time.time())]
     command += ["--plan", str(plan)] if way == "plan" else []
     command += ["--epochs", str(epochs)] if epochs else []
     before = energy()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONGEST_SECONDS)
     if done.returncode:
-        raise SystemExit(f"{name}, {way}, seed {seed} failed:\n{done.stderr[-3000:]}")
+        print(done.stderr[-3000:], file=sys.stderr, flush=True)
+        raise Failed(f"{way}, seed {seed}: {(done.stderr.strip().splitlines() or ['killed'])[-1]}")
     row = {"way": way, "seed": seed, **json.loads(done.stdout.splitlines()[-1])}
     after = energy()
     known = after is not None and before is not None and after > before  # a counter may begin anew
@@ -164,22 +193,31 @@ def summary(rows: Rows, margin: float) -> dict[str, Any]:
         )
         for way in ("strict", "defaults")
     }
+    times = [
+        (until(its, target), until(mine, target))
+        for mine, its in zip(by_way["plan"], by_way["strict"], strict=True)
+    ]
+    both = [(before, after) for before, after in times if before is not None and after is not None]
     return {
+        "seeds": len(by_way["strict"]),
         "target": target,
+        "to_target": dataclasses.asdict(speed_ratio(both)) if len(both) >= 3 else None,
         "ways": {way: of_way(found, target) for way, found in by_way.items()},
         "difference": interval(differences["strict"]),
         "p": p,
         "equal": p < LEVEL,
-        "speed": {
-            way: {"estimate": found.estimate, "low": found.low, "high": found.high}
-            for way, found in speed.items()
-        },
+        "speed": {way: dataclasses.asdict(found) for way, found in speed.items()},
     }
+
+
+def until(row: dict[str, Any], target: float) -> float | None:
+    """Seconds from the start until the validation data's metric was as high; None where it never was."""
+    return next((seconds for seconds, metric in row["curve"] if metric >= target), None)
 
 
 def of_way(rows: Rows, target: float) -> dict[str, Any]:
     """Means over the seeds: whole time, time to the target, final metric, memory and energy."""
-    reached = [next((s for s, metric in row["curve"] if metric >= target), None) for row in rows]
+    reached = [until(row, target) for row in rows]
     joules = [row["joules"] for row in rows]
     return {
         "seconds": mean(row["seconds"] for row in rows),
@@ -199,6 +237,8 @@ def interval(values: list[float]) -> dict[str, float]:
 
 def told(name: str, recipe: dict[str, Any]) -> str:
     """One line."""
+    if "failed" in recipe:
+        return f"{name}: FAILED: {recipe['failed']}"
     strict, plan, speed = recipe["ways"]["strict"], recipe["ways"]["plan"], recipe["speed"]["strict"]
     equal = "equal" if recipe["equal"] else "NOT SHOWN TO BE EQUAL"
     return (

@@ -12,12 +12,15 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from vivace.errors import JobError, VivaceError, nearest
+
+if TYPE_CHECKING:
+    from vivace.pictures import Picture
 
 Batch: TypeAlias = object
 """What the data yields: tensors in any containers, or whatever else the loss takes; see `tensors.trees`."""
@@ -52,6 +55,8 @@ class Job:
         scheduler_every: ``"epoch"`` or ``"step"``.
         on_trained: ``(model, folder) -> None``; called by `train` when it has come to its end, with the
             trained model and the run's folder.
+        pictures: ``(model, batches) -> {heading: [pictures]}``, of what `vivace.pictures` has; called as
+            `metric` is, on the same data, when `train` has come to its end, and drawn on the run's page.
     """
 
     model: Callable[[], Any]
@@ -68,6 +73,7 @@ class Job:
     damaged: Literal["raise", "skip", "replace"] = "raise"
     metric_name: str = "metric"
     on_trained: Callable[[Any, Path], None] | None = None
+    pictures: Callable[[Any, Iterable[Any]], Mapping[str, Sequence[Picture]]] | None = None
 
     @classmethod
     def from_keras(

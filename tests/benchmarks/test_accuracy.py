@@ -7,6 +7,7 @@ import _accuracy_child
 import _cases
 import _evidence
 import _record
+import _tasks
 import accuracy
 import pytest
 
@@ -59,6 +60,8 @@ def test_equal_and_faster():
     assert found["speed"]["strict"]["low"] > 1.8
     assert found["ways"]["plan"]["seconds_to_target"] == pytest.approx(51.5)
     assert found["ways"]["strict"]["metric"]["estimate"] == pytest.approx(0.9)
+    assert found["seeds"] == SEEDS
+    assert found["to_target"]["low"] > 1.8
     low, high = (found["ways"]["strict"]["metric"][side] for side in ("low", "high"))
     assert 0.9 - 0.004 < low < 0.9 < high < 0.9 + 0.004
 
@@ -68,6 +71,7 @@ def test_worse_by_more_than_the_margin_is_not_equal_and_never_reaches_the_metric
     assert not found["equal"]
     assert found["ways"]["plan"]["seconds_to_target"] is None
     assert found["difference"]["high"] < -0.03
+    assert found["to_target"] is None
 
 
 @pytest.fixture
@@ -100,7 +104,52 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(bench, monkeypatch, tmp_pat
     assert sorted(ran) == sorted((way, seed) for way in accuracy.WAYS for seed in range(3))
     assert [way for way, _ in ran[:3]] != [way for way, _ in ran[3:6]]  # another order each seed
     assert "digits: 101 s -> 50 s" in capsys.readouterr().out
-    assert json.loads(path.read_text())["recipes"]["digits"]["equal"]
+    kept = json.loads(path.read_text())["recipes"]["digits"]
+    assert kept["equal"]
+    assert (kept["seeds"], kept["epochs"], kept["margin"]) == (3, 15, RECIPES["digits"].margin)
+
+
+def test_more_seeds_are_added_and_a_row_of_other_epochs_begins_anew(bench, monkeypatch, tmp_path):
+    bench.append("stopped")
+    monkeypatch.setattr("sys.argv", ["accuracy.py", "digits", "--seeds", "3"])
+    accuracy.main()
+    monkeypatch.setattr("sys.argv", ["accuracy.py", "digits", "--seeds", "4"])
+    accuracy.main()
+    assert len(bench) == 1 + 4 * len(accuracy.WAYS)
+    (path,) = tmp_path.glob("accuracy/*/*.json")
+    record = json.loads(path.read_text())
+    assert record["recipes"]["digits"]["seeds"] == 4
+    record["recipes"]["digits"]["epochs"] = 99
+    path.write_text(json.dumps(record))
+    accuracy.main()
+    assert len(bench) == 1 + 8 * len(accuracy.WAYS)
+
+
+def test_a_recipe_that_fails_says_why_and_the_next_one_follows(bench, monkeypatch, tmp_path, capsys):
+    bench.append("stopped")
+    fine = accuracy.trained
+
+    def trained(name, way, *given):
+        if (name, way) == ("digits", "plan"):
+            raise accuracy.Failed("plan, seed 0: the disk is full")
+        return fine(name, way, *given)
+
+    monkeypatch.setattr(accuracy, "trained", trained)
+    monkeypatch.setattr("sys.argv", ["accuracy.py", "digits", "keras_cnn"])
+    assert accuracy.main() == 1
+    assert "digits: FAILED: plan, seed 0: the disk is full" in capsys.readouterr().out
+    (path,) = tmp_path.glob("accuracy/*/*.json")
+    recipes = json.loads(path.read_text())["recipes"]
+    assert recipes["digits"]["failed"]
+    assert recipes["keras_cnn"]["equal"]
+    monkeypatch.setattr(accuracy, "trained", fine)
+    assert accuracy.main() == 0  # the failed one goes on
+    assert "failed" not in json.loads(path.read_text())["recipes"]["digits"]
+
+
+def test_a_training_that_dies_is_told_by_its_last_line(tmp_path):
+    with pytest.raises(accuracy.Failed, match=r"strict, seed 0: .*there is no recipe 'nothing'"):
+        accuracy.trained("nothing", "strict", 0, tmp_path / "plan.toml", 1)
 
 
 def test_a_try_leaves_no_record(bench, tmp_path, monkeypatch):
@@ -140,16 +189,69 @@ def record(**of_rows):
 
 @pytest.mark.parametrize("file", _cases.WORDS)
 def test_a_case_says_what_helped_what_did_not_and_what_to_do(file):
-    page = _cases.page([record()], file)
+    page = _cases.page([record()], [], file)
     assert RECIPES["digits"].metric in page
+    assert f" {SEEDS} " in page
     assert "`bf16_autocast`" in page
     assert "`compile` (0.70x)" in page
     assert "`ddp` (one device is here)" in page
     assert "entities" not in page  # not trained to its end yet
     assert _cases.WORDS[file]["take"][:12] in page
-    assert _cases.WORDS[file]["doubt"] in _cases.page([record(shift=-0.05)], file)
-    assert _cases.WORDS[file]["leave"][:24] in _cases.page([record(plan_seconds=100.0)], file)
-    assert _cases.WORDS[file]["none"] in _cases.page([], file)
+    assert _cases.WORDS[file]["doubt"] in _cases.page([record(shift=-0.05)], [], file)
+    assert _cases.WORDS[file]["leave"][:24] in _cases.page([record(plan_seconds=100.0)], [], file)
+    assert _cases.WORDS[file]["none"] in _cases.page([], [], file)
+    failed = record()
+    failed["recipes"]["digits"] = {"margin": 0.01, "rows": [], "failed": "the disk is full"}
+    assert "the disk is full" in _cases.page([failed], [], file)
+
+
+TUNED = {
+    "job": "lstm",
+    "date": "2026-01-02",
+    "vivace": "1.0",
+    "machine": {"fingerprint": "0123", "device": "A processor", "cores": 2},
+    "plan": {"bf16_autocast": {}},
+    "reason": "",
+    "speedup": {"estimate": 2.5, "low": 2.4, "high": 2.6},
+    "waterfall": [
+        {"step": "host_allocator", "ratio": {"estimate": 1.5, "low": 1.4, "high": 1.6}},
+        {"step": "bf16_autocast", "ratio": {"estimate": 2.5, "low": 2.4, "high": 2.6}},
+    ],
+    "break_even_steps": 41,
+    "seconds": 120.0,
+    "trials": SEARCH["trials"],
+}
+
+
+@pytest.mark.parametrize("file", _cases.WORDS)
+def test_a_tuned_job_is_a_case_of_steps(file):
+    older = TUNED | {"date": "2026-01-01", "speedup": {"estimate": 9.0, "low": 9.0, "high": 9.0}}
+    page = _cases.page([], [TUNED, older], file)
+    assert "2.40-2.60" in page
+    assert "9.00" not in page  # the newest record of a job counts
+    assert "`bf16_autocast`" in page
+    assert "1.50" in page
+    assert "`compile` (0.70x)" in page
+    assert " 41" in page
+    assert _cases.WORDS[file]["take_steps"] in page
+    none = _cases.page([], [TUNED | {"plan": {}, "reason": "the machine was unsteady"}], file)
+    assert "the machine was unsteady" in none
+    assert _cases.WORDS[file]["leave_steps"] in none
+
+
+@pytest.mark.parametrize("file", _tasks.WORDS)
+def test_the_first_table_is_time_to_the_same_metric(file):
+    words = _tasks.WORDS[file]
+    table = _tasks.table([record()], file)
+    assert "`digits`: accuracy" in table
+    assert "1 min 42 s, 52 s" in table
+    assert "1.97x (" in table
+    assert "0.900, 0.900" in table
+    assert words["same"][True].partition("{")[0] in table
+    worse = _tasks.table([record(shift=-0.05)], file)
+    assert words["same"][False].partition("{")[0] in worse
+    assert words["never"].format(missing=SEEDS, seeds=SEEDS) in worse
+    assert words["none"] in _tasks.table([{**record(), "recipes": {}}], file)
 
 
 @pytest.mark.parametrize("file", _evidence.WORDS)

@@ -228,6 +228,23 @@ def test_a_page_is_written_and_its_names_are_escaped(trained, tmp_path):
     assert vivace_compare(before, after, "--out", before, "--quiet")[0] == 2
 
 
+def test_metrics_of_both_trainings_stand_on_one_axis_of_minutes(trained, tmp_path):
+    folders = [trained("a", 1000.0), trained("b", 2000.0)]
+    for folder, times in zip(folders, ((60, 120, 180), (30, 60, 90)), strict=True):
+        with (folder / "metrics.jsonl").open("a") as file:
+            for number, seconds in enumerate(times, 1):
+                line = {"step": 1000 * number, "metric": 0.3 * number, "seconds": seconds}
+                file.write(json.dumps(line) + "\n")
+    found = vivace.compare(*folders, out=tmp_path / "compared")
+    assert found.after.course == ((0.5, 0.3), (1.0, 0.6), (1.5, pytest.approx(0.9)))
+    page = (tmp_path / "compared" / "compare.html").read_text()
+    assert 'class="line reference"' in page
+    assert 'class="line plan"' in page
+    assert "The metric as it rose" in page
+    vivace.compare(trained("c", 1000.0), folders[0], out=tmp_path / "other")
+    assert "The metric as it rose" not in (tmp_path / "other" / "compare.html").read_text()
+
+
 def test_the_interval_of_two_runs_holds_the_truth_as_often_as_it_says():
     noise, held = random.Random(0), 0
     for _ in range(400):

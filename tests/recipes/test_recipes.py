@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from vivace.job import load
+from vivace.pictures import document
 from vivace.recipes import RECIPES, classification, detection, segmentation
 
 SMALL = {
@@ -53,7 +54,9 @@ def test_a_recipe_trains(name, small):
     model.eval()
     with torch.no_grad():
         metric = job.metric(model, [next(iter(job.validation()))])
+        shown = document(job.pictures(model, [next(iter(job.validation()))]))
     assert math.isfinite(metric)
+    assert any(heading["pictures"] for heading in shown["headings"])
     assert job.metric_name == RECIPES[name].metric
     assert job.optimizer(model).param_groups
     assert job.scheduler is None or job.scheduler(job.optimizer(model))

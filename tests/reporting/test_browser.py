@@ -12,9 +12,12 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import numpy
 import pytest
 
 import vivace
+from vivace import pictures
+from vivace.pictures import PICTURES, Box, Counts, Image, Piece, Text
 from vivace.profiling.page import write_page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -109,6 +112,21 @@ def profile_document():
     }
 
 
+def predictions():
+    """Pictures of each kind."""
+    names = ["face", "animal", "a_long_name_of_a_class", "vehicle", "building"]
+    counts = [[1000 if row == column else 13 * column for column in range(5)] for row in range(5)]
+    pixels = numpy.linspace(0, 1, 48 * 64).reshape(48, 64)
+    boxes = [Box(1, 1, 30, 30, names[2], True), Box(50, 30, 90, 60, "missed"), Box(20, 9, 63, 47, "b", False)]
+    text = Text("one of three", ["before ", Piece("Ann", "PER", True), " in ", Piece("Paris", "ORG", False)])
+    long = Text("", [Piece("given", "given"), " and" * 200])
+    return {
+        "Confusion": [Counts("all", names, counts)],
+        "Best": [Image(f"picture {number}", pixels, boxes) for number in range(6)],
+        "Said": [text, long],
+    }
+
+
 def looked_at(pages, dark, script, before=""):
     """What a browser finds of each page at each width by `script`; one start for all."""
     frames = "".join(
@@ -149,6 +167,7 @@ def pages(ledger, tune_folder, train_folder, tmp_path):
     for document in (ledger[-2], ledger[-1]["verdict"]):
         document |= {"kept": False, "reason": "update scale is 9.8 envelopes from strict fp32 " * 3}
     found["broken"] = vivace.report(tune_folder(ledger)).read_text(encoding="utf-8")
+    (train_folder / PICTURES).write_text(json.dumps(pictures.document(predictions())))
     found["train"] = vivace.report(train_folder).read_text(encoding="utf-8")
     write_page(profile_document(), tmp_path / "profile.html")
     found["profile"] = (tmp_path / "profile.html").read_text(encoding="utf-8")

@@ -435,6 +435,9 @@ def advise(
 @app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="--out of a tune or train run")],
+    beside: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="another training, its metric on the same axis")
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -444,7 +447,7 @@ def report(
         from vivace.reporting import report as run
         from vivace.reporting import terminal
 
-        page = run(folder)
+        page = run(folder, beside=beside)
         out.document({"report_path": str(page)})
         out.show(lambda console: terminal(folder, console))
         out.say(f"\npage  {page}")

@@ -47,7 +47,8 @@ def demo(out: Path, quiet: bool = False) -> int:
             runs[name] = run = train(JOB, plan, out=folders[name], on_event=progress)
         if run.interrupted:
             return run.exit_code
-        report(folders[name])
+    report(folders["as it is"])
+    report(folders["the plan"], beside=folders["as it is"])
     trained(runs["the plan"], console)
     for line in compared(runs["as it is"], runs["the plan"], RECIPES[JOB].validated):
         console.print(line, markup=False)

@@ -30,7 +30,9 @@ def write(found: Compared, folder: Path) -> Compared:
 
 def render(found: Compared) -> str:
     """The page as text. Every value is escaped."""
-    return pages.render(_TEMPLATE, answer(found), found=found, picture=_picture(found))
+    return pages.render(
+        _TEMPLATE, answer(found), found=found, picture=_picture(found), courses=_courses(found)
+    )
 
 
 def _picture(found: Compared) -> Markup | None:
@@ -44,6 +46,15 @@ def _picture(found: Compared) -> Markup | None:
         for (name, side, kind), share in zip(sides, shares, strict=True)
     ]
     return charts.rows(rows)
+
+
+def _courses(found: Compared) -> Markup | None:
+    """The metric of both trainings on one axis of minutes; None where one of them has none at two times."""
+    series = {"reference": found.before.course, "plan": found.after.course}
+    if min(map(len, series.values())) < 2:
+        return None
+    name = found.after.metric_name
+    return charts.courses(name[:1].upper() + name[1:], series, unit="minutes")
 
 
 def _spread(side: Side) -> str:

@@ -13,6 +13,7 @@ from vivace import words
 from vivace.errors import FolderError
 from vivace.ledger import Ratio
 from vivace.reporting.content import Content, ratio_of
+from vivace.reporting.course import course
 from vivace.reporting.reading import load
 
 MOST_BLOCKS = 20  # neighbouring steps share what disturbs them: few long blocks say more than many short ones
@@ -32,7 +33,8 @@ class Side:
 
     `step_seconds` is the time of a step, `sample_seconds` that of a sample; `blocks` are the seconds a sample
     (a step, where the samples are not known) of consecutive blocks of steps, without the warm-up. `bounds`
-    are those of the time of a sample where only they are known. `of` is the job or the command.
+    are those of the time of a sample where only they are known. `of` is the job or the command. `course` are
+    the metrics of a training at its minutes.
     """
 
     path: str
@@ -46,6 +48,7 @@ class Side:
     peak_bytes: float | None = None
     metric: float | None = None
     metric_name: str = "metric"
+    course: tuple[tuple[float, float], ...] = ()
     loss: float | None = None
     speedup: Ratio | None = None
     plan: Mapping[str, Mapping[str, Any]] | None = None
@@ -126,6 +129,7 @@ def _training(content: Content, path: Path) -> Side:
         total_seconds=words.real(run.get("seconds")),
         metric=words.real(run.get("metric", last.get("metric"))),
         metric_name=str(run.get("metric_name") or "metric"),
+        course=tuple(course(content).points),
         loss=words.real(run.get("loss", last.get("loss"))),
         speedup=ratio_of((run.get("tuned") or {}).get("speedup")),
         plan=run.get("plan"),

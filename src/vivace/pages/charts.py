@@ -302,6 +302,23 @@ def lines(
     return frame(title, across, up, [_stretched(*drawn)], unit)
 
 
+def courses(title: str, series: Mapping[str, Sequence[tuple[float, float]]], *, unit: str) -> Markup:
+    """Lines between two axes, each through points of its own and of a class of its own."""
+    across = linear(*_ends([x for line in series.values() for x, _ in line]))
+    low, high = _ends([y for line in series.values() for _, y in line])
+    margin = 0.04 * (high - low)
+    up = linear(low - margin, high + margin)
+    drawn = (
+        element("path", class_=f"line {name}", d=_path([_point(x, y, across, up) for x, y in line]))
+        for name, line in series.items()
+    )
+    return frame(title, across, up, [_stretched(*drawn)], unit)
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    return min(values), max(values)
+
+
 def _stretched(*paths: Markup) -> Markup:
     """Paths of a box of 1000 over the whole of a chart, whatever its shape; lines keep their width."""
     box = f"0 0 {BOX} {BOX}"

@@ -8,6 +8,7 @@ says whether the network finds tissue at other heights, and nothing of other bra
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,8 +17,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from vivace.errors import InputError
 from vivace.job import Job
+from vivace.recipes import showing
 from vivace.recipes.networks.schedules import adamw, warm_cosine
-from vivace.recipes.networks.segmenting import loss, mean_iou
+from vivace.recipes.networks.segmenting import IGNORED, loss, mean_iou
 from vivace.recipes.networks.unet import UNet
 from vivace.recipes.sources import of_package
 
@@ -25,7 +27,7 @@ SIDES = (96, 112)  # pixels of a slice, of 2 mm, from the middle of the volume's
 SLAB, GAP = 6, 1  # slices of a slab, and those left out after each
 TURN = ("training", "training", "training", "validation", "training", "training", "test")  # of slabs
 LEAST = 0.02  # share of a slice that tissue takes
-NUM_CLASSES = 3  # other, grey matter, white matter
+CLASSES = ("other", "grey matter", "white matter")
 BATCH = 8
 REPEATED = 10  # times that an epoch sees each slice, changed each time
 SHIFT = 6  # pixels either way
@@ -92,6 +94,11 @@ def unseen() -> DataLoader[Any]:
     return held_out("test")
 
 
+def pictures(model: nn.Module, batches: Iterable[Any]) -> showing.Shown:
+    """The confusion of pixels, and slices under the colours of their tissues."""
+    return showing.segmented(model, batches, CLASSES, IGNORED)
+
+
 def job(*, width: int = 12, depth: int = 3, epochs: int = 5) -> Job:
     """The job. `width` in channels of the first convolutions; `depth` is how often the sides are halved."""
     if not 1 <= depth <= 4:
@@ -100,7 +107,7 @@ def job(*, width: int = 12, depth: int = 3, epochs: int = 5) -> Job:
         )
 
     def model() -> nn.Module:
-        return UNet(1, NUM_CLASSES, width, depth)
+        return UNet(1, len(CLASSES), width, depth)
 
     return Job(
         model=model,
@@ -112,5 +119,6 @@ def job(*, width: int = 12, depth: int = 3, epochs: int = 5) -> Job:
         metric=mean_iou,
         metric_name="mean IoU",
         validation=lambda: held_out("validation"),
+        pictures=pictures,
         epochs=epochs,
     )

@@ -6,6 +6,8 @@ Neither the pictures nor the photographs that validate have trained.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from vivace.job import Job
+from vivace.recipes import showing
 from vivace.recipes.digits import Residual
 from vivace.recipes.networks.classifying import accuracy, loss
 from vivace.recipes.networks.schedules import warm_cosine
@@ -21,7 +24,7 @@ from vivace.recipes.sources import check_choice, cutouts, scenes
 SIZE = 48  # pixels of a scene's side
 BATCH = 64
 SCENES = 1600  # of an epoch
-VALIDATED = 640
+VALIDATED, TESTED = 640, 2000
 SHARES = (0.5, 0.9)  # of the scene's side that a picture's longer side takes
 DATA = ("scenes", "cifar10", "imagenet")
 
@@ -43,7 +46,7 @@ class Pictures(Dataset[tuple[torch.Tensor, int]]):
 def images(split: str, data: str) -> Any:
     """One split."""
     if data == "scenes":
-        return Pictures(split, SCENES if split == "training" else VALIDATED)
+        return Pictures(split, {"training": SCENES, "validation": VALIDATED, "test": TESTED}[split])
     from vivace.recipes.sources import folders
 
     return folders.cifar10(split) if data == "cifar10" else folders.imagenet(split)
@@ -77,7 +80,13 @@ def unseen(data: str = "scenes") -> DataLoader[Any]:
     return DataLoader(images("test", data), batch_size=2 * BATCH)
 
 
-def job(*, width: int = 16, depth: int = 1, epochs: int = 10, data: str = "scenes") -> Job:
+def pictures(model: nn.Module, batches: Iterable[Any], *, data: str) -> showing.Shown:
+    """The confusion of classes, and samples."""
+    names = cutouts.NAMES if data == "scenes" else tuple(map(str, range(num_classes(data))))
+    return showing.classified(model, batches, names)
+
+
+def job(*, width: int = 16, depth: int = 1, epochs: int = 6, data: str = "scenes") -> Job:
     """The job. `data` is ``scenes``, ``cifar10`` or ``imagenet``; `width` in channels of the first
     convolution.
     """
@@ -94,5 +103,6 @@ def job(*, width: int = 16, depth: int = 1, epochs: int = 10, data: str = "scene
         metric=accuracy,
         metric_name="accuracy",
         validation=lambda: DataLoader(images("validation", data), batch_size=2 * BATCH),
+        pictures=functools.partial(pictures, data=data),
         epochs=epochs,
     )

@@ -6,6 +6,8 @@ Neither the pictures nor the photographs that validate have trained.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,14 +16,15 @@ from torch.utils.data import DataLoader, Dataset
 
 from vivace.errors import InputError
 from vivace.job import Job
-from vivace.recipes.networks.detector import Detector, loss, mean_average_precision
+from vivace.recipes import showing
+from vivace.recipes.networks.detector import Detector, found, loss, mean_average_precision
 from vivace.recipes.networks.schedules import adamw, clip, warm_cosine
 from vivace.recipes.sources import check_choice, cutouts, scenes
 
 SIZE = 96  # pixels of a scene's side
 BATCH = 16
 SCENES = 1600  # of an epoch
-VALIDATED = 320
+VALIDATED, TESTED = 320, 1000
 DATA = ("scenes", "penn_fudan")
 NUM_CLASSES = {"scenes": len(cutouts.NAMES), "penn_fudan": 1}
 
@@ -48,7 +51,7 @@ def images(split: str, data: str) -> Any:
         from vivace.recipes.sources.folders import penn_fudan
 
         return penn_fudan(split)
-    return Boxes(split, SCENES if split == "training" else VALIDATED)
+    return Boxes(split, {"training": SCENES, "validation": VALIDATED, "test": TESTED}[split])
 
 
 def unseen(data: str = "scenes") -> DataLoader[Any]:
@@ -56,7 +59,13 @@ def unseen(data: str = "scenes") -> DataLoader[Any]:
     return DataLoader(images("test", data), batch_size=2 * BATCH)
 
 
-def job(*, width: int = 16, depth: int = 1, epochs: int = 5, data: str = "scenes") -> Job:
+def pictures(model: nn.Module, batches: Iterable[Any], *, data: str) -> showing.Shown:
+    """Images with their boxes, and the model's."""
+    names = cutouts.NAMES if data == "scenes" else ("pedestrian",)
+    return showing.detected(batches, lambda images: found(*model(images)), names)
+
+
+def job(*, width: int = 16, depth: int = 1, epochs: int = 4, data: str = "scenes") -> Job:
     """The job. `data` is ``scenes`` or ``penn_fudan``; `width` in channels of the first convolution, a
     multiple of 8; `depth` in residual units of each of three levels.
     """
@@ -78,5 +87,6 @@ def job(*, width: int = 16, depth: int = 1, epochs: int = 5, data: str = "scenes
         metric=mean_average_precision,
         metric_name="mAP",
         validation=lambda: DataLoader(images("validation", data), batch_size=2 * BATCH),
+        pictures=functools.partial(pictures, data=data),
         epochs=epochs,
     )

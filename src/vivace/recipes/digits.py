@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from vivace.errors import InputError
 from vivace.job import Job
+from vivace.recipes import showing
 
 NUM_TRAINING = 1437  # of 1,797; the rest validates
 
@@ -92,6 +93,11 @@ def accuracy(model: nn.Module, batches: Iterable[Any]) -> float:
 unseen = validation  # there is no third part: so few digits validate that none is left
 
 
+def pictures(model: nn.Module, batches: Iterable[Any]) -> showing.Shown:
+    """The confusion of digits, and samples."""
+    return showing.classified(model, batches, tuple("0123456789"))
+
+
 def job(*, width: int = 32, depth: int = 1, epochs: int = 15) -> Job:
     """The job. `width` in channels of the first convolution."""
     return Job(
@@ -105,5 +111,6 @@ def job(*, width: int = 32, depth: int = 1, epochs: int = 15) -> Job:
         metric=accuracy,
         metric_name="accuracy",
         validation=validation,
+        pictures=pictures,
         epochs=epochs,
     )

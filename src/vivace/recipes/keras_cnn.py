@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from vivace.errors import InputError
 from vivace.job import Job
+from vivace.recipes.digits import pictures
 from vivace.recipes.networks.classifying import accuracy, loss
 from vivace.recipes.sources import check_choice
 
@@ -90,7 +91,7 @@ def unseen(data: str = "digits") -> DataLoader[Any]:
     return DataLoader(images("test", data), batch_size=2 * BATCH)
 
 
-def job(*, width: int = 32, depth: int = 2, epochs: int = 12, data: str = "digits") -> Job:
+def job(*, width: int = 32, depth: int = 2, epochs: int = 24, data: str = "digits") -> Job:
     """The job. `data` is ``digits`` or ``mnist``; `width` in channels of the first convolution."""
     check_choice("data", data, DATA)
     if not 1 <= depth <= 12:
@@ -103,5 +104,6 @@ def job(*, width: int = 32, depth: int = 2, epochs: int = 12, data: str = "digit
         metric=accuracy,
         metric_name="accuracy",
         validation=lambda: DataLoader(images("validation", data), batch_size=2 * BATCH),
+        pictures=pictures,
         epochs=epochs,
     )

@@ -17,15 +17,20 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from vivace.job import Job
+from vivace.pictures import Picture, Piece, Text
+from vivace.recipes import showing
 from vivace.recipes.networks.schedules import adamw, clip, warm_cosine
 from vivace.recipes.networks.transformer import Transformer, check_width
 from vivace.recipes.sources import check_choice, demanded, standard_library
 
 LENGTH = 128  # bytes that the network sees at once
-BATCH = 16
+BATCH = 8
 WINDOWS = 2400  # that train in an epoch
-VALIDATED = 384  # windows
+VALIDATED, TESTED = 384, 1600  # windows
 NUM_BYTES = 256
+GENERATED = 160  # bytes that are drawn after a window
+TEMPERATURE = 0.7
+SURPRISING = 8.0  # bits, from which a byte is marked: more than were it drawn blindly
 
 
 class GPT(nn.Module):
@@ -69,7 +74,8 @@ class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 def held_out(split: str, data: str) -> DataLoader[Any]:
     """Windows spread evenly over the split's text, none over another."""
     tokens = tokens_of(split, data)
-    starts = torch.linspace(0, len(tokens) - LENGTH - 1, min(VALIDATED, len(tokens) // (LENGTH + 1))).long()
+    most = TESTED if split == "test" else VALIDATED
+    starts = torch.linspace(0, len(tokens) - LENGTH - 1, min(most, len(tokens) // (LENGTH + 1))).long()
     inputs, following = zip(*(window(tokens, int(start)) for start in starts), strict=True)
     return DataLoader(TensorDataset(torch.stack(inputs), torch.stack(following)), batch_size=2 * BATCH)
 
@@ -100,6 +106,40 @@ def bits_per_byte(model: nn.Module, batches: Iterable[Any]) -> float:
     return -math.log2(float(found.compute()))
 
 
+def letters(tokens: torch.Tensor) -> str:
+    """Bytes as text."""
+    return bytes(tokens.tolist()).decode("utf-8", errors="replace")
+
+
+def pictures(model: nn.Module, batches: Iterable[Any]) -> showing.Shown:
+    """Text that the model writes, and the windows that it foresaw best and worst."""
+    rows = [(tokens, following) for tokens, following in batches]
+    given = torch.cat([tokens[:1] for tokens, _ in rows])[:3]
+    written: list[Picture] = [
+        Text("", [Piece(letters(start), "given"), letters(further)])
+        for start, further in zip(given, showing.continued(model, given, GENERATED, TEMPERATURE), strict=True)
+    ]
+
+    def samples() -> Iterable[showing.Sample]:
+        for tokens, following in rows:
+            for row, bits in zip(following, showing.likely(model, tokens, following), strict=True):
+                yield showing.Sample(-float(bits.mean()), foreseen, (row, bits))
+
+    best, worst = showing.extremes(samples(), 2)
+    return {"Written by the model": written, "Foreseen best": best, "Foreseen worst": worst}
+
+
+def foreseen(row: torch.Tensor, bits: torch.Tensor) -> Text:
+    """A window's text, each byte that surprised marked by its bits."""
+    pieces: list[Piece | str] = []
+    start = 0
+    for place in (bits >= SURPRISING).nonzero().flatten().tolist():
+        surprise = Piece(letters(row[place : place + 1]), f"{bits[place]:.0f}", False)
+        pieces += [letters(row[start:place]), surprise]
+        start = place + 1
+    return Text(f"{float(bits.mean()):.2f} bits a byte", [*pieces, letters(row[start:])])
+
+
 def unseen(data: str = "python") -> DataLoader[Any]:
     """What neither trained nor chose anything."""
     return held_out("test", data)
@@ -120,5 +160,6 @@ def job(*, width: int = 128, depth: int = 3, epochs: int = 3, data: str = "pytho
         metric=bits_per_byte,
         metric_name="minus bits per byte",
         validation=lambda: held_out("validation", data),
+        pictures=pictures,
         epochs=epochs,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from vivace.errors import InputError
 from vivace.job import Job
+from vivace.recipes import showing
 from vivace.recipes.digits import Residual, accuracy, loss
 
 PICTURES = (
@@ -111,6 +113,11 @@ def validation() -> DataLoader[Any]:
 unseen = validation  # there is no third part
 
 
+def pictures_of(model: nn.Module, batches: Iterable[Any]) -> showing.Shown:
+    """The confusion of photographs, and crops."""
+    return showing.classified(model, batches, PICTURES)
+
+
 def job(*, width: int = 32, depth: int = 2, epochs: int = EPOCHS) -> Job:
     """The job. `width` in channels of the first convolution."""
     return Job(
@@ -123,5 +130,6 @@ def job(*, width: int = 32, depth: int = 2, epochs: int = EPOCHS) -> Job:
         metric=accuracy,
         metric_name="accuracy",
         validation=validation,
+        pictures=pictures_of,
         epochs=epochs,
     )

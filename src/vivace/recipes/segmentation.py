@@ -6,6 +6,8 @@ Neither the pictures nor the photographs that validate have trained.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,15 +16,16 @@ from torch.utils.data import DataLoader, Dataset
 
 from vivace.errors import InputError
 from vivace.job import Job
+from vivace.recipes import showing
 from vivace.recipes.networks.schedules import adamw, warm_cosine
-from vivace.recipes.networks.segmenting import loss, mean_iou
+from vivace.recipes.networks.segmenting import IGNORED, loss, mean_iou
 from vivace.recipes.networks.unet import UNet
 from vivace.recipes.sources import check_choice, cutouts, scenes
 
 SIZE = 64  # pixels of a scene's side
 BATCH = 16
 SCENES = 1600  # of an epoch
-VALIDATED = 320
+VALIDATED, TESTED = 320, 1000
 DATA = ("scenes", "voc")
 NUM_CLASSES = {"scenes": 1 + len(cutouts.NAMES), "voc": 21}
 
@@ -47,7 +50,7 @@ def images(split: str, data: str) -> Any:
         from vivace.recipes.sources.folders import voc_masks
 
         return voc_masks(split)
-    return Masks(split, SCENES if split == "training" else VALIDATED)
+    return Masks(split, {"training": SCENES, "validation": VALIDATED, "test": TESTED}[split])
 
 
 def unseen(data: str = "scenes") -> DataLoader[Any]:
@@ -55,7 +58,13 @@ def unseen(data: str = "scenes") -> DataLoader[Any]:
     return DataLoader(images("test", data), batch_size=2 * BATCH)
 
 
-def job(*, width: int = 8, depth: int = 3, epochs: int = 5, data: str = "scenes") -> Job:
+def pictures(model: nn.Module, batches: Iterable[Any], *, data: str) -> showing.Shown:
+    """The confusion of pixels, and images under the colours of their classes."""
+    names = ("photograph", *cutouts.NAMES) if data == "scenes" else tuple(map(str, range(NUM_CLASSES[data])))
+    return showing.segmented(model, batches, names, IGNORED)
+
+
+def job(*, width: int = 16, depth: int = 3, epochs: int = 4, data: str = "scenes") -> Job:
     """The job. `data` is ``scenes`` or ``voc``; `width` in channels of the first convolutions; `depth` is how
     often the sides are halved.
     """
@@ -76,5 +85,6 @@ def job(*, width: int = 8, depth: int = 3, epochs: int = 5, data: str = "scenes"
         metric=mean_iou,
         metric_name="mean IoU",
         validation=lambda: DataLoader(images("validation", data), batch_size=2 * BATCH),
+        pictures=functools.partial(pictures, data=data),
         epochs=epochs,
     )

@@ -11,7 +11,7 @@ import csv
 import functools
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from vivace.job import Job
+from vivace.pictures import Picture, Text
+from vivace.recipes import showing
 from vivace.recipes.networks.classifying import accuracy, loss
 from vivace.recipes.networks.schedules import adamw, clip, warm_cosine
 from vivace.recipes.networks.transformer import Transformer, check_width
@@ -30,7 +32,11 @@ BATCH = 64
 HELD_OUT = 1600  # that validate at most; as many test
 MOST_TRAINED = 16000  # of AG News' 120,000
 FORGOTTEN = 0.1  # share of the characters
-NUM_CLASSES = {"reviews": 2, "debian": len(debian.SECTIONS), "ag_news": 4}
+CLASSES = {
+    "reviews": ("blame", "praise"),
+    "debian": debian.SECTIONS,
+    "ag_news": ("world", "sports", "business", "technology"),
+}
 WORDS = re.compile(r"\w+|[^\w\s]")
 
 Row = tuple[torch.Tensor, int]
@@ -122,10 +128,20 @@ def unseen(data: str = "reviews") -> DataLoader[Any]:
     return held_out("test", data)
 
 
-def job(*, width: int = 64, depth: int = 1, epochs: int = 4, data: str = "reviews") -> Job:
+def pictures(model: nn.Module, batches: Iterable[Any], *, data: str) -> showing.Shown:
+    """The confusion of classes, and texts."""
+    joint = "" if data == "reviews" else " "
+
+    def draw(title: str, row: torch.Tensor) -> Picture:
+        return Text(title, [joint.join(vocabulary(data).decode(row))])
+
+    return showing.classified(model, batches, CLASSES[data], draw)
+
+
+def job(*, width: int = 64, depth: int = 1, epochs: int = 3, data: str = "reviews") -> Job:
     """The job. `data` is ``reviews``, ``debian`` or ``ag_news``; `width` a multiple of 32."""
     check_width(width)
-    check_choice("data", data, tuple(NUM_CLASSES))
+    check_choice("data", data, tuple(CLASSES))
 
     def training() -> DataLoader[Any]:
         return DataLoader(
@@ -133,7 +149,7 @@ def job(*, width: int = 64, depth: int = 1, epochs: int = 4, data: str = "review
         )
 
     return Job(
-        model=lambda: Classifier(len(vocabulary(data)), NUM_CLASSES[data], width, depth),
+        model=lambda: Classifier(len(vocabulary(data)), len(CLASSES[data]), width, depth),
         data=training,
         loss=loss,
         optimizer=adamw(1e-3),
@@ -143,5 +159,6 @@ def job(*, width: int = 64, depth: int = 1, epochs: int = 4, data: str = "review
         metric=accuracy,
         metric_name="accuracy",
         validation=lambda: held_out("validation", data),
+        pictures=functools.partial(pictures, data=data),
         epochs=epochs,
     )

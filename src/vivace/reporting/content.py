@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from vivace import words
 from vivace.ledger import Outcome, Ratio, Trial
+from vivace.pictures import Picture
 from vivace.reporting import phrases
 
 _BASELINES = ("strict_fp32", "default", "tf32")
@@ -76,6 +78,7 @@ class Content:
     curves: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # by the record's kind
     unread: int = 0
     skipped: tuple[str, ...] = ()  # what has another form than it is read in
+    pictures: Mapping[str, Sequence[Picture]] = dataclasses.field(default_factory=dict)  # by heading
 
     @property
     def tuned(self) -> bool:

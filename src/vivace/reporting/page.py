@@ -13,6 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from vivace import words
+from vivace.errors import FolderError
 from vivace.files import replace_text
 from vivace.ledger import Ratio
 from vivace.pages import charts, sameness
@@ -20,27 +21,45 @@ from vivace.pages import render as pages
 from vivace.reporting import memory, phrases
 from vivace.reporting.answering import answer
 from vivace.reporting.content import Bar, Content
+from vivace.reporting.course import Course, course
+from vivace.reporting.pictures import drawn
 from vivace.reporting.reading import load
 
 _TEMPLATE = Path(__file__).parent / "templates" / "report.html.jinja"
 
 
-def report(folder: str | os.PathLike[str], *, open_page: bool = False) -> Path:
-    """Write ``report.html`` into a run's folder and return its path; `open_page` shows it in the browser.
+def report(
+    folder: str | os.PathLike[str],
+    *,
+    beside: str | os.PathLike[str] | None = None,
+    open_page: bool = False,
+) -> Path:
+    """Write ``report.html`` into a run's folder and return its path.
 
-    Raises FolderError where the folder is missing, holds no run, or cannot be written.
+    `beside` is the folder of another training of the job, such as that in strict fp32, whose metric is drawn
+    on the same axis of minutes. `open_page` shows the page in the browser.
+
+    Raises FolderError where a folder is missing, holds no run (`beside`: no metric at two times), or cannot
+    be written.
     """
     where = Path(folder)
     content = load(where)
     path = where / "report.html"
-    replace_text(path, render(content))
+    replace_text(path, render(content, None if beside is None else _reference(load(Path(beside)))))
     if open_page:
         webbrowser.open(path.resolve().as_uri())
     return path
 
 
-def render(content: Content) -> str:
-    """The page as text. Every value is escaped."""
+def _reference(content: Content) -> Course:
+    found = course(content)
+    if len(found.metrics) < 2:
+        raise FolderError(f"the run in '{content.folder}' has no metric at two times, so none to draw beside")
+    return found
+
+
+def render(content: Content, beside: Course | None = None) -> str:
+    """The page as text, with the metric of another training. Every value is escaped."""
     curves = content.verdict.get("curves") or {}
     return pages.render(
         _TEMPLATE,
@@ -55,7 +74,9 @@ def render(content: Content) -> str:
         ratios=charts.ratios(v for r in content.measured for v in (r.ratio.low, _top(r.ratio))),
         predictions=_predictions(content),
         verdict_curves=_verdict_curves(curves),
-        training=_training(content),
+        training=_training(content, beside),
+        both=_both(content, beside),
+        pictures=drawn(content.pictures),
         memory_bars=_bars(content.memory, words.size),
         memory_curve=memory.pareto(content),
         memory_sentence=memory.sentence(content),
@@ -138,9 +159,9 @@ def _verdict_curves(curves: dict[str, Any]) -> list[Markup]:
     return [plot for plot in drawn if plot is not None]
 
 
-def _training(content: Content) -> list[Markup]:
+def _training(content: Content, beside: Course | None) -> list[Markup]:
     """One chart for each of loss, metric and speed that a training run wrote; a point is a mean of steps."""
-    found = [_metric_over_minutes(content)]
+    found = [_metric_over_minutes(content, beside)]
     titles = [("loss", "Training loss"), ("samples_per_second", "Samples a second")]
     if found == [None]:
         titles.insert(1, ("metric", "Metric"))
@@ -155,22 +176,22 @@ def _training(content: Content) -> list[Markup]:
     return [plot for plot in found if plot is not None]
 
 
-def _metric_over_minutes(content: Content) -> Markup | None:
-    """The metric as the person waited for it; None where its lines do not say when, as older runs' do not.
-
-    Each process of a resumed run counts from its own start: the minutes of those before are added.
-    """
-    points: list[tuple[float, float]] = []
-    before = latest = 0.0
-    for line in content.metrics:
-        seconds, metric = words.real(line.get("seconds")), words.real(line.get("metric"))
-        if seconds is None or metric is None:
-            continue
-        before += latest if seconds < latest else 0.0
-        latest = seconds
-        points.append(((before + seconds) / 60, metric))
-    if len(points) < 2:
+def _metric_over_minutes(content: Content, beside: Course | None) -> Markup | None:
+    """The metric as the person waited for it, above that of another training where there is one."""
+    own = course(content)
+    if len(own.metrics) < 2:
         return None
-    minutes, metrics = zip(*points, strict=True)
     title = phrases.metric(content.training)
-    return charts.lines(title[:1].upper() + title[1:], minutes, {"plan": metrics}, unit="minutes")
+    series = {"plan": own.points}
+    if beside is not None:
+        series = {"reference": beside.points, **series}
+    return charts.courses(title[:1].upper() + title[1:], series, unit="minutes")
+
+
+def _both(content: Content, beside: Course | None) -> dict[str, str]:
+    """What the two lines are, and when each came to the other's last metric; empty without another."""
+    own = course(content)
+    if beside is None or len(own.metrics) < 2:
+        return {}
+    name = phrases.metric(content.training)
+    return {"own": own.name, "other": beside.name, "reached": own.against(beside, name)}

@@ -11,6 +11,7 @@ from vivace import words
 from vivace.errors import FolderError
 from vivace.files import read_own
 from vivace.ledger import Ledger, Trial
+from vivace.pictures import PICTURES, read
 from vivace.reporting import shapes
 from vivace.reporting.content import Content
 from vivace.reporting.shapes import fitting
@@ -33,6 +34,7 @@ def load(folder: Path) -> Content:
         records = Ledger(folder / "ledger.jsonl").read()
         metrics = Ledger(folder / "metrics.jsonl").read()
         training = _document(folder / "run.json")
+        pictures = read(_document(folder / PICTURES))
     except OSError as error:
         raise FolderError(f"the run in '{folder}' cannot be read: {error.strerror}") from None
     if not records and not metrics and not training:
@@ -65,6 +67,7 @@ def load(folder: Path) -> Content:
         curves={kind: _last(records, kind) for kind in ("memory", "batches")},
         unread=unread,
         skipped=tuple(dict.fromkeys(skipped)),
+        pictures=pictures,
         **last,
     )
 

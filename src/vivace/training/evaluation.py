@@ -1,4 +1,4 @@
-"""The person's metric on the person's plain model, leaving no trace in the training."""
+"""The person's metric and pictures on the person's plain model, leaving no trace in the training."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from vivace.data.damage import Damage
 from vivace.data.order import ordered
 from vivace.errors import JobError
 from vivace.job import Job
+from vivace.pictures import document
 from vivace.session.opening import call
 from vivace.session.session import Session, place
 from vivace.tensors.randomness import Streams, derive
@@ -37,6 +38,23 @@ class Evaluation:
 
     def metric(self) -> float:
         """The metric now. Raises JobError where it or the validation data fail, or it is not finite."""
+        value = self._asked("metric")
+        try:
+            found = float(value)
+        except (TypeError, ValueError):
+            raise JobError(
+                f"the Job's metric(model, batches) returned a {type(value).__name__}; it must return a number"
+            ) from None
+        if not math.isfinite(found):
+            raise JobError(f"the Job's {self.job.metric_name} is {found}; it must be a finite number")
+        return found
+
+    def pictures(self) -> dict[str, Any]:
+        """What ``pictures.json`` holds of the model now. Raises JobError where the Job's function fails."""
+        return document(self._asked("pictures"))
+
+    def _asked(self, what: str) -> Any:
+        """What the Job's `metric` or `pictures` says of the model and the held-out batches."""
         field = "validation" if self.job.validation is not None else "data"
         if self._loader is None or isinstance(self._loader, Iterator):
             with Streams(derive(self.seed, "data")):
@@ -52,16 +70,7 @@ class Evaluation:
                 batches = ordered(self._loader, seed=seed, epoch=0, damage=damage)
                 fed = self.session.validation(batches)
                 placed = (place(batch, device=device) for batch in fed if batch is not None)
-                value = call(self.job, "metric", self.session.built, placed)
+                return call(self.job, what, self.session.built, placed)
         finally:
             for module, mode in zip(modules, modes, strict=True):
                 module.training = mode
-        try:
-            found = float(value)
-        except (TypeError, ValueError):
-            raise JobError(
-                f"the Job's metric(model, batches) returned a {type(value).__name__}; it must return a number"
-            ) from None
-        if not math.isfinite(found):
-            raise JobError(f"the Job's {self.job.metric_name} is {found}; it must be a finite number")
-        return found

@@ -16,6 +16,7 @@ from vivace import words
 from vivace.errors import Diverged, FolderError, JobError, OutOfMemory, PromiseBroken, Refused, VivaceError
 from vivace.events import EventKind, OnEvent
 from vivace.job import Batch, Job, blame
+from vivace.pictures import PICTURES
 from vivace.plan import Plan
 from vivace.session.opening import call, reopened, seed_everything
 from vivace.session.session import Session
@@ -94,7 +95,8 @@ class Loop:
         if found is not None:
             self._take_up(found)
         elif ranks.writes:
-            (path / "damaged.jsonl").unlink(missing_ok=True)
+            for name in ("damaged.jsonl", PICTURES):
+                (path / name).unlink(missing_ok=True)
         if ranks.writes:
             session.plan.save(path / "plan.toml")
         where = path if ranks.writes else None

@@ -18,15 +18,16 @@ from typing import Any, get_args
 import torch
 
 from vivace import words
-from vivace.errors import Diverged, InputError
+from vivace.errors import Diverged, FolderError, InputError, JobError
 from vivace.events import EventKind, OnEvent
-from vivace.files import replace_file
+from vivace.files import replace_file, replace_text
 from vivace.inspection import inspect
 from vivace.job import Job, load
 from vivace.machine import Machine
 from vivace.pages.answer import Answer
 from vivace.pages.notebook import listening
 from vivace.pages.sameness import of_run
+from vivace.pictures import PICTURES
 from vivace.plan import Plan
 from vivace.session.opening import call, start
 from vivace.training.checkpoints import kept_plan
@@ -248,6 +249,17 @@ def _check(options: Options, *, resume: bool, restart: bool) -> None:
         raise InputError(f"the seed must be 0 or more, not {options.seed}")
 
 
+def _draw(loop: Loop) -> None:
+    """Leave the job's pictures in the run folder. Where they cannot be drawn, a notice says why."""
+    with loop.ranks.together():
+        if loop.job.pictures is None or loop.stopped_by or not loop.ranks.writes:
+            return
+        try:
+            replace_text(loop.path / PICTURES, json.dumps(loop.evaluation.pictures()))
+        except (JobError, FolderError) as error:
+            loop.progress.notice(f"the run has no pictures: {error}")
+
+
 def _write_results(loop: Loop, machine: Machine, job: Job | str, plan_file: Path | None) -> Run:
     """Leave model.pt, where the run came to its end, and run.json in the run folder."""
     position, ranks, plan = loop.position, loop.ranks, loop.plan
@@ -256,6 +268,7 @@ def _write_results(loop: Loop, machine: Machine, job: Job | str, plan_file: Path
     began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=seconds)
     if loop.damage.listed():
         loop.progress.notice(loop.damage.sentence())
+    _draw(loop)
     run = Run(
         run_path=str(loop.path),
         steps=position.step,

@@ -26,6 +26,11 @@ class Vocabulary:
         """(length,) of int64."""
         return torch.tensor([self.numbers.get(unit, UNKNOWN) for unit in text], dtype=torch.int64)
 
+    def decode(self, row: torch.Tensor) -> list[str]:
+        """The units of a row without its padding; a box stands for one that is not known."""
+        known = (*("\N{WHITE SQUARE}",) * (UNKNOWN + 1), *self.numbers)
+        return [known[number] for number in row.tolist() if number != PADDING]
+
 
 def padded(rows: Sequence[torch.Tensor], filling: int = PADDING) -> torch.Tensor:
     """(batch, length) of rows of unequal length, the length a multiple of `MULTIPLE`."""

@@ -96,7 +96,7 @@ def _described(image: Image.Image, owners: numpy.ndarray, sizes: list[int], clas
 
 
 class Scenes(Dataset[Scene]):
-    """Scenes of one split: other ones in each epoch of training, else always the same."""
+    """Scenes of one split: other ones in each epoch of training, else always the same, each made once."""
 
     def __init__(
         self,
@@ -107,10 +107,17 @@ class Scenes(Dataset[Scene]):
         shares: tuple[float, float] = SHARES,
     ) -> None:
         self.split, self.length, self.size, self.number, self.shares = split, length, size, number, shares
+        self.made: dict[int, Scene] = {}
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> Scene:
-        number = int(torch.randint(2**31, ())) if self.split == "training" else index
+        if self.split == "training":
+            return self._scene(int(torch.randint(2**31, ())))
+        if index not in self.made:
+            self.made[index] = self._scene(index)
+        return self.made[index]
+
+    def _scene(self, number: int) -> Scene:
         return scene(self.split, self.size, random.Random(f"{self.split} {number}"), self.number, self.shares)

@@ -1,0 +1,88 @@
+"""The first table of the READMEs: time to the same accuracy, task by task, from the records of `accuracy`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from vivace import words as told
+from vivace.recipes import RECIPES
+
+WORDS: dict[str, dict[str, Any]] = {
+    "README.md": {
+        "head": "Trained to the end on {device}, {cores} cores, {date}; `scripts/bench accuracy`, {seeds} "
+        "seeds each:",
+        "columns": (
+            "task",
+            "time to the same {metric}: strict fp32, the plan",
+            "faster",
+            "whole training: strict fp32, PyTorch as it comes, the plan",
+            "final metric: strict fp32, the plan",
+            "the same within the margin",
+        ),
+        "metric": "accuracy",
+        "same": {True: "yes, {margin:g} (p = {p:.2g})", False: "**not shown**, {margin:g} (p = {p:.2g})"},
+        "never": "not reached by {missing} of {seeds}",
+        "no plan": "no plan helped",
+        "none": "No training to the end has been recorded yet: `scripts/bench accuracy`.",
+    },
+    "README.zh-CN.md": {
+        "head": "完整训练，测量环境：{device}，{cores} 核，{date}；`scripts/bench accuracy`，"
+        "各 {seeds} 个种子：",
+        "columns": (
+            "任务",
+            "达到同样{metric}的时间：严格 fp32、方案",
+            "加速",
+            "完整训练：严格 fp32、PyTorch 默认、方案",
+            "最终指标：严格 fp32、方案",
+            "在容差内相同",
+        ),
+        "metric": "精度",
+        "same": {True: "是，{margin:g}（p = {p:.2g}）", False: "**未能证明**，{margin:g}（p = {p:.2g}）"},
+        "never": "{seeds} 次中有 {missing} 次未达到",
+        "no plan": "没有有效的方案",
+        "none": "尚无完整训练的记录：`scripts/bench accuracy`。",
+    },
+}
+
+
+def table(records: Iterable[dict[str, Any]], file: str) -> str:
+    """The newest record of each machine that has a recipe trained to its end."""
+    words, parts, seen = WORDS[file], [], set()
+    for record in records:
+        done = {name: found for name, found in record["recipes"].items() if "speed" in found}
+        if not done or record["machine"]["fingerprint"] in seen:
+            continue
+        seen.add(record["machine"]["fingerprint"])
+        seeds = " / ".join(sorted({str(found["seeds"]) for found in done.values()}))
+        parts.append(words["head"].format(**record["machine"], date=record["date"], seeds=seeds))
+        columns = [column.format(metric=words["metric"]) for column in words["columns"]]
+        ordered = sorted(done, key=list(RECIPES).index)
+        rows = [columns, ["---"] * len(columns), *(row(name, done[name], words) for name in ordered)]
+        parts.append("\n".join(f"| {' | '.join(cells)} |" for cells in rows))
+    return "\n" + "\n\n".join(parts or [words["none"]]) + "\n\n"
+
+
+def row(name: str, found: dict[str, Any], words: dict[str, Any]) -> list[str]:
+    """One task."""
+    ways = found["ways"]
+    whole = ", ".join(told.duration(ways[way]["seconds"]) for way in ("strict", "defaults", "plan"))
+    finals = ", ".join(f"{ways[way]['metric']['estimate']:.3f}" for way in ("strict", "plan"))
+    same = words["same"][found["equal"]].format(**found)
+    speed = found["to_target"]
+    faster = f"{speed['estimate']:.2f}x ({speed['low']:.2f}-{speed['high']:.2f})" if speed else "-"
+    return [
+        f"`{name}`: {RECIPES[name].metric}",
+        ", ".join(reached(ways[way], found["seeds"], words) for way in ("strict", "plan")),
+        faster if found["plan"] else words["no plan"],
+        whole,
+        finals,
+        same,
+    ]
+
+
+def reached(way: dict[str, Any], seeds: int, words: dict[str, Any]) -> str:
+    """The mean time to the target, or how many trainings never came there."""
+    if way["seconds_to_target"] is None:
+        return str(words["never"]).format(missing=seeds - way["reached"], seeds=seeds)
+    return told.duration(way["seconds_to_target"])
