@@ -12,7 +12,7 @@ import pytest
 import vivace
 from vivace.errors import JobError, Refused, Unsteady
 from vivace.job import load
-from vivace.measuring.paired import Contestant, compare
+from vivace.measuring.paired import Clocks, Contestant, compare
 from vivace.measuring.quiet import ForeignLoad
 from vivace.plan import Plan
 from vivace.processes.launch import Source
@@ -66,6 +66,7 @@ class Noisy:
     """Blocks of a known mean whose seconds a sample swing by a known factor."""
 
     step_seconds = 1e-3
+    clocks = None
 
     def __init__(self, seconds, swing):
         self.child = types.SimpleNamespace(pid=os.getpid())
@@ -96,6 +97,61 @@ def test_what_lies_above_one_is_faster_however_wide(target):
     found = compare(Noisy(1.0, 1.1), Noisy(1 / 20, 2.5), seconds=1e-3, target=target)
     assert found.ratio.wide
     assert 1.0 < found.ratio.low == found.ratio.counts < found.ratio.estimate
+
+
+class Clocked(Noisy):
+    """Blocks of a known time by the wall clock, swinging, and of known times by the others."""
+
+    def __init__(self, seconds, swing, working, *, starved=0.0, alone=False):
+        super().__init__(seconds, swing)
+        self.clocks = Clocks(working, starved, alone)
+
+
+@pytest.fixture
+def beside_another(monkeypatch):
+    """Another process used half of the processor during every pair."""
+
+    def disturb(self):
+        self.largest = 0.52
+        return True
+
+    monkeypatch.setattr(ForeignLoad, "disturb", disturb)
+
+
+@pytest.mark.usefixtures("beside_another")
+@pytest.mark.parametrize("target", [None, 500.0])
+def test_threads_that_a_neighbour_keeps_waiting_are_not_told_as_a_speed(target):
+    waiting = Clocked(0.29, 1.02, 0.105, starved=0.6)  # as seen: either clock says 75, a quiet machine 7
+    with pytest.raises(Unsteady, match=r"could not be measured \(others used up to 52 % of the proc") as told:
+        compare(waiting, Clocked(0.0039, 1.02, 0.0014, starved=0.2), seconds=1e-3, target=target)
+    assert told.value.foreign_share == 0.52
+
+
+@pytest.mark.usefixtures("beside_another")
+def test_others_that_keep_no_thread_of_ours_waiting_do_not_count():
+    found = compare(Clocked(0.4, 1.001, 0.8), Clocked(0.1, 1.001, 0.1), seconds=1e-3).ratio
+    assert found.estimate == pytest.approx(4.0, rel=0.01)
+    assert not found.wide
+
+
+@pytest.mark.usefixtures("beside_another")
+def test_one_thread_beside_a_neighbour_counts_by_both_clocks():
+    kept = {"starved": 0.5, "alone": True}
+    found = compare(Clocked(0.40, 1.02, 0.20, **kept), Clocked(0.10, 1.02, 0.048, **kept), seconds=1e-3).ratio
+    assert 3.8 < found.low < 4.0
+    assert 4.16 < found.high < 4.3
+    with pytest.raises(Unsteady, match="could not be measured"):
+        compare(Clocked(0.8, 1.1, 0.04, **kept), Clocked(0.007, 1.1, 0.006, **kept), seconds=1e-3)
+    slow = compare(
+        Clocked(0.8, 1.6, 0.05, **kept), Clocked(0.4, 1.1, 0.05, **kept), seconds=1e-3, target=30.0
+    )
+    assert slow.ratio.high < 0.97 * 30.0
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_stays_wide_on_a_quiet_machine_is_not_told_where_clocks_are_known():
+    with pytest.raises(Unsteady, match=r"could not be measured \(unsteady\)"):
+        compare(Clocked(1.0, 1.1, 0.1), Clocked(1 / 20, 2.5, 0.05), seconds=1e-3)
 
 
 BAD = {

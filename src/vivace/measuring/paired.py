@@ -8,21 +8,45 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vivace.errors import Unsteady
 from vivace.ledger import WIDE, Ratio
 from vivace.machine import Machine
-from vivace.measuring.quiet import ForeignLoad
+from vivace.measuring.quiet import TOLERATED_SHARE, ForeignLoad
 from vivace.measuring.statistics import speed_ratio
 from vivace.plan import Plan
 from vivace.processes.launch import Child, Source
+from vivace.words import percent
 
 WORKER = "vivace.measuring.worker:Worker"
 BLOCK_SECONDS = 0.3
 UNSTEADY_WIDTH = WIDE
+
+
+@dataclasses.dataclass(frozen=True)
+class Clocks:
+    """What a block took beside the wall clock.
+
+    Args:
+        processor: seconds a sample that all its threads were on a processor.
+        starved: seconds that its threads were ready and got none, by those of the block; None where the
+            system does not tell.
+        alone: did one thread do it all?
+    """
+
+    processor: float
+    starved: float | None
+    alone: bool
+
+    @classmethod
+    def of(cls, done: dict[str, Any]) -> Clocks:
+        """From a worker's answer to ``block``."""
+        starved = done.get("starved")
+        share = None if starved is None else starved / done["seconds"]
+        return cls(done["processor"] / done["samples"], share, done["threads"] == 1)
 
 
 class Timed:
@@ -30,8 +54,10 @@ class Timed:
     turn.
 
     Its worker answers ``warm`` with ``step_seconds`` and ``warmup_seconds``, and ``block`` with ``seconds``,
-    ``samples`` and ``waited``.
+    ``samples`` and ``waited``. One that works on processors alone may tell its own `Clocks` beside them.
     """
+
+    clocks: Clocks | None = None  # of the last block
 
     def __init__(self, child: Child, timeout: float) -> None:
         self.child = child
@@ -55,6 +81,7 @@ class Timed:
         done = self.ask("block", steps=steps, cached=cached)
         self._signal(signal.SIGSTOP)
         self.waiting_share = done["waited"] / done["seconds"]
+        self.clocks = Clocks.of(done) if "processor" in done else None
         return float(done["seconds"] / done["samples"])
 
     def ask(self, command: str, **arguments: object) -> Any:
@@ -119,6 +146,19 @@ class Comparison:
     foreign_share: float = 0.0
 
 
+class _Pair(NamedTuple):
+    """Seconds a sample of neighbouring blocks by the wall clock; and on processors, where both tell.
+
+    `starved` is the largest share of a block for which threads were ready and got no processor; None where it
+    is not known. `alone`: both work with one thread.
+    """
+
+    wall: tuple[float, float]
+    working: tuple[float, float] | None = None
+    starved: float | None = None
+    alone: bool = False
+
+
 def compare(
     reference: Timed,
     candidate: Timed,
@@ -135,29 +175,35 @@ def compare(
     cancels a steady drift of the machine. Pairs during which other processes were busy count only where
     there are not enough others. Raises Unsteady where the interval stays wider than half of the estimate
     and holds 1: where it lies above 1 on the whole, the candidate is faster, however wide it is.
+
+    Where both workers tell their clocks, a pair is disturbed if threads of ours waited for a processor. With
+    one thread such pairs count if they say the same `by_both_clocks`. Several threads wait for each other,
+    and turn on a processor meanwhile: a neighbour on one core makes them many times slower by either clock,
+    so that Unsteady is raised, as it is for whatever stays wide.
     """
     deadline = time.monotonic() + seconds
-    steps = [max(1, round(BLOCK_SECONDS / max(c.step_seconds, 1e-6))) for c in (reference, candidate)]
     others = ForeignLoad([reference.child.pid, candidate.child.pid])
-    quiet: list[tuple[float, float]] = []
-    disturbed: list[tuple[float, float]] = []
-    before = reference.block(steps[0])
-    while True:
-        middle = candidate.block(steps[1])
-        after = reference.block(steps[0])
-        (disturbed if others.disturb() else quiet).append(((before + after) / 2, middle))
-        before = after
+    quiet: list[_Pair] = []
+    disturbed: list[_Pair] = []
+    for pair in _paired(reference, candidate):
+        busy = others.disturb()
+        starved = busy if pair.starved is None else pair.starved > TOLERATED_SHARE
+        (disturbed if starved else quiet).append(pair)
         late = time.monotonic() > deadline
         loud = len(quiet) < 4 and (late or len(disturbed) >= 8)
         pairs = quiet + disturbed if loud else quiet
         if len(pairs) < 4:
             continue
-        ratio = speed_ratio(pairs)
+        ratio = speed_ratio([each.wall for each in pairs])
         better = target is not None and ratio.low > target
         hopeless = target is not None and ratio.high < 0.97 * target
         wanted = UNSTEADY_WIDTH if better else tolerance
         if (len(pairs) >= 6 and ratio.width < wanted) or hopeless or len(pairs) >= 60 or late:
             break
+    working = [each.working for each in pairs if each.working is not None]
+    if len(working) == len(pairs) and (loud or ratio.wide):
+        alone = all(each.alone for each in pairs)
+        ratio = by_both_clocks(ratio, speed_ratio(working), others, target, sound=alone or not loud)
     undecided = ratio.low <= 1.0 <= ratio.high and not hopeless
     if ratio.width > UNSTEADY_WIDTH and undecided:
         raise Unsteady(
@@ -165,7 +211,42 @@ def compare(
             f"{len(pairs)} pairs of blocks{others.sentence()}",
             foreign_share=others.largest,
         )
-    return Comparison(ratio, tuple(pairs), others.largest)
+    return Comparison(ratio, tuple(each.wall for each in pairs), others.largest)
+
+
+def _paired(reference: Timed, candidate: Timed) -> Iterator[_Pair]:
+    """Blocks in turn, without an end: each of the candidate beside the mean of its two neighbours."""
+    steps = [max(1, round(BLOCK_SECONDS / max(c.step_seconds, 1e-6))) for c in (reference, candidate)]
+    before, first = reference.block(steps[0]), reference.clocks
+    while True:
+        middle, second = candidate.block(steps[1]), candidate.clocks
+        after, third = reference.block(steps[0]), reference.clocks
+        wall = (before + after) / 2, middle
+        if first is None or second is None or third is None:
+            yield _Pair(wall)
+        else:
+            working = (first.processor + third.processor) / 2, second.processor
+            shares = [clocks.starved for clocks in (first, second, third) if clocks.starved is not None]
+            yield _Pair(wall, working, max(shares, default=None), first.alone and second.alone)
+        before, first = after, third
+
+
+def by_both_clocks(
+    wall: Ratio, working: Ratio, others: ForeignLoad, target: float | None = None, *, sound: bool = True
+) -> Ratio:
+    """What the wall clock and the time on processors say together: the hull of both intervals.
+
+    Raises Unsteady where the hull is wider than half of its estimate, unless it lies below the `target` on
+    the whole, and where neither clock is `sound`.
+    """
+    low, high = min(wall.low, working.low), max(wall.high, working.high)
+    both = Ratio(math.sqrt(wall.estimate * working.estimate), low, high)
+    hopeless = target is not None and high < 0.97 * target
+    if sound and (hopeless or not both.wide):
+        return both
+    load = others.largest
+    cause = f"others used up to {percent(load)} of the processor" if load > TOLERATED_SHARE else "unsteady"
+    raise Unsteady(f"could not be measured ({cause})", foreign_share=load)
 
 
 def compare_in_turns(openings: Sequence[Callable[[], Contestant]], *, seconds: float) -> Comparison:
