@@ -5,7 +5,11 @@ import torch
 from torch import nn
 
 from vivace.errors import Refused
+from vivace.serving.calls import Flat
 from vivace.serving.folding import folded
+from vivace.serving.forms import form_named
+from vivace.serving.making import in_numbers
+from vivace.serving.material import Material
 
 
 class Residual(nn.Module):
@@ -81,3 +85,14 @@ def test_nothing_to_fold_is_a_refusal():
         folded(nn.Sequential(nn.Linear(3, 3)))
     with pytest.raises(Refused, match="nothing to fold"):
         folded(nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2, track_running_stats=False)))
+
+
+@pytest.mark.parametrize(("name", "near"), [("folded_fp32", 1e-5), ("folded_bf16", 0.05)])
+def test_the_form_is_the_folded_model_in_its_numbers(name, near):
+    model = trained(Residual())
+    x = torch.randn(2, 4, 5, 5, generator=torch.Generator().manual_seed(0))
+    material = Material(Flat(model, ((x,), {})).eval(), calls=None, calibration=None)
+    (found,) = in_numbers(form_named(name), material)(x)
+    assert norms(in_numbers(form_named(name), material)) == 0
+    assert found.dtype == torch.float32
+    assert float((found - model(x)).abs().max() / model(x).abs().max()) < near

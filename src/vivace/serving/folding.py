@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from typing import Any
 
 from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
@@ -48,8 +49,9 @@ def _fold_in(owner: nn.Module) -> int:
     calls = Counter(id(called_module(node, owner)) for node in graph.nodes)
     pairs = [pair for node in graph.nodes if (pair := _pair(node, owner, calls)) is not None]
     for source, place in pairs:
-        convolution, norm = owner.get_submodule(source), owner.get_submodule(place)
-        owner.set_submodule(source, fuse_conv_bn_eval(convolution, norm))  # type: ignore[type-var]
+        convolution: Any = owner.get_submodule(source)
+        norm: Any = owner.get_submodule(place)
+        owner.set_submodule(source, fuse_conv_bn_eval(convolution, norm))
         owner.set_submodule(place, nn.Identity())
     return len(pairs)
 

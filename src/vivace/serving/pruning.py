@@ -98,7 +98,8 @@ def _cut(whole: Flat, inputs: Sequence[torch.Tensor], keep: float, heads: set[st
 
 
 def _width(module: nn.Module) -> int:
-    return int(module.out_features if isinstance(module, nn.Linear) else module.out_channels)  # type: ignore[arg-type]
+    width: Any = module.out_features if isinstance(module, nn.Linear) else module.out_channels
+    return int(width)
 
 
 def _shapes(model: Flat, inputs: Sequence[torch.Tensor]) -> list[tuple[int, ...]] | None:
