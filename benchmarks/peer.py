@@ -42,10 +42,10 @@ import vivace
 from vivace.errors import ChildFailed, JobError, Refused
 from vivace.job import load
 from vivace.machine import Machine
+from vivace.measuring.budget import BUDGETS, parse_budget
 from vivace.plan import Plan
 from vivace.processes.launch import Child, Source, preload
 from vivace.technique.registry import find
-from vivace.tuning.times import BUDGETS, parse_budget
 from vivace.verifying.verifier import Verifier
 
 HERE = Path(__file__).resolve().parent

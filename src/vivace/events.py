@@ -28,8 +28,8 @@ class EventKind(enum.StrEnum):
     | ``checkpoint`` | train | step, path, seconds: that it took |
     | ``watch`` | train | step, watch_kept, and the figures of a step that was repeated under the reference |
     | ``unwatched`` | train | text: why steps are not watched |
-    | ``form_begin`` | compress | form: its name; does: in words |
-    | ``form_end`` | compress | form: a `vivace.compressing.result.Tried` |
+    | ``form_begin`` | compress | form: its name; does: in words; left_seconds: expected at most |
+    | ``form_end`` | compress | form: a `vivace.compressing.result.Tried`; left_seconds |
     | ``swept`` | sweep | number, state: of a trial that ended; text: a line on it; [seed: of a repetition] |
     | ``stop`` | train | the keys of `vivace.Run.to_dict` |
     """

@@ -11,7 +11,7 @@ import vivace
 from vivace.errors import AnswerIsNo, CheckpointError, InputError
 from vivace.exporting import proving
 from vivace.exporting.answering import answer
-from vivace.exporting.source import Subject
+from vivace.exporting.source import Subject, subject_of
 from vivace.serving.envelope import Check
 from vivace.serving.forms import BY_NAME
 
@@ -112,6 +112,31 @@ def test_a_form_that_may_not_be_deployed(trained, tmp_path):
     folder = compressed(tmp_path, *trained("job"), margin=0.2, status="refused")
     with pytest.raises(AnswerIsNo, match="openvino_bf16: too slow"):
         vivace.export(folder, to="openvino", out=tmp_path / "out")
+
+
+@pytest.mark.parametrize("status", ["slower", "untried", "unmeasured"])
+def test_where_no_form_for_the_runtime_was_judged_the_models_own_numbers_go(tmp_path, status):
+    folder = compressed(tmp_path, "job.py:job", tmp_path / "run", margin=0.2, status="kept")
+    document = json.loads((folder / "compress.json").read_text())
+    document["tried"].append({"name": "onnx_fp32", "status": status, "reason": "", "ratio": None, "file": ""})
+    (folder / "compress.json").write_text(json.dumps(document))
+    subject = subject_of(folder, "onnx")
+    assert (subject.form.name, subject.made, subject.margin) == ("onnx_fp32", None, 0.2)
+    assert subject_of(folder, "openvino").form.name == "openvino_bf16"
+
+
+def test_a_narrower_form_is_of_its_own_job_and_run(tmp_path):
+    folder = compressed(tmp_path, "job.py:job", tmp_path / "run", margin=0.2, status="kept")
+    document = json.loads((folder / "compress.json").read_text())
+    document["tried"][0] |= {"name": "pruned_openvino_bf16", "job": "pruned.py:job", "run": "narrow"}
+    (folder / "compress.json").write_text(json.dumps(document))
+    subject = subject_of(folder, "openvino")
+    assert (subject.form.name, subject.job, subject.run) == (
+        "pruned_openvino_bf16",
+        "pruned.py:job",
+        Path("narrow"),
+    )
+    assert not subject.form.exact
 
 
 def test_a_changed_file_of_a_compression(trained, tmp_path):

@@ -13,7 +13,7 @@ import pytest
 import vivace
 from vivace.errors import JobError, Refused, Unsteady
 from vivace.job import load
-from vivace.measuring.paired import Contestant, compare
+from vivace.measuring.paired import Clocks, Contestant, compare
 from vivace.measuring.quiet import ForeignLoad
 from vivace.plan import Plan
 from vivace.processes.launch import Source
@@ -70,7 +70,7 @@ class Noisy:
 
     def __init__(self, seconds, swing, cpu_seconds=None):
         self.child = types.SimpleNamespace(pid=os.getpid())
-        self.cpu_seconds = cpu_seconds
+        self.clocks = Clocks(cpu_seconds) if cpu_seconds is not None else None
         self.steps = []
         self.blocks = (seconds * swing**power for power in itertools.cycle([0, 1, -1, 1, 0, -1]))
 
@@ -147,6 +147,59 @@ def test_on_a_quiet_machine_the_walls_clock_counts():
     found = compare(Noisy(1.0, 1.01, 1.0), Noisy(0.5, 1.01, 1.0), seconds=60)
     assert found.ratio.estimate == pytest.approx(2.0, rel=0.02)
     assert found.counted == found.pairs
+class Clocked(Noisy):
+    """Blocks of a known time by the wall clock, swinging, and of known times by the others."""
+
+    def __init__(self, seconds, swing, working, *, starved=0.0, alone=False):
+        super().__init__(seconds, swing)
+        self.clocks = Clocks(working, starved, alone)
+
+
+@pytest.fixture
+def beside_another(monkeypatch):
+    """Another process used half of the processor during every pair."""
+
+    def disturb(self):
+        self.largest = 0.52
+        return True
+
+    monkeypatch.setattr(ForeignLoad, "disturb", disturb)
+
+
+@pytest.mark.usefixtures("beside_another")
+@pytest.mark.parametrize("target", [None, 500.0])
+def test_threads_that_a_neighbour_keeps_waiting_are_not_told_as_a_speed(target):
+    waiting = Clocked(0.29, 1.02, 0.105, starved=0.6)  # as seen: either clock says 75, a quiet machine 7
+    with pytest.raises(Unsteady, match=r"could not be measured \(others used up to 52 % of the proc") as told:
+        compare(waiting, Clocked(0.0039, 1.02, 0.0014, starved=0.2), seconds=1e-3, target=target)
+    assert told.value.foreign_share == 0.52
+
+
+@pytest.mark.usefixtures("beside_another")
+def test_others_that_keep_no_thread_of_ours_waiting_do_not_count():
+    found = compare(Clocked(0.4, 1.001, 0.8), Clocked(0.1, 1.001, 0.1), seconds=1e-3).ratio
+    assert found.estimate == pytest.approx(4.0, rel=0.01)
+    assert not found.wide
+
+
+@pytest.mark.usefixtures("beside_another")
+def test_one_thread_beside_a_neighbour_counts_by_both_clocks():
+    kept = {"starved": 0.5, "alone": True}
+    found = compare(Clocked(0.40, 1.02, 0.20, **kept), Clocked(0.10, 1.02, 0.048, **kept), seconds=1e-3).ratio
+    assert 3.8 < found.low < 4.0
+    assert 4.16 < found.high < 4.3
+    with pytest.raises(Unsteady, match="could not be measured"):
+        compare(Clocked(0.8, 1.1, 0.04, **kept), Clocked(0.007, 1.1, 0.006, **kept), seconds=1e-3)
+    slow = compare(
+        Clocked(0.8, 1.6, 0.05, **kept), Clocked(0.4, 1.1, 0.05, **kept), seconds=1e-3, target=30.0
+    )
+    assert slow.ratio.high < 0.97 * 30.0
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_stays_wide_on_a_quiet_machine_is_not_told_where_clocks_are_known():
+    with pytest.raises(Unsteady, match=r"could not be measured \(unsteady\)"):
+        compare(Clocked(1.0, 1.1, 0.1), Clocked(1 / 20, 2.5, 0.05), seconds=1e-3)
 
 
 BAD = {

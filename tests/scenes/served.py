@@ -111,3 +111,34 @@ def feeding_back(model, batches):
 
 fed_back = made(metric=feeding_back)
 never_called = made(metric=lambda model, batches: float(next(model.parameters()).sum()))
+
+
+class Wide(nn.Module):
+    """Channels to spare, a sum of two paths, and two outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(1, 96, 3, padding=1), nn.BatchNorm2d(96)
+        self.second = nn.Conv2d(96, 96, 3, padding=1)
+        self.label, self.size = nn.Linear(96, 3), nn.Linear(96, 2)
+
+    def forward(self, images):
+        features = torch.relu(self.norm(self.first(images)))
+        features = torch.relu(features + self.second(features))
+        rows = features.mean(3).amax(2)
+        return {"label": self.label(rows), "size": self.size(rows)}
+
+
+def label_accuracy(model, batches):
+    right = total = 0
+    for images, labels in batches:
+        right += int((model(images)["label"].argmax(1) == labels).sum())
+        total += len(labels)
+    return right / total
+
+
+wide = made(
+    model=Wide,
+    loss=lambda model, batch: functional.cross_entropy(model(batch[0])["label"], batch[1]),
+    metric=label_accuracy,
+)

@@ -4,17 +4,15 @@ import dataclasses
 
 import pytest
 
-from vivace.errors import InputError
 from vivace.ledger import Ratio, Trial
+from vivace.measuring.budget import BUDGETS
 from vivace.plan import Plan
 from vivace.technique.registry import find
 from vivace.tuning.times import (
-    BUDGETS,
     COMPILING_SECONDS,
     ROUNDS,
     Times,
     auto_budget,
-    parse_budget,
     too_short,
 )
 from vivace.verifying.verdict import Verdict
@@ -65,33 +63,6 @@ def test_a_confirmation_and_a_verification_are_learned():
 
 def test_what_is_kept_for_settling_is_not_most_of_a_short_budget():
     assert Times(60.0, 1.0, 10.0).settling(FUSED) == 27.0
-
-
-@pytest.mark.parametrize(
-    ("word", "seconds"),
-    [
-        *BUDGETS.items(),
-        ("auto", None),
-        ("90", 90.0),
-        (30, 30.0),
-        (7.5, 7.5),
-        ("5m", 300.0),
-        ("5min", 300.0),
-        ("1.5 h", 5400.0),
-        ("45s", 45.0),
-        (" 2M ", 120.0),
-    ],
-)
-def test_the_words_of_a_budget(word, seconds):
-    assert parse_budget(word) == seconds
-
-
-@pytest.mark.parametrize("wrong", ["quick", 1, "4s", "-5m", "5 weeks", "1e9h", float("nan"), ""])
-def test_what_is_no_budget(wrong):
-    with pytest.raises(
-        InputError, match="it must be fast, balanced, max, auto, a time such as 5m, or seconds"
-    ):
-        parse_budget(wrong)
 
 
 def test_auto_is_a_tenth_of_the_trainings():

@@ -23,9 +23,18 @@ def compress(
     batch: Annotated[
         int | None, typer.Option(help="samples of a call; left out, 1, and 32 for throughput")
     ] = None,
+    budget: Annotated[
+        str,
+        typer.Option(help="auto (a tenth of the training), fast, balanced, max, a time such as 5m, seconds"),
+    ] = "auto",
+    finetune: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="prune the model too, and train it further, such as 10min"),
+    ] = None,
     out: Annotated[Path, typer.Option(help="folder for the page and the forms' files")] = Path(
         "runs/compress"
     ),
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the search in that folder")] = False,
     details: Details = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -40,7 +49,16 @@ def compress(
 
         with CompressProgress(quiet) as progress:
             result = find(
-                job, run=run, margin=margin, objective=objective, batch=batch, out=out, on_event=progress
+                job,
+                run=run,
+                margin=margin,
+                objective=objective,
+                batch=batch,
+                budget=budget,
+                finetune=finetune,
+                out=out,
+                resume=resume,
+                on_event=progress,
             )
         shown.document(result.to_dict())
         shown.show(lambda console: draw(result, console, details=details))

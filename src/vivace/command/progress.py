@@ -228,18 +228,20 @@ class CompressProgress(_Lines):
         """Show one event of `compress`."""
         if self.quiet:
             return
-        if event.kind == EventKind.FORM_BEGIN:
-            self._doing(f"{event.payload['form']}: {event.payload['does']}")
-        elif event.kind == EventKind.PHASE:
+        if event.kind == EventKind.PHASE:
             self._doing(event.payload["name"])
             self._print(event.payload["name"], "dim")
+            return
+        left = event.payload["left_seconds"]
+        at_most = f"; at most {words.duration(left)} left" if left else ""
+        if event.kind == EventKind.FORM_BEGIN:
+            self._doing(f"{event.payload['form']}: {event.payload['does']}{at_most}")
         elif event.kind == EventKind.FORM_END:
             form = event.payload["form"]
             figure = _plain(words.ratio(form.ratio)) if form.ratio else form.status
             reason = f": {_plain(form.reason)}" if form.reason else ""
-            self._print(
-                f"{figure:>18}  {form.name}{reason}", "bold" if form.status == "kept" else "dim", indent=20
-            )
+            style = "bold" if form.status == "kept" else "dim"
+            self._print(f"{figure:>18}  {form.name}{reason}{at_most}", style, indent=20)
 
 
 class MeasureProgress(_Lines):

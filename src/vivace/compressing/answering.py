@@ -15,17 +15,18 @@ def answer(found: Compressed) -> Answer:
     """What to deploy, how fast it is, what it loses, and what was tried."""
     winner, reference = found.winner, found.reference
     nothing = winner is reference
+    open_ended = found.outcome in ("could_not_measure", "nothing_tried")
     return Answer(
         command="compress",
         subject=found.job,
         figure="" if nothing else _figure(found),
         sentence=_sentence(found),
-        tone="plain" if nothing else "good",
+        tone="open" if open_ended else "plain" if nothing else "good",
         same="" if nothing else same(found, winner),
         same_kept=None if nothing else True,
         title_of_parts="What was tried",
         parts=tuple((one.name, told(one)) for one in in_order(found)),
-        notes=(*_undecided(found), *_missing(found), *found.notes),
+        notes=(*_unmeasured(found), *_undecided(found), *_missing(found), *found.notes),
         facts=tuple(_facts(found)),
         next=_next(found),
         date=found.date,
@@ -42,6 +43,12 @@ def _figure(found: Compressed) -> str:
 
 def _sentence(found: Compressed) -> str:
     winner, reference = found.winner, found.reference
+    if found.outcome == "could_not_measure":
+        busiest = max(one.foreign_share for one in found.tried)
+        used = f" (others used up to {words.percent(busiest)} of the processor)" if busiest else ""
+        return f"Could not be measured{used}: no form is known to be better than your model as it is"
+    if found.outcome == "nothing_tried":
+        return "Nothing was tried: the budget ended first"
     if winner is reference:
         return f"No form is better than your model as it is, at a batch of {found.batch}"
     return (
@@ -54,7 +61,7 @@ def same(found: Compressed, one: Tried) -> str:
     """What a form does to the model: rounding alone, or what of the metric."""
     name = found.subject["metric_name"]
     change = one.change
-    if one.numbers == "fp32" or change is None:
+    if change is None or (one.numbers == "fp32" and not one.job):
         scores = [check["envelopes"] or 0.0 for check in one.checks]
         limit = one.checks[0]["limit"] if one.checks else math.nan
         worst = words.number(max(scores, default=0.0))
@@ -94,6 +101,13 @@ def _undecided(found: Compressed) -> list[str]:
     ]
 
 
+def _unmeasured(found: Compressed) -> list[str]:
+    names = [one.name for one in found.tried if one.status == "unmeasured"]
+    if not names or found.outcome == "could_not_measure":
+        return []
+    return [f"could not be measured beside other work on this machine: {', '.join(names)}"]
+
+
 def _missing(found: Compressed) -> list[str]:
     lacking = [one for one in found.tried if one.status == "missing"]
     if not lacking:
@@ -111,12 +125,14 @@ def _facts(found: Compressed) -> list[tuple[str, str]]:
         ("margin", words.number(found.margin)),
         ("threads", str(subject["threads"])),
         ("took", words.duration(found.seconds)),
+        ("budget", words.duration(found.budget_seconds)),
     ]
 
 
 def _next(found: Compressed) -> tuple[str, ...]:
+    more = (found.go_on,) if found.go_on else ()
     if found.winner is found.reference:
-        return ()
+        return more
     folder = shlex.quote(str(Path(found.page_path).parent))
     target = {"torch": "torch", "inductor": "torch"}.get(found.winner.runtime, found.winner.runtime)
-    return (f"vivace export {folder} --to {target}",)
+    return (f"vivace export {folder} --to {target}", *more)

@@ -3,42 +3,48 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from vivace.compressing.result import Status, Tried
-from vivace.errors import ChildFailed, JobError, Refused, Unsteady
+from vivace.errors import ChildFailed, JobError, Refused, TimedOut, Unsteady
 from vivace.ledger import Ratio
 from vivace.measuring.paired import BLOCK_SECONDS, Comparison, Timed, across, compare
 from vivace.processes.launch import Child, Source
-from vivace.serving.calls import read_arrays
+from vivace.serving.calls import outputs_file, read_arrays
 from vivace.serving.envelope import Check
 from vivace.serving.envelope import compare as compare_outputs
-from vivace.serving.files import digest
+from vivace.serving.files import digest, parts
 from vivace.serving.forms import BY_NAME, EXTRA, REFERENCE, Form
+from vivace.serving.maker import PROOF_SAMPLES
 from vivace.serving.margin import Change
 from vivace.words import number, ratio, size
 
 JUDGE = "vivace.serving.judge:Judge"
 WORKER = "vivace.compressing.worker:Worker"
 TIMEOUT = 1200.0
-TIMED_SECONDS, CONFIRMED_SECONDS = 6.0, 8.0
+PATIENCE_SECONDS = 60.0  # before a form counts as hanging, however little of the budget is left
+LOOK_SECONDS, TIMED_SECONDS, CONFIRMED_SECONDS = 3.0, 6.0, 8.0
 WARM_SECONDS = 0.5
+ENVELOPE_SECONDS, FEWEST_SAMPLES = 1.0, 16  # of the model as it is; its shadows take ten times as long
+TOLERANCE = 0.03  # of a ratio: how far its interval may reach
 
 
 class Server(Timed):
     """A child process that serves one form."""
 
-    def __init__(self, bench: Bench) -> None:
-        arguments = {"run": bench.run, "folder": str(bench.folder), "threads": bench.threads}
-        super().__init__(Child(WORKER, bench.source, arguments, log=bench.log), TIMEOUT)
+    def __init__(self, bench: Bench, form: Form) -> None:
+        super().__init__(bench.worker(form), bench.timeout)
+        self.form = form
 
-    def open(self, form: str, folder: Path, batch: int) -> float:
+    def open(self, folder: Path, batch: int) -> float:
         """Be ready to be timed; the seconds that opening and the first call took."""
-        opened = self.ask("open", form=form, folder=str(folder), batch=batch)
-        self.warm(WARM_SECONDS, TIMEOUT)
+        opened = self.ask("open", form=self.form.name, folder=str(folder), batch=batch)
+        self.warm(WARM_SECONDS, self.timeout)
         return float(opened["seconds"]) + self.warmup_seconds
 
 
@@ -48,33 +54,46 @@ class Bench:
     Args:
         run: the run folder's absolute path.
         folder: an empty folder for calls and outputs.
-        files: the folder of the forms' files.
+        files: the folder of the forms' files. What lies there of a form is taken as it is.
+
+    `narrow` is the narrower model's job, and the run whose weights are meant; with no run, those that it
+    begins with. A form may take until `deadline` (of `time.monotonic`), and `PATIENCE_SECONDS` at least.
     """
 
     def __init__(self, source: Source, run: str, folder: Path, files: Path, log: Path, batch: int) -> None:
         self.source, self.run, self.folder, self.files, self.log = source, run, folder, files, log
+        self.narrow = (source, run)
+        self.deadline = math.inf
         self.batch, self.threads, self.margin = batch, 1, 0.0
         self.judge = Child(JUDGE, source, {"run": run, "folder": str(folder)}, log=log)
         self.facts: dict[str, Any] = {}
-        self.envelopes: dict[str, list[float]] = {}
+        self._envelopes: dict[str, list[float]] = {}
         self._reference: Server | None = None
 
     def begin(self) -> dict[str, Any]:
-        """Record the calls, open the reference, and learn how far rounding moves its outputs."""
+        """Record the calls and what the model returns, and open the reference."""
         self.facts = self.judge.ask("record", TIMEOUT)
         self.threads = self.facts["threads"]
-        self._reference = Server(self)
-        self._reference.open(REFERENCE, self.files, self.batch)
-        self._reference.ask("outputs", path=str(self._outputs(REFERENCE)))
-        self.envelopes = self._reference.ask("envelopes")
+        self._reference = Server(self, BY_NAME[REFERENCE])
+        self._reference.open(self.files, self.batch)
+        self._time_once()
         return self.facts
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that a process may take to answer."""
+        return min(TIMEOUT, max(PATIENCE_SECONDS, self.deadline - time.monotonic()))
 
     def renew(self) -> None:
         """A fresh process for the reference: an interruption may have left an answer of the old one."""
         assert self._reference is not None
         self._reference.close()
-        self._reference = Server(self)
-        self._reference.open(REFERENCE, self.files, self.batch)
+        self._reference = Server(self, BY_NAME[REFERENCE])
+        self._reference.open(self.files, self.batch)
+        self._time_once()
+
+    def _time_once(self) -> None:
+        assert self._reference is not None
         self._reference.block(max(1, round(BLOCK_SECONDS / self._reference.step_seconds)))
 
     def reference(self) -> Tried:
@@ -92,8 +111,11 @@ class Bench:
             effect=self._reference.ask("effect"),
         )
 
-    def attempt(self, form: Form, *, by_size: bool) -> Tried:
-        """Make, time and judge a form; whatever keeps it from that is the answer."""
+    def attempt(self, form: Form, *, by_size: bool, best: Tried | None = None) -> Tried:
+        """Make, time and judge a form; whatever keeps it from that is the answer.
+
+        One that a short look shows to be slower than the `best` is not judged further.
+        """
         if form.missing():
             lacking = " and ".join(form.missing())
             verb = "are" if len(form.missing()) > 1 else "is"
@@ -102,10 +124,18 @@ class Bench:
         try:
             written = self._written(form)
             with self._served(form) as server:
-                return self._judged(form, server, by_size, time.monotonic() - begin, written)
+                made_seconds = time.monotonic() - begin
+                found = self._judged(form, server, by_size, best, made_seconds, written)
+        except TimedOut as error:
+            late = time.monotonic() > self.deadline
+            reason = "the budget ended while it was made" if late else str(error)
+            self.forget(form)
+            found = self._tried(form, "untried" if late else "failed", reason)
         except (Refused, ChildFailed, JobError) as error:
+            self.forget(form)
             status: Status = "failed" if isinstance(error, ChildFailed) else "refused"
-            return self._tried(form, status, str(error), made_seconds=time.monotonic() - begin)
+            found = self._tried(form, status, str(error), made_seconds=time.monotonic() - begin)
+        return dataclasses.replace(found, seconds=time.monotonic() - begin)
 
     def confirmed(self, form: Form, first: Ratio) -> Ratio:
         """The ratio of a form with that of fresh processes for it and for the reference."""
@@ -113,12 +143,35 @@ class Bench:
             second = compare(reference, server, seconds=CONFIRMED_SECONDS)
         return across([Comparison(first, ()), second])
 
+    def glance(self, form: Form) -> tuple[Ratio, int]:
+        """A form's speed and bytes, without a word on its outputs. Raises Unsteady, ChildFailed, Refused."""
+        assert self._reference is not None
+        written = self._written(form)
+        with self._served(form) as server:
+            timed = compare(self._reference, server, seconds=TIMED_SECONDS, tolerance=TOLERANCE)
+            return timed.ratio, written or server.ask("bytes")
+
+    def forget(self, form: Form) -> None:
+        """Remove a form's file, if there is one: it may be half written, or of other weights."""
+        if not form.in_process:
+            for part in parts(self.files / form.file):
+                part.unlink()
+
     def write(self, form: Form) -> dict[str, Any]:
         """Make the file of a form, in a process of its own."""
-        arguments = {"run": self.run, "folder": str(self.folder), "threads": self.threads}
-        with Child(WORKER, self.source, arguments, log=self.log) as child:
-            made: dict[str, Any] = child.ask("write", TIMEOUT, form=form.name, folder=str(self.files))
+        with self.worker(form) as child:
+            made: dict[str, Any] = child.ask("write", self.timeout, form=form.name, folder=str(self.files))
         return made
+
+    def worker(self, form: Form) -> Child:
+        """A process that makes or serves a form."""
+        source, run = self.narrow if form.pruned else (self.source, self.run)
+        return Child(WORKER, source, {"run": run, **self.own}, log=self.log)
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """What every worker is told."""
+        return {"folder": str(self.folder), "threads": self.threads}
 
     def close(self) -> None:
         """End all processes."""
@@ -127,48 +180,73 @@ class Bench:
             self._reference.close()
 
     def _written(self, form: Form) -> int | None:
-        return None if form.in_process else int(self.write(form)["bytes"])
+        if form.in_process:
+            return None
+        path = self.files / form.file
+        if path.exists():
+            return sum(part.stat().st_size for part in parts(path))
+        return int(self.write(form)["bytes"])
 
     @contextlib.contextmanager
     def _served(self, form: Form) -> Iterator[Server]:
-        server = Server(self)
+        server = Server(self, form)
         try:
-            server.open(form.name, self.files, self.batch)
+            server.open(self.files, self.batch)
             yield server
         finally:
             server.close()
 
     def _judged(
-        self, form: Form, server: Server, by_size: bool, made_seconds: float, written: int | None
+        self,
+        form: Form,
+        server: Server,
+        by_size: bool,
+        best: Tried | None,
+        made_seconds: float,
+        written: int | None,
     ) -> Tried:
-        assert self._reference is not None
-        server.ask("outputs", path=str(self._outputs(form.name)))
         found: dict[str, Any] = {"made_seconds": made_seconds, "file": "" if form.in_process else form.file}
         found["bytes"] = written or server.ask("bytes")
         found["sha256"] = "" if form.in_process else digest(self.files / form.file)
         found["effect"] = server.ask("effect")
+        took = form.weights_only or not found["effect"] or form.numbers in found["effect"]
+        if not took:
+            ran = ", ".join(f"{count} in {numbers}" for numbers, count in found["effect"].items())
+            reason = f"nothing that multiplies ran in {form.numbers} (of your model's operators {ran})"
+            return self._tried(form, "refused", reason, **found)
+        try:
+            timed = self._timed(server, best)
+        except Unsteady as error:
+            found["foreign_share"] = error.foreign_share
+            return self._tried(form, "unmeasured", str(error), **found)
+        times = server.ask("latencies")
+        found |= {"ratio": timed.ratio, "foreign_share": timed.foreign_share}
+        found |= {"p50": times["p50"], "p99": times["p99"], "peak_bytes": server.ask("peak")}
+        if not by_size and timed.ratio.low <= 1.0:
+            return self._tried(form, "refused", not_faster(timed.ratio, self._told(found)), **found)
+        if best is not None and beaten(timed.ratio, best):
+            return self._tried(form, "slower", f"slower than {best.name}, and not judged further", **found)
+        server.ask("outputs", path=str(self._outputs(form.name)))
         checks = self._checks(form)
         found["checks"] = tuple(check.to_dict() for check in checks)
         broken = next((check for check in checks if check.problem), None)
         if broken is not None:
             reason = f"'{broken.output}' is not the model's: {broken.problem}"
             return self._tried(form, "refused", reason, **found)
-        try:
-            timed = compare(self._reference, server, seconds=TIMED_SECONDS)
-        except Unsteady as error:
-            return self._tried(form, "undecided", str(error), **found)
-        times = server.ask("latencies")
-        found |= {"ratio": timed.ratio, "foreign_share": timed.foreign_share}
-        found |= {"p50": times["p50"], "p99": times["p99"], "peak_bytes": server.ask("peak")}
         change = self._change(form)
         found["change"] = change.to_dict()
-        took = form.weights_only or not found["effect"] or form.numbers in found["effect"]
-        if not took:
-            ran = ", ".join(f"{count} in {numbers}" for numbers, count in found["effect"].items())
-            reason = f"nothing that multiplies ran in {form.numbers} (of your model's operators {ran})"
-            return self._tried(form, "refused", reason, **found)
         status, reason = decide(form, checks, change, timed.ratio, self._told(found), by_size=by_size)
         return self._tried(form, status, reason, **found)
+
+    def _timed(self, server: Server, best: Tried | None) -> Comparison:
+        """The form beside the reference: a short look, and where it may be the best one, a longer one."""
+        assert self._reference is not None
+        if best is not None and best.ratio is not None:
+            with contextlib.suppress(Unsteady):
+                look = compare(self._reference, server, seconds=LOOK_SECONDS, target=best.ratio.counts)
+                if beaten(look.ratio, best) or look.ratio.width < TOLERANCE:
+                    return look
+        return compare(self._reference, server, seconds=TIMED_SECONDS, tolerance=TOLERANCE)
 
     def _told(self, found: dict[str, Any]) -> str:
         assert self._reference is not None
@@ -177,12 +255,21 @@ class Bench:
         return f"smaller ({size(found['bytes'])} instead of {size(whole)}) and " if smaller else ""
 
     def _outputs(self, name: str) -> Path:
-        return self.folder / f"outputs-{name}.npz"
+        return self.folder / outputs_file(name)
 
     def _checks(self, form: Form) -> list[Check]:
-        width = self.envelopes["fp32" if form.exact else "bf16"]
+        width = self._envelope("fp32" if form.exact else "bf16")
         expected, found = (read_arrays(self._outputs(name)) for name in (REFERENCE, form.name))
         return compare_outputs(expected, found, width, self.facts["outputs"])
+
+    def _envelope(self, numbers: str) -> list[float]:
+        """How far rounding moves each output, on as many samples as the model does in a second or so."""
+        assert self._reference is not None
+        if numbers not in self._envelopes:
+            in_time = ENVELOPE_SECONDS / max(self._reference.step_seconds / self.batch, 1e-6)
+            samples = int(max(FEWEST_SAMPLES, min(in_time, PROOF_SAMPLES)))
+            self._envelopes[numbers] = self._reference.ask("envelope", numbers=numbers, samples=samples)
+        return self._envelopes[numbers]
 
     def _change(self, form: Form) -> Change:
         document = self.judge.ask(
@@ -194,12 +281,22 @@ class Bench:
         return Tried(form.name, form.does, form.runtime, form.numbers, status, reason, **found)
 
 
+def beaten(speed: Ratio, best: Tried) -> bool:
+    """Is a form slower than the best, even at the upper end of its interval?"""
+    return best.ratio is not None and speed.high < 0.97 * best.ratio.counts
+
+
+def not_faster(speed: Ratio, smaller: str) -> str:
+    """Why a form is refused that is not faster than the model as it is."""
+    return f"{smaller}not faster: {ratio(speed)}"
+
+
 def decide(
     form: Form, checks: list[Check], change: Change, speed: Ratio, smaller: str, *, by_size: bool
 ) -> tuple[Status, str]:
     """What the measurements say of a form: is it right, and is it worth it?"""
     if speed.low <= 1.0 and not by_size:
-        return "refused", f"{smaller}not faster: {ratio(speed)}"
+        return "refused", not_faster(speed, smaller)
     if form.exact:
         outside = next((check for check in checks if not check.kept), None)
         if outside is None:

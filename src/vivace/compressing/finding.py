@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import json
 import os
+import shlex
 import shutil
 import tempfile
 import time
@@ -13,34 +15,48 @@ from pathlib import Path
 from typing import Any
 
 from vivace.compressing.bench import Bench
+from vivace.compressing.journal import Journal
+from vivace.compressing.narrowing import JOB as PRUNED_JOB
+from vivace.compressing.narrowing import LOG as PRUNED_LOG
+from vivace.compressing.narrowing import RUN as PRUNED_RUN
+from vivace.compressing.narrowing import Narrowing
 from vivace.compressing.page import write_page
 from vivace.compressing.result import Compressed, Tried
-from vivace.errors import InputError, Unsteady
+from vivace.compressing.searching import Search, choose
+from vivace.errors import InputError
 from vivace.events import OnEvent, Tell, teller
 from vivace.files import output_folder, replace_text
 from vivace.inspection import inspect
 from vivace.inspection.gather import require_torch
 from vivace.job import Job
+from vivace.measuring.budget import BUDGETS, SHARE, parse_budget
 from vivace.pages.notebook import listening
 from vivace.processes.launch import Source
-from vivace.serving.forms import BY_NAME, FORMS, REFERENCE
+from vivace.serving.forms import FORMS
 from vivace.serving.margin import parse_margin
 from vivace.serving.trained import run_of
+from vivace.training.stopping import ends_like_ctrl_c
+from vivace.words import SECONDS, amount, count, duration
 
 OBJECTIVES = ("latency", "throughput", "size")
 BATCHES = {"latency": 1, "throughput": 32, "size": 1}
-DOCUMENT, PAGE, FILES, LOG = "compress.json", "compress.html", "forms", "forms.log"
-OWN = (DOCUMENT, PAGE, FILES, LOG)
+MARGIN = "0.5%"
+DOCUMENT, PAGE, FILES, LOG, JOURNAL = "compress.json", "compress.html", "forms", "forms.log", "forms.jsonl"
+LOOSE = (DOCUMENT, PAGE, LOG, JOURNAL, PRUNED_JOB, PRUNED_LOG)
+OWN = (*LOOSE, FILES, PRUNED_RUN, "__pycache__")
 
 
 def compress(
     job: Job | str,
     *,
     run: str | os.PathLike[str],
-    margin: str | float = "0.5%",
+    margin: str | float = MARGIN,
     objective: str = "latency",
     batch: int | None = None,
+    budget: str | float = "auto",
+    finetune: str | float | None = None,
     out: str | os.PathLike[str] = "runs/compress",
+    resume: bool = False,
     on_event: OnEvent | None = None,
 ) -> Compressed:
     """Find the form of a trained model that is really faster on this machine's processor, and no worse.
@@ -48,6 +64,7 @@ def compress(
     Every form (a runtime and a number format) runs in a process of its own, on the job's own validation
     samples, timed in turn with the model as it is, in fp32. One in the same numbers must lie within the
     envelope of rounding; of the others the job's metric decides, on the same samples, by its 95 % interval.
+    What the first results make unlikely to be the best is passed over.
 
     Args:
         job: a Job, or its reference, with a metric.
@@ -55,55 +72,137 @@ def compress(
         margin: what the metric may lose: a share of it such as ``0.5%``, or a difference in its own unit.
         objective: ``latency``, ``throughput`` or ``size``.
         batch: samples of a call; left out, 1, and 32 for throughput.
+        budget: ``auto``, ``fast`` (2 minutes), ``balanced`` (10), ``max`` (60, and no form is passed over), a
+            time such as ``5m``, or seconds; it is for trying forms, and measuring the best one again goes on
+            beyond it. ``auto`` is a tenth of the training's length, from 2 minutes up to an hour.
+        finetune: how long a narrower model (half of the channels) may be trained further, such as ``10min``;
+            left out, none is made. It is trained where it is faster than the best form before that.
         out: folder for the page, the document and the forms' files; an earlier result in it is replaced.
+        resume: go on with the search in `out`, whatever ended it: what was tried is not tried again.
         on_event: hears a `vivace.Event` as each form begins and ends.
 
-    Ctrl-C ends the search with what was measured until then.
+    Ctrl-C or SIGTERM ends the search with what was measured until then.
 
     Raises JobError, InputError, CheckpointError, FolderError; Refused where the metric's calls of the model
     cannot be recorded; ChildFailed where the model as it is does not run.
     """
     require_torch()
-    _check(objective, batch)
-    begin, tell = time.monotonic(), teller(listening(on_event))
-    size, path = batch or BATCHES[objective], Path(run).absolute()
-    run_of(path)
-    folder = _prepared(Path(out))
-    with tempfile.TemporaryDirectory(prefix="vivace-") as scratch:
-        bench = Bench(Source(job), str(path), Path(scratch), folder / FILES, folder / LOG, size)
-        facts, tried, interrupted = _searched(bench, margin, objective, tell)
-    chosen = _best(tried, objective)
-    found = Compressed(
-        job=job if isinstance(job, str) else "job",
-        objective=objective,
-        batch=size,
-        margin=bench.margin,
-        chosen=chosen.name,
-        tried=tuple(tried),
-        subject=facts,
-        machine=inspect().to_dict(),
-        notes=tuple(_notes(facts, tried, interrupted)),
-        interrupted=interrupted,
-        seconds=time.monotonic() - begin,
-        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        file=str(folder / FILES / chosen.file) if chosen.file else "",
-        page_path=str(folder / PAGE),
-    )
-    _write(found, folder)
-    return found
+    _check(job, objective, batch, finetune)
+    seconds = parse_budget(budget)
+    wish = _Wish(job, Path(run), margin, objective, batch, Path(out), finetune)
+    trained = run_of(wish.run.absolute())
+    seconds = auto_budget(trained.get("seconds")) if seconds is None else seconds
+    return _Compressing(wish, seconds, every=budget == "max", tell=teller(listening(on_event))).done(resume=resume)
 
 
-def _searched(
-    bench: Bench, margin: str | float, objective: str, tell: Tell
-) -> tuple[dict[str, Any], list[Tried], bool]:
-    """What is known of the model, every form, and whether Ctrl-C ended it; the processes end with it."""
-    try:
+@dataclasses.dataclass(frozen=True)
+class _Wish:
+    """What a person asked for."""
+
+    job: Job | str
+    run: Path
+    margin: str | float
+    objective: str
+    batch: int | None
+    out: Path
+    finetune: str | float | None
+
+    @property
+    def name(self) -> str:
+        """The job's reference, or a word where it has none."""
+        return self.job if isinstance(self.job, str) else "job"
+
+    @property
+    def go_on(self) -> str:
+        """The command that goes on with the search; for a job without a name, the call."""
+        if not isinstance(self.job, str):
+            return f"vivace.compress(job, run={str(self.run)!r}, out={str(self.out)!r}, ..., resume=True)"
+        words = ["vivace", "compress", self.name, "--run", str(self.run)]
+        words += ["--margin", str(self.margin)] if str(self.margin) != MARGIN else []
+        words += ["--for", self.objective] if self.objective != "latency" else []
+        words += ["--batch", str(self.batch)] if self.batch is not None else []
+        words += ["--finetune", str(self.finetune)] if self.finetune is not None else []
+        return shlex.join([*words, "--out", str(self.out), "--resume"])
+
+
+class _Compressing:
+    """One search, from the recorded calls to the page. `every`: no form is passed over."""
+
+    def __init__(self, wish: _Wish, seconds: float, *, every: bool, tell: Tell) -> None:
+        self.wish, self.seconds, self.every, self.tell = wish, seconds, every, tell
+        self.begin, self.machine = time.monotonic(), inspect()
+        self.batch = wish.batch or BATCHES[wish.objective]
+
+    def done(self, *, resume: bool) -> Compressed:
+        """Search, and write down what was found."""
+        wish, folder = self.wish, _prepared(self.wish.out, resume=resume)
+        run = str(wish.run.absolute())
+        with tempfile.TemporaryDirectory(prefix="vivace-") as scratch, ends_like_ctrl_c():
+            bench = Bench(Source(wish.job), run, Path(scratch), folder / FILES, folder / LOG, self.batch)
+            with contextlib.closing(bench):
+                search, tried = self._searched(bench, folder)
+        chosen = choose(tried, by_size=search.by_size)
+        found = Compressed(
+            job=wish.name,
+            objective=wish.objective,
+            batch=self.batch,
+            margin=bench.margin,
+            chosen=chosen.name,
+            tried=tuple(tried),
+            subject=bench.facts,
+            machine=self.machine.to_dict(),
+            notes=tuple(_notes(bench.facts, tried, search, self.seconds)),
+            interrupted=search.interrupted,
+            seconds=time.monotonic() - self.begin,
+            date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            file=str(folder / FILES / chosen.file) if chosen.file else "",
+            page_path=str(folder / PAGE),
+            budget_seconds=self.seconds,
+            go_on=wish.go_on if search.interrupted or search.ended_early else "",
+        )
+        _write(found, folder)
+        return found
+
+    def _searched(self, bench: Bench, folder: Path) -> tuple[Search, list[Tried]]:
+        """Every form, and how it went; what an earlier search found is taken from its journal."""
+        wish = self.wish
+        self.tell("phase", {"name": "the model as it is"})
         facts = bench.begin()
-        bench.margin = parse_margin(margin, facts["metric"])
-        tried, interrupted = _tried(bench, objective, tell)
-        return facts, tried if interrupted else _settled(bench, tried, objective, tell), interrupted
-    finally:
-        bench.close()
+        bench.margin = parse_margin(wish.margin, facts["metric"])
+        asked = {
+            "weights": facts["trained"]["sha256"],
+            "objective": wish.objective,
+            "batch": self.batch,
+            "margin": bench.margin,
+            "threads": bench.threads,
+            "machine": self.machine.fingerprint,
+        }
+        journal = Journal(folder / JOURNAL, asked)
+        known = journal.recall()
+        _forget(folder / FILES, known)
+        search = Search(
+            bench,
+            FORMS[1:],
+            journal,
+            self.tell,
+            by_size=wish.objective == "size",
+            every=self.every,
+            deadline=self.begin + self.seconds,
+        )
+        tried = search.run(known)
+        if wish.finetune is not None:
+            seconds = parse_finetune(wish.finetune)
+            search.narrow(tried, Narrowing(bench, absolute(wish.name), folder, seconds, self.tell))
+        return search, tried
+
+
+def auto_budget(training_seconds: object) -> float:
+    """Seconds that a training of that length is worth: a tenth, from 2 minutes up to an hour; ten minutes
+    where it is not known.
+    """
+    if not isinstance(training_seconds, int | float):
+        return BUDGETS["balanced"]
+    return min(BUDGETS["max"], max(BUDGETS["fast"], SHARE * training_seconds))
 
 
 def _write(found: Compressed, folder: Path) -> None:
@@ -116,76 +215,64 @@ def _write(found: Compressed, folder: Path) -> None:
     write_page(found, folder / PAGE)
 
 
-def _check(objective: str, batch: int | None) -> None:
+def _forget(files: Path, known: list[Tried]) -> None:
+    """Remove what a search that was ended by force may have left half written."""
+    whole = {Path(one.file).stem for one in known if one.file}
+    for file in files.iterdir():
+        if file.stem not in whole:
+            file.unlink()
+
+
+def _check(job: Job | str, objective: str, batch: int | None, finetune: str | float | None) -> None:
     if objective not in OBJECTIVES:
         raise InputError(f"compress for {' or '.join(OBJECTIVES)}, not for {objective!r}")
     if batch is not None and batch < 1:
         raise InputError(f"the batch must be 1 or more, not {batch}")
+    if finetune is not None:
+        parse_finetune(finetune)
+        if not isinstance(job, str):
+            raise InputError("finetune needs the job by its name, such as train.py:job: it is trained again")
 
 
-def _prepared(out: Path) -> Path:
-    """The output folder, with nothing of an earlier result in it."""
+def parse_finetune(finetune: str | float) -> float:
+    """Seconds of a time such as ``10min``, or of a number of seconds. Raises InputError."""
+    seconds = amount(str(finetune), {"": 1.0, **SECONDS})
+    if seconds is None:
+        raise InputError(f"finetune is {finetune!r}; it must be a time such as 10min, or seconds")
+    return seconds
+
+
+def absolute(reference: str) -> str:
+    """A job's reference as it can be loaded from any folder."""
+    file, colon, name = reference.partition(":")
+    return f"{Path(file).absolute()}{colon}{name}" if file.endswith(".py") else reference
+
+
+def _prepared(out: Path, *, resume: bool) -> Path:
+    """The output folder; with nothing of an earlier result in it, unless that is gone on with."""
     folder = output_folder(out, OWN)
-    shutil.rmtree(folder / FILES, ignore_errors=True)
-    for name in (DOCUMENT, PAGE, LOG):
-        (folder / name).unlink(missing_ok=True)
-    (folder / FILES).mkdir()
+    if not resume:
+        for name in (FILES, PRUNED_RUN):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        for name in LOOSE:
+            (folder / name).unlink(missing_ok=True)
+    (folder / FILES).mkdir(exist_ok=True)
     return folder
 
 
-def _tried(bench: Bench, objective: str, tell: Tell) -> tuple[list[Tried], bool]:
-    """Every form, in order, the reference first; and whether Ctrl-C ended it before the last one."""
-    found = []
-    try:
-        for form in FORMS[1:]:
-            tell("form_begin", {"form": form.name, "does": form.does})
-            found.append(bench.attempt(form, by_size=objective == "size"))
-            tell("form_end", {"form": found[-1]})
-    except KeyboardInterrupt:
-        if not any(one.ratio for one in found):
-            raise
-        bench.renew()
-        return [bench.reference(), *found], True
-    return [bench.reference(), *found], False
-
-
-def _settled(bench: Bench, tried: list[Tried], objective: str, tell: Tell) -> list[Tried]:
-    """The best form measured again in fresh processes; one that is not faster there gives way to the next."""
-    while (best := _best(tried, objective)).name != REFERENCE:
-        assert best.ratio is not None
-        tell("phase", {"name": f"{best.name} again, in fresh processes"})
-        place = tried.index(best)
-        try:
-            again = bench.confirmed(BY_NAME[best.name], best.ratio)
-        except Unsteady as error:
-            tried[place] = dataclasses.replace(best, status="undecided", reason=str(error))
-            continue
-        tried[place] = dataclasses.replace(best, ratio=again)
-        if objective == "size" or again.low > 1.0:
-            break
-        reason = "not faster when measured again in fresh processes"
-        tried[place] = dataclasses.replace(best, ratio=again, status="refused", reason=reason)
-    return tried
-
-
-def _best(tried: list[Tried], objective: str) -> Tried:
-    """The fastest form that is kept, or the smallest; the reference where there is none."""
-    kept = [one for one in tried[1:] if one.status == "kept" and one.ratio is not None]
-    reference = tried[0]
-    if objective == "size":
-        smaller = [one for one in kept if (one.bytes or 0) < (reference.bytes or 0)]
-        return min(smaller, key=lambda one: one.bytes or 0, default=reference)
-    return max(kept, key=lambda one: one.ratio.counts if one.ratio else 0.0, default=reference)
-
-
-def _notes(facts: dict[str, Any], tried: list[Tried], interrupted: bool) -> list[str]:
-    found = []
-    if interrupted:
-        found.append("interrupted: other forms were not tried, and nothing was measured again")
+def _notes(facts: dict[str, Any], tried: list[Tried], search: Search, seconds: float) -> list[str]:
+    found, left = [], len(search.order.worth_it())
+    if search.interrupted and left:
+        more = count(left, "form")
+        found.append(f"interrupted: {more} more might be tried, and the best was not measured again")
+    elif search.interrupted:
+        found.append("interrupted: all forms were tried, and the best was not measured again")
+    elif search.ended_early:
+        found.append(f"the budget of {duration(seconds)} ended before {count(left, 'form')} more")
     if facts["metric_data"] == "training":
         found.append("the metric is of the training data: the job has no validation data of its own")
     if not facts["whole"]:
         found.append(f"judged on the first {facts['samples']:,} samples: more do not fit into memory")
-    if any(one.numbers == "int8" for one in tried) and facts["calibrated_on"] != "training":
+    if any(one.numbers == "int8" and one.ratio for one in tried) and facts["calibrated_on"] != "training":
         found.append("int8 was calibrated on validation data: the metric does not take training batches")
     return found

@@ -33,9 +33,14 @@ def render(found: Compressed) -> str:
     )
 
 
+def judged(found: Compressed, one: Tried) -> bool:
+    """Is its metric known?"""
+    return one.change is not None or one is found.reference
+
+
 def front(found: Compressed) -> list[Tried]:
     """The forms that no other one beats both in latency and in the metric."""
-    known = [one for one in found.tried if one.p50 is not None]
+    known = [one for one in found.tried if one.p50 is not None and judged(found, one)]
     return [one for one in known if not any(_beats(found, other, one) for other in known if other is not one)]
 
 
@@ -52,7 +57,7 @@ def _metric(found: Compressed, one: Tried) -> float:
 
 def chart(found: Compressed) -> Markup | None:
     """Time of a call across and the metric up; what no other form beats in both stands out."""
-    known = [one for one in found.tried if one.p50 is not None and one.ratio is not None]
+    known = [one for one in found.tried if one.p50 is not None and one.ratio and judged(found, one)]
     if len(known) < 2:
         return None
     best = {one.name for one in front(found)}

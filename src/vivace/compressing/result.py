@@ -8,7 +8,8 @@ from typing import Any, Literal
 from vivace.ledger import Ratio
 
 FORMAT = 1
-Status = Literal["kept", "refused", "undecided", "failed", "missing"]
+Status = Literal["kept", "refused", "slower", "undecided", "unmeasured", "untried", "failed", "missing"]
+Outcome = Literal["better", "nothing_better", "could_not_measure", "nothing_tried", "interrupted"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,8 +17,11 @@ class Tried:
     """One form. `ratio` is its speed against the reference's, paired with it; None where it was not timed.
 
     `status`: ``kept`` may be deployed; ``refused`` was measured and is not faster, or loses too much;
-    ``undecided`` for lack of samples; ``failed`` could not be made or run; ``missing`` lacks a package.
+    ``slower`` than the best of the others by far, and not judged further; ``undecided`` for lack of samples;
+    ``unmeasured`` where the machine was too busy to time it; ``untried`` as it was not expected to be the
+    best, or the budget ended; ``failed`` could not be made or run; ``missing`` lacks a package.
 
+    `job` and `run` are of a narrower model that was trained further; empty where it is the person's own.
     `p50` and `p99` are seconds of a call, `change` is what the metric loses (see `serving.margin.Change`),
     `checks` hold each output's distance from the reference (see `exporting.envelope.Check`), `effect` says
     what really ran in which numbers, `sha256` is that of all parts of the file, `made_seconds` how long
@@ -39,13 +43,26 @@ class Tried:
     checks: tuple[dict[str, Any], ...] = ()
     effect: dict[str, Any] = dataclasses.field(default_factory=dict)
     made_seconds: float = 0.0
+    seconds: float = 0.0
     foreign_share: float = 0.0
     file: str = ""
     sha256: str = ""
+    job: str = ""
+    run: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON types."""
         return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, document: dict[str, Any]) -> Tried:
+        """The inverse of `to_dict`."""
+        speed = document["ratio"]
+        known = {field.name for field in dataclasses.fields(cls)}
+        found = {key: value for key, value in document.items() if key in known}
+        return cls(
+            **{**found, "ratio": Ratio(**speed) if speed else None, "checks": tuple(document["checks"])}
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +70,8 @@ class Compressed:
     """The answer of `vivace compress`.
 
     `chosen` is the form to deploy, the reference's own name where none is better. `subject` describes the
-    run, its metric and its samples. `file` is what to deploy, `page_path` the page.
+    run, its metric and its samples. `file` is what to deploy, `page_path` the page. `go_on` is the command
+    that tries what is left, where the search was interrupted or its budget ended first.
     """
 
     job: str
@@ -70,6 +88,21 @@ class Compressed:
     file: str = ""
     page_path: str = ""
     interrupted: bool = False
+    budget_seconds: float = 0.0
+    go_on: str = ""
+
+    @property
+    def outcome(self) -> Outcome:
+        """How it ended; that nothing is better is another answer than that nothing could be measured."""
+        if self.interrupted:
+            return "interrupted"
+        if self.chosen != self.reference.name:
+            return "better"
+        if any(one.status == "unmeasured" for one in self.tried):
+            return "could_not_measure"
+        measured = any(one.ratio is not None for one in self.tried[1:])
+        untried = any(one.status == "untried" for one in self.tried)
+        return "nothing_tried" if untried and not measured else "nothing_better"
 
     @property
     def winner(self) -> Tried:
@@ -90,4 +123,5 @@ class Compressed:
 
     def to_dict(self) -> dict[str, Any]:
         """The document that ``vivace compress --json`` prints."""
-        return {"format": FORMAT, **dataclasses.asdict(self), "exit_code": self.exit_code}
+        outcome = {"outcome": self.outcome, "exit_code": self.exit_code}
+        return {"format": FORMAT, **dataclasses.asdict(self), **outcome}

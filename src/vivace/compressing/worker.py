@@ -17,7 +17,7 @@ from vivace.job import Job
 from vivace.serving import making
 from vivace.serving.calls import write_arrays
 from vivace.serving.effect import effect
-from vivace.serving.forms import BY_NAME, Form
+from vivace.serving.forms import Form, form_named
 from vivace.serving.maker import Maker
 from vivace.serving.serve import Run, in_torch, opened
 
@@ -43,7 +43,7 @@ class Worker(Maker):
         """Be ready to serve the form in batches of so many samples."""
         begin = time.perf_counter()
         self._inputs = [self.calls.sample(batch, batch * number) for number in range(INPUTS)]
-        self.form, self.batch, self.files = BY_NAME[form], batch, Path(folder)
+        self.form, self.batch, self.files = form_named(form), batch, Path(folder)
         self._before = _resident()
         if self.form.in_process:
             self.serve, self.handle = in_torch(making.in_process(self.form, self.material))
@@ -63,9 +63,17 @@ class Worker(Maker):
         self._times = []
         return {"step_seconds": steady, "warmup_seconds": max(0.0, first - steady)}
 
-    def block(self, steps: int, cached: bool = False) -> dict[str, float]:
-        """Time `steps` calls on the person's own samples, which are at hand."""
-        return {"seconds": self._timed(steps), "samples": steps * self.batch, "waited": 0.0}
+    def block(self, steps: int, cached: bool = False) -> dict[str, float | None]:
+        """Time `steps` calls on the person's own samples, which are at hand, by all clocks."""
+        begin, ready = time.process_time(), _ready_seconds()
+        seconds = self._timed(steps)
+        working, starved = time.process_time() - begin, _ready_seconds()
+        found = {"seconds": seconds, "samples": steps * self.batch, "waited": 0.0, "processor": working}
+        return {
+            **found,
+            "threads": self.threads,
+            "starved": None if ready is None or starved is None else max(0.0, starved - ready),
+        }
 
     def _timed(self, count: int) -> float:
         assert self.serve is not None
@@ -128,6 +136,22 @@ class Worker(Maker):
             numpy.concatenate(parts)[:rows] if parts[0].ndim and len(parts[0]) == self.batch else parts[0]
             for parts in zip(*found, strict=True)
         ]
+
+
+def _ready_seconds() -> float | None:
+    """Seconds that all threads of this process were ready to run and had no processor; None where the system
+    does not tell.
+
+    The second number of a thread's ``schedstat``: https://docs.kernel.org/scheduler/sched-stats.html
+    """
+    found = 0.0
+    try:
+        for thread in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                found += int((thread / "schedstat").read_text(encoding="ascii").split()[1]) * 1e-9
+    except (OSError, ValueError, IndexError):
+        return None
+    return found or None
 
 
 def _resident() -> int:

@@ -102,15 +102,13 @@ def _proven(subject: Subject, source: Source, folder: Path, scratch: Path) -> Ex
         with Child(MAKER, source, {**own, "threads": facts["threads"]}, log=log) as maker:
             file = _file(subject, maker, folder, scratch)
             maker.ask("weights", TIMEOUT, path=str(folder / WEIGHTS))
-            widths = maker.ask("envelopes", TIMEOUT)
+            width = maker.ask("envelope", TIMEOUT, numbers="fp32" if form.exact else "bf16")
             asked = pieces(calls)
             expected = scratch / "expected.npz"
             maker.ask("answer", TIMEOUT, calls=_written(asked, scratch), path=str(expected))
         runtime = RUNTIME.get(form.runtime, form.runtime)
         found, versions = answers(runtime, file, form.numbers, facts["threads"], asked, scratch)
-        checks = compare(
-            read_arrays(expected), found, widths["fp32" if form.exact else "bf16"], facts["outputs"]
-        )
+        checks = compare(read_arrays(expected), found, width, facts["outputs"])
         change = None
         if not form.exact:
             whole, _ = answers(runtime, file, form.numbers, facts["threads"], calls.inputs, scratch)

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import AnswerIsNo, InputError
-from vivace.serving.forms import BY_NAME, FORMS, Form
+from vivace.serving.forms import BY_NAME, FORMS, PRUNED, Form, form_named
 
 RUNTIMES = {"onnx": ("onnx",), "openvino": ("openvino",), "aoti": ("aoti",), "torch": ("torch", "inductor")}
 PLAIN = {"onnx": "onnx_fp32", "openvino": "openvino_fp32", "aoti": "aoti_fp32", "torch": "eager_fp32"}
+UNJUDGED = ("slower", "untried", "unmeasured")  # nothing speaks against it: the export itself proves it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,8 @@ class Subject:
 
 
 def subject_of(folder: Path, to: str) -> Subject:
-    """What of a folder goes to a runtime: of a compression the fastest form for it that may be deployed.
+    """What of a folder goes to a runtime: of a compression the fastest form for it that may be deployed, or
+    the model's own numbers where none was judged.
 
     Raises InputError where the folder holds neither, AnswerIsNo where no form for it may be deployed.
     """
@@ -50,6 +52,7 @@ def _of_compression(folder: Path, to: str) -> Subject:
     document = _read(folder / "compress.json")
     try:
         names = {form.name for form in FORMS if form.runtime in RUNTIMES[to]}
+        names |= {f"{PRUNED}{name}" for name in names}
         tried = [one for one in document["tried"] if one["name"] in names]
         kept = [one for one in tried if one["status"] == "kept" and one["ratio"]]
         best = max(kept, key=lambda one: float(one["ratio"]["estimate"]), default=None)
@@ -60,10 +63,13 @@ def _of_compression(folder: Path, to: str) -> Subject:
         )
     except (KeyError, TypeError, AttributeError):
         raise InputError(f"'{folder / 'compress.json'}' is not what vivace compress wrote") from None
+    if best is None and any(one["name"] == PLAIN[to] and one["status"] in UNJUDGED for one in tried):
+        return Subject(job, run, BY_NAME[PLAIN[to]], margin=float(margin))
     if best is None:
         why = "; ".join(f"{one['name']}: {one['reason']}" for one in tried)
         raise AnswerIsNo(f"no form for {to} may be deployed ({why})")
-    form = BY_NAME[best["name"]]
+    form = form_named(best["name"])
+    run, job = Path(best.get("run") or run), best.get("job") or job
     made = folder / "forms" / form.file if best["file"] else None
     return Subject(job, run, form, made, str(best.get("sha256") or ""), float(margin), dict(best))
 

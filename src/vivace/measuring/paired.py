@@ -8,17 +8,18 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vivace.errors import Unsteady
 from vivace.ledger import WIDE, Ratio
 from vivace.machine import Machine
-from vivace.measuring.quiet import ForeignLoad
+from vivace.measuring.quiet import TOLERATED_SHARE, ForeignLoad
 from vivace.measuring.statistics import speed_ratio
 from vivace.plan import Plan
 from vivace.processes.launch import Child, Source
+from vivace.words import percent
 
 WORKER = "vivace.measuring.worker:Worker"
 BLOCK_SECONDS = 0.3
@@ -26,13 +27,38 @@ UNSTEADY_WIDTH = WIDE
 LEAST_WORK = 0.15  # of a core, in the time that passed: else the processor's clock says little of a step
 
 
+@dataclasses.dataclass(frozen=True)
+class Clocks:
+    """What a block took beside the wall clock.
+
+    Args:
+        processor: seconds a sample that all its threads were on a processor.
+        starved: seconds that its threads were ready and got none, by those of the block; None where that is
+            not known.
+        alone: did one thread do it all? None where that is not known.
+    """
+
+    processor: float
+    starved: float | None = None
+    alone: bool | None = None
+
+    @classmethod
+    def of(cls, done: dict[str, Any]) -> Clocks:
+        """From a worker's answer to ``block``."""
+        starved, threads = done.get("starved"), done.get("threads")
+        share = None if starved is None else starved / done["seconds"]
+        return cls(done["processor"] / done["samples"], share, None if threads is None else threads == 1)
+
+
 class Timed:
     """A child process that runs timed blocks; between them it stands still, so that none works on another's
     turn.
 
     Its worker answers ``warm`` with ``step_seconds`` and ``warmup_seconds``, and ``block`` with ``seconds``,
-    ``samples`` and ``waited``; where it computes on the processor, also with ``cpu_seconds``.
+    ``samples`` and ``waited``. One that works on processors alone may tell its own `Clocks` beside them.
     """
+
+    clocks: Clocks | None = None  # of the last block
 
     def __init__(self, child: Child, timeout: float) -> None:
         self.child = child
@@ -40,7 +66,6 @@ class Timed:
         self.step_seconds = 0.0
         self.warmup_seconds = 0.0
         self.waiting_share = 0.0  # of the last block, for batches to arrive
-        self.cpu_seconds: float | None = None  # a sample, of the last block: what the processor worked
 
     def warm(self, seconds: float, timeout: float) -> Any:
         """Let it step until it is steady; what the worker answers."""
@@ -57,8 +82,7 @@ class Timed:
         done = self.ask("block", steps=steps, cached=cached)
         self._signal(signal.SIGSTOP)
         self.waiting_share = done["waited"] / done["seconds"]
-        worked = done.get("cpu_seconds")
-        self.cpu_seconds = worked / done["samples"] if worked else None
+        self.clocks = Clocks.of(done) if "processor" in done else None
         return float(done["seconds"] / done["samples"])
 
     def ask(self, command: str, **arguments: object) -> Any:
@@ -116,18 +140,31 @@ class Comparison:
     """A ratio with the pairs of timings; seconds are per sample.
 
     `foreign_share` is the largest share of the processor that other processes used meanwhile. Where it was so
-    large that the wall's clock gave no answer, the ratio rests on what the processor worked: `cpu_pairs`.
+    large that the wall's clock gave no answer, the ratio rests on what the processor worked: `working`.
     """
 
     ratio: Ratio
     pairs: tuple[tuple[float, float], ...]
     foreign_share: float = 0.0
-    cpu_pairs: tuple[tuple[float, float], ...] = ()
+    working: tuple[tuple[float, float], ...] = ()
 
     @property
     def counted(self) -> tuple[tuple[float, float], ...]:
         """The pairs on which the ratio rests."""
-        return self.cpu_pairs or self.pairs
+        return self.working or self.pairs
+
+
+class _Pair(NamedTuple):
+    """Seconds a sample of neighbouring blocks by the wall clock; and on processors, where both tell.
+
+    `starved` is the largest share of a block for which threads were ready and got no processor; None where it
+    is not known. `alone`: both work with one thread; None where that is not known.
+    """
+
+    wall: tuple[float, float]
+    working: tuple[float, float] | None = None
+    starved: float | None = None
+    alone: bool | None = None
 
 
 def compare(
@@ -148,35 +185,41 @@ def compare(
     its own clock is asked, which does not run while others compute. Raises Unsteady where the interval stays
     wider than half of the estimate and holds 1: where it lies above 1 on the whole, the candidate is faster,
     however wide it is.
+
+    Where both workers tell of their threads, a pair is disturbed if these waited for a processor. With one  thread such pairs count if they say the same `by_both_clocks`. Several threads wait for each other, and turn on a processor meanwhile: a neighbour on one core makes them many times slower by either clock,
+    so that Unsteady is raised, as it is for whatever stays wide.
     """
     deadline = time.monotonic() + seconds
     steps = [max(1, round(BLOCK_SECONDS / max(c.step_seconds, 1e-6))) for c in (reference, candidate)]
     others = ForeignLoad([reference.child.pid, candidate.child.pid])
     quiet: list[_Pair] = []
     disturbed: list[_Pair] = []
-    before = _block(reference, steps[0])
-    while True:
-        middle = _block(candidate, steps[1])
-        after = _block(reference, steps[0])
-        (disturbed if others.disturb() else quiet).append(_paired(before, middle, after))
-        before = after
+    for pair in _paired(reference, candidate, steps):
+        busy = others.disturb()
+        starved = busy if pair.starved is None else pair.starved > TOLERATED_SHARE
+        (disturbed if starved else quiet).append(pair)
         late = time.monotonic() > deadline
         loud = len(quiet) < 4 and (late or len(disturbed) >= 8)
-        timed = quiet + disturbed if loud else quiet
-        if len(timed) < 4:
+        pairs = quiet + disturbed if loud else quiet
+        if len(pairs) < 4:
             continue
-        pairs = [pair.wall for pair in timed]
-        ratio = speed_ratio(pairs)
-        if loud and ratio.width > UNSTEADY_WIDTH / 2:
-            steps = [1, 1]
-            worked = _by_processor(timed, ratio)
+        ratio = speed_ratio([each.wall for each in pairs])
+        threads_known = all(each.alone is not None for each in pairs)
+        if loud and not threads_known and ratio.width > UNSTEADY_WIDTH / 2:
+            steps[:] = [1, 1]
+            worked = _by_processor(pairs, ratio)
             if worked is not None and (late or worked.width < 2 * tolerance):
-                return _worked(worked, timed, others.largest)
+                working = tuple(each.working for each in pairs if each.working is not None)
+                return Comparison(worked, tuple(each.wall for each in pairs), others.largest, working)
         better = target is not None and ratio.low > target
         hopeless = target is not None and ratio.high < 0.97 * target
         wanted = UNSTEADY_WIDTH if better else tolerance
         if (len(pairs) >= 6 and ratio.width < wanted) or hopeless or len(pairs) >= 60 or late:
             break
+    if threads_known and (loud or ratio.wide):
+        working = tuple(each.working for each in pairs if each.working is not None)
+        alone = all(each.alone for each in pairs)
+        ratio = by_both_clocks(ratio, speed_ratio(working), others, target, sound=alone or not loud)
     undecided = ratio.low <= 1.0 <= ratio.high and not hopeless
     if ratio.width > UNSTEADY_WIDTH and undecided:
         raise Unsteady(
@@ -184,47 +227,60 @@ def compare(
             f"{len(pairs)} pairs of blocks{others.sentence()}",
             foreign_share=others.largest,
         )
-    return Comparison(ratio, tuple(pairs), others.largest)
+    return Comparison(ratio, tuple(each.wall for each in pairs), others.largest)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Pair:
-    """Reference and candidate by the wall's clock, and by the processor's where that is known."""
+def _paired(reference: Timed, candidate: Timed, steps: list[int]) -> Iterator[_Pair]:
+    """Blocks in turn, without an end: each of the candidate beside the mean of its two neighbours.
 
-    wall: tuple[float, float]
-    cpu: tuple[float, float] | None
+    `steps`: of the reference's blocks and the candidate's, which may be set to others meanwhile.
+    """
+    before, first = reference.block(steps[0]), reference.clocks
+    while True:
+        middle, second = candidate.block(steps[1]), candidate.clocks
+        after, third = reference.block(steps[0]), reference.clocks
+        wall = (before + after) / 2, middle
+        if first is None or second is None or third is None:
+            yield _Pair(wall)
+        else:
+            working = (first.processor + third.processor) / 2, second.processor
+            shares = [clocks.starved for clocks in (first, second, third) if clocks.starved is not None]
+            told = first.alone is not None and second.alone is not None
+            alone = first.alone and second.alone if told else None
+            yield _Pair(wall, working, max(shares, default=None), alone)
+        before, first = after, third
 
 
-def _block(contestant: Timed, steps: int) -> tuple[float, float | None]:
-    return contestant.block(steps), contestant.cpu_seconds
-
-
-def _paired(
-    before: tuple[float, float | None], middle: tuple[float, float | None], after: tuple[float, float | None]
-) -> _Pair:
-    wall = ((before[0] + after[0]) / 2, middle[0])
-    if before[1] is None or middle[1] is None or after[1] is None:
-        return _Pair(wall, None)
-    return _Pair(wall, ((before[1] + after[1]) / 2, middle[1]))
-
-
-def _by_processor(timed: Sequence[_Pair], wall: Ratio) -> Ratio | None:
+def _by_processor(pairs: Sequence[_Pair], wall: Ratio) -> Ratio | None:
     """The ratio by the processor's clock; None where it is not known, or no answer either, or another one."""
-    pairs = [pair.cpu for pair in timed if pair.cpu is not None]
-    if len(pairs) < max(6, len(timed)):
+    working = [each.working for each in pairs if each.working is not None]
+    if len(working) < max(6, len(pairs)):
         return None
-    worked, passed = sum(map(sum, pairs)), sum(sum(pair.wall) for pair in timed)
+    worked, passed = sum(map(sum, working)), sum(sum(each.wall) for each in pairs)
     if worked < LEAST_WORK * passed:  # a step that waits for something else than the processor
         return None
-    ratio = speed_ratio(pairs)
+    ratio = speed_ratio(working)
     agree = wall.low <= ratio.high and ratio.low <= wall.high
     decided = not ratio.low <= 1.0 <= ratio.high or ratio.width <= UNSTEADY_WIDTH
     return ratio if agree and decided else None
 
 
-def _worked(ratio: Ratio, timed: Sequence[_Pair], foreign_share: float) -> Comparison:
-    cpu = tuple(pair.cpu for pair in timed if pair.cpu is not None)
-    return Comparison(ratio, tuple(pair.wall for pair in timed), foreign_share, cpu)
+def by_both_clocks(
+    wall: Ratio, working: Ratio, others: ForeignLoad, target: float | None = None, *, sound: bool = True
+) -> Ratio:
+    """What the wall clock and the time on processors say together: the hull of both intervals.
+
+    Raises Unsteady where the hull is wider than half of its estimate, unless it lies below the `target` on
+    the whole, and where neither clock is `sound`.
+    """
+    low, high = min(wall.low, working.low), max(wall.high, working.high)
+    both = Ratio(math.sqrt(wall.estimate * working.estimate), low, high)
+    hopeless = target is not None and high < 0.97 * target
+    if sound and (hopeless or not both.wide):
+        return both
+    load = others.largest
+    cause = f"others used up to {percent(load)} of the processor" if load > TOLERATED_SHARE else "unsteady"
+    raise Unsteady(f"could not be measured ({cause})", foreign_share=load)
 
 
 def compare_in_turns(openings: Sequence[Callable[[], Contestant]], *, seconds: float) -> Comparison:

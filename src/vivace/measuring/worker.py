@@ -188,14 +188,14 @@ class Worker:
     def block(self, steps: int, cached: bool = False) -> dict[str, float]:
         """Time `steps` steps, loading included; with `cached`, all on the last batch, without the loader.
 
-        On a processor also what it worked for them, in all threads: ``cpu_seconds``.
+        On a processor also what it worked for them, in all threads: ``processor``.
         """
         assert self.session is not None
         begin, worked, self._waited = time.perf_counter(), time.process_time(), 0.0
         samples = self._steps(steps, cached)
         done = {"seconds": time.perf_counter() - begin, "samples": samples, "waited": self._waited}
         if self.session.build.device.type == "cpu":
-            done["cpu_seconds"] = time.process_time() - worked
+            done["processor"] = time.process_time() - worked
         return done
 
     def observe(self, evaluated: bool = False) -> dict[str, Any]:

@@ -268,6 +268,11 @@ def _rows(arrays: Sequence[numpy.ndarray[Any, Any]], taken: Sequence[int]) -> nu
     return numpy.stack(found)
 
 
+def outputs_file(form: str) -> str:
+    """What the file is called that holds a form's outputs for the recorded calls."""
+    return f"outputs-{form}.npz"
+
+
 def read_arrays(path: Path) -> list[list[numpy.ndarray[Any, Any]]]:
     """Arrays that were written as ``call.place``, call by call."""
     with numpy.load(path, allow_pickle=False) as file:

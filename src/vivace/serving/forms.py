@@ -7,6 +7,7 @@ import importlib.util
 
 EXTRA = "pip install 'vivace[compress]'"
 REFERENCE = "eager_fp32"
+PRUNED = "pruned_"
 SUFFIXES = {"onnx": "onnx", "openvino": "xml", "aoti": "pt2", "torch": "pt2"}
 
 
@@ -19,6 +20,8 @@ class Form:
         numbers: ``fp32``, ``bf16`` or ``int8``: what products and convolutions compute in.
         needs: packages that it is made or run with, beside torch.
         weights_only: are weights alone stored in these numbers, and products computed in fp32?
+        folded: is each BatchNorm folded into the convolution before it? torch's compilers do that unasked.
+        pruned: is it of a narrower model that was trained further, so that the metric alone decides?
     """
 
     name: str
@@ -27,6 +30,13 @@ class Form:
     does: str
     needs: tuple[str, ...] = ()
     weights_only: bool = False
+    folded: bool = False
+    pruned: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The name of the same form of the whole model."""
+        return self.name.removeprefix(PRUNED)
 
     @property
     def in_process(self) -> bool:
@@ -36,7 +46,7 @@ class Form:
     @property
     def exact(self) -> bool:
         """Does it compute in the reference's numbers, so that rounding alone may part them?"""
-        return self.numbers == "fp32"
+        return self.numbers == "fp32" and not self.pruned
 
     @property
     def file(self) -> str:
@@ -45,7 +55,8 @@ class Form:
 
     def missing(self) -> list[str]:
         """The packages that are not installed."""
-        return [name for name in self.needs if not _is_installed(name)]
+        needs = (*self.needs, "torch_pruning") if self.pruned else self.needs
+        return [name for name in needs if not _is_installed(name)]
 
 
 def _is_installed(name: str) -> bool:
@@ -64,10 +75,12 @@ FORMS = (
     Form("eager_fp32", "torch", "fp32", "your model as it is, in PyTorch"),
     Form("openvino_fp32", "openvino", "fp32", "the same numbers in OpenVINO", OPENVINO),
     Form("onnx_fp32", "onnx", "fp32", "the same numbers in ONNX Runtime", ONNX),
+    Form("folded_fp32", "torch", "fp32", "PyTorch, BatchNorm folded into convolutions", folded=True),
     Form("compiled_fp32", "inductor", "fp32", "the same numbers through torch.compile, weights frozen"),
     Form("aoti_fp32", "aoti", "fp32", "the same numbers, compiled ahead of time (AOTInductor)"),
     Form("openvino_bf16", "openvino", "bf16", "OpenVINO, computing in bfloat16", OPENVINO),
     Form("eager_bf16", "torch", "bf16", "weights and activations in bfloat16, images channels last"),
+    Form("folded_bf16", "torch", "bf16", "the same, with BatchNorm folded into convolutions", folded=True),
     Form("compiled_bf16", "inductor", "bf16", "bfloat16 through torch.compile, weights frozen"),
     Form("aoti_bf16", "aoti", "bf16", "bfloat16, compiled ahead of time (AOTInductor)"),
     Form("openvino_int8", "openvino", "int8", "int8 by NNCF in OpenVINO", (*OPENVINO, "nncf")),
@@ -84,3 +97,11 @@ FORMS = (
     ),
 )
 BY_NAME = {form.name: form for form in FORMS}
+
+
+def form_named(name: str) -> Form:
+    """A form by its name, one of a narrower model too. Raises KeyError."""
+    form = BY_NAME[name.removeprefix(PRUNED)]
+    if name == form.name:
+        return form
+    return dataclasses.replace(form, name=name, does=f"fewer channels: {form.does}", pruned=True)

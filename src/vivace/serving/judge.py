@@ -13,8 +13,9 @@ from torch import nn
 
 from vivace.errors import JobError, Refused, VivaceError
 from vivace.job import Job
-from vivace.serving.calls import Calls, Recording, read_arrays, record
+from vivace.serving.calls import Calls, Recording, outputs_file, read_arrays, record, write_arrays
 from vivace.serving.envelope import names_of
+from vivace.serving.forms import REFERENCE
 from vivace.serving.margin import Change, by_groups, by_sample
 from vivace.serving.material import CALIBRATION
 from vivace.serving.trained import load_trained
@@ -38,7 +39,7 @@ class Judge:
         self._by_sample: list[float] | None = None
 
     def record(self) -> dict[str, Any]:
-        """Run the metric once on the model as it is, and write its calls into the folder."""
+        """Run the metric once on the model as it is, and write its calls and what they returned."""
         self.recording = record(self.job, self.model)
         calls = Calls.of(self.recording)
         calls.save(self.folder)
@@ -47,6 +48,7 @@ class Judge:
         self._theirs = [
             [tensor.numpy() for tensor in one.outputs] for each in self.recording.calls for one in each
         ]
+        write_arrays(self.folder / outputs_file(REFERENCE), self._theirs)
         (first, *_), *_ = self.recording.calls
         return {
             "metric": self.recording.metric,

@@ -12,7 +12,7 @@ from vivace.job import Job
 from vivace.serving import making
 from vivace.serving.calls import Calls, read_arrays, write_arrays
 from vivace.serving.envelope import ROUNDOFF, run, shadows
-from vivace.serving.forms import BY_NAME
+from vivace.serving.forms import form_named
 from vivace.serving.material import Material, gather
 
 PROOF_SAMPLES = 256
@@ -22,12 +22,12 @@ class Maker:
     """Serves `vivace.processes.launch.Child`: each method is a command with JSON arguments and answer.
 
     Args:
-        run: the run folder whose weights are meant.
+        run: the run folder whose weights are meant; empty: those that the job begins with.
         folder: where the calls are recorded.
     """
 
     def __init__(self, job: Job, run: str, folder: str, threads: int) -> None:
-        self.job, self.run, self.folder, self.threads = job, Path(run), Path(folder), threads
+        self.job, self.run, self.folder, self.threads = job, run, Path(folder), threads
         self.calls = Calls.load(self.folder)
         self._material: Material | None = None
         torch.set_num_threads(threads)
@@ -35,7 +35,7 @@ class Maker:
     def write(self, form: str, folder: str) -> dict[str, Any]:
         """Make the form's file in a folder; its bytes."""
         begin = time.perf_counter()
-        size = making.write(BY_NAME[form], self.material, Path(folder))
+        size = making.write(form_named(form), self.material, Path(folder))
         return {"bytes": size, "seconds": time.perf_counter() - begin}
 
     def weights(self, path: str) -> None:
@@ -44,10 +44,9 @@ class Maker:
 
         save_model(self.material.flat.model, path)
 
-    def envelopes(self) -> dict[str, list[float]]:
-        """How far rounding moves each output of the model on the samples of the proof, by number format."""
-        flat, calls = self.material.flat, self.calls.first(PROOF_SAMPLES)
-        return {numbers: shadows(flat, calls, roundoff) for numbers, roundoff in ROUNDOFF.items()}
+    def envelope(self, numbers: str, samples: int = PROOF_SAMPLES) -> list[float]:
+        """How far rounding to a number format moves each output of the model, on the first samples."""
+        return shadows(self.material.flat, self.calls.first(samples), ROUNDOFF[numbers])
 
     def answer(self, calls: str, path: str) -> None:
         """What the model as it is returns for the calls of a file."""

@@ -10,18 +10,21 @@ import torch
 from torch import nn
 
 from vivace.serving import files, int8
-from vivace.serving.forms import Form
+from vivace.serving.folding import folded
+from vivace.serving.forms import PRUNED, Form, form_named
 from vivace.serving.material import Material
 from vivace.torch_internals.compiler import compile_package, freeze_weights
 
-BASE = "onnx_fp32.onnx"  # which the forms of ONNX Runtime and OpenVINO are made from
+BASE = "onnx_fp32"  # which the forms of ONNX Runtime and OpenVINO are made from
 
 
 def write(form: Form, material: Material, folder: Path) -> int:
     """Write the form's file into a folder; its bytes. Raises ChildFailed where a maker of files cannot."""
-    path, base = folder / form.file, folder / BASE
+    path, base = folder / form.file, folder / form_named(f"{PRUNED}{BASE}" if form.pruned else BASE).file
     if form.runtime in ("onnx", "openvino") and not base.exists():
-        files.to_onnx(material, base)
+        unfinished = folder / "making.onnx"
+        files.to_onnx(material, unfinished)
+        unfinished.replace(base)
     if form.runtime == "onnx" and form.numbers == "int8":
         int8.for_onnx(base, material, path)
     elif form.runtime == "openvino" and form.numbers == "int8":
@@ -47,12 +50,15 @@ def in_process(form: Form, material: Material) -> Any:
 
 def in_numbers(form: Form, material: Material) -> Any:
     """The flat model in the numbers of a form, not compiled yet."""
+    if form.folded:
+        flat = folded(material.flat)
+        return flat if form.exact else Bfloat16(flat, channels_last=material.images).eval()
     if form.numbers == "bf16":
         return Bfloat16(material.flat, channels_last=material.images).eval()
-    if form.name == "compiled_int8":
+    if form.kind == "compiled_int8":
         return int8.in_graph(material)
     if form.numbers == "int8":
-        return int8.by_weights(material, dynamic=form.name == "torchao_int8")
+        return int8.by_weights(material, dynamic=form.kind == "torchao_int8")
     return material.flat
 
 

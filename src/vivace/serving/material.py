@@ -11,7 +11,7 @@ from torch import nn
 
 from vivace.job import Job
 from vivace.serving.calls import Calls, Flat, record
-from vivace.serving.trained import Trained, load_trained
+from vivace.serving.trained import load_trained, untrained
 
 CALIBRATION = "calibration"
 ROWS = 4  # samples in the call that is traced: a batch of one would be taken as a constant
@@ -19,10 +19,9 @@ ROWS = 4  # samples in the call that is traced: a batch of one would be taken as
 
 @dataclasses.dataclass(frozen=True)
 class Material:
-    """The flat model of a run, what it is, and the recorded calls; `calibration` are those for ranges."""
+    """The flat model of a run, and the recorded calls; `calibration` are those for ranges."""
 
     flat: Flat
-    trained: Trained
     calls: Calls
     calibration: Calls
 
@@ -42,10 +41,10 @@ class Material:
         return any(isinstance(module, nn.Conv2d) for module in self.flat.modules())
 
 
-def gather(job: Job, run: Path, calls: Path) -> Material:
-    """The material of a run whose calls are recorded in the folder `calls`."""
-    model, trained = load_trained(job, run)
+def gather(job: Job, run: str, calls: Path) -> Material:
+    """The material of a run whose calls are recorded in the folder `calls`; with no run, of the weights that
+    the job begins with.
+    """
+    model = load_trained(job, Path(run))[0] if run else untrained(job)
     first = record(job, model, most_batches=1).calls[0][0]
-    return Material(
-        Flat(model, first.given).eval(), trained, Calls.load(calls), Calls.load(calls / CALIBRATION)
-    )
+    return Material(Flat(model, first.given).eval(), Calls.load(calls), Calls.load(calls / CALIBRATION))

@@ -64,17 +64,8 @@ def load_trained(job: Job, folder: Path) -> tuple[nn.Module, Trained]:
     found = Checkpoints(checkpoints, {}).newest() if checkpoints.is_dir() else None
     if found is None:
         raise CheckpointError(f"'{folder}' holds no checkpoint: train again, and keep its folder checkpoints")
-    seed_everything(0)
-    built = call(job, "model")
-    models = models_of(job, built)
-    if len(models) > 1 or not isinstance(built, nn.Module):
-        raise JobError(
-            f"the Job's model() returned {len(models)} modules: one module can be compressed or exported"
-        )
+    built = _built(job)
     load_into(built, found.model, f"the model of the Job (is '{folder}' a run of another job?)")
-    built.eval()
-    for parameter in built.parameters():
-        parameter.requires_grad_(False)
     facts = Trained(
         folder=str(folder),
         job=str(document.get("job") or ""),
@@ -85,3 +76,19 @@ def load_trained(job: Job, folder: Path) -> tuple[nn.Module, Trained]:
         plan=dict(document.get("plan") or {}),
     )
     return built, facts
+
+
+def untrained(job: Job) -> nn.Module:
+    """The job's model in evaluation mode with the weights that it begins with. Raises JobError."""
+    return _built(job)
+
+
+def _built(job: Job) -> nn.Module:
+    seed_everything(0)
+    built = call(job, "model")
+    models = models_of(job, built)
+    if len(models) > 1 or not isinstance(built, nn.Module):
+        raise JobError(
+            f"the Job's model() returned {len(models)} modules: one module can be compressed or exported"
+        )
+    return built.eval().requires_grad_(False)

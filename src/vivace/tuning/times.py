@@ -1,4 +1,4 @@
-"""How long things take: the budget's words, and the one model of what a search's parts cost."""
+"""How long things take: what a tuning is worth, and the one model of what a search's parts cost."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import statistics
 
 from vivace.errors import InputError
 from vivace.ledger import Trial
+from vivace.measuring.budget import BUDGETS, SHARE
 from vivace.measuring.paired import BLOCK_SECONDS
 from vivace.plan import Plan
 from vivace.tuning.requests import Answer
 from vivace.verifying.verdict import Verdict
-from vivace.words import SECONDS, amount, count, duration
+from vivace.words import count, duration
 
-BUDGETS = {"fast": 120.0, "balanced": 600.0, "max": 3600.0}
-SHARE = 0.1  # of the whole training: what `auto` spends at most
-LONGEST_SECONDS = 30 * SECONDS["d"]
 LEAST_SECONDS = 60.0  # in which one plan can be found, verified and confirmed
 
 COMPILING_SECONDS = 20.0  # of a warm-up that was never seen
@@ -23,21 +21,6 @@ TIMING_SECONDS = 6.0  # of a comparison that was never seen
 LONGEST_COMPARISON = 15.0  # what stays undecided then differs by less than the winner's confirmation
 LONGEST_ROUND = 10.0  # of a confirmation: the spread between processes is the larger part of the interval
 ROUNDS = 3  # the least that an interval across processes needs
-
-
-def parse_budget(budget: str | float) -> float | None:
-    """Seconds of a budget's word, number or time such as ``5m``; None of ``auto``. Raises InputError."""
-    if budget == "auto":
-        return None
-    if isinstance(budget, str) and budget in BUDGETS:
-        return BUDGETS[budget]
-    seconds = amount(str(budget), {"": 1.0, **SECONDS})
-    if seconds is None or not 5 <= seconds <= LONGEST_SECONDS:
-        raise InputError(
-            f"the budget is {budget!r}; it must be fast, balanced, max, auto, a time such as 5m, or seconds "
-            "from 5 on"
-        )
-    return seconds
 
 
 def check_runs(runs: int, budget: str | float) -> None:

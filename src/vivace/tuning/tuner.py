@@ -22,6 +22,7 @@ from vivace.inspection.gather import require_torch
 from vivace.job import Job
 from vivace.ledger import Code, Ledger, Outcome, Profile, Ratio, Trial
 from vivace.machine import Machine
+from vivace.measuring.budget import BUDGETS, parse_budget
 from vivace.pages.notebook import listening
 from vivace.plan import Plan
 from vivace.processes.launch import Source
@@ -50,13 +51,11 @@ from vivace.tuning.requests import (
 from vivace.tuning.result import Result, waterfall
 from vivace.tuning.search import ONE, Conclusion, Search, Setting
 from vivace.tuning.times import (
-    BUDGETS,
     LEAST_SECONDS,
     PATIENCE_SECONDS,
     auto_budget,
     check_runs,
     check_steps,
-    parse_budget,
     too_short,
 )
 from vivace.verifying.equivalence import judge_by_metric

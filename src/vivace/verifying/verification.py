@@ -66,7 +66,7 @@ def verify(
 
         def lead() -> dict[str, Any]:
             asked = _checked(source, job, plan, against, precision, metric, seeds, margin, budget)
-            return _verified(asked, company, on_event).to_dict()
+            return _verified(asked, company, listening(on_event)).to_dict()
 
         document = lead_or_follow(company, lead)
     return Verdict(**{**document, "checks": tuple(document["checks"])})
@@ -101,7 +101,6 @@ def _checked(
         raise InputError("verify needs either a plan or, for an edited training, the original against it")
     _require_precision(precision, plan is not None)
     seconds = None if budget is None else parse_budget(budget)
-    on_event = listening(on_event)
     loaded = plan_of(plan, job) if plan is not None else Plan()
     _require_seeds(seeds, margin, metric or loaded.promise == Numerics.SEMANTICS)
     if num_ranks() > 1:

@@ -1,0 +1,183 @@
+"""The search over forms: which is tried when, until when, and what an interruption leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+
+from vivace.compressing.bench import PATIENCE_SECONDS, Bench
+from vivace.compressing.journal import Journal
+from vivace.compressing.narrowing import Narrowing
+from vivace.compressing.order import Order
+from vivace.compressing.result import Tried
+from vivace.errors import Unsteady
+from vivace.events import Tell
+from vivace.serving.forms import REFERENCE, Form, form_named
+from vivace.words import fast_between, times
+
+
+class Search:
+    """Tries forms in the order that the first results teach.
+
+    Args:
+        forms: all that may be tried, without the reference.
+        by_size: the smallest form is wanted, and not the fastest.
+        every: no form is passed over, and each is judged to the end.
+        deadline: of the budget, by `time.monotonic`; a form that is begun goes on beyond it for a minute.
+    """
+
+    def __init__(
+        self,
+        bench: Bench,
+        forms: tuple[Form, ...],
+        journal: Journal,
+        tell: Tell,
+        *,
+        by_size: bool,
+        every: bool,
+        deadline: float,
+    ) -> None:
+        self.bench, self.forms, self.journal, self._tell = bench, forms, journal, tell
+        self.by_size, self.every = by_size, every or by_size
+        self.order = Order(forms, every=self.every)
+        self.tried: dict[str, Tried] = {}
+        self.interrupted = False
+        self.bench.deadline = deadline
+
+    def run(self, known: list[Tried]) -> list[Tried]:
+        """The reference and every form, in the order of `forms`; `known` were tried before.
+
+        Ctrl-C ends it with what was tried until then; KeyboardInterrupt is raised where that is nothing.
+        """
+        for one in known:
+            self._learn(one)
+        for form in self.forms:
+            if form.missing():
+                self._learn(self.bench.attempt(form, by_size=self.by_size))
+        try:
+            self._try_all()
+            self._try_again()
+            found = self._whole()
+            self._settle(found)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            if not self._measured:
+                raise
+            self.bench.renew()
+            found = self._whole()
+        return found
+
+    def narrow(self, tried: list[Tried], narrowing: Narrowing) -> None:
+        """Add a narrower model to what was tried, and measure it again in fresh processes if it is the best.
+
+        Ctrl-C leaves what was tried before it.
+        """
+        if self.interrupted:
+            return
+        try:
+            one = narrowing.tried(choose(tried, by_size=self.by_size))
+            tried.append(one)
+            if choose(tried, by_size=self.by_size) is one:
+                self._settle(tried)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            self.bench.renew()
+
+    @property
+    def ended_early(self) -> bool:
+        """Did the budget end before all that was worth it was tried?"""
+        return bool(self.order.worth_it()) or any(one.status == "untried" for one in self.tried.values())
+
+    @property
+    def left(self) -> float:
+        """Seconds of the budget."""
+        return self.bench.deadline - time.monotonic()
+
+    def _try_all(self) -> None:
+        while True:
+            form = self.order.ask(self.left if self._measured else max(self.left, PATIENCE_SECONDS))
+            if form is None:
+                return
+            begun = {"form": form.name, "does": form.does, "left_seconds": self._expected}
+            self._tell("form_begin", begun)
+            self._try(form)
+
+    def _try_again(self) -> None:
+        """What others' work kept from being measured, once, while the budget lasts."""
+        for name, one in list(self.tried.items()):
+            if one.status != "unmeasured" or self.left < self.order.seconds_of(name):
+                continue
+            self._tell("phase", {"name": f"{name} again, as the machine was busy"})
+            self._try(form_named(name))
+
+    def _try(self, form: Form) -> None:
+        one = self.bench.attempt(form, by_size=self.by_size, best=None if self.every else self._best())
+        self._learn(one)
+        self.journal.add(one)
+        self._tell("form_end", {"form": one, "left_seconds": self._expected})
+
+    @property
+    def _measured(self) -> bool:
+        return any(one.ratio is not None for one in self.tried.values())
+
+    @property
+    def _expected(self) -> float:
+        """Seconds until nothing is left to try, or the budget ends."""
+        return max(0.0, min(self.order.left_seconds(), self.left))
+
+    def _learn(self, one: Tried) -> None:
+        self.tried[one.name] = one
+        self.order.tell(one.name, one.ratio, kept=one.status == "kept", seconds=one.seconds)
+
+    def _best(self) -> Tried | None:
+        kept = [one for one in self.tried.values() if one.status == "kept" and one.ratio]
+        return max(kept, key=lambda one: one.ratio.counts if one.ratio else 0.0, default=None)
+
+    def _whole(self) -> list[Tried]:
+        """The reference, what was tried, and why the rest was not, in the order of `forms`."""
+        found = [self.bench.reference()]
+        for form in self.forms:
+            one = self.tried.get(form.name)
+            if one is None and self.interrupted:
+                continue
+            if one is None:
+                one = Tried(form.name, form.does, form.runtime, form.numbers, "untried", self._why(form))
+            found.append(one)
+        return found
+
+    def _why(self, form: Form) -> str:
+        if form.name in self.order.worth_it():
+            return "the budget ended first"
+        guess, best = self.order.expected(form.name), self.order.best
+        return f"by what the others gave {fast_between(guess.low, guess.high)}, and the best is {times(best)}"
+
+    def _settle(self, tried: list[Tried]) -> None:
+        """The best form measured again in fresh processes; one that is not faster there gives way to the
+        next.
+        """
+        self.bench.deadline = math.inf
+        while (best := choose(tried, by_size=self.by_size)).name != REFERENCE:
+            assert best.ratio is not None
+            self._tell("phase", {"name": f"{best.name} again, in fresh processes"})
+            place = tried.index(best)
+            try:
+                again = self.bench.confirmed(form_named(best.name), best.ratio)
+            except Unsteady as error:
+                tried[place] = dataclasses.replace(best, status="unmeasured", reason=str(error))
+                continue
+            tried[place] = dataclasses.replace(best, ratio=again)
+            if self.by_size or again.low > 1.0:
+                return
+            reason = "not faster when measured again in fresh processes"
+            tried[place] = dataclasses.replace(best, ratio=again, status="refused", reason=reason)
+
+
+def choose(tried: list[Tried], *, by_size: bool) -> Tried:
+    """The fastest form that is kept, or the smallest; the reference where there is none."""
+    kept = [one for one in tried[1:] if one.status == "kept" and one.ratio is not None]
+    reference = tried[0]
+    if by_size:
+        smaller = [one for one in kept if (one.bytes or 0) < (reference.bytes or 0)]
+        return min(smaller, key=lambda one: one.bytes or 0, default=reference)
+    return max(kept, key=lambda one: one.ratio.counts if one.ratio else 0.0, default=reference)

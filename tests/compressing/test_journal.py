@@ -1,0 +1,42 @@
+"""What a search leaves behind as it goes on, and who may go on with it."""
+
+import pytest
+
+from vivace.compressing.journal import Journal
+from vivace.compressing.result import Tried
+from vivace.errors import InputError
+from vivace.ledger import Ratio
+
+ASKED = {"weights": "ab12", "batch": 1}
+KEPT = Tried(
+    "onnx_fp32", "", "onnx", "fp32", "kept", ratio=Ratio(2.0, 1.9, 2.1), checks=({"output": "output"},)
+)
+BUSY = Tried("openvino_fp32", "", "openvino", "fp32", "unmeasured", "others were busy")
+
+
+def test_what_was_tried_comes_back_and_what_was_not_measured_does_not(tmp_path):
+    journal = Journal(tmp_path / "forms.jsonl", ASKED)
+    assert journal.recall() == []
+    journal.add(BUSY)
+    journal.add(KEPT)
+    assert Journal(tmp_path / "forms.jsonl", ASKED).recall() == [KEPT]
+
+
+def test_a_line_that_a_kill_has_cut_is_forgotten(tmp_path):
+    path = tmp_path / "forms.jsonl"
+    journal = Journal(path, ASKED)
+    journal.begin()
+    journal.add(KEPT)
+    path.write_text(path.read_text() + '{"name": "openv')
+    assert journal.recall() == [KEPT]
+    journal.add(BUSY)
+    assert Journal(path, ASKED).recall() == [KEPT]
+
+
+def test_another_search_is_not_gone_on_with(tmp_path):
+    Journal(tmp_path / "forms.jsonl", ASKED).begin()
+    with pytest.raises(InputError, match="has batch 1, not 8: resume it with what was asked then"):
+        Journal(tmp_path / "forms.jsonl", {**ASKED, "batch": 8}).recall()
+    (tmp_path / "forms.jsonl").write_text("[1]\n")
+    with pytest.raises(InputError, match="not what vivace compress wrote"):
+        Journal(tmp_path / "forms.jsonl", ASKED).recall()

@@ -1,0 +1,67 @@
+"""A narrower model from the search to an export: trained only where that pays, and judged by the metric."""
+
+import json
+
+import pytest
+
+import vivace
+from vivace.compressing import bench, finding
+from vivace.errors import InputError
+from vivace.ledger import Ratio
+from vivace.measuring.paired import Comparison
+from vivace.serving.forms import BY_NAME
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """A function that sets how many times as fast the whole and the narrower model's forms are."""
+
+    def give(whole, narrow, *forms):
+        monkeypatch.setattr(finding, "FORMS", tuple(BY_NAME[name] for name in ("eager_fp32", *forms)))
+
+        def compare(reference, candidate, **_):
+            reference.block(2)
+            candidate.block(2)
+            speed = narrow if candidate.form.pruned else whole
+            return Comparison(Ratio(speed, 0.99 * speed, 1.01 * speed), ())
+
+        monkeypatch.setattr(bench, "compare", compare)
+
+    return give
+
+
+def test_what_is_smaller_and_not_faster_is_not_trained(trained, tmp_path, measured):
+    measured(1.0, 1.02)
+    reference, run = trained("wide")
+    found = vivace.compress(reference, run=run, margin="20%", finetune="1s", out=tmp_path)
+    narrow = found.tried[-1]
+    assert (narrow.name, narrow.status) == ("pruned_eager_fp32", "refused")
+    assert "smaller (" in narrow.reason
+    assert "it was not trained" in narrow.reason
+    assert not (tmp_path / "pruned").exists()
+    assert found.chosen == "eager_fp32"
+
+
+def test_what_is_faster_is_trained_judged_and_exported(trained, tmp_path, measured):
+    measured(2.0, 4.0, "onnx_fp32")
+    reference, run = trained("wide")
+    found = vivace.compress(reference, run=run, margin="40%", finetune="20s", out=tmp_path)
+    narrow = found.tried[-1]
+    trained_further = json.loads((tmp_path / "pruned" / "run.json").read_text())
+    assert trained_further["steps"] > 0
+    assert trained_further["job"] == narrow.job == f"{tmp_path / 'pruned.py'}:job"
+    assert narrow.change["samples"] == 70
+    assert narrow.bytes < 0.6 * found.tried[1].bytes
+    assert narrow.status == "kept", narrow.reason
+    assert found.chosen == "pruned_onnx_fp32"
+    made = vivace.export(tmp_path, to="onnx", out=tmp_path.parent / f"{tmp_path.name}-export")
+    assert made.kept, made.reason
+    assert made.form == "pruned_onnx_fp32"
+
+
+def test_what_cannot_be_trained_further(trained, tmp_path):
+    reference, run = trained("wide")
+    with pytest.raises(InputError, match="finetune is 'long'; it must be a time such as 10min"):
+        vivace.compress(reference, run=run, finetune="long", out=tmp_path / "a")
+    with pytest.raises(InputError, match="by its name"):
+        vivace.compress(vivace.job.load(reference), run=run, finetune="1s", out=tmp_path / "b")

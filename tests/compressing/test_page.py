@@ -1,0 +1,60 @@
+"""The page of a compression: the chart shows what was judged."""
+
+import dataclasses
+
+import pytest
+
+from vivace.compressing.page import chart, front, render
+from vivace.compressing.result import Compressed, Tried
+from vivace.ledger import Ratio
+from vivace.serving.forms import FORMS
+
+SUBJECT = {
+    "metric_name": "accuracy", "metric": 0.9, "samples": 70, "threads": 2, "model": "M", "num_parameters": 9
+}  # fmt: skip
+CHANGE = {
+    "value": 0.89,
+    "reference": 0.9,
+    "low": -0.02,
+    "high": 0.0,
+    "margin": 0.05,
+    "needed": None,
+    "samples": 9,
+}
+
+
+def tried(name, status, speed=None, change=None, reason=""):
+    form = next(form for form in FORMS if form.name == name)
+    ratio = Ratio(speed, 0.9 * speed, 1.1 * speed) if speed else None
+    times = {"p50": 1 / speed, "p99": 2 / speed} if speed else {}
+    return Tried(
+        name, form.does, form.runtime, form.numbers, status, reason, ratio=ratio, change=change, **times
+    )
+
+
+@pytest.fixture
+def found():
+    forms = (
+        tried("eager_fp32", "kept", 1.0),
+        tried("onnx_fp32", "kept", 3.0, {**CHANGE, "value": 0.9}),
+        tried("openvino_int8", "slower", 2.0, reason="slower than onnx_fp32, and not judged further"),
+        tried("aoti_fp32", "untried", reason="the budget ended first"),
+        tried("compiled_fp32", "unmeasured", reason="could not be measured (others used up to 52 %)"),
+    )
+    return Compressed("job", "latency", 1, 0.05, "onnx_fp32", forms, SUBJECT, {}, (), 1.0, "", page_path="p")
+
+
+def test_what_was_not_judged_has_no_place_among_metrics(found):
+    drawn = str(chart(found))
+    assert "onnx_fp32" in drawn
+    assert "openvino_int8" not in drawn
+    assert {one.name for one in front(found)} == {"onnx_fp32"}
+    worse = dataclasses.replace(found, tried=(*found.tried[:2], tried("onnx_int8", "kept", 5.0, CHANGE)))
+    assert {one.name for one in front(worse)} == {"onnx_fp32", "onnx_int8"}
+
+
+def test_every_answer_stands_on_the_page(found):
+    page = render(found)
+    for one in found.tried[1:]:
+        assert one.status in page
+        assert one.reason in page

@@ -1,0 +1,153 @@
+"""The search on forms whose speeds are given: budget, interruption, a busy machine."""
+
+import time
+
+import pytest
+
+from vivace.compressing import searching
+from vivace.compressing.answering import answer
+from vivace.compressing.journal import Journal
+from vivace.compressing.result import Compressed, Tried
+from vivace.errors import Unsteady
+from vivace.ledger import Ratio
+from vivace.serving.forms import BY_NAME, FORMS
+
+NAMES = ("eager_fp32", "openvino_fp32", "onnx_fp32", "eager_bf16", "openvino_int8")
+SUBJECT = {
+    "metric_name": "accuracy",
+    "metric": 0.9,
+    "samples": 70,
+    "threads": 2,
+    "model": "M",
+    "num_parameters": 9,
+}
+
+
+class Given:
+    """Stands for the bench: every form has a known speed, or whatever else is to happen."""
+
+    def __init__(self, speeds):
+        self.speeds, self.deadline, self.attempted, self.renewed = dict(speeds), 0.0, [], False
+
+    def attempt(self, form, *, by_size, best=None):
+        self.attempted.append(form.name)
+        found = self.speeds[form.name]
+        if isinstance(found, list):
+            found = found.pop(0)
+        if found is KeyboardInterrupt:
+            raise KeyboardInterrupt
+        if isinstance(found, str):
+            return self._tried(form, "unmeasured", reason=found, foreign_share=0.52)
+        ratio = Ratio(found, 0.98 * found, 1.02 * found)
+        return self._tried(form, "kept" if ratio.low > 1 else "refused", ratio=ratio, p50=1 / found)
+
+    def confirmed(self, form, first):
+        if self.speeds.get("again") is Unsteady:
+            raise Unsteady("could not be measured", foreign_share=0.6)
+        return first
+
+    def reference(self):
+        return self._tried(BY_NAME["eager_fp32"], "kept", ratio=Ratio(1.0, 1.0, 1.0), p50=1.0)
+
+    def renew(self):
+        self.renewed = True
+
+    def _tried(self, form, status, **found):
+        return Tried(form.name, form.does, form.runtime, form.numbers, status, **found)
+
+
+@pytest.fixture
+def search(tmp_path, monkeypatch):
+    """A function from known speeds to the search's result, told in words too."""
+    monkeypatch.setattr("vivace.serving.forms._is_installed", lambda name: True)
+
+    def run(speeds, seconds=1e6, known=(), every=False):
+        bench, heard = Given(speeds), []
+        journal = Journal(tmp_path / "forms.jsonl", {"batch": 1})
+        journal.begin()
+        forms = tuple(form for form in FORMS[1:] if form.name in NAMES)
+        one = searching.Search(
+            bench, forms, journal, lambda kind, payload: heard.append((kind, payload)),
+            by_size=False, every=every, deadline=time.monotonic() + seconds,
+        )  # fmt: skip
+        tried = one.run(list(known))
+        chosen = searching.choose(tried, by_size=False)
+        whole = Compressed(
+            "job", "latency", 1, 0.005, chosen.name, tuple(tried), SUBJECT, {}, (), 1.0, "",
+            interrupted=one.interrupted, page_path="x/compress.html",
+        )  # fmt: skip
+        return bench, one, whole, heard
+
+    return run
+
+
+USUAL = {"openvino_fp32": 3.0, "onnx_fp32": 2.0, "eager_bf16": 0.8, "openvino_int8": 6.0}
+
+
+def test_the_fastest_is_chosen_and_time_left_is_told(search):
+    _, one, found, heard = search(USUAL)
+    assert found.chosen == "openvino_int8"
+    assert found.outcome == "better"
+    left = [payload["left_seconds"] for kind, payload in heard if kind == "form_begin"]
+    assert left == sorted(left, reverse=True)
+    assert left[0] > 30
+    assert {one.name for one in found.tried} == set(NAMES)
+    assert not one.ended_early
+
+
+def test_a_busy_machine_is_an_answer_of_its_own(search):
+    busy = "could not be measured (others used up to 52 % of the processor)"
+    bench, _, found, _ = search(dict.fromkeys(USUAL, busy))
+    assert found.outcome == "could_not_measure"
+    assert found.exit_code == 1
+    told = answer(found)
+    assert "Could not be measured (others used up to 52 % of the processor)" in told.title
+    assert "as fast" not in told.title
+    assert told.tone == "open"
+    assert sorted(bench.attempted) == sorted(2 * list(USUAL))  # once more each
+
+
+def test_what_was_busy_first_is_measured_once_more(search):
+    _, _, found, _ = search({**USUAL, "openvino_int8": ["could not be measured", 6.0]})
+    assert found.chosen == "openvino_int8"
+
+
+def test_the_best_that_cannot_be_confirmed_is_not_announced(search):
+    _, _, found, _ = search({**USUAL, "again": Unsteady})
+    assert found.chosen == "eager_fp32"
+    assert found.outcome == "could_not_measure"
+
+
+def test_a_short_budget_tries_one_form_and_says_so(search):
+    bench, one, found, _ = search(USUAL, seconds=0.0)
+    assert len(bench.attempted) == 1
+    assert one.ended_early
+    untried = [each for each in found.tried if each.status == "untried"]
+    assert len(untried) == 3
+    assert {each.reason for each in untried} == {"the budget ended first"}
+
+
+def test_ctrl_c_keeps_the_best_and_the_next_search_goes_on(search, tmp_path):
+    bench, one, found, _ = search({**USUAL, "openvino_int8": KeyboardInterrupt})
+    assert one.interrupted
+    assert bench.renewed
+    assert found.exit_code == 130
+    kept = Journal(tmp_path / "forms.jsonl", {"batch": 1}).recall()
+    assert found.chosen in {each.name for each in kept}
+    bench, _, found, _ = search(USUAL, known=kept)
+    assert not set(bench.attempted) & {each.name for each in kept}
+    assert found.chosen == "openvino_int8"
+
+
+def test_ctrl_c_before_anything_was_measured_is_just_that(search):
+    with pytest.raises(KeyboardInterrupt):
+        search(dict.fromkeys(USUAL, KeyboardInterrupt))
+
+
+def test_what_the_others_make_unlikely_is_passed_over_unless_all_are_asked_for(search):
+    speeds = {**USUAL, "openvino_fp32": 30.0}
+    _, _, found, _ = search(speeds)
+    (passed,) = (one for one in found.tried if one.name == "eager_bf16")
+    assert passed.status == "untried"
+    assert "by what the others gave" in passed.reason
+    assert set(search(speeds, every=True)[0].attempted) == set(USUAL)
