@@ -58,6 +58,8 @@ def install() -> None:
             if on_cpus and not _is_view(operator):
                 library.impl(operator, functools.partial(_launch, operator), "CUDA")
         library.impl("copy_", functools.partial(_copy, copy), "CUDA", allow_override=True)
+        library.impl("_thnn_fused_lstm_cell", _lstm_cell, "CUDA")
+        library.impl("_thnn_fused_lstm_cell_backward_impl", _lstm_cell_backward, "CUDA")
     replay = ctypes.CFUNCTYPE(None, ctypes.c_ulonglong)(_replay)
     forget = ctypes.CFUNCTYPE(None, ctypes.c_ulonglong)(lambda number: _graphs.pop(number, None))
     _runtime.stand_in_replays(replay, forget)
@@ -102,13 +104,10 @@ def _launch(operator, *args, **kwargs):
 
 def _run(operator, args, kwargs, device):
     """The operator on CPUs; random numbers come from the GPU's stream, and move it on (not for None)."""
-    name = operator._schema.name.removeprefix("aten::").removesuffix("_")
-    if name in PRODUCTS and torch.backends.cuda.matmul.fp32_precision == "tf32":
+    if _is_tf32(operator):
         args = _rounded(args)
-    if name in CONVOLUTIONS and torch.backends.cudnn.conv.fp32_precision == "tf32":
-        args = _rounded(args)
-    if torch.Tag.nondeterministic_seeded not in operator.tags:
-        return operator(*args, **kwargs)
+    if not _draws(operator):
+        return _quietly(operator, args, kwargs)
     own = torch.default_generator.get_state()
     try:
         if device is not None:
@@ -119,9 +118,18 @@ def _run(operator, args, kwargs, device):
             stream.set_offset(place + 4)
         kwargs = {name: None if isinstance(one, torch.Generator) else one for name, one in kwargs.items()}
         args = [None if isinstance(one, torch.Generator) else one for one in args]
-        return operator(*args, **kwargs)
+        return _quietly(operator, args, kwargs)
     finally:
         torch.default_generator.set_state(own)
+
+
+def _quietly(operator, args, kwargs):
+    """A kernel is no operator of its own to torch's profiler."""
+    torch.autograd._enable_record_function(False)
+    try:
+        return operator(*args, **kwargs)
+    finally:
+        torch.autograd._enable_record_function(True)
 
 
 def _copy(kernel, target, source, non_blocking=False):
@@ -206,6 +214,18 @@ def _rounded(args):
     return _mapped(list(args), cut)
 
 
+def _is_tf32(operator) -> bool:
+    name = operator._schema.name.removeprefix("aten::")
+    flags = torch.backends.cuda.matmul if name in PRODUCTS else torch.backends.cudnn.conv
+    return name in PRODUCTS | CONVOLUTIONS and flags.fp32_precision == "tf32"
+
+
+@functools.cache
+def _draws(operator) -> bool:
+    return torch.Tag.nondeterministic_seeded in operator.tags
+
+
+@functools.cache
 def _outs(operator) -> list[str]:
     """The names of the arguments in which results are put, whatever their size was."""
     return [
@@ -215,11 +235,20 @@ def _outs(operator) -> list[str]:
     ]
 
 
-def _written(operator, args, kwargs):
-    """The arguments that the operator writes, in order."""
-    for place, argument in enumerate(operator._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            yield args[place] if place < len(args) else kwargs.get(argument.name)
+@functools.cache
+def _writes(operator) -> list[tuple[int, str]]:
+    """Place and name of each argument that the operator writes."""
+    return [
+        (place, argument.name)
+        for place, argument in enumerate(operator._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+
+
+@functools.cache
+def _gives_back(operator) -> list[bool]:
+    """Of each result: is it an argument that was written?"""
+    return [value.alias_info is not None for value in operator._schema.returns]
 
 
 def _copied(operator, args, kwargs):
@@ -229,18 +258,17 @@ def _copied(operator, args, kwargs):
     def copy(one):
         return one.clone() if isinstance(one, torch.Tensor) else one
 
-    for place, argument in enumerate(operator._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            if place < len(args):
-                args[place] = _mapped(args[place], copy)
-            elif argument.name in kwargs:
-                kwargs[argument.name] = _mapped(kwargs[argument.name], copy)
+    for place, name in _writes(operator):
+        if place < len(args):
+            args[place] = _mapped(args[place], copy)
+        elif name in kwargs:
+            kwargs[name] = _mapped(kwargs[name], copy)
     return args, kwargs
 
 
 def _returned(operator, args, kwargs, results, device):
     """What torch gets back: the arguments that were written, and new tensors on the GPU; and the new ones."""
-    returns = operator._schema.returns
+    given = _gives_back(operator)
     made: list[torch.Tensor] = []
 
     def fresh(one):
@@ -250,12 +278,38 @@ def _returned(operator, args, kwargs, results, device):
         made.append(there)
         return there
 
-    if not returns:
+    if not given:
         return None, made
-    several = results if len(returns) > 1 else (results,)
-    written = _written(operator, args, kwargs)
-    found = [
-        next(written) if value.alias_info is not None else _mapped(one, fresh)
-        for value, one in zip(returns, several, strict=True)
+    several = results if len(given) > 1 else (results,)
+    written = (args[place] if place < len(args) else kwargs.get(name) for place, name in _writes(operator))
+    found = [next(written) if back else _mapped(one, fresh) for one, back in zip(several, given, strict=True)]
+    return (tuple(found) if len(given) > 1 else found[0]), made
+
+
+def _lstm_cell(of_input, of_hidden, cell, input_bias=None, hidden_bias=None):
+    """Made of other operators: CPUs have none that is one cell."""
+    gates = of_input + of_hidden
+    for bias in (input_bias, hidden_bias):
+        gates = gates if bias is None else gates + bias
+    let_in, keep, new, let_out = gates.chunk(4, 1)
+    let_in, keep, new, let_out = let_in.sigmoid(), keep.sigmoid(), new.tanh(), let_out.sigmoid()
+    cell = keep * cell + let_in * new
+    return let_out * cell.tanh(), cell, torch.cat([let_in, keep, new, let_out], 1)
+
+
+def _lstm_cell_backward(of_hidden, of_cell, before, cell, gates, has_bias):
+    if of_hidden is None and of_cell is None:
+        return None, None, None
+    let_in, keep, new, let_out = gates.chunk(4, 1)
+    squashed = cell.tanh()
+    of_hidden = torch.zeros_like(cell) if of_hidden is None else of_hidden
+    change = of_hidden * let_out * (1 - squashed * squashed)
+    change = change if of_cell is None else change + of_cell
+    parts = [
+        change * new * let_in * (1 - let_in),
+        change * before * keep * (1 - keep),
+        change * let_in * (1 - new * new),
+        of_hidden * squashed * let_out * (1 - let_out),
     ]
-    return (tuple(found) if len(returns) > 1 else found[0]), made
+    of_gates = torch.cat(parts, 1)
+    return of_gates, change * keep, of_gates.sum(0) if has_bias else None

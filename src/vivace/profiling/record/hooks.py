@@ -15,6 +15,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader
 
 from vivace.job import Batch
+from vivace.profiling.record import gpus
 from vivace.profiling.record.clock import Clock
 from vivace.profiling.record.guard import Guard
 from vivace.profiling.record.sites import calling_site
@@ -153,7 +154,7 @@ class LoopHooks:
 
     def _wait(self) -> None:
         if self.synchronize:
-            torch.cuda.synchronize()
+            gpus.wait()
 
     def _push(self, name: str) -> None:
         self._wait()

@@ -1,0 +1,79 @@
+"""torch's sanitizer of streams watches every technique that uses some: each wait that it has is needed.
+
+A wait is known by the function that asks for it. Trained is once with all of them, and once without each.
+"""
+
+import json
+
+import pytest
+
+WATCHED = """
+import dataclasses, json, multiprocessing, sys, traceback
+from collections import Counter
+from itertools import islice
+import torch
+import torch.cuda._sanitizer as sanitizer
+from torch import nn
+from vivace import inspect
+from vivace.plan import Plan
+from vivace.session.opening import start
+from vivace.testing import jobs
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.head = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(32, 4)
+    def forward(self, x):
+        return self.head(torch.cat([self.one(x).relu(), self.two(x).relu()], 1))
+
+def trained(settings, left_out):
+    asked = Counter()
+    def noted(function):
+        def wait(stream, other):
+            frame = sys._getframe(1)
+            if "vivace" in frame.f_code.co_filename:
+                asked[frame.f_code.co_name] += 1
+                if frame.f_code.co_name == left_out:
+                    return
+            function(stream, other)
+        return wait
+    for name in ("wait_stream", "wait_event"):
+        setattr(torch.cuda.Stream, name, noted(getattr(torch.cuda.Stream, name)))
+    job = dataclasses.replace(jobs.mlp(), model=Branches) if "branch_streams" in settings else jobs.mlp()
+    sanitizer.enable_cuda_sanitizer()
+    race = ""
+    try:
+        with start(job, Plan.from_dict(settings), machine) as session:
+            for batch in islice(session.batches(job.data()), 4):
+                session.step(batch)
+    except sanitizer.CUDASanitizerErrors as errors:
+        race = type(errors.errors[0]).__name__
+    return race, dict(asked)
+
+machine = inspect()
+apart = multiprocessing.get_context("fork")
+def ask(*arguments):
+    with apart.Pool(1) as pool:
+        return pool.apply(trained, arguments)
+settings = json.loads(sys.argv[1])
+race, asked = ask(settings, "")
+print(json.dumps({"": race, **{name: ask(settings, name)[0] for name in asked}}))
+"""
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"pinned_prefetch": {}},
+        {"offload_activations": {"smallest_kib": 1}},
+        {"offload_optimizer": {"part_mib": 1}},
+        {"branch_streams": {}},
+        {"fused_optimizer": {}, "cuda_graph_step": {}},
+    ],
+    ids=lambda plan: list(plan)[-1],
+)
+def test_no_wait_is_missing_and_none_is_idle(stand_in, plan):
+    races = json.loads(stand_in.python(WATCHED, json.dumps(plan)).splitlines()[-1])
+    assert races.pop("") == ""
+    assert races
+    assert {wait: race for wait, race in races.items() if not race} == {}
