@@ -21,7 +21,7 @@ from summary import write
 
 from vivace.errors import InputError
 
-# Seconds. Where a GPU is lent for half an hour and ten minutes a command, these are the commands. What matters
+# Seconds. These are the commands for a GPU that is lent for half an hour, ten minutes a command. What matters
 # most comes first, and what one does not reach of a part goes on in the next.
 CALLS = {
     "first": {"correctness": 260, "cnn": 280},

@@ -66,8 +66,15 @@ static int is_taken(void) {
 }
 
 cudaError_t cudaGetDeviceCount(int *count) {
-    *count = setting("STAND_IN_GPUS", 1);
-    return failed(setting("STAND_IN_START_ERROR", 0));
+    const char *shown = getenv("CUDA_VISIBLE_DEVICES");
+    long all = setting("STAND_IN_GPUS", 1);
+    *count = shown ? 0 : all;
+    for (char *end; shown && *shown; shown = *end ? end + 1 : end, ++*count) {
+        long number = strtol(shown, &end, 10);
+        if (end == shown || number < 0 || number >= all)
+            break; // CUDA stops at the first that is none
+    }
+    return failed(setting("STAND_IN_START_ERROR", *count ? cudaSuccess : cudaErrorNoDevice));
 }
 
 cudaError_t cudaGetDevice(int *device) { return *device = current_device, cudaSuccess; }
@@ -180,6 +187,8 @@ static enum cudaMemoryType type_of(const char *place) {
 cudaError_t cudaMalloc(void **place, size_t bytes) {
     static long allocations;
     long full = setting("STAND_IN_FULL_AFTER", -1); // so many allocations of a process succeed
+    if (!bytes)
+        return *place = 0, cudaSuccess;
     if (full >= 0 && __atomic_add_fetch(&allocations, 1, __ATOMIC_RELAXED) > full)
         return failed(cudaErrorMemoryAllocation);
     return is_taken() ? failed(cudaErrorDevicesUnavailable) : allocate(place, bytes, cudaMemoryTypeDevice);
