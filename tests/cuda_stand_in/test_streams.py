@@ -39,14 +39,20 @@ def trained(settings, left_out):
         setattr(torch.cuda.Stream, name, noted(getattr(torch.cuda.Stream, name)))
     job = dataclasses.replace(jobs.mlp(), model=Branches) if "branch_streams" in settings else jobs.mlp()
     sanitizer.enable_cuda_sanitizer()
-    race = ""
+    races = []
+    class Noted(sanitizer.CUDASanitizerErrors):  # raised in a backward pass it gets lost
+        def __init__(self, errors):
+            super().__init__(errors)
+            races.append(type(errors[0]).__name__)
+    sanitizer.CUDASanitizerErrors = Noted
     try:
         with start(job, Plan.from_dict(settings), machine) as session:
             for batch in islice(session.batches(job.data()), 4):
                 session.step(batch)
-    except sanitizer.CUDASanitizerErrors as errors:
-        race = type(errors.errors[0]).__name__
-    return race, dict(asked)
+    except Exception:
+        if not races:
+            raise
+    return "".join(races[:1]), dict(asked)
 
 machine = inspect()
 apart = multiprocessing.get_context("fork")

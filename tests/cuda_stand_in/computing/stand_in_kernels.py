@@ -79,13 +79,11 @@ def _launch(operator, *args, **kwargs):
     outs = {name: kwargs[name] for name in _outs(operator) if kwargs.get(name) is not None}
     for name, there in outs.items():
         named[name] = _mapped(there, lambda one: torch.empty_like(one, device="cpu"))
-    if capturing is None:
-        results = _run(operator, inputs, named, device)
-    else:  # for the shapes; nothing may change yet
-        results = _run(operator, *_copied(operator, inputs, named), None)
+    tried = (inputs, named) if capturing is None else _copied(operator, inputs, named)
+    results = _run(operator, *tried, device if capturing is None else None)  # in a capture for the shapes
     returned, made = _returned(operator, args, kwargs, results, device)
     for name, there in outs.items():
-        for out, one in zip(_flat(there), _flat(named[name]), strict=True):
+        for out, one in zip(_flat(there), _flat(tried[1][name]), strict=True):
             if out.shape != one.shape:
                 out.resize_(one.shape)
     makes = [_alias(one) for one in [*made, *_flat(list(outs.values()))]]

@@ -104,7 +104,7 @@ def same_random_streams() -> Iterator[None]:
 
         numpy_random = numpy.random.get_state()
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(gpus.used()):  # else it starts CUDA on every GPU that there is
             yield
     finally:
         random.setstate(state)
