@@ -37,7 +37,7 @@ def typed(stand_in, tmp_path_factory):
     folder = tmp_path_factory.mktemp("typed")
     (folder / "plan.toml").write_text(PLAN)
     commands = {
-        "tune": ["tune", JOB, "--budget", "8", "--out", folder / "tune"],
+        "tune": ["tune", JOB, "--budget", "15", "--out", folder / "tune"],
         "verify": ["verify", JOB, "--plan", folder / "plan.toml"],
         "profile": ["profile", JOB, "--plan", folder / "plan.toml", "--out", folder / "profile"],
         "inspect": ["inspect", "--measure"],
