@@ -79,7 +79,7 @@ def _launch(operator, *args, **kwargs):
     outs = {name: kwargs[name] for name in _outs(operator) if kwargs.get(name) is not None}
     for name, there in outs.items():
         named[name] = _mapped(there, lambda one: torch.empty_like(one, device="cpu"))
-    tried = (inputs, named) if capturing is None else _copied(operator, inputs, named)
+    tried = (inputs, named) if capturing is None else _mapped((inputs, named), _copy_of)
     results = _run(operator, *tried, device if capturing is None else None)  # in a capture for the shapes
     returned, made = _returned(operator, args, kwargs, results, device)
     for name, there in outs.items():
@@ -200,6 +200,11 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride(), 0)
 
 
+def _copy_of(one):
+    """Of every tensor: batch normalization writes running means, and its schema does not say so."""
+    return one.clone() if isinstance(one, torch.Tensor) else one
+
+
 def _rounded(args):
     """As TF32 reads its inputs: ten bits of a float32's fraction, rounded to nearest."""
 
@@ -247,21 +252,6 @@ def _writes(operator) -> list[tuple[int, str]]:
 def _gives_back(operator) -> list[bool]:
     """Of each result: is it an argument that was written?"""
     return [value.alias_info is not None for value in operator._schema.returns]
-
-
-def _copied(operator, args, kwargs):
-    """The arguments, where those that are written are copies."""
-    args, kwargs = list(args), dict(kwargs)
-
-    def copy(one):
-        return one.clone() if isinstance(one, torch.Tensor) else one
-
-    for place, name in _writes(operator):
-        if place < len(args):
-            args[place] = _mapped(args[place], copy)
-        elif name in kwargs:
-            kwargs[name] = _mapped(kwargs[name], copy)
-    return args, kwargs
 
 
 def _returned(operator, args, kwargs, results, device):
