@@ -1,19 +1,27 @@
 #!/usr/bin/env bash
 # Check and measure everything that needs a GPU, on a bare CUDA machine without a network:
 #
-#   benchmarks/gpu.sh [ceilings|correctness|speed|tune|peer|memory|verdicts|cnn|feed ...] [--dry-run] [--out DIR] [--limit SECONDS] [--wheels DIR]
+#   benchmarks/gpu.sh [first|second|third|PART ...] [--dry-run] [--out DIR] [--limit SECONDS] [--wheels DIR]
 #
-# Without a part the first five in that order, 25 minutes at most; each part alone at most 9. `cnn` is the kernels
-# of fused_batchnorm, then convolutional networks step by step; `feed` is how much of a copy is hidden. What DIR (default
-# runs/gpu) holds already is not done again, so a part that was cut off goes on where it stopped. Leaves
-# results.json and results.md there. --dry-run runs every path on a CPU with tiny shapes. Exit code 1: a case
-# failed, or a promise was broken.
+# first    is each technique for GPUs, and is each plan that a search would find, still the same model?
+#          ResNet-50 step by step. Nine minutes at most, as the others.
+# second   ceilings of this GPU; every kernel and counter, other networks; other techniques and pairs; feeding
+# third    a whole `vivace tune`, then the jobs of the speed table
+#
+# Without a word these three. Each part of them may be named alone (correctness, cnn, ceilings, feed, tune, speed),
+# and three more: peer, memory, verdicts. What DIR (default runs/gpu) holds already is not done again, so that a part
+# which was cut off goes on where it stopped. DIR gets results.md, and cases.jsonl, to which every case is added
+# as it ends. --dry-run runs every path on a CPU with tiny shapes. Exit code 1: a case failed, or a promise was
+# broken; 2: something is missing, which is said in the first second.
 #
 # No .venv: python3 (or PYTHON=...) with torch, torchvision and scikit-learn. What Vivace needs beside them and
-# is not there (usually pydantic and tomlkit) comes as wheels in --wheels DIR, or WHEELS=DIR:
+# is not there (usually pydantic and tomlkit) comes as wheels in --wheels DIR, or WHEELS=DIR.
 #
-#   python3 -m pip download -d DIR -c constraints.txt --no-deps --only-binary=:all: --python-version 3.12 \
-#       --platform manylinux_2_17_x86_64 pydantic pydantic-core annotated-types typing-inspection tomlkit
+# Where GPUs are lent by the command, DIR comes back with each; bring it along with the next:
+#
+#   benchmarks/gpu.sh first --wheels wheels --out DIR
+#   benchmarks/gpu.sh second --wheels wheels --out DIR
+#   benchmarks/gpu.sh third --wheels wheels --out DIR
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -44,5 +52,6 @@ if [ -n "$wheels" ]; then
         --target "$site" "$wheels"/*.whl
     export PYTHONPATH="$PYTHONPATH:$site"
 fi
+"$python" benchmarks/gpu/needs.py
 export PYTHONUNBUFFERED=1
 exec "$python" benchmarks/gpu ${arguments[@]+"${arguments[@]}"}

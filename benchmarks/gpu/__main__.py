@@ -7,6 +7,8 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import cnn
@@ -19,10 +21,14 @@ from summary import write
 
 from vivace.errors import InputError
 
-# Seconds; 25 minutes in all. A part that runs alone may take longer, so that it fits a ten-minute command;
-# what stands in FUNCTIONS only runs where it is named.
-PARTS = {"ceilings": 100, "correctness": 350, "speed": 460, "tune": 430, "peer": 160}
-ALONE = 540
+# Seconds. These are the commands for a GPU that is lent for half an hour, ten minutes a command. What matters
+# most comes first, and what one does not reach of a part goes on in the next.
+CALLS = {
+    "first": {"correctness": 260, "cnn": 280},
+    "second": {"ceilings": 50, "cnn": 250, "correctness": 180, "feed": 60},
+    "third": {"tune": 330, "speed": 210},
+}
+ALONE = 540  # a part that is named
 FUNCTIONS = {
     "ceilings": others.ceilings,
     "correctness": correctness.correctness,
@@ -37,16 +43,17 @@ FUNCTIONS = {
 
 
 def main() -> int:
-    """Run the named parts, or all; exit code 1 where a case failed or a promise was broken."""
+    """Run these calls and parts, or all calls; exit code 1 where a case failed or a promise was broken."""
     parser = argparse.ArgumentParser(prog="benchmarks/gpu.sh", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(FUNCTIONS))
+    wanted = [*CALLS, *FUNCTIONS]
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(wanted))
     parser.add_argument("--dry-run", action="store_true", help="every path on a CPU, with tiny shapes")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="where results lie and go")
-    parser.add_argument("--limit", type=float, help="seconds for each part named")
+    parser.add_argument("--limit", type=float, help="seconds for each part")
     chosen = parser.parse_args()
-    unknown = sorted(set(chosen.parts) - set(FUNCTIONS))
+    unknown = sorted(set(chosen.parts) - set(wanted))
     if unknown:
-        parser.error(f"there is no part '{unknown[0]}'; there are: {', '.join(FUNCTIONS)}")
+        parser.error(f"there is no part '{unknown[0]}'; there are: {', '.join(wanted)}")
     if chosen.dry_run:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     now = facts(chosen.dry_run)
@@ -57,15 +64,12 @@ def main() -> int:
     compiled = Path(tempfile.gettempdir()) / f"vivace-gpu-compiled-{os.getuid()}"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
     chosen.out.mkdir(parents=True, exist_ok=True)
+    planned = list(_planned(chosen.parts or list(CALLS)))
     try:
-        for part in chosen.parts or PARTS:
-            seconds = chosen.limit or (ALONE if len(chosen.parts) == 1 else PARTS.get(part, ALONE))
+        for part, seconds in planned:
             begin = time.monotonic()
-            book = Book(chosen.out, part, seconds, now)
-            try:
-                FUNCTIONS[part](book)
-            finally:
-                write(chosen.out, FUNCTIONS)
+            book = Book(chosen.out, part, chosen.limit or seconds, now, partial(write, chosen.out))
+            FUNCTIONS[part](book)
             missing = f", not reached: {', '.join(book.unreached)}" if book.unreached else ""
             print(f"== {part}: {time.monotonic() - begin:.0f} s{missing}", flush=True)
     except InputError as error:
@@ -73,15 +77,23 @@ def main() -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    write(chosen.out)
     print((chosen.out / "results.md").read_text(encoding="utf-8"))
+    cases = read(chosen.out)[1]
     bad = [
         f"{part}: {name}"
-        for part in chosen.parts or PARTS
-        for name, case in read(chosen.out / f"{part}.jsonl")[1].items()
+        for part in dict(planned)
+        for name, case in cases.get(part, {}).items()
         if case["status"] in ("failed", "broken")
     ]
     print("\n".join(["failed or broken:", *bad]) if bad else "nothing failed, no promise was broken")
     return 1 if bad else 0
+
+
+def _planned(words: list[str]) -> Iterator[tuple[str, float]]:
+    """The parts of these calls and parts, with their seconds."""
+    for word in words:
+        yield from CALLS[word].items() if word in CALLS else ((word, ALONE),)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What was measured: a file of JSON lines for each part, written case by case, so that it can go on later."""
+"""What was measured: one file of JSON lines, written case by case, so that it can go on later."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import datetime
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import vivace
 from vivace.errors import ChildFailed, InputError, Refused
 
 SAME = ("device", "torch", "dry")
+FILE = "cases.jsonl"
 Case = dict[str, Any]
 
 
@@ -69,22 +71,34 @@ class Book:
     """The cases of one part, until its time is up. Whatever a case does, the next one comes.
 
     Args:
-        folder: where ``PART.jsonl`` lies; what it holds is not done again, except what failed.
+        folder: where ``cases.jsonl`` lies; what it holds is not done again, except what failed.
         seconds: the time that this part has.
+        written: called after each case.
     """
 
-    def __init__(self, folder: Path, part: str, seconds: float, now: dict[str, Any]) -> None:
-        self.path = folder / f"{part}.jsonl"
+    def __init__(
+        self,
+        folder: Path,
+        part: str,
+        seconds: float,
+        now: dict[str, Any],
+        written: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.folder, self.path, self.written = folder, folder / FILE, written
         self.facts, self.dry = now, now["dry"]
         self.part, self.deadline = part, time.monotonic() + seconds
         self.unreached: list[str] = []
-        first, self.cases = read(self.path)
+        first, parts = read(folder)
+        self.cases = parts.get(part, {})
         changed = [key for key in SAME if first and first[key] != now[key]]
         if changed:
             raise InputError(
                 f"'{self.path}' was measured with {changed[0]} {first[changed[0]]!r}, and this is "
                 f"{now[changed[0]]!r}: choose another --out"
             )
+        if self.path.exists() and not self.path.read_bytes().endswith(b"\n"):
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write("\n")  # it died while it wrote: the torn line stays alone
         if not first:
             self._write({"facts": now})
 
@@ -118,9 +132,16 @@ class Book:
             result = {"status": "failed", "reason": _clean(f"{kind}{error}")}
         result |= {"seconds": round(time.monotonic() - begin, 2), **gauges()}
         self.cases[name] = result
-        self._write({"case": name, **result})
+        self._write({"part": self.part, "case": name, **result})
+        self.written()
         print(f"{self.part}: {name}: {result['status']} {result.get('reason', '')}".rstrip(), flush=True)
         return result
+
+    def keep(self, folder: Path) -> None:
+        """Make one file of a folder that a command wrote, if it did."""
+        if folder.exists():
+            shutil.make_archive(str(folder), "gztar", folder.parent, folder.name)
+            shutil.rmtree(folder)
 
     def _write(self, line: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
@@ -129,18 +150,19 @@ class Book:
             os.fsync(file.fileno())
 
 
-def read(path: Path) -> tuple[dict[str, Any], dict[str, Case]]:
-    """The facts and the cases of a part's file, the newest of each; a torn last line is left out."""
+def read(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Case]]]:
+    """The facts, and by part the newest of each case; a torn last line is left out."""
+    path = folder / FILE
     found: dict[str, Any] = {}
-    cases: dict[str, Case] = {}
+    parts: dict[str, dict[str, Case]] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         with contextlib.suppress(ValueError):
             entry = json.loads(line)
             if "facts" in entry:
                 found = entry["facts"]
             else:
-                cases[entry.pop("case")] = entry
-    return found, cases
+                parts.setdefault(entry.pop("part"), {})[entry.pop("case")] = entry
+    return found, parts
 
 
 def _clean(reason: str) -> str:

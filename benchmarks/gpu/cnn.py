@@ -13,7 +13,7 @@ from typing import Any
 from book import Book
 from correctness import Server
 from counters import measured
-from norm_shapes import ALLOWED, PRODUCTS, SHAPES
+from norm_shapes import ALLOWED, NUM_CASES, PRODUCTS, SHAPES
 from speed import Settings, Track
 
 from vivace.measuring import paired
@@ -60,13 +60,17 @@ PARITY: tuple[Settings, ...] = (
 
 
 def cnn(book: Book) -> None:
-    """Ceilings, correctness, the waterfall of ResNet-50, each kernel alone, then the other networks."""
+    """Ceilings, kernels at few shapes, the waterfall of ResNet-50; then many shapes and other networks."""
     _in_child(book, "probes:Probes", {"ceiling matmul": ("matmul", {}), "ceiling copy": ("copy", {})})
     kernels, products = "norm_kernels:NormKernels", "product_kernels:ProductKernels"
-    _in_child(book, kernels, {f"kernels {d}": ("check", {"dtype": d}) for d in ALLOWED})
-    _in_child(book, products, {f"products {d}": ("check", {"dtype": d}) for d in ALLOWED})
-    _contract(book)
-    _waterfall(book, "resnet50_256", {**WATERFALL, **ASIDE})
+    for few in (True, False):  # every shape compiles kernels of its own: minutes, for the many
+        shapes = "" if few else f", {NUM_CASES} shapes"
+        for kind, entry in (("kernels", kernels), ("products", products)):
+            cases = {f"{kind} {d}{shapes}": ("check", {"dtype": d, "few": few}) for d in ALLOWED}
+            _in_child(book, entry, cases)
+        _waterfall(book, "resnet50_256", WATERFALL if few else {**WATERFALL, **ASIDE})
+        if few:
+            _contract(book)
     _in_child(book, kernels, {f"kernels at {s}": ("ablate", {"shape": s}) for s in SHAPES})
     _in_child(book, products, {f"kernels at {s}": ("ablate", {"shape": s}) for s in PRODUCTS})
     for shape in () if book.dry else MEASURED:

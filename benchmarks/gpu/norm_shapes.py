@@ -22,6 +22,7 @@ PRODUCTS = {
     "14x14 1024-256": (14 * 14, 1024, 256),
     "7x7 512-2048": (7 * 7, 512, 2048),
 }
-BATCH, ROUNDS, NUM_CASES = 256, 10, 60
+BATCH, ROUNDS = 256, 10
+FEW_CASES, NUM_CASES = 5, 60
 # Of the norm of what is compared: a rounding of the output, and sums in fp32.
 ALLOWED = {"float32": 2e-5, "float16": 1e-3, "bfloat16": 8e-3}

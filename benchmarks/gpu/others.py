@@ -53,9 +53,13 @@ def tune(book: Book) -> None:
 
 def _tune(book: Book, name: str, budget: float) -> Case:
     job = f"{HERE / 'workloads.py'}:{name}"
-    out = book.path.with_name(f"tune-{name}")
+    out = book.folder / f"tune-{name}"
+    book.keep(out)  # of a run that died with this one's last
     command = [*COMMAND, "tune", job, "--budget", str(budget), "--out", str(out), "--json", "--quiet"]
-    result = _run(command, book.patience(budget * 1.1 + 30))
+    try:
+        result = _run(command, book.patience(budget * 1.1 + 30))
+    finally:
+        book.keep(out)  # its ledger has every trial, also of a run that was cut off
     for trial in result["trials"]:
         for key in ("pairs", "machine", "job"):
             trial.pop(key)
@@ -89,12 +93,13 @@ def verdicts(book: Book) -> None:
 
 
 def _verdict(book: Book, name: str) -> Case:
-    kept = book.path.with_name(f"verdict-{name}.json")
+    kept = book.folder / f"verdict-{name}.json"
     kept.unlink(missing_ok=True)
     options = ["--dry-run", "--no-gain", "--seconds", "4"] if book.dry else ["--seconds", "2.5"]
     command = [sys.executable, str(HERE.parent / "verdicts.py"), name, "--keep", str(kept), *options]
     _communicate(command, max(30.0, book.left))
     (row,) = json.loads(kept.read_text(encoding="utf-8"))
+    kept.unlink()
     if row["said"] == ["failed"]:
         raise ChildFailed(row["evidence"])
     return {"row": row}
@@ -116,7 +121,7 @@ def peer(book: Book) -> None:
         HERE.parent.parent / "records" / "peer" / book.facts["fingerprint"] / f"{book.facts['date']}.json"
     )
     if record.is_file():
-        book.path.with_name("peer.json").write_bytes(record.read_bytes())
+        (book.folder / "peer.json").write_bytes(record.read_bytes())
 
 
 def _run(command: list[str], timeout: float) -> dict[str, Any]:

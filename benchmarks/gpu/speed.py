@@ -84,7 +84,7 @@ class Track:
     def __init__(self, book: Book, name: str, file: Path = HERE / "workloads.py") -> None:
         self.book = book
         self.source, self.machine = Source(f"{file}:{name}"), vivace.inspect()
-        self.log = book.path.with_name("children.log")
+        self.log = book.folder / "children.log"
         self._reference: paired.Contestant | None = None
         self.observed: dict[str, Any] = {}
 

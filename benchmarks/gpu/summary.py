@@ -1,8 +1,7 @@
-"""results.json and results.md from the files of all parts."""
+"""results.md from the cases of all parts."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,10 @@ Written by `benchmarks/gpu.sh`.
 """
 
 
-def write(folder: Path, parts: Iterable[str]) -> None:
-    """Write both files anew; a part without results has no section."""
-    found = {part: read(folder / f"{part}.jsonl") for part in parts}
-    facts = next((first for first, _ in found.values() if first), {})
-    cases = {part: those for part, (_, those) in found.items() if those}
-    document = {"facts": facts, "parts": cases}
-    (folder / "results.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+def write(folder: Path) -> None:
+    """Write it anew; a part without results has no section."""
+    facts, found = read(folder)
+    cases = {part: found[part] for part in SECTIONS if part in found}
     power = f", power limit {facts['power_limit_watts']:.0f} W" if "power_limit_watts" in facts else ""
     defaults = dict.fromkeys(("device", "date", "driver", "torch", "python", "vivace"), "unknown")
     text = [HEAD.format(**{**defaults, **facts}, power=power)]
@@ -32,7 +28,9 @@ def write(folder: Path, parts: Iterable[str]) -> None:
     for part, those in cases.items():
         lines = SECTIONS[part](those, rates)
         text += [f"## {part.capitalize()}\n", *lines, *_problems(those), ""]
-    (folder / "results.md").write_text("\n".join(text), encoding="utf-8")
+    new = folder / "results.new"
+    new.write_text("\n".join(text), encoding="utf-8")
+    new.replace(folder / "results.md")
 
 
 def _rates(cases: dict[str, Case]) -> dict[str, float]:

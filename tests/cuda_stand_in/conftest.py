@@ -1,8 +1,8 @@
 """torch's own CUDA code without a GPU: NVIDIA's libraries are stood in for by three small C files.
 
 Real are torch's caching allocator, its streams, events and rules of graph capture, and everything above.
-Kernels do nothing: numbers, speeds and kernels' names are not to be had. The libraries take the place of the
-true ones by LD_PRELOAD, in child processes only.
+Kernels do nothing, or, where it computes, what torch's kernels for CPUs do; speeds and kernels' names are not
+to be had. The libraries take the place of the true ones by LD_PRELOAD, in child processes only.
 """
 
 from __future__ import annotations
@@ -32,19 +32,23 @@ CUPTI_NOT_INITIALIZED = 15
 
 @dataclasses.dataclass(frozen=True)
 class StandIn:
-    """A machine with H100s that compute nothing.
+    """A machine with H100s.
 
     Settings, given as keywords: ``gpus`` (1), ``gib`` of memory (80), ``exclusive`` (a lock file: one process
-    at a time may use the GPU), ``start_error`` (the number with which CUDA fails to start), ``capability``
-    (90) and ``cuda`` (13020) as NVML tells them.
+    at a time may use the GPU), ``start_error`` (the number with which CUDA fails to start), ``full_after``
+    (so many allocations of a process succeed), ``capability`` (90) and ``cuda`` (13020) as NVML tells them.
+    ``computes`` (False): operators compute, on the CPU; Triton's kernels and cuDNN still do not.
     """
 
     libraries: Path
 
-    def environment(self, **settings: object) -> dict[str, str]:
+    def environment(self, *, computes: bool = False, **settings: object) -> dict[str, str]:
         """The environment of a child process that runs on this machine."""
+        folders = [str(HERE / "computing")] if computes else []
+        given = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
         return {
             **os.environ,
+            "PYTHONPATH": os.pathsep.join([*folders, *given]),
             "LD_PRELOAD": str(self.libraries / "libstandin.so"),
             "LD_LIBRARY_PATH": str(self.libraries),
             "TRITON_LIBCUDA_PATH": str(self.libraries),

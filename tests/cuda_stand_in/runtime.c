@@ -1,7 +1,7 @@
 // CUDA's runtime library without a GPU, for torch's own C++: its allocator, streams, events and graph capture.
 //
 // Memory is mapped and copies are made, so what is copied to the device can be read back. Kernels do nothing:
-// numbers and speeds mean nothing. Every other function that torch wants is made by conftest.py and answers 0.
+// speeds mean nothing, and numbers only with computing/stand_in_kernels.py. Every other function that torch wants is made by conftest.py and answers 0.
 // The variables STAND_IN_* say which machine to be; conftest.py lists them.
 #define _GNU_SOURCE
 #include <cuda_runtime_api.h>
@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #define MOST_STREAMS 1024
 
@@ -65,8 +66,15 @@ static int is_taken(void) {
 }
 
 cudaError_t cudaGetDeviceCount(int *count) {
-    *count = setting("STAND_IN_GPUS", 1);
-    return failed(setting("STAND_IN_START_ERROR", 0));
+    const char *shown = getenv("CUDA_VISIBLE_DEVICES");
+    long all = setting("STAND_IN_GPUS", 1);
+    *count = shown ? 0 : all;
+    for (char *end; shown && *shown; shown = *end ? end + 1 : end, ++*count) {
+        long number = strtol(shown, &end, 10);
+        if (end == shown || number < 0 || number >= all)
+            break; // CUDA stops at the first that is none
+    }
+    return failed(setting("STAND_IN_START_ERROR", *count ? cudaSuccess : cudaErrorNoDevice));
 }
 
 cudaError_t cudaGetDevice(int *device) { return *device = current_device, cudaSuccess; }
@@ -177,6 +185,12 @@ static enum cudaMemoryType type_of(const char *place) {
 }
 
 cudaError_t cudaMalloc(void **place, size_t bytes) {
+    static long allocations;
+    long full = setting("STAND_IN_FULL_AFTER", -1); // so many allocations of a process succeed
+    if (!bytes)
+        return *place = 0, cudaSuccess;
+    if (full >= 0 && __atomic_add_fetch(&allocations, 1, __ATOMIC_RELAXED) > full)
+        return failed(cudaErrorMemoryAllocation);
     return is_taken() ? failed(cudaErrorDevicesUnavailable) : allocate(place, bytes, cudaMemoryTypeDevice);
 }
 
@@ -210,7 +224,14 @@ struct stream {
 struct event {
     int recorded;
     unsigned long long capture;
+    double milliseconds; // of the host's clock
 };
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1e3 + time.tv_nsec * 1e-6;
+}
 
 static struct stream default_stream, *streams[MOST_STREAMS];
 static int num_streams, num_captures;
@@ -256,7 +277,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
 cudaError_t cudaEventDestroy(cudaEvent_t event) { return free(event), cudaSuccess; }
 
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
-    *(struct event *)event = (struct event){1, stream_of(stream)->capture};
+    *(struct event *)event = (struct event){1, stream_of(stream)->capture, now()};
     return cudaSuccess;
 }
 
@@ -271,7 +292,8 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 cudaError_t cudaEventSynchronize(cudaEvent_t event) { return cudaEventQuery(event); }
 
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t begin, cudaEvent_t end) {
-    return *milliseconds = 1.0f, cudaSuccess;
+    double elapsed = ((struct event *)end)->milliseconds - ((struct event *)begin)->milliseconds;
+    return *milliseconds = elapsed, cudaSuccess;
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
@@ -285,6 +307,21 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
         return failed(cudaErrorStreamCaptureIsolation);
     }
     return cudaSuccess;
+}
+
+// A graph is the number of its capture; what it is made of lies with who computes, if anybody does.
+static void (*replays)(unsigned long long), (*forgets)(unsigned long long);
+
+void stand_in_replays(void (*replay)(unsigned long long), void (*forget)(unsigned long long)) {
+    replays = replay, forgets = forget;
+}
+
+// A kernel that is computed elsewhere: counted; the number of the capture under way.
+unsigned long long stand_in_note(cudaStream_t stream) { return num_nodes++, stream_of(stream)->capture; }
+
+static void *numbered(unsigned long long capture) {
+    unsigned long long *made = malloc(sizeof *made);
+    return *made = capture, made;
 }
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode) {
@@ -302,7 +339,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
         if (streams[i]->capture == ended)
             streams[i]->capture = 0;
     num_captures--;
-    *graph = malloc(8);
+    *graph = numbered(ended);
     return cudaSuccess;
 }
 
@@ -329,11 +366,25 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCapture
 }
 
 cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *made, cudaGraph_t graph, unsigned long long flags) {
-    return *made = malloc(8), cudaSuccess;
+    return *made = numbered(*(unsigned long long *)graph), cudaSuccess;
 }
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *made, cudaGraph_t graph, unsigned long long flags) {
-    return *made = malloc(8), cudaSuccess;
+    return cudaGraphInstantiateWithFlags(made, graph, flags);
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return free(graph), cudaSuccess; }
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
+    if (replays)
+        replays(*(unsigned long long *)graph);
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
+    if (forgets)
+        forgets(*(unsigned long long *)graph);
+    return free(graph), cudaSuccess;
 }
 
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count) {
@@ -353,6 +404,12 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
     return memcpy(to, from, bytes), cudaSuccess;
 }
+
+cudaError_t cudaMemsetAsync(void *place, int value, size_t bytes, cudaStream_t stream) {
+    return memset(place, value, bytes), cudaSuccess;
+}
+
+cudaError_t cudaMemset(void *place, int value, size_t bytes) { return memset(place, value, bytes), cudaSuccess; }
 
 cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared,
                              cudaStream_t stream) {

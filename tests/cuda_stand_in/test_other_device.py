@@ -61,3 +61,24 @@ except Refused as refused:
     )
     assert "cannot be captured" in printed
     assert "empty" in printed
+
+
+def test_a_profile_asks_the_gpu_that_a_loop_uses(stand_in):
+    """And no other: to ask torch for the random streams of all would start CUDA on each."""
+    printed = stand_in.python(
+        """
+import warnings
+import torch
+from vivace.profiling.record import facts, gpus, shadow
+warnings.simplefilter("error")
+kept = torch.ones(2**20, device="cuda:1")
+waited = []
+torch.cuda.synchronize = waited.append
+gpus.wait()
+with shadow.same_random_streams():
+    torch.ones(2**20, device="cuda:1")
+print(gpus.used(), waited, facts.resident_bytes(), facts.peak_bytes())
+""",
+        gpus=2,
+    )
+    assert printed.strip() == f"[1] [1] {4 * 2**20} {8 * 2**20}"

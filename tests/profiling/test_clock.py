@@ -208,3 +208,12 @@ def test_what_watching_takes_is_no_part_of_the_next_step():
         scene.spend(2)
     scene.fetch()
     assert scene.seconds(1) == {"data": 1, "backward": 4, "update": 8, "idle": 2}
+
+
+def test_a_step_that_ran_as_one_is_forward(scene):
+    scene.fetch(1.0)
+    scene.spend(0.5, "place")
+    scene.spend(3.0)
+    scene.clock.replayed(1)
+    scene.fetch()
+    assert scene.seconds() == {"data": 1.0, "place": 0.5, "forward": 3.0}

@@ -14,6 +14,7 @@ from vivace.plan import Plan
 from vivace.profiling.record.hooks import LoopHooks
 from vivace.profiling.record.recorder import Recorder
 from vivace.session.opening import call, checked_step, endless_batches, start
+from vivace.session.session import Session
 
 LONGEST_SECONDS = 300.0
 
@@ -37,10 +38,21 @@ class Driver:
                 checked_step(session, first)
                 deadline = time.monotonic() + LONGEST_SECONDS
                 while not recorder.done and time.monotonic() < deadline:
-                    session.step(following(source, recorder.hooks))
+                    _trained(session, following(source, recorder.hooks), recorder)
             recorder.finish()
             promise = session.promise.name.lower()
         return {"promise": promise, "epochs": self.job.epochs}
+
+
+def _trained(session: Session, batch: Batch, recorder: Recorder) -> None:
+    """One step. A captured one shows no operators to count, and no update: the recorder is told of it."""
+    if recorder.counts:
+        session.plain_step(batch)
+        return
+    replays = session.build.notes.get("replays", 0)
+    session.step(batch)
+    if session.build.notes.get("replays", 0) > replays:
+        recorder.hooks.replayed(session.optimizers[0])
 
 
 def following(source: Iterator[Any], hooks: LoopHooks) -> Any:

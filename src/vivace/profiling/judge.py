@@ -157,6 +157,8 @@ def _missing(record: dict[str, Any], facts: dict[str, Any], bound: float | None)
         found.append(f"operators, modules, memory over time: the run ended while '{state}' was measured")
     if facts and facts["busy_seconds"] is None:
         found.append(f"times of operators and modules on the GPU: {NO_KERNELS}")
+    if record.get("replays"):
+        found.append("forward, backward and update apart: a CUDA graph replays them as one, shown as forward")
     if not record.get("work"):
         found.append("operations and bytes: the run ended before a step was counted")
     elif bound is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -175,6 +175,21 @@ class Survival:
         one = kinder[0].rescues()[0]
         text = f"{where}: from here on fewer activations are kept ({one.name}), which changes no number"
         return Smaller(plan.adding(one), text)
+
+
+@contextlib.contextmanager
+def naming_memory() -> Iterator[None]:
+    """Where memory ends outside of a step, OutOfMemory says so in place of torch's error."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out_of_memory(error):
+            raise
+        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        raise OutOfMemory(
+            f"the training does not fit into the device's memory ({reason}): free what others hold there, or "
+            "use a smaller model or a device with more memory"
+        ) from error
 
 
 def _would_fit(session: Session) -> str:

@@ -35,6 +35,7 @@ from vivace.training.folder import RunFolder
 from vivace.training.loop import DEADLINE, Changed, Loop, OnNan, Options
 from vivace.training.ranks import Ranks, for_so_many, joined
 from vivace.training.resuming import state_of
+from vivace.training.survival import naming_memory
 from vivace.training.tuned import found_by_tune
 from vivace.training.watch import Unwatched, Watch
 
@@ -206,16 +207,17 @@ def _opened(
 ) -> Iterator[Loop]:
     """The loop of a run in `path`, where its newest checkpoint stands or at its beginning."""
     with ExitStack() as stack:
-        with ranks.together():
+        with ranks.together(), naming_memory():
             watch = watched_by(job, plan, machine, options.seed, ranks, path)
             session = stack.enter_context(start(job, plan, machine, seed=options.seed))
-        with ranks.together():
+        with ranks.together(), naming_memory():
             loop = Loop(job, session, ranks, path, options, on_event, watch)
         stack.callback(lambda: loop.session.close())  # which may be another one by then
         stack.callback(watch.end)
         if machine.passed_over:
             loop.progress.notice(machine.passed_over)
-        yield loop
+        with naming_memory():
+            yield loop
 
 
 def _loaded(job: Job | str, plan: Plan | str | os.PathLike[str] | None) -> tuple[Job, Plan]:

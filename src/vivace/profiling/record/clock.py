@@ -138,6 +138,14 @@ class Clock:
             self._settle("data")
             self._finish()
 
+    def replayed(self, optimizer: int) -> None:
+        """A whole step has run as one; its parts cannot be told apart, and all of it is `forward`."""
+        now = self.now()
+        self.step.seconds["forward"] += self._undecided + now - self._since
+        self._undecided, self._since = 0.0, now
+        self.step.backwards += 1
+        self.updated(optimizer)
+
     def restart(self) -> None:
         """Forget the time since the last step: something of our own took it."""
         self.step = Step()

@@ -23,6 +23,7 @@ from torch import distributed, nn
 from torch.utils.data import DataLoader
 
 from vivace.inspection.limits import usable_cores
+from vivace.profiling.record import gpus
 from vivace.profiling.record.hooks import LoopHooks, tensors_of
 from vivace.tensors.modules import DROPOUTS
 from vivace.torch_internals import compiler
@@ -38,11 +39,11 @@ PYTHON_BLOCK_BYTES = 64  # of an object below 512 bytes, roughly
 def describe(hooks: LoopHooks) -> dict[str, Any]:
     """All facts of the loop, the process and the machine that the judge reads, as one document."""
     found = list(parameters(hooks))
-    device = found[0].device.type if found else ("cuda" if torch.cuda.is_available() else "cpu")
+    device = found[0].device if found else torch.device("cuda" if torch.cuda.is_available() else "cpu")
     optimizers = list(hooks.optimizers.values())
     return {
-        "device": device,
-        "device_name": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "device": device.type,
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
         "loader": _loader(hooks.loader) if hooks.loader is not None else None,
         "optimizers": [type(optimizer).__name__ for optimizer in optimizers],
@@ -54,7 +55,7 @@ def describe(hooks: LoopHooks) -> dict[str, Any]:
         "batch_bytes": sum(_bytes(t) for t in tensors_of(hooks.batch)),
         "flags": _flags(),
         "ranks": _ranks(hooks),
-        "cuda": _cuda() if device == "cuda" else {},
+        "cuda": _cuda(device) if device.type == "cuda" else {},
     }
 
 
@@ -78,9 +79,9 @@ def held_bytes(hooks: LoopHooks) -> int:
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process; on a GPU, the bytes that torch's allocator gave out."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return int(torch.cuda.memory_allocated())
+    """Resident memory of this process; on GPUs, the bytes that torch's allocator gave out."""
+    if numbers := gpus.used():
+        return sum(map(torch.cuda.memory_allocated, numbers))
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
     return 0
@@ -93,7 +94,7 @@ def allocated_bytes() -> int | None:
     library does not say (it is not glibc 2.33 or later, or another allocator stands before it), and on a GPU,
     where `resident_bytes` says it.
     """
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if gpus.used():
         return None
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallinfo2") or "malloc" in os.environ.get("LD_PRELOAD", ""):
@@ -117,17 +118,15 @@ class _Mallinfo(ctypes.Structure):
 
 def peak_bytes() -> int:
     """The most that `resident_bytes` was so far."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return int(torch.cuda.max_memory_allocated())
+    if numbers := gpus.used():
+        return sum(map(torch.cuda.max_memory_allocated, numbers))
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def allocator_retries() -> int:
     """How often torch's allocator ran out of memory on a GPU so far, gave back what it kept, and went on."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
-    return 0
+    return sum(int(torch.cuda.memory_stats(n).get("num_alloc_retries", 0)) for n in gpus.used())
 
 
 def first_touch() -> float:
@@ -319,13 +318,13 @@ def _ranks(hooks: LoopHooks) -> dict[str, Any]:
     }
 
 
-def _cuda() -> dict[str, Any]:
-    stats = torch.cuda.memory_stats()
+def _cuda(device: torch.device) -> dict[str, Any]:
+    stats = torch.cuda.memory_stats(device)
     return {
-        "peak_allocated": torch.cuda.max_memory_allocated(),
-        "peak_reserved": torch.cuda.max_memory_reserved(),
+        "peak_allocated": torch.cuda.max_memory_allocated(device),
+        "peak_reserved": torch.cuda.max_memory_reserved(device),
         "inactive_split_peak": stats.get("inactive_split_bytes.all.peak", 0),
-        "total": torch.cuda.get_device_properties().total_memory,
+        "total": torch.cuda.get_device_properties(device).total_memory,
     }
 
 

@@ -15,6 +15,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader
 
 from vivace.job import Batch
+from vivace.profiling.record import gpus
 from vivace.profiling.record.clock import Clock
 from vivace.profiling.record.guard import Guard
 from vivace.profiling.record.sites import calling_site
@@ -78,6 +79,7 @@ class LoopHooks:
         self.clock, self.guard = clock, guard
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         self.by_hand: list[torch.Tensor] = []  # weights that no optimizer updates
+        self.replays = 0
         self.loaders: dict[int, Any] = {}
         self.loader: Any = None  # the one that feeds training
         self.annotate = False
@@ -151,9 +153,15 @@ class LoopHooks:
         self.batch = batch
         self.clock.fetched(num_samples(batch), sum(tensor.numel() for tensor in tensors_of(batch)))
 
+    def replayed(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that a recorded step has run again: nothing of it passed the hooks."""
+        self._wait()
+        self.replays += 1
+        self.clock.replayed(id(optimizer))
+
     def _wait(self) -> None:
         if self.synchronize:
-            torch.cuda.synchronize()
+            gpus.wait()
 
     def _push(self, name: str) -> None:
         self._wait()

@@ -73,6 +73,11 @@ class Recorder:
         self._graphs = 0
         self._tracing = False
 
+    @property
+    def counts(self) -> bool:
+        """Are the operators of the next step counted?"""
+        return self._state == "counted"
+
     def install(self) -> None:
         """Patch torch and begin to watch. Where that fails, torch is left as it was, and the error raised."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -305,6 +310,7 @@ class Recorder:
         self._average()
         document = self.document
         document["resident"] = self.resident
+        document["replays"] = self.hooks.replays
         document["waits"] = self.waits.result()
         document.setdefault("precision", self.precision.result(len(self.steps)))
         document["fetch"] = self.fetches.result()

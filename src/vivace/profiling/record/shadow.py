@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vivace.profiling.record import gpus
 from vivace.torch_internals.modules import convert
 
 PAIRS, BLOCK_SECONDS, BUDGET_SECONDS = 7, 0.08, 4.0
@@ -85,17 +86,12 @@ def compare(
 
 def _block(function: Callable[[], None], runs: int) -> float:
     """Mean seconds of one run."""
-    _wait()
+    gpus.wait()
     begin = time.perf_counter()
     for _ in range(runs):
         function()
-    _wait()
+    gpus.wait()
     return (time.perf_counter() - begin) / runs
-
-
-def _wait() -> None:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
 
 
 @contextlib.contextmanager
@@ -108,7 +104,7 @@ def same_random_streams() -> Iterator[None]:
 
         numpy_random = numpy.random.get_state()
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(gpus.used()):  # else it starts CUDA on every GPU that there is
             yield
     finally:
         random.setstate(state)

@@ -1,0 +1,47 @@
+"""A GPU's memory ends at one allocation after another: each time the error says so."""
+
+import json
+
+import pytest
+
+ENDS = """
+import json, multiprocessing, os, sys
+from pathlib import Path
+import vivace
+from vivace import inspect
+from vivace.errors import VivaceError
+from vivace.testing import jobs
+
+plan = vivace.Plan.from_dict(json.loads(sys.argv[1]))
+
+def trained(allocations):
+    os.environ["STAND_IN_FULL_AFTER"] = str(allocations)
+    try:
+        vivace.train(jobs.mlp(), plan, out=Path(sys.argv[2], str(allocations)))
+    except VivaceError as error:
+        return f"{error.kind}: {error}"
+    except Exception as error:
+        return f"FAILED {type(error).__name__}: {error}"
+    return "done"
+
+inspect()
+with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+    print(json.dumps(pool.map(trained, json.loads(sys.argv[3]), chunksize=1)))
+"""
+EAGER, GRAPH = {}, {"fused_optimizer": {}, "cuda_graph_step": {}}
+
+
+@pytest.mark.parametrize(
+    ("plan", "cached", "allocations"),
+    [(EAGER, False, [0, 3, 1000]), (GRAPH, True, [0, 1, 1000])],
+    ids=["eager", "graph"],
+)
+def test_it_is_named(stand_in, tmp_path, monkeypatch, plan, cached, allocations):
+    """Without torch's cache every tensor is an allocation; a graph needs the cache."""
+    if not cached:
+        monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    printed = stand_in.python(ENDS, json.dumps(plan), tmp_path, json.dumps(allocations), computes=True)
+    told = json.loads(printed.splitlines()[-1])
+    assert told[-1] == "done"
+    assert told.count("done") <= len(told) / 2
+    assert [one for one in told if one != "done" and "out of memory" not in one] == []
