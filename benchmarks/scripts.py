@@ -3,9 +3,9 @@
     scripts/bench scripts FOLDER [NAME ...] [--pairs 3] [--minutes 60] [--fresh]
 
 FOLDER holds copies of the repositories below, each in a folder called ``owner+name``. Each script runs in a
-fresh copy, alone and under `vivace run` in turn, so that what the machine does meanwhile meets both; the ratio
-of whole wall times has a 95 % interval across the pairs, and the processor's seconds stand beside it. A run
-that ends with another exit code is reported as broken, one that takes longer than its limit as too long.
+fresh copy, alone and under `vivace run` in turn, so that what the machine does meanwhile meets both; the
+ratio of whole wall times has a 95 % interval across the pairs, and the processor's seconds stand beside it. A
+run that ends with another exit code is reported as broken, one that takes longer than its limit as too long.
 
 It can be ended at any time: pairs that are done lie in runs/scripts, and the next call goes on from there. A
 script whose pairs are complete has its record. MNIST's place is taken by scikit-learn's handwritten digits,
@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def measured(folder: Path, script: dict[str, Any], count: int, journal: Path, deadline: float) -> list[Pair]:
-    """Pairs of whole runs in turn: those of the journal, and new ones until there are enough or time is up."""
+    """Pairs of whole runs in turn: those of the journal, and new ones until enough or time is up."""
     journal.parent.mkdir(parents=True, exist_ok=True)
     lines = journal.read_text(encoding="utf-8").splitlines() if journal.exists() else []
     pairs: list[Pair] = [json.loads(line) for line in lines]

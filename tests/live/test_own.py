@@ -22,7 +22,7 @@ STEPS = 150
 
 @pytest.fixture
 def led(tmp_path, monkeypatch, one_thread):
-    """``led(train, *favoured)``: nothing is waited for, and segments in which `favoured` act are fast ones."""
+    """``led(train, *favoured)``: nothing is waited for, and segments in which `favoured` act are fast."""
     monkeypatch.setattr(spending, "PATIENCE", 0.0)
     monkeypatch.setattr(spending, "SHARE", 1e9)
     monkeypatch.setattr(loop_module, "SMALLEST_STEP_SECONDS", 0.0)
@@ -140,7 +140,7 @@ def test_a_plan_is_proven_on_unscaled_gradients(led, monkeypatch):
 def test_a_precision_that_changes_later_ends_it(led):
     steps = iter(range(10**6))
     late = lambda: bf16() if next(steps) > 60 else contextlib.nullcontext()  # noqa: E731
-    watching, _, told = led(train_with(late), "fused_optimizer")
+    _, _, told = led(train_with(late), "fused_optimizer")
     assert "changes its precision" in told["reason"]
     assert not told["plan"]
 
@@ -194,7 +194,7 @@ def test_the_update_of_several_calls_a_step_may_be_fused(led):
             (model(torch.ones(2, 3, 8, 8)) - model(torch.zeros(2, 3, 8, 8))).square().mean().backward()
             optimizer.step()
 
-    watching, _, told = led(train, "fused_optimizer")
+    _, _, told = led(train, "fused_optimizer")
     assert "calls its model 2 times" in told["only_the_rest"]
     assert list(told["plan"]) == ["fused_optimizer"]
     assert told["watched"] >= 1
@@ -216,7 +216,7 @@ def test_several_optimizers_keep_their_updates(led):
 
 
 def test_a_plan_for_calls_that_cannot_be_led_is_refused(led):
-    watching, _, told = led(train_with(model_of=compiled), plan={"bf16_autocast": {}})
+    _, _, told = led(train_with(model_of=compiled), plan={"bf16_autocast": {}})
     assert "no seam" in told["reason"]
     assert not told["plan"]
 
@@ -251,6 +251,6 @@ def test_a_closure_is_not_guessed_at(led):
         for _ in range(40):
             optimizer.step(loss)
 
-    watching, _, told = led(train)
+    _, _, told = led(train)
     assert "computes the loss itself" in told["reason"]
     assert Plan.from_dict(told["plan"]) == Plan()

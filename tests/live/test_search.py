@@ -34,7 +34,8 @@ WRITING = """
 import os, pathlib, shutil, tempfile
 pathlib.Path("kept.txt").write_text("changed")
 pathlib.Path("gone.txt").unlink()
-os.rename("old", "new")
+shutil.move("old", "new")
+os.rename("new/a.txt", "moved.txt")
 shutil.rmtree("full")
 os.makedirs("runs/checkpoints")
 pathlib.Path("runs/checkpoints/model.pt").write_bytes(b"x" * 100_000)
@@ -48,6 +49,7 @@ tempfile.mkstemp(prefix="of-the-script-")
 
 def possible(way, tmp_path):
     """Has this system this way of keeping a script from writing?"""
+    tmp_path.mkdir(exist_ok=True)
     words = [sys.executable, "-I", cover.__file__, str(tmp_path), str(tmp_path), way, "--", "true"]
     return subprocess.run(words, capture_output=True, check=False).returncode == 0
 

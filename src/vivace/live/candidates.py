@@ -50,7 +50,7 @@ def own_settings(seen: Seen, root: nn.Module, rest: str = "") -> dict[str, str]:
     """
     found = {}
     if rest:
-        found = {name: rest for name in OF_CALLS}
+        found = dict.fromkeys(OF_CALLS, rest)
     elif seen.autocasts or seen.scalers:
         chosen = " and ".join(["autocast"] * seen.autocasts + ["GradScaler"] * bool(seen.scalers))
         found["bf16_autocast"] = f"its precision is its own ({chosen})"

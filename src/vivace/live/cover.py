@@ -123,8 +123,8 @@ def _change_root(scratch: str, results: str, here: str) -> None:
 class Root:
     """The new root, below `scratch`, where what is written lies as well. `mounts` are those that hold files.
 
-    A user who is not root can put overlays above folders of their own alone: the copy that an overlay makes of
-    a file's folders has the same owners. Of the others those that lead to where scripts write are made anew,
+    A user who is not root can put overlays above folders of their own alone: the copy that an overlay makes
+    of a file's folders has the same owners. Of the others those that lead to where scripts write are made anew,
     in memory; the rest is not to be written to.
     """
 
@@ -195,7 +195,8 @@ def _overlaid(below: str, inside: str, place: str) -> None:
     os.mkdir(work)
     os.chmod(upper, stat.S_IMODE(os.stat(below).st_mode))
     data = f"lowerdir={_escaped(below)},upperdir={_escaped(upper)},workdir={_escaped(work)}"
-    _mount("overlay", inside, "overlay", 0, data + ("" if _maps_all_users() else ",userxattr"))
+    more = ",redirect_dir=on" if _maps_all_users() else ",userxattr"
+    _mount("overlay", inside, "overlay", 0, data + more)
 
 
 def _maps_all_users() -> bool:

@@ -94,8 +94,8 @@ def _first_write() -> str:
     if os.environ.get(cover.HOW) != cover.READ_ONLY or not denied:
         return ""
     return (
-        f"it was stopped at its first write, to '{error.filename}', before anything was decided: this system has "
-        "no overlay that could take what it writes"
+        f"it was stopped at its first write, to '{error.filename}', before anything was decided: this system "
+        "has no overlay that could take what it writes"
     )
 
 

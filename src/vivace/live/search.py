@@ -83,8 +83,8 @@ def search(
         code = _ended(covered, environment, folder / OUTPUT, budget_seconds + LATE_SECONDS)
     if code == cover.CANNOT_COVER:
         raise InputError(
-            "this system has neither mount namespaces with overlays nor Landlock, so what the script writes cannot "
-            f"be kept out of your folders: vivace run -- {shown} tunes it while it trains"
+            "this system has neither mount namespaces with overlays nor Landlock, so what the script writes "
+            f"cannot be kept out of your folders: vivace run -- {shown} tunes it while it trains"
         )
     return _searched(folder, Path(out), shown, code)
 

@@ -1,4 +1,4 @@
-"""What a script waits for us, and how much of that is allowed: a run must not become slower by being looked at."""
+"""What a script waits for us, and how much of that is allowed: being looked at must not make it slower."""
 
 from __future__ import annotations
 
