@@ -120,20 +120,34 @@ def test_results_may_lie_inside_of_what_is_covered(folders, tmp_path, monkeypatc
     assert (project / "runs/tune/run.json").is_file()
 
 
-@pytest.mark.parametrize(
-    "program", ["open('new.txt', 'w')", "import os; os.remove('kept.txt')", "import os; os.mkdir('x')"]
-)
-def test_where_there_is_no_overlay_a_script_is_stopped_at_its_first_write(
-    folders, tmp_path, monkeypatch, program
-):
+def test_where_there_is_no_overlay_a_script_is_stopped_at_its_first_write(folders, tmp_path, monkeypatch):
     if not possible(cover.READ_ONLY, tmp_path / "try"):
         pytest.skip("no Landlock here")
-    told = searched(
-        monkeypatch, *folders, "import torch\n" + program, tmp_path / "out", ways=[cover.READ_ONLY]
-    ).to_dict()
+    program = "import torch\nopen('new.txt', 'w')"
+    told = searched(monkeypatch, *folders, program, tmp_path / "out", ways=[cover.READ_ONLY]).to_dict()
     assert told["outcome"] == "nothing_tried"
-    assert "stopped at its first write" in told["reason"]
+    assert "stopped at its first write, to 'new.txt'" in told["reason"]
     assert told["script_exit_code"] == 1
+
+
+@pytest.mark.parametrize("way", [cover.OVERLAY, cover.READ_ONLY])
+@pytest.mark.parametrize(
+    "command", ["echo x > kept.txt", "rm kept.txt", "mkdir new", "mv kept.txt full", "truncate -s 0 kept.txt"]
+)
+def test_whatever_is_written_the_folders_are_as_before(folders, tmp_path, way, command):
+    if not possible(way, tmp_path / "try"):
+        pytest.skip(f"no {way} here")
+    before = tree(*folders)
+    for name in ("scratch", "results"):
+        (tmp_path / name).mkdir()
+    program = f"{command}; code=$?; echo seen > '{tmp_path}/results/out.txt'; exit $code"
+    words = [sys.executable, "-I", cover.__file__, str(tmp_path / "scratch"), str(tmp_path / "results"), way]
+    done = subprocess.run(
+        [*words, "--", "sh", "-c", program], cwd=folders[0], capture_output=True, check=False
+    )
+    assert (done.returncode == 0) == (way == cover.OVERLAY), done.stderr
+    assert tree(*folders) == before
+    assert (tmp_path / "results/out.txt").read_text() == "seen\n"
 
 
 def test_a_script_that_writes_nothing_before_the_plan_needs_no_overlay(folders, tmp_path, monkeypatch):

@@ -124,8 +124,8 @@ class Root:
     """The new root, below `scratch`, where what is written lies as well. `mounts` are those that hold files.
 
     A user who is not root can put overlays above folders of their own alone: the copy that an overlay makes
-    of a file's folders has the same owners. Of the others those that lead to where scripts write are made anew,
-    in memory; the rest is not to be written to.
+    of a file's folders has the same owners. Of the others those that lead to where scripts write are made
+    anew, in memory; the rest is not to be written to.
     """
 
     def __init__(self, scratch: str, here: str) -> None:

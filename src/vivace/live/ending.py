@@ -36,7 +36,9 @@ def document_of(loop: Loop) -> dict[str, Any]:
     conductor = loop.conductor
     found: dict[str, Any] = {
         "outcome": "nothing_seen" if not loop.num_steps else "left_alone",
-        "reason": loop.left_alone or loop.rest or ("" if loop.num_steps else _why_nothing_was_seen()),
+        "reason": loop.left_alone
+        or loop.rest
+        or ("" if loop.num_steps else _first_write() or _why_nothing_was_seen()),
         "steps": loop.num_steps,
         "seconds": loop.spending.elapsed,
         "own_seconds": loop.spending.waited,
