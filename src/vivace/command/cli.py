@@ -234,11 +234,11 @@ def _tune_script(words: list[str], budget: str, out: Path, needing_a_job: list[s
         raise InputError(
             f"{needing_a_job[0]} needs a JOB: a script is tuned as it is, on its own device and steps"
         )
-    from vivace.live.search import lines, search
+    from vivace.live.search import BUDGET_SECONDS, lines, search
     from vivace.tuning.times import parse_budget
 
     seconds = parse_budget(budget)
-    result = search(words, out=out, **({} if seconds is None else {"budget_seconds": seconds}))
+    result = search(words, out=out, budget_seconds=seconds or BUDGET_SECONDS)
     shown.document(result.to_dict())
     for line in lines(result.document):
         shown.say(line)

@@ -25,22 +25,21 @@ CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 SHARED = ("proc", "sys", "dev", "run")  # at the root: not the files of a person
 # Kinds of file systems that hold files, and may be written to.
-FILES = (
-    "ext2",
-    "ext3",
-    "ext4",
-    "xfs",
-    "btrfs",
-    "zfs",
-    "f2fs",
-    "overlay",
-    "tmpfs",
+FILES = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "overlay", "tmpfs", "vfat"}
+FILES |= {
+    "exfat",
+    "ntfs3",
     "nfs",
     "nfs4",
     "cifs",
     "smb3",
-)
-FILES += ("9p", "virtiofs", "ceph", "lustre", "gpfs", "beegfs", "vfat", "exfat", "ntfs3", "bcachefs", "jfs")
+    "9p",
+    "virtiofs",
+    "ceph",
+    "lustre",
+    "gpfs",
+    "beegfs",
+}
 
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
 OLDEST_LANDLOCK = 3  # the first that guards truncation

@@ -92,8 +92,9 @@ def _first_write() -> str:
     from vivace.live import cover
 
     error = vars(sys).get("last_value")
-    denied = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
-    if os.environ.get(cover.HOW) != cover.READ_ONLY or not denied:
+    if os.environ.get(cover.HOW) != cover.READ_ONLY or not isinstance(error, OSError):
+        return ""
+    if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
         return ""
     return (
         f"it was stopped at its first write, to '{error.filename}', before anything was decided: this system "

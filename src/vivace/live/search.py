@@ -24,6 +24,7 @@ from vivace.processes import scripts
 
 OUTPUT = "script.txt"  # what the script printed
 DISK = Path("/var/tmp")  # for what is large and may go
+BUDGET_SECONDS = 600.0
 LATE_SECONDS = 60.0  # after the budget, for a script that has not come to its next step
 # What a script sends elsewhere is not kept back by folders; these two have a word for it.
 OFFLINE = {"WANDB_MODE": "offline", "COMET_MODE": "disabled"}
@@ -56,7 +57,7 @@ def search(
     command: Sequence[str],
     *,
     out: str | os.PathLike[str] = "runs/tune",
-    budget_seconds: float = 600.0,
+    budget_seconds: float = BUDGET_SECONDS,
     ways: Sequence[str] = (cover.OVERLAY, cover.READ_ONLY),
 ) -> Searched:
     """Find the plan for a script on its own first steps, and end it then. What it writes is gone afterwards.
