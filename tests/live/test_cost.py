@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -21,27 +22,10 @@ PACKAGE = str(Path(vivace.__file__).parent)
 GAIN = {"host_allocator": {}}
 
 
-class Turned:
-    """A clock that goes on by what the model's forward says, and a little at each look."""
-
-    LOOK = 1e-7
-
-    def __init__(self):
-        self.now = 0.0
-
-    def wall(self):
-        self.now += self.LOOK
-        return self.now
-
-    @property
-    def clock(self):
-        return Clock(self.wall, self.wall)
-
-
 class Timed(nn.Module):
     """Its forward pass takes `seconds`, or fewer under a plan; of `gains`, by what acts, on which step."""
 
-    turned: Turned
+    turned: ClassVar[type]
     seconds = 0.01
     acting = 0
     steps = 0
@@ -50,12 +34,12 @@ class Timed(nn.Module):
     def forward(self, inputs):
         gain = Timed.gain(Timed.steps) if Timed.acting else 1.0
         if self.training:
-            Timed.turned.now += Timed.seconds / gain
+            Timed.turned.current.now += Timed.seconds / gain
         return inputs
 
 
 @pytest.fixture
-def timed(tmp_path, monkeypatch, one_thread):
+def timed(tmp_path, monkeypatch, one_thread, turned):
     """``timed(train, seconds, gain)``: a script whose steps take so long; returns loop and clock."""
     begun, ended = Hosted.__init__, Hosted.close
 
@@ -76,9 +60,10 @@ def timed(tmp_path, monkeypatch, one_thread):
     )
 
     def run(train, seconds=0.01, gain=lambda step: 1.0, plan=None):
-        Timed.turned, Timed.seconds, Timed.gain = Turned(), seconds, staticmethod(gain)
+        turned()
+        Timed.turned, Timed.seconds, Timed.gain = turned, seconds, staticmethod(gain)
         Timed.acting = Timed.steps = 0
-        watching = Loop(Errand(str(tmp_path), "runs/run", "python train.py", plan), Timed.turned.clock)
+        watching = Loop(Errand(str(tmp_path), "runs/run", "python train.py", plan), turned.current.clock)
         watching.install()
         try:
             train()
@@ -133,8 +118,8 @@ def test_what_gains_nothing_costs_little(timed, seconds, steps, gain):
     watching = timed(plain(steps), seconds, lambda step: gain)
     alone = seconds * steps
     start = max(spending.START_SECONDS, search_seconds(seconds))
-    assert Timed.turned.now - alone <= spending.SHARE * alone + start
-    assert Timed.turned.now <= alone * (1 + spending.SHARE + 1.2 / spending.PATIENCE) + 0.01
+    assert Timed.turned.current.now - alone <= spending.SHARE * alone + start
+    assert Timed.turned.current.now <= alone * (1 + spending.SHARE + 1.2 / spending.PATIENCE) + 0.01
     assert watching.conductor is None or not watching.conductor.plan.techniques
 
 
@@ -142,7 +127,7 @@ def test_what_gains_nothing_costs_little(timed, seconds, steps, gain):
 def test_what_gains_is_found_and_pays(timed, seconds):
     watching = timed(plain(1500), seconds, lambda step: 1.5)
     assert watching.conductor.plan.names == ("host_allocator",)
-    assert Timed.turned.now < 0.9 * 1500 * seconds
+    assert Timed.turned.current.now < 0.9 * 1500 * seconds
 
 
 def test_a_short_script_is_only_counted(timed):
@@ -237,9 +222,9 @@ def test_what_becomes_slower_is_taken_back_over_short_passes(timed, monkeypatch)
     assert Timed.acting == 0
 
 
-def test_a_gain_that_the_hooks_eat_up_is_none(timed, monkeypatch):
+def test_a_gain_that_the_hooks_eat_up_is_none(timed, monkeypatch, turned):
     monkeypatch.setattr(spending, "PATIENCE", 1.0)
-    of_a_step = 2 * Turned.LOOK  # what the clock says of a hook that looks at it three times
+    of_a_step = 2 * turned.LOOK  # what the clock says of a hook that looks at it three times
     monkeypatch.setattr(conductor, "HOOKS", 0.0)
     assert timed(plain(300), 0.01, lambda step: 1.05).conductor.plan.techniques
     monkeypatch.setattr(conductor, "HOOKS", 0.001 / of_a_step)
@@ -272,8 +257,8 @@ def test_a_candidate_that_is_much_slower_on_real_steps_is_stopped_after_a_pair(t
     assert watching.spending.lost < 1.2
 
 
-def test_spending_is_what_it_says():
-    turned = Turned()
+def test_spending_is_what_it_says(turned):
+    turned = turned()
     spent = Spending(turned.clock)
     assert spent.affords(1.9, 0.001)
     assert not spent.affords(2.1, 0.001)
