@@ -14,7 +14,7 @@ from vivace.live import conductor, loop, spending
 from vivace.live.errand import Errand
 from vivace.live.hosted import Hosted
 from vivace.live.loop import Loop
-from vivace.live.spending import Clock, Spending, search_seconds
+from vivace.live.spending import Spending, search_seconds
 from vivace.plan import Plan
 from vivace.profiling.record.guard import Guard
 
@@ -239,7 +239,7 @@ def test_watching_stays_within_its_share(timed):
     assert watching.spending.waited <= watching.spending.allowed(0.3) * 1.1
 
 
-def test_a_candidate_that_is_much_slower_on_real_steps_is_stopped_after_a_pair(timed, monkeypatch):
+def test_a_candidate_that_is_much_slower_on_real_steps_is_stopped_after_two_pairs(timed, monkeypatch):
     """Copies of the step may be faster than the steps themselves."""
     replay = conductor.Proof.replay
 
@@ -254,7 +254,7 @@ def test_a_candidate_that_is_much_slower_on_real_steps_is_stopped_after_a_pair(t
     monkeypatch.setattr(conductor, "HOPELESS", 0.0)
     watching = timed(plain(1200), 0.01, lambda step: 0.2)
     assert watching.conductor.tried[-1]["answer"] == "much slower on the script's own steps"
-    assert watching.spending.lost < 1.2
+    assert watching.spending.lost < 2.5
 
 
 def test_spending_is_what_it_says(turned):

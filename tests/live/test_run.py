@@ -16,7 +16,7 @@ from vivace.live.errand import VARIABLE
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SOURCE = Path(vivace.__file__).parents[1]
-LONG = ("--samples", "10000")  # batches of 8 enough to be sure at once that a search is worth its time
+LONG = ("--samples", "6000")  # batches of 8 enough to be sure at once that a search is worth its time
 
 
 def vivace_run(*words, cwd, source="", environment=None, code=None):

@@ -414,7 +414,8 @@ class Conductor:
             pair, before = yield from self._paired(base, before, here, steps)
             pairs.append(pair)
             self.spending.lost += max(0.0, here.wall - pair.reference.wall) * (steps + settling)
-            if pair.is_hopeless or (len(pairs) > 2 and not self.spending.affords(0.0, self.step_seconds)):
+            hopeless = len(pairs) == 2 and all(pair.is_hopeless for pair in pairs)
+            if hopeless or (len(pairs) > 2 and not self.spending.affords(0.0, self.step_seconds)):
                 return None
             if len(pairs) in LOOKS:
                 found = compared(pairs, by_processor=self.device.type == "cpu")

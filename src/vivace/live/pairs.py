@@ -11,7 +11,7 @@ from vivace.plan import Plan
 
 LOOKS = (4, 6, 8, 12)  # pairs after which it is looked whether the answer is clear
 SMALL = 1.03  # a gain that is not worth more pairs
-MUCH_SLOWER = 0.5  # times as fast, by both clocks: one pair is enough
+MUCH_SLOWER = 0.5  # times as fast, by both clocks: two pairs are enough
 
 
 @dataclasses.dataclass(frozen=True)
