@@ -388,7 +388,7 @@ class Conductor:
         if not able:
             return []
         first[self.reference] = proof.replay(self.reference, ordered=False)
-        more = 0 if self.step_seconds > LONG_STEP_SECONDS else 2
+        more = 0 if self.step_seconds > LONG_STEP_SECONDS else 1
         found = [first]
         found += [{p: proof.replay(p, ordered=False) for p in (self.reference, *able)} for _ in range(more)]
         wall = {plan: min(each[plan].wall_seconds for each in found) for plan in found[0]}
