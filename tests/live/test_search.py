@@ -88,7 +88,7 @@ def searched(monkeypatch, project, elsewhere, program, out, **options):
 def test_a_plan_is_found_and_nothing_is_kept_of_what_the_script_wrote(folders, tmp_path, monkeypatch):
     if not possible(cover.OVERLAY, tmp_path / "try"):
         pytest.skip("no overlays in a mount namespace here")
-    result = searched(monkeypatch, *folders, WRITING + TRAINING, tmp_path / "out", budget_seconds=60.0)
+    result = searched(monkeypatch, *folders, WRITING + TRAINING, tmp_path / "out", budget_seconds=150.0)
     told = result.to_dict()
     assert told["outcome"] == "faster", (told["reason"], (tmp_path / "out/script.txt").read_text())
     assert told["trials"]
@@ -154,7 +154,7 @@ def test_a_script_that_writes_nothing_before_the_plan_needs_no_overlay(folders, 
     if not possible(cover.READ_ONLY, tmp_path / "try"):
         pytest.skip("no Landlock here")
     result = searched(
-        monkeypatch, *folders, TRAINING, tmp_path / "out", budget_seconds=60.0, ways=[cover.READ_ONLY]
+        monkeypatch, *folders, TRAINING, tmp_path / "out", budget_seconds=150.0, ways=[cover.READ_ONLY]
     )
     assert result.to_dict()["outcome"] == "faster", result.to_dict()["reason"]
 
