@@ -1,13 +1,27 @@
 """Unmodified public scripts, alone and under `vivace run`, from the command to its end.
 
-    scripts/bench scripts FOLDER [NAME ...]
+    scripts/bench scripts FOLDER [NAME ...] [--pairs 3] [--minutes 60] [--fresh]
 
-FOLDER holds copies of the repositories that benchmarks/scripts.toml names, each in a folder called
-``owner+name``. Each script runs in a fresh copy, alone and under `vivace run` in turn, so that what the
-machine does meanwhile meets both; the ratio of whole wall times has a 95 % interval across the pairs. MNIST's
-place is taken by scikit-learn's handwritten digits, enlarged to 28 pixels, where a script reads it, and that
-of texts by the source of Python's standard library. A run that ends with another exit code is reported as
-broken.
+FOLDER holds copies of the repositories below, each in a folder called ``owner+name``. Each script runs in a
+fresh copy, alone and under `vivace run` in turn, so that what the machine does meanwhile meets both; the
+ratio of whole wall times has a 95 % interval across the pairs, and the processor's seconds stand beside it. A
+run that ends with another exit code is reported as broken, one that takes longer than its limit as too long.
+
+It can be ended at any time: pairs that are done lie in runs/scripts, and the next call goes on from there. A
+script whose pairs are complete has its record. MNIST's place is taken by scikit-learn's handwritten digits,
+enlarged to 28 pixels, where a script reads it, and that of texts by the source of Python's standard library.
+
+What is run (benchmarks/scripts.toml holds the whole commands):
+
+    mnist                pytorch/examples mnist/main.py --epochs 3
+    vae                  pytorch/examples vae/main.py --epochs 6
+    siamese_network      pytorch/examples siamese_network/main.py --epochs 1
+    mnist_rnn            pytorch/examples mnist_rnn/main.py --epochs 3
+    mnist_hogwild        pytorch/examples mnist_hogwild/main.py --epochs 2
+    dcgan                pytorch/examples dcgan/main.py --dataset fake --niter 1 --batchSize 16
+    word_language_model  pytorch/examples word_language_model/main.py --model LSTM --epochs 1 --batch_size 80
+    mingpt_adder         karpathy/minGPT projects/adder/adder.py --trainer.max_iters=600
+    nanogpt              karpathy/nanoGPT train.py config/train_shakespeare_char.py, 128 wide, 600 steps
 """
 
 from __future__ import annotations
@@ -16,6 +30,7 @@ import argparse
 import functools
 import json
 import os
+import resource
 import shutil
 import struct
 import subprocess
@@ -34,7 +49,24 @@ from vivace.measuring.statistics import speed_ratio
 
 HERE = Path(__file__).parent
 LISTED = HERE / "scripts.toml"
+DONE = HERE.parent / "runs" / "scripts"
 PAIRS, REPEATED, HELD_OUT = 3, 12, 360
+LIMIT_SECONDS = 900.0
+TOO_LONG = -1  # in the place of an exit code
+SHOWN = (
+    "outcome",
+    "reason",
+    "ratio",
+    "clock",
+    "saved_seconds",
+    "own_seconds",
+    "lost_seconds",
+    "plan",
+    "steps",
+    "worst",
+)
+
+Pair = dict[str, Any]
 
 
 def main() -> None:
@@ -44,42 +76,81 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--pairs", type=int, default=PAIRS)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no pair after so long")
+    parser.add_argument("--fresh", action="store_true", help="forget the pairs that are done")
     asked = parser.parse_args()
     if asked.pairs < PAIRS:
         parser.error(f"an interval needs at least {PAIRS} pairs, not {asked.pairs}")
+    deadline = time.monotonic() + 60 * asked.minutes
+    machine = vivace.inspect()
     for name in named_jobs(parser, asked.names, listed):
-        record = opened("scripts", f"scripts/bench scripts FOLDER {name}", vivace.inspect(), f"script_{name}")
-        record |= measured(asked.folder, listed[name], asked.pairs)
+        journal = DONE / machine.fingerprint / f"{name}.jsonl"
+        if asked.fresh:
+            journal.unlink(missing_ok=True)
+        pairs = measured(asked.folder, listed[name], asked.pairs, journal, deadline)
+        if len(pairs) < asked.pairs:
+            print(f"{name:20} {len(pairs)} of {asked.pairs} pairs are done; the same command goes on")
+            continue
+        record = opened("scripts", f"scripts/bench scripts FOLDER {name}", machine, f"script_{name}")
+        record |= summarised(listed[name], pairs)
         write(record)
-        ratio = record["ratio"]
-        shown = f"{ratio['estimate']:.2f}x ({ratio['low']:.2f}-{ratio['high']:.2f})" if ratio else "broken"
-        print(f"{name:24} {shown:22} {record['outcomes'][-1]['outcome']}: {record['said'][-1]}", flush=True)
+        print(f"{name:20} {told(record)}", flush=True)
 
 
-def measured(folder: Path, script: dict[str, Any], pairs: int) -> dict[str, Any]:
-    """Whole runs in turn: seconds, exit codes, and what `vivace run` found each time."""
-    seconds: list[tuple[float, float]] = []
-    outcomes, said, codes = [], [], []
-    for number in range(pairs):
-        order = (False, True) if number % 2 == 0 else (True, False)
+def measured(folder: Path, script: dict[str, Any], count: int, journal: Path, deadline: float) -> list[Pair]:
+    """Pairs of whole runs in turn: those of the journal, and new ones until enough or time is up."""
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    lines = journal.read_text(encoding="utf-8").splitlines() if journal.exists() else []
+    pairs: list[Pair] = [json.loads(line) for line in lines]
+    pairs = [
+        pair
+        for pair in pairs
+        if pair["command"] == script["command"] and pair["vivace"] == vivace.__version__
+    ]
+    while len(pairs) < count and time.monotonic() < deadline:
+        order = (False, True) if len(pairs) % 2 == 0 else (True, False)
         found = {under: once(folder, script, under) for under in order}
-        seconds.append((found[False]["seconds"], found[True]["seconds"]))
-        codes.append([found[False]["code"], found[True]["code"]])
-        outcomes.append(found[True]["document"])
-        said.append(found[True]["said"])
-    same = all(alone == under for alone, under in codes)
-    ratio = speed_ratio(seconds) if same else None
-    kept = ("outcome", "reason", "ratio", "clock", "saved_seconds", "own_seconds", "plan", "steps", "worst")
+        pair = {"command": script["command"], "vivace": vivace.__version__, "load": os.getloadavg()[0]}
+        pairs.append({**pair, "alone": found[False], "under": found[True]})
+        with journal.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(pairs[-1]) + "\n")
+    return pairs[:count]
+
+
+def summarised(script: dict[str, Any], pairs: list[Pair]) -> dict[str, Any]:
+    """Seconds by both clocks, exit codes, and what `vivace run` found each time."""
+    codes = [[pair["alone"]["code"], pair["under"]["code"]] for pair in pairs]
+    same = all(alone == under != TOO_LONG for alone, under in codes)
+
+    def ratio(clock: str) -> dict[str, float] | None:
+        if not same:
+            return None
+        found = speed_ratio([(pair["alone"][clock], pair["under"][clock]) for pair in pairs])
+        return {"estimate": found.estimate, "low": found.low, "high": found.high}
+
     return {
         "script": {key: script[key] for key in ("repository", "folder", "command")},
-        "pairs": seconds,
+        "pairs": [[pair["alone"]["seconds"], pair["under"]["seconds"]] for pair in pairs],
+        "cpu_pairs": [[pair["alone"]["cpu_seconds"], pair["under"]["cpu_seconds"]] for pair in pairs],
+        "load": [pair["load"] for pair in pairs],
         "exit_codes": codes,
-        "ratio": None
-        if ratio is None
-        else {"estimate": ratio.estimate, "low": ratio.low, "high": ratio.high},
-        "outcomes": [{key: document.get(key) for key in kept} for document in outcomes],
-        "said": said,
+        "ratio": ratio("seconds"),
+        "cpu_ratio": ratio("cpu_seconds"),
+        "outcomes": [{key: pair["under"]["document"].get(key) for key in SHOWN} for pair in pairs],
+        "said": [pair["under"]["said"] for pair in pairs],
     }
+
+
+def told(record: dict[str, Any]) -> str:
+    """A line of the terminal."""
+    codes = record["exit_codes"]
+    if record["ratio"] is None:
+        return f"{'too long' if any(TOO_LONG in pair for pair in codes) else 'broken'}: exit codes {codes}"
+    wall, cpu = (
+        f"{ratio['estimate']:.2f}x ({ratio['low']:.2f}-{ratio['high']:.2f})"
+        for ratio in (record["ratio"], record["cpu_ratio"])
+    )
+    return f"{wall}, processor {cpu}; {record['outcomes'][-1]['outcome']}: {record['said'][-1]}"
 
 
 def once(folder: Path, script: dict[str, Any], under: bool) -> dict[str, Any]:
@@ -89,7 +160,7 @@ def once(folder: Path, script: dict[str, Any], under: bool) -> dict[str, Any]:
         shutil.copytree(folder / script["repository"].replace("/", "+"), root)
         working = root / script["folder"]
         if script.get("needs") == "mnist":
-            digits(root / "data" / "MNIST" / "raw")
+            digits(root / script.get("data", "data") / "MNIST" / "raw")
         for name, words in script.get("text", {}).items():
             (working / name).parent.mkdir(parents=True, exist_ok=True)
             (working / name).write_text(library_text(words), encoding="utf-8")
@@ -103,17 +174,42 @@ def once(folder: Path, script: dict[str, Any], under: bool) -> dict[str, Any]:
         paths = [str(root / script["path"])] if "path" in script else []
         before = os.environ.get("PYTHONPATH")
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*paths, *([before] if before else [])])}
-        begin = time.perf_counter()
-        done = subprocess.run(
-            command, cwd=working, env=environment, capture_output=True, text=True, check=False
+        seconds, cpu_seconds, code, errors = timed(
+            command, working, environment, script.get("limit", LIMIT_SECONDS)
         )
-        seconds = time.perf_counter() - begin
-        told = [line for line in done.stderr.splitlines() if line.startswith("vivace: ")]
+        said = [line for line in errors.splitlines() if line.startswith("vivace: ")]
         file = out / "run.json"
         document = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        if done.returncode:
-            print(done.stderr[-2000:], file=sys.stderr)
-    return {"seconds": seconds, "code": done.returncode, "document": document, "said": "; ".join(told)}
+        if code:
+            print(errors[-2000:], file=sys.stderr)
+    return {
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
+        "code": code,
+        "document": document,
+        "said": "; ".join(said),
+    }
+
+
+def timed(
+    command: list[str], working: Path, environment: dict[str, str], limit: float
+) -> tuple[float, float, int, str]:
+    """Wall seconds, the processor's seconds, exit code and standard error of a whole run."""
+    begin, before = time.perf_counter(), processor_seconds()
+    try:
+        done = subprocess.run(
+            command, cwd=working, env=environment, capture_output=True, text=True, check=False, timeout=limit
+        )
+        code, errors = done.returncode, done.stderr
+    except subprocess.TimeoutExpired:
+        code, errors = TOO_LONG, ""
+    return time.perf_counter() - begin, processor_seconds() - before, code, errors
+
+
+def processor_seconds() -> float:
+    """Of all processes that were started and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def digits(folder: Path) -> None:

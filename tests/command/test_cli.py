@@ -155,7 +155,7 @@ def test_help_is_quick_and_imports_no_torch():
     ("arguments", "message"),
     [
         (["bogus"], "No such command 'bogus'"),
-        (["tune"], "Missing argument 'JOB'"),
+        (["tune"], "Missing argument 'JOB | -- COMMAND'"),
         (["verify", "digits"], "either a plan or"),
         (["tune", "digits", "--bogus"], "No such option: --bogus"),
         (["train", "digits", "--seed", "x"], "Invalid value for '--seed'"),

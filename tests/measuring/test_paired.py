@@ -147,6 +147,8 @@ def test_on_a_quiet_machine_the_walls_clock_counts():
     found = compare(Noisy(1.0, 1.01, 1.0), Noisy(0.5, 1.01, 1.0), seconds=60)
     assert found.ratio.estimate == pytest.approx(2.0, rel=0.02)
     assert found.counted == found.pairs
+
+
 class Clocked(Noisy):
     """Blocks of a known time by the wall clock, swinging, and of known times by the others."""
 

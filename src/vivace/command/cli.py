@@ -175,7 +175,7 @@ def profile(
 
 @app.command()
 def tune(
-    job: JobName,
+    words: Annotated[list[str], typer.Argument(metavar="JOB | -- COMMAND", help="-- python train.py")],
     budget: Annotated[
         str, typer.Option(help="auto (a tenth of the training), fast, balanced, max, or a time such as 5m")
     ] = "auto",
@@ -190,9 +190,22 @@ def tune(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Find the fastest plan that trains the same model."""
+    """Find the fastest plan that trains the same model.
+
+    After -- stands any script, unmodified: it is run until the plan is found, and nothing it writes is kept.
+    """
     with screen(as_json, quiet, debug, device) as shown:
         _require_alone("tune")
+        if "--" in sys.argv or len(words) > 1:
+            needing = {
+                "--memory": memory,
+                "--runs": runs > 1,
+                "--device": device,
+                "--allow": allow != "rounding",
+            }
+            _tune_script(words, budget, out, [option for option, given in needing.items() if given], shown)
+            return
+        job = words[0]
         from vivace.command.endings import tuned
         from vivace.command.progress import TuneProgress
         from vivace.tuning import tune as run
@@ -216,6 +229,22 @@ def tune(
         shown.document(result.to_dict())
         shown.show(lambda console: tuned(result, job, console, details=details))
         shown.exit_code = result.exit_code
+
+
+def _tune_script(words: list[str], budget: str, out: Path, needing_a_job: list[str], shown: Screen) -> None:
+    if needing_a_job:
+        raise InputError(
+            f"{needing_a_job[0]} needs a JOB: a script is tuned as it is, on its own device and steps"
+        )
+    from vivace.live.search import BUDGET_SECONDS, lines, search
+    from vivace.tuning.times import parse_budget
+
+    seconds = parse_budget(budget)
+    result = search(words, out=out, budget_seconds=seconds or BUDGET_SECONDS)
+    shown.document(result.to_dict())
+    for line in lines(result.document):
+        shown.say(line)
+    shown.exit_code = result.exit_code
 
 
 @app.command()

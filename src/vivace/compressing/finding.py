@@ -92,7 +92,9 @@ def compress(
     wish = _Wish(job, Path(run), margin, objective, batch, Path(out), finetune)
     trained = run_of(wish.run.absolute())
     seconds = auto_budget(trained.get("seconds")) if seconds is None else seconds
-    return _Compressing(wish, seconds, every=budget == "max", tell=teller(listening(on_event))).done(resume=resume)
+    return _Compressing(wish, seconds, every=budget == "max", tell=teller(listening(on_event))).done(
+        resume=resume
+    )
 
 
 @dataclasses.dataclass(frozen=True)

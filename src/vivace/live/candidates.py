@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import nn
 
+from vivace.live.refusals import Seen
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.technique import Numerics, Technique
 from vivace.technique.registry import find
 
 UNITS = {"avx512_bf16", "amx_bf16", "bf16"}
+OF_CALLS = ("channels_last", "bf16_autocast")  # act on the call of a model
 
 
-def additions(root: nn.Module, machine: Machine) -> list[list[Technique]]:
+def additions(root: nn.Module, machine: Machine, own: Collection[str] = ()) -> list[list[Technique]]:
     """What may be added to the plan that acts, each only if the step is faster by it.
 
-    Layout and precision also together: often neither helps alone.
+    Layout and precision also together: often neither helps alone. `own` names the techniques in whose place
+    the script has its own settings.
     """
     device = next(p.device.type for p in root.parameters())
     images = any(isinstance(m, (nn.Conv2d, nn.ConvTranspose2d)) for m in root.modules())
     layout = [find("channels_last")(weights=False)] if images else []  # type: ignore[call-arg]
     precision = [find("bf16_autocast")()] if device == "cuda" or UNITS & set(machine.device.features) else []
+    layout, precision = ([t for t in group if t.name not in own] for group in (layout, precision))
     found = [[find("host_allocator")()]] if device == "cpu" else []
     found += [layout, precision, [*layout, *precision] if layout else [], [find("fused_optimizer")()]]
     if torch.are_deterministic_algorithms_enabled():  # the person wants equal bits
         found = [group for group in found if all(t.card.numerics == Numerics.EXACT for t in group)]
-    return [group for group in found if group]
+    return [group for group in found if group and not any(t.name in own for t in group)]
 
 
 def adding(base: Plan, group: list[Technique]) -> Plan:
@@ -35,3 +41,26 @@ def adding(base: Plan, group: list[Technique]) -> Plan:
         if technique.name not in base.names:
             base = base.adding(technique)
     return base
+
+
+def own_settings(seen: Seen, root: nn.Module, rest: str = "") -> dict[str, str]:
+    """What is the script's own and stays so: by technique, why that is not tried.
+
+    `rest`: why nothing may act on the model's calls.
+    """
+    found = {}
+    if rest:
+        found = dict.fromkeys(OF_CALLS, rest)
+    elif seen.autocasts or seen.scalers:
+        chosen = " and ".join(["autocast"] * seen.autocasts + ["GradScaler"] * bool(seen.scalers))
+        found["bf16_autocast"] = f"its precision is its own ({chosen})"
+    if not rest and any(map(_is_channels_last, root.parameters())):
+        found["channels_last"] = "its memory order is its own (channels_last)"
+    if len(seen.optimizers) > 1:
+        found["fused_optimizer"] = "several optimizers update its weights"
+    return found
+
+
+def _is_channels_last(weight: torch.Tensor) -> bool:
+    ordered = weight.dim() == 4 and weight.is_contiguous(memory_format=torch.channels_last)
+    return ordered and not weight.is_contiguous()

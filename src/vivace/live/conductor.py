@@ -7,7 +7,7 @@ to be kept; the hooks of the loop answer it, one step after the other.
 from __future__ import annotations
 
 import os
-import time
+from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
@@ -16,69 +16,76 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from vivace import words
 from vivace.errors import Refused
 from vivace.inspection import inspect
 from vivace.ledger import Ledger, Ratio
-from vivace.live.candidates import adding, additions
+from vivace.live.candidates import adding, additions, own_settings
 from vivace.live.errand import LEDGER, PLAN
 from vivace.live.hosted import Hosted
-from vivace.live.kept import CannotKeep, Kept
-from vivace.live.pairs import LOOKS, Comparison, Pair, Segment, Timing, compared, length, middle
-from vivace.live.proof import Proof, Verdict
+from vivace.live.kept import CannotKeep, Kept, KeptCall, KeptUpdate, Weights
+from vivace.live.pairs import LOOKS, Comparison, Pair, Pause, Segment, Timing, compared, length, middle
+from vivace.live.proof import Proof, Replay, Verdict
 from vivace.live.refusals import device_of
+from vivace.live.spending import affordable_steps
 from vivace.plan import Plan
 from vivace.technique import Stage, Technique
 
 if TYPE_CHECKING:
     from vivace.live.loop import Loop
 
-WARM_STEPS = 8
-# Before anything is tried, so many times its cost must have passed: a short script is over by then.
-PATIENCE, COST_SECONDS, COST_STEPS = 2.0, 1.0, 40
-WORTH = 5.0  # times its cost must be left of a loop whose length is known
 SEGMENT_SECONDS = 0.12
 PRECISION_COSTS = 0.1  # so much faster must be what rounds more than fp32
 LONG_STEP_SECONDS = 0.1
 HOPELESS = 0.8  # times as fast, on a copy of the step: not tried on the script's own
 WATCH_STEPS, MOST_WATCH_STEPS = 200, 20_000  # between two looks at a plan that was adopted, doubling
 WATCHED_PAIRS = 12  # of the newest, for the ratio
-OWN_SHARE = 0.1  # of the elapsed time: what proofs may take before a watch is put off
+REPLAYS_TO_BEGIN = 5  # what a kept step costs before anything is judged
+OVERFLOWS = 20  # steps in a row that a GradScaler leaves out
+SEARCHED_STEPS = 20  # until the second proof, where nothing but the search is wanted
+MOST_INTERRUPTED = 200  # steps, where hardly any other comes
+HOOKS = 2  # around the call and after the update, about alike
 KEEP = object()
 
-Wish = Segment | object
+Wish = Segment | Pause | object
 Answer = Timing | Kept | None
 Course = Generator[Wish, Any, None]
 
 
 class Conductor:
-    """Made when the loop's root and optimizer are known; `plan` is the one that is adopted."""
+    """Made when a search is to begin; `plan` is the one that is adopted.
 
-    def __init__(self, loop: Loop, root: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.loop, self.root, self.optimizer = loop, root, optimizer
+    `root` is the model that the loop calls. `rest` says why nothing may act on its calls, where that is so:
+    then `root` is what the optimizer updates, and only the process's memory and the update are tried.
+    """
+
+    def __init__(self, loop: Loop, root: nn.Module, optimizer: torch.optim.Optimizer, rest: str = "") -> None:
+        self.loop, self.root, self.optimizer, self.rest = loop, root, optimizer, rest
+        self.clock, self.spending = loop.clock, loop.spending
         self.device = device_of(root)
         self.machine = inspect()
         self.plan, self.reference = Plan(), Plan()
         self.comparison: Comparison | None = None  # of the adopted plan with the script as it is
         self._confirms = True  # is that still to be timed?
+        self.own = own_settings(loop.seen, root, rest)
         self.tried: list[dict[str, Any]] = []
         self.verdicts: list[Verdict] = []  # on the adopted plan
         self.plan_seconds, self.plan_steps = 0.0, 0  # of steps under the adopted plan
         self.reason = ""  # why nothing acts
         self.is_settled = False  # has the search ended?
         self.ledger = Ledger(Path(loop.errand.folder) / LEDGER)
+        self.hook_seconds = 0.0  # of a step that only passes by
         self._acting: Hosted | None = None
         self._wished = Plan()  # what is to act on the next call
         self._kept: Kept | None = None
         self._keeping = False
         self._calls = 0  # of the root since the last step
-        self._segment: Segment | None = None
-        self._done = 0
-        self._began = self._spent = 0.0, 0.0  # by the wall's clock and by the processor's
-        self._first = self._last = time.perf_counter()
-        self._step_seconds: list[float] = []
+        self._wish: Wish = Pause(self.reference, 1)
+        self._done = self._interrupted = self._overflows = 0
+        self._wall = self._cpu = 0.0  # of the segment
+        self._autocasts = False
+        self._last = Timing(self.clock.wall(), self.clock.cpu())
+        self._step_seconds = deque(loop.step_seconds, maxlen=21)
         self._course: Course | None = self._led()
-        self._fault = False
         self._advance(None)
 
     # What the loop's hooks call.
@@ -93,9 +100,10 @@ class Conductor:
         """A call of the root, under the plan whose turn it is."""
         if not (root.training and torch.is_grad_enabled()):
             self.loop.interrupted = True
-            self._act(Plan())  # an evaluation is the script's own
+            self._act(self.reference)  # an evaluation is the script's own
             return original(root, *arguments, **keywords)
         self._calls += 1
+        self._require_own_precision()
         self._act(self._wished)
         if self._keeping and self._calls == 1:
             return self._kept_call(original, arguments, keywords)
@@ -109,29 +117,45 @@ class Conductor:
             self.drop(f"its model failed under {self._acting.plan}: {type(error).__name__}: {error}")
             return original(root, *arguments, **keywords)
 
-    def updated(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer has stepped: a step of the script is over."""
-        seen = self.loop.seen
-        if optimizer is not self.optimizer:
-            if id(optimizer) in seen.optimizers:
-                self.drop("a second optimizer began to step")
+    def updating(
+        self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> None:
+        """The optimizer is about to step. Where the model cannot be led, what is kept begins here."""
+        if not (self.rest and self._keeping and optimizer is self.optimizer):
             return
-        now = time.perf_counter()
-        seconds, self._last = now - self._last, now
+        self._keeping = False
+        assert isinstance(self.root, Weights)
+        try:
+            if any(given is not None for given in (*arguments[1:], *keywords.values())):  # after itself
+                raise CannotKeep("its optimizer computes the loss itself")
+            self._kept = KeptUpdate(self.root, optimizer)
+        except CannotKeep as error:
+            self.drop(str(error))
+
+    def updated(self, optimizer: torch.optim.Optimizer) -> bool:
+        """The optimizer has stepped: a step of the script is over. Was there more to do than to count it?"""
+        if optimizer is not self.optimizer:
+            if not self.rest and id(optimizer) in self.loop.seen.optimizers:
+                self.drop("a second optimizer began to step")
+            return True
+        self._wait_at_the_end()
+        wall, cpu = self.clock.wall(), self.clock.cpu()
+        step = Timing(wall - self._last.wall, cpu - self._last.cpu)
+        whole, self.loop.interrupted = not self.loop.interrupted, False
         self.loop.num_steps += 1
         self._calls = 0
-        if seen.differentiates_twice or seen.scales_loss:
-            self.drop("it differentiates gradients, or scales its loss")
-            return
-        whole = not self.loop.interrupted
+        if self.loop.seen.differentiates_twice and not self.rest:
+            self.drop("it differentiates gradients")
+            return True
         if whole:
-            self._step_seconds = [*self._step_seconds[-20:], seconds]
+            self._step_seconds.append(step.wall)
         if self._acting is not None and self._acting.plan is self.plan and self.plan.techniques:
             self.plan_steps += 1
-            self.plan_seconds += seconds if whole else self.step_seconds
-        self._answer(whole)
-        self.loop.interrupted = False
-        self._last = time.perf_counter()
+            self.plan_seconds += step.wall if whole else self.step_seconds
+        wish = self._wish
+        self._answer(step if whole else None)
+        self._last = Timing(self.clock.wall(), self.clock.cpu())
+        return self._wish is not wish
 
     def drop(self, reason: str) -> None:
         """Nothing acts any more, for a reason of the script's."""
@@ -141,23 +165,23 @@ class Conductor:
         self.close()
         self.loop.leave_alone(reason)
 
-    def fail(self, error: Exception) -> None:
-        """A fault of ours: nothing acts any more."""
-        self._fault = True
-        self.reason = f"a fault of Vivace's own, {type(error).__name__}: {error}"
-        self.close()
-
-    def rest(self) -> None:
+    def pause(self) -> None:
         """Nothing acts until the root's next call: somebody is going to read the script's objects."""
         self.loop.interrupted = True
         self._act(self.reference)
 
+    def fail(self, error: Exception) -> None:
+        """A fault of ours: nothing acts any more."""
+        self.reason = f"a fault of Vivace's own, {type(error).__name__}: {error}"
+        self.close()
+
     def close(self) -> None:
         """Leave the script's objects as they were."""
-        self._course = None
+        self._course, self._wished, self._keeping = None, self.reference, False
         if self._kept is not None:
             self._kept.end()
-        self._act(Plan())
+            self._kept = None
+        self._act(self.reference)
 
     @property
     def step_seconds(self) -> float:
@@ -171,72 +195,90 @@ class Conductor:
         now = self._acting.plan if self._acting is not None else self.reference
         if plan is now or (not plan.techniques and self._acting is None):
             return
+        begin = self.clock.wall()
         with self.loop.at_work():
             if self._acting is not None:
                 acting, self._acting = self._acting, None
                 acting.close()
             if plan.techniques:
                 self._acting = Hosted(plan, self.root, self.optimizer, self.machine)
+        if not self.loop.is_in_hook:
+            self.spending.waited += self.clock.wall() - begin
+
+    def _require_own_precision(self) -> None:
+        """A plan was proven within the precision that the script had then."""
+        autocasts = torch.is_autocast_enabled(self.device.type)
+        if autocasts != self._autocasts:
+            self._autocasts = autocasts
+            if self._wished.techniques or self._acting is not None or not self.loop.seen.autocasts:
+                self.drop("it changes its precision while it trains (autocast)")
 
     def _kept_call(
         self, original: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> Any:
-        begin = time.perf_counter()
+        begin = self.clock.wall()
         self._keeping = False
+        kept = None
         try:
-            self._kept = Kept(self.root, self.optimizer, arguments, keywords)
+            self._kept = kept = KeptCall(self.root, self.optimizer, arguments, keywords)
         except CannotKeep as error:
-            self.drop(str(error))
-        self.loop.own_seconds += time.perf_counter() - begin
+            self._only_the_rest(str(error))
+        self.spending.waited += self.clock.wall() - begin
         outputs = original(self.root, *arguments, **keywords)
-        if self._kept is not None:
-            self._kept.returned(outputs)
+        if kept is not None:
+            kept.returned(outputs)
         return outputs
 
-    def _answer(self, whole: bool) -> None:
-        """Give the course what it waits for, if this step completes it."""
-        segment = self._segment
-        if segment is None:
-            kept, self._kept = self._kept, None
-            if kept is not None:
-                kept.end()
-                self._advance(kept)
-            return
-        if not whole:
-            self._leave_out()
+    def _answer(self, step: Timing | None) -> None:
+        """Give the course what it waits for, if this step completes it; None for a step unlike the others."""
+        wish = self._wish
+        if isinstance(wish, Pause):
+            self._done += 1
+            if self._done >= wish.steps:
+                self._advance(None)
+        elif isinstance(wish, Segment):
+            self._timed(wish, step)
+        elif self._kept is not None:
+            self._completed()
+
+    def _timed(self, segment: Segment, step: Timing | None) -> None:
+        if step is None:
+            self._interrupted += 1
+            if self._interrupted > MOST_INTERRUPTED + 4 * self._done:
+                self.drop("it evaluates, or begins a pass over its data, at nearly every step")
             return
         self._done += 1
         if self._done <= segment.settling:
             if self._done == segment.settling:
-                self._start_clock()
+                self._wait()
             return
-        is_last = self._done == segment.settling + segment.steps
-        if is_last or self.device.type == "cpu":
-            self._add_up()
-        if is_last:
-            wall, cpu = self._spent
-            self._advance(Timing(wall / segment.steps, cpu / segment.steps))
+        self._wall += step.wall
+        self._cpu += step.cpu
+        if self._done == segment.settling + segment.steps:
+            own = HOOKS * self.hook_seconds if segment.plan.techniques else 0.0  # alone it has none
+            self._advance(Timing(self._wall / segment.steps + own, self._cpu / segment.steps + own))
 
-    def _leave_out(self) -> None:
-        """Leave a step out of the time: an evaluation, a new pass over the data or a checkpoint fell into it.
+    def _completed(self) -> None:
+        kept, self._kept = self._kept, None
+        assert kept is not None
+        kept.end()
+        if isinstance(kept, KeptUpdate):
+            assert isinstance(self.root, Weights)
+            kept.stepped(self.root)
+        elif self.loop.seen.scalers:
+            kept.scale = next(iter(self.loop.seen.scalers.values())).get_scale()
+        if kept.overflowed and self._overflows < OVERFLOWS:
+            self._overflows += 1
+            self._keeping = True
+            return
+        self._overflows = 0
+        self._advance(kept)
 
-        A device is behind by then, and the time of the steps before is not known: the segment begins anew.
-        """
-        if self.device.type == "cpu":
-            self._began = time.perf_counter(), time.process_time()
-        else:
-            self._done = 0
-
-    def _start_clock(self) -> None:
-        self._wait()
-        self._spent = 0.0, 0.0
-        self._began = time.perf_counter(), time.process_time()
-
-    def _add_up(self) -> None:
-        self._wait()
-        now = time.perf_counter(), time.process_time()
-        self._spent = self._spent[0] + now[0] - self._began[0], self._spent[1] + now[1] - self._began[1]
-        self._began = now
+    def _wait_at_the_end(self) -> None:
+        """A device works on after its steps were given to it: the clock of a segment ends when it is done."""
+        wish = self._wish
+        if isinstance(wish, Segment) and self._done + 1 == wish.settling + wish.steps:
+            self._wait()
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -249,66 +291,56 @@ class Conductor:
         try:
             wish = self._course.send(answer)
         except StopIteration:
-            self._course = None
+            self.close()
+            self.loop.step_aside()
             return
         except CannotKeep as error:
-            self.drop(str(error))
+            self._only_the_rest(str(error))
             return
-        self._done = 0
-        if isinstance(wish, Segment):
-            self._segment, self._wished = wish, wish.plan
-            self._act(wish.plan)
-            if not wish.settling:
-                self._start_clock()
-        else:
-            self._segment, self._wished, self._keeping = None, self.reference, True
-            self._act(self.reference)
+        self._wish = wish
+        self._done = self._interrupted = 0
+        self._wall = self._cpu = 0.0
+        self._keeping = wish is KEEP
+        self._wished = wish.plan if isinstance(wish, (Segment, Pause)) else self.reference
+        self._act(self._wished)
+        self._wait()
+
+    def _only_the_rest(self, reason: str) -> None:
+        """The model's calls cannot be led; what else there is may still act."""
+        if self.rest or self.plan.techniques:
+            self.drop(reason)
+            return
+        self.close()
+        self.loop.only_the_rest(reason)
 
     # The course.
 
     def _led(self) -> Course:
-        yield from self._sought()
+        cost = yield from self._sought()
         self.is_settled = True
         if self.plan.techniques:
-            yield from self._watch()
+            yield from self._watch(cost)
 
-    def _sought(self) -> Course:
+    def _sought(self) -> Generator[Wish, Any, float]:
+        """Adopt what is given or found; returns about the seconds of a proof."""
         given = self.loop.errand.plan
-        while given is None and self._is_early():
-            yield Segment(self.reference, 1, 0)
-        if given is None and self._is_late():
-            left = words.duration(self._seconds_left() or 0.0)
-            self.reason = f"of this run about {left} are left, too little for a search to pay"
-            return
         kept: Kept = yield KEEP
-        proof = Proof(kept, self.machine)
+        proof = Proof(kept, self.machine, self.clock)
         plan = self._given(proof, given) if given is not None else (yield from self._search(proof))
         if not plan.techniques:
-            return
+            return 0.0
+        cost = REPLAYS_TO_BEGIN * proof.replay_seconds + proof.expected_seconds(plan)
         del proof, kept
         if self._confirms:
             yield from self._confirmed(plan)
+        return cost
 
-    @property
-    def _cost_seconds(self) -> float:
-        """About what a search takes that finds nothing."""
-        return COST_SECONDS + COST_STEPS * self.step_seconds
-
-    def _seconds_left(self) -> float | None:
-        total = self.loop.total_steps
-        return None if total is None else (total - self.loop.num_steps) * self.step_seconds
-
-    def _is_early(self) -> bool:
-        """Would a script that ends about now have paid for more than it could get?"""
-        if len(self._step_seconds) < WARM_STEPS:
-            return True
-        elapsed = time.perf_counter() - self._first
-        return self.loop.total_steps is None and elapsed < PATIENCE * self._cost_seconds
-
-    def _is_late(self) -> bool:
-        """Is so little left of a loop, whose length is known, that a search could hardly pay?"""
-        left = self._seconds_left()
-        return left is not None and left < WORTH * self._cost_seconds
+    def _afforded(self, seconds: float) -> Course:
+        """Let steps pass until so much may be spent."""
+        while not self.spending.affords(seconds, self.step_seconds):
+            spent = self.spending.waited + self.spending.lost
+            missing = spent + seconds - self.spending.allowed(self.step_seconds)
+            yield Pause(self.plan, min(WATCH_STEPS, affordable_steps(missing, self.step_seconds)))
 
     def _given(self, proof: Proof, given: dict[str, dict[str, Any]]) -> Plan:
         plan = Plan.from_dict(given)
@@ -328,11 +360,15 @@ class Conductor:
             if plan in done:
                 continue
             done.add(plan)
+            yield from self._afforded(proof.expected_seconds(plan))
             verdict = proof.judge(plan)
             if not verdict.kept:
                 self._note(plan, "not_kept", verdict)
                 continue
             comparison = yield from self._compare(base, plan)
+            if comparison is None:
+                self._note(plan, "much slower on the script's own steps", verdict)
+                continue
             self._note(plan, "faster" if comparison.faster else "not_faster", verdict, comparison)
             if comparison.faster:
                 self._confirms = bool(base.techniques)
@@ -341,15 +377,20 @@ class Conductor:
                 self._adopt(plan, comparison)
         if not base.techniques:
             self.reason = "nothing that could be tried was faster and the same"
+            self.reason += f"; of its model's calls nothing was tried: {self.rest}" if self.rest else ""
         return base
 
     def _ranked(self, proof: Proof) -> list[list[Technique]]:
         """The groups that can act, the fastest on copies of the step first, without what is much slower."""
-        plans = {adding(Plan(), group): group for group in additions(self.root, self.machine)}
+        for name, why in self.own.items():
+            self.tried.append({"plan": {name: {}}, "answer": why, "step": self.loop.num_steps})
+        groups = additions(self.root, self.machine, self.own)
+        plans = {adding(Plan(), group): group for group in groups}
+        first: dict[Plan, Replay] = {}
         able: list[Plan] = []
         for plan in plans:
             try:
-                proof.replay(plan, ordered=False)
+                first[plan] = proof.replay(plan, ordered=False)
                 able.append(plan)
             except Refused as refused:
                 self._note(plan, str(refused))
@@ -357,8 +398,12 @@ class Conductor:
                 raise
             except Exception as error:
                 self._note(plan, f"the model fails under it: {type(error).__name__}: {error}")
-        rounds = 1 if self.step_seconds > LONG_STEP_SECONDS else 3
-        found = [{p: proof.replay(p, ordered=False) for p in (self.reference, *able)} for _ in range(rounds)]
+        if not able:
+            return []
+        first[self.reference] = proof.replay(self.reference, ordered=False)
+        more = 0 if self.step_seconds > LONG_STEP_SECONDS else 1
+        found = [first]
+        found += [{p: proof.replay(p, ordered=False) for p in (self.reference, *able)} for _ in range(more)]
         wall = {plan: min(each[plan].wall_seconds for each in found) for plan in found[0]}
         cpu = {plan: max(1e-9, min(each[plan].cpu_seconds for each in found)) for plan in found[0]}
         times = {plan: wall[self.reference] / wall[plan] for plan in able}
@@ -371,19 +416,30 @@ class Conductor:
         hopeful.sort(key=lambda plan: times[plan] / (1.0 + PRECISION_COSTS * _lowers(plan)), reverse=True)
         return [plans[plan] for plan in hopeful]
 
-    def _compare(self, base: Plan, plan: Plan) -> Generator[Wish, Any, Comparison]:
+    def _compare(self, base: Plan, plan: Plan) -> Generator[Wish, Any, Comparison | None]:
+        """Let both take turns; None where the plan is so slow that this was stopped."""
         steps = length(self.step_seconds, SEGMENT_SECONDS)
         pairs: list[Pair] = []
         before = yield Segment(base, steps)
         while True:
-            here = yield Segment(plan, steps, settling=1 if pairs else 2)
-            after = yield Segment(base, steps)
-            pairs.append(Pair(middle(before, after), here))
-            before = after
+            settling = 1 if pairs else 2
+            here = yield Segment(plan, steps, settling)
+            pair, before = yield from self._paired(base, before, here, steps)
+            pairs.append(pair)
+            self.spending.lost += max(0.0, here.wall - pair.reference.wall) * (steps + settling)
+            hopeless = len(pairs) == 2 and all(pair.is_hopeless for pair in pairs)
+            if hopeless or (len(pairs) > 2 and not self.spending.affords(0.0, self.step_seconds)):
+                return None
             if len(pairs) in LOOKS:
                 found = compared(pairs, by_processor=self.device.type == "cpu")
                 if found.faster or found.is_futile or len(pairs) == LOOKS[-1]:
                     return found
+
+    def _paired(
+        self, base: Plan, before: Timing, here: Timing, steps: int
+    ) -> Generator[Wish, Any, tuple[Pair, Timing]]:
+        after = yield Segment(base, steps)
+        return Pair(middle(before, after), here), after
 
     def _adopt(self, plan: Plan, comparison: Comparison) -> None:
         self.plan = plan
@@ -392,28 +448,29 @@ class Conductor:
 
     def _confirmed(self, plan: Plan) -> Course:
         """Time a plan that was put together, or given, beside the script as it is."""
-        self.comparison = yield from self._compare(self.reference, plan)
-        if self.comparison.faster:
-            self._adopt(plan, self.comparison)
-        else:
-            self._take_back(f"{plan} was not faster than the run as it is ({_shown(self.comparison)})")
+        comparison = yield from self._compare(self.reference, plan)
+        self.comparison = comparison or self.comparison
+        if comparison is not None and comparison.faster:
+            self._adopt(plan, comparison)
+            return
+        shown = "much slower" if comparison is None else _shown(comparison)
+        self._take_back(f"{plan} was not faster than the run as it is ({shown})")
 
-    def _stay(self) -> None:
-        """The script goes on as it is."""
-        self.plan = Plan()
-        self._segment, self._wished = None, self.reference
-        self._act(self.reference)
+    def _watch(self, cost: float) -> Course:
+        """Let it act; from time to time prove it and time it again, and take it back where either fails.
 
-    def _watch(self) -> Course:
-        """Let it act; from time to time prove it and time it again, and take it back where either fails."""
-        wait = WATCH_STEPS
+        `cost`: seconds of a proof, about.
+        """
+        wait = SEARCHED_STEPS if self.spending.is_free else WATCH_STEPS
         while self.plan.techniques:
-            yield Segment(self.plan, wait, 0)
-            if self.loop.own_seconds > OWN_SHARE * (time.perf_counter() - self.loop.began):
-                continue
+            yield Pause(self.plan, wait)
+            yield from self._afforded(cost)
             wait = min(2 * wait, MOST_WATCH_STEPS)
+            before = self.spending.waited
             kept = yield KEEP
-            verdict = Proof(kept, self.machine).judge(self.plan)
+            begin = self.clock.wall()
+            verdict = Proof(kept, self.machine, self.clock).judge(self.plan)
+            cost = self.spending.waited - before + self.clock.wall() - begin
             del kept
             self.verdicts.append(verdict)
             self._record("watched", {"step": self.loop.num_steps, **verdict.to_dict()})
@@ -421,28 +478,37 @@ class Conductor:
                 self._take_back(f"its step is no longer the same: {verdict.reason}")
                 return
             yield from self._time_again()
+            if self.spending.is_free:
+                return
 
     def _time_again(self) -> Course:
+        """Three pairs, and more where these say that it is slower: the new ones alone decide on that."""
         steps = length(self.step_seconds, 2 * SEGMENT_SECONDS)
         assert self.comparison is not None
-        pairs = list(self.comparison.pairs)
+        by_processor = self.comparison.by_processor
+        pairs: list[Pair] = []
         before = yield Segment(self.reference, steps)
-        for _ in range(3):
+        while True:
             here = yield Segment(self.plan, steps)
-            after = yield Segment(self.reference, steps)
-            pairs.append(Pair(middle(before, after), here))
-            before = after
-        self.comparison = compared(pairs[-WATCHED_PAIRS:], by_processor=self.comparison.by_processor)
+            pair, before = yield from self._paired(self.reference, before, here, steps)
+            pairs.append(pair)
+            if len(pairs) < 3:
+                continue
+            found = compared(pairs, by_processor=by_processor)
+            if found.slower or found.wall.estimate >= 1.0 or len(pairs) == WATCHED_PAIRS:
+                break
+        newest = [*self.comparison.pairs, *pairs][-WATCHED_PAIRS:]
+        self.comparison = compared(newest, by_processor=by_processor)
         self._record("timed", {"step": self.loop.num_steps, **_told(self.comparison)})
-        if self.comparison.slower:
-            self._take_back(f"it became slower ({_shown(self.comparison)})")
+        if found.slower:
+            self._take_back(f"it became slower ({_shown(found)})")
 
     def _take_back(self, reason: str) -> None:
         self.reason = reason
         self._record("taken_back", {"plan": self.plan.to_dict(), "reason": reason})
         if self.loop.errand.plan is None:  # a given plan is the person's
             (Path(self.loop.errand.folder) / PLAN).unlink(missing_ok=True)
-        self._stay()
+        self.plan = Plan()
 
     def _note(
         self, plan: Plan, answer: str, verdict: Verdict | None = None, comparison: Comparison | None = None

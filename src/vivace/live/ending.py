@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 def tell(loop: Loop) -> None:
     """Write the document and say it in a few lines."""
     document = document_of(loop)
-    for line in lines(document):
-        print(f"vivace: {line}", file=sys.stderr)
-    sys.stderr.flush()
+    if loop.errand.search_seconds is None:  # else the one who asked says it
+        for line in lines(document):
+            print(f"vivace: {line}", file=sys.stderr)
+        sys.stderr.flush()
     replace_text(Path(loop.errand.folder) / DOCUMENT, json.dumps(document))
     if loop.conductor is not None and document["tried"]:
         from vivace.live.page import page
@@ -34,17 +36,21 @@ def document_of(loop: Loop) -> dict[str, Any]:
     conductor = loop.conductor
     found: dict[str, Any] = {
         "outcome": "nothing_seen" if not loop.num_steps else "left_alone",
-        "reason": loop.left_alone or ("" if loop.num_steps else _why_nothing_was_seen()),
+        "reason": loop.left_alone
+        or loop.rest
+        or ("" if loop.num_steps else _first_write() or _why_nothing_was_seen()),
         "steps": loop.num_steps,
-        "seconds": time.perf_counter() - loop.began,
-        "own_seconds": loop.own_seconds,
+        "seconds": loop.spending.elapsed,
+        "own_seconds": loop.spending.waited,
+        "lost_seconds": loop.spending.lost,
+        "only_the_rest": loop.rest,
         "problems": loop.problems,
         "plan": {},
         "tried": [],
     }
     if conductor is None:
         if loop.num_steps and not found["reason"]:
-            found["reason"] = "it ended before anything was tried"
+            found["reason"] = _first_write() or "it ended before anything was tried"
         return found
     found["tried"] = conductor.tried
     found["reason"] = conductor.reason or found["reason"]
@@ -59,7 +65,7 @@ def document_of(loop: Loop) -> dict[str, Any]:
         found |= {
             "ratio": {"estimate": ratio.estimate, "low": ratio.low, "high": ratio.high},
             "clock": "wall" if ratio is wall else "processor",
-            "saved_seconds": None if saved is None else saved - loop.own_seconds,
+            "saved_seconds": None if saved is None else saved - loop.spending.waited - loop.spending.lost,
             "plan_steps": conductor.plan_steps,
             "watched": len(conductor.verdicts),
             "limit": LIMIT,
@@ -77,8 +83,23 @@ def document_of(loop: Loop) -> dict[str, Any]:
     elif conductor.tried:
         found["outcome"] = "not_faster"
     if not found["plan"] and not found["reason"]:
-        found["reason"] = "it ended before anything was decided"
+        found["reason"] = _first_write() or "it ended before anything was decided"
     return found
+
+
+def _first_write() -> str:
+    """What a script that may not write anywhere was stopped by."""
+    from vivace.live import cover
+
+    error = vars(sys).get("last_value")
+    if os.environ.get(cover.HOW) != cover.READ_ONLY or not isinstance(error, OSError):
+        return ""
+    if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return ""
+    return (
+        f"it was stopped at its first write, to '{error.filename}', before anything was decided: this system "
+        "has no overlay that could take what it writes"
+    )
 
 
 def _why_nothing_was_seen() -> str:
@@ -94,6 +115,8 @@ def lines(document: dict[str, Any]) -> list[str]:
     """The sentences for the person."""
     problems = [text.strip().splitlines()[-1] for text in document["problems"]]
     notes = [f"a part switched itself off: {text}" for text in problems[:1]]
+    if document["only_the_rest"] and document["plan"]:
+        notes.append(f"its model's calls are as they were: {document['only_the_rest']}")
     if document["outcome"] == "faster":
         ratio, watched = document["ratio"], document["watched"]
         times = "once" if watched == 1 else f"{watched} times"
@@ -129,4 +152,4 @@ def _brief(entry: dict[str, Any]) -> str:
         ratio = entry["wall"]
         return f"{name} {ratio['estimate']:.2f}x, {ratio['low']:.2f}-{ratio['high']:.2f}"
     verdict = entry.get("verdict")
-    return f"{name}: {verdict['reason'] if verdict else entry['answer']}"
+    return f"{name}: {verdict['reason'] if verdict and not verdict['kept'] else entry['answer']}"

@@ -16,6 +16,8 @@ class Errand:
     """`folder` in full and `shown` as the person wrote it; `plan` by technique, or None to search.
 
     `launcher` is the process that started the script, or has become it; 0 where the script asked itself.
+    Within `search_seconds` the script is run for the plan alone, and ends when that is found; left out, it
+    trains on.
     """
 
     folder: str
@@ -23,6 +25,7 @@ class Errand:
     command: str
     plan: dict[str, dict[str, Any]] | None = None
     launcher: int = 0
+    search_seconds: float | None = None
 
     def dumps(self) -> str:
         """The variable's value."""

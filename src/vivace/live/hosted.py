@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from vivace.errors import Refused
+from vivace.live.kept import Weights
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.technique import Build, Seam, Stage
@@ -29,7 +30,7 @@ class Hosted:
     """A plan in action until `close`. Raises Refused where it cannot act, and leaves nothing changed then.
 
     To techniques the root's call is an own step of one module; those of the optimizer's stage are given the
-    optimizer.
+    optimizer. Where `root` is what the optimizer updates, no call can be reached.
     """
 
     def __init__(
@@ -38,7 +39,8 @@ class Hosted:
         self.plan = plan
         device = next(p.device for p in root.parameters())
         objects = {"models": [root], "machine": machine, "device": device}
-        self.of_call = HostedBuild(frozenset({Seam.STEP}), optimizer=None, own_step=True, **objects)
+        has = frozenset[Seam]() if isinstance(root, Weights) else frozenset({Seam.STEP})
+        self.of_call = HostedBuild(has, optimizer=None, own_step=True, **objects)
         self.of_update = HostedBuild(frozenset(), optimizer=optimizer, own_step=False, **objects)
         try:
             for technique in plan.techniques:

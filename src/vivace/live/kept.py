@@ -1,9 +1,12 @@
-"""A step of the script's, kept so that it can be run again on copies: the call, and what came back to it."""
+"""A step of the script's, kept so that it can be run again on copies: the call, and what came back to it; or
+the update alone.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +14,7 @@ from torch import nn
 
 from vivace.live.refusals import device_of
 from vivace.profiling.record.hooks import tensors_of
+from vivace.technique import UNIT_ROUNDOFF
 from vivace.tensors import randomness
 
 ROUNDING = 1e-5  # of a gradient: what is left of it after a subtraction is nothing
@@ -20,12 +24,64 @@ class CannotKeep(Exception):
     """This step cannot be run again; the message says why, in words for a person."""
 
 
-class Kept:
-    """Made just before a call of the root; `returned` after it, and filled by the backward pass.
+class Weights(nn.Module):
+    """What an optimizer updates, as a module: for loops whose model cannot be led."""
 
-    `things` are copies of root, optimizer, arguments and keywords, from before the call; `gradients` are the
-    loss's with respect to the outputs, in the order of `tensors_of`, None where it does not depend on one;
-    `of_weights` those of the parameters by name, as the script got them.
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__()
+        for number, group in enumerate(optimizer.param_groups):
+            for index, weight in enumerate(group["params"]):
+                self.register_parameter(f"{number}_{index}", weight)
+
+
+class Kept:
+    """A step, kept to be run again: copies of root and optimizer, and what the call and the loss gave.
+
+    `things` are copies of root, optimizer, arguments and keywords, from before the step; `of_weights` the
+    gradients of the parameters by name, as the script got them; `scale` is by how much a GradScaler made them
+    larger. A step that `overflowed` is none.
+    """
+
+    whole = True  # with the call of the root
+
+    def __init__(self, root: nn.Module, optimizer: torch.optim.Optimizer, *call: Any) -> None:
+        self.device = device_of(root)
+        self.random = randomness.capture(self.device)
+        self.of_weights: dict[str, torch.Tensor] = {}
+        self.scale = 1.0
+        kind = self.device.type
+        self.autocasts = torch.is_autocast_enabled(kind)
+        self.autocast_dtype = torch.get_autocast_dtype(kind)
+        try:
+            self.things = copy.deepcopy((root, optimizer, *call))
+        except Exception as error:
+            raise CannotKeep(f"its model cannot be copied: {error}") from None
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """The script's own, around the call."""
+        if not self.autocasts:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.autocast_dtype)
+
+    @property
+    def unit_roundoff(self) -> float:
+        """Of the script's own precision; 0 where that is the weights'."""
+        return UNIT_ROUNDOFF[str(self.autocast_dtype).removeprefix("torch.")] if self.autocasts else 0.0
+
+    @property
+    def overflowed(self) -> bool:
+        """Is a scaled gradient no finite number, so that the scaler leaves the step out?"""
+        return self.scale != 1.0 and not all(bool(g.isfinite().all()) for g in self.of_weights.values())
+
+    def end(self) -> None:
+        """No longer listen."""
+
+
+class KeptCall(Kept):
+    """Made just before a call of the root; `returned` after it.
+
+    `gradients` are the loss's with respect to the outputs, in the order of `tensors_of`, None where it does
+    not depend on one.
     """
 
     def __init__(
@@ -35,16 +91,10 @@ class Kept:
         arguments: tuple[Any, ...],
         keywords: dict[str, Any],
     ) -> None:
-        self.device = device_of(root)
         if any(t.requires_grad for t in tensors_of([list(arguments), keywords])):
             raise CannotKeep("its model is called with tensors that are differentiated")
-        self.random = randomness.capture(self.device)
-        try:
-            self.things = copy.deepcopy((root, optimizer, arguments, keywords))
-        except Exception as error:
-            raise CannotKeep(f"its model cannot be copied: {error}") from None
+        super().__init__(root, optimizer, arguments, keywords)
         self.gradients: list[torch.Tensor | None] = []
-        self.of_weights: dict[str, torch.Tensor] = {}
         self.names = {id(p): name for name, p in root.named_parameters()}
         self._handles: list[Any] = []
         self._expects = [p for p in root.parameters() if p.requires_grad]
@@ -83,6 +133,25 @@ class Kept:
             self.of_weights.setdefault(name, gradient.detach().clone())
 
         return hook
+
+
+class KeptUpdate(Kept):
+    """Made just before an optimizer steps, of a loop whose model cannot be led: the update alone."""
+
+    whole = False
+
+    def __init__(self, weights: Weights, optimizer: torch.optim.Optimizer) -> None:
+        if any(p.grad is not None and p.grad.layout != torch.strided for p in weights.parameters()):
+            raise CannotKeep("its weights have sparse gradients")
+        super().__init__(weights, optimizer, (), {})
+        self.of_weights = {
+            name: p.grad.detach().clone() for name, p in weights.named_parameters() if p.grad is not None
+        }
+        self.after: dict[str, torch.Tensor] = {}
+
+    def stepped(self, weights: Weights) -> None:
+        """What became of the weights."""
+        self.after = {name: p.detach().clone() for name, p in weights.named_parameters()}
 
 
 def from_outside(outputs: list[torch.Tensor], gradients: list[torch.Tensor | None]) -> list[Any]:

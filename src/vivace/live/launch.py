@@ -102,9 +102,7 @@ def prepared_folder(
     """The folder, without an earlier run's files, and the given plan's settings; the plan lies in the folder
     then, wherever it came from. Raises FolderError, PlanError.
     """
-    from vivace.plan import Plan
-
-    given = None if plan is None else plan if isinstance(plan, Plan) else Plan.load(plan)
+    given = None if plan is None else _loaded(plan)
     folder = output_folder(out, OWN).resolve()
     for name in OWN:
         if name != PLAN or given is None:
@@ -112,3 +110,9 @@ def prepared_folder(
     if given is not None:
         given.save(folder / PLAN)
     return folder, None if given is None else given.to_dict()
+
+
+def _loaded(plan: Plan | str | os.PathLike[str]) -> Plan:
+    from vivace.plan import Plan
+
+    return plan if isinstance(plan, Plan) else Plan.load(plan)

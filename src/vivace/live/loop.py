@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.optim import optimizer as optimizers
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
+from vivace import words
 from vivace.job import Batch
 from vivace.live.ending import tell
 from vivace.live.errand import Errand
-from vivace.live.refusals import Seen, why_left_alone
+from vivace.live.kept import Weights
+from vivace.live.refusals import Seen, why_left_alone, why_only_the_rest
+from vivace.live.spending import Clock, Spending
 from vivace.profiling.record.guard import Guard, described
 from vivace.profiling.record.hooks import Patches
 from vivace.torch_internals.tensors import in_backward
@@ -33,58 +37,82 @@ if TYPE_CHECKING:
     from vivace.live.conductor import Conductor
 
 LOOKED_AT = 3  # steps, before it is decided which module is trained
+WARM_STEPS = 8
+SMALLEST_STEP_SECONDS = 2e-4  # in less, looking is seen beside it
 
 
 class Loop:
-    """Call `install` before training begins. The `conductor` comes when the loop is known to be one that can
-    be led; until then, and where it cannot, the script is only looked at.
+    """Call `install` before training begins.
+
+    The script is looked at for its first steps. Then, and that is all for a short one, only the time of its
+    steps is noted, until a search is worth its time; then comes the `conductor`. Whatever ends the matter
+    removes every hook.
 
     Args:
         errand: where to keep what is found.
-        tell: what to do with it at the end.
+        clock: by which time is told.
+        tell: what to do at the end.
         total_steps: how long the loop is going to be, where that is known.
     """
 
     def __init__(
-        self, errand: Errand, tell: Callable[[Loop], object] = tell, total_steps: int | None = None
+        self,
+        errand: Errand,
+        clock: Clock | None = None,
+        *,
+        tell: Callable[[Loop], object] = tell,
+        total_steps: int | None = None,
     ) -> None:
         self.errand, self.tell, self.total_steps = errand, tell, total_steps
+        self.clock = clock or Clock()
+        self.spending = Spending(self.clock, is_free=errand.search_seconds is not None)
         self.guard = Guard(self._give_up)
         self.problems: list[str] = []
         self.left_alone = ""  # why
+        self.rest = ""  # why nothing acts on the model's calls, where only the rest is led
         self.num_steps = 0
-        self.own_seconds = 0.0  # that the script waited for us
-        self.began = time.perf_counter()
         self.conductor: Conductor | None = None
         self.interrupted = False  # since the last step: an evaluation, or a new pass over the data
         self.seen = Seen()
-        self._patches = Patches(self.guard)
+        self.step_seconds: deque[float] = deque(maxlen=21)  # of the newest steps
+        self.is_in_hook = False
+        self._of_updates: tuple[Any, ...] = ()
         self._looking = Patches(self.guard)
+        self._waiting = Patches(self.guard)
+        self._leading = Patches(self.guard)
         self._pid, self._thread = os.getpid(), threading.get_ident()
         self._depth = 0
-        self._leading = False  # are we at work?
+        self._at_work = False
         self._finished = False
+        self._looked = False
+        self._first = self._last = 0.0  # when the first step after looking began, and the newest ended
+        self._pass = 0, 0  # steps when a pass over the data began, and its batches
+        self.end: Callable[[], object] = functools.partial(os._exit, 0)  # of a script run for its plan alone
 
     def install(self) -> None:
         """Patch torch and begin to look. Where that fails, torch is left as it was, and the error raised."""
-        patches = self._patches
+        looking, waiting = self._looking, self._waiting
         try:
-            self._looking.replace(nn.Module, "__call__", self._any_call)
-            patches.replace(torch.autograd, "backward", self._backward)
-            patches.replace(torch.autograd, "grad", self._differentiating)
-            patches.replace(torch, "compile", self._compiling)
-            patches.replace(torch.amp.GradScaler, "scale", self._scaling)
-            patches.replace(DataLoader, "__iter__", self._new_pass)
+            looking.replace(nn.Module, "__call__", self._any_call)
+            self._watch_gradients(looking)
+            waiting.replace(torch, "compile", self._compiling)
+            waiting.replace(DataLoader, "__iter__", self._new_pass)
             before = optimizers.register_optimizer_step_pre_hook(self.guard.looking(self._before_update))
-            patches.hook(before)
             after = optimizers.register_optimizer_step_post_hook(self.guard.looking(self._updated))
-            patches.hook(after)
+            self._of_updates = before, after
+            for handle in self._of_updates:
+                waiting.hook(handle)
         except Exception:
             self._restore()
             raise
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=_in_child(weakref.ref(self)))  # which nothing takes back
         atexit.register(self.finish)
+
+    def _watch_gradients(self, patches: Patches) -> None:
+        patches.replace(torch.autograd, "backward", self._backward)
+        patches.replace(torch.autograd, "grad", self._differentiating)
+        patches.replace(torch.amp.GradScaler, "scale", self._scaling)
 
     def finish(self) -> None:
         """Say what came of it and restore torch."""
@@ -96,6 +124,8 @@ class Loop:
             if self.conductor is not None:
                 self.conductor.close()
             self._restore()
+            for handle in self._of_updates if not self.is_in_hook else ():
+                handle.remove()
             self._tell()
         except Exception as error:  # at the end of a person's script
             print(f"vivace: what came of this run cannot be told: {error}", file=sys.stderr)
@@ -108,19 +138,34 @@ class Loop:
     def leave_alone(self, reason: str) -> None:
         """Let the script run on as it is."""
         self.left_alone = self.left_alone or reason
+        self.step_aside()
+
+    def step_aside(self) -> None:
+        """There is nothing more to do: remove every hook."""
         self.guard.off = True
         self._restore()
+        if self.errand.search_seconds is not None:
+            self.finish()
+            self.end()
+
+    def only_the_rest(self, reason: str) -> None:
+        """Nothing acts on the model's calls any more; begin anew with what else there is."""
+        self.rest = reason
+        self._leading.restore()
+        self._begin()
 
     def _give_up(self, error: Exception) -> None:
         """A fault of ours: the script goes on as it is."""
         self.problems.append(described(error))
-        if self.conductor is not None:
-            self.conductor.fail(error)
-        self._restore()
+        try:
+            if self.conductor is not None:
+                self.conductor.fail(error)
+        finally:
+            self._restore()
 
     def _restore(self) -> None:
-        self._looking.restore()
-        self._patches.restore()
+        for patches in (self._leading, self._looking, self._waiting):
+            patches.restore()
 
     def _forked(self) -> None:
         """A child process trains, if it does, as it is."""
@@ -133,8 +178,10 @@ class Loop:
         def call(module: nn.Module, *arguments: object, **keywords: object) -> Any:
             if threading.get_ident() != self._thread:
                 return original(module, *arguments, **keywords)
-            if not self._depth and torch.is_grad_enabled() and module.training:
-                self.seen.called(module)
+            if torch.is_grad_enabled() and module.training:
+                self.seen.entered(module)
+                if not self._depth:
+                    self.seen.called(module)
             self._depth += 1
             try:
                 return original(module, *arguments, **keywords)
@@ -164,49 +211,82 @@ class Loop:
     def _compiling(self, original: Callable[..., Any]) -> Any:
         def compile(model: object = None, *arguments: object, **keywords: object) -> Any:
             if isinstance(model, nn.Module):  # calls must not be looked at: the looking would be compiled
-                self.leave_alone("its model is compiled by torch.compile")
+                self.seen.compiles = True
+                self._looking.restore()
+                if self.conductor is not None and not self.rest:
+                    self.conductor.close()
+                    self.only_the_rest(why_only_the_rest(self.seen))
             return original(model, *arguments, **keywords)
 
         return compile
 
     def _scaling(self, original: Callable[..., Any]) -> Any:
         def scale(scaler: torch.amp.GradScaler, outputs: object) -> Any:
-            self.seen.scales_loss |= bool(scaler.is_enabled())
+            if scaler.is_enabled():
+                self.seen.scalers[id(scaler)] = scaler
             return original(scaler, outputs)
 
         return scale
 
     def _new_pass(self, original: Callable[..., Any]) -> Any:
-        def begin(loader: Iterable[Batch]) -> Any:
+        def begin(loader: DataLoader[Batch]) -> Any:
             self.interrupted = True
+            if torch.is_grad_enabled() and not isinstance(loader.dataset, IterableDataset):
+                with contextlib.suppress(Exception):  # a sampler without a length
+                    self._pass = self.num_steps, len(loader)
             return original(loader)
 
         return begin
 
-    def _before_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if not self._leading:  # what is tried on copies steps as well
-            self.seen.optimizers[id(optimizer)] = optimizer
+    def _evaluating(self, original: Callable[..., Any]) -> Any:
+        def evaluate(module: nn.Module) -> Any:
+            self.interrupted = True
+            return original(module)
+
+        return evaluate
+
+    def _before_update(
+        self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> None:
+        if self._at_work:  # what is tried on copies steps as well
+            return
+        self.seen.optimizers[id(optimizer)] = optimizer
+        if self.conductor is not None and self.rest:
+            begin = self.clock.wall()
+            self.conductor.updating(optimizer, arguments, keywords)
+            self.spending.waited += self.clock.wall() - begin
 
     def _updated(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """The optimizer has stepped: the only place at which the loop is led."""
-        if self._leading or threading.get_ident() != self._thread:
+        if self._at_work or threading.get_ident() != self._thread:
             return
-        begin = time.perf_counter()
+        begin = self.clock.wall()
+        self.is_in_hook = True
+        conductor = self.conductor
         with self.at_work():
-            if self.conductor is not None:
-                self.conductor.updated(optimizer)
+            if conductor is not None:
+                busy = conductor.updated(optimizer)
+            elif self._looked:
+                self._wait(optimizer, begin)
             else:
                 self._look(optimizer)
-        self.own_seconds += time.perf_counter() - begin
+        self.is_in_hook = False
+        budget = self.errand.search_seconds
+        if budget is not None and self.spending.elapsed > budget:
+            self.step_aside()
+        spent = self.clock.wall() - begin
+        self.spending.waited += spent
+        if conductor is not None and not busy:
+            conductor.hook_seconds = spent
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
         """Optimizers that step inside are ours."""
-        before, self._leading = self._leading, True
+        before, self._at_work = self._at_work, True
         try:
             yield
         finally:
-            self._leading = before
+            self._at_work = before
 
     def _look(self, optimizer: torch.optim.Optimizer) -> None:
         if not self.seen.ends_step(optimizer):
@@ -216,21 +296,74 @@ class Loop:
             self.seen.next_step()
             return
         self._looking.restore()
+        self._looked = True
         reason = why_left_alone(self.seen)
         if reason:
             self.leave_alone(reason)
             return
+        self.rest = why_only_the_rest(self.seen)
+        self._first = self._last = self.clock.wall()
+        if self.errand.plan is not None:
+            self._begin()
+
+    def _wait(self, optimizer: torch.optim.Optimizer, now: float) -> None:
+        """Note how long a step took, and begin when a search is worth its time."""
+        if not self.seen.ends_step(optimizer):
+            return
+        self.num_steps += 1
+        if not self.interrupted:
+            self.step_seconds.append(now - self._last)
+        self.interrupted, self._last = False, now
+        if self.num_steps % WARM_STEPS or len(self.step_seconds) < WARM_STEPS:
+            return
+        seconds = sorted(self.step_seconds)[len(self.step_seconds) // 2]
+        if seconds < SMALLEST_STEP_SECONDS:
+            self.leave_alone("its steps take less than 0.2 ms, too little to gain from")
+        elif self.total_steps is not None:
+            left = self._steps_left() * seconds
+            if self.spending.begins(seconds, 0.0, left):
+                self._begin()
+            else:
+                shown = words.duration(left)
+                self.leave_alone(f"of this run about {shown} are left, too little for a search to pay")
+        elif self.spending.begins(seconds, now - self._first, self._steps_left() * seconds):
+            self._begin()
+
+    def _steps_left(self) -> float:
+        """Steps that are sure to come: of the run where that is known, else of this pass over the data."""
+        if self.total_steps is not None:
+            return self.total_steps - self.num_steps
+        began, batches = self._pass
+        return max(0.0, batches / max(1, self.seen.calls) - (self.num_steps - began))
+
+    def _begin(self) -> None:
         # At its end Python forgets a Ctrl-C where modules are still imported: the page's are read now.
         from vivace.live import page as page
         from vivace.live.conductor import Conductor
 
-        self.conductor = Conductor(self, self.seen.root, optimizer)
-        self._patches.replace(type(self.seen.root), "__call__", self._root_call)
+        optimizer = self.seen.stepping
+        self.rest = self.rest or why_only_the_rest(self.seen)  # as it is by now
+        try:
+            root = Weights(optimizer) if self.rest else self.seen.root
+        except (TypeError, ValueError):  # what is updated are no parameters of a model
+            self.leave_alone(self.rest)
+            return
+        self._watch(root)
+        self.conductor = Conductor(self, root, optimizer, self.rest)
+
+    def _watch(self, root: nn.Module) -> None:
+        """Put the hooks into place by which the loop is led."""
+        self._leading.restore()
+        if self.rest:
+            self._leading.replace(nn.Module, "eval", self._evaluating)
+        else:
+            self._watch_gradients(self._leading)
+            self._leading.replace(type(root), "__call__", self._root_call)
 
     def _root_call(self, original: Callable[..., Any]) -> Any:
         def call(module: nn.Module, *arguments: object, **keywords: object) -> Any:
             conductor = self.conductor
-            other = module is not self.seen.root or conductor is None or self._depth
+            other = conductor is None or module is not conductor.root or self._depth or self._at_work
             if other or threading.get_ident() != self._thread:
                 return original(module, *arguments, **keywords)
             assert conductor is not None

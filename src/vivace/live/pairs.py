@@ -11,6 +11,7 @@ from vivace.plan import Plan
 
 LOOKS = (4, 6, 8, 12)  # pairs after which it is looked whether the answer is clear
 SMALL = 1.03  # a gain that is not worth more pairs
+MUCH_SLOWER = 0.5  # times as fast, by both clocks: two pairs are enough
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +32,25 @@ class Segment:
 
 
 @dataclasses.dataclass(frozen=True)
+class Pause:
+    """So many steps under a plan, of whatever kind, that are not timed."""
+
+    plan: Plan
+    steps: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Pair:
     """Neighbouring segments: under the reference, which is the mean of the two around, and under the plan."""
 
     reference: Timing
     plan: Timing
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Is the plan so slow that nobody needs to see it again?"""
+        wall, cpu = self.reference.wall / self.plan.wall, self.reference.cpu / max(self.plan.cpu, 1e-9)
+        return wall < MUCH_SLOWER and cpu < MUCH_SLOWER
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +69,10 @@ class Comparison:
 
     @property
     def slower(self) -> bool:
-        """Is it slower beyond noise?"""
-        return self.wall.high < 1.0
+        """Is it slower beyond noise? The processor's clock says it as it says the opposite."""
+        return self.wall.high < 1.0 or (
+            self.by_processor and self.cpu.high < 1.0 and self.wall.estimate < 1.0
+        )
 
     @property
     def is_futile(self) -> bool:

@@ -9,7 +9,6 @@ import copy
 import dataclasses
 import io
 import math
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -20,7 +19,8 @@ from torch import nn
 from vivace import words
 from vivace.errors import Refused
 from vivace.live.hosted import Hosted, step_alone
-from vivace.live.kept import CannotKeep, Kept, from_outside
+from vivace.live.kept import CannotKeep, Kept, KeptCall, KeptUpdate, from_outside
+from vivace.live.spending import Clock
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.profiling.record.hooks import tensors_of
@@ -47,6 +47,7 @@ FEW_SHADOWS, SHADOWS = 3, 8  # the few are enough for what stays within half of 
 LIMIT = 5.0
 
 SAME_GRADIENT = 1e-3  # of a replay beside the script's own: atomics may sum otherwise
+NOISY_REPLAY = 2.0  # times as long as a replay without rounding noise
 
 
 @dataclasses.dataclass
@@ -76,8 +77,8 @@ class Verdict:
 class Proof:
     """Replays of one kept step. Raises CannotKeep where the reference does not repeat it."""
 
-    def __init__(self, kept: Kept, machine: Machine) -> None:
-        self.kept, self.machine = kept, machine
+    def __init__(self, kept: Kept, machine: Machine, clock: Clock) -> None:
+        self.kept, self.machine, self.clock = kept, machine, clock
         self._shadows: dict[
             tuple[float, str], tuple[dict[Place, list[bool]], list[dict[Measure, float]]]
         ] = {}
@@ -87,8 +88,17 @@ class Proof:
             {n: b.detach().clone() for n, b in root.named_buffers()},
         )
         self.gradients = self._from_outside()
+        begin = clock.wall()
         self.reference = self.replay(Plan())
+        self.replay_seconds = clock.wall() - begin  # with its copies
         self._require_the_same_step()
+
+    def expected_seconds(self, plan: Plan) -> float:
+        """What `judge` will take, about."""
+        if plan.promise == Numerics.EXACT:
+            return self.replay_seconds
+        known = self._key(plan) in self._shadows
+        return self.replay_seconds * (1 if known else 2 + NOISY_REPLAY * FEW_SHADOWS)
 
     def replay(
         self, plan: Plan, noise: AbstractContextManager[Any] | None = None, *, ordered: bool = True
@@ -99,17 +109,16 @@ class Proof:
             hosted = Hosted(plan, root, optimizer, self.machine)
             try:
                 self._wait()
-                begin = time.perf_counter(), time.process_time()
+                begin = self.clock.wall(), self.clock.cpu()
                 with noise or nullcontext(), LogicalDraws() if ordered else nullcontext():
-                    outputs = list(tensors_of(hosted.call(root, arguments, keywords)))
-                    pairs = [(o, g) for o, g in zip(outputs, self.gradients, strict=True) if g is not None]
-                    torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
+                    outputs = self._gradients_of(hosted, root, arguments, keywords)
                 gradients = {
                     n: p.grad.detach().clone() for n, p in root.named_parameters() if p.grad is not None
                 }
+                self._unscale(root)
                 step_alone(optimizer)
                 self._wait()
-                wall, cpu = time.perf_counter() - begin[0], time.process_time() - begin[1]
+                wall, cpu = self.clock.wall() - begin[0], self.clock.cpu() - begin[1]
             finally:
                 hosted.close()
             drawn = torch.get_rng_state()
@@ -118,10 +127,37 @@ class Proof:
         each = [o.detach().double() for o in outputs if o.is_floating_point()]
         return Replay(self._outcome(root, gradients, drawn), each, wall, cpu)
 
+    def _gradients_of(
+        self, hosted: Hosted, root: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> list[torch.Tensor]:
+        """Run the call and the backward pass, where they are kept; else put the gradients where they were.
+
+        Returns the call's outputs.
+        """
+        if not self.kept.whole:
+            for name, parameter in root.named_parameters():
+                if name in self.kept.of_weights:
+                    parameter.grad = self.kept.of_weights[name].clone()
+            return []
+        with self.kept.precision():
+            outputs = list(tensors_of(hosted.call(root, arguments, keywords)))
+        pairs = [(o, g) for o, g in zip(outputs, self.gradients, strict=True) if g is not None]
+        torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
+        return outputs
+
+    def _unscale(self, root: nn.Module) -> None:
+        if self.kept.scale != 1.0:
+            for parameter in root.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.div_(self.kept.scale)
+
     def _from_outside(self) -> list[Any]:
+        if not isinstance(self.kept, KeptCall):
+            return []
         root, _, arguments, keywords = copy.deepcopy(self.kept.things)
         with _streams_of(self.kept), torch.enable_grad(), _silence():
-            outputs = list(tensors_of(root(*arguments, **keywords)))
+            with self.kept.precision():
+                outputs = list(tensors_of(root(*arguments, **keywords)))
             if len(outputs) != len(self.kept.gradients):
                 raise CannotKeep("a copy of its model returns another number of tensors")
             return from_outside(outputs, self.kept.gradients)
@@ -139,25 +175,25 @@ class Proof:
             torch.cuda.synchronize(self.kept.device)
 
     def _require_the_same_step(self) -> None:
-        """The replay's gradients must be those that the script got."""
-        mine, theirs = self.reference.outcome.gradients, self.kept.of_weights
-        gap = size = 0.0
-        for name, own in theirs.items():
-            other = mine.get(name, torch.zeros_like(own)).to_dense()
-            gap += float((own.to_dense() - other).double().square().sum())
-            size += float(own.to_dense().double().square().sum())
-        apart = math.sqrt(gap / size) if size else math.inf
-        if not apart <= SAME_GRADIENT:
+        """The replay's gradients, or its weights where the update alone is kept, must be the script's own."""
+        if isinstance(self.kept, KeptUpdate):
+            before, after = self.before.parameters, self.reference.outcome.after.parameters
+            theirs = {n: self.kept.after[n] - before[n] for n in after}
+            if not apart({n: after[n] - before[n] for n in after}, theirs) <= SAME_GRADIENT:
+                raise CannotKeep("a copy of its optimizer takes another step")
+            return
+        found = apart(self.reference.outcome.gradients, self.kept.of_weights)
+        if not found <= SAME_GRADIENT:
             raise CannotKeep(
-                f"a copy of its step gives other gradients ({words.percent(apart)} off): its loss may use "
+                f"a copy of its step gives other gradients ({words.percent(found)} off): its loss may use "
                 "the weights beside the model, or its model may draw or remember something of its own"
             )
 
     def judge(self, plan: Plan) -> Verdict:
         """Is the plan's step the same but for rounding?"""
-        begin = time.perf_counter()
+        begin = self.clock.wall()
         verdict = self._judged(plan)
-        return dataclasses.replace(verdict, seconds=time.perf_counter() - begin)
+        return dataclasses.replace(verdict, seconds=self.clock.wall() - begin)
 
     def _judged(self, plan: Plan) -> Verdict:
         try:
@@ -178,10 +214,10 @@ class Proof:
             return Verdict(False, "its model draws other random numbers under it")
         if [t.shape for t in found.each] != [t.shape for t in reference.each]:
             return Verdict(False, "its model returns tensors of other shapes under it")
-        roundoff = max(plan.unit_roundoff, FINEST_ROUNDOFF)
+        roundoff = self._roundoff(plan)
         values = self._distances(found)
         for count in (FEW_SHADOWS, SHADOWS):
-            envelopes = self._ground(roundoff, plan, count)
+            envelopes = self._ground(plan, count)
             checks = [_check(name, v, envelopes[name], roundoff) for name, v in values.items()]
             document = summary(checks)
             score = max(_finite(document["loss_envelopes"]), _finite(document["displacement_envelopes"]))
@@ -204,13 +240,20 @@ class Proof:
             found[Measure(Quantity.OUTPUT_SCALE, moment=str(index))] = scale
         return {name: value if math.isfinite(value) else math.inf for name, value in found.items()}
 
-    def _ground(self, roundoff: float, plan: Plan, count: int) -> dict[Measure, float]:
+    def _roundoff(self, plan: Plan) -> float:
+        """The coarser of the plan's and the script's own."""
+        return max(plan.unit_roundoff, self.kept.unit_roundoff, FINEST_ROUNDOFF)
+
+    def _key(self, plan: Plan) -> tuple[float, str]:
+        return self._roundoff(plan), _precision_of(plan).id
+
+    def _ground(self, plan: Plan, count: int) -> dict[Measure, float]:
         """Envelopes of the distances, from so many shadows that store in half what the plan does."""
-        precision = Plan([t for t in plan.techniques if t.card.stage == Stage.PRECISION])
-        key = roundoff, precision.id
+        key = roundoff, _ = self._key(plan)
         if key not in self._shadows:
             halves: dict[Place, list[bool]] = {}
-            if precision.techniques:
+            precision = _precision_of(plan)
+            if precision.techniques or self.kept.autocasts:
                 noted = Halves()
                 self.replay(precision, noted)
                 halves = noted.places()
@@ -225,6 +268,20 @@ class Proof:
             name: max(value, smallest.get(name, 0.0)) if math.isfinite(value) else math.nan
             for name, value in spread.items()
         }
+
+
+def apart(mine: Tensors, theirs: Tensors) -> float:
+    """The distance of two sets of tensors beside the size of theirs."""
+    gap = size = 0.0
+    for name, own in theirs.items():
+        other = mine.get(name, torch.zeros_like(own)).to_dense()
+        gap += float((own.to_dense() - other).double().square().sum())
+        size += float(own.to_dense().double().square().sum())
+    return math.sqrt(gap / size) if size else math.inf
+
+
+def _precision_of(plan: Plan) -> Plan:
+    return Plan([t for t in plan.techniques if t.card.stage == Stage.PRECISION])
 
 
 def _check(measure: Measure, value: float, envelope: float, roundoff: float) -> dict[str, Any]:

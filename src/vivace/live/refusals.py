@@ -1,4 +1,6 @@
-"""Which loops are left alone, and why: what was seen of the first steps, and a sentence for each kind."""
+"""Which loops are left alone, wholly or but for their memory and update, and why: what was seen of the first
+steps, and a sentence for each kind.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ class Seen:
     backwards: int = 0
     primary: int | None = None
     differentiates_twice: bool = False
-    scales_loss: bool = False
-    autocasts: bool = False
+    scalers: dict[int, torch.amp.GradScaler] = dataclasses.field(default_factory=dict)  # that scale a loss
+    autocasts: bool = False  # around the call of a module, or inside
+    compiles: bool = False
 
     def called(self, module: nn.Module) -> None:
         """The outermost call of a module in training, with gradients on."""
@@ -35,7 +38,10 @@ class Seen:
                 return  # a loss, a metric, a transform
             self.roots[id(module)] = module
         self.calls += 1
-        self.autocasts |= torch.is_autocast_enabled(device_of(module).type)
+
+    def entered(self, module: nn.Module) -> None:
+        """Any module's call, with gradients on."""
+        self.autocasts = self.autocasts or torch.is_autocast_enabled(device_of(module).type)
 
     def ends_step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Is it with this optimizer that a step ends?"""
@@ -49,6 +55,12 @@ class Seen:
         self.calls = self.backwards = 0
 
     @property
+    def stepping(self) -> torch.optim.Optimizer:
+        """The optimizer with which a step ends."""
+        found: torch.optim.Optimizer = self.optimizers[self.primary or 0]
+        return found
+
+    @property
     def root(self) -> nn.Module:
         """The module that the loop calls."""
         return next(iter(self.roots.values()))
@@ -60,8 +72,13 @@ def device_of(module: nn.Module) -> torch.device:
 
 
 def why_left_alone(seen: Seen) -> str:
-    """Why the loop is left as it is; empty where it can be led."""
-    return _of_process() or _of_loop(seen) or _of_model(seen.root)
+    """Why the loop is left as it is; empty where anything may act."""
+    return _of_process() or _of_optimizer(seen) or _of_kind(seen)
+
+
+def why_only_the_rest(seen: Seen) -> str:
+    """Why nothing may act on the model's calls, though on the process's memory and the update; or empty."""
+    return _of_loop(seen) or _of_model(seen.root)
 
 
 def _of_process() -> str:
@@ -73,40 +90,50 @@ def _of_process() -> str:
     return ""
 
 
+def _of_optimizer(seen: Seen) -> str:
+    odd = next((o for o in seen.optimizers.values() if isinstance(o, SPARSE_OR_FULL)), None)
+    if odd is not None:
+        return f"{type(odd).__name__} evaluates the loss several times a step, or takes sparse gradients"
+    return ""
+
+
+def _of_kind(seen: Seen) -> str:
+    for root in seen.roots.values():
+        kind = type(root).__name__
+        if isinstance(root, nn.parallel.DistributedDataParallel) or "FullyShardedDataParallel" in kind:
+            return f"its model is wrapped in {kind}"
+        if len({p.device for p in root.parameters()}) > 1:
+            return "its model lies on several devices"
+        if any(getattr(module, "sparse", False) is True for module in root.modules()):
+            return "an embedding of its model has sparse gradients"
+    return ""
+
+
 def _of_loop(seen: Seen) -> str:
     names = ", ".join(sorted({type(module).__name__ for module in seen.roots.values()}))
+    if seen.compiles:
+        return "its model is compiled by torch.compile"
     if not seen.roots:
         return "no model with weights is called in training: its parts, or its methods, may be"
     if len(seen.roots) > 1:
         return f"it trains several models, or calls parts of one ({names})"
     if len(seen.optimizers) > 1:
         return "several optimizers update its weights"
-    optimizer = next(iter(seen.optimizers.values()))
-    if isinstance(optimizer, SPARSE_OR_FULL):
-        return (
-            f"{type(optimizer).__name__} evaluates the loss several times a step, or takes sparse gradients"
-        )
     if seen.differentiates_twice:
         return "it differentiates gradients (a gradient penalty, or a second order)"
-    if seen.scales_loss or seen.autocasts:
-        return "it chooses its precision itself (autocast, GradScaler)"
+    if len(seen.scalers) > 1:
+        return "several GradScalers scale its losses"
     if seen.calls != seen.backwards:
         return f"it calls its model {seen.calls} times for {seen.backwards} backward passes"
     return ""
 
 
 def _of_model(root: nn.Module) -> str:
-    wrappers = (nn.parallel.DistributedDataParallel, nn.DataParallel, torch.jit.ScriptModule)
+    if isinstance(root, (nn.DataParallel, torch.jit.ScriptModule)):
+        return f"its model is wrapped in {type(root).__name__}"
     modules = list(root.modules())
-    kind = type(root).__name__
-    if isinstance(root, wrappers) or "FullyShardedDataParallel" in kind:
-        return f"its model is wrapped in {kind}"
     if any(map(is_compiled, modules)):
         return "its model is compiled by torch.compile"
-    if len({p.device for p in root.parameters()}) > 1:
-        return "its model lies on several devices"
-    if any(getattr(module, "sparse", False) is True for module in modules):
-        return "an embedding of its model has sparse gradients"
     if any(_own_hooks(module) for module in modules):
         return "its model has hooks, which would run in a copy as well"
     return ""

@@ -186,8 +186,10 @@ def compare(
     wider than half of the estimate and holds 1: where it lies above 1 on the whole, the candidate is faster,
     however wide it is.
 
-    Where both workers tell of their threads, a pair is disturbed if these waited for a processor. With one  thread such pairs count if they say the same `by_both_clocks`. Several threads wait for each other, and turn on a processor meanwhile: a neighbour on one core makes them many times slower by either clock,
-    so that Unsteady is raised, as it is for whatever stays wide.
+    Where both workers tell of their threads, a pair is disturbed if these waited for a processor. With one
+    thread such pairs count if they say the same `by_both_clocks`. Several threads wait for each other, and
+    turn on a processor meanwhile: a neighbour on one core makes them many times slower by either clock, so
+    that Unsteady is raised, as it is for whatever stays wide.
     """
     deadline = time.monotonic() + seconds
     steps = [max(1, round(BLOCK_SECONDS / max(c.step_seconds, 1e-6))) for c in (reference, candidate)]

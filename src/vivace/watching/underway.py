@@ -56,7 +56,7 @@ class Underway:
     @property
     def seconds(self) -> float:
         """What leading and watching have taken of the run so far."""
-        led = self.led.own_seconds if self.led is not None else 0.0
+        led = self.led.spending.waited if self.led is not None else 0.0
         return self._own_seconds + led + self.watch.seconds
 
     def begin(self, progress: Progress, total_steps: int | None) -> None:
@@ -85,7 +85,7 @@ class Underway:
         conductor = self.led.conductor if self.led is not None else None
         if conductor is None:
             return None
-        conductor.rest()
+        conductor.pause()
         return conductor.plan if conductor.plan.techniques else None
 
     def end(self) -> None:
@@ -162,7 +162,7 @@ class Underway:
         led, self.led = self.led, None
         if led is not None:
             led.finish()
-            self._own_seconds += led.own_seconds
+            self._own_seconds += led.spending.waited
 
     def _told(self, led: Loop) -> None:
         """What came of leading the loop, which ends now."""

@@ -1,0 +1,197 @@
+"""`vivace tune -- python train.py`: the script is run for the plan alone, and nothing it writes is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from vivace.errors import AnswerIsNo, InputError
+from vivace.files import output_folder
+from vivace.live import cover
+from vivace.live.errand import DOCUMENT, OWN, PAGE, PLAN, VARIABLE, Errand
+from vivace.processes import scripts
+
+OUTPUT = "script.txt"  # what the script printed
+DISK = Path("/var/tmp")  # for what is large and may go
+BUDGET_SECONDS = 600.0
+LATE_SECONDS = 60.0  # after the budget, for a script that has not come to its next step
+# What a script sends elsewhere is not kept back by folders; these two have a word for it.
+OFFLINE = {"WANDB_MODE": "offline", "COMET_MODE": "disabled"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Searched:
+    """What a search on a script's own steps found; `document` holds what `tune --json` prints of a job, and
+    what the script's run left (see ``run.json``).
+    """
+
+    document: dict[str, Any]
+    plan_path: Path | None
+
+    @property
+    def exit_code(self) -> int:
+        """0 where there is an answer, 1 where nothing could be tried or measured."""
+        return (
+            0
+            if self.document["outcome"] in ("faster", "nothing_helps", "none_kept")
+            else AnswerIsNo.exit_code
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that ``vivace tune --json`` prints."""
+        return self.document
+
+
+def search(
+    command: Sequence[str],
+    *,
+    out: str | os.PathLike[str] = "runs/tune",
+    budget_seconds: float = BUDGET_SECONDS,
+    ways: Sequence[str] = (cover.OVERLAY, cover.READ_ONLY),
+) -> Searched:
+    """Find the plan for a script on its own first steps, and end it then. What it writes is gone afterwards.
+
+    Args:
+        command: the script with its interpreter and arguments, such as ``["python", "train.py"]``.
+        out: folder for the plan, the ledger and the page; made if missing.
+        budget_seconds: after which the best so far is the answer.
+        ways: how the script is kept from writing, the first that this system has; see `vivace.live.cover`.
+
+    Raises InputError, also where this system has none of the ways; FolderError.
+    """
+    if not command:
+        raise InputError("tune takes a JOB, or a command after '--', such as -- python train.py")
+    words = scripts.resolved(command)
+    folder = output_folder(Path(out), (*OWN, OUTPUT)).resolve()
+    for name in (*OWN, OUTPUT):
+        (folder / name).unlink(missing_ok=True)
+    shown = shlex.join(words)
+    errand = Errand(str(folder), str(out), shown, None, os.getpid(), budget_seconds)
+    environment = OFFLINE | scripts.injected(**{VARIABLE: errand.dumps()})
+    with _scratch() as scratch:
+        covered = [sys.executable, "-I", cover.__file__, str(scratch), str(folder), *ways, "--", *words]
+        code = _ended(covered, environment, folder / OUTPUT, budget_seconds + LATE_SECONDS)
+    if code == cover.CANNOT_COVER:
+        raise InputError(
+            "this system has neither mount namespaces with overlays nor Landlock, so what the script writes "
+            f"cannot be kept out of your folders: vivace run -- {shown} tunes it while it trains"
+        )
+    return _searched(folder, Path(out), shown, code)
+
+
+def _ended(command: Sequence[str], environment: dict[str, str], output: Path, seconds: float) -> int:
+    """The exit code of the script, which is ended where it takes too long."""
+    with output.open("wb") as log, scripts.starting(command[0]):
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        )
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        return scripts.end(process)
+    except KeyboardInterrupt:
+        scripts.end(process)
+        raise
+
+
+def _searched(folder: Path, shown: Path, command: str, code: int) -> Searched:
+    found: dict[str, Any] = {"outcome": "nothing_seen", "plan": {}, "tried": [], "reason": ""}
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads((folder / DOCUMENT).read_text(encoding="utf-8"))
+    timed = [entry for entry in found["tried"] if "wall" in entry]
+    judged = [entry for entry in found["tried"] if "verdict" in entry]
+    outcome = (
+        "faster"
+        if found["plan"]
+        else "nothing_helps"
+        if timed
+        else "none_kept"
+        if judged
+        else "nothing_tried"
+    )
+    ended = (
+        f" (the script ended with exit code {scripts.exit_code(code)}; see {shown / OUTPUT})" if code else ""
+    )
+    plan_path = folder / PLAN if found["plan"] else None
+    document = {
+        **found,
+        "outcome": outcome,
+        "reason": (found["reason"] or "no training step of torch was seen") + ended
+        if not found["plan"]
+        else "",
+        "plan_path": str(plan_path) if plan_path is not None else None,
+        "speedup": found.get("ratio") if found["plan"] else {"estimate": 1.0, "low": 1.0, "high": 1.0},
+        "baselines": {},
+        "promise": _promise(found["plan"]),
+        "verdict": {"kept": True, "worst": found["worst"], "limit": found["limit"]}
+        if found["plan"]
+        else None,
+        "break_even_steps": None,
+        "trials": [_trial(entry) for entry in found["tried"]],
+        "report_path": str(folder / PAGE) if (folder / PAGE).is_file() else None,
+        "next": f"vivace run --plan {shown / PLAN} -- {command}"
+        if found["plan"]
+        else f"vivace run -- {command}",
+        "script_exit_code": code,
+    }
+    return Searched(document, plan_path)
+
+
+def _promise(plan: dict[str, dict[str, Any]]) -> str:
+    from vivace.plan import Plan
+
+    return Plan.from_dict(plan).promise.name.lower()
+
+
+def _trial(entry: dict[str, Any]) -> dict[str, Any]:
+    status = "measured" if "wall" in entry else "refused"
+    verdict = entry.get("verdict") or {}
+    reason = verdict.get("reason") or ("" if status == "measured" else entry["answer"])
+    return {"techniques": list(entry["plan"]), "status": status, "reason": reason, "ratio": entry.get("wall")}
+
+
+def lines(document: dict[str, Any]) -> list[str]:
+    """The sentences for the person."""
+    if document["outcome"] != "faster":
+        return [f"no plan: {document['reason']}", f"next: {document['next']}"]
+    ratio, times = document["speedup"], document["watched"]
+    proven = "once" if times == 1 else f"{times} times"
+    return [
+        f"{ratio['estimate']:.2f}x as fast a step ({ratio['low']:.2f}-{ratio['high']:.2f}), by "
+        f"{' + '.join(document['plan'])}; same model: proven {proven}, worst {document['worst']:.1f} of "
+        f"{document['limit']:.0f}",
+        "nothing that the script wrote was kept",
+        f"next: {document['next']}",
+    ]
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """A folder for what the script writes, gone afterwards."""
+    place = Path(tempfile.mkdtemp(prefix="vivace-", dir=DISK if os.access(DISK, os.W_OK) else None))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, onerror=_opened_up)
+
+
+def _opened_up(remove: Callable[[str], object], path: str, _: object) -> None:
+    """An overlay leaves folders that not even their owner may look into."""
+    with contextlib.suppress(OSError):
+        os.chmod(path, stat.S_IRWXU)
+        if os.path.isdir(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            remove(path)

@@ -1,0 +1,288 @@
+"""What a script pays for being looked at, by a clock that the tests turn, and by counting calls."""
+
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import vivace
+from vivace.live import conductor, loop, spending
+from vivace.live.errand import Errand
+from vivace.live.hosted import Hosted
+from vivace.live.loop import Loop
+from vivace.live.spending import Spending, search_seconds
+from vivace.plan import Plan
+from vivace.profiling.record.guard import Guard
+
+PACKAGE = str(Path(vivace.__file__).parent)
+GAIN = {"host_allocator": {}}
+
+
+class Timed(nn.Module):
+    """Its forward pass takes `seconds`, or fewer under a plan; of `gains`, by what acts, on which step."""
+
+    turned: ClassVar[type]
+    seconds = 0.01
+    acting = 0
+    steps = 0
+    gain = staticmethod(lambda step: 1.0)
+
+    def forward(self, inputs):
+        gain = Timed.gain(Timed.steps) if Timed.acting else 1.0
+        if self.training:
+            Timed.turned.current.now += Timed.seconds / gain
+        return inputs
+
+
+@pytest.fixture
+def timed(tmp_path, monkeypatch, one_thread, turned):
+    """``timed(train, seconds, gain)``: a script whose steps take so long; returns loop and clock."""
+    begun, ended = Hosted.__init__, Hosted.close
+
+    def begin(self, *arguments, **keywords):
+        begun(self, *arguments, **keywords)
+        Timed.acting += bool(self.plan.techniques)
+        self.counted = bool(self.plan.techniques)
+
+    def end(self):
+        ended(self)
+        Timed.acting -= getattr(self, "counted", False)
+        self.counted = False
+
+    monkeypatch.setattr(Hosted, "__init__", begin)
+    monkeypatch.setattr(Hosted, "close", end)
+    monkeypatch.setattr(
+        conductor, "additions", lambda *_: [[technique] for technique in Plan.from_dict(GAIN).techniques]
+    )
+
+    def run(train, seconds=0.01, gain=lambda step: 1.0, plan=None):
+        turned()
+        Timed.turned, Timed.seconds, Timed.gain = turned, seconds, staticmethod(gain)
+        Timed.acting = Timed.steps = 0
+        watching = Loop(Errand(str(tmp_path), "runs/run", "python train.py", plan), turned.current.clock)
+        watching.install()
+        try:
+            train()
+        finally:
+            watching.finish()
+        return watching
+
+    return run
+
+
+def plain(steps, before_step=lambda step: None):
+    def train():
+        torch.manual_seed(0)
+        model = nn.Sequential(Timed(), nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for step in range(steps):
+            before_step(step)
+            Timed.steps = step
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).mean().backward()
+            optimizer.step()
+
+    return train
+
+
+def in_passes(passes, batches):
+    """Passes over a loader of so few batches, each followed by an evaluation."""
+
+    def train():
+        torch.manual_seed(0)
+        model = nn.Sequential(Timed(), nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        data = TensorDataset(torch.ones(2 * batches, 4))
+        for _ in range(passes):
+            model.train()
+            for (inputs,) in DataLoader(data, batch_size=2):
+                Timed.steps += 1
+                optimizer.zero_grad()
+                model(inputs).mean().backward()
+                optimizer.step()
+            model.eval()
+            with torch.no_grad():
+                model(torch.ones(2, 4))
+
+    return train
+
+
+@pytest.mark.parametrize("gain", [0.6, 0.97, 1.0])
+@pytest.mark.parametrize(("seconds", "steps"), [(0.001, 400), (0.01, 60), (0.01, 900), (1.0, 700)])
+def test_what_gains_nothing_costs_little(timed, seconds, steps, gain):
+    """Never more than 1 % and once a start-up, whenever the script ends."""
+    watching = timed(plain(steps), seconds, lambda step: gain)
+    alone = seconds * steps
+    start = max(spending.START_SECONDS, search_seconds(seconds))
+    assert Timed.turned.current.now - alone <= spending.SHARE * alone + start
+    assert Timed.turned.current.now <= alone * (1 + spending.SHARE + 1.2 / spending.PATIENCE) + 0.01
+    assert watching.conductor is None or not watching.conductor.plan.techniques
+
+
+@pytest.mark.parametrize("seconds", [0.01, 0.2])
+def test_what_gains_is_found_and_pays(timed, seconds):
+    watching = timed(plain(1500), seconds, lambda step: 1.5)
+    assert watching.conductor.plan.names == ("host_allocator",)
+    assert Timed.turned.current.now < 0.9 * 1500 * seconds
+
+
+def test_a_short_script_is_only_counted(timed):
+    watching = timed(plain(200), 0.01)
+    assert watching.num_steps == 200
+    assert watching.conductor is None
+    assert watching.spending.waited < 0.001
+
+
+def test_a_long_pass_over_the_data_need_not_be_waited_for(timed):
+    """What is sure to come counts as much as what has passed."""
+    early = timed(in_passes(1, 1500), 0.01, lambda step: 1.5)
+    assert early.conductor.tried[0]["step"] < 200
+    late = timed(plain(1500), 0.01, lambda step: 1.5)
+    assert late.conductor.tried[0]["step"] > 700
+
+
+def test_steps_that_are_too_small_are_left_alone(timed):
+    watching = timed(plain(40), 0.0001)
+    assert "less than 0.2 ms" in watching.left_alone
+    assert watching.num_steps < 30
+
+
+def calls_of_ours(train_on, steps):
+    """Calls into the package while the last of so many steps run."""
+    found = []
+
+    def look(frame, event, argument):
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            found.append(frame.f_code.co_qualname)
+
+    def before_step(step):
+        if step == train_on:
+            sys.setprofile(look)
+
+    def train():
+        try:
+            plain(train_on + steps, before_step)()
+        finally:
+            sys.setprofile(None)
+
+    return train, found
+
+
+def test_once_nothing_is_faster_no_hook_is_left(timed):
+    names = (
+        (nn.Module, "__call__"),
+        (torch.autograd, "backward"),
+        (torch, "compile"),
+        (DataLoader, "__iter__"),
+    )
+    before = [getattr(owner, name) for owner, name in names]
+    after = []
+    train, found = calls_of_ours(1400, 10)
+
+    def watched():
+        train()
+        after.extend(getattr(owner, name) for owner, name in names)
+
+    watching = timed(watched, 0.01)
+    assert watching.conductor.tried[-1]["answer"] == "not_faster"
+    assert after == before
+    assert len(found) == 2 * 10, found  # torch's two hooks of an update, which now do nothing
+
+
+def test_while_a_script_is_only_counted_a_step_costs_two_hooks(timed):
+    train, found = calls_of_ours(30, 10)
+    watching = timed(train, 0.01)
+    assert watching.conductor is None
+    assert not [name for name in found if "conductor" in name.lower() or "call" in name]
+    assert found.count("Loop._updated") == 10
+    assert len(found) <= 25 * 10
+
+
+def test_passes_shorter_than_a_segment_do_not_keep_it_from_deciding(timed):
+    """A segment goes on over passes and evaluations, whose own steps are left out."""
+    watching = timed(in_passes(230, 5), 0.01, lambda step: 1.5)
+    assert watching.conductor.plan.names == ("host_allocator",)
+    assert len(watching.conductor.verdicts) >= 2  # watched, too
+
+
+def test_a_script_that_begins_anew_at_each_step_is_left_alone(timed):
+    watching = timed(in_passes(60, 1), 0.01, lambda step: 1.5)
+    assert "at nearly every step" in watching.left_alone or watching.conductor is None
+    assert Timed.acting == 0
+
+
+def test_what_becomes_slower_is_taken_back_over_short_passes(timed, monkeypatch):
+    monkeypatch.setattr(spending, "PATIENCE", 1.0)
+    watching = timed(in_passes(240, 5), 0.01, lambda step: 1.5 if step < 400 else 0.7)
+    assert "it became slower" in watching.conductor.reason
+    assert Timed.acting == 0
+
+
+def test_a_gain_that_the_hooks_eat_up_is_none(timed, monkeypatch, turned):
+    monkeypatch.setattr(spending, "PATIENCE", 1.0)
+    of_a_step = 2 * turned.LOOK  # what the clock says of a hook that looks at it three times
+    monkeypatch.setattr(conductor, "HOOKS", 0.0)
+    assert timed(plain(300), 0.01, lambda step: 1.05).conductor.plan.techniques
+    monkeypatch.setattr(conductor, "HOOKS", 0.001 / of_a_step)
+    watching = timed(plain(300), 0.01, lambda step: 1.05)
+    assert watching.conductor.tried[-1]["answer"] == "not_faster"
+
+
+def test_watching_stays_within_its_share(timed):
+    watching = timed(plain(3000), 0.3, lambda step: 1.3)
+    assert watching.conductor.plan.techniques
+    assert len(watching.conductor.verdicts) >= 2
+    assert watching.spending.waited <= watching.spending.allowed(0.3) * 1.1
+
+
+def test_a_candidate_that_is_much_slower_on_real_steps_is_stopped_after_two_pairs(timed, monkeypatch):
+    """Copies of the step may be faster than the steps themselves."""
+    replay = conductor.Proof.replay
+
+    def quick(self, *arguments, **keywords):
+        before, Timed.seconds = Timed.seconds, 0.001
+        try:
+            return replay(self, *arguments, **keywords)
+        finally:
+            Timed.seconds = before
+
+    monkeypatch.setattr(conductor.Proof, "replay", quick)
+    monkeypatch.setattr(conductor, "HOPELESS", 0.0)
+    watching = timed(plain(1200), 0.01, lambda step: 0.2)
+    assert watching.conductor.tried[-1]["answer"] == "much slower on the script's own steps"
+    assert watching.spending.lost < 2.5
+
+
+def test_spending_is_what_it_says(turned):
+    turned = turned()
+    spent = Spending(turned.clock)
+    assert spent.affords(1.9, 0.001)
+    assert not spent.affords(2.1, 0.001)
+    assert spent.affords(40.0, 1.0)
+    turned.now += 1000.0
+    spent.waited, spent.lost = 5.0, 5.0
+    assert spent.affords(1.9, 0.001)
+    assert not spent.affords(2.1, 0.001)
+    assert not spent.begins(1.0, 300.0)
+    assert spent.begins(1.0, 330.0)
+    assert spent.begins(1.0, 0.0, 330.0)
+    assert Spending(turned.clock, is_free=True).affords(1e9, 1.0)
+
+
+def test_a_fault_while_giving_up_leaves_no_hook(monkeypatch, tmp_path):
+    def fails(*_):
+        raise ZeroDivisionError("again")
+
+    before = torch.autograd.backward
+    watching = Loop(Errand(str(tmp_path), "runs/run", "python train.py"))
+    watching.install()
+    watching.conductor = type("Broken", (), {"fail": fails})()
+    assert isinstance(watching.guard, Guard)
+    watching.guard.fail(ValueError("first"))
+    assert torch.autograd.backward is before
+    assert loop.nn.Module.__call__ is nn.Module.__call__
+    watching._finished = True

@@ -1,0 +1,256 @@
+"""Scripts with settings of their own: what is theirs stays theirs, and the rest is tried."""
+
+import contextlib
+import copy
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from vivace.live import conductor, proof, spending
+from vivace.live import loop as loop_module
+from vivace.live.errand import Errand
+from vivace.live.hosted import Hosted
+from vivace.live.loop import Loop
+from vivace.live.pairs import Timing
+from vivace.plan import Plan
+
+STEPS = 150
+
+
+@pytest.fixture
+def led(tmp_path, monkeypatch, one_thread):
+    """``led(train, *favoured)``: nothing is waited for, and segments in which `favoured` act are fast."""
+    monkeypatch.setattr(spending, "PATIENCE", 0.0)
+    monkeypatch.setattr(spending, "SHARE", 1e9)
+    monkeypatch.setattr(loop_module, "SMALLEST_STEP_SECONDS", 0.0)
+    monkeypatch.setattr(conductor, "HOPELESS", 0.0)
+    monkeypatch.setattr(conductor, "SEGMENT_SECONDS", 0.0)
+
+    def run(train, *favoured, plan=None):
+        watching = Loop(Errand(str(tmp_path), "runs/run", "python train.py", plan))
+
+        def timing(wall, cpu):
+            acting = watching.conductor._acting if watching.conductor is not None else None
+            names = acting.plan.names if acting is not None else ()
+            fast = 0.5 if any(name in favoured for name in names) else 1.0
+            return Timing(fast, fast)
+
+        monkeypatch.setattr(conductor, "Timing", timing)
+        watching.install()
+        try:
+            result = train()
+        finally:
+            watching.finish()
+        return watching, result, json.loads((tmp_path / "run.json").read_text())
+
+    return run
+
+
+def images():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
+    return model, torch.optim.Adam(model.parameters(), lr=1e-3)
+
+
+def train_with(precision=contextlib.nullcontext, scaler=None, model_of=lambda model: model, steps=STEPS):
+    """A loop over images; the loss in fp32, as AMP's own examples have it."""
+
+    def train():
+        model, optimizer = images()
+        model = model_of(model)
+        gradients = scaler() if scaler is not None else torch.amp.GradScaler("cpu", enabled=False)
+        for step in range(steps):
+            inputs = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            with precision():
+                outputs = model(inputs)
+            loss = F.cross_entropy(outputs.float(), torch.arange(6) % 4)
+            gradients.scale(loss).backward()
+            gradients.step(optimizer)
+            gradients.update()
+        return model, optimizer
+
+    return train
+
+
+def answers(watching):
+    return {tuple(entry["plan"]): entry["answer"] for entry in watching.conductor.tried}
+
+
+def bf16():
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+def test_an_own_autocast_stays_and_the_rest_is_tried(led):
+    watching, (_, optimizer), told = led(train_with(bf16), "fused_optimizer")
+    found = answers(watching)
+    assert found["bf16_autocast",] == "its precision is its own (autocast)"
+    assert not any("bf16_autocast" in names and len(names) > 1 for names in found)
+    assert any("channels_last" in names and answer == "not_faster" for names, answer in found.items())
+    assert list(told["plan"]) == ["fused_optimizer"]
+    assert told["worst"] <= proof.LIMIT
+    assert not watching.problems
+    assert not optimizer.param_groups[0]["fused"]  # given back
+
+
+def test_an_autocast_inside_of_the_model_is_its_own_too(led):
+    class Inside(nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, inputs):
+            with bf16():
+                return self.model(inputs).float()
+
+    watching, _, _ = led(train_with(model_of=Inside))
+    assert answers(watching)["bf16_autocast",] == "its precision is its own (autocast)"
+    assert not watching.left_alone
+
+
+@pytest.mark.parametrize("scale", [1024.0, 2.0**40])
+def test_a_scaler_is_the_scripts_own(led, scale):
+    """Also where it begins so high that its first steps are left out."""
+    scaler = lambda: torch.amp.GradScaler("cpu", init_scale=scale)  # noqa: E731
+    fp16 = lambda: torch.autocast("cpu", torch.float16)  # noqa: E731
+    watching, _, told = led(train_with(fp16, scaler), "fused_optimizer")
+    assert answers(watching)["bf16_autocast",] == "its precision is its own (autocast and GradScaler)"
+    assert list(told["plan"]) == ["fused_optimizer"], told["reason"]
+    assert not watching.problems
+
+
+def test_a_plan_is_proven_on_unscaled_gradients(led, monkeypatch):
+    """Scaled ones would make another update of what is no mere sign, as Adam's nearly is."""
+    updates = []
+    original = proof.Proof._outcome
+
+    def noted(self, root, gradients, drawn):
+        updates.append((self.kept.scale, float(next(iter(gradients.values())).norm())))
+        return original(self, root, gradients, drawn)
+
+    monkeypatch.setattr(proof.Proof, "_outcome", noted)
+    scaler = lambda: torch.amp.GradScaler("cpu", init_scale=256.0)  # noqa: E731
+    led(train_with(scaler=scaler, steps=40))
+    assert {scale for scale, _ in updates} == {256.0}
+
+
+def test_a_precision_that_changes_later_ends_it(led):
+    steps = iter(range(10**6))
+    late = lambda: bf16() if next(steps) > 60 else contextlib.nullcontext()  # noqa: E731
+    _, _, told = led(train_with(late), "fused_optimizer")
+    assert "changes its precision" in told["reason"]
+    assert not told["plan"]
+
+
+def test_an_own_memory_order_stays(led):
+    ordered = lambda model: model.to(memory_format=torch.channels_last)  # noqa: E731
+    watching, (model, _), told = led(train_with(model_of=ordered), "fused_optimizer")
+    found = answers(watching)
+    assert found["channels_last",] == "its memory order is its own (channels_last)"
+    assert not any("channels_last" in names and len(names) > 1 for names in found)
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert list(told["plan"]) == ["fused_optimizer"]
+
+
+def compiled(model):
+    return torch.compile(model, backend="eager")
+
+
+def test_of_a_compiled_model_memory_and_update_are_tried(led):
+    watching, (model, _), told = led(train_with(model_of=compiled), "fused_optimizer")
+    found = answers(watching)
+    reason = "its model is compiled by torch.compile"
+    assert found["bf16_autocast",] == found["channels_last",] == reason
+    assert list(told["plan"]) == ["fused_optimizer"]
+    assert told["only_the_rest"] == reason
+    assert not watching.problems
+    assert isinstance(model, type(compiled(nn.Linear(1, 1))))
+
+
+def test_a_model_that_is_compiled_while_it_is_led_is_let_go(led):
+    def train():
+        model, optimizer = images()
+        for step in range(STEPS):
+            if step == 40:
+                model = compiled(model)
+            optimizer.zero_grad()
+            model(torch.ones(2, 3, 8, 8)).mean().backward()
+            optimizer.step()
+
+    watching, _, told = led(train, "bf16_autocast", "fused_optimizer")
+    assert "compiled" in told["only_the_rest"] + told["reason"]
+    assert "bf16_autocast" not in told["plan"]
+    assert not watching.problems
+
+
+def test_the_update_of_several_calls_a_step_may_be_fused(led):
+    def train():
+        model, optimizer = images()
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            (model(torch.ones(2, 3, 8, 8)) - model(torch.zeros(2, 3, 8, 8))).square().mean().backward()
+            optimizer.step()
+
+    _, _, told = led(train, "fused_optimizer")
+    assert "calls its model 2 times" in told["only_the_rest"]
+    assert list(told["plan"]) == ["fused_optimizer"]
+    assert told["watched"] >= 1
+
+
+def test_several_optimizers_keep_their_updates(led):
+    def train():
+        model, first = images()
+        second = torch.optim.Adam(copy.deepcopy(model).parameters())
+        for _ in range(STEPS):
+            first.zero_grad()
+            model(torch.ones(2, 3, 8, 8)).mean().backward()
+            first.step()
+            second.step()
+
+    watching, _, told = led(train, "fused_optimizer")
+    assert answers(watching)["fused_optimizer",] == "several optimizers update its weights"
+    assert "fused_optimizer" not in told["plan"]
+
+
+def test_a_plan_for_calls_that_cannot_be_led_is_refused(led):
+    _, _, told = led(train_with(model_of=compiled), plan={"bf16_autocast": {}})
+    assert "no seam" in told["reason"]
+    assert not told["plan"]
+
+
+def test_a_wrong_update_never_acts(led, monkeypatch):
+    """A plan that steps otherwise is seen where the update alone is kept."""
+    original = Hosted.__init__
+
+    def wrong(self, plan, root, optimizer, machine):
+        original(self, plan, root, optimizer, machine)
+        if "fused_optimizer" in plan.names:
+            for group in optimizer.param_groups:
+                group["lr"] *= 1.02
+
+    monkeypatch.setattr(Hosted, "__init__", wrong)
+    watching, _, told = led(train_with(model_of=compiled), "fused_optimizer")
+    assert answers(watching)["fused_optimizer",] == "not_kept"
+    assert not told["plan"]
+
+
+def test_a_closure_is_not_guessed_at(led):
+    def train():
+        model, optimizer = images()
+        model = compiled(model)
+
+        def loss():
+            optimizer.zero_grad()
+            value = model(torch.ones(2, 3, 8, 8)).mean()
+            value.backward()
+            return value
+
+        for _ in range(40):
+            optimizer.step(loss)
+
+    _, _, told = led(train)
+    assert "computes the loss itself" in told["reason"]
+    assert Plan.from_dict(told["plan"]) == Plan()

@@ -1,0 +1,206 @@
+"""`vivace tune -- python train.py`: a plan, and not a byte of the script's in anybody's folders."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vivace
+from vivace.errors import InputError
+from vivace.live import cover
+from vivace.live.search import _searched, lines, search
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SOURCE = Path(vivace.__file__).parents[1]
+TRAINING = f"""
+import sys
+sys.path.insert(0, {str(SCRIPTS)!r})
+import torch
+from slow import Slow
+from torch import nn
+torch.set_num_threads(1)
+model = nn.Sequential(Slow(), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(100000):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+"""
+WRITING = """
+import os, pathlib, shutil, tempfile
+pathlib.Path("kept.txt").write_text("changed")
+pathlib.Path("gone.txt").unlink()
+shutil.move("old", "new")
+os.rename("new/a.txt", "moved.txt")
+shutil.rmtree("full")
+os.makedirs("runs/checkpoints")
+pathlib.Path("runs/checkpoints/model.pt").write_bytes(b"x" * 100_000)
+pathlib.Path(os.environ["ELSEWHERE"], "cache.bin").write_bytes(b"x")
+assert pathlib.Path("kept.txt").read_text() == "changed"
+assert not pathlib.Path("gone.txt").exists()
+assert sorted(os.listdir(".")).count("new") == 1
+tempfile.mkstemp(prefix="of-the-script-")
+"""
+
+
+def possible(way, tmp_path):
+    """Has this system this way of keeping a script from writing?"""
+    tmp_path.mkdir(exist_ok=True)
+    words = [sys.executable, "-I", cover.__file__, str(tmp_path), str(tmp_path), way, "--", "true"]
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """A project to work in, a folder elsewhere, and a place for results, which is neither."""
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    for folder in (project / "old", project / "full" / "inner", elsewhere):
+        folder.mkdir(parents=True)
+    for name in ("kept.txt", "gone.txt", "old/a.txt", "full/inner/b.txt"):
+        (project / name).write_text(name)
+    return project, elsewhere
+
+
+def tree(*folders):
+    """Every file and folder below, with what it holds and when it was changed."""
+    found = {}
+    for folder in folders:
+        for path in sorted([folder, *folder.rglob("*")]):
+            held = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+            found[str(path)] = held, path.stat().st_mtime_ns, path.stat().st_mode
+    return found
+
+
+def searched(monkeypatch, project, elsewhere, program, out, **options):
+    (project / "train.py").write_text(program)
+    before = tree(project, elsewhere)
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("ELSEWHERE", str(elsewhere))
+    result = search([sys.executable, "train.py"], out=out, **options)
+    assert tree(project, elsewhere) == before
+    return result
+
+
+def test_a_plan_is_found_and_nothing_is_kept_of_what_the_script_wrote(folders, tmp_path, monkeypatch):
+    if not possible(cover.OVERLAY, tmp_path / "try"):
+        pytest.skip("no overlays in a mount namespace here")
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr("vivace.live.search.DISK", tmp_path / "disk")
+    result = searched(monkeypatch, *folders, WRITING + TRAINING, tmp_path / "out", budget_seconds=150.0)
+    told = result.to_dict()
+    assert told["outcome"] == "faster", (told["reason"], (tmp_path / "out/script.txt").read_text())
+    assert told["trials"]
+    assert told["plan"]
+    assert told["promise"] == "rounding"
+    assert vivace.Plan.load(tmp_path / "out/plan.toml").names == tuple(told["plan"])
+    assert told["steps"] < 1000
+    assert result.exit_code == 0
+    assert any("vivace run --plan" in line for line in lines(told))
+    assert list((tmp_path / "disk").iterdir()) == []
+
+
+def test_results_may_lie_inside_of_what_is_covered(folders, tmp_path, monkeypatch):
+    if not possible(cover.OVERLAY, tmp_path / "try"):
+        pytest.skip("no overlays in a mount namespace here")
+    project, _ = folders
+    monkeypatch.chdir(project)
+    (project / "train.py").write_text(
+        "import torch\nopen('runs/tune/of-the-script', 'w')\nopen('more', 'w')\n"
+    )
+    result = search([sys.executable, "train.py"])
+    assert result.to_dict()["outcome"] == "nothing_tried"
+    assert result.exit_code == 1
+    assert not (project / "more").exists()
+    assert (project / "runs/tune/run.json").is_file()
+
+
+def test_where_there_is_no_overlay_a_script_is_stopped_at_its_first_write(folders, tmp_path, monkeypatch):
+    if not possible(cover.READ_ONLY, tmp_path / "try"):
+        pytest.skip("no Landlock here")
+    program = "import torch\nopen('new.txt', 'w')"
+    told = searched(monkeypatch, *folders, program, tmp_path / "out", ways=[cover.READ_ONLY]).to_dict()
+    assert told["outcome"] == "nothing_tried"
+    assert "stopped at its first write, to 'new.txt'" in told["reason"]
+    assert told["script_exit_code"] == 1
+
+
+@pytest.mark.parametrize("way", [cover.OVERLAY, cover.READ_ONLY])
+@pytest.mark.parametrize(
+    "command", ["echo x > kept.txt", "rm kept.txt", "mkdir new", "mv kept.txt full", "truncate -s 0 kept.txt"]
+)
+def test_whatever_is_written_the_folders_are_as_before(folders, tmp_path, way, command):
+    if not possible(way, tmp_path / "try"):
+        pytest.skip(f"no {way} here")
+    before = tree(*folders)
+    for name in ("scratch", "results"):
+        (tmp_path / name).mkdir()
+    program = f"{command}; code=$?; echo seen > '{tmp_path}/results/out.txt'; exit $code"
+    words = [sys.executable, "-I", cover.__file__, str(tmp_path / "scratch"), str(tmp_path / "results"), way]
+    done = subprocess.run(
+        [*words, "--", "sh", "-c", program], cwd=folders[0], capture_output=True, check=False
+    )
+    assert (done.returncode == 0) == (way == cover.OVERLAY), done.stderr
+    assert tree(*folders) == before
+    assert (tmp_path / "results/out.txt").read_text() == "seen\n"
+
+
+def test_a_script_that_writes_nothing_before_the_plan_needs_no_overlay(folders, tmp_path, monkeypatch):
+    if not possible(cover.READ_ONLY, tmp_path / "try"):
+        pytest.skip("no Landlock here")
+    result = searched(
+        monkeypatch, *folders, TRAINING, tmp_path / "out", budget_seconds=150.0, ways=[cover.READ_ONLY]
+    )
+    assert result.to_dict()["outcome"] == "faster", result.to_dict()["reason"]
+
+
+def test_where_there_is_neither_it_is_not_run(folders, tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="vivace run -- "):
+        searched(monkeypatch, *folders, "open('new.txt', 'w')", tmp_path / "out", ways=[])
+
+
+def test_a_script_that_does_not_end_is_ended(folders, tmp_path, monkeypatch):
+    ways = [way for way in (cover.OVERLAY, cover.READ_ONLY) if possible(way, tmp_path / way)]
+    if not ways:
+        pytest.skip("nothing keeps a script from writing here")
+    monkeypatch.setattr("vivace.live.search.LATE_SECONDS", 0.0)
+    program = "import time\ntime.sleep(1000)"
+    result = searched(monkeypatch, *folders, program, tmp_path / "out", budget_seconds=2.0)
+    assert result.to_dict()["script_exit_code"] != 0
+    assert result.exit_code == 1
+
+
+def test_the_command_line(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+
+    def tune(*words):
+        return subprocess.run(
+            [sys.executable, "-m", "vivace", "tune", *words],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    done = tune("--memory", "2GiB", "--", sys.executable, "train.py")
+    assert done.returncode == 2
+    assert "--memory needs a JOB" in done.stderr
+    done = tune("--json", "--", sys.executable, "-c", "print('mine'); open('x', 'w')")
+    assert done.returncode in (1, 2)
+    if done.returncode == 1:
+        assert json.loads(done.stdout)["outcome"] == "nothing_tried"
+        assert not (tmp_path / "x").exists()
+        assert (tmp_path / "runs/tune/script.txt").read_text().startswith("mine")
+
+
+def test_what_was_only_refused_is_no_measurement(tmp_path):
+    found = {"plan": {}, "reason": "because", "tried": [{"plan": {"a": {}}, "answer": "cannot"}]}
+    (tmp_path / "run.json").write_text(json.dumps(found))
+    told = _searched(tmp_path, Path("runs/tune"), "python a.py", 0).to_dict()
+    assert told["outcome"] == "nothing_tried"
+    assert told["trials"] == [{"techniques": ["a"], "status": "refused", "reason": "cannot", "ratio": None}]
+    assert lines(told)[0] == "no plan: because"
