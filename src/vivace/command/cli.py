@@ -237,7 +237,7 @@ def _tune_script(words: list[str], budget: str, out: Path, needing_a_job: list[s
             f"{needing_a_job[0]} needs a JOB: a script is tuned as it is, on its own device and steps"
         )
     from vivace.live.search import BUDGET_SECONDS, lines, search
-    from vivace.tuning.times import parse_budget
+    from vivace.measuring.budget import parse_budget
 
     seconds = parse_budget(budget)
     result = search(words, out=out, budget_seconds=seconds or BUDGET_SECONDS)
