@@ -239,7 +239,7 @@ def test_recipes_are_listed_and_can_be_loaded():
         in run("recipes", "detection").errors
     )
     assert "there is no recipe 'detectoin'; did you mean 'detection'?" in run("recipes", "detectoin").errors
-    files = {path.stem for path in Path(recipes.__file__).parent.glob("*.py")} - {"__init__"}
+    files = {path.stem for path in Path(recipes.__file__).parent.glob("*.py")} - {"__init__", "showing"}
     assert files == set(RECIPES)
 
 
@@ -358,7 +358,9 @@ def test_training_prints_one_document_however_much_the_job_prints(vivace, tmp_pa
 
 @pytest.mark.fault(41)
 def test_no_sentence_steers_the_terminal(vivace, tmp_path):
-    (tmp_path / "job.py").write_text("raise ValueError('\\x1b]0;mine\\x07 \\x1b[2J \\x9b2J red')\n")
+    (tmp_path / "job.py").write_text(
+        "job = None\nraise ValueError('\\x1b]0;mine\\x07 \\x1b[2J \\x9b2J red')\n"
+    )
     done = vivace("train", "job.py:job", "--out", "run")
     assert done.code == 2
     assert "]0;mine" in done.sentence

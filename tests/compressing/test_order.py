@@ -9,8 +9,8 @@ from vivace.compressing.order import EXPECTED, Order
 from vivace.ledger import Ratio
 from vivace.serving.forms import BY_NAME, FORMS
 
-# How many times as fast as eager fp32 on two cores at batch 1, of three networks: what was measured, and guesses
-# for the forms that nobody has measured.
+# How many times as fast as eager fp32 on two cores at batch 1, of three networks: what was measured, and
+# guesses for the forms that nobody has measured.
 KNOWN = {
     "residual": {
         "openvino_fp32": 2.9, "onnx_fp32": 2.2, "compiled_fp32": 1.3, "aoti_fp32": 1.4, "openvino_bf16": 9.2,

@@ -181,6 +181,8 @@ def test_once_nothing_is_faster_no_hook_is_left(timed):
     )
     before = [getattr(owner, name) for owner, name in names]
     after = []
+    alone, known = calls_of_ours(5, 10)
+    alone()  # hooks that other tests have silenced are called, too
     train, found = calls_of_ours(1400, 10)
 
     def watched():
@@ -190,16 +192,18 @@ def test_once_nothing_is_faster_no_hook_is_left(timed):
     watching = timed(watched, 0.01)
     assert watching.conductor.tried[-1]["answer"] == "not_faster"
     assert after == before
-    assert len(found) == 2 * 10, found  # torch's two hooks of an update, which now do nothing
+    assert len(found) == len(known) + 2 * 10, found  # torch's two hooks of an update, which now do nothing
 
 
 def test_while_a_script_is_only_counted_a_step_costs_two_hooks(timed):
+    alone, known = calls_of_ours(5, 10)
+    alone()  # hooks that other tests have silenced are called, too
     train, found = calls_of_ours(30, 10)
     watching = timed(train, 0.01)
     assert watching.conductor is None
     assert not [name for name in found if "conductor" in name.lower() or "call" in name]
     assert found.count("Loop._updated") == 10
-    assert len(found) <= 25 * 10
+    assert len(found) - len(known) <= 25 * 10
 
 
 def test_passes_shorter_than_a_segment_do_not_keep_it_from_deciding(timed):

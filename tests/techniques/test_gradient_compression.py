@@ -35,7 +35,7 @@ def train(plan, rank, ranks):
             x, y = torch.randn(8, 40, generator=generator), torch.randint(5, (8,), generator=generator)
             share = slice(rank * 8 // ranks, (rank + 1) * 8 // ranks)
             losses.append(float(session.step((x[share], y[share]))))
-        promise, share = session.promise.name, session.build.notes.get("gradient_compression")
+        promise, share = session.promise.name, session.build.facts.exchanged_share
     assert list(model.state_dict()) == keys
     return {"gradients": seen, "losses": losses, "promise": promise, "share": share}
 

@@ -7,6 +7,7 @@ import pytest
 
 import vivace
 from vivace.errors import InputError
+from vivace.training import crew
 from vivace.training.crew import Company
 from vivace.verifying import equivalence
 from vivace.verifying.equivalence import Pairs, _upper_tail, equivalence_p, judge_by_metric
@@ -115,6 +116,7 @@ class Metrics:
 @pytest.fixture
 def judge(monkeypatch):
     monkeypatch.setattr(equivalence, "Child", Metrics)
+    monkeypatch.setattr(crew, "Child", Metrics)
     events = []
 
     def judge(reference, candidate, untrained=0.1, **options):

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import vivace
 from vivace import Card, Numerics, Seam, Stage, Technique
 from vivace.errors import InputError
-from vivace.live import conductor
+from vivace.live import conductor, spending
 from vivace.training.checkpoints import kept_plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -91,7 +91,7 @@ def tuned(tmp_path, monkeypatch, register):
     """``(*techniques, ...) -> Run``: train and try these techniques alone, in steps that are worth it."""
     register(Hurry)
     register(Idle)
-    monkeypatch.setattr(conductor, "WORTH", 0.0)
+    monkeypatch.setattr(spending, "PATIENCE", 0.0)
     monkeypatch.setattr(conductor, "SEGMENT_SECONDS", 0.02)
 
     def train(*techniques, out="run", **more):
@@ -176,7 +176,7 @@ def test_what_acts_on_the_models_call_alone_is_not_gone_over_to(tuned, plain, tm
 
 
 def test_a_run_too_short_for_a_search_is_left_alone(tuned, monkeypatch):
-    monkeypatch.setattr(conductor, "WORTH", 1e6)
+    monkeypatch.setattr(spending, "PATIENCE", 1e6)
     run = tuned(Hurry())
     assert run.plan == {}
     assert "too little for a search to pay" in run.found["reason"]

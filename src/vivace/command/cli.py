@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 RankTimeout = Annotated[
     str, typer.Option(metavar="TIME", help="of several ranks: how long to wait for one that hangs or is gone")
 ]
+Changed = Annotated[
+    str, typer.Option(metavar="ok", help="resume though source or hyper-parameters have changed")
+]
+OnNan = Annotated[str, typer.Option(help="where the loss is no finite number: rollback (once) or stop")]
 Deadline = Annotated[
     str | None, typer.Option(metavar="TIME", help="stop with a checkpoint before so long a time, such as 2h")
 ]
@@ -258,12 +262,8 @@ def train(
     ] = False,
     seed: Annotated[int, typer.Option(help="of weights, data order and all randomness")] = 0,
     max_steps: Annotated[int | None, typer.Option(help="stop after so many steps in all")] = None,
-    changed: Annotated[
-        str, typer.Option(metavar="ok", help="resume though source or hyper-parameters have changed")
-    ] = "refuse",
-    on_nan: Annotated[
-        str, typer.Option(help="where the loss is no finite number: rollback (once) or stop")
-    ] = "rollback",
+    changed: Changed = "refuse",
+    on_nan: OnNan = "rollback",
     deadline: Deadline = None,
     rank_timeout: RankTimeout = "5m",
     watch: Annotated[

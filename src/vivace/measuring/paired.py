@@ -175,9 +175,8 @@ def compare(
     tolerance: float = 0.03,
     target: float | None = None,
 ) -> Comparison:
-    """Time both in turn until the 95 % interval is tighter than `tolerance`, or time is up.
-
-    With a `target` it ends as soon as the ratio is known to be above it, or far below.
+    """Time both in turn until the 95 % interval is tighter than `tolerance`, time is up, or the ratio is
+    known to be above the `target`, or far below.
 
     Each candidate block is paired with the mean of the reference blocks just before and after it, which
     cancels a steady drift of the machine. Pairs during which other processes were busy count only where
@@ -205,23 +204,21 @@ def compare(
         pairs = quiet + disturbed if loud else quiet
         if len(pairs) < 4:
             continue
-        ratio = speed_ratio([each.wall for each in pairs])
+        ratio = speed_ratio(_walls(pairs))
         threads_known = all(each.alone is not None for each in pairs)
         if loud and not threads_known and ratio.width > UNSTEADY_WIDTH / 2:
             steps[:] = [1, 1]
             worked = _by_processor(pairs, ratio)
             if worked is not None and (late or worked.width < 2 * tolerance):
-                working = tuple(each.working for each in pairs if each.working is not None)
-                return Comparison(worked, tuple(each.wall for each in pairs), others.largest, working)
+                return Comparison(worked, _walls(pairs), others.largest, _working(pairs))
         better = target is not None and ratio.low > target
         hopeless = target is not None and ratio.high < 0.97 * target
         wanted = UNSTEADY_WIDTH if better else tolerance
         if (len(pairs) >= 6 and ratio.width < wanted) or hopeless or len(pairs) >= 60 or late:
             break
     if threads_known and (loud or ratio.wide):
-        working = tuple(each.working for each in pairs if each.working is not None)
         alone = all(each.alone for each in pairs)
-        ratio = by_both_clocks(ratio, speed_ratio(working), others, target, sound=alone or not loud)
+        ratio = by_both_clocks(ratio, speed_ratio(_working(pairs)), others, target, sound=alone or not loud)
     undecided = ratio.low <= 1.0 <= ratio.high and not hopeless
     if ratio.width > UNSTEADY_WIDTH and undecided:
         raise Unsteady(
@@ -229,7 +226,15 @@ def compare(
             f"{len(pairs)} pairs of blocks{others.sentence()}",
             foreign_share=others.largest,
         )
-    return Comparison(ratio, tuple(each.wall for each in pairs), others.largest)
+    return Comparison(ratio, _walls(pairs), others.largest)
+
+
+def _walls(pairs: Sequence[_Pair]) -> tuple[tuple[float, float], ...]:
+    return tuple(each.wall for each in pairs)
+
+
+def _working(pairs: Sequence[_Pair]) -> tuple[tuple[float, float], ...]:
+    return tuple(each.working for each in pairs if each.working is not None)
 
 
 def _paired(reference: Timed, candidate: Timed, steps: list[int]) -> Iterator[_Pair]:
@@ -255,7 +260,7 @@ def _paired(reference: Timed, candidate: Timed, steps: list[int]) -> Iterator[_P
 
 def _by_processor(pairs: Sequence[_Pair], wall: Ratio) -> Ratio | None:
     """The ratio by the processor's clock; None where it is not known, or no answer either, or another one."""
-    working = [each.working for each in pairs if each.working is not None]
+    working = _working(pairs)
     if len(working) < max(6, len(pairs)):
         return None
     worked, passed = sum(map(sum, working)), sum(sum(each.wall) for each in pairs)

@@ -160,7 +160,7 @@ def fitting(value: Any, shape: Any, place: str, skipped: list[str]) -> Any:
         kept = {}
         for key, one in value.items():
             found = fitting(one, shapes[key], f"{place}.{key}", skipped) if key in shapes else one
-            if found is not None:
+            if found is not None or one is None:
                 kept[key] = found
         return kept
     if isinstance(shape, (list, tuple)):

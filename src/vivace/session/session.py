@@ -76,7 +76,12 @@ class Session:
             return seams.step(seams.place(batch))
 
     def plain_step(self, batch: Batch) -> torch.Tensor:
-        """One step without what wraps it whole, such as a captured graph, which hides its operators."""
+        """One step without what wraps it whole, such as a captured graph, which hides its operators.
+
+        A step of the person's own is taken as it is.
+        """
+        if self.build.own_step:
+            return self.step(batch)
         with self._on_device():
             return self._default_step(self.seams.place(batch))
 

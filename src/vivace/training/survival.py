@@ -185,7 +185,7 @@ def naming_memory() -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not ran_out_of_memory(error):
             raise
-        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
         raise OutOfMemory(
             f"the training does not fit into the device's memory ({reason}): free what others hold there, or "
             "use a smaller model or a device with more memory"

@@ -80,8 +80,7 @@ def tune(
     on_event: OnEvent | None = None,
     command: str | None = None,
 ) -> Result:
-    """Find the fastest plan for `job` on this machine that keeps its promise; the empty plan where nothing
-    wins.
+    """Find the fastest plan for `job` on this machine that keeps its promise; else the empty plan.
 
     Args:
         job: a Job, or a reference such as ``train.py:job``.
@@ -91,17 +90,14 @@ def tune(
             nothing is searched (`Outcome.TOO_SHORT`), unless there is a limit of `memory`.
         runs: how often the job will be trained with the plan; for ``auto``.
         steps: how long one training is, where its data have no length, or another is meant than the Job's.
-        memory: the largest peak a plan may need, such as ``"20GiB"`` or bytes; ``"auto"``: what is free on
-            the device, less a tenth. Measured on the largest batch. A job that does not fit as it is starts
-            from the fastest of a few smaller plans that does (`Result.reference`).
+        memory: the largest peak a plan may need, such as ``"20GiB"`` or bytes; ``"auto"``: what is free,
+            less a tenth. A job that does not fit as it is starts from a smaller plan (`Result.reference`).
         allow: the largest change of numbers: ``exact``, ``rounding`` or ``semantics``.
-        out: folder for plan, ledger and report. An earlier run there on the same job and machine is built
-            upon.
+        out: folder for plan, ledger and report; an earlier run there on the same job is built upon.
         on_event: called with a `vivace.Event` as the search goes on.
 
-    Ctrl-C or SIGTERM ends the search and keeps the best so far (`Result.interrupted`). Raises JobError where
-    the job itself is at fault, FolderError where `out` cannot be used, AnswerIsNo where nothing fits into
-    `memory`.
+    Ctrl-C or SIGTERM ends the search and keeps the best so far (`Result.interrupted`). Raises JobError of the
+    job's own faults, FolderError where `out` cannot be used, AnswerIsNo where nothing fits into `memory`.
     """
     require_torch()
     begin = time.monotonic()
@@ -129,8 +125,9 @@ def tune(
         ledger.append("profile", dataclasses.asdict(profile))
         tuning = _Tuning(bench, machine, profile, folder, begin, seconds)
         if given is None and length is not None and seconds < LEAST_SECONDS:
-            told = too_short(length, step, runs)
-            return tuning.finish(Conclusion(bench.base, ONE, Outcome.TOO_SHORT, told))
+            return tuning.finish(
+                Conclusion(bench.base, ONE, Outcome.TOO_SHORT, too_short(length, step, runs))
+            )
         return tuning.run()
 
 
