@@ -125,9 +125,8 @@ def tune(
         ledger.append("profile", dataclasses.asdict(profile))
         tuning = _Tuning(bench, machine, profile, folder, begin, seconds)
         if given is None and length is not None and seconds < LEAST_SECONDS:
-            return tuning.finish(
-                Conclusion(bench.base, ONE, Outcome.TOO_SHORT, too_short(length, step, runs))
-            )
+            why = too_short(length, step, runs)
+            return tuning.finish(Conclusion(bench.base, ONE, Outcome.TOO_SHORT, why))
         return tuning.run()
 
 
