@@ -93,7 +93,7 @@ def test_looking_after_each_seed_does_not_make_an_error_likelier():
 class Metrics:
     """Stands in for the child processes that train: a metric for each seed."""
 
-    def __init__(self, entry, source):
+    def __init__(self, entry, source, *_, **__):
         self.source = source
 
     def __enter__(self):

@@ -105,6 +105,7 @@ def tuned(tmp_path, monkeypatch, register):
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     """The weights of the same training as it is."""
+    torch.set_num_threads(1)  # as in the tests themselves
     Slow.in_a_hurry = True
     folder = tmp_path_factory.mktemp("plain") / "run"
     vivace.train(job(), out=folder)
