@@ -54,7 +54,6 @@ EPOCHS = {
     "search_gpt": 5,
     "search_table": 10,
 }
-WITHIN = 0.05  # of the measured total: how far the predicted one may be off
 Row = dict[str, Any]
 
 

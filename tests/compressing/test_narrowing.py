@@ -3,10 +3,11 @@
 import json
 
 import pytest
+import torch
 
 import vivace
-from vivace.compressing import bench, finding
-from vivace.errors import InputError
+from vivace.compressing import bench, finding, narrowing
+from vivace.errors import InputError, Refused
 from vivace.ledger import Ratio
 from vivace.measuring.paired import Comparison
 from vivace.serving.forms import BY_NAME
@@ -65,3 +66,19 @@ def test_what_cannot_be_trained_further(trained, tmp_path):
         vivace.compress(reference, run=run, finetune="long", out=tmp_path / "a")
     with pytest.raises(InputError, match="by its name"):
         vivace.compress(vivace.job.load(reference), run=run, finetune="1s", out=tmp_path / "b")
+
+
+def test_a_plan_that_does_not_act_on_the_narrower_model_is_told(monkeypatch):
+    plans = []
+
+    def train(job, plan, **_):
+        plans.append(plan.names)
+        if plan.names:
+            raise Refused("no convolution is left to act on")
+
+    monkeypatch.setattr(narrowing, "train", train)
+    trainer = narrowing.Trainer(None, threads=torch.get_num_threads())
+    told = trainer.train("job.py:job", {"channels_last": {}}, "run", 1.0)
+    assert told == {"declined": "no convolution is left to act on"}
+    assert plans == [("channels_last",), ()]
+    assert trainer.train("job.py:job", {}, "run", 1.0) == {"declined": ""}

@@ -42,15 +42,20 @@ class Trainer:
         self.job = job
 
     def train(self, job: str, plan: dict[str, Any], out: str, seconds: float) -> dict[str, Any]:
-        """Train it, or go on where an earlier search stopped, under the plan unless that declines it."""
-        try:
-            run = self._run(job, Plan.from_dict(plan), out, seconds)
-        except Refused:
-            run = self._run(job, Plan(), out, seconds)
-        return {"steps": run.steps, "epochs": run.epochs, "metric": run.metric}
+        """Train it, or go on where an earlier search stopped, under the plan unless that declines it.
 
-    def _run(self, job: str, plan: Plan, out: str, seconds: float) -> Any:
-        return train(
+        Returns under ``declined`` why it did, else an empty text.
+        """
+        declined = ""
+        try:
+            self._run(job, Plan.from_dict(plan), out, seconds)
+        except Refused as refused:
+            declined = str(refused)
+            self._run(job, Plan(), out, seconds)
+        return {"declined": declined}
+
+    def _run(self, job: str, plan: Plan, out: str, seconds: float) -> None:
+        train(
             job,
             plan,
             out=out,
@@ -114,10 +119,12 @@ class Narrowing:
         with Child(TRAINER, source, {"threads": self.bench.threads}, log=self.folder / LOG) as child:
             plan = self.bench.facts["trained"]["plan"]
             asked = {"job": self.reference, "plan": plan, "out": str(run), "seconds": self.seconds}
-            child.ask("train", self.seconds + ENDING_SECONDS, **asked)
+            declined = child.ask("train", self.seconds + ENDING_SECONDS, **asked)["declined"]
         self.bench.narrow = (source, str(run))
         one = self.bench.attempt(form, by_size=False)
-        return dataclasses.replace(one, job=self.reference, run=str(run))
+        told = f"trained in strict fp32, as the run's plan does not act on it: {declined}" if declined else ""
+        reason = "; ".join(filter(None, (one.reason, told)))
+        return dataclasses.replace(one, reason=reason, job=self.reference, run=str(run))
 
     def _answer(self, form: Form, status: Any, reason: str, **found: Any) -> Tried:
         return Tried(form.name, form.does, form.runtime, form.numbers, status, reason, **found)
