@@ -375,6 +375,40 @@ def test_calls_of_a_compiled_model_are_left_alone_at_once(watched):
     assert "torch.compile" in loop.rest
 
 
+class Closed(nn.Module):
+    """Runs its parts through a function that holds them, as a copy of it holds the original's."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8))
+        self.norm, self.out = nn.BatchNorm1d(8), nn.Linear(8, 3)
+        norm, out = self.norm, self.out
+        self.inner = lambda inputs: out(norm(inputs))
+
+    def forward(self, inputs):
+        return self.inner(inputs * self.scale)
+
+
+def test_a_model_whose_copy_runs_the_original_is_as_it_was(watched, only):
+    only()
+
+    def train_closed():
+        torch.manual_seed(0)
+        model = Closed()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(40):
+            F.cross_entropy(model(torch.randn(12, 8)), torch.randint(3, (12,))).backward()
+            optimizer.step()
+            if step % 4 == 3:  # gradients of the steps between add up
+                optimizer.zero_grad()
+        return model
+
+    alone = train_closed()
+    model, loop = watched(train_closed)
+    assert same_weights(model, alone)
+    assert "its copy leaves 'norm.weight' to the original" in loop.rest
+
+
 PLANTED = [
     (loop_module.Seen, "called"),
     (loop_module.Seen, "ends_step"),

@@ -24,7 +24,7 @@ from vivace.live.errand import LEDGER, PLAN
 from vivace.live.hosted import Hosted
 from vivace.live.kept import CannotKeep, Kept, KeptCall, KeptUpdate, Weights
 from vivace.live.pairs import LOOKS, Comparison, Pair, Pause, Segment, Timing, compared, length, middle
-from vivace.live.proof import Proof, Replay, Verdict
+from vivace.live.proof import Proof, Replay, Verdict, untouched
 from vivace.live.refusals import device_of
 from vivace.live.spending import affordable_steps
 from vivace.plan import Plan
@@ -325,7 +325,8 @@ class Conductor:
         """Adopt what is given or found; returns about the seconds of a proof."""
         given = self.loop.errand.plan
         kept: Kept = yield KEEP
-        proof = Proof(kept, self.machine, self.clock)
+        with untouched(self.root):
+            proof = Proof(kept, self.machine, self.clock)
         plan = self._given(proof, given) if given is not None else (yield from self._search(proof))
         if not plan.techniques:
             return 0.0

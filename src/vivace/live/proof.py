@@ -74,6 +74,24 @@ class Verdict:
         return {**dataclasses.asdict(self), "limit": LIMIT}
 
 
+@contextlib.contextmanager
+def untouched(root: nn.Module) -> Iterator[None]:
+    """Inside, copies of `root` are run; if one runs parts of `root` itself, what that changes is put back."""
+    with torch.no_grad():
+        buffers = [(buffer, buffer.clone()) for buffer in root.buffers()]
+        grads = [(p, p.grad, p.grad.clone() if p.grad is not None else None) for p in root.parameters()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, values in buffers:
+                buffer.copy_(values)
+            for parameter, grad, gradient in grads:
+                parameter.grad = grad
+                if grad is not None and gradient is not None:
+                    grad.copy_(gradient)
+
+
 class Proof:
     """Replays of one kept step. Raises CannotKeep where the reference does not repeat it."""
 
@@ -182,7 +200,14 @@ class Proof:
             if not apart({n: after[n] - before[n] for n in after}, theirs) <= SAME_GRADIENT:
                 raise CannotKeep("a copy of its optimizer takes another step")
             return
-        found = apart(self.reference.outcome.gradients, self.kept.of_weights)
+        theirs, ours = self.kept.of_weights, self.reference.outcome.gradients
+        unused = [name for name in self.before.parameters if name in theirs and name not in ours]
+        if unused:
+            raise CannotKeep(
+                f"its copy leaves '{unused[0]}' to the original: a function in the model, such as a lambda, "
+                "holds a part of it"
+            )
+        found = apart(ours, theirs)
         if not found <= SAME_GRADIENT:
             raise CannotKeep(
                 f"a copy of its step gives other gradients ({words.percent(found)} off): its loss may use "
