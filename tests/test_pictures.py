@@ -32,7 +32,9 @@ def test_every_kind_comes_back_as_it_was():
     pixels = numpy.arange(24, dtype=numpy.uint8).reshape(2, 4, 3)
     found = {
         "Confusion": [Counts("all", ["a", "b"], [[3, 1], [0, 2]])],
-        "Best": [Image("one", pixels, [Box(0, 1, 2.5, 2, "cat", True), Box(1, 1, 2, 2)])],
+        "Best": [
+            Image("one", pixels, [Box(0, 1, 2.5, 2, "cat", True), Box(1, 1, 2, 2)], {"cat": (255, 196, 0)})
+        ],
         "Text": [Text("said", ["before ", Piece("Ann", "PER", False), Piece("given", "given")])],
         "Nothing": [],
     }
@@ -43,6 +45,7 @@ def test_every_kind_comes_back_as_it_was():
     (image,) = back["Best"]
     assert numpy.array_equal(image.packed.array, pixels)
     assert image.boxes == found["Best"][0].boxes
+    assert image.legend == {"cat": (255, 196, 0)}
 
 
 @pytest.mark.parametrize(
@@ -85,6 +88,10 @@ def test_a_long_text_is_cut_and_its_marks_stay():
         (lambda: Counts("odd", ["a"], [[1, 2]]), r"'odd' has rows of \[2\]"),
         (lambda: Counts("odd", ["a"], [[-1]]), "1 numbers from 0 on"),
         (lambda: Counts("many", "x" * 41, [[0] * 41] * 41), f"at most {MOST_CLASSES} names"),
+        (
+            lambda: Image("odd", numpy.zeros((1, 1)), legend={"a": (0, 0, 256)}),
+            "three whole numbers from 0 to 255",
+        ),
         (lambda: document([Text("a", ["b"])]), "returned a list; it must return a dictionary of headings"),
         (lambda: document({"a": Text("a", ["b"])}), "under 'a' are a Text; they must be a list"),
         (lambda: document({"a": ["<svg>"]}), "under 'a' hold a str: neither Counts, Image nor Text"),
@@ -114,6 +121,8 @@ def damaged(**changes):
         {"kind": "script"},
         {"title": None, "kind": None},
         {"boxes": [{"left": "x"}]},
+        {"legend": {"a": ["red;", 0, 0]}},
+        {"legend": ["a"]},
     ],
 )
 def test_a_damaged_picture_is_left_out_and_the_others_stay(changes):

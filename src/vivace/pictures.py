@@ -94,7 +94,8 @@ class Pixels:
 @dataclasses.dataclass(frozen=True)
 class Image:
     """An image (height, width), (height, width, 3) or, of which the fourth channel is left out, (height,
-    width, 4): whole numbers from 0 to 255, or others from 0 to 1. `boxes` are drawn on it.
+    width, 4): whole numbers from 0 to 255, or others from 0 to 1. `boxes` are drawn on it. `legend` says what
+    its colours mean: red, green and blue from 0 to 255, by name.
 
     Of one longer than `MOST_PIXELS` every second, third, ... pixel is kept. Raises JobError where it is none.
     """
@@ -102,10 +103,15 @@ class Image:
     title: str
     pixels: ArrayLike | Pixels
     boxes: Sequence[Box] = ()
+    legend: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "title", str(self.title))
         object.__setattr__(self, "boxes", tuple(self.boxes)[:MOST_BOXES])
+        legend = {str(name): tuple(map(operator.index, colour)) for name, colour in self.legend.items()}
+        if any(len(colour) != 3 or not 0 <= min(colour) <= max(colour) <= 255 for colour in legend.values()):
+            raise JobError(f"the legend of '{self.title}' has colours of three whole numbers from 0 to 255")
+        object.__setattr__(self, "legend", dict(list(legend.items())[:MOST_CLASSES]))
         if not isinstance(self.pixels, Pixels):
             object.__setattr__(self, "pixels", _packed(self.title, self.pixels))
 
@@ -213,6 +219,7 @@ def _written(one: Picture) -> dict[str, Any]:
         "shape": (kept.height, kept.width),
         "pixels": packed,
         "boxes": boxes,
+        "legend": one.legend,
     }
 
 
@@ -256,7 +263,7 @@ def _read(one: dict[str, Any]) -> Picture:
             left, top, right, bottom = sides
             label, correct = _told(box, "label")
             boxes.append(Box(left, top, right, bottom, label, correct))
-    return Image(title, Pixels(height, width, raw), boxes)
+    return Image(title, Pixels(height, width, raw), boxes, one.get("legend") or {})
 
 
 def _told(found: Mapping[str, Any], *texts: str) -> tuple[Any, ...]:

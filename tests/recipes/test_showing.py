@@ -56,6 +56,7 @@ def test_pixels_are_confused_by_class_and_ignored_ones_are_not():
     heading = next(name for name in found if name.startswith("Best"))
     (panel,) = found[heading]
     assert panel.packed.array.shape[1] == 3 * 50 + 2
+    assert panel.legend == {"yes": tuple(showing.COLOURS[1])}
     plain, said = panel.packed.array[:, :50], panel.packed.array[:, -50:]
     assert (plain[:, 25:] == said[:, 25:]).all()
     assert (plain[:, :25] != said[:, :25]).any()

@@ -107,6 +107,15 @@ def test_boxes_and_their_labels_stay_inside():
     assert all(0 < float(label["y"]) < 100 for label in labels)
 
 
+def test_a_legend_says_which_colour_is_which():
+    tags = Tags(drawn(Image("masks", numpy.zeros((4, 4)), legend={"cat": (255, 196, 0), "dog": (0, 1, 2)})))
+    assert [a["style"] for tag, a in tags.found if tag == "i"] == [
+        "background: rgb(255, 196, 0)",
+        "background: rgb(0, 1, 2)",
+    ]
+    assert tags.text.index("masks") < tags.text.index("cat") < tags.text.index("dog")
+
+
 def test_marks_say_whether_they_are_right():
     tags = Tags(
         drawn(Text("", ["a ", Piece("b", "PER", True), Piece("c", "LOC", False), Piece("d", "missed")]))

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
@@ -102,7 +103,7 @@ def segmented(model: nn.Module, batches: Iterable[Any], names: Sequence[str], ig
                 counts.add_(here)
                 shares = here.diag() / (here.sum(0) + here.sum(1) - here.diag())
                 score = float(shares.nanmean().nan_to_num())
-                yield Sample(score, panels, (f"mean IoU {score:.2f}", image, true, guess))
+                yield Sample(score, panels, (f"mean IoU {score:.2f}", image, true, guess, names))
 
     best, worst = extremes(samples())
     found: Shown = {}
@@ -114,17 +115,25 @@ def segmented(model: nn.Module, batches: Iterable[Any], names: Sequence[str], ig
     return {**found, f"Best: {of}": best, f"Worst: {of}": worst}
 
 
-def panels(title: str, image: torch.Tensor, true: torch.Tensor, guess: torch.Tensor) -> Picture:
-    """An image beside itself under the true classes' colours and under the model's."""
+def panels(
+    title: str, image: torch.Tensor, true: torch.Tensor, guess: torch.Tensor, names: Sequence[str]
+) -> Picture:
+    """An image beside itself under the true classes' colours and under the model's; which colour is which."""
     plain = numpy.repeat(pixels(image), 3, 2) if image.shape[0] == 1 else pixels(image)
     parts = [plain]
     for classes in (true.numpy(), guess.numpy()):
-        place = numpy.where(classes == 0, 0, 1 + (classes - 1) % (len(COLOURS) - 1))
-        colours = COLOURS[place] / 255
         tint = TINT * (classes > 0)[:, :, None]
-        parts.append(plain * (1 - tint) + colours * tint)
+        parts.append(plain * (1 - tint) + _colours(classes) / 255 * tint)
+    there = numpy.union1d(true.numpy(), guess.numpy())
+    there = there[(there > 0) & (there < len(names))]
+    legend = {names[place]: colour.tolist() for place, colour in zip(there, _colours(there), strict=True)}
     gap = numpy.ones((plain.shape[0], max(1, plain.shape[1] // 32), 3))
-    return Image(title, numpy.concatenate([parts[0], gap, parts[1], gap, parts[2]], axis=1))
+    whole = numpy.concatenate([parts[0], gap, parts[1], gap, parts[2]], axis=1)
+    return Image(title, whole, legend=legend)
+
+
+def _colours(classes: NDArray[Any]) -> NDArray[Any]:
+    return COLOURS[numpy.where(classes == 0, 0, 1 + (classes - 1) % (len(COLOURS) - 1))]
 
 
 class Found(NamedTuple):

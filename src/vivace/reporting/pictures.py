@@ -6,7 +6,7 @@ import base64
 import struct
 import unicodedata
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from markupsafe import Markup
 
@@ -98,7 +98,14 @@ def _image(one: Image) -> Markup:
     drawing = element(
         "svg", picture, *marks, viewBox=f"0 0 {width} {height}", role="img", aria_label=title or "a picture"
     )
-    return element("figure", drawing, element("figcaption", title))
+    return element("figure", drawing, element("figcaption", title, *_legend(one)))
+
+
+def _legend(one: Image) -> Iterator[Markup]:
+    """What its colours mean, each beside a swatch."""
+    for name, colour in one.legend.items():
+        swatch = element("i", style=f"background: rgb({', '.join(map(str, colour))})")
+        yield element("span", swatch, visible(name), class_="key")
 
 
 def _box(box: Box, width: int, height: int) -> list[Markup]:
