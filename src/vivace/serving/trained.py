@@ -11,7 +11,8 @@ from torch import nn
 
 from vivace.errors import CheckpointError, InputError, JobError
 from vivace.job import Job
-from vivace.session.opening import call, models_of, seed_everything
+from vivace.session.opening import call, models_of
+from vivace.tensors.randomness import Streams
 from vivace.training.checkpoints import FILES, Checkpoints
 from vivace.training.resuming import load_into
 
@@ -84,8 +85,8 @@ def untrained(job: Job) -> nn.Module:
 
 
 def _built(job: Job) -> nn.Module:
-    seed_everything(0)
-    built = call(job, "model")
+    with Streams(0):  # the same in every process, and the streams of a training go on as they were
+        built = call(job, "model")
     models = models_of(job, built)
     if len(models) > 1 or not isinstance(built, nn.Module):
         raise JobError(
