@@ -7,7 +7,7 @@ import torch
 
 import vivace
 from vivace.compressing import bench, finding, narrowing
-from vivace.errors import InputError, Refused
+from vivace.errors import Diverged, InputError, OutOfMemory, Refused
 from vivace.ledger import Ratio
 from vivace.measuring.paired import Comparison
 from vivace.serving.forms import BY_NAME
@@ -58,6 +58,47 @@ def test_what_is_faster_is_trained_judged_and_exported(trained, tmp_path, measur
     made = vivace.export(tmp_path, to="onnx", out=tmp_path.parent / f"{tmp_path.name}-export")
     assert made.kept, made.reason
     assert made.form == "pruned_onnx_fp32"
+
+
+def test_a_file_that_others_are_made_from_is_of_the_trained_weights(trained, tmp_path, measured, monkeypatch):
+    """OpenVINO's files are made from ONNX's, of which one of the untrained model lies there."""
+    measured(2.0, 4.0, "openvino_fp32")
+    reference, run = trained("wide")
+    made, write = [], bench.Bench.write
+
+    def noted(self, form):
+        base = self.files / "pruned_onnx_fp32.onnx"
+        made.append((form.name, self.narrow[1] != "", base.exists()))
+        return write(self, form)
+
+    monkeypatch.setattr(bench.Bench, "write", noted)
+    found = vivace.compress(reference, run=run, margin="40%", finetune="5s", out=tmp_path)
+    assert made[1:] == [("pruned_openvino_fp32", False, False), ("pruned_openvino_fp32", True, False)]
+    assert found.tried[-1].run == str(tmp_path / "pruned")
+
+
+@pytest.mark.parametrize("error", [Diverged("the loss is nan"), OutOfMemory("no room")])
+def test_whatever_befalls_its_training_the_rest_stands(trained, tmp_path, measured, monkeypatch, error):
+    measured(2.0, 4.0, "onnx_fp32")
+    reference, run = trained("wide")
+
+    def fails(self, form, best):
+        raise error
+
+    monkeypatch.setattr(narrowing.Narrowing, "_judged", fails)
+    found = vivace.compress(reference, run=run, margin="40%", finetune="5s", out=tmp_path)
+    assert (found.tried[-1].status, found.tried[-1].reason) == ("failed", str(error))
+    assert found.chosen == "onnx_fp32"
+    assert (tmp_path / "compress.json").is_file()
+
+
+def test_for_size_what_is_smaller_counts(trained, tmp_path, measured):
+    measured(1.0, 0.9, "onnx_fp32")
+    reference, run = trained("wide")
+    options = {"objective": "size", "finetune": "5s", "out": tmp_path}
+    narrow = vivace.compress(reference, run=run, margin="60%", **options).tried[-1]
+    assert narrow.run == str(tmp_path / "pruned"), narrow.reason
+    assert narrow.status in ("kept", "undecided")
 
 
 def test_what_cannot_be_trained_further(trained, tmp_path):

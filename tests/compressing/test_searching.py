@@ -8,7 +8,7 @@ from vivace.compressing import searching
 from vivace.compressing.answering import answer
 from vivace.compressing.journal import Journal
 from vivace.compressing.result import Compressed, Tried
-from vivace.errors import Unsteady
+from vivace.errors import ChildFailed, Unsteady
 from vivace.ledger import Ratio
 from vivace.serving.forms import BY_NAME, FORMS
 
@@ -151,3 +151,29 @@ def test_what_the_others_make_unlikely_is_passed_over_unless_all_are_asked_for(s
     assert passed.status == "untried"
     assert "by what the others gave" in passed.reason
     assert set(search(speeds, every=True)[0].attempted) == set(USUAL)
+
+
+def test_what_is_announced_was_measured_in_fresh_processes(search, monkeypatch):
+    """The best falls behind the second there, and so the second has its turn."""
+    turns = []
+
+    def confirmed(self, form, first):
+        turns.append(form.name)
+        return Ratio(2.5, 2.4, 2.6) if form.name == "openvino_int8" else first
+
+    monkeypatch.setattr(Given, "confirmed", confirmed)
+    _, _, found, _ = search(USUAL)
+    assert turns == ["openvino_int8", "openvino_fp32"]
+    assert found.chosen == "openvino_fp32"
+
+
+def test_a_form_whose_fresh_process_dies_gives_way_to_the_next(search, monkeypatch):
+    def confirmed(self, form, first):
+        if form.name == "openvino_int8":
+            raise ChildFailed("the process died from SIGSEGV")
+        return first
+
+    monkeypatch.setattr(Given, "confirmed", confirmed)
+    _, _, found, _ = search(USUAL)
+    assert found.chosen == "openvino_fp32"
+    assert next(one for one in found.tried if one.name == "openvino_int8").status == "failed"

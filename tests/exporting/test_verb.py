@@ -125,6 +125,17 @@ def test_where_no_form_for_the_runtime_was_judged_the_models_own_numbers_go(tmp_
     assert subject_of(folder, "openvino").form.name == "openvino_bf16"
 
 
+def test_the_form_that_was_chosen_goes_before_a_faster_one(tmp_path):
+    folder = compressed(tmp_path, "job.py:job", tmp_path / "run", margin=0.2, status="kept")
+    document = json.loads((folder / "compress.json").read_text())
+    slower = {"estimate": 1.1, "low": 1.0, "high": 1.2}
+    document["tried"].append(document["tried"][0] | {"name": "openvino_int8", "ratio": slower})
+    (folder / "compress.json").write_text(json.dumps(document))
+    assert subject_of(folder, "openvino").form.name == "openvino_bf16"
+    (folder / "compress.json").write_text(json.dumps({**document, "chosen": "openvino_int8"}))
+    assert subject_of(folder, "openvino").form.name == "openvino_int8"
+
+
 def test_a_narrower_form_is_of_its_own_job_and_run(tmp_path):
     folder = compressed(tmp_path, "job.py:job", tmp_path / "run", margin=0.2, status="kept")
     document = json.loads((folder / "compress.json").read_text())

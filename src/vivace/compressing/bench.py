@@ -19,7 +19,7 @@ from vivace.serving.calls import outputs_file, read_arrays
 from vivace.serving.envelope import Check
 from vivace.serving.envelope import compare as compare_outputs
 from vivace.serving.files import digest, parts
-from vivace.serving.forms import BY_NAME, EXTRA, REFERENCE, Form
+from vivace.serving.forms import BY_NAME, EXTRA, PRUNED, REFERENCE, Form
 from vivace.serving.maker import PROOF_SAMPLES
 from vivace.serving.margin import Change
 from vivace.words import number, ratio, size
@@ -156,6 +156,13 @@ class Bench:
         if not form.in_process:
             for part in parts(self.files / form.file):
                 part.unlink()
+
+    def forget_narrow(self) -> None:
+        """Remove the files of all narrower forms, and the one that others are made from: they are of other
+        weights.
+        """
+        for path in self.files.glob(f"{PRUNED}*"):
+            path.unlink()
 
     def write(self, form: Form) -> dict[str, Any]:
         """Make the file of a form, in a process of its own."""

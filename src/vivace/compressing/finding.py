@@ -194,7 +194,8 @@ class _Compressing:
         tried = search.run(known)
         if wish.finetune is not None:
             seconds = parse_finetune(wish.finetune)
-            search.narrow(tried, Narrowing(bench, absolute(wish.name), folder, seconds, self.tell))
+            name, by_size = absolute(wish.name), search.by_size
+            search.narrow(tried, Narrowing(bench, name, folder, seconds, self.tell, by_size=by_size))
         return search, tried
 
 

@@ -10,7 +10,7 @@ import torch
 
 from vivace.compressing.bench import Bench
 from vivace.compressing.result import Tried
-from vivace.errors import ChildFailed, JobError, Refused, Unsteady
+from vivace.errors import JobError, Refused, Unsteady, VivaceError
 from vivace.events import Tell
 from vivace.job import Job
 from vivace.plan import Plan
@@ -24,6 +24,7 @@ WORTH = 1.03  # times the best form of the whole model: what is less is not wort
 CHECKPOINT_SECONDS = 60.0
 ENDING_SECONDS = 600.0  # beyond the time for training: opening, the last evaluation and checkpoint
 JOB, RUN, LOG = "pruned.py", "pruned", "pruned.log"
+CHECKPOINTS = "checkpoints"  # of a run
 TRAINER = "vivace.compressing.narrowing:Trainer"
 TEXT = """\
 \"\"\"The job with {keep} of each layer's channels, from the weights of a run; by vivace compress.\"\"\"
@@ -57,7 +58,9 @@ class Trainer:
     def _run(self, job: str, plan: Plan, out: str, seconds: float) -> None:
         train(
             job,
-            plan,
+            None
+            if Path(out, CHECKPOINTS).exists()
+            else plan,  # where it goes on its own: it may have fallen back
             out=out,
             resume=True,
             deadline_seconds=seconds,
@@ -74,10 +77,14 @@ class Narrowing:
         job: the reference of the job, which a child process can load from anywhere.
         folder: the output folder; the narrower job's file and its run stay there.
         seconds: for training.
+        by_size: is the smallest model sought, and not the fastest?
     """
 
-    def __init__(self, bench: Bench, job: str, folder: Path, seconds: float, tell: Tell) -> None:
+    def __init__(
+        self, bench: Bench, job: str, folder: Path, seconds: float, tell: Tell, *, by_size: bool
+    ) -> None:
         self.bench, self.job, self.folder, self.seconds, self._tell = bench, job, folder, seconds, tell
+        self.by_size = by_size
         self.reference = f"{folder / JOB}:job"
 
     def tried(self, best: Tried) -> Tried:
@@ -93,7 +100,7 @@ class Narrowing:
             one = self._answer(form, "unmeasured", str(error), foreign_share=busy)
         except (Refused, JobError) as error:
             one = self._answer(form, "refused", str(error))
-        except ChildFailed as error:
+        except VivaceError as error:  # whatever befell its training: what was tried before stands
             one = self._answer(form, "failed", str(error))
         self._tell("form_end", {"form": one, "left_seconds": 0.0})
         return one
@@ -103,16 +110,18 @@ class Narrowing:
         (self.folder / JOB).write_text(text, encoding="utf-8")
         source = Source(self.reference)
         self.bench.narrow = (source, "")
-        self.bench.forget(form)
+        self.bench.forget_narrow()
         speed, num_bytes = self.bench.glance(form)
-        self.bench.forget(form)
+        self.bench.forget_narrow()
         fastest = best.ratio.counts if best.ratio else 1.0
-        if speed.low <= WORTH * fastest:
+        worth = num_bytes < (best.bytes or 0) / WORTH if self.by_size else speed.low > WORTH * fastest
+        if not worth:
             smaller = f"smaller ({size(num_bytes)} instead of {size(best.bytes)}) and "
             told = "" if num_bytes >= (best.bytes or 0) else smaller
-            reason = (
-                f"{told}not faster: {ratio(speed)}, and {best.name} is {times(fastest)}; it was not trained"
-            )
+            reason = f"{told}not faster: {ratio(speed)}, and {best.name} is {times(fastest)}"
+            if self.by_size:
+                reason = f"not smaller: {size(num_bytes)}, and {best.name} has {size(best.bytes)}"
+            reason += "; it was not trained"
             return self._answer(form, "refused", reason, ratio=speed, bytes=num_bytes)
         self._tell("phase", {"name": f"training the narrower model: {ratio(speed)} before it was trained"})
         run = self.folder / RUN
@@ -121,7 +130,7 @@ class Narrowing:
             asked = {"job": self.reference, "plan": plan, "out": str(run), "seconds": self.seconds}
             declined = child.ask("train", self.seconds + ENDING_SECONDS, **asked)["declined"]
         self.bench.narrow = (source, str(run))
-        one = self.bench.attempt(form, by_size=False)
+        one = self.bench.attempt(form, by_size=self.by_size)
         told = f"trained in strict fp32, as the run's plan does not act on it: {declined}" if declined else ""
         reason = "; ".join(filter(None, (one.reason, told)))
         return dataclasses.replace(one, reason=reason, job=self.reference, run=str(run))

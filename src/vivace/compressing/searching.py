@@ -11,7 +11,7 @@ from vivace.compressing.journal import Journal
 from vivace.compressing.narrowing import Narrowing
 from vivace.compressing.order import Order
 from vivace.compressing.result import Tried
-from vivace.errors import Unsteady
+from vivace.errors import Unsteady, VivaceError
 from vivace.events import Tell
 from vivace.serving.forms import REFERENCE, Form, form_named
 from vivace.words import fast_between, times
@@ -43,6 +43,7 @@ class Search:
         self.order = Order(forms, every=self.every)
         self.tried: dict[str, Tried] = {}
         self.interrupted = False
+        self._confirmed: set[str] = set()  # forms that were as fast again in fresh processes
         self.bench.deadline = deadline
 
     def run(self, known: list[Tried]) -> list[Tried]:
@@ -153,11 +154,11 @@ class Search:
         return f"by what the others gave {fast_between(guess.low, guess.high)}, and the best is {times(best)}"
 
     def _settle(self, tried: list[Tried]) -> None:
-        """The best form measured again in fresh processes; one that is not faster there gives way to the
-        next.
+        """The best form measured again in fresh processes; one that is not faster there, or not as fast as
+        it was, gives way to the next.
         """
         self.bench.deadline = math.inf
-        while (best := choose(tried, by_size=self.by_size)).name != REFERENCE:
+        while (best := choose(tried, by_size=self.by_size)).name not in (REFERENCE, *self._confirmed):
             assert best.ratio is not None
             self._tell("phase", {"name": f"{best.name} again, in fresh processes"})
             place = tried.index(best)
@@ -166,9 +167,13 @@ class Search:
             except Unsteady as error:
                 tried[place] = dataclasses.replace(best, status="unmeasured", reason=str(error))
                 continue
+            except VivaceError as error:
+                tried[place] = dataclasses.replace(best, status="failed", reason=str(error))
+                continue
             tried[place] = dataclasses.replace(best, ratio=again)
             if self.by_size or again.low > 1.0:
-                return
+                self._confirmed.add(best.name)
+                continue
             reason = "not faster when measured again in fresh processes"
             tried[place] = dataclasses.replace(best, ratio=again, status="refused", reason=reason)
 

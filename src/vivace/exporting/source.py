@@ -33,8 +33,8 @@ class Subject:
 
 
 def subject_of(folder: Path, to: str) -> Subject:
-    """What of a folder goes to a runtime: of a compression the fastest form for it that may be deployed, or
-    the model's own numbers where none was judged.
+    """What of a folder goes to a runtime: of a compression the form that it chose, else the fastest for this
+    runtime that may be deployed, or the model's own numbers where none was judged.
 
     Raises InputError where the folder holds neither, AnswerIsNo where no form for it may be deployed.
     """
@@ -56,6 +56,7 @@ def _of_compression(folder: Path, to: str) -> Subject:
         tried = [one for one in document["tried"] if one["name"] in names]
         kept = [one for one in tried if one["status"] == "kept" and one["ratio"]]
         best = max(kept, key=lambda one: float(one["ratio"]["estimate"]), default=None)
+        best = next((one for one in kept if one["name"] == document.get("chosen")), best)
         run, job, margin = (
             Path(document["subject"]["trained"]["folder"]),
             str(document["job"]),
