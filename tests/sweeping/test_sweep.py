@@ -2,23 +2,27 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.samplers import RandomSampler
 
 import vivace
-from vivace.errors import AnswerIsNo, InputError, JobError
+from vivace.errors import AnswerIsNo, ChildFailed, InputError, JobError
 from vivace.events import EventKind
 from vivace.job import JobFunction, load
 from vivace.plan import Plan
 from vivace.processes.launch import Source
 from vivace.sweeping import runs as runs_module
+from vivace.sweeping import trial
 from vivace.sweeping.folder import SweepFolder
 from vivace.sweeping.runs import Runs
 from vivace.sweeping.space import to_dict
@@ -236,3 +240,47 @@ def test_the_folder_of_a_sweep_is_its_own(tmp_path):
     with SweepFolder(tmp_path / "out", resume=False) as folder:
         assert folder.trial(3).name == "trial_0003"
         assert folder.seed(3, 1).parent.name == "seeds"
+
+
+def test_two_objectives_of_many_trials_have_importances(tmp_path):
+    found = vivace.sweep(
+        f"{JOBS}:job", ["lr=0.01..1:log", "width=4,8", "epochs=1"], trials=12, seeds=0, workers=2,
+        against="parameters", out=tmp_path / "out",
+    )  # fmt: skip
+    assert len(found.trials) == 12
+    assert (tmp_path / "out" / "sweep.html").is_file()
+
+
+def test_seeds_of_a_resumed_sweep_are_not_trained_again(swept, tmp_path):
+    _, out, _ = swept
+    shutil.copytree(out, tmp_path / "out")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "seeds").glob("*/run.json")}
+    more = vivace.sweep(
+        f"{JOBS}:job",
+        ["lr=0.01..1:log", "width=4,8", "epochs=3"],
+        trials=8,
+        seeds=2,
+        out=tmp_path / "out",
+        resume=True,
+    )
+    assert all(one.spread is not None for one in more.finalists)
+    assert before
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_a_trial_that_was_part_of_a_stack_can_be_run_alone(tmp_path):
+    with SweepFolder(tmp_path / "out", resume=False) as folder:
+        stacked, own = folder.trial(3), folder.trial(4)
+        for path, name in ((stacked, "metrics.jsonl"), (own, "plan.toml")):
+            path.mkdir()
+            (path / name).write_text("")
+        assert folder.alone(3) == stacked
+        assert not stacked.exists()
+        assert (folder.alone(4) / "plan.toml").exists()
+
+
+def test_a_trial_that_is_told_to_stop_has_failed(jobs, tmp_path, monkeypatch):
+    ended = SimpleNamespace(interrupted=True, interrupted_by="SIGTERM", epochs=1)
+    monkeypatch.setattr(trial, "train", lambda *_, **__: ended)
+    with pytest.raises(ChildFailed, match="stopped by SIGTERM in epoch 2"):
+        trial.Trial(JobFunction(jobs.job), torch.get_num_threads()).train({}, {}, str(tmp_path / "run"), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -17,6 +18,7 @@ JOURNAL, RESULT, PAGE, BEST, LOG = (
     "best.py",
     "children.log",
 )
+PLAN = "plan.toml"  # what every run of its own begins with
 _OWN = (JOURNAL, f"{JOURNAL}.lock*", LOCK, RESULT, PAGE, BEST, LOG, "trials", "seeds", "__pycache__")
 
 
@@ -44,6 +46,13 @@ class SweepFolder:
         """The run folder of a trial."""
         return own_folder(self.path / "trials") / f"trial_{number:04d}"
 
+    def alone(self, number: int) -> Path:
+        """The run folder of a trial in a process of its own: what it wrote as part of a stack goes."""
+        path = self.trial(number)
+        if not (path / PLAN).exists():
+            shutil.rmtree(path, ignore_errors=True)
+        return path
+
     def seed(self, number: int, seed: int) -> Path:
         """The run folder of a trial's configuration under another seed."""
         return own_folder(self.path / "seeds") / f"trial_{number:04d}_seed_{seed}"
@@ -57,6 +66,17 @@ class SweepFolder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def metric_of(run: Path) -> float | None:
+    """What a run that came to its end says in its folder; None where none has."""
+    try:
+        document = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    ended = isinstance(document, dict) and not document.get("interrupted")
+    metric = document.get("metric") if ended else None
+    return float(metric) if isinstance(metric, int | float) else None
 
 
 def lighten(run: Path, *, model: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import threading
 import time
@@ -18,7 +19,7 @@ from vivace.events import Tell
 from vivace.plan import Plan
 from vivace.processes.launch import Child, Source
 from vivace.sweeping import trial as child_side
-from vivace.sweeping.folder import LOG, SweepFolder, lighten
+from vivace.sweeping.folder import LOG, SweepFolder, lighten, metric_of
 from vivace.sweeping.fused import Fused, Shape
 from vivace.sweeping.record import record_of
 from vivace.sweeping.space import Parameters, told
@@ -102,18 +103,28 @@ class Runs:
 
     def repeat(self, configurations: list[tuple[Asked, int]]) -> dict[tuple[int, int], float]:
         """Train configurations under other seeds, each a pair; metrics by trial and seed, of those that
-        succeed.
+        succeed. One that has ended in an earlier session is not trained again.
         """
         waiting, found = list(configurations), dict[tuple[int, int], float]()
 
         def once(asked: Asked, seed: int) -> None:
-            out = self.folder.seed(asked.number, seed)
-            with contextlib.suppress(VivaceError):
-                answer = self._train(asked, str(out), seed, lambda _: {"prune": False})
-                found[asked.number, seed] = answer["metric"]
-                text = f"trial {asked.number} under seed {seed}: {number(answer['metric'])}"
-                self.tell("swept", {"number": asked.number, "state": "complete", "text": text, "seed": seed})
-            lighten(out, model=False)
+            out, state = self.folder.seed(asked.number, seed), "complete"
+            try:
+                metric = metric_of(out)
+                if metric is None:
+                    metric = self._train(asked, str(out), seed, lambda _: {"prune": False})["metric"]
+                found[asked.number, seed] = metric
+                lighten(out, model=False)
+                how = number(metric)
+            except FolderError:
+                raise
+            except VivaceError as error:
+                if self._stopping:
+                    return
+                shutil.rmtree(out, ignore_errors=True)
+                state, how = "failed", f"failed: {error}"
+            text = f"trial {asked.number} under seed {seed}{': ' if state == 'complete' else ' '}{how}"
+            self.tell("swept", {"number": asked.number, "state": state, "text": text, "seed": seed})
 
         self._side_by_side(lambda: partial(once, *waiting.pop(0)) if waiting else None)
         return found
@@ -186,7 +197,7 @@ class Runs:
 
     def _try(self, asked: Asked) -> None:
         """Run one trial and tell the study how it ended."""
-        out, curve, begin = self.folder.trial(asked.number), dict[int, float](), time.monotonic()
+        out, curve, begin = self.folder.alone(asked.number), dict[int, float](), time.monotonic()
 
         def heard(found: dict[str, Any]) -> dict[str, Any]:
             curve[found["epoch"]] = found["metric"]

@@ -201,7 +201,7 @@ class Study:
 
     def importances(self, trials: list[FrozenTrial]) -> dict[str, float]:
         """The share of each parameter in the variance of the metric among `trials` (PED-ANOVA)."""
-        memory = optuna.create_study(direction="maximize")
+        memory = optuna.create_study(directions=self._study.directions)
         memory.add_trials(trials)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import resource
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from vivace.errors import Refused
+from vivace.errors import ChildFailed, Refused
 from vivace.events import Event, EventKind
 from vivace.job import Job, JobFunction
 from vivace.plan import Plan
@@ -49,6 +50,8 @@ class Trial:
                 run = self._run(job, Plan(), out, seed)
         except Pruned:
             return {"pruned": True, **self._last(), **_cost(job)}
+        if run.interrupted:
+            raise ChildFailed(f"it was stopped by {run.interrupted_by} in epoch {run.epochs + 1}")
         left = left or ("a watched step was not the same" if run.plan != plan else "")
         steps = run.steps - (run.resumed_from_step or 0)
         return {
@@ -64,7 +67,9 @@ class Trial:
     def _run(self, job: Job, plan: Plan, out: str, seed: int) -> Run:
         return train(
             job,
-            plan,
+            None
+            if Path(out, "checkpoints").exists()
+            else plan,  # where it goes on its own: it may have fallen back
             out=out,
             resume=True,
             seed=seed,
