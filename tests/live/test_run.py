@@ -12,6 +12,7 @@ import torch
 
 import vivace
 from vivace.errors import FolderError, InputError, PlanError
+from vivace.files import take_lock
 from vivace.live.errand import VARIABLE
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -156,6 +157,9 @@ def test_exit_codes_and_streams_are_the_scripts_own(tmp_path, program, code):
 def test_a_script_without_training_is_told_so(tmp_path):
     done = vivace_run("--", sys.executable, "-c", "import torch", cwd=tmp_path, code=0)
     assert done.stderr == "vivace: this run was left as it is: no training step of torch was seen\n"
+    assert (
+        vivace_run("--quiet", "--", sys.executable, "-c", "import torch", cwd=tmp_path, code=0).stderr == ""
+    )
 
 
 def test_json_is_one_document(tmp_path):
@@ -216,6 +220,34 @@ def test_processes_that_a_script_starts_train_as_they_are(tmp_path):
     )
     done = vivace_run("--", sys.executable, str(script), cwd=tmp_path, code=0)
     assert "it trains in processes that it starts itself" in done.stderr
+
+
+def test_a_launcher_that_never_trains_leaves_its_childs_result(tmp_path):
+    """As `accelerate launch` does: torch is imported there, and the child trains."""
+    child = [str(SCRIPTS / "mnist.py"), "--epochs", "1", *SHORT]
+    program = f"import subprocess, sys, torch\nsubprocess.run([sys.executable, *{child!r}], check=False)\n"
+    (tmp_path / "launch.py").write_text(program)
+    for options in ([], ["--json"]):
+        done = vivace_run(*options, "--", sys.executable, "launch.py", cwd=tmp_path)
+        told = json.loads((tmp_path / "runs/run/run.json").read_text())
+        assert told["steps"] > 0, done.stderr
+        assert "no training step" not in done.stderr
+
+
+def test_a_process_that_a_script_starts_says_nothing(tmp_path):
+    program = (
+        "import subprocess, sys, torch\nsubprocess.run([sys.executable, '-c', 'import torch'], check=True)\n"
+    )
+    done = vivace_run("--", sys.executable, "-c", program, cwd=tmp_path)
+    assert done.stderr.count("no training step") == 1
+
+
+def test_a_folder_in_which_a_script_runs_is_refused(tmp_path):
+    (tmp_path / "runs/run").mkdir(parents=True)
+    with take_lock(tmp_path / "runs/run", "run"):
+        done = vivace_run("--", sys.executable, "-c", "pass", cwd=tmp_path, code=2)
+    assert "another run is running in" in done.stderr
+    vivace_run("--", sys.executable, "-c", "pass", cwd=tmp_path, code=0)
 
 
 def test_the_variable_of_the_launcher_keeps_run_here_out(monkeypatch, tmp_path):

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import vivace
-from vivace.errors import InputError
+from vivace.errors import FolderError, InputError
+from vivace.files import take_lock
 from vivace.live import cover
 from vivace.live.search import _searched, lines, search
 
@@ -148,6 +151,28 @@ def test_whatever_is_written_the_folders_are_as_before(folders, tmp_path, way, c
     assert (tmp_path / "results/out.txt").read_text() == "seen\n"
 
 
+def test_mounts_of_other_kinds_are_seen_and_stay_as_they_are(folders, tmp_path):
+    inside = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    mounted = f"mount -t ramfs none '{folders[1]}' && echo real > '{folders[1]}/data.txt'"
+    able = shutil.which("unshare") and subprocess.run([*inside, mounted], check=False).returncode == 0
+    if not able or not possible(cover.OVERLAY, tmp_path / "try"):
+        pytest.skip("no mount namespaces here")
+    for name in ("scratch", "results"):
+        (tmp_path / name).mkdir()
+    program = f"cat '{folders[1]}/data.txt'; echo x > '{folders[1]}/data.txt'; echo done"
+    places = [str(tmp_path / name) for name in ("scratch", "results")]
+    words = [sys.executable, "-I", cover.__file__, *places, cover.OVERLAY]
+    covered = shlex.join([*words, "--", "sh", "-c", program])
+    done = subprocess.run(
+        [*inside, f"{mounted} && {covered}; cat '{folders[1]}/data.txt'"],
+        cwd=folders[0],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["real", "done", "real"], done.stderr
+
+
 def test_a_script_that_writes_nothing_before_the_plan_needs_no_overlay(folders, tmp_path, monkeypatch):
     if not possible(cover.READ_ONLY, tmp_path / "try"):
         pytest.skip("no Landlock here")
@@ -189,6 +214,9 @@ def test_the_command_line(tmp_path):
     done = tune("--memory", "2GiB", "--", sys.executable, "train.py")
     assert done.returncode == 2
     assert "--memory needs a JOB" in done.stderr
+    done = tune("--steps", "5", "--details", "--", sys.executable, "train.py")
+    assert done.returncode == 2
+    assert "--steps" in done.stderr
     done = tune("--json", "--", sys.executable, "-c", "print('mine'); open('x', 'w')")
     assert done.returncode in (1, 2)
     if done.returncode == 1:
@@ -204,3 +232,33 @@ def test_what_was_only_refused_is_no_measurement(tmp_path):
     assert told["outcome"] == "nothing_tried"
     assert told["trials"] == [{"techniques": ["a"], "status": "refused", "reason": "cannot", "ratio": None}]
     assert lines(told)[0] == "no plan: because"
+
+
+def test_a_script_in_a_long_step_is_asked_to_say_what_it_found(folders, tmp_path, monkeypatch):
+    """Python says nothing at its end after SIGTERM; after Ctrl-C it does."""
+    ways = [way for way in (cover.OVERLAY, cover.READ_ONLY) if possible(way, tmp_path / way)]
+    if not ways:
+        pytest.skip("nothing keeps a script from writing here")
+    monkeypatch.setattr("vivace.live.search.LATE_SECONDS", 0.0)
+    late = TRAINING.replace(
+        "    optimizer.step()", "    optimizer.step()\n    import time; time.sleep(1000 * (step == 3))"
+    )
+    told = searched(monkeypatch, *folders, late, tmp_path / "out", ways=ways, budget_seconds=20.0).to_dict()
+    assert told["steps"] >= 3
+    assert "no training step" not in told["reason"]
+
+
+def test_what_was_kept_and_hopeless_broke_no_promise(tmp_path):
+    verdict = {"kept": True, "reason": ""}
+    found = {
+        "plan": {},
+        "reason": "b",
+        "tried": [{"plan": {"a": {}}, "answer": "much slower", "verdict": verdict}],
+    }
+    (tmp_path / "run.json").write_text(json.dumps(found))
+    assert _searched(tmp_path, Path("runs/tune"), "python a.py", 0).to_dict()["outcome"] == "nothing_helps"
+
+
+def test_a_folder_in_which_a_search_runs_is_refused(tmp_path):
+    with take_lock(tmp_path, "search"), pytest.raises(FolderError, match="another search is running"):
+        search([sys.executable, "-c", "pass"], out=tmp_path)

@@ -70,6 +70,7 @@ class Conductor:
         self.tried: list[dict[str, Any]] = []
         self.verdicts: list[Verdict] = []  # on the adopted plan
         self.plan_seconds, self.plan_steps = 0.0, 0  # of steps under the adopted plan
+        self.saved_before = 0.0  # seconds, at least, by parts of that plan
         self.reason = ""  # why nothing acts
         self.is_settled = False  # has the search ended?
         self.ledger = Ledger(Path(loop.errand.folder) / LEDGER)
@@ -428,13 +429,15 @@ class Conductor:
             pair, before = yield from self._paired(base, before, here, steps)
             pairs.append(pair)
             self.spending.lost += max(0.0, here.wall - pair.reference.wall) * (steps + settling)
-            hopeless = len(pairs) == 2 and all(pair.is_hopeless for pair in pairs)
-            if hopeless or (len(pairs) > 2 and not self.spending.affords(0.0, self.step_seconds)):
+            if len(pairs) == 2 and all(pair.is_hopeless for pair in pairs):
                 return None
             if len(pairs) in LOOKS:
                 found = compared(pairs, by_processor=self.device.type == "cpu")
                 if found.faster or found.is_futile or len(pairs) == LOOKS[-1]:
                     return found
+            if len(pairs) > 2 and not self.spending.affords(0.0, self.step_seconds):
+                yield from self._afforded(0.0)
+                before = yield Segment(base, steps)
 
     def _paired(
         self, base: Plan, before: Timing, here: Timing, steps: int
@@ -443,6 +446,9 @@ class Conductor:
         return Pair(middle(before, after), here), after
 
     def _adopt(self, plan: Plan, comparison: Comparison) -> None:
+        if self.plan.techniques and plan != self.plan and self.comparison is not None:
+            self.saved_before += self.plan_seconds * max(0.0, self.comparison.wall.low - 1.0)
+            self.plan_seconds = 0.0
         self.plan = plan
         plan.save(Path(self.loop.errand.folder) / PLAN)
         self._record("adopted", {"plan": plan.to_dict(), "step": self.loop.num_steps, **_told(comparison)})

@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import sys
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 CANNOT_COVER = 96  # the exit code where it is not run
 OVERLAY, READ_ONLY, NONE = "overlay", "read-only", "none"
@@ -23,6 +23,7 @@ HOW = "VIVACE_COVER"  # the variable that tells the command which of them it is
 
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
+KEPT = {"nosuid": 2, "nodev": 4, "noexec": 8}  # MS_NOSUID, ...: none may be taken back
 SHARED = ("proc", "sys", "dev", "run")  # at the root: not the files of a person
 # Kinds of file systems that hold files, and may be written to.
 FILES = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "overlay", "tmpfs", "vfat"}
@@ -107,9 +108,14 @@ def _change_root(scratch: str, results: str, here: str) -> None:
     _mount("none", "/", None, MS_REC | MS_PRIVATE)
     root = Root(scratch, here)
     root.rebuild("/")
-    for place in root.mounts:
-        if place.split("/")[1] not in SHARED and os.path.exists(root.path + place) and place not in root.done:
+    for mount in root.mounts:
+        place = mount.place
+        if place.split("/")[1] in SHARED or place in root.done or not os.path.exists(root.path + place):
+            continue
+        if mount.holds_files:
             root.cover(place)
+        elif os.path.isdir(place) and not os.path.ismount(root.path + place):  # an overlay shows it empty
+            _read(place, root.path + place)
     shared_memory = root.path + "/dev/shm"
     if os.path.isdir(shared_memory):
         _mount("tmpfs", shared_memory, "tmpfs", 0)
@@ -120,7 +126,7 @@ def _change_root(scratch: str, results: str, here: str) -> None:
 
 
 class Root:
-    """The new root, below `scratch`, where what is written lies as well. `mounts` are those that hold files.
+    """The new root, below `scratch`, where what is written lies as well. `mounts` are those of the old one.
 
     A user who is not root can put overlays above folders of their own alone: the copy that an overlay makes
     of a file's folders has the same owners. Of the others those that lead to where scripts write are made
@@ -128,7 +134,8 @@ class Root:
     """
 
     def __init__(self, scratch: str, here: str) -> None:
-        self.scratch, self.path = scratch, os.path.join(scratch, "root")
+        self.scratch = os.path.realpath(scratch)  # as mountinfo says it
+        self.path = os.path.join(self.scratch, "root")
         self.user = None if _maps_all_users() else os.geteuid()
         temporary = os.environ.get("TMPDIR", "/tmp")
         home = os.path.expanduser("~")
@@ -179,7 +186,7 @@ class Root:
             except OSError:
                 continue
         # Who may not see below a mount cannot cover it together with the folder that it is in.
-        holds_mounts = mine and any(place.startswith(below + "/") for place, _ in _mounts())
+        holds_mounts = mine and any(mount.place.startswith(below + "/") for mount in _mounts())
         if holds_mounts or any(place == below or place.startswith(below + "/") for place in self.written):
             _mount("tmpfs", inside, "tmpfs", 0)
             os.chmod(inside, stat.S_IMODE(os.stat(below).st_mode))
@@ -218,26 +225,44 @@ def _unshare() -> None:
             file.write(text)
 
 
-def _mounted() -> list[str]:
-    """Where file systems that hold files are mounted, parents first, but the root."""
-    return sorted({place for place, kind in _mounts() if kind.partition(".")[0] in FILES and place != "/"})
+class Mount(NamedTuple):
+    """Where which kind of file system is mounted, and how."""
+
+    place: str
+    kind: str
+    options: tuple[str, ...]
+
+    @property
+    def holds_files(self) -> bool:
+        """May an overlay lie above it?"""
+        return self.kind.partition(".")[0] in FILES
 
 
-def _mounts() -> list[tuple[str, str]]:
-    """Where which kind of file system is mounted."""
+def _mounted() -> list[Mount]:
+    """What is mounted, parents first, but the root; the last of several at one place."""
+    return [mount for _, mount in sorted({mount.place: mount for mount in _mounts()}.items())][1:]
+
+
+def _mounts() -> list[Mount]:
     found = []
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             before, _, after = line.partition(" - ")
-            place = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), before.split()[4])
-            found.append((place, after.split()[0]))
+            words = before.split()
+            place = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), words[4])
+            found.append(Mount(place, after.split()[0], tuple(words[5].split(","))))
     return found
 
 
 def _read(below: str, inside: str) -> None:
+    """Show a folder or a file, and whatever is mounted below it, not to be written to."""
     _mount(below, inside, None, MS_BIND | MS_REC)
-    flags = os.statvfs(inside).f_flag & (os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC)  # MS_ has the same bits
-    _mount("none", inside, None, MS_BIND | MS_REMOUNT | MS_RDONLY | flags)
+    here = [mount for mount in _mounts() if mount.place == inside or mount.place.startswith(inside + "/")]
+    if not here:
+        raise OSError(f"{inside} is not among the mounts")
+    for mount in here:
+        kept = sum(flag for name, flag in KEPT.items() if name in mount.options)
+        _mount("none", mount.place, None, MS_BIND | MS_REMOUNT | MS_RDONLY | kept)
 
 
 def _escaped(path: str) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def tell(loop: Loop) -> None:
     """Write the document and say it in a few lines."""
     document = document_of(loop)
-    if loop.errand.search_seconds is None:  # else the one who asked says it
+    if loop.errand.search_seconds is None and not loop.errand.quiet:  # else the one who asked says it
         for line in lines(document):
             print(f"vivace: {line}", file=sys.stderr)
         sys.stderr.flush()
@@ -62,6 +62,8 @@ def document_of(loop: Loop) -> dict[str, Any]:
         assert comparison is not None
         ratio, wall = comparison.ratio, comparison.wall
         saved = conductor.plan_seconds * (wall.low - 1.0) if wall.low > 1.0 else None  # at least
+        if conductor.saved_before:
+            saved = conductor.saved_before + (saved or 0.0)
         found |= {
             "ratio": {"estimate": ratio.estimate, "low": ratio.low, "high": ratio.high},
             "clock": "wall" if ratio is wall else "processor",

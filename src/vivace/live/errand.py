@@ -7,17 +7,19 @@ import json
 import os
 from typing import Any
 
+from vivace.files import LOCK
+
 VARIABLE = "VIVACE_RUN"
-PLAN, LEDGER, DOCUMENT, PAGE = OWN = ("plan.toml", "ledger.jsonl", "run.json", "run.html")
+PLAN, LEDGER, DOCUMENT, PAGE, _ = OWN = ("plan.toml", "ledger.jsonl", "run.json", "run.html", LOCK)
 
 
 @dataclasses.dataclass(frozen=True)
 class Errand:
     """`folder` in full and `shown` as the person wrote it; `plan` by technique, or None to search.
 
-    `launcher` is the process that started the script, or has become it; 0 where the script asked itself.
-    Within `search_seconds` the script is run for the plan alone, and ends when that is found; left out, it
-    trains on.
+    `launcher` is the process that started the script, or, `became`, that is it now; 0 where the script asked
+    itself. Where it is `quiet`, nothing is said at the end. Within `search_seconds` the script is run for the
+    plan alone, and ends when that is found; left out, it trains on.
     """
 
     folder: str
@@ -25,6 +27,8 @@ class Errand:
     command: str
     plan: dict[str, dict[str, Any]] | None = None
     launcher: int = 0
+    became: bool = False
+    quiet: bool = False
     search_seconds: float | None = None
 
     def dumps(self) -> str:
@@ -39,4 +43,4 @@ class Errand:
     @property
     def is_for_this_process(self) -> bool:
         """Is this the process that the person started, and not one that their script started?"""
-        return self.launcher in (0, os.getpid(), os.getppid())
+        return self.launcher in (0, os.getpid() if self.became else os.getppid())

@@ -11,10 +11,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from vivace.errors import InputError
-from vivace.files import output_folder
+from vivace.files import LOCK, output_folder, take_lock
 from vivace.live.errand import DOCUMENT, OWN, PLAN, VARIABLE, Errand
 from vivace.processes import scripts
 
@@ -43,6 +43,7 @@ def run(
     out: str | os.PathLike[str] = "runs/run",
     script_output: int | None = None,
     script_input: int | None = None,
+    quiet: bool = False,
 ) -> Ran:
     """Run a script as it is, faster from the moment at which that is proven.
 
@@ -52,28 +53,33 @@ def run(
         out: folder for the plan and the ledger; made if missing.
         script_output: file descriptor of the script's standard output; left out, this process's own.
         script_input: the same of its standard input.
+        quiet: say nothing at the script's end.
 
     Raises InputError, PlanError, FolderError.
     """
-    command, environment, folder = prepared(command, plan, Path(out))
-    with scripts.starting(command[0]):
-        process = subprocess.Popen(command, env=environment, stdout=script_output, stdin=script_input)
-    try:
-        code = process.wait()
-    except KeyboardInterrupt:  # which the terminal sent to the script as well
-        code = scripts.end(process)
+    command, environment, folder, lock = prepared(command, plan, Path(out), quiet=quiet)
+    with lock:
+        with scripts.starting(command[0]):
+            process = subprocess.Popen(command, env=environment, stdout=script_output, stdin=script_input)
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:  # which the terminal sent to the script as well
+            code = scripts.end(process)
     document: dict[str, Any] = {"outcome": "nothing_seen"}
     with contextlib.suppress(OSError, ValueError):
         document = json.loads((folder / DOCUMENT).read_text(encoding="utf-8"))
     return Ran(scripts.exit_code(code), document, folder / PLAN if document.get("plan") else None)
 
 
-def become(command: Sequence[str], plan: Plan | str | os.PathLike[str] | None, out: Path) -> NoReturn:
+def become(
+    command: Sequence[str], plan: Plan | str | os.PathLike[str] | None, out: Path, *, quiet: bool = False
+) -> NoReturn:
     """Replace this process by the person's command: its signals and its exit code are the script's own.
 
     Raises InputError, PlanError, FolderError.
     """
-    command, environment, _ = prepared(command, plan, out)
+    command, environment, _, lock = prepared(command, plan, out, becoming=True, quiet=quiet)
+    os.set_inheritable(lock.fileno(), True)  # the script holds it as long as it lives
     sys.stdout.flush()
     sys.stderr.flush()
     with scripts.starting(command[0]):
@@ -82,18 +88,27 @@ def become(command: Sequence[str], plan: Plan | str | os.PathLike[str] | None, o
 
 
 def prepared(
-    command: Sequence[str], plan: Plan | str | os.PathLike[str] | None, out: Path
-) -> tuple[list[str], dict[str, str], Path]:
-    """The command, its environment, and the folder with nothing of an earlier run in it but a given plan.
+    command: Sequence[str],
+    plan: Plan | str | os.PathLike[str] | None,
+    out: Path,
+    *,
+    becoming: bool = False,
+    quiet: bool = False,
+) -> tuple[list[str], dict[str, str], Path, IO[bytes]]:
+    """The command, its environment, the folder with nothing of an earlier run in it but a given plan, and
+    its lock. `becoming`: this process will be the command.
 
     Raises InputError where there is no such program, PlanError, FolderError.
     """
     if not command:
         raise InputError("run takes a command after '--', such as -- python train.py")
     words = scripts.resolved(command)
-    folder, wanted = prepared_folder(out, plan)
-    errand = Errand(str(folder), str(out), shlex.join(words), wanted, os.getpid())
-    return words, scripts.injected(**{VARIABLE: errand.dumps()}), folder
+    given = None if plan is None else _loaded(plan)
+    leads = os.environ.get("RANK", "0") == "0"  # ranks of one launch share a folder
+    lock = take_lock(output_folder(out, OWN), "run") if leads else open(os.devnull, "rb")  # noqa: SIM115
+    folder, wanted = prepared_folder(out, given)
+    errand = Errand(str(folder), str(out), shlex.join(words), wanted, os.getpid(), becoming, quiet)
+    return words, scripts.injected(**{VARIABLE: errand.dumps()}), folder, lock
 
 
 def prepared_folder(
@@ -104,7 +119,7 @@ def prepared_folder(
     """
     given = None if plan is None else _loaded(plan)
     folder = output_folder(out, OWN).resolve()
-    for name in OWN:
+    for name in (name for name in OWN if name != LOCK):
         if name != PLAN or given is None:
             (folder / name).unlink(missing_ok=True)
     if given is not None:

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from vivace import words
 from vivace.job import Batch
 from vivace.live.ending import tell
-from vivace.live.errand import Errand
+from vivace.live.errand import DOCUMENT, Errand
 from vivace.live.kept import Weights
 from vivace.live.refusals import Seen, why_left_alone, why_only_the_rest
 from vivace.live.spending import Clock, Spending
@@ -131,9 +131,9 @@ class Loop:
             print(f"vivace: what came of this run cannot be told: {error}", file=sys.stderr)
 
     def _tell(self) -> None:
-        if not (self.num_steps or self.errand.is_for_this_process):
-            return  # a loader worker, or a launcher
-        self.tell(self)
+        told_already = os.path.exists(os.path.join(self.errand.folder, DOCUMENT))  # by one that it started
+        if self.num_steps or (self.errand.is_for_this_process and not told_already):
+            self.tell(self)  # else it is a loader's worker, or a launcher
 
     def leave_alone(self, reason: str) -> None:
         """Let the script run on as it is."""

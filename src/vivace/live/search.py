@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import AnswerIsNo, InputError
-from vivace.files import output_folder
+from vivace.files import LOCK, output_folder, take_lock
 from vivace.live import cover
 from vivace.live.errand import DOCUMENT, OWN, PAGE, PLAN, VARIABLE, Errand
 from vivace.processes import scripts
@@ -74,12 +75,13 @@ def search(
         raise InputError("tune takes a JOB, or a command after '--', such as -- python train.py")
     words = scripts.resolved(command)
     folder = output_folder(Path(out), (*OWN, OUTPUT)).resolve()
-    for name in (*OWN, OUTPUT):
-        (folder / name).unlink(missing_ok=True)
     shown = shlex.join(words)
-    errand = Errand(str(folder), str(out), shown, None, os.getpid(), budget_seconds)
+    errand = Errand(str(folder), str(out), shown, launcher=os.getpid(), search_seconds=budget_seconds)
     environment = OFFLINE | scripts.injected(**{VARIABLE: errand.dumps()})
-    with _scratch() as scratch:
+    with take_lock(folder, "search"), _scratch() as scratch:
+        for name in (*OWN, OUTPUT):
+            if name != LOCK:
+                (folder / name).unlink(missing_ok=True)
         covered = [sys.executable, "-I", cover.__file__, str(scratch), str(folder), *ways, "--", *words]
         code = _ended(covered, environment, folder / OUTPUT, budget_seconds + LATE_SECONDS)
     if code == cover.CANNOT_COVER:
@@ -98,8 +100,8 @@ def _ended(command: Sequence[str], environment: dict[str, str], output: Path, se
         )
     try:
         return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.terminate()
+    except subprocess.TimeoutExpired:  # after Ctrl-C Python says what came of it; after SIGTERM it does not
+        process.send_signal(signal.SIGINT)
         return scripts.end(process)
     except KeyboardInterrupt:
         scripts.end(process)
@@ -116,7 +118,7 @@ def _searched(folder: Path, shown: Path, command: str, code: int) -> Searched:
         "faster"
         if found["plan"]
         else "nothing_helps"
-        if timed
+        if timed or any(entry["verdict"]["kept"] for entry in judged)
         else "none_kept"
         if judged
         else "nothing_tried"
@@ -128,7 +130,7 @@ def _searched(folder: Path, shown: Path, command: str, code: int) -> Searched:
     document = {
         **found,
         "outcome": outcome,
-        "reason": (found["reason"] or "no training step of torch was seen") + ended
+        "reason": (found["reason"] or "it ended before it could say what it had seen") + ended
         if not found["plan"]
         else "",
         "plan_path": str(plan_path) if plan_path is not None else None,
