@@ -66,6 +66,28 @@ def told(data):
     return Worker(job(data), vivace.inspect().to_dict()).profile()["features"]["loading_limit"]
 
 
+@pytest.mark.parametrize(
+    ("steps", "step", "warmup"),
+    [
+        ([30.0, 25.0, 0.05], 0.05, 54.9),  # the second shape is compiled, too
+        ([0.8, 0.6, 0.7], 0.6, 0.3),
+        ([5.0, *[0.125] * 8], 0.125, 4.875),
+    ],
+)
+def test_a_slow_second_step_belongs_to_the_warm_up(monkeypatch, steps, step, warmup):
+    now, left = [0.0], list(steps)
+
+    def one(self, count, cached=False):
+        now[0] += left.pop(0)
+
+    monkeypatch.setattr(Worker, "_steps", one)
+    monkeypatch.setattr("vivace.measuring.worker.time.perf_counter", lambda: now[0])
+    found = Worker(job(generator), vivace.inspect().to_dict()).warm()
+    assert found["step_seconds"] == pytest.approx(step)
+    assert found["warmup_seconds"] == pytest.approx(warmup)
+    assert not left
+
+
 def generator():
     for _ in range(64):
         time.sleep(SLOW_SECONDS)

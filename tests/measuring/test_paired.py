@@ -3,6 +3,8 @@
 import contextlib
 import itertools
 import os
+import signal
+import threading
 import time
 import types
 from pathlib import Path
@@ -38,6 +40,36 @@ def test_the_ratio_of_a_known_speed_up(contestants):
     result = compare(reference, candidate, seconds=8, target=1.0)
     assert len(result.pairs) >= 6
     assert 2.0 < result.ratio.low <= result.ratio.estimate <= result.ratio.high < 5.0  # 40 ms against 10 ms
+
+
+@pytest.mark.fault(42)
+def test_a_process_that_is_stopped_in_the_middle_of_a_block_changes_no_ratio(contestants, monkeypatch):
+    reference, candidate = contestants
+    reference.open(Plan(), warm_seconds=0.1)
+    candidate.open(Plan.from_dict({"planted_quick": {}}), warm_seconds=0.1)
+    whole, blocks, took = candidate.block, itertools.count(), []
+
+    def stop():
+        os.killpg(candidate.child.pid, signal.SIGSTOP)
+        time.sleep(1.5)
+        os.killpg(candidate.child.pid, signal.SIGCONT)
+
+    def block(steps, **how):
+        stopping = threading.Timer(0.1, stop)
+        if next(blocks) == 2:
+            stopping.start()
+        begin = time.monotonic()
+        try:
+            return whole(steps, **how)
+        finally:
+            took.append(time.monotonic() - begin)
+            if stopping.is_alive():
+                stopping.join()
+
+    monkeypatch.setattr(candidate, "block", block)
+    result = compare(reference, candidate, seconds=8, tolerance=0.0)
+    assert max(took) > 1.5, "it was not stopped"
+    assert 2.0 < result.ratio.low <= result.ratio.high < 5.0  # as without
 
 
 def test_a_hopeless_candidate_is_stopped_early(contestants):

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -5,7 +7,7 @@ from torch import nn
 import vivace
 from vivace.errors import AnswerIsNo
 from vivace.memory import costs
-from vivace.memory.choosing import choose, choosers
+from vivace.memory.choosing import TooLittle, cheapest, choose, choosers
 from vivace.memory.costs import measure
 from vivace.plan import Plan
 from vivace.session.opening import start
@@ -114,3 +116,24 @@ def test_a_block_that_cannot_run_twice_is_kept():
     assert (
         "3" not in choose(hooked, vivace.inspect(), int(0.85 * kept)).plan.to_dict()["checkpoint"]["blocks"]
     )
+
+
+class Given:
+    """A chooser of which it is known what it finds."""
+
+    def __init__(self, found, step_seconds=0.1):
+        self.found, self.step_seconds = found, step_seconds
+
+    def choose(self, budget_bytes):
+        if isinstance(self.found, Exception):
+            raise self.found
+        return SimpleNamespace(expected_seconds=self.found)
+
+
+def test_what_is_found_stays_where_a_relief_fails_later():
+    broken = Given(RuntimeError("a leaf that is changed in place"))
+    assert cheapest([Given(0.3), broken, Given(0.2)], 10).expected_seconds == 0.2
+    with pytest.raises(TooLittle):
+        cheapest([Given(TooLittle("no", smallest_bytes=3)), broken], 10)
+    with pytest.raises(RuntimeError):
+        cheapest([broken, Given(0.2)], 10)

@@ -580,3 +580,19 @@ def test_the_stricter_settings_of_a_broken_plan(broken, guilty, kinder):
     found = stricter(Plan(list(compiled.values())), {compiled[name] for name in guilty})
     wanted = None if kinder is None else {find("compile")(strict=True), *(compiled[n] for n in kinder[1:])}
     assert (None if found is None else set(found.techniques)) == wanted
+
+
+def test_a_plan_that_was_rejected_is_not_handed_out_where_the_search_is_interrupted():
+    """Its techniques are verified one by one then, and none is guilty alone."""
+    player = Player(
+        multiplied({"bf16_autocast": 1.5, "fused_optimizer": 1.2}), kept=lambda plan: len(plan) < 2
+    )
+    search = Search(setting(offer("bf16_autocast", "fused_optimizer"), seconds=600.0))
+    together, verdicts = BF16.adding(FUSED.techniques[0]), []
+    while (request := search.ask()) is not None and len(verdicts) < 2:
+        if isinstance(request, Verify):
+            verdicts.append(request.plan)
+        search.tell(player.answer(request))
+    assert verdicts[0] == together
+    assert search.ranking()[0] == together
+    assert together not in search.not_rejected()

@@ -13,6 +13,7 @@ from vivace.tuning.times import (
     ROUNDS,
     Times,
     auto_budget,
+    compiling_seconds,
     too_short,
 )
 from vivace.verifying.verdict import Verdict
@@ -47,7 +48,31 @@ def test_a_warm_up_is_known_from_what_compiles_alike():
     assert times.warmup(COMPANY) == 33.0
     times.learn(trial(COMPANY, 12.0, warmup=5.0))
     assert times.warmup(COMPANY) == 5.0
-    assert times.settling(COMPANY) - times.settling(FUSED) == pytest.approx(ROUNDS * 5.0)
+
+
+@pytest.mark.parametrize(("first", "again"), [(1.0, 1.0), (20.0, 3.0), (110.0, 7.5)])
+def test_what_was_compiled_once_is_not_compiled_again_where_it_is_confirmed(first, again):
+    times = Times(600.0, 0.01, 3.0)
+    times.learn(trial(COMPANY, 120.0, warmup=first))
+    assert times.settling(COMPANY) - times.settling(FUSED) == pytest.approx(ROUNDS * again)
+
+
+@pytest.mark.parametrize(
+    ("operators", "seconds"), [(8, 6.3), (17, 20.4), (6, 12.1), (14, 20.1), (25, 25.5), (157, 110.0)]
+)
+def test_compiling_takes_about_what_it_took_on_two_cores(operators, seconds):
+    """The cold warm-ups of six of the benchmarks' jobs."""
+    assert compiling_seconds(operators, 2) == pytest.approx(seconds, abs=6.0)
+    assert compiling_seconds(operators, 1) > compiling_seconds(operators, 16)
+
+
+def test_what_compiles_gets_its_time_and_no_more():
+    times = Times(600.0, 0.01, 5.0, compiling_seconds(157, 2))
+    assert times.start(COMPILED) == pytest.approx(5.0 + 115.9)
+    assert times.limit(COMPILED, 600.0) == 300.0
+    assert times.limit(COMPILED, 300.0) == pytest.approx(2 * times.start(COMPILED))
+    assert times.limit(COMPILED, 150.0) == 150.0
+    assert times.limit(FUSED, 300.0) == 150.0
 
 
 def test_a_confirmation_and_a_verification_are_learned():

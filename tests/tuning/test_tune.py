@@ -69,7 +69,8 @@ def test_the_search_can_be_replayed_from_its_ledger(tuned):
         if answer is not None:
             asked.append(search.ask())
             plan = getattr(asked[-1], "plan", None)
-            assert plan is None or plan.to_dict() == document.get("techniques", document.get("plan"))
+            told = document.get("techniques", document.get("plan"))  # a warm-up's line names none
+            assert plan is None or told is None or plan.to_dict() == told
             search.tell(answer)
     assert len(asked) > 5
     assert search.ask() is None

@@ -20,7 +20,7 @@ from vivace.machine import Machine
 from vivace.measuring.statistics import speed_ratio
 from vivace.observing.observe import now, observe
 from vivace.plan import Plan
-from vivace.session.opening import call, first_batches, start
+from vivace.session.opening import call, first_batches, readable, start
 from vivace.session.session import Session
 from vivace.tensors.trees import batch_size, joined, split
 
@@ -61,7 +61,7 @@ def batch_curve(job: Job, machine: Machine, plan: Plan, budget_bytes: int | None
     A size whose peak would be above `budget_bytes`, by what the smaller ones need, is not run. Raises
     Refused where the batch cannot be cut or joined.
     """
-    batches = first_batches(call(job, "data"), int(max(SHARES)))
+    batches = first_batches(readable(call(job, "data"), job), int(max(SHARES)))
     own = batch_size(batches[0])
     inputs = {own: batches[0]}
     for share in SHARES:

@@ -38,6 +38,7 @@ from vivace.session.opening import (
 )
 from vivace.session.session import Session
 from vivace.technique import Numerics, registry
+from vivace.tensors.loaders import known_length
 from vivace.tensors.randomness import Streams, derive
 from vivace.tensors.trees import batch_size, tensors
 from vivace.training.evaluation import Evaluation
@@ -94,7 +95,7 @@ class Worker:
                 "num_parameters": sum(p.numel() for p in parameters),
                 "optimizer": " and ".join(type(o).__name__ for o in session.optimizers) or "own step",
                 "device": session.build.device.type,
-                "steps_per_epoch": _length(loader),
+                "steps_per_epoch": known_length(loader),
                 "epochs": self.job.epochs,
                 "has_metric": self.job.metric is not None,
                 "metric_data": self.job.metric_data,
@@ -162,25 +163,30 @@ class Worker:
         for read, _ in enumerate(self.session.batches(first), 1):  # noqa: B007
             if time.monotonic() > deadline:
                 break
-        length = _length(loader)
+        length = known_length(loader)
         whole = length is not None and read >= length
         if isinstance(loader, Iterator):
             loader = call(self.job, "data")
         return endless_batches(self.session, self.job, loader, seed, None if whole else read)
 
     def warm(self, seconds: float = 1.0) -> dict[str, Any]:
-        """Step until compiled, cached and steady: at least 3 steps and `seconds` after the first."""
+        """Step until compiled, cached and steady: at least 3 steps and `seconds` after the first, and up to
+        three times as long while the last one is slow. Of two steps the faster one counts: the other may have
+        compiled.
+        """
         begin = time.perf_counter()
         self._steps(1)
         first = time.perf_counter() - begin
         times: list[float] = []
-        while len(times) < 2 or sum(times) < seconds:
+        while (
+            len(times) < 2
+            or sum(times) < seconds
+            or (times[-1] >= 1.5 * min(times) and sum(times) < 3 * seconds)
+        ):
             before = time.perf_counter()
             self._steps(1)
             times.append(time.perf_counter() - before)
-            if len(times) >= 2 and sum(times) > 3 * seconds and times[-1] < 1.5 * min(times):
-                break
-        steady = sorted(times)[len(times) // 2]
+        steady = sorted(times)[(len(times) - 1) // 2]
         extra = first + sum(times) - (len(times) + 1) * steady
         promise = self.session.promise.name.lower() if self.session is not None else ""
         return {"step_seconds": steady, "warmup_seconds": max(0.0, extra), "promise": promise}
@@ -214,7 +220,7 @@ class Worker:
         """The largest batch, where batches differ."""
         if self._largest is None:
             with Streams(derive(0, "largest")):
-                self._largest = largest_batch(call(self.job, "data"), LOOKING_SECONDS)
+                self._largest = largest_batch(readable(call(self.job, "data"), self.job), LOOKING_SECONDS)
         return self._largest
 
     def _evaluation_peak(self) -> int:
@@ -223,8 +229,8 @@ class Worker:
         if self._validation is None:
             with Streams(derive(0, "largest")):
                 field = "validation" if self.job.validation is not None else "data"
-                loader = call(self.job, field)
-                self._validation = largest_batch(loader, LOOKING_SECONDS) or first_batches(loader, 1)
+                found = largest_batch(readable(call(self.job, field), self.job), LOOKING_SECONDS)
+                self._validation = found or first_batches(readable(call(self.job, field), self.job), 1)
         batches = self._validation
         one = dataclasses.replace(self.job, validation=lambda: batches)
         evaluation, device = Evaluation(one, self.session, 0), self.session.build.device
@@ -288,10 +294,3 @@ class Worker:
         ]
         text = repr((shapes, inputs, optimizers))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:
-        return None

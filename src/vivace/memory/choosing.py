@@ -19,7 +19,7 @@ from vivace.memory.costs import measure
 from vivace.memory.planner import KEEP, Choice, Decision, decide, pareto, smallest
 from vivace.observing.observe import now, observe
 from vivace.plan import Plan
-from vivace.session.opening import call, first_batches, start
+from vivace.session.opening import call, first_batches, readable, start
 from vivace.session.session import Session
 from vivace.technique import Numerics, Technique
 from vivace.technique.registry import find, lowering_the_peak, savers
@@ -73,7 +73,7 @@ def choose(
     `seconds` are over; the fastest that fits is returned. Raises AnswerIsNo with the smallest peak that is
     possible, and Refused where the model has no blocks.
     """
-    batches = [*first_batches(call(job, "data"), 2), *largest]
+    batches = [*first_batches(readable(call(job, "data"), job), 2), *largest]
     return cheapest(choosers(job, machine, batches, allow, base or Plan()), budget_bytes, seconds)
 
 
@@ -89,6 +89,9 @@ def cheapest(choosers: Iterable[Chooser], budget_bytes: int, seconds: float = ma
                 best = min(best or chosen, chosen, key=lambda each: each.expected_seconds)
         except TooLittle as refusal:
             refusals.append(refusal)
+        except Exception:
+            if best is None and not refusals:  # the job's own fault; else a relief that fails here is none
+                raise
         if time.monotonic() - begin > seconds:
             break
     if best is None:

@@ -20,12 +20,13 @@ from vivace.job import Batch, Job
 from vivace.ledger import Profile
 from vivace.mechanisms.decoding import DecodingSeen
 from vivace.observing.observe import now, observe, profile_step
-from vivace.operators import seconds_by_class
+from vivace.operators import class_of, seconds_by_class
 from vivace.session.opening import call, endless_batches
 from vivace.session.session import Session
-from vivace.tensors.loaders import notices
+from vivace.tensors.loaders import known_length, notices
 from vivace.tensors.modules import DROPOUTS, has_batch_norm, modules_of
 from vivace.tensors.trees import batch_size
+from vivace.torch_internals.tensors import Operator, OperatorMode
 
 TIMED_STEPS, MOST_TIMED_STEPS = 5, 32
 PARTS = ("data", "place", "forward", "backward", "update")
@@ -55,6 +56,7 @@ def profile_reference(session: Session, job: Job, batches: list[Any]) -> Profile
         features={
             **_features(session, batches[0], loader, parameters),
             "epochs": job.epochs,
+            "distinct_operators": _distinct_operators(session, batches[-1]),
             "loading_limit": _loading_limit(parts, batch_size(batches[0]), loader),
         },
     )
@@ -96,6 +98,34 @@ def _timed(session: Session, spent: dict[str, float]) -> AbstractContextManager[
         return result
 
     return session.seams.observed(**{name: partial(timed, name) for name in ("place", "forward", "backward")})
+
+
+class _Kernels(OperatorMode):
+    """Notes operators that a compiler makes kernels of, with the shapes that they run on."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: set[tuple[str, tuple[torch.Size, ...]]] = set()
+
+    def run_operator(self, function: Operator, arguments: Any, keywords: Any) -> Any:
+        """Run it, as the mode around this one would."""
+        name = function.overloadpacket.__name__
+        if class_of(name) in ("elementwise", "norm"):
+            self.seen.add((name, tuple(one.shape for one in arguments if isinstance(one, torch.Tensor))))
+        return function(*arguments, **keywords)
+
+
+def _distinct_operators(session: Session, batch: Batch) -> int:
+    """How many operators of a forward and backward pass differ in name or shapes, but products."""
+    kernels = _Kernels()
+
+    def counted(following: Callable[..., Any], *arguments: object) -> Any:
+        with kernels:
+            return following(*arguments)
+
+    with session.seams.observed(forward=counted, backward=counted):
+        session.step(batch)
+    return len(kernels.seen)
 
 
 def operator_shares(profiler: torch.profiler.profile) -> dict[str, float]:
@@ -161,7 +191,7 @@ def _loader_facts(loader: Iterable[Batch]) -> dict[str, Any]:
         "is_dataloader": True,
         "num_workers": loader.num_workers,
         "batch_size": loader.batch_size,
-        "dataset_length": len(dataset) if hasattr(dataset, "__len__") else None,
+        "dataset_length": known_length(dataset),
         "in_memory": isinstance(getattr(dataset, "dataset", dataset), TensorDataset | list),
         "decodes_jpeg": _decodes_jpeg(dataset),
     }

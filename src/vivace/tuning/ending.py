@@ -53,9 +53,10 @@ def not_confirmed(trial: Trial, steps: int | None) -> tuple[Outcome, str]:
     """Why a plan that won in the search is not the result: its confirmation, in a training of `steps`."""
     plan = Plan.from_dict(trial.techniques)
     if trial.ratio is None:
-        steady = trial.code != Code.UNSTEADY
-        outcome = Outcome.NOTHING_HELPS if steady else Outcome.COULD_NOT_MEASURE
-        return outcome, f"{plan} was faster, and could not be confirmed: {trial.reason}"
+        told = f"{plan} was faster, and could not be confirmed: {trial.reason}"
+        if trial.code == Code.UNSTEADY:
+            return Outcome.COULD_NOT_MEASURE, f"{told}; the same command goes on"
+        return Outcome.NOTHING_HELPS, told
     if trial.ratio.low > 1.0:
         return Outcome.NOTHING_HELPS, f"{plan}{does_not_pay(trial, steps)}"
     return Outcome.NOTHING_HELPS, f"{plan} was not faster again in fresh processes"

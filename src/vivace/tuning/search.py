@@ -32,7 +32,7 @@ from vivace.tuning.requests import (
     WarmAgain,
 )
 from vivace.tuning.result import LongPlan, prefixes
-from vivace.tuning.times import PATIENCE_SECONDS, ROUNDS, TIMING_SECONDS, Times
+from vivace.tuning.times import COMPILING_SECONDS, PATIENCE_SECONDS, ROUNDS, TIMING_SECONDS, Times
 from vivace.verifying.verdict import Verdict
 
 BETTER = 1.01  # a technique that brings less is not worth its line in the plan
@@ -56,6 +56,7 @@ class Setting:
         first: a plan that is tried before all others.
         feeds_first: does the step wait for data most?
         num_baselines: that are measured beside strict fp32.
+        compiling_seconds: about what it takes to compile the model.
     """
 
     candidates: tuple[Candidate, ...]
@@ -70,6 +71,7 @@ class Setting:
     first: Plan | None = None
     feeds_first: bool = False
     num_baselines: int = 0
+    compiling_seconds: float = COMPILING_SECONDS
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON types."""
@@ -106,7 +108,9 @@ class Search:
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
-        self.times = Times(setting.budget_seconds, setting.step_seconds, setting.opening_seconds)
+        self.times = Times(
+            setting.budget_seconds, setting.step_seconds, setting.opening_seconds, setting.compiling_seconds
+        )
         self.left = setting.left_seconds  # of the budget
         self.trials: list[Trial] = []
         self.measured: dict[str, Trial] = {}  # by plan, its last trial
@@ -117,6 +121,7 @@ class Search:
         self._warm: dict[str, float] = {}  # by plan, its warm-up where all is compiled, if that was measured
         self._banned: set[Technique] = set()  # with those settings
         self._spared: set[str] = set()  # plans of which a part is as fast
+        self._judged: list[Plan] = []  # verified or confirmed already, and not the answer
         self._too_slow: dict[Technique, float] = {}  # seconds after which it had not started yet
         self._too_coarse: set[str] = set()  # techniques that promise more on this job than is allowed
         self._kept_seconds: float | None = None  # of the budget, once a promise was broken
@@ -213,16 +218,20 @@ class Search:
         yield from self._refine()
 
     def _in_turn(self, candidates: list[Candidate]) -> Iterator[Candidate]:
-        """First what can be added, then what displaces a technique of the best plan, then what compiles."""
-        later, last = [], []
-        for candidate in candidates:
-            if candidate.technique.card.compiles:
-                last.append(candidate)
-            elif len(self.best.adding(candidate.technique)) > len(self.best):
-                yield candidate
-            else:
-                later.append(candidate)
-        yield from [*later, *last]
+        """First what can be added, then what displaces a technique of the best plan, what is not likely to
+        help last; of each the one first that promises most for the time that it takes.
+        """
+
+        def rank(candidate: Candidate) -> tuple[int, float]:
+            adds = len(self.best.adding(candidate.technique)) > len(self.best)
+            seconds = self.times.trial(candidate.on(self.best))
+            kind = 2 if candidate.promise < 1.0 else 0 if adds else 1
+            return kind, -math.log(candidate.promise) / seconds
+
+        left = list(candidates)
+        while left:
+            left.sort(key=rank)  # anew: the best plan changes, and what trials take is learned
+            yield left.pop(0)
 
     def _drop(self) -> Steps[None]:
         """Drop what adds nothing to the best plan, what changes numbers most first.
@@ -419,6 +428,10 @@ class Search:
 
         return sorted(totals, key=rank)
 
+    def not_rejected(self) -> list[Plan]:
+        """The ranking without what was verified or confirmed, and turned out not to be the answer."""
+        return [plan for plan in self.ranking() if plan not in self._judged]
+
     def fastest(self) -> Plan | None:
         """The plan with the fastest step of those that beat the reference, whatever its warm-up."""
         faster = self._faster()
@@ -458,10 +471,9 @@ class Search:
         yield from self._warm_again()
         if not self.ranking():
             return self._found_none()
-        judged = list[Plan]()
         last: tuple[Outcome, str] | None = None
         while True:
-            plan, verdict, why = yield from self._first_kept(judged)
+            plan, verdict, why = yield from self._first_kept()
             if plan is None or verdict is None:
                 return self._end(*(last or why))
             long_kept = yield from self._long_kept(plan)
@@ -473,22 +485,20 @@ class Search:
                 long_plan = self._long_plan(plan, verified=long_kept)
                 self.conclusion = Conclusion(plan, trial.ratio, outcome, "", verdict, long_plan)
                 return None
-            judged.append(plan)
+            self._judged.append(plan)
             last = not_confirmed(trial, self.setting.steps)
             if self.left <= 0:
                 return self._end(*last)
 
-    def _first_kept(
-        self, judged: list[Plan]
-    ) -> Steps[tuple[Plan | None, Verdict | None, tuple[Outcome, str]]]:
-        """The first plan not yet `judged` that keeps its promise; the guilty of others are banned.
+    def _first_kept(self) -> Steps[tuple[Plan | None, Verdict | None, tuple[Outcome, str]]]:
+        """The first plan not yet judged that keeps its promise; the guilty of others are banned.
 
         Where there is none, the outcome and the reason are of the first that did not.
         """
         why: tuple[Outcome, str] | None = None
         while True:
-            ranking = [plan for plan in self.ranking() if plan not in judged]
-            if not ranking or (judged and self.left <= 0):
+            ranking = self.not_rejected()
+            if not ranking or (self._judged and self.left <= 0):
                 return None, None, why or (Outcome.NOTHING_HELPS, "")
             plan = ranking[0]
             verdict = yield from self._verify(plan)
@@ -497,7 +507,7 @@ class Search:
             found = "and not the same model: " if verdict.judged else "but "
             outcome = Outcome.NONE_KEPT if verdict.judged else Outcome.COULD_NOT_MEASURE
             why = why or (outcome, f"{plan} was faster, {found}{verdict.reason}")
-            judged.append(plan)
+            self._judged.append(plan)
             guilty = set[Technique]()
             for technique in plan.techniques if len(plan) > 1 else ():
                 if not (yield from self._verify(Plan([technique]))).kept:

@@ -15,7 +15,12 @@ from vivace.words import count, duration
 
 LEAST_SECONDS = 60.0  # in which one plan can be found, verified and confirmed
 
-COMPILING_SECONDS = 20.0  # of a warm-up that was never seen
+COMPILING_SECONDS = 20.0  # of a warm-up that was never seen, where the step's operators are not known
+# Of compiling for a CPU: to trace, and of one core for each operator of other shapes that may be a kernel.
+# Fitted to first warm-ups of six jobs on two cores, of 6 to 110 s; at most 5 s off.
+TRACING_SECONDS, KERNEL_SECONDS = 6.0, 1.4
+# Of a warm-up with all compiled: in six recorded confirmations 1.7 to 3.9 s, after first ones of 6 to 43.
+AGAIN_SECONDS, AGAIN_SHARE = 2.0, 0.05
 PATIENCE_SECONDS = 20.0  # before a process counts as hanging, however little time is left
 TIMING_SECONDS = 6.0  # of a comparison that was never seen
 LONGEST_COMPARISON = 15.0  # what stays undecided then differs by less than the winner's confirmation
@@ -55,6 +60,13 @@ def too_short(steps: int, step_seconds: float, runs: int) -> str:
     )
 
 
+def compiling_seconds(operators: int, cores: int) -> float:
+    """About how long a model takes to compile of which a step runs so many distinct operators."""
+    if not operators:
+        return COMPILING_SECONDS
+    return TRACING_SECONDS + KERNEL_SECONDS * operators / min(cores, operators)
+
+
 class Times:
     """What the parts of a search take, in seconds: guessed from the reference, then learned from answers.
 
@@ -62,11 +74,18 @@ class Times:
         budget_seconds: of the whole tuning.
         step_seconds: of the reference.
         opening_seconds: that the reference's process took until it was warm.
+        compiling_seconds: of a warm-up that compiles, as long as none was seen.
     """
 
-    def __init__(self, budget_seconds: float, step_seconds: float, opening_seconds: float) -> None:
+    def __init__(
+        self,
+        budget_seconds: float,
+        step_seconds: float,
+        opening_seconds: float,
+        compiling_seconds: float = COMPILING_SECONDS,
+    ) -> None:
         self.budget_seconds, self.step_seconds = budget_seconds, step_seconds
-        self._opening_seconds = opening_seconds
+        self._opening_seconds, self._compiling_seconds = opening_seconds, compiling_seconds
         self._openings: list[float] = []
         self._timings: list[float] = []
         self._rounds: list[float] = []
@@ -100,7 +119,12 @@ class Times:
             return self._warmups[plan]
         slow = {technique for technique in plan.techniques if technique.card.compiles}
         alike = [seconds for other, seconds in self._warmups.items() if slow & set(other.techniques)]
-        return max(alike, default=COMPILING_SECONDS) if slow else 0.0
+        return max(alike, default=self._compiling_seconds) if slow else 0.0
+
+    def warmup_again(self, plan: Plan) -> float:
+        """Of a plan in a new process, once this machine has compiled it."""
+        first = self.warmup(plan)
+        return min(first, AGAIN_SECONDS + AGAIN_SHARE * first)
 
     def start(self, plan: Plan) -> float:
         """Until a plan can be timed."""
@@ -111,9 +135,10 @@ class Times:
         return self.start(plan) + (statistics.median(self._timings) if self._timings else TIMING_SECONDS)
 
     def limit(self, plan: Plan, left: float) -> float:
-        """The most that a trial may take: half of the time left, or all of it for what compiles."""
+        """The most that a trial may take: half of the time left, or twice what one that compiles should."""
         slow = any(technique.card.compiles for technique in plan.techniques)
-        return max(PATIENCE_SECONDS, left if slow else 0.5 * left)
+        expected = min(left, 2.0 * self.start(plan)) if slow else 0.0
+        return max(PATIENCE_SECONDS, 0.5 * left, expected)
 
     def comparing(self, plan: Plan, left: float) -> float:
         """The most that a trial's timing may take: a tenth of the time left, within bounds."""
@@ -146,4 +171,4 @@ class Times:
     def settling(self, plan: Plan) -> float:
         """To verify and confirm a plan, which warms up again in each round: what is kept for that."""
         base = min(0.45 * self.budget_seconds, self.verification() + self.confirmation())
-        return base + ROUNDS * self.warmup(plan)
+        return base + ROUNDS * self.warmup_again(plan)

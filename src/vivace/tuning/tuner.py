@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import vivace
-from vivace.errors import AnswerIsNo, ChildFailed, InputError, Refused
+from vivace.errors import AnswerIsNo, ChildFailed, InputError, Refused, VivaceError
 from vivace.events import OnEvent, teller
 from vivace.files import LOCK, output_folder, take_lock
 from vivace.inspection import inspect
@@ -56,6 +56,7 @@ from vivace.tuning.times import (
     auto_budget,
     check_runs,
     check_steps,
+    compiling_seconds,
     too_short,
 )
 from vivace.verifying.equivalence import judge_by_metric
@@ -161,15 +162,16 @@ class _Tuning:
             finally:
                 self._close_verifier()
             conclusion = self.search.conclusion
-            if conclusion.verdict is None and not self.search.reference_fits:
+            unmeasured = conclusion.outcome == Outcome.COULD_NOT_MEASURE
+            if conclusion.verdict is None and not self.search.reference_fits and not unmeasured:
                 raise AnswerIsNo(self._nothing_fits())
         except KeyboardInterrupt:
             self.interrupted = True
             conclusion = dataclasses.replace(conclusion, outcome=Outcome.INTERRUPTED)
-            if self.search is not None and self.search.ranking():
-                plan = self.search.ranking()[0]
-                speedup = self.search.measured[plan.id].ratio or ONE
-                conclusion = Conclusion(plan, speedup, Outcome.INTERRUPTED)
+            left = [] if self.search is None else self.search.not_rejected()
+            if self.search is not None and left:
+                speedup = self.search.measured[left[0].id].ratio or ONE
+                conclusion = Conclusion(left[0], speedup, Outcome.INTERRUPTED)
         return self.finish(conclusion)
 
     def _begun(self) -> Search:
@@ -201,6 +203,9 @@ class _Tuning:
             first=known_best(bench.known.values(), offered, bench.allow),
             feeds_first=waits_for_data(profile),
             num_baselines=1 + len(registry.baselines(profile.device)),
+            compiling_seconds=compiling_seconds(
+                profile.features.get("distinct_operators", 0), self.machine.num_cores
+            ),
         )
         bench.ledger.append("search", setting.to_dict())
         self.notes["default"] = "the budget is too short to measure it"
@@ -285,6 +290,8 @@ class _Tuning:
         try:
             verdict = self.verifier.judge(plan, seconds=request.seconds)
         except (ChildFailed, Refused) as error:
+            if isinstance(error, ChildFailed):  # the next plan has a process of its own
+                self._close_verifier()
             reason = f"it could not be verified: {error}"
             verdict = Verdict(None, plan.promise.name.lower(), 0.0, 0.0, 0, 0, reason)
         if verdict.promise == Numerics.SEMANTICS.name.lower():
@@ -299,10 +306,19 @@ class _Tuning:
     def _judge_semantics(self, request: Verify, verdict: Verdict) -> Verdict:
         """By the metric over a few seeds, where the job has one and the budget lets it train to the end."""
         facts, step = self.bench.facts, self.bench.reference.step_seconds
-        needed = 2 * SEMANTICS_SEEDS * (job_steps(facts) or math.inf) * step
+        whole = facts["epochs"] * (facts["steps_per_epoch"] or 0)  # what is trained, whatever --steps says
+        needed = 2 * SEMANTICS_SEEDS * (whole or math.inf) * step
         if facts["has_metric"] and needed < request.left:
-            source = self.bench.source
-            return judge_by_metric(Company(source), request.plan, verdict, seeds=SEMANTICS_SEEDS, margin=None)
+            try:
+                found = judge_by_metric(
+                    Company(self.bench.source), request.plan, verdict, seeds=SEMANTICS_SEEDS, margin=None
+                )
+            except VivaceError as error:
+                reason = f"its metric could not be judged: {error}"
+                return dataclasses.replace(verdict, kept=None, reason=reason)
+            if found.metric is not None and found.metric["interrupted"]:
+                raise KeyboardInterrupt
+            return found
         lacks = (
             f"the budget is too short for it ({needed:.0f} s)" if facts["has_metric"] else "the Job has none"
         )
