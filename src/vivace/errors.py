@@ -261,6 +261,11 @@ def is_lost_worker(error: BaseException) -> bool:
     return text.startswith(_LOST_WORKER) or isinstance(error, (ConnectionError, EOFError))
 
 
+def is_no_shared_memory(error: BaseException) -> bool:
+    """Did torch find no room for a tensor in shared memory, in which a loader's workers hand batches over?"""
+    return isinstance(error, RuntimeError) and "allocate shared memory" in str(error)
+
+
 def is_full_disk(error: BaseException) -> bool:
     """Could a file not be written whole? torch's own writer says no more than that it is at another place."""
     if isinstance(error, OSError):

@@ -7,7 +7,8 @@ import torch
 
 import vivace
 from vivace.errors import CheckpointError, FolderError, InputError, JobError
-from vivace.training.course import differences
+from vivace.training import training
+from vivace.training.course import Fresh, course_of, differences
 
 JOB = """
 import torch, vivace
@@ -79,6 +80,47 @@ def test_an_accepted_learning_rate_counts_from_there_on(train, tmp_path):
 def test_a_module_that_only_one_of_both_has_loaded_is_no_change():
     then, now = {"source of a.py": "1", "epochs": "3"}, {"source of b.py": "2", "epochs": "4", "lr": "0.1"}
     assert differences(then, now) == ["epochs: 3 -> 4", "lr: none -> 0.1"]
+
+
+def test_how_torch_computes_an_update_is_no_hyper_parameter():
+    model = torch.nn.Linear(2, 2)
+    job = vivace.Job(model=lambda: model, data=list, loss=print, optimizer=print)
+    plain, fused = (torch.optim.SGD(model.parameters(), lr=0.1, fused=on) for on in (False, True))
+    assert course_of(job, plain, None) == course_of(job, fused, None)
+    assert course_of(job, plain, None) != course_of(job, torch.optim.SGD(model.parameters(), lr=0.2), None)
+
+
+def test_a_learning_rate_of_one_optimizer_leaves_the_schedules_of_others():
+    """Two groups under a warm-up and what follows it; the discriminator's schedule is its own."""
+
+    def made(rate):
+        nets = [torch.nn.Linear(2, 2) for _ in range(2)]
+        groups = [{"params": [p], "lr": rate} for p in nets[0].parameters()]
+        one, other = torch.optim.SGD(groups, lr=rate), torch.optim.SGD(nets[1].parameters(), lr=0.1)
+        parts = [
+            torch.optim.lr_scheduler.LinearLR(one),
+            torch.optim.lr_scheduler.LambdaLR(one, lambda _: 1.0),
+        ]
+        whole = torch.optim.lr_scheduler.SequentialLR(one, parts, [5])
+        return [one, other], [whole, torch.optim.lr_scheduler.LambdaLR(other, lambda _: 1.0)], parts
+
+    job = vivace.Job(model=print, data=list, loss=print, optimizer=print)
+    then, (optimizers, schedules, parts) = course_of(job, *made(0.1)[:2]), made(0.2)
+    fresh, now = Fresh(optimizers, schedules), course_of(job, optimizers, schedules)
+    saved_optimizers, saved_schedules, _ = made(0.1)
+    for mine, saved in zip([*optimizers, *schedules], [*saved_optimizers, *saved_schedules], strict=True):
+        mine.load_state_dict(saved.state_dict())
+    fresh.take(then, now)
+    assert [part.base_lrs for part in parts] == [[pytest.approx(0.2)] * 2] * 2
+    assert schedules[1].base_lrs == [pytest.approx(0.1)]
+
+
+def test_the_plan_of_the_newest_checkpoint_counts_also_where_it_is_none(tmp_path, monkeypatch):
+    vivace.Plan.from_dict({"fused_optimizer": {}}).save(tmp_path / "plan.toml")
+    monkeypatch.setattr(training, "kept_plan", lambda folder: vivace.Plan())
+    assert training._own_plan(tmp_path) == vivace.Plan()
+    monkeypatch.setattr(training, "kept_plan", lambda folder: None)
+    assert training._own_plan(tmp_path).names == ("fused_optimizer",)
 
 
 @pytest.mark.fault(32)

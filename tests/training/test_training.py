@@ -153,6 +153,18 @@ class TestFolder:
         log = [json.loads(line)["step"] for line in (parts / "metrics.jsonl").read_text().splitlines()]
         assert log == sorted(log)
 
+    def test_seconds_are_those_of_all_processes(self, tmp_path, tiny):
+        train(tiny.slow, out=tmp_path / "run", max_steps=2 * EPOCH)
+        (manifest,) = (tmp_path / "run" / "checkpoints").glob("*/MANIFEST.json")
+        before = json.loads(manifest.read_text())["position"]["seconds"]
+        again = train(tiny.slow, out=tmp_path / "run", resume=True)
+        assert again.seconds > before > 0
+        lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+        seconds = [line["seconds"] for line in lines if "seconds" in line]
+        assert len(seconds) >= 3
+        assert seconds == sorted(seconds)
+        assert seconds[-1] > before
+
     def test_a_used_folder_is_refused(self, tmp_path, tiny):
         train(tiny.job, out=tmp_path / "run", max_steps=1)
         with pytest.raises(FolderError, match="--resume"):

@@ -11,6 +11,10 @@ from typing import Any
 
 import psutil
 
+from vivace import words
+
+LITTLE_SHARED_MEMORY = 2**29  # bytes in /dev/shm; a container has 64 MB unless it is told otherwise
+
 
 def usable_cores(root: Path = Path("/")) -> int:
     """Cores this process may use: the smaller of its affinity and its container's quota, at least 1."""
@@ -106,7 +110,7 @@ def gather_limits(root: Path = Path("/")) -> dict[str, Any]:
         "cores_seen": os.cpu_count() or 1,
         "cores_usable": usable_cores(root),
         "memory_bytes": memory_limit(root),
-        "shared_memory_bytes": _free(root / "dev/shm") or 0,
+        "shared_memory_bytes": shared_memory(root),
         "open_files": soft,
     }
     quota = quota_cores(root)
@@ -116,6 +120,19 @@ def gather_limits(root: Path = Path("/")) -> dict[str, Any]:
     if free is not None:
         found["disk_free_bytes"] = free
     return found
+
+
+def shared_memory(root: Path = Path("/")) -> int:
+    """Bytes that are free in /dev/shm; 0 where there is none."""
+    return _free(root / "dev/shm") or 0
+
+
+def little_shared_memory(free: int) -> tuple[str, str]:
+    """What is too little about so many bytes in /dev/shm, and what to do."""
+    return (
+        f"/dev/shm has {words.size(free)} free, and a DataLoader's workers hand batches over in it",
+        "start the container with --shm-size=8g (or --ipc=host), or use num_workers=0",
+    )
 
 
 def read(path: Path) -> str:

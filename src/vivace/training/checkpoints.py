@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import re
 import resource
@@ -43,7 +44,8 @@ class Position:
     """How far a run is: optimizer steps, epochs, batches of the current epoch, bytes of its log, and values.
 
     `missing` are steps for which ended epochs gave no batch, though the data's length promised one. `loss`
-    is the last one that was read; `metric` belongs to the weights after `metric_step` steps.
+    is the last one that was read; `metric` belongs to the weights after `metric_step` steps. `seconds` are
+    those of all processes that have trained it until here.
     """
 
     step: int = 0
@@ -54,6 +56,7 @@ class Position:
     metric: float | None = None
     metric_step: int = -1
     missing: int = 0
+    seconds: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,13 +167,16 @@ class Checkpoints:
         position, like = manifest["position"], dataclasses.asdict(Position())
         counts = ("step", "epoch", "batch", "log_bytes", "missing")
         if isinstance(position, dict):
-            position.setdefault("missing", 0)  # unknown to earlier versions
+            for name in ("missing", "seconds"):  # unknown to earlier versions
+                position.setdefault(name, 0)
         if (
             not isinstance(position, dict)
             or position.keys() != like.keys()
             or any(type(position[key]) is not int or position[key] < 0 for key in counts)
             or type(position["metric_step"]) is not int
             or not all(isinstance(position[key], (int, float, type(None))) for key in ("loss", "metric"))
+            or type(position["seconds"]) not in (int, float)
+            or not 0 <= position["seconds"] < math.inf
         ):
             raise CheckpointError(f"{MANIFEST} holds no position that can be read")
         for key, value in self.facts.items():

@@ -17,9 +17,11 @@ import torch
 
 from vivace.job import Job
 from vivace.session.opening import parts_of
+from vivace.tensors.optimizers import IMPLEMENTATION_FLAGS
 from vivace.torch_internals.modules import inner_schedules
 
 _SOURCE = "source of "
+_NOT_SETTINGS = {"params", *IMPLEMENTATION_FLAGS}
 _MOST_FILES, _MOST_BYTES, _MOST_LETTERS = 200, 1 << 20, 60
 _LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 
@@ -34,7 +36,9 @@ def course_of(job: Job, optimizer: object, scheduler: object) -> dict[str, str]:
     for number, one in enumerate(parts_of(optimizer, torch.optim.Optimizer)):
         for place, group in enumerate(one.param_groups):
             where = _where(number, place, len(one.param_groups))
-            found |= {f"{where} {key}": _short(value) for key, value in group.items() if key != "params"}
+            found |= {
+                f"{where} {key}": _short(value) for key, value in group.items() if key not in _NOT_SETTINGS
+            }
     for number, one in enumerate(_schedules(scheduler)):
         where = f"scheduler{number or ''}"
         found[where] = type(one).__name__
@@ -112,7 +116,10 @@ class Fresh:
         self._optimizers = parts_of(optimizer, torch.optim.Optimizer)
         self._schedules = _schedules(scheduler)
         self._groups = [
-            [{key: value for key, value in group.items() if key != "params"} for group in one.param_groups]
+            [
+                {key: value for key, value in group.items() if key not in _NOT_SETTINGS}
+                for group in one.param_groups
+            ]
             for one in self._optimizers
         ]
         self._states = [one.state_dict() for one in self._schedules]
@@ -128,12 +135,13 @@ class Fresh:
                 where = _where(number, place, len(groups))
                 for key in fresh:
                     if f"{where} {key}" in changed:
-                        self._set(one.param_groups[place], key, fresh[key], then[f"{where} {key}"])
+                        self._set(one, place, key, fresh[key], then[f"{where} {key}"])
         for number, (schedule, state) in enumerate(zip(self._schedules, self._states, strict=True)):
             new = {key: state[key] for key in state if f"scheduler{number or ''} {key}" in changed}
             schedule.load_state_dict({**schedule.state_dict(), **new})
 
-    def _set(self, group: dict[str, Any], key: str, value: Any, before: str) -> None:
+    def _set(self, optimizer: torch.optim.Optimizer, place: int, key: str, value: Any, before: str) -> None:
+        group = optimizer.param_groups[place]
         if key != "lr":
             group[key] = value
             return
@@ -143,7 +151,9 @@ class Fresh:
             group["initial_lr"] = group["initial_lr"] * ratio
         for schedule in self._schedules:
             for part in [schedule, *inner_schedules(schedule)]:
-                part.base_lrs = [base * ratio for base in getattr(part, "base_lrs", [])]
+                rates = getattr(part, "base_lrs", [])
+                if getattr(part, "optimizer", None) is optimizer and place < len(rates):
+                    part.base_lrs = [rate * ratio if at == place else rate for at, rate in enumerate(rates)]
 
 
 def _where(number: int, place: int, num_groups: int) -> str:

@@ -11,7 +11,8 @@ from vivace.data.damage import Damage, path_of
 from vivace.data.hanging import HangWatch
 from vivace.data.iterable import IterableData, Place, first_mark
 from vivace.data.order import ordered, require_index
-from vivace.errors import JobError, VivaceError, is_lost_worker
+from vivace.errors import JobError, VivaceError, is_lost_worker, is_no_shared_memory
+from vivace.inspection.limits import LITTLE_SHARED_MEMORY, little_shared_memory, shared_memory
 from vivace.job import Job, blame
 from vivace.session.opening import call, fed
 from vivace.session.session import Session
@@ -62,7 +63,7 @@ class Feed:
             hung = self._hung()
             if not self.workers.may_try_again(where):
                 why = "too little memory, or a sample that crashes its reader (try num_workers=0)"
-                why = f"the last one {hung}" if hung else why
+                why = f"the last one {hung}" if hung else _little_shared_memory() or why
                 raise JobError(
                     f"the data failed at {where}: workers of the loader were killed again and again; {why}"
                 )
@@ -172,7 +173,8 @@ class Feed:
             except (Exception, SystemExit) as error:
                 if is_lost_worker(error):
                     return True
-                raise JobError(f"the data failed at {_where(position)}: {blame(error)}") from error
+                why = _little_shared_memory() if is_no_shared_memory(error) else ""
+                raise JobError(f"the data failed at {_where(position)}: {why or blame(error)}") from error
             self._tell_notices()
             yield batch
 
@@ -183,6 +185,12 @@ class Feed:
 
 def _where(position: Position) -> str:
     return f"batch {position.batch} of epoch {position.epoch + 1}"
+
+
+def _little_shared_memory() -> str:
+    """Why workers may not be able to hand their batches over, and what to do; empty where there is room."""
+    free = shared_memory()
+    return "; ".join(little_shared_memory(free)) if free < LITTLE_SHARED_MEMORY else ""
 
 
 def _batches_per_step(session: Session) -> int:

@@ -18,7 +18,7 @@ from vivace.events import EventKind, OnEvent
 from vivace.job import Batch, Job, blame
 from vivace.pictures import PICTURES
 from vivace.plan import Plan
-from vivace.session.opening import call, reopened, seed_everything
+from vivace.session.opening import call, reopened, require_one_number, seed_everything
 from vivace.session.session import Session
 from vivace.tensors.randomness import capture, derive, to_plain
 from vivace.tensors.trees import batch_size
@@ -90,11 +90,13 @@ class Loop:
         found = self.checkpoints.newest()
         notice = self._compared(found, facts) if found is not None else ""
         self.resumed_from_step = found.position.step if found is not None else None
-        self.position, self.saved = Position(), Position()
+        self.position, self.saved, self.seconds_before = Position(), Position(), 0.0
         self.lost_streams: list[int] = []
         if found is not None:
             self._take_up(found)
-        elif ranks.writes:
+        else:
+            self.damage.before = 0
+        if found is None and ranks.writes:
             for name in ("damaged.jsonl", PICTURES):
                 (path / name).unlink(missing_ok=True)
         if ranks.writes:
@@ -253,8 +255,8 @@ class Loop:
             raise
         except (Exception, SystemExit) as error:
             raise JobError(f"step {self.position.step + 1} of the training failed: {blame(error)}") from error
-        if loss is None:
-            raise JobError("the Job's step returned None; it must return its loss")
+        if self.session.build.own_step:
+            require_one_number(loss)
         self.looked_at += self.watch.seconds - watched  # no more than evaluation is it a step's
         return loss.detach() if isinstance(loss, torch.Tensor) else loss
 
@@ -439,7 +441,7 @@ class Loop:
         self._mark()
 
     def _metric_facts(self) -> dict[str, Any]:
-        seconds = round(time.monotonic() - self.started_at, 3)  # of this process
+        seconds = round(self.seconds, 3)
         return {"metric_name": self.job.metric_name, "metric_data": self.job.metric_data, "seconds": seconds}
 
     def _evaluate(self) -> None:
@@ -466,7 +468,7 @@ class Loop:
         self._keep(self.watch.aside() or self.session.plan)
         self.ranks.at(f"the checkpoint of step {self.position.step}", self.position.step)
         streams = self.ranks.gather(to_plain(capture(self.device)))
-        self.position.log_bytes = self.progress.num_bytes
+        self.position.log_bytes, self.position.seconds = self.progress.num_bytes, round(self.seconds, 3)
         state = self._state(streams)
         with self.ranks.together():
             if self.ranks.writes:
@@ -495,6 +497,11 @@ class Loop:
             plan.save(self.path / "plan.toml")
 
     @property
+    def seconds(self) -> float:
+        """That the run has taken, in earlier processes too."""
+        return self.seconds_before + time.monotonic() - self.started_at
+
+    @property
     def plan(self) -> Plan:
         """Under which the run goes on from its newest checkpoint."""
         return Plan.loads(self.checkpoints.facts["plan"])
@@ -517,6 +524,7 @@ class Loop:
             return self.checkpoints.folder / f"step_{position.step}"
         log = self.path / "metrics.jsonl"
         position.log_bytes = log.stat().st_size if log.is_file() else 0
+        position.seconds = round(self.seconds, 3)
         streams = [self.survival.board.read(rank, position.step) for rank in range(self.ranks.world_size)]
         streams[self.ranks.rank] = to_plain(capture(self.device))
         return self.checkpoints.save(position, state_of(self.session.built), self._state(streams))
@@ -535,7 +543,7 @@ class Loop:
         if self.ranks.rank < len(streams) and streams[self.ranks.rank] is not None:
             load_streams(streams[self.ranks.rank], self.device)
         self.lost_streams = [rank for rank, one in enumerate(streams) if one is None]
-        self.position = found.position
+        self.position, self.seconds_before = found.position, found.position.seconds
         self.saved = dataclasses.replace(self.position)
 
 

@@ -14,6 +14,7 @@ from vivace.job import Batch
 from vivace.plan import Plan
 from vivace.session.opening import items_of
 from vivace.session.session import Session
+from vivace.tensors.loaders import known_length
 from vivace.tensors.randomness import from_plain, restore
 from vivace.training.course import differences
 from vivace.training.ranks import for_so_many
@@ -123,9 +124,10 @@ def _signature(session: Session, loader: Iterable[Batch]) -> list[str]:
         if isinstance(tensor, torch.Tensor)
     ]
     lines.append(f"optimizer: {type(session.optimizer).__name__}")
-    if isinstance(loader, DataLoader) and hasattr(loader.dataset, "__len__"):
+    samples = known_length(loader.dataset) if isinstance(loader, DataLoader) else None
+    if isinstance(loader, DataLoader) and samples is not None:
         size = getattr(loader.batch_sampler, "batch_size", loader.batch_size)
-        return [*lines, f"data: {len(loader.dataset)} samples in batches of {size}"]
+        return [*lines, f"data: {samples} samples in batches of {size}"]
     return [*lines, f"data: {type(loader).__name__}"]
 
 

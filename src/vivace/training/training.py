@@ -51,7 +51,8 @@ class Run:
     watching its steps found (see `vivace.train`), with a `sentence`; None without a plan.
 
     `job` is its reference, where it was given as one; `does` says what each technique of `plan` does;
-    `stepping_seconds` is the part of `seconds` that went into steps. `tuned` is what the ledger beside the
+    `seconds` are those of all processes that trained it, `stepping_seconds` what of this one's went into
+    steps. `tuned` is what the ledger beside the
     plan's file holds of the plan: its ``speedup`` and its ``verdict``. `found` is what a search while it
     trained came to: its ``outcome``, ``reason``, whether it has ``ended``, and of a plan ``ratio``, ``step``
     (its first) and ``saved_seconds``, which are the least, of steps alone.
@@ -232,7 +233,8 @@ def _loaded(job: Job | str, plan: Plan | str | os.PathLike[str] | None) -> tuple
 
 def _own_plan(path: Path) -> Plan:
     """The plan of the run in a folder: that of its newest checkpoint, which may be newer than its file."""
-    return kept_plan(path / "checkpoints") or Plan.load(path / "plan.toml")
+    kept = kept_plan(path / "checkpoints")
+    return Plan.load(path / "plan.toml") if kept is None else kept
 
 
 def _check(options: Options, *, resume: bool, restart: bool) -> None:
@@ -266,8 +268,8 @@ def _write_results(loop: Loop, machine: Machine, job: Job | str, plan_file: Path
     """Leave model.pt, where the run came to its end, and run.json in the run folder."""
     position, ranks, plan = loop.position, loop.ranks, loop.plan
     name, device = job if isinstance(job, str) else "", loop.device.type
-    seconds = time.monotonic() - loop.started_at
-    began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=seconds)
+    here = time.monotonic() - loop.started_at
+    began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=here)
     if loop.damage.listed():
         loop.progress.notice(loop.damage.sentence())
     _draw(loop)
@@ -277,7 +279,7 @@ def _write_results(loop: Loop, machine: Machine, job: Job | str, plan_file: Path
         epochs=position.epoch,
         metric=position.metric,
         loss=position.loss,
-        seconds=seconds,
+        seconds=loop.seconds,
         samples_per_second=loop.samples * ranks.world_size / max(loop.stepping_seconds, 1e-9),
         resumed_from_step=loop.resumed_from_step,
         interrupted=bool(loop.stopped_by),
