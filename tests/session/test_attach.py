@@ -265,6 +265,7 @@ def test_what_would_cut_an_own_step_is_refused_by_name(name):
         {"step": print},
         {"step": print, "models": []},
         {"step": print, "models": [nn.Linear(1, 1)], "loss": loss},
+        {"step": print, "models": [nn.Linear(1, 1)], "on_gradients": print},
     ],
 )
 def test_halves_of_both_forms_are_bad_input(given):

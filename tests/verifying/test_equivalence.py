@@ -177,6 +177,12 @@ def test_one_seed_is_no_test():
         vivace.verify(STAGE, vivace.Plan(), metric=True, seeds=1)
 
 
+@pytest.mark.parametrize("margin", [0.0, -0.01, float("nan"), float("inf")])
+def test_a_margin_within_which_nothing_can_lie_is_bad_input(margin):
+    with pytest.raises(InputError, match="must be a difference of the metric above 0"):
+        vivace.verify(STAGE, vivace.Plan(), metric=True, margin=margin)
+
+
 @pytest.mark.parametrize("given", [{"seeds": 3}, {"margin": 0.1}], ids=str)
 def test_what_only_the_metric_needs_is_not_ignored_without_it(given):
     with pytest.raises(InputError, match="would count for the test of the metric only"):

@@ -209,6 +209,19 @@ def test_a_healthy_plan_is_kept_and_watching_changes_no_number(watched, tiny, di
     assert digest(tmp_path / "run" / "model.pt") == digest(tmp_path / "plain" / "model.pt")
 
 
+def test_an_optimizer_of_a_part_of_the_model_leaves_gradients_as_they_are(watched, tiny, digest, tmp_path):
+    """They add up from step to step where it leaves them, and what is watched is one step."""
+
+    def half(model):
+        return torch.optim.SGD(list(model.parameters())[-2:], lr=0.05)
+
+    job, plan = tiny("mlp", epochs=3, optimizer=half), vivace.Plan.from_dict({"bf16_autocast": {}})
+    run = watched(job, plan)
+    assert "of weights that its optimizer does not update" in run.watched["sentence"]
+    watched(job, plan, out="plain", watch=0)
+    assert digest(tmp_path / "run" / "model.pt") == digest(tmp_path / "plain" / "model.pt")
+
+
 def test_random_masks_in_another_order_are_the_same_model(watched, dropping, digest, tmp_path):
     """Dropout over pieces of a batch, and on channels-last pictures, which draws in the order of memory."""
     pictures = torch.randn(48, 3, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -61,6 +61,10 @@ def attach(
         raise InputError(
             "attach takes either model, optimizer and loss, or step(batch) and the models it trains"
         )
+    if step is not None and on_gradients is not None:
+        raise InputError(
+            "attach takes no on_gradients with a step of your own, which clips its gradients itself"
+        )
     if step is None and (model is None or optimizer is None or loss is None):
         raise InputError("attach needs model, optimizer and loss(model, batch); or step(batch) and models")
     trained = [model] if model is not None else list(models)
@@ -318,6 +322,23 @@ def fed(session: Session, loader: Iterable[Any], seed: int) -> Iterator[Any]:
     yield from loader if batches is loader else isolated(lambda: batches, seed)
 
 
+def require_one_number(loss: object) -> torch.Tensor:
+    """A step's loss as a tensor. Raises JobError where it is no single number."""
+    if loss is None:
+        raise JobError("the Job's step returned None; it must return its loss")
+    try:
+        value = torch.as_tensor(loss)
+    except (TypeError, ValueError, RuntimeError):
+        kind = type(loss).__name__
+        raise JobError(f"the Job's step returned a {kind}; it must return its loss, one number") from None
+    if value.numel() != 1:
+        shape = tuple(value.shape)
+        raise JobError(
+            f"the Job's loss has the shape {shape}; it must be one number, the mean over the batch"
+        )
+    return value
+
+
 def checked_step(session: Session, batch: Batch) -> float:
     """One step of the job as it is, whose loss must be one finite number. Raises JobError otherwise."""
     try:
@@ -328,14 +349,7 @@ def checked_step(session: Session, batch: Batch) -> float:
         if ran_out_of_memory(error):
             raise
         raise JobError(f"the Job's first step failed: {blame(error)}") from error
-    if loss is None:
-        raise JobError("the Job's step returned None; it must return its loss")
-    value = torch.as_tensor(loss)
-    if value.numel() != 1:
-        shape = tuple(value.shape)
-        raise JobError(
-            f"the Job's loss has the shape {shape}; it must be one number, the mean over the batch"
-        )
+    value = require_one_number(loss)
     if not math.isfinite(float(value)):
         raise JobError(
             f"the Job's loss is {float(value)} at step 0, before any technique: mend the job first"

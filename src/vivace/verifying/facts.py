@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from vivace.session.session import Session
-from vivace.verifying.states import IMPLEMENTATION_FLAGS
+from vivace.tensors.optimizers import IMPLEMENTATION_FLAGS
 
 Facts = dict[str, Any]
 # `inplace` cannot change a number that autograd lets through.

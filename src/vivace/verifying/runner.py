@@ -17,7 +17,7 @@ from vivace.errors import JobError, Refused
 from vivace.job import Batch, Job
 from vivace.machine import Machine
 from vivace.plan import Plan
-from vivace.session.opening import call, first_batches, start
+from vivace.session.opening import call, first_batches, readable, start
 from vivace.session.session import Session
 from vivace.tensors.randomness import derive
 from vivace.tensors.trees import tensors
@@ -73,7 +73,7 @@ class Runner:
         if seconds is not None:
             self.feeding_seconds = min(FEEDING_SECONDS, FEEDING_SHARE * seconds)
         deadline, num_bytes = time.perf_counter() + self.feeding_seconds, 0
-        loader = call(self.job, "data")
+        loader = readable(call(self.job, "data"), self.job)
 
         def limited() -> Iterator[Any]:
             nonlocal num_bytes

@@ -12,11 +12,9 @@ import torch
 
 from vivace.job import Batch
 from vivace.session.session import Session
-from vivace.tensors.optimizers import align_state
+from vivace.tensors.optimizers import IMPLEMENTATION_FLAGS, align_state
 from vivace.tensors.trees import map_tensors
 from vivace.verifying.displacement import State
-
-IMPLEMENTATION_FLAGS = ("fused", "foreach", "capturable", "differentiable")
 
 
 @dataclasses.dataclass(frozen=True)

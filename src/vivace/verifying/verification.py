@@ -165,6 +165,8 @@ def _require_precision(precision: str, is_plan: bool) -> None:
 def _require_seeds(seeds: int, margin: float | None, by_metric: bool) -> None:
     if seeds < 2:
         raise InputError(f"an equivalence test needs at least 2 seeds, not {seeds}")
+    if margin is not None and not 0 < margin < math.inf:
+        raise InputError(f"margin is {margin!r}; it must be a difference of the metric above 0")
     if not by_metric and (margin is not None or seeds != SEEDS):
         given = f"margin {margin:g}" if margin is not None else f"{seeds} seeds"
         raise InputError(f"{given} would count for the test of the metric only: ask for metric too")

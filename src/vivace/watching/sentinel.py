@@ -260,6 +260,8 @@ class Sentinel:
         if found.fault is not None:
             raise found.fault
         self._require_comparable(kept, before, after)
+        if any(p.grad is not None for model in session.build.models for p in model.parameters()):
+            raise Unlike("gradients stay from step to step, of weights that its optimizer does not update")
         if self.halves is None:
             self.halves = twin.halves(session.plan, before, found.batch)
         mine = outcome_of(loss, State(*named(session)), found.gradients)

@@ -94,8 +94,9 @@ class Underway:
         self.watch.end()
 
     def to_dict(self) -> dict[str, Any] | None:
-        """What watching saw under the plan; None where there was none."""
-        return self.watch.to_dict() if self.session is not None and self.session.plan.techniques else None
+        """What watching saw under the plan, also one that the run has left; None where there was none."""
+        acts = self.session is not None and self.session.plan.techniques
+        return self.watch.to_dict() if acts or self.step_of_plan is not None else None
 
     def found(self) -> dict[str, Any]:
         """What the search came to; empty where the run had its plan from the beginning."""
