@@ -33,6 +33,8 @@ def test_trials_survive_the_file_and_a_torn_line_is_ignored(tmp_path):
         file.write('{"record": "trial", "techn')
     assert ledger.trials() == [MEASURED, refused]
     assert ledger.read("run")[0]["command"] == "x"
+    ledger.append("run", {"command": "y"})  # not the rest of the torn one
+    assert [run["command"] for run in ledger.read("run")] == ["x", "y"]
 
 
 @pytest.mark.fault(29)

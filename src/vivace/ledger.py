@@ -195,9 +195,11 @@ class Ledger:
         """Write one record and flush it to the disk. Raises FolderError where the file cannot be written."""
         line = json.dumps({"record": record, **document}, ensure_ascii=False)
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
             with os.fdopen(open_own(self.path, flags), "a", encoding="utf-8") as file:
-                file.write(line + "\n")
+                size = os.fstat(file.fileno()).st_size
+                torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"  # by a kill: begin anew
+                file.write(("\n" if torn else "") + line + "\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:

@@ -1,10 +1,12 @@
 import io
 import os
+import tarfile
 
 import numpy
 import pyarrow
 import pytest
 from PIL import Image, ImageDraw, ImageFile, JpegImagePlugin
+from PIL.TarIO import TarIO
 
 from vivace.mechanisms.decoding import KeptDecoding, OtherDecoder, Within, require_pillow, simplejpeg_decode
 from vivace.mechanisms.shared_store import SharedStore
@@ -159,3 +161,20 @@ def test_pillow_is_its_own_again_outside(kept, path):
         pixels(path)
     assert "load" not in vars(JpegImagePlugin.JpegImageFile)
     assert kept.store.counts()["records"] == 1
+
+
+def test_pictures_of_one_archive_are_not_one(kept, tmp_path):
+    """Pillow's reader of a tar file hands on the number of the whole archive."""
+    names = ["a.jpg", "b.jpg"]
+    for seed, name in enumerate(names):
+        Image.new("RGB", (8, 8), (200 * seed, 30, 60)).save(tmp_path / name)
+    with tarfile.open(tmp_path / "all.tar", "w") as archive:
+        for name in names:
+            archive.add(tmp_path / name, name)
+    wanted = [pixels(tmp_path / name) for name in names]
+    found = []
+    with kept:
+        for name in names:
+            with TarIO(str(tmp_path / "all.tar"), name) as file:
+                found.append(pixels(file))
+    assert all(map(numpy.array_equal, found, wanted))

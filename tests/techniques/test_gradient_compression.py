@@ -92,3 +92,13 @@ def test_two_ranks_agree_and_stay_near_the_exact_exchange(fork_server, tmp_path)
 def test_without_an_exchange_it_is_refused(tiny):
     with pytest.raises(vivace.Refused, match="it needs the technique ddp beside it"):
         tiny("mlp").open({"gradient_compression": {}})
+
+
+def test_what_the_hook_sends_whole_counts_whole():
+    """torch compresses a matrix that gets less than half as large, at a rank that its sides allow."""
+    low = GradientCompression(method="powersgd", rank=4)
+    sizes = {(16, 16): 256, (64, 64): 2 * 64 * 4, (2, 4096): 2 * 4096, (1000,): 1000}
+    for size, sent in sizes.items():
+        module = torch.nn.Module()
+        module.register_parameter("one", torch.nn.Parameter(torch.zeros(size)))
+        assert low._sent(module) == sent, size

@@ -150,6 +150,18 @@ def test_an_optimizer_of_another_model_is_refused(tmp_path):
         vivace.Job.from_trainer(trainer(tmp_path, optimizers=(own, None)))
 
 
+def test_inputs_of_its_own_are_refused(tmp_path):
+    plain = trainer(tmp_path)
+
+    class Masking(transformers.Trainer):
+        def _prepare_inputs(self, inputs):
+            return super()._prepare_inputs(inputs)
+
+    plain.__class__ = Masking
+    with pytest.raises(vivace.JobError, match="own _prepare_inputs would not be called"):
+        vivace.Job.from_trainer(plain)
+
+
 def test_a_step_of_its_own_is_refused(tmp_path):
     plain = trainer(tmp_path)
 

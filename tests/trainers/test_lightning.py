@@ -1,7 +1,9 @@
 """A Job from a LightningModule trains what Lightning trains."""
 
+import cloudpickle
 import pytest
 import torch
+import torchmetrics
 
 import vivace
 
@@ -126,6 +128,44 @@ class Two(Net):
 def test_what_a_job_cannot_say_is_named(module, sentence):
     with pytest.raises(vivace.JobError, match=sentence):
         vivace.Job.from_lightning(module(), Data())
+
+
+class Normalizing(Data):
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return batch[0] / 2, batch[1]
+
+
+def test_hooks_of_the_data_are_named():
+    with pytest.raises(vivace.JobError, match="data module's on_after_batch_transfer would not be called"):
+        vivace.Job.from_lightning(Net(), Normalizing())
+
+
+class Counting(Net):
+    def __init__(self):
+        super().__init__()
+        self.seen = torchmetrics.Accuracy("multiclass", num_classes=3)
+
+    def validation_step(self, batch, batch_idx):
+        self.seen(self(batch[0]), batch[1])
+        self.log("accuracy", self.seen)
+
+
+def test_a_logged_metric_of_torchmetrics_is_computed_over_all_batches():
+    plain, counting = (
+        vivace.Job.from_lightning(net(), Data(), monitor="accuracy") for net in (Net, Counting)
+    )
+    with torch.no_grad():
+        wanted = plain.metric(plain.model().eval(), plain.validation())
+        model = counting.model().eval()
+        found = [counting.metric(model, counting.validation()) for _ in range(2)]
+    assert found == pytest.approx([wanted, wanted])
+
+
+def test_it_can_be_sent_to_another_process():
+    job = cloudpickle.loads(cloudpickle.dumps(vivace.Job.from_lightning(Net(), Data(), epochs=2)))
+    model = job.model()
+    optimizer = job.optimizer(model)
+    assert job.scheduler(optimizer).optimizer is optimizer
 
 
 def test_a_name_that_nobody_logs():

@@ -31,7 +31,7 @@ from vivace.data.damage import Damage
 from vivace.data.iterable import IterableData, Place
 from vivace.errors import JobError
 from vivace.job import Batch
-from vivace.tensors.loaders import CollatingDataset
+from vivace.tensors.loaders import CollatingDataset, known_length
 from vivace.tensors.randomness import SeededStreams, Streams, derive
 from vivace.tensors.trees import batch_size, split
 
@@ -164,7 +164,7 @@ class _Order(Sampler[list[Any]]):
     def __init__(self, loader: DataLoader[Any], seed: int, rank: int, world_size: int) -> None:
         self.batches = loader.batch_sampler
         self.sampler = getattr(self.batches, "sampler", loader.sampler)
-        self.num_samples = _length(loader.dataset)
+        self.num_samples = known_length(loader.dataset)
         self.seed, self.rank, self.world_size = seed, rank, world_size
         self.epoch = self.start_batch = 0
         if world_size > 1 and isinstance(self.sampler, DistributedSampler):
@@ -174,7 +174,7 @@ class _Order(Sampler[list[Any]]):
             )
         if self.batches is not None and world_size > 1 and type(self.batches) is BatchSampler:
             _share(list(range(self.batches.batch_size)), rank, world_size)
-            whole = _length(self.sampler)
+            whole = known_length(self.sampler)
             if whole is not None and not self.batches.drop_last:
                 _share(list(range(whole % self.batches.batch_size)), rank, world_size)
 
@@ -284,13 +284,6 @@ def share_of(batch: Batch, rank: int, world_size: int) -> Any:
     if world_size == 1:
         return batch
     return split(batch, len(_share(list(range(batch_size(batch))), rank, world_size)))[rank]
-
-
-def _length(thing: Any) -> int | None:
-    try:
-        return len(thing)
-    except TypeError:
-        return None
 
 
 def _as_it_is(batch: Batch) -> Any:

@@ -7,6 +7,7 @@ does with the picture afterwards. Imports no torch.
 from __future__ import annotations
 
 import hashlib
+import io
 import mmap
 import multiprocessing
 import os
@@ -243,10 +244,16 @@ def key_of(image: JpegImageFile) -> bytes | None:
 
 
 def _content(file: Any) -> object:
-    """What changes when the bytes of a file do: its identity on the disk, or a digest of bytes in memory."""
+    """What changes when the bytes of a file do: its identity on the disk, or a digest of its bytes.
+
+    Others hand on the number of a file that they are a part of, such as a picture in an archive.
+    """
     try:
-        found = os.fstat(file.fileno())
-    except (AttributeError, OSError):
+        whole = type(file) in (io.BufferedReader, io.BufferedRandom, io.FileIO)
+        found = os.fstat(file.fileno()) if whole else None
+    except OSError:
+        found = None
+    if found is None:
         if not getattr(file, "seekable", bool)():
             return None
         position = file.seek(0, os.SEEK_CUR)

@@ -56,20 +56,28 @@ class GradientCompression(Technique):
         build.facts.exchanged_share = self._sent(parallel) / whole
 
     def _sent(self, parallel: nn.Module) -> float:
-        """How many fp32 numbers' worth of bytes one exchange sends."""
+        """How many fp32 numbers' worth of bytes one exchange sends.
+
+        As torch's hook does, a gradient that would not shrink below half goes whole, and so do vectors.
+        """
         sizes = [tuple(p.shape) for p in parallel.parameters() if p.requires_grad]
         if self.method == "bf16":
             return sum(_count(size) for size in sizes) / 2
-        return float(sum(min(_count(size), self._of_matrix(size)) for size in sizes))
+        small = [self._of_matrix(size) for size in sizes]
+        whole = [_count(size) for size in sizes]
+        return float(sum(a if 2 * a < b else b for a, b in zip(small, whole, strict=True)))
 
     def _of_matrix(self, size: tuple[int, ...]) -> int:
-        """The numbers of the two thin matrices that stand for one gradient; vectors go whole."""
-        return (size[0] + _count(size[1:])) * self.rank if len(size) > 1 else _count(size)
+        """The numbers of the two thin matrices that stand for one gradient."""
+        rows, columns = (size[0], _count(size[1:])) if len(size) > 1 else (1, _count(size))
+        return (rows + columns) * min(rows, columns, self.rank)
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """The share of the bytes that is still sent."""
         if "exchanged_share" not in seen.facts:
             raise Refused("it changed nothing: no gradients were exchanged")
+        if seen.facts["exchanged_share"] >= 1.0:
+            raise Refused(f"it changed nothing: no gradient is large enough for rank {self.rank}")
         return f"{words.percent(seen.facts['exchanged_share'])} of the bytes exchanged, by {self.method}"
 
     @classmethod

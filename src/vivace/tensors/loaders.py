@@ -15,6 +15,14 @@ from torch.utils.data import DataLoader, Dataset
 from vivace.errors import Refused
 
 
+def known_length(data: Any) -> int | None:
+    """The length of a dataset or loader; None where it has none, or says so only when it is asked."""
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError):
+        return None
+
+
 def with_other(
     loader: DataLoader[Any],
     dataset: Dataset[Any] | None = None,

@@ -36,7 +36,8 @@ def has_float32(models: Sequence[nn.Module]) -> bool:
 def patched(modules: Sequence[nn.Module], name: str, values: Sequence[Any]) -> Iterator[None]:
     """Give each module its own instance attribute `name` inside the block, and only there.
 
-    `__dict__` and not `vars`, which torch.compile cannot trace behind a graph break.
+    `__dict__` and not `vars`, which torch.compile cannot trace behind a graph break. A module may stand there
+    twice, as one that two models share does.
     """
     before = [module.__dict__.get(name) for module in modules]
     for module, value in zip(modules, values, strict=True):
@@ -46,7 +47,7 @@ def patched(modules: Sequence[nn.Module], name: str, values: Sequence[Any]) -> I
     finally:
         for module, value in zip(modules, before, strict=True):
             if value is None:
-                del module.__dict__[name]
+                module.__dict__.pop(name, None)
             else:
                 module.__dict__[name] = value
 

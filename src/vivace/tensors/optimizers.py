@@ -10,6 +10,9 @@ import torch
 
 from vivace.torch_internals.modules import has_step_hooks
 
+IMPLEMENTATION_FLAGS = ("fused", "foreach", "capturable", "differentiable")
+"""Of a parameter group: how torch computes an update, and not which one."""
+
 
 def switch_optimizer(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]) -> Callable[[], None]:
     """Set `settings` in every parameter group, again after a checkpoint is loaded; returns what undoes it.
@@ -32,13 +35,13 @@ def switch_optimizer(optimizer: torch.optim.Optimizer, settings: Mapping[str, An
         move_steps()
 
     def hide(_: object, state: dict[str, Any]) -> None:
-        for group, own in zip(state["param_groups"], before, strict=True):
+        for group, own in zip(state["param_groups"], before, strict=False):  # others were added since
             group.update(own)
 
     def undo() -> None:
         for hook in hooks:
             hook.remove()
-        for group, own in zip(optimizer.param_groups, before, strict=True):
+        for group, own in zip(optimizer.param_groups, before, strict=False):
             group.update(own)
         move_steps()
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import UserDict
+from collections import UserDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 from vivace.job import Batch
 
@@ -16,10 +17,15 @@ def map_tensors(batch: Batch, function: Callable[[torch.Tensor], Any]) -> Any:
     """A copy of `batch` with `function` applied to each tensor in tuples, lists, mappings and dataclasses."""
     if isinstance(batch, torch.Tensor):
         return function(batch)
+    if isinstance(batch, PackedSequence):  # whose lengths stay on the CPU
+        return _mapped_sequence(batch, function)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(map_tensors(item, function) for item in batch))
     if isinstance(batch, (tuple, list)):
         return type(batch)(map_tensors(item, function) for item in batch)
+    if isinstance(batch, defaultdict):
+        entries = {key: map_tensors(value, function) for key, value in batch.items()}
+        return defaultdict(batch.default_factory, entries)
     if isinstance(batch, dict):
         return type(batch)({key: map_tensors(value, function) for key, value in batch.items()})
     if isinstance(batch, UserDict):  # such as transformers' BatchEncoding
@@ -30,6 +36,14 @@ def map_tensors(batch: Batch, function: Callable[[torch.Tensor], Any]) -> Any:
         }
         return dataclasses.replace(batch, **fields)
     return batch
+
+
+def _mapped_sequence(batch: PackedSequence, function: Callable[[torch.Tensor], Any]) -> PackedSequence:
+    data = function(batch.data)
+    orders = [
+        None if one is None else one.to(data.device) for one in (batch.sorted_indices, batch.unsorted_indices)
+    ]
+    return PackedSequence(data, batch.batch_sizes, *orders)
 
 
 def tensors(batch: Batch) -> Iterator[torch.Tensor]:

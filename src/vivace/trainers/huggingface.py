@@ -84,8 +84,14 @@ def _refuse(trainer: Any) -> None:
         raise JobError("the Trainer needs a train_dataset with a length")
     from transformers import Trainer
 
-    for name in ("training_step", "train"):
-        if getattr(type(trainer), name) is not getattr(Trainer, name):
+    for name in (
+        "training_step",
+        "train",
+        "_prepare_inputs",
+        "_inner_training_loop",
+        "create_optimizer_and_scheduler",
+    ):
+        if getattr(type(trainer), name, None) is not getattr(Trainer, name, None):
             raise JobError(f"the Trainer's own {name} would not be called: a Job has no place for it")
     for callback in trainer.callback_handler.callbacks:
         kind = type(callback)

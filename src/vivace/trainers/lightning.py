@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import dis
 import inspect
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,7 +21,13 @@ HOOKS = (
     "on_fit_start",
     "on_train_start",
     "on_train_end",
+    "on_fit_end",
+    "on_validation_start",
+    "on_validation_epoch_start",
+    "on_validation_batch_start",
+    "on_validation_batch_end",
     "on_validation_epoch_end",
+    "on_validation_end",
     "on_train_batch_start",
     "on_train_batch_end",
     "on_before_backward",
@@ -32,13 +37,13 @@ HOOKS = (
     "on_train_epoch_start",
     "on_train_epoch_end",
     "optimizer_step",
+    "optimizer_zero_grad",
+    "configure_callbacks",
     "backward",
     "lr_scheduler_step",
     "configure_gradient_clipping",
-    "transfer_batch_to_device",
-    "on_after_batch_transfer",
-    "on_before_batch_transfer",
 )
+OF_BATCHES = ("transfer_batch_to_device", "on_after_batch_transfer", "on_before_batch_transfer")
 
 
 def parts_of(
@@ -51,14 +56,14 @@ def parts_of(
     JobError where the module does what a Job cannot say.
     """
     _refuse(module)
+    _refuse_data(data)
     if mode not in ("max", "min"):
         raise JobError(f"mode says what is better, 'max' or 'min', not {mode!r}")
     set_up = _set_up(data)
-    schedules: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def optimizer(model: object) -> Any:
         optimizer, schedule, _ = _configured(model)
-        schedules[optimizer] = schedule
+        optimizer.vivace_schedule = schedule  # made with it, and asked for after it
         return optimizer
 
     def loss(model: Any, batch: Any) -> Any:
@@ -75,7 +80,7 @@ def parts_of(
         "epochs": epochs,
     }
     if schedule is not None:
-        found |= {"scheduler": lambda optimizer: schedules.pop(optimizer), "scheduler_every": interval}
+        found |= {"scheduler": lambda optimizer: optimizer.vivace_schedule, "scheduler_every": interval}
     if gradient_clip_val:
         found["on_gradients"] = clipping(gradient_clip_val)
     if monitor:
@@ -96,7 +101,7 @@ def _refuse(module: object) -> None:
         raise JobError(f"a LightningModule is needed, not a {type(module).__name__}")
     if not module.automatic_optimization:
         raise JobError("a module with manual optimization cannot become a Job; write Job(step=...)")
-    for name in HOOKS:
+    for name in (*HOOKS, *OF_BATCHES):
         if getattr(type(module), name) is not getattr(LightningModule, name):
             raise JobError(f"the module's {name} would not be called: a Job has no place for it")
     if not _takes_index(module.training_step):
@@ -104,6 +109,16 @@ def _refuse(module: object) -> None:
     index = list(inspect.signature(module.training_step).parameters)[1]
     if any(each.argval == index for each in dis.get_instructions(type(module).training_step)):
         raise JobError(f"training_step uses {index}, which a Job's loss does not know")
+
+
+def _refuse_data(data: object) -> None:
+    from lightning.pytorch import LightningDataModule
+
+    for name in OF_BATCHES if isinstance(data, LightningDataModule) else ():
+        if getattr(type(data), name) is not getattr(LightningDataModule, name):
+            raise JobError(
+                f"the data module's {name} would not be called: do it in the dataset or in training_step"
+            )
 
 
 def _takes_index(step: Callable[..., Any]) -> bool:
@@ -171,6 +186,7 @@ def _monitored(monitor: str, mode: str) -> Callable[[Any, Iterable[Any]], float]
 
         total, samples = 0.0, 0
         seen: dict[str, Any] = {}
+        counted: Any = None  # a metric of torchmetrics, which adds up by itself
 
         def log(name: str, value: object, *_: object, batch_size: int | None = None, **__: object) -> None:
             seen[name] = value, batch_size
@@ -187,8 +203,14 @@ def _monitored(monitor: str, mode: str) -> Callable[[Any, Iterable[Any]], float]
                 if monitor not in seen:
                     raise JobError(f"validation_step logs {', '.join(seen) or 'nothing'}, not '{monitor}'")
                 value, size = seen[monitor]
+                if hasattr(value, "compute") and hasattr(value, "reset"):
+                    counted = value
+                    continue
                 size = size or extract_batch_size(batch)
                 total, samples = total + size * float(value), samples + size
+            if counted is not None:
+                total, samples = float(counted.compute()), 1
+                counted.reset()
         finally:
             _unattached(model)
         return (total if mode == "max" else -total) / samples
