@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 import vivace
-from vivace.advising import answering
+from vivace.advising import answer, answering
 from vivace.advising.catalogue import find_gpu
 from vivace.advising.question import amount, seconds_of
 from vivace.advising.reverse import largest_model, trainable
@@ -367,3 +367,9 @@ def test_the_first_screen_is_a_sentence_and_at_most_eight_rows_at_80_columns():
     assert len(lines) <= 12
     assert max(map(len, lines)) <= 80
     assert any("does not fit: needs" in line for line in lines)
+
+
+def test_what_says_nothing_of_a_card_is_refused_beside_it():
+    options = {"precision": "auto", "catalogue": None, "probability": 0.8, "most": 8, "electricity": 0.25}
+    with pytest.raises(InputError, match="--budget-usd says nothing"):
+        answer(None, "RTX 3080", {**options, "budget_usd": 9.0}, None)

@@ -186,6 +186,7 @@ def test_an_own_file_changes_one_field_and_adds_a_device(tmp_path: Path) -> None
         ('format = 1\n[[gpus]]\nname = "RTX 3090"\nsource = "rumour"', "cites 'rumour'"),
         ('format = 1\n[[gpus]]\nname = "RTX 3090"\nrates = { fp12 = 1 }', "a rate for 'fp12'"),
         ('format = 1\n[[gpus]]\nname = "RTX 3090"\naliases = ["A40"]', "'A40' names two devices"),
+        ('format = 1\n[[gpus]]\nname = "RTX 3090"\nrates = 3', "rates = 3; a table of numbers"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_in_words(tmp_path: Path, text: str, message: str) -> None:

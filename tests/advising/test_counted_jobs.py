@@ -104,3 +104,19 @@ def test_a_norm_in_evaluation_reads_its_input_once():
         layer.train(training)
         (kernel,) = [k for k in count_work(lambda: layer(images)).kernels if k.operator == "norm"]
         assert kernel.passes == passes
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        while True:
+            yield torch.ones(4)
+
+
+def test_a_stream_has_no_length_and_is_counted():
+    job = vivace.Job(
+        model=lambda: torch.nn.Linear(4, 2),
+        data=lambda: torch.utils.data.DataLoader(Endless(), batch_size=8),
+        loss=lambda model, batch: model(batch).square().mean(),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    assert imagine(job, "stream")["steps_per_epoch"] is None

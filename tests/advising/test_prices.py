@@ -86,6 +86,7 @@ def test_an_own_file_replaces_the_offers_for_its_devices(tmp_path: Path) -> None
         ("date = 2026-11-01\nusd_per_hour = { T4 = 1 }\nregion = 'x'", "me has an unknown field 'region'"),
         ("date = 2026-11-01\nusd_per_hour = 3", "me has usd_per_hour = 3"),
         ("date = 2026-11-01\nusd_per_hour = { T4 = 1 }\n[lease]", "unknown table 'lease'"),
+        ("date = 2026-11-01\nusd_per_hour = { T4 = 1 }\n[buy]\nprovider = 'me'", "two brackets"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_in_words(tmp_path: Path, offer: str, message: str) -> None:

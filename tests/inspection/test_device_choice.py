@@ -11,6 +11,9 @@ from vivace.machine import Device
 THREE = Facts(
     nvidia=Nvidia(tuple(Gpu(Device("cuda", f"card {n}", 2**34), f"GPU-{n}00000", n) for n in range(3)))
 )
+INSTANCES = Facts(
+    nvidia=Nvidia(tuple(Gpu(Device("cuda", "a part", 2**34, ("mig",)), f"MIG-{n}", 0) for n in range(3)))
+)
 TWO_AMD = Facts(amd_gpus=(Device("cuda", "Instinct", 2**34),) * 2)
 
 
@@ -23,6 +26,7 @@ TWO_AMD = Facts(amd_gpus=(Device("cuda", "Instinct", 2**34),) * 2)
         (THREE, "cuda:1", {"CUDA_VISIBLE_DEVICES": "2, 0"}, {"CUDA_VISIBLE_DEVICES": "0"}),
         (THREE, "cuda:0", {"CUDA_VISIBLE_DEVICES": "GPU-1"}, {"CUDA_VISIBLE_DEVICES": "GPU-1"}),
         (TWO_AMD, "cuda:1", {}, {"HIP_VISIBLE_DEVICES": "1"}),
+        (INSTANCES, "cuda:1", {}, {"CUDA_VISIBLE_DEVICES": "MIG-1"}),
     ],
 )
 def test_the_named_device_is_the_only_one_seen(facts, name, before, after):

@@ -353,7 +353,7 @@ def test_vendors_figures_stand_beside_ceilings():
 
 def test_a_processors_peak_is_told_only_where_its_units_and_clock_are_known():
     intel = Processor("GenuineIntel", 6, ("avx2", "avx512f", "amx_bf16"), 8, 3e9)
-    assert cpu_figures(intel)["matmul_bf16"] == 8 * 3e9 * 2048
+    assert cpu_figures(intel)["matmul_bf16"] == 8 * 3e9 * 1024
     assert cpu_figures(intel)["convolution_fp32_nhwc"] == 8 * 3e9 * 64
     assert cpu_figures(Processor("AuthenticAMD", 25, ("avx2",), 4, 4e9))["matmul_fp32"] == 4 * 4e9 * 32
     for unknown in (

@@ -47,6 +47,27 @@ def test_a_gpu_whose_kernels_are_not_shown_gets_no_times_of_the_host(tmp_path):
     assert read_trace(path, "cpu")["busy_seconds"] == pytest.approx(300e-6)
 
 
+def test_kernels_count_for_the_step_that_launched_them_whenever_they_ran(tmp_path):
+    """The GPU is one step behind: the last step's products run when its host has gone on."""
+
+    def launched(name, begin, end, category, number):
+        return {
+            **event(name, begin, end, category, 7 if category == "kernel" else 1),
+            "args": {"External id": number},
+        }
+
+    events = [event("vivace:step", begin, begin + 100, "user_annotation") for begin in (0, 100)]
+    for number in (0, 1):
+        events.append(launched("aten::mm", 100 * number + 10, 100 * number + 20, "cpu_op", number))
+        events.append(launched("gemm", 100 * number + 110, 100 * number + 170, "kernel", number))
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    found = read_trace(path, "cuda")
+    assert found["operators"] == {"matmul": pytest.approx(60e-6)}
+    assert found["num_kernels"] == 1
+    assert found["busy_seconds"] == pytest.approx(60e-6)  # of the step before, in the time of this one
+
+
 def test_the_timeline_holds_every_whole_step(tmp_path):
     path = tmp_path / "trace.json"
     parts = (("data", 0, 100), ("backward", 400, 900))

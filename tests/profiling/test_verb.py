@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import vivace
-from vivace.errors import ChildFailed, FolderError, InputError, JobError
+from vivace.errors import ChildFailed, FolderError, InputError, JobError, PlanError
 from vivace.inspection import store
 from vivace.inspection.ceilings import Ceiling, Survey
 from vivace.machine import Machine
@@ -102,7 +102,9 @@ def test_a_job_is_profiled(name, machine, tmp_path):
     assert work["format"] == 1
     assert work["batch_size"] == 16
     assert work["epochs"] == 1
-    assert work["steps_per_epoch"] == 4 / (2 if name == "gan" else 1)
+    assert (
+        work["steps_per_epoch"] == 4
+    )  # batches, of which each step takes one, however often it goes backward
     assert work["device"] == (torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu")
     assert set(work["operators"]["matmul"]) == {"flops", "bytes", "bytes_fused", "count", "seconds"}
     assert ("convolution" in work["operators"]) == (name == "cnn")
@@ -133,6 +135,16 @@ def test_a_broken_job_is_blamed(machine, tmp_path):
 def test_neither_or_both_is_refused(tmp_path):
     with pytest.raises(InputError, match="either a JOB or a command"):
         vivace.profile(out=tmp_path)
+    for given in ({"plan": vivace.Plan()}, {"strict": True}):
+        with pytest.raises(InputError, match="need a JOB"):
+            vivace.profile(command=["python", "train.py"], out=tmp_path, **given)
+
+
+def test_a_plan_that_cannot_be_read_costs_no_earlier_profile(tmp_path, machine):
+    (tmp_path / "profile.json").write_text('{"target": "python old.py"}')
+    with pytest.raises(PlanError):
+        vivace.profile(TINY_JOBS["mlp"](), plan=tmp_path / "typo.toml", out=tmp_path, machine=machine)
+    assert (tmp_path / "profile.json").exists()
 
 
 def test_an_unmodified_script_keeps_its_output_and_exit_code(tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ FORMAT = 1
 
 DTYPES = ("fp64", "fp64_matrix", "fp32", "fp32_matrix", "tf32", "fp16", "bf16", "fp8", "int8")
 AT_MATRIX_CLOCK = ("tf32", "fp16", "bf16", "fp8", "int8")
+OF_FAMILIES = ("vendor", "architecture", "per_clock", "apis", "compute_capability", "pytorch")
 FORMS = ("consumer", "laptop", "workstation", "pcie", "sxm", "oam", "soc", "host")
 RATE_TOLERANCE = 0.03
 BANDWIDTH_TOLERANCE = 0.03
@@ -257,6 +258,12 @@ def _check(entry: dict[str, Any], families: dict[str, Any], path: Path) -> None:
         raise InputError(
             f"{path}: {name} is of an unknown family {entry['family']!r}{nearest(entry['family'], families)}"
         )
+    lacking = [key for key in OF_FAMILIES if key not in families[entry["family"]]]
+    if lacking:
+        raise InputError(f"{path}: the family {entry['family']!r} lacks {', '.join(lacking)}")
+    for key in ("rates", "measured"):
+        if not isinstance(entry.get(key, {}), dict):
+            raise InputError(f"{path}: {name} has {key} = {entry[key]!r}; a table of numbers would be right")
     if entry["form"] not in FORMS:
         raise InputError(f"{path}: {name} has the form {entry['form']!r}; known are {', '.join(FORMS)}")
     numbers = {key: entry[key] for key in NUMBERS if key in entry} | entry.get("rates", {})

@@ -13,6 +13,9 @@ from vivace.advising.reverse import largest_model, trainable
 from vivace.errors import InputError
 from vivace.pages.answer import ending
 
+OF_A_CARD = ("precision", "catalogue")  # options that count with --on
+LEFT_OUT = {"probability": 0.8, "most": 8, "electricity": 0.25}  # what others are where nobody gave them
+
 
 class Screen(Protocol):
     """Where documents, tables and lines go."""
@@ -36,6 +39,14 @@ def answer(
             "give a JOB, a profile or a model to advise on, or --on CARD for what a card could train"
         )
     if card is not None:
+        needless = [
+            name for name, value in options.items() if name not in OF_A_CARD and value != LEFT_OUT.get(name)
+        ]
+        if needless:
+            option = needless[0].replace("_", "-")
+            raise InputError(
+                f"--on asks what a card could train, of which --{option} says nothing: leave it out"
+            )
         return _reverse(card, options, screen)
     assert subject is not None
     advice = advise(subject, **options)
@@ -49,7 +60,8 @@ def answer(
 def _reverse(card: str, options: dict[str, Any], screen: Screen) -> int:
     own: Path | None = options["catalogue"]
     gpu = find_gpu(card, load_catalogue(own))
-    found = trainable(gpu, "amp" if options["precision"] == "auto" else options["precision"])
+    precision = "amp" if options["precision"] == "auto" else options["precision"]
+    found = trainable(gpu, precision)
     largest = largest_model(gpu)
     screen.document(
         {
@@ -59,5 +71,5 @@ def _reverse(card: str, options: dict[str, Any], screen: Screen) -> int:
             "trainable": [entry.to_dict() for entry in found],
         }
     )
-    screen.show(lambda console: tables.draw_card(gpu, found, largest, console))
+    screen.show(lambda console: tables.draw_card(gpu, found, largest, console, precision))
     return 0

@@ -17,6 +17,7 @@ from vivace.operators import KINDS, KINDS_OF_CLASS
 
 MODELS_FILE = Path(__file__).resolve().parent / "models.csv"
 COLUMNS = ("model", "parameters", "tensors", "saved_bytes", "bins")
+HALF = ("bfloat16", "float16", "bf16", "fp16", "amp_bf16", "amp_fp16")  # as profiles say it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Demand:
     def from_operators(cls, work: Mapping[str, Any]) -> Demand:
         """From a profile's totals by operator class, counted at its own batch size and precision."""
         batch = max(work["batch_size"], 1)
-        narrow = 2 if work.get("precision") in ("bf16", "fp16", "amp_bf16", "amp_fp16") else 1
+        narrow = 2 if work.get("precision") in HALF else 1  # the bytes of a Bin are those of fp32
         bins = tuple(
             Bin(
                 KINDS_OF_CLASS.get(name, ("other",))[0],

@@ -141,6 +141,8 @@ def _load(path: Path, catalogue: Mapping[str, Gpu] | None) -> Prices:
 def _offers(
     tables: list[dict[str, Any]], field: str, path: Path, catalogue: Mapping[str, Gpu] | None
 ) -> Iterable[Price]:
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise InputError(f"{path}: offers are a list of tables: write [[...]] with two brackets")
     for table in tables:
         wrong = {"provider", "date", "source", field} ^ (set(table) - {"sizes"})
         if wrong:

@@ -167,14 +167,17 @@ def error_words(advice: Advice) -> list[str]:
     ]
 
 
-def draw_card(gpu: Gpu, found: list[Trainable], largest: float, console: Console) -> None:
-    """What could be trained on a card."""
+def draw_card(
+    gpu: Gpu, found: list[Trainable], largest: float, console: Console, precision: str = "amp"
+) -> None:
+    """What could be trained on a card, in a precision of `advise`."""
     from rich.table import Table
 
+    numbers = "mixed precision" if precision == "amp" else precision
     table = Table(
         box=None,
         pad_edge=False,
-        title=f"{gpu.name}, {words.size(gpu.memory_bytes)}: mixed precision, the largest batch that fits",
+        title=f"{gpu.name}, {words.size(gpu.memory_bytes)}: {numbers}, the largest batch that fits",
         title_justify="left",
     )
     wide = console.width >= WIDE

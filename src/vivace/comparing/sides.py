@@ -174,6 +174,7 @@ def _profile(document: dict[str, Any], path: Path) -> Side:
         sample_seconds=_reciprocal(speed),
         blocks=_blocks([seconds / (size or 1.0) for seconds in each]),
         peak_bytes=words.real((document.get("memory") or {}).get("peak_bytes")),
+        plan=document.get("plan"),
         **_machine(document.get("machine") or {}),
     )
 

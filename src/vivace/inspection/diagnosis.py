@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from vivace import words
 from vivace.inspection.facts import Facts, TorchBuild
+from vivace.inspection.limits import LITTLE_SHARED_MEMORY, little_shared_memory
 from vivace.inspection.nvidia import visible
 from vivace.machine import Device, Finding
 
 # Oldest driver on Linux for each major CUDA; within a major, newer toolkits run on older drivers.
 # https://docs.nvidia.com/deploy/cuda-compatibility/
 OLDEST_DRIVER = {11: "450.80", 12: "525.60", 13: "580.65"}
-# Compute capabilities for which a CUDA toolkit can make code, the newest toolkit's rule first.
-CAPABILITIES = (((13, 0), (7, 5), (12, 1)), ((12, 8), (5, 0), (12, 1)), ((11, 8), (3, 5), (9, 0)))
-LITTLE_SHARED_MEMORY = 2**29
+# Compute capabilities that a torch for a CUDA toolkit has code for, the newest toolkit's rule first. From
+# 2.11 on those for 12.8 have none for Volta and older: https://github.com/pytorch/pytorch/issues/172352
+CAPABILITIES = (((13, 0), (7, 5), (12, 1)), ((12, 8), (7, 5), (12, 1)), ((11, 8), (3, 5), (9, 0)))
 FEW_OPEN_FILES = 1024
 
 
@@ -249,9 +249,6 @@ def _slow(facts: Facts) -> Iterator[Finding]:
 def _limits(limits: dict[str, object]) -> Iterator[Finding]:
     shared, files = limits.get("shared_memory_bytes"), limits.get("open_files")
     if isinstance(shared, int) and shared < LITTLE_SHARED_MEMORY:
-        yield Finding(
-            f"/dev/shm has {words.size(shared)} free, and a DataLoader's workers hand batches over in it",
-            "start the container with --shm-size=8g (or --ipc=host), or use num_workers=0",
-        )
+        yield Finding(*little_shared_memory(shared))
     if isinstance(files, int) and 0 < files < FEW_OPEN_FILES:
         yield Finding(f"at most {files} files may be open at once", "ulimit -n 65536")

@@ -14,9 +14,10 @@ PCIE_RATES = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e
 COPIES = ("host_to_device_pageable", "host_to_device_pinned", "device_to_host_pinned")
 
 # Operations a core does in one cycle, a multiply-add counted as two, by what is known of its units.
-# Intel with AMX: two 512-bit multiply-add units; a tile product of 16x16x32 bf16 takes 16 cycles.
+# Intel with AMX: two 512-bit multiply-add units; a tile product of 16x16x32 bf16, a core's
+# 16,384 operations, takes 16 cycles.
 # Intel 64 and IA-32 Architectures Optimization Reference Manual, chapter on AMX.
-INTEL_AMX = {"fp32": 64, "bf16": 2048, "int8": 4096}
+INTEL_AMX = {"fp32": 64, "bf16": 1024, "int8": 2048}
 INTEL_AVX2 = {"fp32": 32}
 # AMD by family: Software Optimization Guides of family 19h (Zen 3 and 4, 256 bits wide) and 1Ah (Zen 5, 512).
 AMD = {25: {"fp32": 32}, 26: {"fp32": 64}}

@@ -241,7 +241,7 @@ def _work(seen: Seen, rows: list[roofline.Roof], epochs: int | None) -> dict[str
         "format": FORMAT,
         "precision": precision,
         "batch_size": record["samples"],
-        "steps_per_epoch": length / max(1.0, round(record["backwards"])) if length else None,
+        "steps_per_epoch": length / max(1.0, round(record["fetches"])) if length else None,
         "epochs": epochs,
         "step_seconds": seen.step_seconds,
         "operators": {

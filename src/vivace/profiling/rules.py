@@ -312,9 +312,9 @@ def recompiles(seen: Seen) -> Verdict | None:
     stops += [row["failed"] for row in found.get("failed") or []]
     gave_up = any(re.search(r"recompile.{0,20}limit", str(reason)) for reason in stops)
     often = len(late) >= MANY_GRAPHS and seconds / window > LARGE_SYNC
-    if often or len(anew) >= MANY_GRAPHS or gave_up:
+    rows = reasons or late
+    if rows and (often or len(anew) >= MANY_GRAPHS or gave_up):
         share = min(0.97, seconds / window)
-        rows = reasons or found["compilations"]
         named = [row for row in rows if not row["place"].startswith("None")]
         theirs = [row for row in named if "site-packages" not in row["place"]]
         row = (theirs or named or rows)[-1]

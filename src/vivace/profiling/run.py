@@ -96,24 +96,35 @@ def profile(
         raise InputError("profile takes either a JOB or a command after '--', such as -- python train.py")
     if num_ranks() > 1:
         return _together(_required(job), plan, Path(out), machine, strict, timed_seconds)
+    if command and (plan is not None or strict):
+        raise InputError("plan and strict need a JOB: a script is profiled as it is")
     words = scripts.resolved(command) if command else []
+    wanted = None if job is None else _planned(plan, job)  # before the earlier profile goes
     folder, earlier = _prepared(Path(out))
     exit_code, epochs, name = 0, None, " ".join(map(shlex.quote, command))
     from vivace.inspection import inspect
 
     known = machine or inspect()
-    if command:
+    if words:
         exit_code = _run_script(words, folder, timed_seconds, script_output, script_input)
     else:
         assert job is not None
         name = job if isinstance(job, str) else "job"
-        epochs = _run_job(job, plan, folder, known, strict, timed_seconds)
+        epochs = _run_job(job, wanted, folder, known, strict, timed_seconds)
     record = _read_record(folder, exit_code, command)
     if machine is None:
         known = _with_ceilings(known, str(record.get("device", "cpu")))
     record["exit_code"] = exit_code
-    document = {"exit_code": exit_code, "replaced": earlier}
+    document: dict[str, Any] = {"exit_code": exit_code, "replaced": earlier}
+    document |= {} if wanted is None else {"plan": wanted.to_dict()}
     return _judge(record, folder, known, name, epochs, document)
+
+
+def _planned(plan: Plan | str | os.PathLike[str] | None, job: Job | str) -> Plan:
+    from vivace.plan import Plan
+    from vivace.processes.launch import plan_of
+
+    return Plan() if plan is None else plan_of(plan, job)
 
 
 def _required(job: Job | str | None) -> Job | str:
@@ -136,7 +147,7 @@ def _together(
     """What several ranks bring; rank 0 writes, and all return it."""
     from vivace.inspection import inspect
     from vivace.plan import Plan
-    from vivace.processes.launch import Source, plan_of
+    from vivace.processes.launch import Source
     from vivace.profiling import together
     from vivace.profiling.page import write_page
     from vivace.training.ranks import for_so_many
@@ -144,7 +155,7 @@ def _together(
     source = Source(job)
 
     def lead() -> dict[str, Any]:
-        wanted = for_so_many(plan_of(plan, job) if plan is not None else Plan(), num_ranks())
+        wanted = for_so_many(_planned(plan, job), num_ranks())
         folder, earlier = _prepared(out)
         document = together.measured(
             company,
@@ -211,17 +222,16 @@ def _earlier(path: Path) -> str | None:
 
 def _run_job(
     job: Job | str,
-    plan: Plan | str | os.PathLike[str] | None,
+    wanted: Plan | None,
     folder: Path,
     machine: Machine,
     strict: bool,
     timed_seconds: float,
 ) -> int:
     """Drive the job in a child process; returns its epochs."""
-    from vivace.plan import Plan
-    from vivace.processes.launch import Child, Source, plan_of
+    from vivace.processes.launch import Child, Source
 
-    wanted = plan_of(plan, job) if plan is not None else Plan()
+    assert wanted is not None
     arguments = {"machine": machine.to_dict()}
     with Child(
         "vivace.profiling.drive:Driver", Source(job), arguments, log=folder / "job.log", environment=QUIET

@@ -14,6 +14,7 @@ from vivace.operators import class_of, is_operator, seconds_by_class
 from vivace.profiling.record import CUT
 
 MOST_POINTS = 400
+KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 @dataclasses.dataclass
@@ -49,7 +50,12 @@ def read_trace(path: Path, device: str = "cpu") -> dict[str, Any]:
     ranges = _nest(e for e in inside if e.get("cat") == "user_annotation")
     phases = [e for e in ranges if e.name.startswith("vivace:")]
     modules = [e for e in ranges if e.name.startswith("module:")]
-    kernels = [e for e in inside if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    within = [e for e in inside if e.get("cat") in KERNELS]
+    # A GPU runs behind its host: what the step launched may end after it. A replayed graph's kernels have no
+    # operator that launched them: of those only the time is known.
+    launchers = {e.arguments.get("External id") for e in operators} - {None}
+    every = (e for e in complete if e.get("cat") in KERNELS)
+    kernels = [e for e in every if e.get("args", {}).get("External id") in launchers] or within
     unseen = device == "cuda" and not kernels
     timed = [] if unseen else [(e, e.own) for e in operators]
     spent = _kernel_times(kernels, operators) if kernels else timed
@@ -61,11 +67,11 @@ def read_trace(path: Path, device: str = "cpu") -> dict[str, Any]:
         "counts": dict(Counter(map(class_of, called))),
         "num_operators": len(called),
         "num_kernels": len(kernels),
-        "busy_seconds": None if unseen else _busy(kernels, operators, begin),
+        "busy_seconds": None if unseen else _busy(within, [] if kernels else operators, begin),
         "slowest": _slowest(spent),
         "modules": _by_module(spent, owner, phases),
         **_timeline(complete, whole),
-        **_communication([*operators, *ranges], kernels),
+        **_communication([*operators, *ranges], within),
         **_memory(events, (begin, end), operators, owner, phases),
     }
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from collections.abc import Sized
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import torch
 from vivace.errors import JobError, VivaceError
 from vivace.files import replace_text
 from vivace.job import Batch, Job, blame, load
+from vivace.tensors.loaders import known_length
 from vivace.tensors.trees import batch_size
 from vivace.torch_internals.tensors import FakeCopyMode, FakeTensorMode, tree_map_only
 from vivace.work.bins import bins_of
@@ -51,7 +51,7 @@ def imagine(job: Job, name: str) -> dict[str, Any]:
         "counted": how,
         "precision": "amp" if half else "fp32",
         "batch_size": samples,
-        "steps_per_epoch": len(loader) if isinstance(loader, Sized) else None,
+        "steps_per_epoch": known_length(loader),
         "epochs": job.epochs,
         "step_seconds": None,
         "operators": {kind: {**totals, "seconds": None} for kind, totals in work.to_dict().items()},

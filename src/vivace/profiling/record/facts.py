@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 from vivace.inspection.limits import usable_cores
 from vivace.profiling.record import gpus
 from vivace.profiling.record.hooks import LoopHooks, tensors_of
+from vivace.tensors.loaders import known_length
 from vivace.tensors.modules import DROPOUTS
 from vivace.torch_internals import compiler
 from vivace.torch_internals.modules import BatchNorm
@@ -255,7 +256,6 @@ def _chain(tensor: torch.Tensor) -> int:
 
 def _loader(loader: DataLoader[Any]) -> dict[str, Any]:
     dataset: Any = loader.dataset
-    with_length = hasattr(dataset, "__len__")
     sampler = getattr(loader, "sampler", None)
     steps = None
     with contextlib.suppress(Exception):
@@ -267,7 +267,7 @@ def _loader(loader: DataLoader[Any]) -> dict[str, Any]:
         "persistent_workers": bool(loader.persistent_workers),
         "prefetch_factor": loader.prefetch_factor,
         "dataset": type(dataset).__name__,
-        "dataset_length": len(dataset) if with_length else None,
+        "dataset_length": known_length(dataset),
         "sampler": type(sampler).__name__,
         "batches": steps,
     }

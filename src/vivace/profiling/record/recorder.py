@@ -340,6 +340,7 @@ class Recorder:
             document["walls"] = [s.wall_seconds for s in self.steps]
             document["clean_walls"] = [s.wall_seconds for s in clean]
             document["sizes"] = sorted({s.samples for s in clean})
+            document["fetches"] = statistics.fmean(s.fetches for s in clean)
             document["backwards"] = statistics.fmean(s.backwards for s in clean)
             document["updates"] = statistics.fmean(s.updates for s in clean)
             document["course"] = [_brief(step, peak) for step, peak in self.course]
