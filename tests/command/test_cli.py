@@ -146,6 +146,7 @@ def test_help_is_quick_and_imports_no_torch():
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.code == 0
     assert all(command in done.output for command in COMMANDS)
+    assert "..." not in done.output.partition("Commands:")[2], "a first sentence is too long for 80 columns"
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime <= 0.5
     code = "import sys, vivace.command.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -284,6 +285,7 @@ def test_version_is_the_packages():
         ("train JOBS:no_loss", "the loss is NoneType; it must be a tensor"),
         ("train JOBS:float_loss", "the loss is float; it must be a tensor"),
         ("train JOBS:silent_step", "the Job's step returned None; it must return its loss"),
+        ("train JOBS:two_losses", "the Job's loss has the shape (2,); it must be one number"),
         ("train JOBS:empty", "the Job's data() gave no batch"),
         ("train JOBS:raising", "step 1 of the training failed: ZeroDivisionError"),
         ("train JOBS:quits", "the Job's model failed: SystemExit: 0"),

@@ -59,6 +59,7 @@ no_optimizer = but(optimizer=lambda model: None)
 foreign_optimizer = but(optimizer=lambda model: torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1))
 lost_samples = but(data=lambda: map(refuse_to_load, range(3)))
 silent_step = vivace.Job(**{**GOOD, "loss": None, "step": own_step_without_loss})
+two_losses = vivace.Job(**{**GOOD, "loss": None, "step": lambda *_: (torch.ones(()), torch.ones(()))})
 noisy = but(data=talk, loss=talk_in_loss)
 text = "not a job"
 

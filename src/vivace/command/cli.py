@@ -45,7 +45,7 @@ def _require_alone(verb: str) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError(
             f"{verb} works in one process, and {os.environ['WORLD_SIZE']} ranks were started: start it "
-            "without torchrun; train is what runs on several ranks"
+            "without torchrun; train, verify and profile run on several ranks"
         )
 
 
@@ -79,7 +79,10 @@ def inspect(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """This machine: devices, what serves them, limits, what is missing, and what it can reach."""
+    """This machine: devices, what serves them, what is missing.
+
+    With --measure also the speeds that it reaches.
+    """
     with screen(as_json, quiet, debug, device) as out:
         if fits is not None:
             _show_fits(fits, out)
@@ -150,7 +153,7 @@ def profile(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Where a step's time and memory go, how far it is from the limit, and what is wrong.
+    """Where a step's time and memory go, and what is wrong.
 
     After -- stands any script, unmodified: vivace profile -- python train.py --epochs 3
     """
@@ -206,6 +209,8 @@ def tune(
                 "--runs": runs > 1,
                 "--device": device,
                 "--allow": allow != "rounding",
+                "--steps": steps is not None,
+                "--details": details,
             }
             _tune_script(words, budget, out, [option for option, given in needing.items() if given], shown)
             return
@@ -324,7 +329,9 @@ def run(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """A script as it is, made faster while it trains: vivace run -- python train.py --epochs 90
+    """A script as it is, made faster while it trains.
+
+    vivace run -- python train.py --epochs 90
 
     What may act is proven on copies of the script's own step first, and timed on its steps in turn with the
     script as it is. Output, input, files and exit code are the script's own; a few lines at the end say what
@@ -336,13 +343,18 @@ def run(
 
         if as_json:
             result = run_beside(
-                words, plan, out=out, script_output=shown.script_output, script_input=shown.script_input
+                words,
+                plan,
+                out=out,
+                script_output=shown.script_output,
+                script_input=shown.script_input,
+                quiet=quiet,
             )
             shown.document(result.to_dict())
             shown.exit_code = result.exit_code
             return
         shown.give_back()
-        become(words, plan, out)
+        become(words, plan, out, quiet=quiet)
 
 
 @app.command()
@@ -352,7 +364,7 @@ def demo(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """The main job on real data: tune, verify, train and report handwritten digits."""
+    """A small network on real photographs: tuned, verified, trained."""
     with screen(False, quiet, debug, device) as shown:
         from vivace.command.demo import demo as run
 
@@ -382,7 +394,10 @@ def verify(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Is the plan's promise kept, or the edited training still the same model? Exit code 1 if not."""
+    """Is it the same model under a plan, or after an edit?
+
+    Exit code 1 if not.
+    """
     with screen(as_json, quiet, debug, device, one_speaks=True) as out:
         from vivace.command.progress import VerifyProgress
         from vivace.verifying import verify as run
@@ -435,8 +450,10 @@ def advise(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Time, cost and fit of a job on cards that are not here. Exit code 1 if none meets budget and
-    deadline."""
+    """Time, cost and fit of a job on cards that are not here.
+
+    Exit code 1 if none meets budget and deadline.
+    """
     with screen(as_json, quiet, debug, device) as shown:
         from vivace.advising import answer
 

@@ -19,7 +19,10 @@ def recipes(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """List the built-in jobs, or show one; each name stands wherever a JOB does."""
+    """List the built-in jobs, or show one.
+
+    Each name stands wherever a JOB does.
+    """
     with screen(as_json, quiet, debug) as out:
         from vivace.recipes import every, one
 
@@ -42,7 +45,7 @@ def techniques(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """List the techniques that a plan can hold, or show one with its settings."""
+    """List the techniques that a plan can hold, or show one."""
     with screen(as_json, quiet, debug) as out:
         from vivace.technique import registry
 

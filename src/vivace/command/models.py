@@ -40,8 +40,11 @@ def compress(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Find the form of a trained model that is really faster on this processor, and no worse. Exit code 1 if
-    there is none."""
+    """Find the form of a trained model to deploy on this processor.
+
+    It is measured to be faster, and loses no more of the metric than the margin. Exit code 1 if there is
+    none.
+    """
     with screen(as_json, quiet, debug, "cpu") as shown:
         from vivace.command.progress import CompressProgress
         from vivace.compressing import compress as find
@@ -84,8 +87,11 @@ def export(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Write a trained model for a runtime, and prove in a fresh process that the file is the model. Exit code
-    1 if not. With --plan: print the plan in the words of torch, transformers, lightning or accelerate."""
+    """Write a trained model for a runtime, and prove the file.
+
+    It is loaded in a fresh process, and must answer as the model does: exit code 1 if not. With --plan: print
+    the plan in the words of torch, transformers, lightning or accelerate.
+    """
     with screen(as_json, quiet, debug, "cpu") as shown:
         from vivace.exporting import export as write
         from vivace.exporting import in_words
@@ -138,7 +144,7 @@ def sweep(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Many runs: search the parameters of a job's function for the best metric.
+    """Search a job's parameters, width and depth for its metric.
 
     JOB is a function with parameters: def job(lr: float = 0.1, width: int = 64) -> vivace.Job
     """
