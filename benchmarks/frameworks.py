@@ -10,6 +10,7 @@ its own, in turns with PyTorch eager. A run that was stopped goes on with the ro
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import sys
@@ -46,6 +47,10 @@ class Comparison:
     def __init__(self, work: Path, environments: Path, quick: bool) -> None:
         self.work, self.environments, self.quick = work, environments, quick
         self.machine = vivace.inspect()
+        same = [self.machine.fingerprint, sorted(self.machine.versions.items()), VERSIONS.read_text()]
+        self.work = work = (
+            work / hashlib.sha256(json.dumps(same).encode()).hexdigest()[:12]
+        )  # rows of others stay
         self.given = ["--quick"] if quick else []
         sys.path.insert(0, str(FOLDER))
         import common
@@ -86,7 +91,9 @@ class Comparison:
 
     def _worker(self, job: str, contender: Contender, given: list[str]) -> Worker:
         python = python_of(contender.environment, self.environments)
-        return Worker(contender, job, python, self.work / "worker.log", given)
+        return Worker(
+            contender, job, python, self.work / f"{contender.environment}-{contender.framework}.log", given
+        )
 
     def _known_losses(self, job: str) -> dict[str, Any]:
         """PyTorch's losses, and those from initial weights that are off by a rounding."""

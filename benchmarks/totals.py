@@ -97,6 +97,8 @@ class Bench:
     ) -> None:
         self.work, self.budget, self.start = work.absolute(), budget, start
         self.times, self.keep = times, keep
+        machine = vivace.inspect()
+        self.same = {"budget": budget, "machine": machine.fingerprint, "versions": dict(machine.versions)}
         self.work.mkdir(parents=True, exist_ok=True)
         self.ledger = Ledger(self.work / "rows.jsonl")
 
@@ -105,9 +107,9 @@ class Bench:
         return self.ledger.read("row")
 
     def of(self, name: str) -> list[Row]:
-        """The rows of a job, of this length."""
-        epochs = EPOCHS[name] * self.times
-        return [row for row in self.rows() if (row["job"], row["epochs"]) == (name, epochs)]
+        """The rows of a job, of this length, search, machine and versions."""
+        same = {**self.same, "job": name, "epochs": EPOCHS[name] * self.times}
+        return [row for row in self.rows() if {part: row.get(part) for part in same} == same]
 
     def measure(self, name: str, rounds: int) -> None:
         """Run the rows of a job that are missing."""
@@ -135,7 +137,7 @@ class Bench:
 
     def _row(self, name: str, way: str, number: int, arguments: list[str], cache: Path) -> Row:
         """The row as it was run before, or now."""
-        key = {"job": name, "epochs": EPOCHS[name] * self.times, "way": way, "round": number}
+        key = {**self.same, "job": name, "epochs": EPOCHS[name] * self.times, "way": way, "round": number}
         for row in self.of(name):
             if {part: row[part] for part in key} == key:
                 return row

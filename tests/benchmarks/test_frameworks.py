@@ -57,6 +57,6 @@ def test_rows_are_kept_and_a_contender_that_fails_has_its_reason(tmp_path, monke
     row = comparison.row("cnn", fails)
     assert row["status"] == "failed"
     assert "no_such_backend" in row["reason"]
-    (kept,) = (tmp_path / "work").glob("cnn-*.json")
+    (kept,) = comparison.work.glob("cnn-*.json")
     kept.write_text(json.dumps({"status": "measured", "lines": 1}))
     assert comparison.row("cnn", fails) == {"status": "measured", "lines": 1}
