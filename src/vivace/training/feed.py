@@ -63,7 +63,11 @@ class Feed:
             hung = self._hung()
             if not self.workers.may_try_again(where):
                 why = "too little memory, or a sample that crashes its reader (try num_workers=0)"
-                why = f"the last one {hung}" if hung else _little_shared_memory() or why
+                why = (
+                    f"the last one {hung}"
+                    if hung
+                    else "; or ".join(filter(None, (why, _little_shared_memory())))
+                )
                 raise JobError(
                     f"the data failed at {where}: workers of the loader were killed again and again; {why}"
                 )
