@@ -596,3 +596,11 @@ def test_a_plan_that_was_rejected_is_not_handed_out_where_the_search_is_interrup
     assert verdicts[0] == together
     assert search.ranking()[0] == together
     assert together not in search.not_rejected()
+
+
+def test_a_card_that_bounds_its_gain_by_nothing_is_tried_last():
+    player = Player(multiplied({"bf16_autocast": 1.0, "fused_optimizer": 1.2}))
+    offered = (*offer("bf16_autocast", predicted=(0.0, 2.0)), *offer("fused_optimizer"))
+    player.play(setting(offered, seconds=600.0))
+    assert player.measured[0] == FUSED
+    assert any("bf16_autocast" in plan.names for plan in player.measured)

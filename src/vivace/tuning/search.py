@@ -226,7 +226,8 @@ class Search:
             adds = len(self.best.adding(candidate.technique)) > len(self.best)
             seconds = self.times.trial(candidate.on(self.best))
             kind = 2 if candidate.promise < 1.0 else 0 if adds else 1
-            return kind, -math.log(candidate.promise) / seconds
+            gain = math.log(max(candidate.promise, 1e-9))  # a card may bound it by 0
+            return kind, -gain / seconds if gain > 0 else -gain * seconds
 
         left = list(candidates)
         while left:
