@@ -37,11 +37,11 @@ def profile_reference(session: Session, job: Job, batches: list[Any]) -> Profile
 
     The parts are timed on the job's own loader, fetch and step in turn, so that workers overlap.
     """
-    seen = observe(session, batches)
     loader = call(job, "data")
     workers = getattr(loader, "num_workers", 0)
     steps = max(TIMED_STEPS, min(2 * workers, MOST_TIMED_STEPS))
     parts = _time_parts(session, endless_batches(session, job, loader), steps)
+    seen = observe(session, batches)  # the first steps fault more pages in than later ones
     step_seconds = sum(parts.values())
     parameters = [p for model in session.build.models for p in model.parameters()]
     return Profile(
