@@ -173,7 +173,7 @@ class Score:
         return float(f1_score(true, found, mode="strict", scheme=IOB2, zero_division=0))
 
     def pictures(self, model: nn.Module, batches: Iterable[Any]) -> showing.Shown:
-        """Sentences with their entities: those with the fewest mistakes that have the most, and the others."""
+        """Sentences with their entities: those with fewest mistakes that have the most, and the others."""
         known, joint = vocabulary(self.data), "" if self.data == "peoples_daily" else " "
 
         def samples() -> Iterable[showing.Sample]:
