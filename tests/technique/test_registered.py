@@ -292,10 +292,13 @@ def test_a_run_that_is_out_of_memory_goes_on_with_a_strangers_pieces(register, m
 def test_ranks_are_averaged_by_whatever_says_so(register, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     cls = parallel(register, "gossip")
-    with pytest.raises(PlanError, match=r"add \[techniques.ddp\] to the plan"), joined(Plan([cls()])):
+    with (
+        pytest.raises(PlanError, match=r"add \[techniques.ddp\] or \[techniques.fsdp\] to the plan"),
+        joined(Plan([cls()])),
+    ):
         pass
     cls.card = dataclasses.replace(cls.card, averages_ranks=True)
-    with pytest.raises(PlanError, match=r"add \[techniques.ddp\] or \[techniques.gossip\]"), joined(Plan()):
+    with pytest.raises(PlanError, match=r"\[techniques.fsdp\] or \[techniques.gossip\]"), joined(Plan()):
         pass
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
