@@ -22,8 +22,8 @@ def divide(watch: Watch, parts: Mapping[int, str], ranks: int) -> None:
 
 
 def gather(watch: Watch, models: Sequence[nn.Module], begin: int, end: int) -> None:
-    """From move `begin` of a step to move `end`, hold what is whole at a time, reckoned from above: what lies
-    outside of the blocks with its gradients, and the largest block in as many forms as `OF_A_BLOCK`.
+    """From move `begin` of a step to move `end`, hold what is whole at a time: what lies outside of blocks,
+    with its gradients, and the largest block in as many forms as `OF_A_BLOCK`.
     """
     blocks = [_bytes(block.modules) for block in find_blocks(models)]
     outside = _bytes(models) - sum(blocks)

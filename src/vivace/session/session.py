@@ -151,7 +151,8 @@ class Session:
         loss = seams.gradients(batch)
         seams.finish()
         if self._on_gradients is not None:
-            self._on_gradients(self.model)
+            with nullcontext() if self.build.shards is None else self.build.shards.reading():
+                self._on_gradients(self.model)
         seams.update()
         self.optimizer.zero_grad(set_to_none=True)  # type: ignore[union-attr]
         return loss

@@ -66,7 +66,7 @@ class FSDP(Technique):
         build.require(
             all(other == shapes[0] for other in shapes), "the ranks have different models: build one on all"
         )
-        groups = [block.modules for block in blocks_of(build) if any(_weights(block.modules))]
+        groups = [block.modules for block in blocks_of(build) if _weights(block.modules)]
         reason = _unfit(model, groups) or _unfit_optimizer(optimizer, model)
         build.require(not reason, reason)
         if has_batch_norm(model):

@@ -13,6 +13,10 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from vivace.errors import JobError
+from vivace.torch_internals.modules import without_hooks
+from vivace.torch_internals.tensors import Operator, OperatorMode
+
 
 class Shards:
     """What `torch.distributed.fsdp.fully_shard` has made of the modules in a tree.
@@ -24,8 +28,8 @@ class Shards:
     """
 
     def __init__(self, root: nn.Module) -> None:
-        self._parts = [module for module in root.modules() if isinstance(module, FSDPModule)]
-        self._root = self._parts[0]
+        self._modules = list(root.modules())
+        self._parts = [module for module in self._modules if isinstance(module, FSDPModule)]
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -35,20 +39,25 @@ class Shards:
         """
         for part in self._parts:
             part.unshard()
-        self._root.set_reshard_after_forward(False)
         try:
-            yield
+            # A forward pass that they saw on one rank alone would change what it gathers ahead in the next
+            # backward pass, and the ranks would wait for each other for ever.
+            with without_hooks(self._modules, "torch.distributed.fsdp"):
+                yield
         finally:
             for part in self._parts:
                 part.reshard()
-                part.set_reshard_after_forward(part is not self._root, recurse=False)
+
+    def reading(self) -> WholeNumbers:
+        """Inside, the person's own code reads whole numbers alone."""
+        return WholeNumbers()  # type: ignore[no-untyped-call]
 
     def gathered(self, tree: Any, *, keep: bool) -> Any:
         """A copy of nested dictionaries, lists and tuples, such as a `state_dict`, with whole tensors on the
         CPU; None in their place on a rank that does not `keep` them.
         """
         if isinstance(tree, DTensor):
-            whole = tree.detach().full_tensor()
+            whole = tree.full_tensor().detach()
             return whole.cpu() if keep else None
         return _copied(tree, lambda _, item: self.gathered(item, keep=keep))
 
@@ -81,6 +90,23 @@ class Shards:
         found = torch.stack(flags).int()
         dist.all_reduce(found, dist.ReduceOp.MIN)
         return [bool(flag) for flag in found.tolist()]
+
+
+class WholeNumbers(OperatorMode):  # type: ignore[no-untyped-call]
+    """While it is entered, nobody reads one number from a tensor of which this rank holds a part: PyTorch
+    would give the part's own without a word, and another one on each rank.
+    """
+
+    def run_operator(self, function: Operator, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Run the operator. Raises JobError where it reads such a number."""
+        if function is torch.ops.aten._local_scalar_dense.default:
+            (tensor,) = arguments
+            if isinstance(tensor, DTensor) and not all(place.is_replicate() for place in tensor.placements):
+                raise JobError(
+                    "the Job's on_gradients reads a number (.item(), float(), an if) of a tensor of which "
+                    "this rank holds a part: take it from tensor.full_tensor()"
+                )
+        return function(*arguments, **keywords)
 
 
 def _copied(tree: Any, function: Any) -> Any:

@@ -4,6 +4,7 @@ OUT_OF_MEMORY, NOT_FINITE: in which step the rank in FAILING_RANK fails so. DIES
 after so many steps; STOPS_AFTER: it is asked to stop then.
 """
 
+import dataclasses
 import os
 import signal
 
@@ -112,4 +113,5 @@ def make(model=Net, optimizer=lambda model: torch.optim.AdamW(model.parameters()
 
 
 job = make()
+unclipped = dataclasses.replace(job, on_gradients=None)
 steady = make(lambda: Net(0.0), lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
