@@ -63,7 +63,7 @@ def blocks_of(build: Build) -> list[Block]:
     """
     if build not in _BLOCKS:
         _BLOCKS[build] = find_blocks(build.models)
-        build.on_close(partial(_BLOCKS.pop, build, None))
+        build.on_close(partial(_forget, build))
     return _BLOCKS[build]
 
 
@@ -90,13 +90,13 @@ def claim(build: Build, patterns: Sequence[str], technique: str, around: Around)
     """
     if build not in _CALLS:
         _CALLS[build] = _Calls(build)
-        build.on_close(partial(_forget, build))
     return _CALLS[build].claim(build, patterns, technique, around)
 
 
 def _forget(build: Build) -> None:
     """What blocks are given may hold the build, which then would never go."""
     _CALLS.pop(build, None)
+    _BLOCKS.pop(build, None)
 
 
 def running_batch(build: Build) -> Any:

@@ -111,7 +111,7 @@ def load_into(thing: object, state: Any, what: str, shards: Shards | None = None
             thing.load_state_dict(shards.parted_optimizer(state, thing))
             return
         if hasattr(thing, "load_state_dict"):
-            thing.load_state_dict(state if shards is None else shards.parted(state, thing.state_dict()))
+            thing.load_state_dict(state if shards is None else shards.parted(state, state_of(thing)))
             return
         for key, item in items_of(thing):
             load_into(item, state[str(key)], what, shards)
