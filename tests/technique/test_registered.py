@@ -126,7 +126,7 @@ def test_the_order_is_the_same_whatever_else_is_in_the_plan(register):
     assert Plan([third(), second(), first(), ddp()]).names == ("ddp", "c", "b", "a")
     assert Plan([third(), first()]).names == ("c", "a")
     assert [cls.name for cls in registry.everything() if cls.card.stage == Stage.PARALLEL] == [
-        *("ddp", "c", "gradient_compression", "b", "a")
+        *("ddp", "fsdp", "c", "gradient_compression", "b", "a")
     ]
 
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from vivace.errors import JobError
 from vivace.torch_internals.modules import without_hooks
-from vivace.torch_internals.tensors import Operator, OperatorMode
+from vivace.torch_internals.tensors import Operator, OperatorMode, read_number
 
 
 class Shards:
@@ -99,7 +99,7 @@ class WholeNumbers(OperatorMode):  # type: ignore[no-untyped-call]
 
     def run_operator(self, function: Operator, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Run the operator. Raises JobError where it reads such a number."""
-        if function is torch.ops.aten._local_scalar_dense.default:
+        if function is read_number:
             (tensor,) = arguments
             if isinstance(tensor, DTensor) and not all(place.is_replicate() for place in tensor.placements):
                 raise JobError(
