@@ -42,6 +42,15 @@ def test_a_job_or_a_function_that_returns_one(job_file):
     assert isinstance(load("digits"), vivace.Job)
 
 
+def test_a_file_that_was_edited_since_is_read_again(job_file):
+    before = load(f"{job_file}:job")
+    job_file.write_text(
+        GOOD + "job = vivace.Job(model=job.model, data=job.data, loss=job.loss,"
+        " optimizer=job.optimizer, epochs=9)\n"
+    )
+    assert (before.epochs, load(f"{job_file}:job").epochs) == (1, 9)
+
+
 def test_arguments_follow_the_name_of_a_function(job_file):
     job = load(f"{job_file}:sized,width=7,rate=1e-3,kind=adam")
     assert (job.epochs, job.metric_name) == (7, "0.001 adam")

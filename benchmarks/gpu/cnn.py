@@ -42,7 +42,7 @@ ASIDE: dict[str, Settings] = {  # what one technique is worth where the others a
     "graph without both": {**NHWC, **GRAPH},
     "bf16 weights, graph": {**{k: v for k, v in NORM.items() if k not in HALF}, "bf16_weights": {}, **GRAPH},
     "padded_stem": {**NORM, **GRAPH, "padded_stem": {}},
-    "conv1x1_gemm": {**NORM, **GRAPH, "conv1x1_gemm": {}},
+    "conv_gemm": {**NORM, **GRAPH, "conv_gemm": {}},
     "products": {**NORM, **GRAPH, "fused_batchnorm": {"products": True}},
 }
 MEASURED = ("56x56x64", "56x56x256 + add")

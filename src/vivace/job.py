@@ -30,6 +30,8 @@ _FROM_WORKER = re.compile(r"Caught \w+ in .*worker process \d+\.\nOriginal Trace
 _FRAMES = re.compile(r'^  File "(.+)", line (\d+), in .*\n    (.*)$', re.MULTILINE)
 # `name,width=64,depth=2`: no character that any shell reads.
 _ARGUMENTS = re.compile(r"(?P<name>.+?)(?P<given>(,\w+=[^,:/]*)+)")
+# Of each file that was loaded, by its module: time of its last change in ns, and bytes. Notebooks edit files.
+_WRITTEN: dict[str, tuple[int, int]] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -396,7 +398,8 @@ def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise JobError(f"there is no file '{path}'")
     name = "vivace_job_" + "".join(c if c.isalnum() else "_" for c in str(path.resolve()))
-    if name in sys.modules:
+    written = path.stat().st_mtime_ns, path.stat().st_size
+    if name in sys.modules and _WRITTEN.get(name) == written:
         return sys.modules[name]
     folder = str(path.resolve().parent)
     if folder not in sys.path:
@@ -408,6 +411,7 @@ def _load_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     with _loading(str(path), forget=name):
         spec.loader.exec_module(module)
+    _WRITTEN[name] = written
     return module
 
 

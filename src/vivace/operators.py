@@ -11,6 +11,10 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 
+SMALL_MAP = (
+    64  # pixels an image, up to which convolutions on a CPU were seen to be slower than matrix products
+)
+
 
 def _words(*words: str) -> str:
     """A pattern of whole words between underscores, each of them a pattern."""

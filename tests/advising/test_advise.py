@@ -5,6 +5,7 @@ import io
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -12,6 +13,7 @@ from rich.console import Console
 import vivace
 from vivace.advising import answer, answering
 from vivace.advising.catalogue import find_gpu
+from vivace.advising.predict import Predictor
 from vivace.advising.question import amount, seconds_of
 from vivace.advising.reverse import largest_model, trainable
 from vivace.advising.source import open_subject
@@ -74,13 +76,62 @@ def test_a_step_measured_on_no_known_card_scales_nothing(profile, device):
 
 
 def test_a_step_measured_on_a_known_card_scales_all(profile):
-    plain = vivace.advise(profile(), gpus=CARDS, most=1, precision="profiled")
+    unfed = {"host_seconds_per_sample": None}
+    plain = vivace.advise(profile(**unfed), gpus=CARDS, most=1, precision="profiled")
     (there,) = [o for o in plain.offers if o.prediction.gpu.name == find_gpu(CARDS[1]).name]
-    path = profile(device="NVIDIA A100-SXM4-80GB", step_seconds=2 * there.prediction.seconds)
+    path = profile(device="NVIDIA A100-SXM4-80GB", step_seconds=2 * there.prediction.seconds, **unfed)
     measured = vivace.advise(path, gpus=CARDS, most=1, precision="profiled")
     found = {offer.name: offer.prediction.seconds for offer in measured.offers}
     assert found == pytest.approx({o.name: 2 * o.prediction.seconds for o in plain.offers})
     assert any("scaled by 2.00" in note and "A100-SXM4-80GB" in note for note in measured.notes)
+
+
+def test_what_the_measured_step_waited_for_is_said_and_does_not_scale(profile):
+    device = "NVIDIA A100-SXM4-80GB"
+    for share, told in (
+        (0.5, "50 % of the measured step waited"),
+        (0.95, "nothing is scaled by the profile's"),
+    ):
+        path = profile(device=device, step_seconds=1.0, waiting_seconds_per_sample=share / 32)
+        advice = vivace.advise(path, gpus=CARDS, most=1)
+        assert any(told in note for note in advice.notes), advice.notes
+        assert min(o.prediction.seconds for o in advice.offers) > share
+
+
+@pytest.mark.parametrize(("told", "size"), [("float64", 8), ("bfloat16", 2)])
+def test_bytes_of_a_profile_are_those_of_its_own_precision(profile, told, size):
+    """The same job, profiled in another precision: it asks for the same of a card in any one."""
+    plain = open_subject(profile())
+    work = json.loads(Path(plain.name).read_text())["work"]
+    operators = {
+        name: {**totals, "bytes": totals["bytes"] * size / 4} for name, totals in work["operators"].items()
+    }
+    more = {"optimizer_bytes": 2e8} if size == 8 else {}
+    kept = {"activation_bytes": 3e9 * size / 4, "operators": operators}
+    other = open_subject(profile(precision=told, **kept, **more))
+    card = find_gpu("A100-SXM4-80GB")
+    for precision in ("fp64", "fp32", "amp"):
+        one, same = (Predictor(subject, precision).one(card) for subject in (plain, other))
+        assert same.seconds == pytest.approx(one.seconds)
+        assert same.needed_bytes == pytest.approx(one.needed_bytes)
+    assert Predictor(other).precision == ("fp64" if size == 8 else "amp")
+
+
+def test_mixed_precision_is_images_channels_last_however_it_is_asked_for():
+    def step(**options):
+        (offer,) = vivace.advise("resnet50", gpus=["A100-SXM4-80GB"], target="1M", most=1, **options).offers
+        return offer.prediction.seconds
+
+    usual = step()
+    assert step(precision="amp") == step(precision="amp_bf16") == usual
+    assert step(precision="amp", channels_last=False) > 1.05 * usual
+    told = vivace.advise("resnet50", gpus=["A100"], target="1M", precision="amp").how
+    assert told == "predicted in amp, as asked for; images channels last"
+
+
+def test_a_state_of_the_optimizer_of_no_bytes_is_none(profile):
+    assert open_subject(profile(optimizer_bytes=0)).optimizer_bytes == 0
+    assert open_subject(profile(optimizer_bytes=None)).optimizer_bytes == 8 * 25_000_000
 
 
 def test_a_card_without_evidence_is_not_taken_for_a_better_one():
@@ -144,6 +195,12 @@ def test_bad_input_is_one_sentence(profile, options, sentence):
         ({"format": 7}, "format 7"),
         ({"operators": {}}, "lacks 'operators'"),
         ({"precision": "fp12"}, "'fp12'"),
+        ({"batch_size": -4}, "a batch of -4 samples"),
+        ({"batch_size": "many"}, "is not as vivace profile writes it"),
+        ({"operators": {"matmul": {}}}, "is not as vivace profile writes it"),
+        ({"operators": 7}, "is not as vivace profile writes it"),
+        ({"host_seconds_per_sample": "slow"}, "is not as vivace profile writes it"),
+        ({"operators": {"matmul": {"flops": 0, "bytes": 0, "count": 0}}}, "holds no operations"),
     ],
 )
 def test_a_profile_of_another_format_is_refused(profile, changes, sentence):
@@ -209,7 +266,15 @@ def test_the_reverse_says_what_a_card_can_train():
     assert (
         by_name["resnet18"].prediction.samples_per_second > by_name["resnet50"].prediction.samples_per_second
     )
+    resnet = dataclasses.replace(
+        open_subject("resnet50"), batch_size=by_name["resnet50"].prediction.batch_size
+    )
+    usual = Predictor(resnet, "amp", channels_last=True).one(find_gpu("H100-SXM5-80GB"))
+    assert by_name["resnet50"].prediction.seconds == usual.seconds
     assert 4e9 < largest_model(find_gpu("H100-SXM5-80GB")) < 5e9
+    whole, double = (largest_model(find_gpu("H100-SXM5-80GB"), name) for name in ("fp32", "fp64"))
+    assert whole == pytest.approx(2 * double)
+    assert whole == pytest.approx(18 / 16 * largest_model(find_gpu("H100-SXM5-80GB"), "amp_fp16"))
 
 
 @pytest.mark.parametrize(
@@ -335,6 +400,16 @@ def test_a_job_of_small_kernels_is_told_that_one_card_is_enough():
     assert all(entry["pays_up_to"] == 1 for entry in advice.scaling if entry["launch_bound"])
 
 
+def test_a_host_whose_launches_take_no_time_is_not_the_usual_one():
+    small = dataclasses.replace(open_subject("resnet50"), batch_size=1)
+    seconds = [
+        vivace.advise(small, steps=10, gpus=["H100"], most=1, launch_us=took).offers[0].prediction.seconds
+        for took in (0, 1, None)
+    ]
+    assert seconds == sorted(seconds)
+    assert seconds[0] < 0.5 * seconds[-1]
+
+
 def test_buying_is_told_with_dates_or_that_no_source_is_known():
     advice = vivace.advise("resnet50", target="10M", gpus=["RTX 4090", "H100-SXM5-80GB"], electricity=0.5)
     by_name = {entry["gpu"]: entry for entry in advice.buying}
@@ -345,6 +420,19 @@ def test_buying_is_told_with_dates_or_that_no_source_is_known():
     assert own["electricity_usd_per_hour"] == pytest.approx(0.225)
     assert "no source of used prices" in bought(own)
     assert "no price to buy it is known" in bought(by_name["H100-SXM5-80GB"])
+
+
+def test_a_used_price_stands_with_its_date_and_when_it_pays(tmp_path):
+    own = tmp_path / "prices.toml"
+    seen = 'provider = "mine"\ndate = 2026-11-02\nsource = "offers"\n'
+    own.write_text(
+        f"format = 1\n[[rent]]\n{seen}usd_per_hour = {{ 'RTX 4090' = 0.525 }}\n"
+        f"[[used]]\n{seen}usd = {{ 'RTX 4090' = 900 }}\n"
+    )
+    advice = vivace.advise("resnet50", target="10M", gpus=["RTX 4090"], electricity=0.5, prices=own)
+    (entry,) = advice.buying
+    assert entry["used_break_even_hours"] == pytest.approx(900 / (0.525 - 0.225))
+    assert "(2026-11-02, pays after 3,000 hours)" in bought(entry)
 
 
 def test_what_a_card_can_train_is_told_in_whole_words_at_80_columns():

@@ -163,6 +163,8 @@ def test_an_own_file_changes_one_field_and_adds_a_device(tmp_path: Path) -> None
     assert own["RTX 3090"].bandwidth == GPUS["RTX 3090"].bandwidth
     assert find_gpu("rtx3090d", own).num_units is None
     assert "RTX 3090 D" not in load_catalogue()
+    path.write_text(path.read_text().replace("280", "200"))
+    assert load_catalogue(path)["RTX 3090"].power_watts == 200
 
 
 @pytest.mark.parametrize(

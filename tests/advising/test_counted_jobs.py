@@ -106,6 +106,31 @@ def test_a_norm_in_evaluation_reads_its_input_once():
         assert kernel.passes == passes
 
 
+@pytest.mark.parametrize(("dtype", "precision"), [(torch.bfloat16, "amp"), (torch.float64, "fp64")])
+def test_a_job_of_another_precision_asks_for_the_same_work(dtype, precision):
+    nn = torch.nn
+
+    def counted(dtype):
+        images, labels = torch.zeros(4, 3, 8, 8, dtype=dtype), torch.zeros(4, dtype=torch.long)
+        job = vivace.Job(
+            model=lambda: nn.Sequential(
+                nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10)
+            ).to(dtype),
+            data=lambda: [(images, labels)],
+            loss=lambda model, batch: functional.cross_entropy(model(batch[0]), batch[1]),
+            optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        )
+        return imagine(job, "job")
+
+    found, plain = counted(dtype), counted(torch.float32)
+    assert (found["precision"], plain["precision"]) == (precision, "fp32")
+    assert found["operators"]["convolution"]["bytes"] != plain["operators"]["convolution"]["bytes"]
+    one, same = (Demand.from_dict(document["demand"]) for document in (plain, found))
+    assert same.bytes == pytest.approx(one.bytes, rel=0.01)
+    assert same.saved_bytes == pytest.approx(one.saved_bytes, rel=0.05)
+    assert same.flops == one.flops
+
+
 class Endless(torch.utils.data.IterableDataset):
     def __iter__(self):
         while True:

@@ -128,6 +128,7 @@ def test_what_a_launch_takes_the_host_is_an_input(resnet):
 
     assert step(1, 10) > 1.7 * step(1, 5)
     assert step(512, 10) == pytest.approx(step(512, 5), rel=0.05)
+    assert step(1, 0) < 0.95 * step(1, 1)  # the device alone
     assert step(1, LAUNCH_SECONDS * 1e6) > seconds(resnet.demand, H100, precision="amp_bf16", batch_size=1)
 
 
@@ -181,6 +182,56 @@ def test_a_slow_input_pipeline_limits_fast_cards(resnet):
     slow = Predictor(dataclasses.replace(resnet, host_seconds_per_sample=0.01), "amp").one(H100)
     assert slow.limit == "host"
     assert slow.seconds == pytest.approx(0.64)
+
+
+def test_waiting_for_data_is_no_speed_of_the_card(resnet):
+    """A step of three parts, of which two worked: a faster card shortens those, and the third stays."""
+    work, faster = (Predictor(resnet, "profiled").one(card).seconds for card in (A100, H100))
+    waited = dataclasses.replace(resnet, step_seconds=3 * work, waiting_seconds_per_sample=work / 64)
+    predictor = Predictor(waited, "profiled")
+    assert predictor.learn(A100) == pytest.approx(2.0)
+    assert predictor.one(A100).seconds == pytest.approx(3 * work)
+    there = predictor.one(H100)
+    assert there.seconds == pytest.approx(2 * faster + work)
+    assert there.low > work
+    assert there.shares["host"] == pytest.approx(work / (2 * faster + work))
+    most = dataclasses.replace(waited, waiting_seconds_per_sample=2.9 * work / 64)
+    assert Predictor(most, "profiled").learn(A100) == 1.0  # what little worked says nothing of the card
+    exchanged = dataclasses.replace(resnet, step_seconds=3 * work, communication_seconds=work)
+    assert Predictor(exchanged, "profiled").learn(A100) == pytest.approx(2.0)
+
+
+def test_workers_that_are_waited_for_are_the_least_step_of_all_cards_of_a_host(resnet):
+    work = Predictor(resnet, "profiled").one(A100).seconds
+    loaded = dataclasses.replace(
+        resnet,
+        step_seconds=work,
+        waiting_seconds_per_sample=0.4 * work / 64,
+        host_seconds_per_sample=work / 64,
+    )
+    predictor = Predictor(loaded, "profiled")
+    predictor.learn(A100)
+    alone, eight, sixteen = predictor.many([(H100, 1), (H100, 8), (H100, 16)])
+    assert (alone.seconds, alone.limit) == (pytest.approx(work), "host")
+    assert (
+        eight.seconds == sixteen.seconds == pytest.approx(8 * work)
+    )  # of sixteen, two hosts feed eight each
+    assert predictor.one(find_gpu("T4")).seconds > 1.5 * work
+
+
+def test_a_batch_in_pieces_is_updated_once(resnet):
+    card = find_gpu("RTX 3080")
+    found = Predictor(
+        dataclasses.replace(resnet, batch_size=512, activation_bytes=512 * 180e6), "fp32", launch_seconds=0.0
+    ).one(card)
+    pieces = int(found.how.partition(" ")[0])
+    piece, last = (
+        parts_of(resnet.demand, card, batch_size=512 / pieces, updates=updates, launch_seconds=0.0)["single"]
+        for updates in (False, True)
+    )
+    assert pieces > 1
+    assert last > piece
+    assert found.seconds == pytest.approx(pieces * piece + (last - piece))
 
 
 def test_what_was_measured_on_one_card_scales_the_others(resnet):

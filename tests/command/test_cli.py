@@ -437,6 +437,19 @@ def test_fits_answers_for_every_card_of_the_catalogue(vivace):
     assert re.search(r"a training step needs about [56]\d\d MiB", done.errors)
 
 
+def test_fits_answers_for_cards_that_divide_the_weights(vivace, tmp_path):
+    (tmp_path / "fsdp.toml").write_text("format = 1\n[techniques.fsdp]\n")
+    options = ("--plan", str(tmp_path / "fsdp.toml"), "--ranks", "2")
+    done = vivace("inspect", "--fits", "JOBS:good", *options, "--json")
+    assert done.code == 0, done.sentence
+    assert {fit["ranks"] for fit in done.document["fits"]} == {2}
+    assert re.search(r"a training step needs about [56]\d\d MiB on each of 2 cards", done.errors)
+    done = vivace("inspect", *options, "--json")
+    assert (done.code, "name one" in done.sentence) == (2, True)
+    done = vivace("inspect", "--fits", "JOBS:good", "--ranks", "2", "--json")
+    assert (done.code, "for a plan that divides the weights" in done.sentence) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("job", "sentence"),
     [

@@ -90,6 +90,25 @@ def test_the_warm_up_is_no_part_of_a_step(trained):
     assert found.ratio.high < 1.2
 
 
+def test_the_warm_up_is_no_part_of_a_step_where_blocks_are_few(trained):
+    """Of three looks at the loss two are left: too few for an interval, and the whole run is slow."""
+    compiled = trained("a", 1000.0, lines=3, samples_per_second=300.0)
+    found = vivace.compare(compiled, trained("b", 1000.0, lines=3))
+    assert not found.has_interval
+    assert found.ratio.estimate == pytest.approx(1.0, rel=0.2)
+    assert found.before.step_seconds == pytest.approx(found.before.sample_seconds * 64 * 0.3)
+
+
+def test_a_run_with_its_warm_up_is_not_set_against_one_without(trained):
+    short, other, long = trained("a", 1000.0, lines=1), trained("b", 900.0, lines=1), trained("c", 1000.0)
+    found = vivace.compare(short, long, max_regression="5%")
+    assert "too short to tell its steps from its warm-up" in found.not_comparable
+    assert (found.slower, found.exit_code) == (None, 1)
+    both = vivace.compare(short, other)
+    assert both.ratio.estimate == pytest.approx(0.9)
+    assert any("hold the warm-up of both" in note for note in both.notes)
+
+
 def test_what_differs_is_told(trained):
     newer = MACHINE | {"versions": MACHINE["versions"] | {"torch": "2.16.0"}}
     plan = {"channels_last": {}, "compile": {"regional": True}}
@@ -100,7 +119,8 @@ def test_what_differs_is_told(trained):
     assert told["plan"][2] == "-bf16_autocast +channels_last ~compile"
     assert told["accuracy"][:2] == ("0.97", "0.95")
     assert told["machine"] == ("a processor, 2 cores",) * 2 + ("",)
-    assert told["time of a step"][0] == "64.0 ms"
+    assert found.before.step_seconds == pytest.approx(0.064, rel=0.03)
+    assert found.before.step_seconds == pytest.approx(64 * found.before.sample_seconds)
     assert "python" not in told
     assert not found.not_comparable
 

@@ -3,6 +3,7 @@ import os
 import signal
 import struct
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,13 @@ def test_other_processes_read_and_write_the_same_records(store):
     ]
     assert store.counts()["records"] == 40
     again.close()
+
+
+def test_threads_of_one_process_count_every_record(store):
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(50):
+            list(threads.map(lambda _: [store.count("hits") for _ in range(40)], range(8)))
+    assert store.counts()["hits"] == 50 * 8 * 40
 
 
 def test_the_budget_holds(store):

@@ -1,4 +1,5 @@
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -69,6 +70,72 @@ def test_blocks_are_measured_without_a_trace():
     assert options["1"][0].working_bytes == options["2"][0].working_bytes + weights
     # What a block hands on is held whatever is decided.
     assert all(part.options[0].held_bytes == 512 * 16 * 4 for part in parts[2:-1:2])
+
+
+@pytest.mark.parametrize("plan", [{}, {"optimizer_in_backward": {}}, {"micro_batches": {"num": 2}}])
+def test_the_blocks_own_runs_change_nothing(plan):
+    """Beside the one step that is followed: weights, the optimizer's state, buffers, random streams."""
+
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 16))
+
+        def forward(self, x):
+            return x + self.body(x)
+
+    def state(measured):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), *(Normed() for _ in range(3)), nn.Linear(16, 3))
+        changed = {"model": lambda: model}
+        changed["optimizer"] = lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        own = vivace.Job(**{**vars(job()), **changed})
+        with start(own, Plan.from_dict(plan), vivace.inspect()) as session:
+            batch = own.data()[0]
+            if measured:
+                assert measure(session, batch, Numerics.ROUNDING)
+            else:
+                session.step(batch)
+            moments = [state["momentum_buffer"] for state in session.optimizer.state.values()]
+            facts = session.build.facts.to_dict()
+            assert not any(weight._post_accumulate_grad_hooks for weight in model.parameters()) or plan
+        return [*model.state_dict().values(), *moments, torch.get_rng_state()], facts
+
+    (found, facts), (wanted, wanted_facts) = state(True), state(False)
+    assert all(map(torch.equal, found, wanted))
+    assert facts == wanted_facts
+
+
+class Rectified(nn.Module):
+    """Begins in place, and notes whether what it is given was rectified before."""
+
+    seen: ClassVar[list[bool]] = []
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.then = nn.ReLU(inplace=True), nn.Linear(16, 16)
+
+    def forward(self, x):
+        self.seen.append(bool((x < 0).any()))
+        return self.then(self.first(x))
+
+
+def test_a_block_that_begins_in_place_is_measured_on_what_it_was_given():
+    Rectified.seen = []
+    own = vivace.Job(
+        **{
+            **vars(job()),
+            "model": lambda: nn.Sequential(
+                nn.Linear(8, 16), *(Rectified() for _ in range(3)), nn.Linear(16, 3)
+            ),
+            "data": lambda: [(torch.randn(512, 8), torch.zeros(512, dtype=torch.long))],
+        }
+    )
+    with start(own, Plan(), vivace.inspect()) as session:
+        parts = measure(session, own.data()[0], Numerics.ROUNDING)
+    assert [part.options[0].name.word for part in parts if part.name] == ["keep"] * 3
+    assert len(Rectified.seen) > 3 + costs.FEWEST
+    assert all(Rectified.seen)
 
 
 def test_the_plan_fits_and_the_smallest_is_named():

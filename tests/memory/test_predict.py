@@ -1,4 +1,5 @@
 import io
+import runpy
 
 import pytest
 import torch
@@ -58,6 +59,73 @@ def test_the_prediction_is_near_the_measurement(plan):
     assert found.parts["parameters"] == weights
     assert found.parts["optimizer"] == pytest.approx(2 * weights, rel=0.01)
     assert found.parts["batch"] == 1024 * 64 * 4 + 1024 * 8
+
+
+SCENE = """
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import vivace
+from vivace.memory.predict import predict
+from vivace.observing.observe import peak_of
+from vivace.session.opening import start
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(256, 512), nn.Linear(512, 256)
+
+    def forward(self, x):
+        return x + self.second(torch.tanh(self.first(x)))
+
+
+job = vivace.Job(
+    model=lambda: nn.Sequential(nn.Linear(64, 256), *(Block() for _ in range(8)), nn.Linear(256, 8)),
+    data=lambda: [(torch.ones(64, 64), torch.zeros(64, dtype=torch.long))] * 2,
+    loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+    optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.1),
+)
+plan, batch = vivace.Plan.from_dict({"fsdp": {}}), job.data()[0]
+predicted = {ranks: predict(job, plan if ranks > 1 else None, ranks=ranks) for ranks in (1, 2, 4)}
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{FOLDER}/group", rank=RANK, world_size=2)
+share = [tensor[RANK * 32 : RANK * 32 + 32] for tensor in batch]
+with start(job, plan, vivace.inspect()) as session:
+    session.step(share)
+    held = [p.to_local() for p in session.model.parameters()]
+    held += [s.to_local() for state in session.optimizer.state.values() for s in list(state.values())[1:]]
+    held = sum(t.numel() * t.element_size() for t in held)
+    measured = held + peak_of(lambda: session.step(share), session.build.device)
+torch.save(({n: p.to_dict() for n, p in predicted.items()}, measured), f"{FOLDER}/{RANK}.pt")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_one_of_two_ranks_that_divide_the_weights(fork_server, tmp_path):
+    (tmp_path / "scene.py").write_text(SCENE)
+    path, ranks = (str(tmp_path / "scene.py"),), []
+    for rank in range(2):
+        options = {"init_globals": {"RANK": rank, "FOLDER": str(tmp_path)}}
+        ranks.append(fork_server.Process(target=runpy.run_path, args=path, kwargs=options))
+        ranks[-1].start()
+    for process in ranks:
+        process.join(100)
+    assert [process.exitcode for process in ranks] == [0, 0]
+    predicted, measured = torch.load(tmp_path / "0.pt")
+    alone, two, four = (predicted[ranks] for ranks in (1, 2, 4))
+    for part in ("parameters", "optimizer"):
+        assert two["parts"][part] == pytest.approx(alone["parts"][part] / 2, rel=0.01)
+        assert four["parts"][part] == pytest.approx(alone["parts"][part] / 4, rel=0.01)
+    assert four["peak_bytes"] < two["peak_bytes"] < alone["peak_bytes"]
+    assert two["peak_bytes"] == pytest.approx(measured, rel=0.1)
+
+
+def test_ranks_that_divide_nothing_are_refused():
+    with pytest.raises(vivace.Refused, match="for a plan that divides the weights"):
+        predict(wide(), Plan.from_dict({"ddp": {}}), ranks=2)
 
 
 def test_nothing_of_the_prediction_stays_and_no_gpu_is_needed():

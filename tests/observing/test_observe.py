@@ -33,6 +33,29 @@ def test_every_job_can_be_observed(name):
     assert seen.kernels == {} or torch.cuda.is_available()
 
 
+def test_a_profile_says_which_share_of_convolutions_is_small():
+    layers = [
+        nn.Conv2d(4, 8, 3, padding=1),  # 12 x 12 pixels: large; 4 * 9 * 8 multiplications a pixel
+        nn.Conv2d(8, 4, 1),  # 8 * 4
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 8, 3, padding=1),  # 6 x 6 pixels: small, a quarter as many as the first
+        nn.Conv2d(8, 8, 3, padding=1, groups=2),  # groups; a quarter of 4 * 9 * 8
+    ]
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = torch.randn(2, 4, 12, 12)
+    job = vivace.Job(
+        model=lambda: model,
+        data=lambda: [batch],
+        loss=lambda model, batch: model(batch).square().mean(),
+        optimizer=lambda model: optimizer,
+    )
+    with start(job, Plan(), MACHINE) as session:
+        found = profile_reference(session, job, [batch]).features["small_convolutions"]
+    large, one, small, grouped = 4 * 9 * 8, 8 * 4, 4 * 9 * 8 / 4, 4 * 9 * 8 / 4
+    assert found == pytest.approx((one + small) / (large + one + small + grouped))
+
+
 @on_cpu
 def test_peak_bytes_are_the_tensors_that_a_step_holds_at_once():
     model = nn.Linear(256, 256, bias=False)

@@ -105,6 +105,9 @@ def test_a_healthy_loop_is_healthy_and_described(recorded, batches):
     assert memory["peak_bytes"] >= 3 * 4 * weights
     operations = 2 * 32 * (3 * (512 * 512 + 512 * 10) + 2 * 64 * 512)
     assert document["work"]["operators"]["matmul"]["flops"] == operations
+    demand = document["work"]["demand"]  # of a sample, without the update
+    assert sum(found["flops"] for found in demand["bins"]) * 32 == pytest.approx(operations)
+    assert demand["num_tensors"] == len(list(loop.model.parameters()))
     assert document["bound_seconds"] > 0
     share = document["bound_seconds"] / document["step_seconds"]
     if share <= 1:
@@ -267,7 +270,10 @@ def test_autocast_on_tiny_matrices_is_tried_and_found_wanting(recorded, batches)
     document, _ = recorded(Loop(batches, model=model, autocast=torch.bfloat16))
     assert causes(document) == ["precision_no_gain"]
     assert document["experiments"]["autocast"]["ratios"]
-    assert document["work"]["precision"] == "bfloat16"
+    work = document["work"]
+    assert work["precision"] == "bfloat16"
+    moved = sum(found["bytes"] for found in work["demand"]["bins"] if found["kind"] == "matmul") * 32
+    assert moved == pytest.approx(2 * work["operators"]["matmul"]["bytes"], rel=0.05)  # as in fp32
 
 
 def test_double_precision_is_tried(recorded, batches):

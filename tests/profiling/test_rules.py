@@ -8,6 +8,7 @@ import pytest
 from vivace.machine import Device, Machine
 from vivace.profiling import rules, rules_memory, rules_precision, rules_ranks
 from vivace.profiling.bounds import bounds, to_dict
+from vivace.profiling.record.facts import dynamo_difference
 from vivace.profiling.seen import Seen
 
 COLLATE = "/x/torch/utils/data/_utils/collate.py:9 collate_tensor_fn"
@@ -422,6 +423,36 @@ def test_what_to_do_about_recompiling_follows_from_its_reason(reason, advice):
     row = {"place": "m.py:3 forward", "seconds": 2.0, "reason": reason, "failed": None}
     found = {"graphs": 5, "new_graphs": 4, "compilations": [row] * 4, "reasons": [row] * 4, "breaks": []}
     assert advice in rules.recompiles(seen_with(dynamo=found)).next
+
+
+def test_compilations_of_which_the_first_are_forgotten_are_told_as_at_least_so_many():
+    """torch keeps the last 64 in all; those that were there before the window are none of its own."""
+    row = {"place": "m.py:3 forward", "seconds": 0.01, "reason": "size mismatch", "failed": None}
+    made = [object() for _ in range(200)]
+
+    def state(metrics, graphs):
+        kept = {"metrics": metrics, "compilations": [row] * len(metrics), "most": 64}
+        return {**kept, "graphs": graphs, "breaks": [], "break_places": {}}
+
+    some = dynamo_difference(state(made[:64], 64), state(made[10:74], 74))
+    assert (len(some["compilations"]), some["new_graphs"], some["cut"]) == (10, 10, 64)
+    many = dynamo_difference(state(made[:64], 64), state(made[136:], 200))
+    assert (len(many["compilations"]), many["new_graphs"]) == (64, 136)
+    seen = [rules.recompiles(seen_with(dynamo=found, walls=[0.1] * 10)).evidence for found in (some, many)]
+    assert "made 10 graphs in 40 steps after warm-up (0.1 s" in seen[0]
+    assert "made 136 graphs in 40 steps after warm-up (at least 0.64 s" in seen[1]
+    gave_up = {**many, "compilations": [], "breaks": [["Dynamo recompile limit exceeded", 1]]}
+    assert "m.py:3 at least 64 times anew" in rules.recompiles(seen_with(dynamo=gave_up)).evidence
+    few = dynamo_difference({}, state(made[:3], 3))
+    assert (len(few["compilations"]), few["cut"]) == (3, None)
+
+
+def test_loading_is_the_whole_step_where_a_gpu_waits_for_workers():
+    slow = {"seconds": {"data": 0.05}, "device_seconds": None}
+    for device, workers, whole in (("cuda", 4, True), ("cuda", 0, False), ("cpu", 4, False)):
+        seen = seen_with(device=device, loader={"num_workers": workers}, **slow)
+        assert seen.loading_seconds == pytest.approx(seen.step_seconds if whole else 0.05)
+    assert seen_with(device="cuda", loader={"num_workers": 4}).loading_seconds < 0.02
 
 
 def test_the_lines_that_break_a_graph_are_named():

@@ -60,7 +60,8 @@ def test_a_run_without_a_metric_at_two_times_is_no_other_training(both, train_fo
         vivace.report(both[1], beside=train_folder / "none")
 
 
-def test_a_page_without_times_draws_the_other_nowhere(both, train_folder):
+def test_a_run_without_times_has_nothing_beside_which_to_draw(both, train_folder):
     """An older run does not say when: its metric is drawn over steps, alone."""
-    page = vivace.report(train_folder, beside=both[0]).read_text(encoding="utf-8")
-    assert 'class="line reference"' not in page
+    with pytest.raises(FolderError, match="has no metric at two times"):
+        vivace.report(train_folder, beside=both[0])
+    assert 'class="line reference"' not in vivace.report(train_folder).read_text(encoding="utf-8")

@@ -78,6 +78,31 @@ def test_a_larger_batch_is_not_called_faster_within_noise(ledger, tune_folder):
     assert memory.advice(content) == "No other size is faster than your batch of 8 beyond noise."
 
 
+@pytest.mark.parametrize(
+    ("record", "changes", "told"),
+    [
+        (CHOICE, {"curve": 7}, "memory.curve is no list"),
+        (CHOICE, {"curve": [3, [90 * MIB, 0.05, 1]]}, "memory.curve[0] is no list"),
+        (CHOICE, {"curve": [["<b>", 0.05], [2, 3]]}, "memory.curve[0][0] is no number"),
+        (CHOICE, {"step_seconds": [1]}, "memory.step_seconds is no number"),
+        (CHOICE, {"budget_bytes": 10**400, "reason": {"a": 1}}, "memory.budget_bytes is no number"),
+        (BATCHES, {"batches": 7}, "batches.batches is no list"),
+        (BATCHES, {"batches": [{"samples": 4, "ratio": 7}]}, "batches.batches[0].ratio is no table"),
+        (BATCHES, {"batches": [{"samples": 4, "reason": [1]}]}, "batches.batches[0].reason is no text"),
+        (BATCHES, {"base_samples": "8", "rule": ["x"]}, "batches.base_samples is no number"),
+    ],
+)
+def test_what_is_no_such_record_is_left_out_and_said(ledger, tune_folder, record, changes, told):
+    folder = tune_folder([*ledger, {**record, **changes}])
+    assert f"ledger.jsonl, {told}" in load(folder).skipped
+    page = vivace.report(folder).read_text(encoding="utf-8")
+    assert "Left out, as it cannot be read: ledger.jsonl" in page
+
+
+def test_the_records_as_they_are_written_fit_whole(folder):
+    assert load(folder).skipped == ()
+
+
 def test_a_refusal_is_said_and_damaged_records_draw_nothing(ledger, tune_folder):
     refusal = {"record": "memory", "budget_bytes": 2**30, "reason": "no part of the model is repeated"}
     batches = {"record": "batches", "batches": [7, {"samples": "x"}, {"samples": 4}], "base_samples": 4}

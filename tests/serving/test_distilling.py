@@ -1,5 +1,7 @@
 """A model that learns from a trained one: what is added to its loss, and that it comes nearer to it."""
 
+import shutil
+
 import pytest
 import torch
 from torch import nn
@@ -73,6 +75,26 @@ def test_the_model_comes_nearer_and_the_teacher_stays(trained, student, tmp_path
     alone = vivace.Job(**{**vars(student(**slow)), "model": Narrow, "loss": load(trained("job")[0]).loss})
     assert off(student(**slow), "distilled") < 0.7 * off(alone, "alone")
     assert all(torch.equal(tensor, before[name]) for name, tensor in teacher_of(trained).state_dict().items())
+
+
+def test_another_teacher_or_weight_is_another_training(trained, tmp_path):
+    reference, run = trained("job")
+    other = tmp_path / "other"
+    vivace.train(reference, out=other, seed=5)
+    moved = shutil.copytree(run, tmp_path / "moved")
+
+    def train(run, weight=3.0, **options):
+        student = vivace.Job(**{**vars(load(reference)), "model": Narrow})
+        job = distilled(student, teacher=reference, run=run, weight=weight)
+        return vivace.train(job, out=tmp_path / "run", **options)
+
+    train(run, max_steps=2)
+    with pytest.raises(JobError, match=r"changed \(weight of the teacher: 3\.0 -> 1\.0\)"):
+        train(run, weight=1.0, resume=True)
+    with pytest.raises(JobError, match=r"changed \(teacher: weights \w{12} -> weights \w{12}\)"):
+        train(other, resume=True)
+    assert train(moved, resume=True, max_steps=3).resumed_from_step == 2
+    assert any("teacher: weights" in note for note in train(other, resume=True, changed="ok").notices)
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_the_order_is_the_same_whatever_else_is_in_the_plan(register):
     assert Plan([third(), second(), first(), ddp()]).names == ("ddp", "c", "b", "a")
     assert Plan([third(), first()]).names == ("c", "a")
     assert [cls.name for cls in registry.everything() if cls.card.stage == Stage.PARALLEL] == [
-        *("ddp", "c", "gradient_compression", "b", "a")
+        *("ddp", "fsdp", "c", "gradient_compression", "b", "a")
     ]
 
 
@@ -292,10 +292,13 @@ def test_a_run_that_is_out_of_memory_goes_on_with_a_strangers_pieces(register, m
 def test_ranks_are_averaged_by_whatever_says_so(register, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     cls = parallel(register, "gossip")
-    with pytest.raises(PlanError, match=r"add \[techniques.ddp\] to the plan"), joined(Plan([cls()])):
+    with (
+        pytest.raises(PlanError, match=r"add \[techniques.ddp\] or \[techniques.fsdp\] to the plan"),
+        joined(Plan([cls()])),
+    ):
         pass
     cls.card = dataclasses.replace(cls.card, averages_ranks=True)
-    with pytest.raises(PlanError, match=r"add \[techniques.ddp\] or \[techniques.gossip\]"), joined(Plan()):
+    with pytest.raises(PlanError, match=r"\[techniques.fsdp\] or \[techniques.gossip\]"), joined(Plan()):
         pass
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)

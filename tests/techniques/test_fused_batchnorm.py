@@ -378,7 +378,7 @@ PRODUCTS = {"fused_batchnorm": {"products": True}}
     "others",
     [
         {},
-        {"conv1x1_gemm": {}, "padded_stem": {}},
+        {"conv_gemm": {}, "padded_stem": {}},
         {"channels_last": {}, "bf16_autocast": {}},
         {"bf16_weights": {}},
         {"checkpoint": {}},

@@ -88,8 +88,9 @@ def free_port():
 def launch_ranks(launch):
     """``(job, arguments, num, **scene) -> [Child]``: the ranks of one launch, each a child process."""
 
-    def start(job, arguments, num=2, *, plan="format = 1\n[techniques.ddp]\n", **scene):
+    def start(job, arguments, num=2, *, plan="format = 1\n[techniques.ddp]\n", environment=None, **scene):
         shared = {"WORLD_SIZE": str(num), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        shared |= environment or {}
         places = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num)]
         return [launch(job, arguments, environment=place, plan=plan, **scene) for place in places]
 

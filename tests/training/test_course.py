@@ -1,5 +1,6 @@
 """What has changed in a job between two parts of a run: told, refused, or taken over."""
 
+import dataclasses
 import json
 
 import pytest
@@ -80,6 +81,14 @@ def test_an_accepted_learning_rate_counts_from_there_on(train, tmp_path):
 def test_a_module_that_only_one_of_both_has_loaded_is_no_change():
     then, now = {"source of a.py": "1", "epochs": "3"}, {"source of b.py": "2", "epochs": "4", "lr": "0.1"}
     assert differences(then, now) == ["epochs: 3 -> 4", "lr: none -> 0.1"]
+
+
+def test_what_becomes_of_damaged_samples_is_part_of_a_training():
+    job = vivace.Job(model=list, data=list, loss=print, optimizer=print)
+    then, now = (course_of(dataclasses.replace(job, damaged=way), None, None) for way in ("raise", "skip"))
+    assert differences(then, now) == ["damaged: raise -> skip"]
+    del then["damaged"]  # checkpoints of before do not say it
+    assert differences(then, now) == []
 
 
 def test_how_torch_computes_an_update_is_no_hyper_parameter():

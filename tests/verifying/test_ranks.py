@@ -99,4 +99,9 @@ def test_a_plan_that_trains_as_many_models_is_refused_once(tmp_path):
     plan.write_text("format = 1\n[techniques.fused_optimizer]\n")
     done = launched("verify", f"{SCENE}:plain", "--plan", str(plan))
     assert done.returncode == 1  # torchrun's own, for any other than 0
-    assert done.stderr.count("would train 2 separate models: add [techniques.ddp] to the plan") == 1
+    assert (
+        done.stderr.count(
+            "would train 2 separate models: add [techniques.ddp] or [techniques.fsdp] to the plan"
+        )
+        == 1
+    )

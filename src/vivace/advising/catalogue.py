@@ -151,7 +151,7 @@ def load_catalogue(path: str | Path | None = None) -> dict[str, Gpu]:
 
     Raises `InputError` naming file, device and field where the file cannot be used.
     """
-    return dict(_catalogue(Path(path) if path is not None else None)[0])
+    return dict((_shipped() if path is None else _catalogue(Path(path)))[0])
 
 
 def find_gpu(name: str, catalogue: Mapping[str, Gpu] | None = None) -> Gpu:
@@ -159,7 +159,7 @@ def find_gpu(name: str, catalogue: Mapping[str, Gpu] | None = None) -> Gpu:
 
     Raises `InputError` with the nearest names where there is none.
     """
-    known, names = _catalogue(None) if catalogue is None else (catalogue, _names(catalogue.values()))
+    known, names = _shipped() if catalogue is None else (catalogue, _names(catalogue.values()))
     found = names.get(_key(name)) or names.get(_loose(name))
     if found:
         return known[found]
@@ -212,6 +212,10 @@ def disagreements(gpu: Gpu) -> list[str]:
 
 
 @functools.cache
+def _shipped() -> tuple[Mapping[str, Gpu], dict[str, str]]:
+    return _catalogue(None)
+
+
 def _catalogue(path: Path | None) -> tuple[Mapping[str, Gpu], dict[str, str]]:
     """The shipped devices with those of `path` over them, and `_names` of them."""
     document = read_document(GPUS_FILE)

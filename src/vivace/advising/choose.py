@@ -43,13 +43,12 @@ class Offer:
     risk: str
 
     def chance(self, hours: float) -> float:
-        """The probability that the training ends within so many hours: the interval's, taken for
-        log-normal."""
-        if hours >= self.high_hours * 1e3 or self.high_hours <= self.hours:
+        """The probability that the training ends within so many hours: the interval's, each of its halves
+        taken for log-normal."""
+        half = self.high_hours / self.hours if hours > self.hours else self.hours / self.low_hours
+        if hours >= self.high_hours * 1e3 or half <= 1:
             return float(self.hours <= hours)
-        return _NORMAL.cdf(
-            _NORMAL.inv_cdf(0.9) * math.log(hours / self.hours) / math.log(self.high_hours / self.hours)
-        )
+        return _NORMAL.cdf(_NORMAL.inv_cdf(0.9) * math.log(hours / self.hours) / math.log(half))
 
     @property
     def name(self) -> str:
@@ -236,6 +235,7 @@ def buy_or_rent(
         "buy_date": buy and buy.oldest.isoformat(),
         "used_usd": used and used.typical,
         "used_date": used and used.oldest.isoformat(),
+        "used_break_even_hours": hours_until(used, rent.typical if rent else None, "typical"),
         "rent_usd_per_hour": rent and rent.typical,
         "electricity_usd_per_hour": electricity,
         "break_even_hours": hours,

@@ -62,7 +62,7 @@ def _reverse(card: str, options: dict[str, Any], screen: Screen) -> int:
     gpu = find_gpu(card, load_catalogue(own))
     precision = "amp" if options["precision"] == "auto" else options["precision"]
     found = trainable(gpu, precision)
-    largest = largest_model(gpu)
+    largest = largest_model(gpu, precision)
     screen.document(
         {
             "gpu": gpu.name,

@@ -17,7 +17,6 @@ from vivace.operators import KINDS, KINDS_OF_CLASS
 
 MODELS_FILE = Path(__file__).resolve().parent / "models.csv"
 COLUMNS = ("model", "parameters", "tensors", "saved_bytes", "bins")
-HALF = ("bfloat16", "float16", "bf16", "fp16", "amp_bf16", "amp_fp16")  # as profiles say it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,31 +91,36 @@ class Demand:
             raise InputError(f"the work cannot be read: {error!r} is missing or of a wrong kind") from None
 
     @classmethod
-    def from_operators(cls, work: Mapping[str, Any]) -> Demand:
-        """From a profile's totals by operator class, counted at its own batch size and precision."""
+    def from_operators(cls, work: Mapping[str, Any], item_bytes: int) -> Demand:
+        """From a profile's totals by operator class, counted at its own batch size and in numbers of
+        `item_bytes` bytes."""
         batch = max(work["batch_size"], 1)
-        narrow = 2 if work.get("precision") in HALF else 1  # the bytes of a Bin are those of fp32
+        wider = 4 / item_bytes  # the bytes of a Bin are those of fp32
         bins = tuple(
             Bin(
                 KINDS_OF_CLASS.get(name, ("other",))[0],
                 max(int(totals["count"]), 1),
                 totals["flops"] / batch,
-                narrow * totals["bytes"] / batch,
+                wider * totals["bytes"] / batch,
             )
             for name, totals in work["operators"].items()
         )
         parameters = int(work["num_parameters"])
-        saved = narrow * (work.get("activation_bytes") or 0.0) / batch
+        saved = wider * (work.get("activation_bytes") or 0.0) / batch
         return cls(bins, parameters, int(work.get("num_tensors") or 0), saved)
 
 
 def load_models(path: Path = MODELS_FILE) -> dict[str, Demand]:
     """The counted models by key, such as ``timm:resnet50@224``; several keys may share one Demand."""
-    return dict(_models(path))
+    return dict(_shipped()) if path == MODELS_FILE else _models(path)
 
 
 @functools.cache
-def _models(path: Path) -> Mapping[str, Demand]:
+def _shipped() -> Mapping[str, Demand]:
+    return _models(MODELS_FILE)
+
+
+def _models(path: Path) -> dict[str, Demand]:
     models: dict[str, Demand] = {}
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(line for line in file if not line.startswith("#")):

@@ -233,7 +233,9 @@ def _row(demand: Demand, gpu: Gpu, setting: Setting) -> dict[str, Any]:
         "framework": FRAMEWORKS.index(setting.framework),
         "harness": HARNESSES.index(setting.harness),
         "years": year,
-        "launch": setting.launch_seconds or LAUNCH_SECONDS * HOST_A_YEAR**-year,
+        "launch": LAUNCH_SECONDS * HOST_A_YEAR**-year
+        if setting.launch_seconds is None
+        else setting.launch_seconds,
         "power": min(math.log(watts / FREE_WATTS), 0.0),
         "gpus": float(setting.num_gpus),
         "replicas": float(setting.num_gpus - 1 if setting.data_parallel else 0),

@@ -4,19 +4,21 @@ in memory."""
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from vivace.advising.catalogue import Gpu
-from vivace.advising.formula import Setting, load_coefficients, predict_parts
+from vivace.advising.formula import GPUS_IN_A_NODE, Setting, load_coefficients, predict_parts
 from vivace.advising.interval import case_of, circumstances, factor
-from vivace.advising.source import Subject
+from vivace.advising.source import ITEM_BYTES, Subject
 from vivace.errors import InputError, nearest
 
 CONTEXT_BYTES = 0.7 * 2**30  # driver, libraries and the allocator's own
 FRAGMENTATION = 1.1
 FORWARD_SHARE = 1 / 3
 MOST_MICRO_BATCHES = 64
+SEEN_SHARE = 0.1  # of a measured step; one that worked for less says nothing of the card
 CHOICES = ("auto", "profiled", "fp32", "tf32", "fp64", "amp", "amp_fp16", "amp_bf16")
 LIMITS = {
     "compute": "arithmetic",
@@ -36,7 +38,7 @@ class Prediction:
         gpu, num_gpus, precision, batch_size: where and how; the batch is that of one card.
         seconds, low, high: of a step, with its 80 % interval.
         limit: a key of `LIMITS`.
-        shares: parts of the step: compute, bandwidth, launch, communication, host.
+        shares: parts of the step: compute, bandwidth, launch, communication, and host, the waiting for data.
         needed_bytes: memory of one card for the whole batch.
         how: what makes it fit, empty where it fits as it is.
         slowdown: what fitting costs, already in `seconds`.
@@ -99,12 +101,15 @@ class Predictor:
         self.scaled = 1.0
 
     def learn(self, gpu: Gpu) -> float:
-        """Scale all predictions by what the subject's profile measured on `gpu`, in its own precision;
-        returns measured over predicted."""
-        measured = self.subject.step_seconds
-        if measured:
-            as_profiled = Predictor(self.subject, "profiled", launch_seconds=self.launch_seconds)
-            self.scaled = measured / as_profiled.one(gpu).seconds
+        """Scale all predictions by what the subject's profile measured on `gpu`, in its own precision and
+        memory order; returns measured over predicted. Waiting for data or for other ranks is no speed of the
+        card, and where nearly all of the step was that, nothing is scaled."""
+        subject = self.subject
+        worked = subject.worked_seconds
+        if worked is not None and worked > SEEN_SHARE * (subject.step_seconds or math.inf):
+            profiled = Predictor(subject, "profiled", subject.channels_last, self.launch_seconds)
+            case = subject.demand, gpu, profiled._setting(gpu, 1)
+            self.scaled = worked / float(predict_parts(self.theta, [case])["seconds"][0])
         return self.scaled
 
     def one(self, gpu: Gpu, num_gpus: int = 1) -> Prediction:
@@ -123,6 +128,8 @@ class Predictor:
         ]
         cases = [(self.subject.demand, gpu, s) for (gpu, _), s in zip(places, shrunk, strict=True)]
         parts = predict_parts(self.theta, cases)
+        bare = [(demand, gpu, dataclasses.replace(s, updates=False)) for demand, gpu, s in cases]
+        parts["piece"] = predict_parts(self.theta, bare)["single"]
         return [
             self._prediction(
                 gpu, setting, fits[n], {name: float(values[n]) for name, values in parts.items()}
@@ -146,15 +153,14 @@ class Predictor:
 
     def needed_bytes(self, setting: Setting) -> float:
         """Memory of one card: weights, gradients, optimizer, activations, the context."""
-        was_half = self.subject.precision == "amp"
-        is_half = setting.precision.startswith("amp")
-        width = 1.0 if was_half == is_half else 0.5 if is_half else 2.0
-        wide = 8 if setting.precision == "fp64" else 4
+        was, now = ITEM_BYTES[self.subject.precision], ITEM_BYTES.get(setting.precision, 2)
+        wide = max(now, 4)  # of weights, gradients and the optimizer's state
         weights = self.subject.demand.num_parameters * (
-            2 * wide + (2 if is_half else 0) + (wide if setting.num_gpus > 1 else 0)
+            2 * wide + (2 if now == 2 else 0) + (wide if setting.num_gpus > 1 else 0)
         )
-        kept = self.subject.activation_bytes * width * setting.batch_size / self.subject.batch_size
-        return weights + self.subject.optimizer_bytes * wide / 4 + FRAGMENTATION * kept + CONTEXT_BYTES
+        state = self.subject.optimizer_bytes * wide / max(was, 4)
+        kept = self.subject.activation_bytes * now / was * setting.batch_size / self.subject.batch_size
+        return weights + state + FRAGMENTATION * kept + CONTEXT_BYTES
 
     def _fit(self, gpu: Gpu, setting: Setting) -> tuple[str, int, float]:
         """How the batch fits: in words, micro-batches, and the share of activations computed again."""
@@ -177,37 +183,38 @@ class Predictor:
         self, gpu: Gpu, setting: Setting, fit: tuple[str, int, float], parts: dict[str, float]
     ) -> Prediction:
         how, pieces, again = fit
-        work = (parts["single"] * pieces * (1 + FORWARD_SHARE * again)) * self.scaled
-        seconds = work + parts["communication"]
+        update = parts["single"] - parts["piece"]  # once a step, however many pieces
+        work = (parts["piece"] * pieces * (1 + FORWARD_SHARE * again) + update) * self.scaled
+        working = work + parts["communication"]
         whole = (
             predict_parts(self.theta, [(self.subject.demand, gpu, setting)])["seconds"][0]
             if pieces > 1
             else parts["seconds"]
         )
-        slowdown = seconds / (float(whole) * self.scaled) if how else 1.0
-        feed = (self.subject.host_seconds_per_sample or 0.0) * setting.batch_size * setting.num_gpus
+        seconds = self._fed(working, setting)
+        slowdown = seconds / self._fed(float(whole) * self.scaled, setting) if how else 1.0
         shares = {
             "compute": parts["compute"] / parts["device"],
             "bandwidth": parts["bandwidth"] / parts["device"],
             "launch": min(parts["host"] / parts["device"], 1.0),
             "communication": parts["communication"] / parts["seconds"],
-            "host": min(feed / seconds, 1.0),
+            "host": 1.0 - working / seconds,
         }
-        limit = _limit(shares, parts, how)
+        waits = self._fed(working / 2, setting) > 0.75 * seconds  # a card twice as fast would bring little
+        limit = "host" if waits and how != "does not fit" else _limit(shares, parts, how)
         share = parts["host"] / parts["device"]
         evidence = self.rest["evidence"]
         found = circumstances(self.subject.demand, setting, share, evidence)
         case = case_of(gpu, evidence, new_model=self.subject.name not in evidence["models"])
         width = factor(case, found, self.rest["interval"])
-        seconds = max(seconds, feed)
         return Prediction(
             gpu,
             setting.num_gpus,
             setting.precision,
             int(setting.batch_size),
             seconds,
-            max(seconds / width, feed),
-            seconds * width,
+            self._fed(working / width, setting),
+            self._fed(working * width, setting),
             limit,
             shares,
             self.needed_bytes(setting),
@@ -219,6 +226,13 @@ class Predictor:
             self.scaled,
         )
 
+    def _fed(self, working: float, setting: Setting) -> float:
+        """Seconds of a step that works for so long: no card shortens the waiting for data, and the cards of a
+        host share what gives it."""
+        waiting = self.subject.waiting_seconds_per_sample * setting.batch_size
+        least = (self.subject.host_seconds_per_sample or 0.0) * setting.batch_size
+        return max(working + waiting, least * min(setting.num_gpus, GPUS_IN_A_NODE))
+
     def evidence(self, gpu: Gpu) -> int:
         """Published rows of this card behind the coefficients."""
         rows: Any = self.rest["evidence"]["cards"].get(gpu.name, 0)
@@ -228,8 +242,6 @@ class Predictor:
 def _limit(shares: dict[str, float], parts: dict[str, float], how: str) -> str:
     if how == "does not fit":
         return "memory"
-    if shares["host"] > 0.95:
-        return "host"
     if shares["communication"] > 0.4:
         return "communication"
     if parts["host"] > parts["device"]:

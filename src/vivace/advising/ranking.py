@@ -9,13 +9,14 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from vivace import words
 from vivace.advising import choose
 from vivace.advising.advice import Advice
 from vivace.advising.catalogue import Gpu, elsewhere, find_gpu, load_catalogue
 from vivace.advising.choose import Offer
 from vivace.advising.interval import unseen_kinds
 from vivace.advising.measured import this_machine
-from vivace.advising.predict import Predictor
+from vivace.advising.predict import SEEN_SHARE, Predictor
 from vivace.advising.prices import STALE_DAYS, Prices, load_prices
 from vivace.advising.question import Question, amount, dollars, seconds_of
 from vivace.advising.source import Subject, open_subject
@@ -84,7 +85,7 @@ def advise(
     opened = subject if isinstance(subject, Subject) else open_subject(subject)
     length = amount(opened, epochs, steps, target)
     precision, nhwc, how = way(opened, precision, channels_last, plan)
-    predictor = Predictor(opened, precision, nhwc, launch_us and launch_us / 1e6)
+    predictor = Predictor(opened, precision, nhwc, None if launch_us is None else launch_us / 1e6)
     asked = [card.name for card in cards] if gpus is not None else [name for name in ASKED if name in known]
     question = Question(length, limits, probability, most, electricity, how, tuple(asked), tuple(left))
     advice = _compared(predictor, question, known, cards, costs)
@@ -126,7 +127,7 @@ def _compared(
     single = {o.prediction.gpu.name: o for o in offers if o.prediction.num_gpus == 1 and o.prediction.fits}
     bought = [*chosen, *(o.prediction.gpu.name for o in asked)]
     at_hand = copy.copy(predictor)
-    at_hand.launch_seconds = launch_seconds or predictor.launch_seconds
+    at_hand.launch_seconds = predictor.launch_seconds if launch_seconds is None else launch_seconds
     here_offer = choose.make_offers(at_hand, [here], question.length, costs, 1)[0] if here else None
     return Advice(
         predictor.subject,
@@ -250,8 +251,13 @@ def _learnt(predictor: Predictor, profiled: Gpu | None) -> list[str]:
         )
         return [f"nothing is scaled by the profile's measured step: it was measured {where}"]
     factor = predictor.learn(profiled)
+    waited = 1.0 - (subject.worked_seconds or 0.0) / subject.step_seconds
+    told = f"{words.percent(min(waited, 1.0))} of the measured step waited for data or other ranks"
+    if waited >= 1.0 - SEEN_SHARE:
+        return [f"nothing is scaled by the profile's measured step: {told}"]
     measured = f"scaled by {factor:.2f}: what the profile measured on {profiled.name} over its prediction"
-    return [measured] if factor != 1.0 else []
+    beside = f"{told}, which no faster card shortens"
+    return [*([measured] if factor != 1.0 else []), *([beside] if waited >= SEEN_SHARE else [])]
 
 
 def _doubts(predictor: Predictor, cards: Sequence[Gpu]) -> list[str]:

@@ -7,7 +7,8 @@ from typing import Any
 
 from vivace.advising.catalogue import Gpu
 from vivace.advising.predict import CONTEXT_BYTES, Prediction, Predictor
-from vivace.advising.source import counted_model
+from vivace.advising.source import ITEM_BYTES, counted_model
+from vivace.advising.way import usual_order
 from vivace.errors import InputError
 
 # Well-known models, and what a pass over their usual data is.
@@ -30,7 +31,6 @@ EXAMPLES = (
     ("own:gpt3_27", 48_828, "100 M tokens of 2,048"),
     ("own:unet3d", 168, "KiTS19"),
 )
-BYTES_A_PARAMETER = 18  # weights, half copies, gradients and two moments, in mixed precision with AdamW
 LARGEST_BATCH = 512
 
 
@@ -67,9 +67,12 @@ class Trainable:
         }
 
 
-def largest_model(gpu: Gpu) -> float:
-    """Parameters whose weights, gradients and AdamW state alone fill the card."""
-    return (gpu.memory_bytes * 0.97 - CONTEXT_BYTES) / BYTES_A_PARAMETER
+def largest_model(gpu: Gpu, precision: str = "amp") -> float:
+    """Parameters whose weights, gradients and AdamW state alone fill the card; with copies in half precision
+    where that is mixed."""
+    size = ITEM_BYTES.get(precision, 4 if precision == "profiled" else 2)
+    a_parameter = 4 * max(size, 4) + (2 if size == 2 else 0)
+    return (gpu.memory_bytes * 0.97 - CONTEXT_BYTES) / a_parameter
 
 
 def trainable(gpu: Gpu, precision: str = "amp") -> list[Trainable]:
@@ -83,7 +86,7 @@ def trainable(gpu: Gpu, precision: str = "amp") -> list[Trainable]:
             subject = counted_model(key, batch)
             if subject is None:
                 break
-            prediction = Predictor(subject, precision).one(gpu)
+            prediction = Predictor(subject, precision, usual_order(subject, precision)).one(gpu)
             best = prediction if prediction.fits and not prediction.how else None
             batch //= 2
         hours = None if best is None else samples / best.samples_per_second / 3600

@@ -30,6 +30,7 @@ PRECISIONS = {
     "bfloat16": "amp",
     "bf16": "amp",
 }
+ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "amp": 2}
 NEEDED = ("batch_size", "operators", "num_parameters")
 
 
@@ -45,9 +46,13 @@ class Subject:
         steps_per_epoch, epochs: None where the job does not say.
         optimizer_bytes: state of the optimizer.
         activation_bytes: what the backward pass keeps, at this batch size and precision.
-        host_seconds_per_sample: what the input pipeline takes a sample; None where it was not measured.
+        host_seconds_per_sample: the least time in which the input pipeline gives a sample; None where it was
+            not measured.
         device, step_seconds: where it was measured, and how long a step took.
         counted: ``fake``, ``real``, ``profile`` or ``table``.
+        waiting_seconds_per_sample: how long the measured step waited for it, with nothing else to do.
+        communication_seconds: how long the measured step waited for other ranks.
+        channels_last: was it profiled with images in that order?
     """
 
     name: str
@@ -62,6 +67,15 @@ class Subject:
     device: str | None = None
     step_seconds: float | None = None
     counted: str = "table"
+    waiting_seconds_per_sample: float = 0.0
+    communication_seconds: float = 0.0
+    channels_last: bool = False
+
+    @property
+    def worked_seconds(self) -> float | None:
+        """Of the measured step, what was no waiting for data or other ranks; None where none was measured."""
+        waited = self.waiting_seconds_per_sample * self.batch_size + self.communication_seconds
+        return None if self.step_seconds is None else self.step_seconds - waited
 
 
 def open_subject(reference: str) -> Subject:
@@ -112,7 +126,14 @@ def _read_profile(path: Path) -> Subject:
         raise InputError(
             f"'{path}' holds no work of a step; write it with vivace profile JOB --json > {path}"
         )
-    return _subject(work, str(path), "profile")
+    try:
+        return _subject(work, str(path), "profile")
+    except InputError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
+        raise InputError(
+            f"the work in the profile '{path}' is not as vivace profile writes it ({error!r}): profile again"
+        ) from None
 
 
 def _subject(work: Mapping[str, Any], name: str, counted: str) -> Subject:
@@ -128,22 +149,35 @@ def _subject(work: Mapping[str, Any], name: str, counted: str) -> Subject:
     if precision is None:
         known = ", ".join(PRECISIONS)
         raise InputError(f"'{name}' was profiled in {work.get('precision')!r}; known are {known}")
-    demand = Demand.from_dict(work["demand"]) if "demand" in work else Demand.from_operators(work)
-    batch = int(work["batch_size"])
+    size = ITEM_BYTES[precision]
+    demand = Demand.from_dict(work["demand"]) if "demand" in work else Demand.from_operators(work, size)
+    if not demand.bytes:
+        raise InputError(f"'{name}' holds no operations of a step: profile the job again, for longer")
+    batch, host = int(work["batch_size"]), work.get("host_seconds_per_sample")
+    if batch < 1:
+        raise InputError(f"'{name}' has a batch of {batch} samples: profile the job again")
+    state = work.get("optimizer_bytes")
     return Subject(
         name,
         demand,
         precision,
         batch,
-        work.get("steps_per_epoch"),
+        _number(work.get("steps_per_epoch")),
         work.get("epochs"),
-        float(work.get("optimizer_bytes") or 8.0 * demand.num_parameters),
+        2.0 * max(size, 4) * demand.num_parameters if state is None else float(state),
         float(work.get("activation_bytes") or demand.saved_bytes * batch),
-        work.get("host_seconds_per_sample"),
+        _number(host),
         work.get("device"),
-        work.get("step_seconds"),
+        _number(work.get("step_seconds")),
         str(work.get("counted", counted)),
+        float(work.get("waiting_seconds_per_sample", host) or 0.0),
+        float(work.get("communication_seconds") or 0.0),
+        bool(work.get("channels_last")),
     )
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def _count(reference: str) -> Subject:

@@ -141,7 +141,11 @@ def bought(entry: dict[str, object]) -> str:
     hours, price, rent, used = (
         entry[k] for k in ("break_even_hours", "buy_usd", "rent_usd_per_hour", "used_usd")
     )
-    of_used = f"used {words.money(used)}" if isinstance(used, float) else "no source of used prices"
+    of_used = "no source of used prices"
+    if isinstance(used, float):
+        after = entry["used_break_even_hours"]
+        pays = f", pays after {words.number(after)} hours" if isinstance(after, float) else ""
+        of_used = f"used {words.money(used)} ({entry['used_date']}{pays})"
     if not isinstance(price, float):
         return f"{entry['gpu']}: no price to buy it is known; {of_used}."
     told = f"{entry['gpu']}: {words.money(price)} new ({entry['buy_date']}), {of_used}"

@@ -10,6 +10,8 @@ from vivace.errors import InputError
 from vivace.plan import Plan
 from vivace.technique.contract import UNIT_ROUNDOFF, Stage
 
+MIXED = ("auto", "amp", "amp_fp16", "amp_bf16")  # in which convolutions are usually run on channels last
+
 
 def way(
     subject: Subject, precision: str, channels_last: bool | None, plan: str | os.PathLike[str] | None
@@ -23,15 +25,20 @@ def way(
             )
         found, nhwc = _of_plan(Plan.load(plan))
         return found, nhwc, f"predicted as the plan says, in {found}; what else it brings comes on top"
-    nhwc = (
-        channels_last if channels_last is not None else precision == "auto" and subject.demand.convolutional
-    )
+    nhwc = usual_order(subject, precision) if channels_last is None else channels_last
     if precision != "auto":
-        return precision, nhwc, f"predicted in {precision}, as asked for"
+        order = "; images channels last" if nhwc else ""
+        return precision, nhwc, f"predicted in {precision}, as asked for{order}"
     if subject.precision == "fp64":
         return precision, False, "predicted in fp64, the job's own"
     usual = "in mixed precision" + (", images channels last" if nhwc else "")
     return precision, nhwc, f"predicted {usual}, as is usual; --precision or --plan says otherwise"
+
+
+def usual_order(subject: Subject, precision: str) -> bool:
+    """Are images channels last? In mixed precision where convolutions do most of the work; in other numbers
+    as the job was profiled."""
+    return subject.demand.convolutional if precision in MIXED else subject.channels_last
 
 
 def _of_plan(plan: Plan) -> tuple[str, bool]:

@@ -74,6 +74,10 @@ def inspect(
         str | None,
         typer.Option("--fits", metavar="JOB", help="which cards a job fits on, without running it"),
     ] = None,
+    plan: Annotated[Path | None, typer.Option(help="with --fits: under this plan")] = None,
+    ranks: Annotated[
+        int, typer.Option(min=1, help="with --fits: on so many cards that divide the weights")
+    ] = 1,
     device: OnDevice = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -85,8 +89,10 @@ def inspect(
     """
     with screen(as_json, quiet, debug, device) as out:
         if fits is not None:
-            _show_fits(fits, out)
+            _show_fits(fits, plan, ranks, out)
             return
+        if plan is not None or ranks > 1:
+            raise InputError("--plan and --ranks say how the job of --fits trains: name one")
         from vivace.inspection import apis, measuring
         from vivace.inspection import inspect as gather
         from vivace.inspection.backends import look_closer
@@ -118,15 +124,18 @@ def inspect(
             out.exit_code = 130
 
 
-def _show_fits(reference: str, out: Screen) -> None:
+def _show_fits(reference: str, plan: Path | None, ranks: int, out: Screen) -> None:
     from vivace.advising.catalogue import load_catalogue
     from vivace.inspection.gather import require_torch
 
     require_torch()  # before anything imports it
     from vivace.job import load
     from vivace.memory.fits import draw, fits
+    from vivace.plan import Plan
 
-    found = fits(load(reference), {name: gpu.memory_bytes for name, gpu in load_catalogue().items()})
+    cards = {name: gpu.memory_bytes for name, gpu in load_catalogue().items()}
+    job = load(reference)
+    found = fits(job, cards, None if plan is None else Plan.load(plan), ranks=ranks)
     out.document({"fits": [fit.to_dict() for fit in found]})
     out.show(partial(draw, found))
 

@@ -86,6 +86,9 @@ def _not_comparable(first: Side, second: Side) -> str:
             return f"other machine ({what}: {one}, then {other})"
     if (first.sample_seconds is None) != (second.sample_seconds is None):
         return "only one of them knows its samples"
+    if first.warm_up != second.warm_up:
+        whole = first if first.warm_up else second
+        return f"'{whole.path}' was too short to tell its steps from its warm-up"
     return ""
 
 
@@ -106,6 +109,8 @@ def _ratio(first: Side, second: Side) -> tuple[Ratio | None, bool]:
 
 
 def _notes(first: Side, second: Side, without_interval: bool) -> Iterator[str]:
+    if first.warm_up and second.warm_up:
+        yield "The times of steps hold the warm-up of both, which may be most of them in a short run"
     if without_interval:
         yield "The files hold one figure each and not its noise: the figures are compared as they stand"
     if not (first.device and second.device):

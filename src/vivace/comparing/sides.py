@@ -33,8 +33,9 @@ class Side:
 
     `step_seconds` is the time of a step, `sample_seconds` that of a sample; `blocks` are the seconds a sample
     (a step, where the samples are not known) of consecutive blocks of steps, without the warm-up. `bounds`
-    are those of the time of a sample where only they are known. `of` is the job or the command. `course` are
-    the metrics of a training at its minutes.
+    are those of the time of a sample where only they are known. `warm_up` says that the times hold the first
+    steps, which compile and fill caches. `of` is the job or the command. `course` are the metrics of a
+    training at its minutes.
     """
 
     path: str
@@ -44,6 +45,7 @@ class Side:
     sample_seconds: float | None = None
     blocks: tuple[float, ...] = ()
     bounds: tuple[float, float] | None = None
+    warm_up: bool = False
     total_seconds: float | None = None
     peak_bytes: float | None = None
     metric: float | None = None
@@ -118,14 +120,18 @@ def _training(content: Content, path: Path) -> Side:
     per_sample = [1.0 / speed for speed in speeds if speed]
     steps, spent = words.real(run.get("steps")), words.real(run.get("stepping_seconds"))
     taken = None if steps is None else steps - (words.real(run.get("resumed_from_step")) or 0.0)
+    step = spent / taken if spent and taken else None
+    whole = _reciprocal(run.get("samples_per_second"))
+    sample = _median(per_sample[1:])  # the first holds the warm-up
     last = content.metrics[-1] if content.metrics else {}
     return Side(
         path=str(path),
         kind="training",
         of=str(run.get("job") or ""),
-        step_seconds=spent / taken if spent and taken else None,
-        sample_seconds=_reciprocal(run.get("samples_per_second")) or _median(per_sample[1:]),
-        blocks=_blocks(per_sample[1:]),  # the first holds the warm-up
+        step_seconds=step * sample / whole if step and sample and whole else step,
+        sample_seconds=sample or whole,
+        blocks=_blocks(per_sample[1:]),
+        warm_up=sample is None,
         total_seconds=words.real(run.get("seconds")),
         metric=words.real(run.get("metric", last.get("metric"))),
         metric_name=str(run.get("metric_name") or "metric"),
@@ -185,6 +191,7 @@ def _script(document: dict[str, Any], path: Path) -> Side:
         path=str(path),
         kind="script",
         step_seconds=seconds / steps if seconds and steps else None,
+        warm_up=True,
         total_seconds=seconds,
         speedup=ratio_of(document.get("ratio")),
         plan=document.get("plan"),

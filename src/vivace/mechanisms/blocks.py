@@ -57,6 +57,16 @@ def find_blocks(models: Sequence[nn.Module]) -> list[Block]:
     return list({id(block.modules[0]): block for block in reversed(found)}.values())[::-1]
 
 
+def blocks_of(build: Build) -> list[Block]:
+    """The blocks of a build's models, as they were when it was first asked: what shards a block gives it
+    another class.
+    """
+    if build not in _BLOCKS:
+        _BLOCKS[build] = find_blocks(build.models)
+        build.on_close(partial(_forget, build))
+    return _BLOCKS[build]
+
+
 def repeated_blocks(model: nn.Module, prefix: str = "") -> list[Block]:
     """The blocks of one model that are repeated modules, one module each; none where it has no such parts."""
     level = _evened(_repeated(model, prefix, _kinds(model)))
@@ -80,13 +90,13 @@ def claim(build: Build, patterns: Sequence[str], technique: str, around: Around)
     """
     if build not in _CALLS:
         _CALLS[build] = _Calls(build)
-        build.on_close(partial(_forget, build))
     return _CALLS[build].claim(build, patterns, technique, around)
 
 
 def _forget(build: Build) -> None:
     """What blocks are given may hold the build, which then would never go."""
     _CALLS.pop(build, None)
+    _BLOCKS.pop(build, None)
 
 
 def running_batch(build: Build) -> Any:
@@ -98,7 +108,7 @@ class _Calls:
     """The blocks of one build, and what stands in for each."""
 
     def __init__(self, build: Build) -> None:
-        self.blocks = find_blocks(build.models)
+        self.blocks = blocks_of(build)
         self.owners: dict[str, str] = {}
         self.batch: Any = None
         self.modules: list[nn.Module] = []
@@ -129,6 +139,7 @@ class _Calls:
 
 
 _CALLS: weakref.WeakKeyDictionary[Build, _Calls] = weakref.WeakKeyDictionary()
+_BLOCKS: weakref.WeakKeyDictionary[Build, list[Block]] = weakref.WeakKeyDictionary()
 
 
 def forwards(block: Block, around: Around) -> list[Callable[..., Any]]:

@@ -12,6 +12,7 @@ import fcntl
 import mmap
 import os
 import struct
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,6 +61,7 @@ class SharedStore:
         self._map[: len(header)] = header
         self._on_disk = path is not None and not str(path).startswith("/proc/")
         self._sound: set[tuple[bytes, int]] = set()
+        self._owner, self._threads = os.getpid(), threading.Lock()
 
     @property
     def path(self) -> str:
@@ -161,12 +163,15 @@ class SharedStore:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Alone among processes: a record lock of the file, which a killed process gives back."""
-        fcntl.lockf(self._file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.lockf(self._file, fcntl.LOCK_UN)
+        """Alone among threads and processes: a killed process gives a file's record lock back."""
+        if self._owner != os.getpid():  # forked, perhaps while another thread was inside
+            self._owner, self._threads = os.getpid(), threading.Lock()
+        with self._threads:  # a record lock is the process's: a second thread would be let in
+            fcntl.lockf(self._file, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     def close(self) -> None:
         """Give the file back; records that are still looked at keep the memory until they go."""

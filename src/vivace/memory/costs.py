@@ -52,8 +52,9 @@ class Part:
 def measure(session: Session, batch: Batch, allow: Numerics) -> list[Part]:
     """The parts of a step in the order in which they run, with their options; keeping comes first.
 
-    Blocks of one kind on inputs of one shape share a measurement. The session's step runs once; weights,
-    buffers and random streams are given back. Empty where the model has no blocks.
+    Blocks of one kind on inputs of one shape share a measurement. The session's step runs once; what the
+    blocks' own runs would change is as that step leaves it: weights, the optimizer's state, buffers and
+    random streams. Empty where the model has no blocks.
     """
     tape = _Tape(session, batch)
     with tape.following():
@@ -61,7 +62,7 @@ def measure(session: Session, batch: Batch, allow: Numerics) -> list[Part]:
     known: dict[str, list[Option]] = {}
     for call in tape.calls.values():
         if call.kind not in known:
-            known[call.kind] = call.options(session, allow)
+            known[call.kind] = call.options(allow)
     parts: list[Part] = []
     gradients = 0  # of the blocks that come later: their backward passes are over
     for stretch in reversed(tape.stretches):
@@ -138,7 +139,8 @@ class _Tape:
         if block.name in self.calls:
             self.calls[block.name].count += 1
         else:
-            self.calls[block.name] = _Call(block, own, (arguments, keywords), self.session.build.device)
+            known = {call.kind for call in self.calls.values()}
+            self.calls[block.name] = _Call(block, own, (arguments, keywords), self.session, known)
             weights = [p for m in block.modules for p in m.parameters() if p.requires_grad]
             size = sum(p.numel() * p.element_size() for p in weights) if self._gradients_pile_up else 0
             self.stretches += [_Stretch(block.name, gradient_bytes=size), _Stretch()]
@@ -171,19 +173,25 @@ class _Tape:
 
 
 class _Call:
-    """A call of one block, which can be repeated alone."""
+    """A call of one block. The first of its kind can be repeated alone: it has copies of its inputs, which
+    the block, or what comes after it, may change in place.
+    """
 
-    def __init__(self, block: Block, own: Callable[..., Any], inputs: object, device: torch.device) -> None:
-        self.block, self.own, self.device = block, own, device
-        self.inputs = map_tensors(inputs, lambda t: t.detach().requires_grad_(t.requires_grad))
+    def __init__(
+        self, block: Block, own: Callable[..., Any], inputs: object, session: Session, known: set[str]
+    ) -> None:
+        self.block, self.own, self.session, self.device = block, own, session, session.build.device
         self.count, self.held_bytes = 1, 0
-        self.autocasts = autocasts(device)
-        shapes = [(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors(self.inputs)]
+        self.autocasts = autocasts(self.device)
+        shapes = [(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors(inputs)]
         self.kind = f"{block.kind} {shapes} {foreign_hook(block)}"
+        self.inputs: Any = None
+        if self.kind not in known:
+            self.inputs = map_tensors(inputs, lambda t: t.detach().clone().requires_grad_(t.requires_grad))
 
-    def options(self, session: Session, allow: Numerics) -> list[Option]:
+    def options(self, allow: Numerics) -> list[Option]:
         """Keep, and whatever techniques offer that this device and promise allow."""
-        build, name = session.build, self.block.name
+        build, name = self.session.build, self.block.name
         ways = {KEEP: Way(_plainly, {})}
         for cls in savers(build.device.type, allow):
             offered = cls.ways(build, name) if cls.card.by_block else {}
@@ -191,7 +199,7 @@ class _Call:
         peaks: dict[Choice, int] = {}
         for choice, way in ways.items():
             with contextlib.suppress(Refused):  # then the block cannot do that
-                peaks[choice] = peak_of(partial(self._run, way.around), build.device)
+                peaks[choice] = peak_of(partial(self._run, way.around, self._fresh()), build.device)
         seconds = self._seconds({choice: ways[choice].around for choice in peaks})
         found = []
         for choice, peak in peaks.items():
@@ -206,19 +214,25 @@ class _Call:
         while len(rounds) < FEWEST or (len(rounds) < MOST and now(self.device) - begin < ENOUGH_SECONDS):
             times = []
             for around in ways.values():
+                inputs = self._fresh()
                 before = now(self.device)
-                self._run(around)
+                self._run(around, inputs)
                 times.append(now(self.device) - before)
             rounds.append(times)
         least = LEAST * statistics.median(times[0] for times in rounds)
         more = [statistics.median(times[at] - times[0] for times in rounds) for at in range(1, len(ways))]
         return dict(zip(ways, [0.0, *(max(least, seconds) for seconds in more)], strict=True))
 
-    def _run(self, around: Around) -> None:
+    def _fresh(self) -> Any:
+        """Inputs for one run. They are no leaves, which the block could not change in place."""
+        return map_tensors(self.inputs, torch.Tensor.clone)
+
+    def _run(self, around: Around, inputs: Any) -> None:
         """The block's forward and backward pass, which leaves nothing behind."""
         streams = capture(self.device)
         buffers = [(b, b.clone()) for m in self.block.modules for b in m.buffers()]
-        arguments, keywords = self.inputs
+        weights = [p for m in self.block.modules for p in m.parameters()]
+        arguments, keywords = inputs
         try:
             with contextlib.ExitStack() as stack:
                 for settings in self.autocasts:
@@ -226,14 +240,32 @@ class _Call:
                 result = around(self.block, self.own, arguments, keywords)
             ends = [leaf for leaf in _leaves(result) if leaf.requires_grad]
             if ends:
-                torch.autograd.backward(ends, [torch.ones_like(t) for t in ends])
+                with self._for_nobody(weights):
+                    torch.autograd.backward(ends, [torch.ones_like(t) for t in ends])
         finally:
             restore(streams, self.device)
             for buffer, before in buffers:
                 buffer.data.copy_(before)
-            weights = [p for m in self.block.modules for p in m.parameters()]
             for tensor in (*tensors(self.inputs), *weights):
                 tensor.grad = None
+
+    @contextlib.contextmanager
+    def _for_nobody(self, weights: list[torch.nn.Parameter]) -> Iterator[None]:
+        """A backward pass whose gradients nobody updates by or exchanges; they go when an update would let
+        them go.
+        """
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.session.seams.accumulating())
+            updates = self.session.build.facts.updates_in_backward is not None
+            for weight in weights if updates else ():
+                if weight.requires_grad:
+                    hook = weight.register_post_accumulate_grad_hook(_let_go)  # type: ignore[no-untyped-call]
+                    stack.callback(hook.remove)
+            yield
+
+
+def _let_go(parameter: torch.Tensor) -> None:
+    parameter.grad = None
 
 
 def _leaves(result: object) -> list[torch.Tensor]:

@@ -22,11 +22,14 @@ DRIVER_SHARE = 0.03  # of the nominal memory, which the driver keeps
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """Does a job fit on a card? Bytes that it needs, with the context, and that the card leaves it."""
+    """Does a job fit on a card, or on as many as `ranks`? Bytes that it needs on each, with the context, and
+    that the card leaves it.
+    """
 
     card: str
     needed_bytes: int
     usable_bytes: int
+    ranks: int = 1
 
     @property
     def fits(self) -> bool:
@@ -53,18 +56,23 @@ def draw(found: list[Fit], console: Console) -> None:
         answer = "yes" if alike[0].fits else "no"
         table.add_row(words.size(usable), answer, ", ".join(fit.card for fit in alike))
     needed = max((fit.needed_bytes for fit in found), default=0)
-    console.print(f"a training step needs about {words.size(needed)}, predicted without running it")
+    ranks = max((fit.ranks for fit in found), default=1)
+    each = f" on each of {ranks} cards" if ranks > 1 else ""
+    console.print(f"a training step needs about {words.size(needed)}{each}, predicted without running it")
     console.print(f"it fits on {sum(fit.fits for fit in found)} of {len(found)} cards\n")
     console.print(table)
 
 
-def fits(job: Job, cards: Mapping[str, int], plan: Plan | None = None, batch: Batch = None) -> list[Fit]:
-    """For each card, by name and nominal bytes, whether a training step of `job` under `plan` fits on it.
+def fits(
+    job: Job, cards: Mapping[str, int], plan: Plan | None = None, batch: Batch = None, ranks: int = 1
+) -> list[Fit]:
+    """For each card, by name and nominal bytes, whether a training step of `job` under `plan` fits on it; or
+    one of so many `ranks` as divide the weights.
 
     What is needed is what the caching allocator would reserve (`predict`), on the largest batch that a few
     seconds of looking through the data find. Raises Refused where the job cannot be predicted.
     """
     if batch is None:
         batch = next(iter(largest_batch(call(job, "data"), LOOKING_SECONDS)), None)
-    needed = predict(job, plan, batch=batch, device="cuda").reserved.reserved + CONTEXT_BYTES
-    return [Fit(name, needed, int(size * (1 - DRIVER_SHARE))) for name, size in cards.items()]
+    needed = predict(job, plan, batch=batch, device="cuda", ranks=ranks).reserved.reserved + CONTEXT_BYTES
+    return [Fit(name, needed, int(size * (1 - DRIVER_SHARE)), ranks) for name, size in cards.items()]

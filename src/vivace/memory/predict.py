@@ -12,16 +12,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from vivace.data.order import share_of
 from vivace.errors import Refused, VivaceError
 from vivace.inspection import inspect
 from vivace.job import Batch, Job, blame
 from vivace.machine import Machine
 from vivace.memory.caching import Reserved, simulate
+from vivace.memory.divided import divide, gather
 from vivace.memory.watching import Watch
 from vivace.plan import Plan
 from vivace.session.opening import call, first_batches, models_of, optimizer_of
 from vivace.session.session import Session
-from vivace.technique import Build
+from vivace.technique import Build, Stage
 from vivace.tensors.modules import modules_of
 from vivace.tensors.trees import map_tensors, tensors
 from vivace.torch_internals.modules import own_tensors
@@ -55,6 +57,7 @@ def predict(
     batch: Batch = None,
     device: str = "cpu",
     machine: Machine | None = None,
+    ranks: int = 1,
 ) -> Prediction:
     """Predict the peak of a training step of `job` under `plan` on `device` without computing anything.
 
@@ -63,14 +66,19 @@ def predict(
             where it is left out.
         device: ``cpu`` or ``cuda``. Where there is no GPU, a step on ``cuda`` is followed on the CPU's
             operators, with the optimizer in the multi-tensor form that it takes on a GPU.
+        ranks: of how many processes this is the step of one, with its share of the batch, under a plan that
+            divides the weights among them (see `vivace.memory.divided`).
 
     Raises Refused where the plan declines, where the job looks at numbers while it runs or has an own step,
     and for recurrent layers.
     """
+    plan = plan or Plan()
     batch = batch if batch is not None else first_batches(call(job, "data"), 1)[0]
+    if ranks > 1:
+        plan, batch = _of_one_rank(plan), share_of(batch, 0, ranks)
     there = torch.device(device if torch.cuda.is_available() else "cpu")
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, Watch(device == "cpu") as watch:
-        session = _open(job, plan or Plan(), there, machine or inspect(), watch)
+        session = _open(job, plan, there, machine or inspect(), watch)
         if device != there.type:
             _use_foreach(session)
         with session:
@@ -78,11 +86,23 @@ def predict(
             for tensor in tensors(placed):
                 watch.made_in[watch.note(tensor)] = "batch"
             parts: dict[int, str] = {}
-            with _phases(session, watch, parts):
+            updates = list[int]()
+            with _phases(session, watch, parts, updates):
                 for _ in range(STEPS):
                     start = len(watch.moves)
                     _step(session, placed)
-            return _at_peak(watch, session, parts, start)
+            _name_parts(watch, session, parts)
+            if ranks > 1:
+                divide(watch, parts, ranks)
+                gather(watch, session.build.models, start, updates[-1])
+            return _at_peak(watch, parts, start)
+
+
+def _of_one_rank(plan: Plan) -> Plan:
+    """The plan less what divides the weights, and all that acts on several ranks with it."""
+    if not any(technique.card.shards_weights for technique in plan.techniques):
+        raise Refused("the memory of one of several ranks is predicted for a plan that divides the weights")
+    return Plan(technique for technique in plan.techniques if technique.card.stage != Stage.PARALLEL)
 
 
 def _open(job: Job, plan: Plan, device: torch.device, machine: Machine, watch: Watch) -> Session:
@@ -139,8 +159,10 @@ def _step(session: Session, batch: Batch) -> None:
         ) from error
 
 
-def _phases(session: Session, watch: Watch, parts: dict[int, str]) -> AbstractContextManager[None]:
-    """Tell the watch which seam runs, and note the gradients before the update."""
+def _phases(
+    session: Session, watch: Watch, parts: dict[int, str], updates: list[int]
+) -> AbstractContextManager[None]:
+    """Tell the watch which seam runs, and note the gradients before the update, and at which move that is."""
 
     def phased(name: str, following: Callable[..., Any], *arguments: object) -> Any:
         before, watch.phase = watch.phase, name
@@ -151,6 +173,7 @@ def _phases(session: Session, watch: Watch, parts: dict[int, str]) -> AbstractCo
 
     def finish(following: Callable[[], None]) -> None:
         following()
+        updates.append(len(watch.moves))
         for model in session.build.models:
             for parameter in model.parameters():
                 if parameter.grad is not None:
@@ -160,14 +183,18 @@ def _phases(session: Session, watch: Watch, parts: dict[int, str]) -> AbstractCo
     return session.seams.observed(finish=finish, **phases)
 
 
-def _at_peak(watch: Watch, session: Session, parts: dict[int, str], start: int) -> Prediction:
-    """The largest sum of live bytes from move `start` on, and what it consists of."""
+def _name_parts(watch: Watch, session: Session, parts: dict[int, str]) -> None:
+    """Note what belongs to the optimizer, the weights and the batch, by the keys of the watch."""
     for optimizer in session.optimizers:
         for tensor in tensors([dict(state) for state in optimizer.state.values()]):
             parts[watch.note(tensor)] = "optimizer"
     for key, phase in watch.made_in.items():
         if phase in ("parameters", "batch"):
             parts[key] = phase
+
+
+def _at_peak(watch: Watch, parts: dict[int, str], start: int) -> Prediction:
+    """The largest sum of live bytes from move `start` on, and what it consists of."""
     at, highest = _highest(watch, start)
     at_peak: set[int] = set()
     for key, num_bytes in watch.moves[: at + 1]:

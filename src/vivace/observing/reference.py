@@ -20,7 +20,7 @@ from vivace.job import Batch, Job
 from vivace.ledger import Profile
 from vivace.mechanisms.decoding import DecodingSeen
 from vivace.observing.observe import now, observe, profile_step
-from vivace.operators import class_of, seconds_by_class
+from vivace.operators import SMALL_MAP, class_of, seconds_by_class
 from vivace.session.opening import call, endless_batches
 from vivace.session.session import Session
 from vivace.tensors.loaders import known_length, notices
@@ -37,11 +37,11 @@ def profile_reference(session: Session, job: Job, batches: list[Any]) -> Profile
 
     The parts are timed on the job's own loader, fetch and step in turn, so that workers overlap.
     """
-    seen = observe(session, batches)
     loader = call(job, "data")
     workers = getattr(loader, "num_workers", 0)
     steps = max(TIMED_STEPS, min(2 * workers, MOST_TIMED_STEPS))
     parts = _time_parts(session, endless_batches(session, job, loader), steps)
+    seen = observe(session, batches)  # the first steps fault more pages in than later ones
     step_seconds = sum(parts.values())
     parameters = [p for model in session.build.models for p in model.parameters()]
     return Profile(
@@ -56,7 +56,7 @@ def profile_reference(session: Session, job: Job, batches: list[Any]) -> Profile
         features={
             **_features(session, batches[0], loader, parameters),
             "epochs": job.epochs,
-            "distinct_operators": _distinct_operators(session, batches[-1]),
+            **_what_runs(session, batches[-1]),
             "loading_limit": _loading_limit(parts, batch_size(batches[0]), loader),
         },
     )
@@ -101,22 +101,32 @@ def _timed(session: Session, spent: dict[str, float]) -> AbstractContextManager[
 
 
 class _Kernels(OperatorMode):
-    """Notes operators that a compiler makes kernels of, with the shapes that they run on."""
+    """Notes operators that a compiler makes kernels of, with the shapes they run on, and convolutions."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: set[tuple[str, tuple[torch.Size, ...]]] = set()
+        self.convolutions = self.small = 0  # multiplications, and those with 1x1 windows or on small maps
 
     def run_operator(self, function: Operator, arguments: Any, keywords: Any) -> Any:
         """Run it, as the mode around this one would."""
         name = function.overloadpacket.__name__
         if class_of(name) in ("elementwise", "norm"):
             self.seen.add((name, tuple(one.shape for one in arguments if isinstance(one, torch.Tensor))))
-        return function(*arguments, **keywords)
+        found = function(*arguments, **keywords)
+        if name == "convolution" and found.dim() == 4:
+            weight, groups = arguments[1], arguments[8]
+            number = found.numel() * weight[0].numel()
+            plain = weight.shape[2:] == (1, 1) or found[0, 0].numel() <= SMALL_MAP
+            self.convolutions += number
+            self.small += number if groups == 1 and plain else 0
+        return found
 
 
-def _distinct_operators(session: Session, batch: Batch) -> int:
-    """How many operators of a forward and backward pass differ in name or shapes, but products."""
+def _what_runs(session: Session, batch: Batch) -> dict[str, Any]:
+    """Of a forward and backward pass: how many operators differ in name or shapes, but products; and the
+    share of the 2-D convolutions' multiplications that have 1x1 windows or small maps.
+    """
     kernels = _Kernels()
 
     def counted(following: Callable[..., Any], *arguments: object) -> Any:
@@ -125,7 +135,8 @@ def _distinct_operators(session: Session, batch: Batch) -> int:
 
     with session.seams.observed(forward=counted, backward=counted):
         session.step(batch)
-    return len(kernels.seen)
+    small = kernels.small / kernels.convolutions if kernels.convolutions else 0.0
+    return {"distinct_operators": len(kernels.seen), "small_convolutions": small}
 
 
 def operator_shares(profiler: torch.profiler.profile) -> dict[str, float]:

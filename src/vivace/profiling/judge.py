@@ -230,13 +230,9 @@ def _memory(record: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
 def _work(seen: Seen, rows: list[roofline.Roof], epochs: int | None) -> dict[str, Any]:
     """What `advise` reads from a saved profile."""
     record = seen.record
-    sizes = {n.partition(":")[0]: int(n.partition(":")[2]) for n in record.get("item_bytes") or {}}
-    matrix = {kind: size for kind, size in sizes.items() if kind in MATRIX_CLASSES}
-    size = min(matrix.values(), default=4)
-    autocast = list(seen.precision.get("autocast_dtypes") or {"float16": 1})
-    precision = autocast[0] if size == 2 and seen.precision.get("autocast") else DTYPE_NAMES[size]
+    precision, size = _precision(seen)
     length = seen.loader.get("batches")
-    work = record.get("work") or {}
+    work, samples = record.get("work") or {}, max(1.0, record["samples"])
     return {
         "format": FORMAT,
         "precision": precision,
@@ -255,10 +251,44 @@ def _work(seen: Seen, rows: list[roofline.Roof], epochs: int | None) -> dict[str
             for row in rows
         },
         "num_parameters": record["num_parameters"],
+        "num_tensors": _num_tensors(record),
         "parameter_bytes": record["parameter_bytes"],
         "optimizer_bytes": record["optimizer_bytes"],
         "activation_bytes": record.get("activation_bytes"),
         "peak_bytes": record.get("held_bytes", 0) + seen.trace.get("rise_bytes", 0) or None,
-        "host_seconds_per_sample": record["seconds"]["data"] / max(1.0, record["samples"]),
+        "host_seconds_per_sample": seen.loading_seconds / samples,
+        "waiting_seconds_per_sample": seen.shares["data"] * seen.step_seconds / samples,
+        "communication_seconds": seen.shares["communication"] * seen.step_seconds,
+        "channels_last": "channels_last" in (record.get("asked") or {}),
         "device": record.get("device_name"),
+        **({"demand": _demand(record, samples, size)} if record.get("bins") else {}),
+    }
+
+
+def _precision(seen: Seen) -> tuple[str, int]:
+    """In what the step's matrix operators ran, and the bytes of a number."""
+    sizes = {n.partition(":")[0]: int(n.partition(":")[2]) for n in seen.record.get("item_bytes") or {}}
+    matrix = {kind: size for kind, size in sizes.items() if kind in MATRIX_CLASSES}
+    size = min(matrix.values(), default=4)
+    if size == 2 and seen.precision.get("autocast"):
+        return next(iter(seen.precision.get("autocast_dtypes") or {"float16": 1})), size
+    work = seen.record.get("work") or {}
+    largest = max(matrix, key=lambda kind: (work.get(kind) or {}).get("flops", 0), default="")
+    tf32 = size == 4 and largest in (seen.flags.get("tf32") or ())
+    return "tf32" if tf32 else DTYPE_NAMES[size], size
+
+
+def _num_tensors(record: dict[str, Any]) -> int:
+    return sum(int(settings.get("tensors") or 0) for settings in record.get("settings") or [])
+
+
+def _demand(record: dict[str, Any], samples: float, item_bytes: int) -> dict[str, Any]:
+    """The step's forward and backward pass by kinds of kernels, a sample's share of each, as in fp32."""
+    names = ("kind", "count", "flops", "bytes", "constant_bytes")
+    bins = [(kind, n, flops / samples, moved / samples, 0.0) for kind, n, flops, moved, _ in record["bins"]]
+    return {
+        "bins": [dict(zip(names, found, strict=True)) for found in bins],
+        "num_parameters": record["num_parameters"],
+        "num_tensors": _num_tensors(record),
+        "saved_bytes": (record.get("activation_bytes") or 0.0) / samples * 4 / item_bytes,
     }

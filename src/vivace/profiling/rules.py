@@ -7,10 +7,9 @@ from collections import Counter
 
 from vivace import words
 from vivace.profiling import rules_memory, rules_precision, rules_ranks
-from vivace.profiling.seen import Seen, Verdict
+from vivace.profiling.seen import LARGE_WAIT, Seen, Verdict
 from vivace.words import duration, percent, times
 
-LARGE_WAIT = 0.15  # of the step; below, the loader keeps up
 LARGE_COLLATING = 0.3  # what every DataLoader does with samples in memory
 LARGE_SYNC = 0.05
 LARGE_IDLE = 0.25
@@ -313,6 +312,8 @@ def recompiles(seen: Seen) -> Verdict | None:
     gave_up = any(re.search(r"recompile.{0,20}limit", str(reason)) for reason in stops)
     often = len(late) >= MANY_GRAPHS and seconds / window > LARGE_SYNC
     rows = reasons or late
+    at_least = "at least " if found.get("cut") else ""  # torch has kept only the last of them
+    in_window = at_least if len(late) >= (found.get("cut") or 0) else ""
     if rows and (often or len(anew) >= MANY_GRAPHS or gave_up):
         share = min(0.97, seconds / window)
         named = [row for row in rows if not row["place"].startswith("None")]
@@ -322,9 +323,9 @@ def recompiles(seen: Seen) -> Verdict | None:
         where = seen.short(row["place"].split(" ")[0])
         evidence = (
             f"torch.compile made {found['new_graphs']} graphs in {seen.record['steps']} steps after warm-up"
-            f" ({seconds:.3g} s of {window:.3g} s), last {where}: {why}"
+            f" ({in_window}{seconds:.3g} s of {window:.3g} s), last {where}: {why}"
             if often or len(anew) >= MANY_GRAPHS
-            else f"torch.compile compiled {where} {len(reasons)} times anew, and gave up: {why}"
+            else f"torch.compile compiled {where} {at_least}{len(reasons)} times anew, and gave up: {why}"
         )
         best = 1 / (1 - share)
         quiet = seen.record.get("quiet_seconds")  # of a step in which nothing was compiled

@@ -10,6 +10,7 @@ from typing import Any
 from vivace.machine import Machine
 
 ALSO_UPDATE = ("threads", "double")  # experiments on forward and backward that act on the update too
+LARGE_WAIT = 0.15  # of the step; below, the loader keeps up
 BY_SECONDS = ("anomaly",)  # experiments whose copy suffers more from the setting than the loop does
 
 
@@ -89,6 +90,18 @@ class Seen:
     def loader(self) -> dict[str, Any]:
         """Facts of the DataLoader; empty where the loop has none."""
         return self.record.get("loader") or {}
+
+    @property
+    def loading_seconds(self) -> float:
+        """The least time in which the loop gets a batch, however fast the device is.
+
+        Where a GPU waits in spite of workers, they take the whole step for one; else it is what the loop
+        itself spends on it. On a processor the step slows its workers down, and says nothing of them.
+        """
+        waits = self.device != "cpu" and self.shares["data"] >= LARGE_WAIT
+        return (
+            self.step_seconds if waits and self.loader.get("num_workers") else self.record["seconds"]["data"]
+        )
 
     @property
     def flags(self) -> dict[str, Any]:

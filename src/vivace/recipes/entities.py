@@ -173,7 +173,7 @@ class Score:
         return float(f1_score(true, found, mode="strict", scheme=IOB2, zero_division=0))
 
     def pictures(self, model: nn.Module, batches: Iterable[Any]) -> showing.Shown:
-        """Sentences with their entities: those without a mistake that have the most, and those with most."""
+        """Sentences with their entities: those with fewest mistakes that have the most, and the others."""
         known, joint = vocabulary(self.data), "" if self.data == "peoples_daily" else " "
 
         def samples() -> Iterable[showing.Sample]:
@@ -186,7 +186,7 @@ class Score:
                     yield showing.Sample(score, showing.tagged, (units, true, said, joint))
 
         best, worst = showing.extremes(samples(), 4)
-        return {"Without a mistake": best, "With most mistakes": worst}
+        return {"With fewest mistakes": best, "With most mistakes": worst}
 
     def named(self, tags: torch.Tensor) -> list[str]:
         """The tags' names."""

@@ -39,22 +39,30 @@ def report(
     `beside` is the folder of another training of the job, such as that in strict fp32, whose metric is drawn
     on the same axis of minutes. `open_page` shows the page in the browser.
 
-    Raises FolderError where a folder is missing, holds no run (`beside`: no metric at two times), or cannot
-    be written.
+    Raises FolderError where a folder is missing, holds no run (with `beside`: no metric at two times, in
+    either of both), or cannot be written.
     """
     where = Path(folder)
     content = load(where)
     path = where / "report.html"
-    replace_text(path, render(content, None if beside is None else _reference(load(Path(beside)))))
+    other = None
+    if beside is not None:
+        other = _drawn(load(Path(beside)))
+        _drawn(content)
+    replace_text(path, render(content, other))
     if open_page:
         webbrowser.open(path.resolve().as_uri())
     return path
 
 
-def _reference(content: Content) -> Course:
+def _drawn(content: Content) -> Course:
+    """The course of a run that can stand beside another's."""
     found = course(content)
     if len(found.metrics) < 2:
-        raise FolderError(f"the run in '{content.folder}' has no metric at two times, so none to draw beside")
+        raise FolderError(
+            f"the run in '{content.folder}' has no metric at two times, so none to draw beside another's: "
+            "leave --beside out, or let it evaluate more often"
+        )
     return found
 
 

@@ -22,6 +22,8 @@ _SHAPES = {
     "result": shapes.RESULT,
     "verdict": shapes.VERDICT,
     "trial": shapes.TRIAL,
+    "memory": shapes.MEMORY,
+    "batches": shapes.BATCHES,
 }
 _TRIAL_FIELDS = {field.name for field in dataclasses.fields(Trial)}
 

@@ -120,6 +120,24 @@ TRIAL = {
     "reason": TEXT,
     "evidence": Each(TEXT),
 }
+MEMORY = {
+    "budget_bytes": NUMBER,
+    "plan": TECHNIQUES,
+    "peak_bytes": NUMBER,
+    "kept_bytes": NUMBER,
+    "step_seconds": NUMBER,
+    "seconds": NUMBER,
+    "curve": [PAIR],
+    "reason": TEXT,
+}
+BATCH = {
+    "samples": NUMBER,
+    "samples_per_second": NUMBER,
+    "ratio": RATIO,
+    "peak_bytes": NUMBER,
+    "reason": TEXT,
+}
+BATCHES = {"base_samples": NUMBER, "batches": [BATCH], "rule": TEXT, "reason": TEXT}
 METRIC = {"step": NUMBER, "epoch": NUMBER, "loss": NUMBER, "samples_per_second": NUMBER, "seconds": NUMBER}
 TRAINING = {
     "run_path": TEXT,

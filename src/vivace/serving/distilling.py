@@ -26,6 +26,7 @@ from vivace.serving.trained import load_trained
 from vivace.session.opening import first_batches, readable
 from vivace.tensors.randomness import Streams, derive
 from vivace.tensors.trees import map_tensors
+from vivace.training.course import Fact, sources_of
 
 Loss = Callable[[Any, Any], Any]
 
@@ -49,9 +50,9 @@ def distilled(job: Job | str, *, teacher: Job | str, run: str | os.PathLike[str]
         raise JobError("a Job with its own step computes its loss there: distilled needs loss=(model, batch)")
     if not (weight > 0 and math.isfinite(weight)):
         raise JobError(f"weight is {weight!r}; it must be above 0")
-    known = _Teacher(teacher, Path(run))
+    known = _Teacher(teacher, Path(run), weight)
     return dataclasses.replace(
-        student, model=partial(_built, student, known), loss=partial(_taught, student.loss, known, weight)
+        student, model=partial(_built, student, known), loss=partial(_taught, student.loss, known)
     )
 
 
@@ -61,22 +62,27 @@ def _built(job: Job, teacher: _Teacher) -> Any:
     return job.model()
 
 
-def _taught(own: Loss, teacher: _Teacher, weight: float, model: Any, batch: Any) -> torch.Tensor:
+def _taught(own: Loss, teacher: _Teacher, model: Any, batch: Any) -> torch.Tensor:
     """The job's own loss and what is added to it."""
     heard = _Heard(model)
     value: torch.Tensor = own(heard, batch)
     if not heard.calls:
         return value
-    return value + weight * torch.stack([teacher.distance(one) for one in heard.calls]).mean()
+    return value + teacher.weight * torch.stack([teacher.distance(one) for one in heard.calls]).mean()
 
 
-class _Teacher:
+class _Teacher(Fact):
     """The trained model, read where the job's model is built, and the variances of its outputs."""
 
-    def __init__(self, job: Job | str, run: Path) -> None:
-        self.job, self.run = job, run
+    def __init__(self, job: Job | str, run: Path, weight: float) -> None:
+        self.job, self.run, self.weight = job, run, weight
         self.model: nn.Module | None = None
         self.variances: list[float] = []
+        self.known: dict[str, str] = {}
+
+    def course(self) -> dict[str, str]:
+        """Its weights, its files, and how much it counts."""
+        return {**self.known, "weight of the teacher": repr(self.weight)}
 
     def open(self, student: Job) -> None:
         """Read it. Its variances are of the first training batch, not of each: so pieces of a batch have the
@@ -85,7 +91,8 @@ class _Teacher:
         assert student.loss is not None
         with Streams(derive(0, "teacher")), torch.no_grad():  # what this draws is not missing in the training
             job = load(self.job) if isinstance(self.job, str) else self.job
-            self.model = load_trained(job, self.run)[0]
+            self.model, facts = load_trained(job, self.run)
+            self.known = {"teacher": f"weights {facts.sha256[:12]}", **sources_of(job, "the teacher's ")}
             heard = _Heard(self.model)
             student.loss(heard, first_batches(readable(student.data(), student), 1)[0])
         if not heard.calls:

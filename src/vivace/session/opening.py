@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from vivace.data.damage import Damage
 from vivace.data.order import isolated, ordered, require_index
-from vivace.errors import InputError, JobError, VivaceError, ran_out_of_memory
+from vivace.errors import InputError, JobError, Refused, VivaceError, ran_out_of_memory
 from vivace.inspection import inspect
 from vivace.job import Batch, Job, blame
 from vivace.machine import Machine
@@ -67,6 +67,12 @@ def attach(
         )
     if step is None and (model is None or optimizer is None or loss is None):
         raise InputError("attach needs model, optimizer and loss(model, batch); or step(batch) and models")
+    for technique in plan.techniques:
+        if technique.card.shards_weights:
+            raise Refused(
+                "in a loop of your own you would save, load and evaluate weights of which each rank holds a "
+                "part: use vivace.train, or torch's fully_shard itself"
+            ).by(technique.name)
     trained = [model] if model is not None else list(models)
     first = next((p for m in trained for p in m.parameters()), None)
     device, machine = first.device if first is not None else torch.device("cpu"), machine or inspect()

@@ -52,10 +52,15 @@ class Session:
             Seam.UPDATE: lambda: self.optimizer.step() and None,  # type: ignore[union-attr]
             Seam.STEP: step or self._default_step,
         }
+        sharding = next((one.name for one in plan.techniques if one.card.shards_weights), "")
         try:
             for technique in plan.techniques:
                 try:
                     build.begin(technique)
+                    build.require(
+                        not sharding or technique.card.acts_on_shards,
+                        f"it has not been tried on weights that '{sharding}' divides among the ranks",
+                    )
                     technique.apply(build)
                 except Refused as refused:
                     raise refused.by(technique.name) from None
@@ -103,6 +108,10 @@ class Session:
         """A batch on the device, as the plan puts it there."""
         return self.seams.place(batch)
 
+    def whole(self) -> AbstractContextManager[None]:
+        """Inside, this process can use the model alone, for reading. All ranks enter it together."""
+        return nullcontext() if self.build.shards is None else self.build.shards.whole()
+
     def forget(self) -> None:
         """Drop what was recorded of the loss and the model's Python, because that has changed."""
         for callback in self.build.forget_callbacks:
@@ -142,7 +151,8 @@ class Session:
         loss = seams.gradients(batch)
         seams.finish()
         if self._on_gradients is not None:
-            self._on_gradients(self.model)
+            with nullcontext() if self.build.shards is None else self.build.shards.reading():
+                self._on_gradients(self.model)
         seams.update()
         self.optimizer.zero_grad(set_to_none=True)  # type: ignore[union-attr]
         return loss

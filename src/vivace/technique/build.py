@@ -16,6 +16,8 @@ from vivace.technique.step import Seam, Step
 if TYPE_CHECKING:
     import torch
 
+    from vivace.tensors.shards import Shards
+
 _UNCUT = "your own step function cannot be cut into forward, backward and update"
 OWN_STEP_SEAMS = frozenset({Seam.BATCHES, Seam.VALIDATION, Seam.PLACE, Seam.STEP})
 
@@ -65,6 +67,7 @@ class Build:
         self.kept: dict[str, Stateful] = {}
         self.optimizers: list[torch.optim.Optimizer] = []  # of an own step too
         self.parallel: list[Any] = []  # what exchanges gradients between ranks: DistributedDataParallel
+        self.shards: Shards | None = None  # where each rank holds a part of the weights
         self._wrappers: dict[Seam, list[Callable[..., Any]]] = {}
         self._replacements: dict[Seam, Callable[..., Any]] = {}
         self._current = ""

@@ -72,6 +72,9 @@ class Card:
             `Technique.in_pieces`.
         baseline: the name under which its speed alone stands among the baselines of every report.
         averages_ranks: it makes several ranks train one model.
+        shards_weights: each rank holds a part of the weights (`Build.shards`).
+        takes_shards: it has been tried where ranks do. What feeds the step never sees a weight, and need not
+            say so.
         compiles: it is slow to start, and compiled code draws random numbers in an order of its own.
         captures: it replays a recorded step, in which no Python runs.
     """
@@ -91,6 +94,8 @@ class Card:
     cuts_batches: bool = False
     baseline: str = ""
     averages_ranks: bool = False
+    shards_weights: bool = False
+    takes_shards: bool = False
     compiles: bool = False
     captures: bool = False
 
@@ -101,6 +106,11 @@ class Card:
                 f"a card with numerics=ROUNDING may have a unit_roundoff of {coarsest} (bfloat16) at most, "
                 f"not {self.unit_roundoff}: what rounds more coarsely is SEMANTICS, judged by the metric"
             )
+
+    @property
+    def acts_on_shards(self) -> bool:
+        """Can it stand in a plan in which each rank holds a part of the weights?"""
+        return self.shards_weights or self.takes_shards or self.stage <= Stage.DATA
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,6 +34,7 @@ class DDP(Technique):
         numerics=Numerics.ROUNDING,
         summary="one process per GPU, gradients averaged while the backward pass runs",
         source="https://arxiv.org/abs/2006.15704",
+        slot="ranks",
         unit_roundoff=UNIT_ROUNDOFF["float32"],
         measured_on=("cpu",),
         averages_ranks=True,

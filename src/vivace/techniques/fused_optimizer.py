@@ -28,6 +28,7 @@ class FusedOptimizer(Technique):
         source="https://docs.pytorch.org/docs/stable/optim.html#algorithms",
         unit_roundoff=UNIT_ROUNDOFF["float32"],
         measured_on=("cpu",),
+        takes_shards=True,
     )
 
     kind: Literal["fused", "foreach"] = "fused"

@@ -175,6 +175,7 @@ def plain_profile() -> Profile:
         peak_bytes=1_000_000,
         features={
             **dict.fromkeys(("batch_norm", "convolution_2d", "recurrent", "dropout"), True),
+            "small_convolutions": 0.5,
             "batch_size": 16,
             "dtype": "float32",
             "optimizer": "Adam",

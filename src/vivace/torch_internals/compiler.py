@@ -31,7 +31,12 @@ _cache = later(
     "torch._inductor.runtime.cache_dir_utils.default_cache_dir",
     lost="`train` compiles again what `tune` has compiled",
 )
-for _name in ("counters", "get_compilation_metrics", "graph_break_reasons"):
+for _name in (
+    "counters",
+    "get_compilation_metrics",
+    "graph_break_reasons",
+    "DEFAULT_COMPILATION_METRICS_LIMIT",
+):
     later(f"torch._dynamo.utils.{_name}", lost="graphs and their breaks are not counted")
 
 allocator_takes: Callable[[], Callable[[str], None]] = later(

@@ -102,6 +102,22 @@ def forward_hooks(module: nn.Module) -> list[Callable[..., Any]]:
     return [hook for read in _HOOKS[:2] for hook in read(module).values()]
 
 
+@contextlib.contextmanager
+def without_hooks(modules: Iterable[nn.Module], package: str) -> Iterator[None]:
+    """Let nothing of a package run before and after the modules' forward inside the block."""
+    before = [(own, dict(own)) for module in modules for own in (read(module) for read in _HOOKS[:2]) if own]
+    try:
+        for own, hooks in before:
+            for key, hook in hooks.items():
+                if hook.__module__.startswith(package):
+                    del own[key]
+        yield
+    finally:
+        for own, hooks in before:
+            own.clear()
+            own.update(hooks)
+
+
 def all_hooks(module: nn.Module) -> list[Callable[..., Any]]:
     """What runs around the module's forward and backward."""
     return [hook for read in _HOOKS for hook in read(module).values()]

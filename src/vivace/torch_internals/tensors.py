@@ -96,6 +96,11 @@ tree_unflatten: Callable[[Any, Any], Any] = named(
 )
 """``(leaves, form)``: a tree of that form."""
 
+read_number: Operator = named(
+    "torch.ops.aten._local_scalar_dense.default", lost="a number of a part is taken for one of the whole"
+)
+"""The operator by which one number of a tensor becomes one of Python's."""
+
 below_autograd: Callable[[], Any] = named(
     "torch._C._AutoDispatchBelowAutograd", lost="graphs cannot be acted out on a CPU"
 )

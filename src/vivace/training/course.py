@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import ast
 import dataclasses
 import functools
@@ -21,9 +22,18 @@ from vivace.tensors.optimizers import IMPLEMENTATION_FLAGS
 from vivace.torch_internals.modules import inner_schedules
 
 _SOURCE = "source of "
+_NEWER = ("damaged",)  # what checkpoints of before do not say
 _NOT_SETTINGS = {"params", *IMPLEMENTATION_FLAGS}
 _MOST_FILES, _MOST_BYTES, _MOST_LETTERS = 200, 1 << 20, 60
 _LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+
+
+class Fact(abc.ABC):
+    """What a Job's functions are given (as arguments of `functools.partial`) and the training depends on."""
+
+    @abc.abstractmethod
+    def course(self) -> dict[str, str]:
+        """What is compared when a run is resumed, as `course_of` has it; asked once the Job is built."""
 
 
 def course_of(job: Job, optimizer: object, scheduler: object) -> dict[str, str]:
@@ -32,7 +42,9 @@ def course_of(job: Job, optimizer: object, scheduler: object) -> dict[str, str]:
     Of the source counts what Python makes of it: neither comments nor layout. It is that of the files in
     which the Job's functions stand, and of the modules loaded from the same folders.
     """
-    found = {f"{_SOURCE}{path.name}": digest for path in _files_of(job) if (digest := _digest(path))}
+    found = sources_of(job)
+    for given in _given(job):
+        found |= given.course() if isinstance(given, Fact) else {}
     for number, one in enumerate(parts_of(optimizer, torch.optim.Optimizer)):
         for place, group in enumerate(one.param_groups):
             where = _where(number, place, len(one.param_groups))
@@ -43,7 +55,16 @@ def course_of(job: Job, optimizer: object, scheduler: object) -> dict[str, str]:
         where = f"scheduler{number or ''}"
         found[where] = type(one).__name__
         found |= {f"{where} {key}": _short(value) for key, value in one.state_dict().items() if _plain(value)}
-    return {**found, "epochs": str(job.epochs), "scheduler_every": job.scheduler_every}
+    words = {"epochs": str(job.epochs), "scheduler_every": job.scheduler_every, "damaged": job.damaged}
+    return {**found, **words}
+
+
+def sources_of(job: Job, whose: str = "") -> dict[str, str]:
+    """The digests of the files that a Job consists of, as `course_of` has them; `whose` stands before names.
+
+    Raises nothing: what cannot be read as Python has none.
+    """
+    return {f"{_SOURCE}{whose}{path.name}": digest for path in _files_of(job) if (digest := _digest(path))}
 
 
 def differences(then: dict[str, str], now: dict[str, str]) -> list[str]:
@@ -52,15 +73,14 @@ def differences(then: dict[str, str], now: dict[str, str]) -> list[str]:
     for key in {**then, **now}:
         before, after = then.get(key), now.get(key)
         source = key.startswith(_SOURCE)
-        if before == after or (source and None in (before, after)):
+        if before == after or (source and None in (before, after)) or (key in _NEWER and before is None):
             continue
         found.append(key if source else f"{key}: {before or 'none'} -> {after or 'none'}")
     return found
 
 
 def _files_of(job: Job) -> list[Path]:
-    functions = [getattr(job, field.name) for field in dataclasses.fields(job)]
-    files = {_file_of(function) for function in functions if callable(function)}
+    files = {_file_of(given) for given in _given(job) if callable(given)}
     own = {path for path in files if path is not None and _is_persons(path)}  # not the libraries' thousands
     folders = tuple(f"{path.parent}{os.sep}" for path in own)
     for module in list(sys.modules.values()):
@@ -70,12 +90,24 @@ def _files_of(job: Job) -> list[Path]:
     return sorted(path for path in own if _is_persons(path))[:_MOST_FILES]
 
 
+def _given(job: Job) -> list[Any]:
+    """A Job's functions, and what those that are made of another function and its arguments are given."""
+    found, left = [], [getattr(job, field.name) for field in dataclasses.fields(job)]
+    while left:
+        one = left.pop()
+        if isinstance(one, functools.partial):
+            left += [one.func, *one.args, *one.keywords.values()]
+        elif isinstance(one, Job):
+            left += [getattr(one, field.name) for field in dataclasses.fields(one)]
+        else:
+            found.append(one)
+    return found
+
+
 def _file_of(function: Any) -> Path | None:
-    while isinstance(function, functools.partial):
-        function = function.func
     try:
         return Path(inspect.getfile(inspect.unwrap(function))).absolute()
-    except TypeError:  # of C, or an object with __call__
+    except (TypeError, OSError):  # of C, an object with __call__, or a class without a file
         kind = type(function)
         module = sys.modules.get(kind.__module__)
         file = getattr(module, "__file__", None)

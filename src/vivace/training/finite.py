@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from vivace.session.session import Session
 from vivace.tensors.trees import tensors
+
+if TYPE_CHECKING:
+    from vivace.tensors.shards import Shards
 
 FAR = 10.0  # times the loss with which a run began: told
 LOST = 1e4  # times: no training comes back from there
@@ -50,12 +53,21 @@ class Careful:
 def bad_gradient(session: Session) -> str:
     """The last weight in the model whose gradient is not finite: the backward pass meets it first."""
     named = [pair for model in session.build.models for pair in model.named_parameters()]
-    bad = [name for name, one in named if one.grad is not None and not bool(torch.isfinite(one.grad).all())]
+    known = [(name, one.grad) for name, one in named if one.grad is not None]
+    fine = are_finite([gradient for _, gradient in known], session.build.shards)
+    bad = [name for (name, _), good in zip(known, fine, strict=True) if not good]
     return bad[-1] if bad else ""
+
+
+def are_finite(found: Sequence[torch.Tensor], shards: Shards | None) -> list[bool]:
+    """Which tensors hold finite numbers alone. With `shards` all ranks call it together."""
+    return [bool(torch.isfinite(one).all()) for one in found] if shards is None else shards.finite(found)
 
 
 def first_bad_module(session: Session, batch: object) -> str:
     """Where the first number that is not finite comes from in a forward pass over `batch`, in words."""
+    if session.build.shards is not None:  # forward passes are exchanges, and batches differ from rank to rank
+        return "which module begins with it is not sought where each rank holds a part of the weights"
     weights = [name for model in session.build.models for name, one in _state(model) if not _finite(one)]
     if weights:
         return f"'{weights[0]}' of the model is not finite"

@@ -27,12 +27,19 @@ from vivace.training.checkpoints import Checkpoints, Found, Position
 from vivace.training.course import Fresh, course_of
 from vivace.training.evaluation import Evaluation
 from vivace.training.feed import Feed
-from vivace.training.finite import FAR, LOST, Growth
+from vivace.training.finite import FAR, LOST, Growth, are_finite
 from vivace.training.folder import LEDGER
 from vivace.training.pace import Pace
 from vivace.training.progress import Progress
 from vivace.training.ranks import PATIENCE_SECONDS, Ranks, Stranded
-from vivace.training.resuming import compare, facts_of, load_into, load_streams, state_of
+from vivace.training.resuming import (
+    compare,
+    facts_of,
+    load_into,
+    load_streams,
+    state_of,
+    whole_state_of,
+)
 from vivace.training.stopping import SIGNALS, StopRequest
 from vivace.training.stranded import leave
 from vivace.training.survival import Smaller, Survival
@@ -402,8 +409,8 @@ class Loop:
 
     def _is_healthy(self) -> bool:
         """Are the loss and all weights finite?"""
-        weights = (p for model in self.session.build.models for p in model.parameters())
-        return self.bad_looks == 0 and all(bool(torch.isfinite(weight).all()) for weight in weights)
+        weights = [p for model in self.session.build.models for p in model.parameters()]
+        return self.bad_looks == 0 and all(are_finite(weights, self.session.build.shards))
 
     def _require_health(self) -> None:
         if not self._is_healthy():
@@ -451,7 +458,7 @@ class Loop:
             return
         value = None
         self.ranks.at(f"its metric after step {position.step}", position.step)
-        with self.ranks.together():
+        with self.ranks.together(), self.session.whole():
             if self.ranks.writes:
                 value = self.evaluation.metric()
                 self._tell_what_validation_lacks()
@@ -469,10 +476,10 @@ class Loop:
         self.ranks.at(f"the checkpoint of step {self.position.step}", self.position.step)
         streams = self.ranks.gather(to_plain(capture(self.device)))
         self.position.log_bytes, self.position.seconds = self.progress.num_bytes, round(self.seconds, 3)
-        state = self._state(streams)
+        model, state = self.model_state(), self._state(streams)
         with self.ranks.together():
             if self.ranks.writes:
-                path = self.checkpoints.save(self.position, state_of(self.session.built), state)
+                path = self.checkpoints.save(self.position, model, state)
                 seconds = time.monotonic() - began
                 self.progress.tell(
                     EventKind.CHECKPOINT, step=self.position.step, path=str(path), seconds=seconds
@@ -506,9 +513,13 @@ class Loop:
         """Under which the run goes on from its newest checkpoint."""
         return Plan.loads(self.checkpoints.facts["plan"])
 
+    def model_state(self) -> Any:
+        """The state of what the Job's model() returned, whole on rank 0. All ranks call it together."""
+        return whole_state_of(self.session.built, self.session.build.shards, self.ranks)
+
     def _state(self, streams: list[Any]) -> dict[str, Any]:
         return {
-            "optimizer": state_of(self.session.optimizer),
+            "optimizer": whole_state_of(self.session.optimizer, self.session.build.shards, self.ranks),
             "scheduler": state_of(self.scheduler),
             "techniques": state_of(self.session.build.kept),
             "streams": streams,
@@ -518,8 +529,8 @@ class Loop:
     def _save_alone(self, verdict: Verdict) -> Path | None:
         """A checkpoint without the other ranks, whose random streams this one knows where they run here."""
         position = self.position
-        if not position.step or not self._is_healthy():
-            return None
+        if self.session.build.shards is not None or not position.step or not self._is_healthy():
+            return None  # the other parts of weights were lost with the ranks that held them
         if position == self.saved:
             return self.checkpoints.folder / f"step_{position.step}"
         log = self.path / "metrics.jsonl"
@@ -527,14 +538,15 @@ class Loop:
         position.seconds = round(self.seconds, 3)
         streams = [self.survival.board.read(rank, position.step) for rank in range(self.ranks.world_size)]
         streams[self.ranks.rank] = to_plain(capture(self.device))
-        return self.checkpoints.save(position, state_of(self.session.built), self._state(streams))
+        return self.checkpoints.save(position, self.model_state(), self._state(streams))
 
     def _take_up(self, found: Found) -> None:
         """Go on where a checkpoint stands."""
         state = found.state
         fresh = Fresh(self.session.optimizers or self.session.optimizer, self.scheduler)
-        load_into(self.session.built, found.model, "the model")
-        load_into(self.session.optimizer, state["optimizer"], "the optimizer")
+        shards = self.session.build.shards
+        load_into(self.session.built, found.model, "the model", shards)
+        load_into(self.session.optimizer, state["optimizer"], "the optimizer", shards)
         load_into(self.scheduler, state["scheduler"], "the scheduler")
         fresh.take(found.manifest.get("course", {}), self.checkpoints.facts["course"])
         load_into(self.session.build.kept, state["techniques"], "the plan's techniques")

@@ -22,6 +22,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from vivace.errors import PlanError, RankLost, VivaceError, is_broken_exchange
 from vivace.plan import Plan
 from vivace.technique import Stage, registry
+from vivace.tensors.exchange import spread
 from vivace.training.meeting import agreed_name, launch_store
 from vivace.training.rank_watch import WHY_SECONDS, Activity, RankWatch, open_sockets
 from vivace.training.verdict import BUSY_TIMES
@@ -195,12 +196,8 @@ class Ranks:
 
     def spread(self, tensors: Iterable[torch.Tensor]) -> None:
         """Give these tensors, in place, the numbers that rank 0 has in its own."""
-        for tensor in tensors if self.world_size > 1 else ():
-            whole = tensor.detach().contiguous()
-            if whole.numel():
-                dist.broadcast(whole.view(-1).view(torch.uint8), 0)  # gloo knows few types of numbers
-            if whole.data_ptr() != tensor.data_ptr():
-                tensor.detach().copy_(whole)
+        if self.world_size > 1:
+            spread(tensors)
 
     @contextmanager
     def answering(self) -> Iterator[None]:
@@ -305,6 +302,13 @@ def require_one_model(plan: Plan, world_size: int) -> None:
             f"{world_size} ranks were started, but the plan ({plan}) would train {world_size} separate "
             f"models: add {able} to the plan, or start one process"
         )
+
+
+def require_whole_weights(plan: Plan, why: str) -> None:
+    """Raises PlanError, which ends in `why`, where each rank would hold a part of the weights alone."""
+    name = next((technique.name for technique in plan.techniques if technique.card.shards_weights), None)
+    if name is not None:
+        raise PlanError(f"'{name}' divides the weights among the ranks, and {why}")
 
 
 def averages(plan: Plan) -> bool:

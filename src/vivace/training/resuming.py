@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -17,7 +17,10 @@ from vivace.session.session import Session
 from vivace.tensors.loaders import known_length
 from vivace.tensors.randomness import from_plain, restore
 from vivace.training.course import differences
-from vivace.training.ranks import for_so_many
+from vivace.training.ranks import Ranks, for_so_many
+
+if TYPE_CHECKING:
+    from vivace.tensors.shards import Shards
 
 _BIT_EXACT_FACTS = ("torch", "device", "world_size", "threads")
 
@@ -76,11 +79,13 @@ def compare(then: dict[str, Any], now: dict[str, Any], folder: Path, *, changed_
 
 
 def _differ_in_ranks(then: dict[str, Any], now: dict[str, Any]) -> bool:
-    """Is the plan the same but for what the number of processes decides?"""
+    """Is the plan the same but for what the number of processes decides, and for how they train one model?"""
+    one, other = Plan.loads(then["plan"]), Plan.loads(now["plan"])
     if then["world_size"] == now["world_size"]:
-        return False
-    one, other = (for_so_many(Plan.loads(facts["plan"]), 1).id for facts in (then, now))
-    return one == other
+        plans = (Plan(t for t in plan.techniques if not t.card.averages_ranks) for plan in (one, other))
+    else:
+        plans = (for_so_many(plan, 1) for plan in (one, other))
+    return len({plan.id for plan in plans}) == 1
 
 
 def state_of(thing: object) -> Any:
@@ -90,14 +95,26 @@ def state_of(thing: object) -> Any:
     return {str(key): state_of(item) for key, item in items_of(thing)} or None
 
 
-def load_into(thing: object, state: Any, what: str) -> None:
-    """The inverse of `state_of`. Raises CheckpointError where `what` does not take the state."""
+def whole_state_of(thing: object, shards: Shards | None, ranks: Ranks) -> Any:
+    """The same where ranks may hold parts of the weights: whole on rank 0. All ranks call it together."""
+    state = state_of(thing)
+    return state if shards is None else shards.gathered(state, keep=ranks.writes)
+
+
+def load_into(thing: object, state: Any, what: str, shards: Shards | None = None) -> None:
+    """The inverse of `state_of`, and with `shards` of `whole_state_of`.
+
+    Raises CheckpointError where `what` does not take the state.
+    """
     try:
+        if isinstance(thing, torch.optim.Optimizer) and shards is not None:
+            thing.load_state_dict(shards.parted_optimizer(state, thing))
+            return
         if hasattr(thing, "load_state_dict"):
-            thing.load_state_dict(state)
+            thing.load_state_dict(state if shards is None else shards.parted(state, state_of(thing)))
             return
         for key, item in items_of(thing):
-            load_into(item, state[str(key)], what)
+            load_into(item, state[str(key)], what, shards)
     except CheckpointError:
         raise
     except Exception as error:

@@ -144,6 +144,11 @@ class Survival:
         where = f"the step ran out of memory ({reason})"
         if build.own_step:
             return JobError(f"{where}; your own step cannot be cut into pieces: give it a smaller batch")
+        if build.shards is not None:
+            return OutOfMemory(
+                f"{where}, and where each rank holds a part of the weights it cannot be taken again, though "
+                f"the last checkpoint stands: {_would_fit(session)}"
+            )
         if self._updating or build.facts.updates_in_backward != self._updates:
             return OutOfMemory(
                 f"{where} while the weights were being updated, which smaller pieces of a batch cannot help: "
@@ -194,6 +199,8 @@ def naming_memory() -> Iterator[None]:
 
 def _would_fit(session: Session) -> str:
     savers = registry.savers(session.build.device.type, Numerics.EXACT)
+    if session.build.shards is not None:
+        savers = [cls for cls in savers if cls.card.acts_on_shards]
     lacking = [cls.name for cls in savers if cls.name not in session.plan.names]
     wanted = f"a plan with {' or '.join(lacking[:2])}, " if lacking else ""
     return f"what may fit is {wanted}a smaller batch, or a device with more memory"

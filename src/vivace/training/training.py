@@ -29,12 +29,12 @@ from vivace.pages.notebook import listening
 from vivace.pages.sameness import of_run
 from vivace.pictures import PICTURES
 from vivace.plan import Plan
-from vivace.session.opening import call, start
+from vivace.session.opening import call, models_of, start
 from vivace.training.checkpoints import kept_plan
 from vivace.training.folder import RunFolder
 from vivace.training.loop import DEADLINE, Changed, Loop, OnNan, Options
 from vivace.training.ranks import Ranks, for_so_many, joined
-from vivace.training.resuming import state_of
+from vivace.training.resuming import load_into
 from vivace.training.survival import naming_memory
 from vivace.training.tuned import found_by_tune
 from vivace.training.watch import Unwatched, Watch
@@ -191,8 +191,19 @@ def train(
 def _handed_on(loop: Loop, run: Run) -> Run:
     """What came of it, after the job has been told: by now the plan has left the model."""
     if loop.job.on_trained is not None and loop.ranks.writes and not run.interrupted:
-        call(loop.job, "on_trained", loop.session.built, loop.path)
+        call(loop.job, "on_trained", _whole_model(loop), loop.path)
     return run
+
+
+def _whole_model(loop: Loop) -> Any:
+    """What the Job's model() returned, trained; another one where each rank holds a part of its weights."""
+    if loop.session.build.shards is None:
+        return loop.session.built
+    built = call(loop.job, "model")
+    for module in models_of(loop.job, built):
+        module.to(loop.device)
+    load_into(built, torch.load(loop.path / "model.pt", map_location="cpu", weights_only=True), "the model")
+    return built
 
 
 @contextmanager
@@ -255,8 +266,10 @@ def _check(options: Options, *, resume: bool, restart: bool) -> None:
 
 def _draw(loop: Loop) -> None:
     """Leave the job's pictures in the run folder. Where they cannot be drawn, a notice says why."""
-    with loop.ranks.together():
-        if loop.job.pictures is None or loop.stopped_by or not loop.ranks.writes:
+    if loop.job.pictures is None or loop.stopped_by:
+        return
+    with loop.ranks.together(), loop.session.whole():
+        if not loop.ranks.writes:
             return
         try:
             replace_text(loop.path / PICTURES, json.dumps(loop.evaluation.pictures()))
@@ -301,10 +314,10 @@ def _write_results(loop: Loop, machine: Machine, job: Job | str, plan_file: Path
     )
     facts = {"plan_id": plan.id, "machine": machine.to_dict()}
     document = json.dumps({**run.to_dict(), **facts}, indent=1).encode()
+    model = None if run.interrupted else loop.model_state()
     with ranks.together():
         if ranks.writes:
             if not run.interrupted:
-                model = state_of(loop.session.built)
                 replace_file(loop.path / "model.pt", lambda file: torch.save(model, file))
             replace_file(loop.path / "run.json", lambda file: file.write(document))
     loop.progress.tell(EventKind.STOP, **run.to_dict())

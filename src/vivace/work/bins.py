@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vivace.operators import MATRIX_KINDS
 
 if TYPE_CHECKING:
-    from vivace.work.kernel import Kernel
+    from vivace.work.kernel import Access, Kernel
 
 # Channels in a group for which libraries have their own kernels; others are irregular.
 REGULAR_WIDTHS = (2, 4, 8, 16, 32)
@@ -48,8 +49,31 @@ def make_bins(
 
 
 def bins_of(kernels: Sequence[Kernel], batch: int) -> list[Bin]:
-    """The bins of a step counted at one batch size; every byte is taken to grow with it."""
-    return _gather([(kind_of(k), k.flops / batch, k.bytes / batch, 0.0) for k in kernels])
+    """The bins of a step counted at one batch size; every byte is taken to grow with it.
+
+    The bytes are those of fp32 tensors, also where the step was counted in another precision.
+    """
+    double = item_bytes_of(kernels) == 8
+    return _gather([(kind_of(k), k.flops / batch, _as_fp32(k, double) / batch, 0.0) for k in kernels])
+
+
+def item_bytes_of(kernels: Sequence[Kernel]) -> int:
+    """The size of a number in most of the operations: 8, 4 or 2 bytes; 4 where there are none."""
+    flops: Counter[int] = Counter()
+    for kernel in kernels:
+        if kernel.flops and kernel.reads and kernel.reads[0].item_bytes in (2, 4, 8):
+            flops[kernel.reads[0].item_bytes] += kernel.flops
+    return flops.most_common(1)[0][0] if flops else 4
+
+
+def _as_fp32(kernel: Kernel, double: bool) -> int:
+    """Bytes that a kernel would move with numbers of four bytes; what counts or selects stays as it is."""
+
+    def moved(accesses: Sequence[Access]) -> int:
+        return sum(4 * a.num_elements if a.item_bytes in floats else a.bytes for a in accesses)
+
+    floats = (2, 8) if double else (2,)  # in other steps, numbers of eight bytes are labels and places
+    return kernel.passes * moved(kernel.reads) + moved(kernel.writes)
 
 
 def _gather(parts: Sequence[tuple[str, float, float, float]]) -> list[Bin]:

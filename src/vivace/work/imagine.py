@@ -22,13 +22,15 @@ import torch
 from vivace.errors import JobError, VivaceError
 from vivace.files import replace_text
 from vivace.job import Batch, Job, blame, load
+from vivace.session.opening import parts_of
 from vivace.tensors.loaders import known_length
 from vivace.tensors.trees import batch_size
 from vivace.torch_internals.tensors import FakeCopyMode, FakeTensorMode, tree_map_only
-from vivace.work.bins import bins_of
+from vivace.work.bins import bins_of, item_bytes_of
 from vivace.work.count import Work, count_work
 
 FORMAT = 1
+PRECISIONS = {8: "fp64", 2: "amp"}  # by the bytes of a number
 
 
 def imagine(job: Job, name: str) -> dict[str, Any]:
@@ -44,12 +46,11 @@ def imagine(job: Job, name: str) -> dict[str, Any]:
     how, (work, model, state) = _counted(job, batch)
     samples = batch_size(batch) or 1
     parameters = [p for p in model.parameters() if p.requires_grad]
-    half = any(a.item_bytes == 2 for k in work.kernels if k.flops for a in k.reads)
     return {
         "format": FORMAT,
         "name": name,
         "counted": how,
-        "precision": "amp" if half else "fp32",
+        "precision": PRECISIONS.get(item_bytes_of(work.kernels), "fp32"),
         "batch_size": samples,
         "steps_per_epoch": known_length(loader),
         "epochs": job.epochs,
@@ -121,8 +122,9 @@ def _step(job: Job, model: torch.nn.Module, batch: Batch) -> Step:
     except Exception as error:
         raise _Unimaginable(f"one step of the job fails: {blame(error)}") from error
     tensors: list[torch.Tensor] = []
-    for entry in getattr(optimizer, "state", {}).values():
-        tensors += [value for value in entry.values() if isinstance(value, torch.Tensor)]
+    for one in parts_of(optimizer, torch.optim.Optimizer):
+        for entry in one.state.values():
+            tensors += [value for value in entry.values() if isinstance(value, torch.Tensor)]
     return work, model, sum(t.numel() * t.element_size() for t in tensors)
 
 
@@ -137,7 +139,7 @@ def _demand(work: Work, samples: int, parameters: list[torch.nn.Parameter]) -> d
         "bins": [dict(zip(names, b, strict=True)) for b in bins],
         "num_parameters": sum(p.numel() for p in parameters),
         "num_tensors": len(parameters),
-        "saved_bytes": work.saved_bytes / samples,
+        "saved_bytes": work.saved_bytes / samples * 4 / item_bytes_of(work.kernels),
     }
 
 

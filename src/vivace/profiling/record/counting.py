@@ -15,6 +15,7 @@ from vivace.profiling.record.guard import Guard
 from vivace.profiling.record.hooks import LoopHooks
 from vivace.profiling.record.modules import ModuleRanges
 from vivace.torch_internals.tensors import Operator, current_dispatch_mode, storage_id
+from vivace.work.bins import bins_of
 from vivace.work.count import KernelCounter
 
 
@@ -73,6 +74,7 @@ class CountedStep:
             "bytes": work.bytes,
             "bytes_fused": work.bytes_fused,
             "kernels": work.count,
+            "bins": bins_of([k for k in work.kernels if k.phase != "update"], 1),
             "item_bytes": dict(dtypes),
             "activations": activations.most_common(40),
             "activation_bytes": activations.total(),

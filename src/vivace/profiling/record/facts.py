@@ -208,15 +208,22 @@ def dynamo() -> dict[str, Any]:
     utils = compiler.counts()
     if utils is None or not compiles():
         return {}
-    rows = []
-    for metric in utils.get_compilation_metrics():
+    rows, metrics = [], utils.get_compilation_metrics()
+    for metric in metrics:
         seconds = getattr(metric, "entire_frame_compile_time_s", None) or 0.0
         reason = getattr(metric, "recompile_reason", None)
         place = f"{metric.co_filename}:{metric.co_firstlineno} {metric.co_name}"
         rows.append({"place": place, "seconds": seconds, "reason": reason, "failed": metric.fail_reason})
     breaks = [[str(reason)[:600], int(n)] for reason, n in utils.counters["graph_break"].items()]
     places = Counter(_own_line(reason.user_stack) for reason in utils.graph_break_reasons)
-    return {"graphs": num_graphs(), "compilations": rows, "breaks": breaks, "break_places": dict(places)}
+    return {
+        "graphs": num_graphs(),
+        "compilations": rows,
+        "metrics": metrics,  # of which the rows are
+        "most": utils.DEFAULT_COMPILATION_METRICS_LIMIT,  # torch keeps the last ones only
+        "breaks": breaks,
+        "break_places": dict(places),
+    }
 
 
 def _own_line(stack: Sequence[FrameSummary]) -> str:
@@ -226,16 +233,21 @@ def _own_line(stack: Sequence[FrameSummary]) -> str:
 
 
 def dynamo_difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """What torch.compile did in the timed window, with all graph breaks since the start."""
+    """What torch.compile did in the timed window, with all graph breaks since the start.
+
+    Where torch has kept only the last of many compilations, ``cut`` says how many those are.
+    """
     if not after:
         return {}
-    old = len(before.get("compilations", []))
+    old = set(map(id, before.get("metrics", [])))
+    rows = zip(after["compilations"], after["metrics"], strict=True)
     return {
         "graphs": after["graphs"],
         "new_graphs": after["graphs"] - before.get("graphs", 0),
         "breaks": after["breaks"],
         "break_places": after["break_places"],
-        "compilations": after["compilations"][old:],
+        "compilations": [row for row, metric in rows if id(metric) not in old],
+        "cut": after["most"] if len(after["metrics"]) >= after["most"] else None,
         "reasons": [row for row in after["compilations"] if row["reason"]],
         "failed": [row for row in after["compilations"] if row["failed"]],
     }
