@@ -3,10 +3,12 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import psutil
@@ -217,11 +219,18 @@ def launched(verb, name, *arguments):
     )
 
 
-@pytest.mark.slow
-def test_a_launch_finds_a_plan_that_a_launch_trains(tmp_path):
-    out = tmp_path / "tune"
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """A whole search on two ranks: what came of the command, and its folder."""
+    out = tmp_path_factory.mktemp("found") / "tune"
     done = launched("tune", "job", "--budget", "60", "--out", str(out), "--json")
     assert done.returncode == 0, done.stderr
+    return done, out
+
+
+@pytest.mark.slow
+def test_a_launch_finds_a_plan_that_a_launch_trains(found, tmp_path):
+    done, out = found
     (document,) = [json.loads(line) for line in done.stdout.splitlines()]
     assert {"ddp", "planted_quick"} <= set(document["plan"])
     assert not {"planted_death", "planted_lie"} & set(document["plan"])
@@ -230,14 +239,19 @@ def test_a_launch_finds_a_plan_that_a_launch_trains(tmp_path):
     assert (document["verdict"]["kept"], document["verdict"]["promise"]) == (True, "rounding")
     tried = [trial for trial in document["trials"] if trial["status"] != "refused"]
     assert all("ddp" in trial["techniques"] for trial in tried)
-    deaths = [trial["reason"] for trial in tried if "planted_death" in trial["techniques"]]
-    assert deaths
-    assert all("on rank 1: the process died from SIGKILL" in reason for reason in deaths)
     assert done.stderr.count("-m vivace train") == 1
     plan = str(out / "plan.toml")
     trained = launched("train", "job", "--plan", plan, "--out", str(tmp_path / "run"), "--json")
     assert trained.returncode == 0, trained.stderr
     assert json.loads(trained.stdout)["steps"] == 16
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_on_one_rank_ends_its_trial_on_all(found):
+    tried = Ledger(found[1] / "ledger.jsonl").trials()
+    deaths = [trial for trial in tried if "planted_death" in trial.techniques]
+    assert any("on rank 1: the process died from SIGKILL" in trial.reason for trial in deaths)
+    assert {trial.status for trial in deaths} <= {"failed", "refused"}
 
 
 @pytest.mark.slow
@@ -258,26 +272,26 @@ def test_what_ranks_cannot_train_is_one_sentence(tmp_path, name, arguments, sent
 
 
 @pytest.mark.slow
-def test_a_launch_that_is_told_to_end_keeps_its_best_and_leaves_no_process(tmp_path):
+def test_a_later_launch_builds_on_the_first_and_keeps_its_best_when_told_to_end(found, tmp_path):
     out = tmp_path / "tune"
+    shutil.copytree(found[1], out)
+    ledger = Ledger(out / "ledger.jsonl")
+    earlier = len(ledger.trials())
     words = command("tune", "job", "--budget", "500", "--out", str(out), "--json")
-    with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
-    ) as process:
-        ledger, deadline, started = Ledger(out / "ledger.jsonl"), time.monotonic() + 200, []
-        while time.monotonic() < deadline:
-            known = [t for t in ledger.trials() if t.ratio] if ledger.path.exists() else []
-            if any(trial.role == "candidate" and trial.ratio.low > 1 for trial in known):
-                break
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, env=ENVIRONMENT, **pipes) as process:
+        deadline, tried = time.monotonic() + 200, []
+        while time.monotonic() < deadline and not tried:
             time.sleep(0.2)
+            tried = [t for t in ledger.trials()[earlier:] if t.ratio and t.role == "candidate"]
         started = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
         output, errors = process.communicate(timeout=100)
     assert process.returncode != 0
     document = json.loads(output)
     assert document["interrupted"], errors
-    assert "ddp" in document["plan"]
-    assert len(document["plan"]) > 1
-    assert Plan.load(out / "plan.toml").to_dict() == document["plan"]
+    assert document["plan"] == tried[0].techniques
+    assert {"ddp", "planted_quick"} <= set(document["plan"])
+    assert tomllib.loads((out / "plan.toml").read_text())["techniques"] == document["plan"]
     _, left = psutil.wait_procs(started, timeout=20)
     assert not left
