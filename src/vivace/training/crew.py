@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import ChildFailed, RankLost, VivaceError
-from vivace.processes.launch import Child, Source
+from vivace.processes.launch import Child, Source, preload
 
 PATIENCE_SECONDS = 300.0
 GRACE_SECONDS = 30.0  # for the answers of the others, once rank 0's child has its own
@@ -108,6 +108,7 @@ class Company:
     def follow(self) -> dict[str, Any]:
         """On a rank other than 0: run errands until the end. What came of it on rank 0, or its error."""
         children: dict[int, Child] = {}
+        preload([])  # what every child begins with is imported meanwhile
         try:
             for number in itertools.count():
                 text = self._read(f"errand/{number}", math.inf)

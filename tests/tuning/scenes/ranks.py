@@ -1,8 +1,7 @@
-"""Jobs for a search on two ranks, and techniques that help, kill one rank, and lie."""
+"""Jobs for a search on two ranks, and techniques that help, end one rank, and lie."""
 
 import dataclasses
 import os
-import signal
 import sys
 import time
 
@@ -16,8 +15,8 @@ DELAY_SECONDS = 0.03
 torch.set_num_threads(1)
 
 
-def data(num_samples=64, seed=0):
-    generator = torch.Generator().manual_seed(seed)
+def data(num_samples=64):
+    generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(num_samples, 8, generator=generator)
     return DataLoader(TensorDataset(inputs, inputs[:, :4].argmax(1)), batch_size=8, shuffle=True)
 
@@ -35,7 +34,6 @@ job = vivace.Job(
     epochs=2,
 )
 RANK = int(os.environ.get("RANK", "0"))
-torn = dataclasses.replace(job, data=lambda: data(seed=RANK))
 longer = dataclasses.replace(job, data=lambda: data(64 + 8 * RANK))
 normed = dataclasses.replace(
     job, model=lambda: torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4))
@@ -72,10 +70,10 @@ class PlantedQuick(Planted):
 @vivace.register
 @dataclasses.dataclass(frozen=True)
 class PlantedDeath(Planted):
-    """Kills one of the two ranks in its first step."""
+    """Ends one of the two ranks in its first step."""
 
     name = "planted_death"
-    card = card("kills rank 1")
+    card = card("ends rank 1")
 
     def apply(self, build):
         build.wrap(Seam.FORWARD, die)
@@ -96,5 +94,5 @@ class PlantedLie(Planted):
 
 def die(following, batch):
     if RANK == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.abort()
     return following(batch)
