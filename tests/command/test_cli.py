@@ -290,6 +290,7 @@ def test_version_is_the_packages():
         ("train JOBS:raising", "step 1 of the training failed: ZeroDivisionError"),
         ("train JOBS:quits", "the Job's model failed: SystemExit: 0"),
         ("train JOBS:quits_in_loss", "step 1 of the training failed: SystemExit: 0"),
+        ("train JOBS:leaves_at_once", "the job ended the process by os._exit(0) before the command was done"),
         ("train JOBS:asks", "standard input is closed while Vivace runs a job; the job must not read it"),
         ("train JOBS:asked", "standard input is closed while Vivace runs a job; the job must not read it"),
         ("train JOBS:no_module", "the Job's model() returned a str; it must return an nn.Module"),

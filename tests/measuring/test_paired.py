@@ -101,7 +101,7 @@ class Noisy:
     step_seconds = 1e-3
 
     def __init__(self, seconds, swing, cpu_seconds=None):
-        self.child = types.SimpleNamespace(pid=os.getpid())
+        self.child, self.processes = types.SimpleNamespace(pid=os.getpid()), [os.getpid()]
         self.clocks = Clocks(cpu_seconds) if cpu_seconds is not None else None
         self.steps = []
         self.blocks = (seconds * swing**power for power in itertools.cycle([0, 1, -1, 1, 0, -1]))

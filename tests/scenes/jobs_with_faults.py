@@ -1,5 +1,6 @@
 """Jobs with one fault each, and some that talk: what the command line has to say a sentence about."""
 
+import os
 import subprocess
 
 import torch
@@ -53,6 +54,7 @@ empty = but(data=list)
 raising = but(loss=lambda model, batch: 1 // 0)
 quits = but(model=lambda: exit(0))
 quits_in_loss = but(loss=lambda model, batch: exit(0))
+leaves_at_once = but(loss=lambda model, batch: os._exit(0))
 asks = but(loss=ask)
 no_module = but(model=lambda: "resnet50")
 no_optimizer = but(optimizer=lambda model: None)

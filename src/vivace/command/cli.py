@@ -45,7 +45,7 @@ def _require_alone(verb: str) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError(
             f"{verb} works in one process, and {os.environ['WORLD_SIZE']} ranks were started: start it "
-            "without torchrun; train, verify and profile run on several ranks"
+            "without torchrun; a JOB is tuned on several ranks"
         )
 
 
@@ -210,9 +210,9 @@ def tune(
 
     After -- stands any script, unmodified: it is run until the plan is found, and nothing it writes is kept.
     """
-    with screen(as_json, quiet, debug, device) as shown:
-        _require_alone("tune")
+    with screen(as_json, quiet, debug, device, one_speaks=True) as shown:
         if "--" in sys.argv or len(words) > 1:
+            _require_alone("tune of a script")
             needing = {
                 "--memory": memory,
                 "--runs": runs > 1,
@@ -226,13 +226,15 @@ def tune(
         job = words[0]
         from vivace.command.endings import tuned
         from vivace.command.progress import TuneProgress
+        from vivace.training.crew import num_ranks
         from vivace.tuning import tune as run
 
-        command = f"vivace tune {job} --budget {budget} --allow {allow}"
+        launcher = f"torchrun --nproc-per-node {num_ranks()} -m " if num_ranks() > 1 else ""
+        command = f"{launcher}vivace tune {job} --budget {budget} --allow {allow}"
         command += f" --runs {runs}" if runs > 1 else ""
         command += f" --steps {steps}" if steps is not None else ""
         command += f" --memory {memory}" if memory else ""
-        with TuneProgress(quiet) as progress:
+        with TuneProgress(shown.quiet) as progress:
             result = run(
                 job,
                 budget=budget,

@@ -12,7 +12,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 import typer
 
@@ -106,6 +106,30 @@ def _finite(content: object) -> Any:
 
 
 @contextmanager
+def _no_silent_end(shown: Screen) -> Iterator[None]:
+    """While entered, a job that ends this process by ``os._exit(0)``, after which no more Python runs, does
+    not end it as if the command were done.
+    """
+    leave, own = os._exit, os.getpid()
+
+    def told(status: int) -> NoReturn:
+        if status == 0 and os.getpid() == own:  # a fork ends so as it should
+            shown.fail(
+                "JobError",
+                "the job ended the process by os._exit(0) before the command was done: let its functions "
+                "return, or raise an error",
+            )
+            status = 2
+        leave(status)
+
+    os._exit = told
+    try:
+        yield
+    finally:
+        os._exit = leave
+
+
+@contextmanager
 def screen(
     as_json: bool, quiet: bool, debug: bool, device: str | None = None, *, one_speaks: bool = False
 ) -> Iterator[Screen]:
@@ -123,7 +147,8 @@ def screen(
             from vivace.inspection.device_choice import train_on
 
             train_on(device)
-        yield current
+        with _no_silent_end(current):
+            yield current
         code = current.exit_code if not follows else 0
     except VivaceError as error:
         if debug:
@@ -133,7 +158,8 @@ def screen(
             current.fail(error.kind, str(error))
         code = error.exit_code if told else 0
     except KeyboardInterrupt:
-        current.fail("KeyboardInterrupt", "interrupted")
+        if not follows:
+            current.fail("KeyboardInterrupt", "interrupted")
         code = 130
     except BaseException as error:  # SystemExit too: a job that calls exit() must not end with its code
         if debug:

@@ -19,6 +19,7 @@ from vivace.measuring.quiet import TOLERATED_SHARE, ForeignLoad
 from vivace.measuring.statistics import speed_ratio
 from vivace.plan import Plan
 from vivace.processes.launch import Child, Source
+from vivace.training.crew import Company, Crew
 from vivace.words import percent
 
 WORKER = "vivace.measuring.worker:Worker"
@@ -60,8 +61,9 @@ class Timed:
 
     clocks: Clocks | None = None  # of the last block
 
-    def __init__(self, child: Child, timeout: float) -> None:
+    def __init__(self, child: Child | Crew, timeout: float) -> None:
         self.child = child
+        self.processes = [child.pid]  # on this host, each the leader of its group
         self.timeout = timeout
         self.step_seconds = 0.0
         self.warmup_seconds = 0.0
@@ -96,13 +98,15 @@ class Timed:
         self.child.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        if self.child.alive:
+        for process in self.processes if self.child.alive else ():
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.child.pid, number)
+                os.killpg(process, number)
 
 
 class Contestant(Timed):
-    """A child process that holds a job open under a plan, ready to run timed blocks."""
+    """A child process that holds a job open under a plan, ready to run timed blocks; in a `company` of
+    several ranks one in each, which step together.
+    """
 
     def __init__(
         self,
@@ -112,9 +116,13 @@ class Contestant(Timed):
         log: Path | None = None,
         timeout: float = 600,
         environment: dict[str, str] | None = None,
+        company: Company | None = None,
     ) -> None:
         arguments = {"machine": machine.to_dict()}
-        super().__init__(Child(WORKER, source, arguments, log=log, environment=environment), timeout)
+        started = (company or Company(source)).child(
+            WORKER, arguments, log=log, environment=environment, meeting=True
+        )
+        super().__init__(started, timeout)
         self.promise = "exact"
 
     def open(
@@ -131,7 +139,7 @@ class Contestant(Timed):
         self._signal(signal.SIGCONT)
         arguments = {"plan": plan.to_dict(), "strict": strict, "seed": seed}
         arguments |= {} if settled else {"settled": False}
-        self.child.ask("open", self.timeout, **arguments)
+        self.processes = self.child.ask("open", self.timeout, **arguments)["processes"]
         self.promise = self.warm(warm_seconds, max(1.0, deadline - time.monotonic()))["promise"]
 
 
@@ -192,7 +200,7 @@ def compare(
     """
     deadline = time.monotonic() + seconds
     steps = [max(1, round(BLOCK_SECONDS / max(c.step_seconds, 1e-6))) for c in (reference, candidate)]
-    others = ForeignLoad([reference.child.pid, candidate.child.pid])
+    others = ForeignLoad([*reference.processes, *candidate.processes])
     quiet: list[_Pair] = []
     disturbed: list[_Pair] = []
     for pair in _paired(reference, candidate, steps):

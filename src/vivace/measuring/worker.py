@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import math
 import os
+import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
 from vivace.data.damage import Damage
-from vivace.data.order import ordered
+from vivace.data.order import ordered, share_of
 from vivace.errors import JobError, VivaceError
 from vivace.job import Batch, Job
 from vivace.ledger import Observation
@@ -33,6 +35,7 @@ from vivace.session.opening import (
     first_batches,
     largest_batch,
     readable,
+    seed_everything,
     start,
     training_device,
 )
@@ -40,8 +43,9 @@ from vivace.session.session import Session
 from vivace.technique import Numerics, registry
 from vivace.tensors.loaders import known_length
 from vivace.tensors.randomness import Streams, derive
-from vivace.tensors.trees import batch_size, tensors
+from vivace.tensors.trees import batch_size, digest, tensors
 from vivace.training.evaluation import Evaluation
+from vivace.training.ranks import Ranks, met_under
 from vivace.training.snapshot import Snapshot
 
 FIRST_PASS_SECONDS = 10.0
@@ -56,14 +60,35 @@ LIBRARIES = (
     "torchmetrics",
     "pandas",
 )
+IDLE_SECONDS = 24 * 3600.0  # of ranks between commands, each of which has a limit of its own
+
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
+
+
+def _together(
+    command: Callable[Concatenate[Worker, Arguments], Answer],
+) -> Callable[Concatenate[Worker, Arguments], Answer]:
+    """A command that several ranks answer together: where it fails on one, the others hear why."""
+
+    @functools.wraps(command)
+    def answered(self: Worker, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Answer:
+        with self.ranks.answering() if self.ranks.world_size > 1 else contextlib.nullcontext():
+            return command(self, *arguments, **named)
+
+    return answered
 
 
 class Worker:
-    """Serves `vivace.processes.launch.Child`: each method is a command with JSON arguments and answer."""
+    """Serves `vivace.processes.launch.Child`: each method is a command with JSON arguments and answer.
 
-    def __init__(self, job: Job, machine: dict[str, Any]) -> None:
+    Of several ranks, which meet under the name `meeting`, each has one, and gets its share of every batch.
+    """
+
+    def __init__(self, job: Job, machine: dict[str, Any], meeting: str = "") -> None:
         self.job = job
         self.machine = Machine.from_dict(machine)
+        self.ranks = met_under(meeting, IDLE_SECONDS) if meeting else Ranks()
         self.session: Session | None = None
         self._before: Snapshot | None = None
         self._stream: Iterator[Any] = iter(())
@@ -77,19 +102,21 @@ class Worker:
             total = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, int(limit) / total), device)
 
-    def check(self, plan: dict[str, Any] | None = None) -> dict[str, Any]:
+    def check(self, plan: dict[str, Any] | None = None, num_ranks: int = 1) -> dict[str, Any]:
         """Run one step of the job as it is, or under the plan without which it does not fit into memory;
         return what it consists of. Raises JobError.
+
+        Of `num_ranks` that are to train together it is the step of one, alone.
         """
         loader = call(self.job, "data")
         batches = first_batches(readable(loader, self.job), 4)
         with start(self.job, Plan.from_dict(plan or {}), self.machine, strict=False) as session:
             model = session.build.models[0]
-            size = batch_size(batches[0])
-            checked_step(session, batches[0])
+            size, part = batch_size(batches[0]), share_of(batches[0], 0, num_ranks)
+            checked_step(session, part)
             parameters = [p for m in session.build.models for p in m.parameters()]
             return {
-                "signature": self._signature(session, batches[0]),
+                "signature": self._signature(session, part, num_ranks),
                 "batch_size": size,
                 "model": type(model).__name__,
                 "num_parameters": sum(p.numel() for p in parameters),
@@ -106,15 +133,37 @@ class Worker:
         """Well-known slow imports that the job has made; later children find them imported already."""
         return [name for name in sys.modules if name.partition(".")[0] in LIBRARIES]
 
-    def profile(self, plan: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The reference's `Profile`: what bounds the gain of each technique."""
+    def profile(self, plan: dict[str, Any] | None = None, num_ranks: int = 1) -> dict[str, Any]:
+        """The reference's `Profile`: what bounds the gain of each technique; with `num_ranks` as `check`."""
         with start(self.job, Plan.from_dict(plan or {}), self.machine) as session:
             loader = call(self.job, "data")
-            batches = first_batches(readable(loader, self.job), 4)
-            found = profile_reference(session, self.job, batches)
-            beside = limit_beside(session, self.job, loader, batches[0], found)
-            found.features["loading_limit"] = found.features["loading_limit"] or beside
+            batches = [share_of(b, 0, num_ranks) for b in first_batches(readable(loader, self.job), 4)]
+            found = profile_reference(session, self.job, batches, num_ranks)
+            if num_ranks == 1:  # the cores of several are not divided among them
+                beside = limit_beside(session, self.job, loader, batches[0], found)
+                found.features["loading_limit"] = found.features["loading_limit"] or beside
             return dataclasses.asdict(found)
+
+    @_together
+    def same_data(self) -> None:
+        """Raises JobError where the ranks read other batches than rank 0, or another number of them."""
+        seed_everything(0)
+        loader = call(self.job, "data")
+        length = known_length(loader)
+        read = ordered(loader, seed=0, epoch=0, damage=Damage(self.job.damaged))
+        (first,) = first_batches((batch for batch in read if batch is not None), 1)
+        found = self.ranks.gather((length, digest(first)))
+        length, own = found[0]
+        for rank, (other, content) in enumerate(found):
+            if other != length:
+                raise JobError(
+                    f"rank 0 has {length} batches and rank {rank} has {other}: give every rank the same data"
+                )
+            if content != own:
+                raise JobError(
+                    f"ranks 0 and {rank} read different batches, and Vivace splits every batch itself: give "
+                    "the data's shuffle a seed, and leave out what splits them by rank"
+                )
 
     def choose(
         self, memory: int, allow: str, base: dict[str, Any], seconds: float = math.inf
@@ -136,6 +185,7 @@ class Worker:
 
         return batch_curve(self.job, self.machine, Plan.from_dict(plan), memory, seconds).to_dict()
 
+    @_together
     def open(
         self, plan: dict[str, Any], strict: bool = True, seed: int = 0, settled: bool = True
     ) -> dict[str, Any]:
@@ -147,10 +197,18 @@ class Worker:
         self.session = start(self.job, Plan.from_dict(plan), self.machine, seed=seed, strict=strict)
         self._before = Snapshot(self.session)
         loader = call(self.job, "data")
-        self._stream = endless_batches(self.session, self.job, loader, seed)
+        self._stream = self._endless(loader, seed)
         if settled and any(one.first_pass_differs for one in self.session.plan.techniques):
             self._stream = self._later_pass(loader, seed)
-        return {"seconds": time.perf_counter() - begin}
+        places = self.ranks.gather((socket.gethostname(), os.getpid()))
+        here = [pid for host, pid in places if host == socket.gethostname()]
+        return {"seconds": time.perf_counter() - begin, "processes": here}
+
+    def _endless(self, loader: Iterable[Batch], seed: int, again: int | None = None) -> Iterator[Any]:
+        """This rank's share of `endless_batches`."""
+        assert self.session is not None
+        rank, num = self.ranks.rank, self.ranks.world_size
+        return endless_batches(self.session, self.job, loader, seed, again, rank=rank, world_size=num)
 
     def _later_pass(self, loader: Iterable[Batch], seed: int) -> Iterator[Any]:
         """The batches of passes after the first, whose samples have all been read before.
@@ -159,68 +217,86 @@ class Worker:
         """
         assert self.session is not None
         deadline, read = time.monotonic() + FIRST_PASS_SECONDS, 0
-        first = ordered(loader, seed=seed, epoch=0, damage=Damage(self.job.damaged))
+        rank, num = self.ranks.rank, self.ranks.world_size
+        damage = Damage(self.job.damaged)
+        first = ordered(loader, seed=seed, epoch=0, damage=damage, rank=rank, world_size=num)
         for read, _ in enumerate(self.session.batches(first), 1):  # noqa: B007
             if time.monotonic() > deadline:
                 break
-        length = known_length(loader)
+        read, length = min(self.ranks.gather(read)), known_length(loader)
         whole = length is not None and read >= length
         if isinstance(loader, Iterator):
             loader = call(self.job, "data")
-        return endless_batches(self.session, self.job, loader, seed, None if whole else read)
+        return self._endless(loader, seed, None if whole else read)
 
+    @_together
     def warm(self, seconds: float = 1.0) -> dict[str, Any]:
         """Step until compiled, cached and steady: at least 3 steps and `seconds` after the first, and up to
         three times as long while the last one is slow. Of two steps the faster one counts: the other may have
         compiled.
         """
-        begin = time.perf_counter()
-        self._steps(1)
-        first = time.perf_counter() - begin
+        first = self._step_seconds()
         times: list[float] = []
         while (
             len(times) < 2
             or sum(times) < seconds
             or (times[-1] >= 1.5 * min(times) and sum(times) < 3 * seconds)
         ):
-            before = time.perf_counter()
-            self._steps(1)
-            times.append(time.perf_counter() - before)
+            times.append(self._step_seconds())
         steady = sorted(times)[(len(times) - 1) // 2]
         extra = first + sum(times) - (len(times) + 1) * steady
         promise = self.session.promise.name.lower() if self.session is not None else ""
         return {"step_seconds": steady, "warmup_seconds": max(0.0, extra), "promise": promise}
 
+    def _step_seconds(self) -> float:
+        """Seconds of one step, of the slowest rank."""
+        before = time.perf_counter()
+        self._steps(1)
+        return self.ranks.largest(time.perf_counter() - before)[0]
+
+    @_together
     def block(self, steps: int, cached: bool = False) -> dict[str, float]:
         """Time `steps` steps, loading included; with `cached`, all on the last batch, without the loader.
 
-        On a processor also what it worked for them, in all threads: ``processor``.
+        On a processor also what it worked for them, in all threads: ``processor``. Several ranks begin at
+        once and end when the slowest does; for them the processor's clock, which stands while one waits for
+        another, would not tell.
         """
         assert self.session is not None
+        self.ranks.gather(None)
         begin, worked, self._waited = time.perf_counter(), time.process_time(), 0.0
         samples = self._steps(steps, cached)
-        done = {"seconds": time.perf_counter() - begin, "samples": samples, "waited": self._waited}
-        if self.session.build.device.type == "cpu":
+        seconds, waited = self.ranks.largest(time.perf_counter() - begin, self._waited)
+        done = {"seconds": seconds, "samples": samples, "waited": waited}
+        if self.session.build.device.type == "cpu" and self.ranks.world_size == 1:
             done["processor"] = time.process_time() - worked
         return done
 
+    @_together
     def observe(self, evaluated: bool = False) -> dict[str, Any]:
         """What one step of the open session really did; on the largest batch, where batches differ.
 
         With `evaluated`, the peak is that of the metric on the largest validation batch where that is higher.
         """
+        return dataclasses.asdict(self._observed(evaluated))
+
+    def _observed(self, evaluated: bool) -> Observation:
         assert self.session is not None
         batches = [next(self._stream) for _ in range(2)] + self._largest_batch()
         seen = observe(self.session, batches)
+        seen = dataclasses.replace(seen, peak_bytes=int(self.ranks.largest(seen.peak_bytes)[0]))
         if evaluated and self.job.metric is not None:
             seen = dataclasses.replace(seen, peak_bytes=max(seen.peak_bytes, self._evaluation_peak()))
-        return dataclasses.asdict(seen)
+        return seen
 
     def _largest_batch(self) -> list[Any]:
-        """The largest batch, where batches differ."""
+        """This rank's share of the largest batch, where batches differ."""
         if self._largest is None:
+            rank, num = self.ranks.rank, self.ranks.world_size
             with Streams(derive(0, "largest")):
-                self._largest = largest_batch(readable(call(self.job, "data"), self.job), LOOKING_SECONDS)
+                found = largest_batch(readable(call(self.job, "data"), self.job), LOOKING_SECONDS)
+            everywhere = all(self.ranks.gather(bool(found)))
+            self._largest = [share_of(batch, rank, num) for batch in found if everywhere]
         return self._largest
 
     def _evaluation_peak(self) -> int:
@@ -238,13 +314,14 @@ class Worker:
             return live_bytes(self.session, None) + peak_of(evaluation.metric, device)
         return 0
 
+    @_together
     def confirm(self, reference: dict[str, Any], evaluated: bool = False) -> dict[str, Any]:
         """Let every technique of the plan prove that it acted. Raises Refused with the technique's name.
 
         ``effect`` is a digest of what the step did: equal for settings that make no difference.
         """
         assert self.session is not None
-        seen = Observation(**self.observe(evaluated))
+        seen = self._observed(evaluated)
         evidence = {}
         for technique in self.session.plan.techniques:
             try:
@@ -267,7 +344,9 @@ class Worker:
         return {"evidence": evidence, "peak_bytes": seen.peak_bytes, "effect": effect}
 
     def _steps(self, count: int, cached: bool = False) -> int:
-        """Take steps as `train` does, which notes before each one what it takes to go back; the samples."""
+        """Take steps as `train` does, which notes before each one what it takes to go back; the samples, of
+        all ranks.
+        """
         assert self.session is not None
         assert self._before is not None
         samples = 0
@@ -278,12 +357,12 @@ class Worker:
                 self._waited += time.perf_counter() - begin
             self._before.take()
             self.session.step(self._cached)
-            samples += batch_size(self._cached)
+            samples += batch_size(self._cached) * self.ranks.world_size
         if self.session.build.device.type == "cuda":
             torch.cuda.synchronize()
         return samples
 
-    def _signature(self, session: Session, batch: Batch) -> str:
+    def _signature(self, session: Session, batch: Batch, num_ranks: int) -> str:
         shapes = [
             (n, tuple(p.shape), str(p.dtype)) for m in session.build.models for n, p in m.named_parameters()
         ]
@@ -292,5 +371,6 @@ class Worker:
             (type(optimizer).__name__, sorted(f"{k}={v}" for k, v in optimizer.defaults.items()))
             for optimizer in session.optimizers
         ]
-        text = repr((shapes, inputs, optimizers))
+        ranks = (num_ranks,) if num_ranks > 1 else ()
+        text = repr((shapes, inputs, optimizers, *ranks))
         return hashlib.sha256(text.encode()).hexdigest()[:12]

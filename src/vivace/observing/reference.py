@@ -32,15 +32,17 @@ TIMED_STEPS, MOST_TIMED_STEPS = 5, 32
 PARTS = ("data", "place", "forward", "backward", "update")
 
 
-def profile_reference(session: Session, job: Job, batches: list[Any]) -> Profile:
+def profile_reference(session: Session, job: Job, batches: list[Any], num_ranks: int = 1) -> Profile:
     """Profile an open session of `job` under the empty plan; `batches` are some of its batches.
+
+    Where it is one of `num_ranks` that are to train together, `batches` are its shares of some.
 
     The parts are timed on the job's own loader, fetch and step in turn, so that workers overlap.
     """
     loader = call(job, "data")
     workers = getattr(loader, "num_workers", 0)
     steps = max(TIMED_STEPS, min(2 * workers, MOST_TIMED_STEPS))
-    parts = _time_parts(session, endless_batches(session, job, loader), steps)
+    parts = _time_parts(session, endless_batches(session, job, loader, world_size=num_ranks), steps)
     seen = observe(session, batches)  # the first steps fault more pages in than later ones
     step_seconds = sum(parts.values())
     parameters = [p for model in session.build.models for p in model.parameters()]

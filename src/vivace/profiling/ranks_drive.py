@@ -48,7 +48,8 @@ class Together:
         size = batch_size(wholes[0])
         wholes = [batch for batch in wholes if batch_size(batch) == size]
         share_of(wholes[0], rank, num)  # raises where it cannot be shared
-        counts = [n for n in sorted({*COUNTS, num}) if size % n == 0]
+        # A single sample has no statistics, which BatchNorm refuses.
+        counts = [n for n in sorted({*COUNTS, num}) if size % n == 0 and (size > n or n == num)]
         parts = {n: [share_of(batch, rank % n, n) for batch in wholes] for n in counts}
         with (
             start(self.job, for_so_many(plan, 1), self.machine, strict=strict) as alone,

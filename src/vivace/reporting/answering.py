@@ -121,6 +121,7 @@ def _notes(content: Content) -> list[str]:
             f"Its warm-up pays for itself after {late} steps, and this job takes {steps}: one run does not "
             "gain by it"
         )
+    notes += _of_ranks(result)
     notes += _cost(result) if content.plan and not content.broken else []
     longer = result.get("long_plan")
     notes += [_longer(longer)] if isinstance(longer, dict) else []
@@ -134,6 +135,17 @@ def _notes(content: Content) -> list[str]:
         be = "is" if content.unread == 1 else "are"
         notes.append(f"{content.unread} {what} in the ledger could not be read and {be} left out")
     return notes
+
+
+def _of_ranks(result: Mapping[str, Any]) -> list[str]:
+    """Of what a search on several ranks is the answer."""
+    ranks, over_one = words.real(result.get("ranks")), words.real(result.get("over_one_rank"))
+    if ranks is None or ranks < 2:
+        return []
+    together = f"All figures are of {int(ranks)} ranks together, each with its share of every batch"
+    if over_one is None:
+        return [together]
+    return [f"{together}; without the plan they are {words.times(over_one)} as fast as one"]
 
 
 def _cost(result: Mapping[str, Any]) -> list[str]:
@@ -194,19 +206,21 @@ def _next(content: Content) -> tuple[str, ...]:
     """The command worth typing: to train by the plan, or to learn why there is none."""
     result, command = content.result, str(content.run.get("command") or "")
     in_python = command.startswith("vivace.")
+    ranks = int(words.real(result.get("ranks")) or 1)
+    vivace = f"torchrun --nproc-per-node {ranks} -m vivace" if ranks > 1 else "vivace"
     job, plan = shlex.quote(_subject(content)), str(result.get("plan_path") or "")
     folder = shlex.quote(str(Path(plan).parent)) if plan else shlex.quote(str(content.folder))
     if content.plan and plan and not content.broken and content.verdict.get("kept") is None:
         if in_python:
             return (f"vivace.verify(job, {plan!r})",)
-        return (f"vivace verify {job} --plan {shlex.quote(plan)}",)
+        return (f"{vivace} verify {job} --plan {shlex.quote(plan)}",)
     if content.plan and plan and not content.broken:
         if in_python:
             return (f"vivace.train(job, {plan!r})",)
-        return (f"vivace train {job} --plan {shlex.quote(plan)}",)
+        return (f"{vivace} train {job} --plan {shlex.quote(plan)}",)
     if not result or content.broken or not content.outcome.answered:
-        return (command,) if in_python else (f"vivace tune {job} --budget balanced --out {folder}",)
-    return ("vivace.profile(job)",) if in_python else (f"vivace profile {job}",)
+        return (command,) if in_python else (f"{vivace} tune {job} --budget balanced --out {folder}",)
+    return ("vivace.profile(job)",) if in_python else (f"{vivace} profile {job}",)
 
 
 def _trained(content: Content) -> Answer:

@@ -56,9 +56,9 @@ class CpuThreads(Technique):
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
-        """All usable cores, half of them, and so on down to one, less the present number."""
+        """All cores that this rank may use, half of them, and so on down to one, less the present number."""
         now = profile.features.get("num_threads")
-        counts, cores = [], machine.num_cores
+        counts, cores = [], machine.num_cores // profile.features.get("ranks_here", 1)
         while cores:
             counts.append(cores)
             cores //= 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -17,6 +18,7 @@ from vivace.technique import UNIT_ROUNDOFF, Build, Card, Numerics, Seam, Stage, 
 if TYPE_CHECKING:
     import torch
 
+BUCKETS_MIB = (5, 1, 100, 400)
 ALONE = "only one process runs: start with torchrun --nproc-per-node N"
 
 
@@ -96,7 +98,21 @@ class DDP(Technique):
         return f"{seen.facts['ranks']} ranks, {', '.join(sorted(found)[:2])}"
 
     @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
+        """In a search on several ranks, which have it in any case: sizes that make other buckets."""
+        if profile.features.get("ranks", 1) == 1:
+            return [cls()]
+        mib = profile.parameter_bytes / 2**20
+        return [
+            cls(bucket_mib=n) for n in BUCKETS_MIB if math.ceil(mib / n) != math.ceil(mib / cls.bucket_mib)
+        ]
+
+    @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
-        """Between nothing, where the exchange is all, and one share for each device."""
+        """Between nothing, where the exchange is all, and one share for each device; in a search on several
+        ranks at best the exchange costs nothing.
+        """
+        if profile.features.get("ranks", 1) > 1:
+            return (0.9, 1 / max(0.05, 1 - profile.shares["communication"]))
         devices = [d for d in machine.devices if d.kind == machine.device.kind]
         return (0.5, float(len(devices)))

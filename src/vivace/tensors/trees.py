@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections import UserDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from vivace.job import Batch
+
+Digest = tuple[str, ...]  # of each tensor of a batch
 
 
 def map_tensors(batch: Batch, function: Callable[[torch.Tensor], Any]) -> Any:
@@ -94,3 +97,17 @@ def joined(batches: Sequence[Any]) -> Any:
         return torch.cat(group) if first.dim() and first.shape[0] == total else first
 
     return map_tensors(batches[0], join)
+
+
+def digest(batch: Batch) -> Digest:
+    """A digest of each tensor of a batch: of its dtype, its shape and its bytes."""
+    return tuple(_of_tensor(tensor) for tensor in tensors(batch))
+
+
+def _of_tensor(tensor: torch.Tensor) -> str:
+    plain = tensor.detach().cpu()
+    if plain.layout != torch.strided:
+        plain = plain.to_dense()
+    content = plain.contiguous().flatten().view(torch.uint8) if plain.numel() else plain
+    head = f"{plain.dtype} {tuple(plain.shape)} ".encode()
+    return hashlib.sha256(head + content.resolve_conj().numpy().tobytes()).hexdigest()[:20]

@@ -6,10 +6,13 @@ tells the others' by the launch's store which child to start, what to ask it, an
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import itertools
 import json
 import math
 import os
+import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -18,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import ChildFailed, RankLost, VivaceError
-from vivace.processes.launch import Child, Source
+from vivace.processes.launch import Child, Source, preload
 
 PATIENCE_SECONDS = 300.0
 GRACE_SECONDS = 30.0  # for the answers of the others, once rank 0's child has its own
 LAST_SECONDS = 3.0  # for them to hear that it is over
+_PR_SET_PDEATHSIG = 1
 LOOK_SECONDS = 0.05  # between two looks for an errand
 ALONE = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "False"}
 """What a child of one rank is told where it works for itself."""
@@ -32,6 +36,11 @@ _IN_A_CREW = {"TORCHELASTIC_USE_AGENT_STORE": "True"}  # somebody else keeps the
 def num_ranks() -> int:
     """How many processes were launched together, this one among them."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def num_ranks_here() -> int:
+    """How many of them share this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or num_ranks())
 
 
 class Company:
@@ -68,9 +77,12 @@ class Company:
         return Crew(self, next(self._crews), entry, arguments, log, environment or {})
 
     def tell(self, **errand: object) -> int:
-        """Hand an errand to the other ranks; its number."""
+        """Hand an errand to the other ranks; its number. Raises RankLost where they cannot be reached."""
         number = next(self._errands)
-        self._store.set(f"errand/{number}", json.dumps(errand))
+        try:
+            self._store.set(f"errand/{number}", json.dumps(errand))
+        except RuntimeError as error:
+            raise self._cut_off(error) from None
         return number
 
     def failures(self, number: int, seconds: float) -> dict[int, VivaceError]:
@@ -89,12 +101,14 @@ class Company:
         """Tell the other ranks what came of it."""
         if self.world_size > 1:
             told = error if isinstance(error, VivaceError) or error is None else RankLost("rank 0 has ended")
-            number = self.tell(do="end", result=result, error=None if told is None else told.to_dict())
-            self.failures(number, LAST_SECONDS)  # the store may end with this process
+            with contextlib.suppress(RankLost):
+                number = self.tell(do="end", result=result, error=None if told is None else told.to_dict())
+                self.failures(number, LAST_SECONDS)  # the store may end with this process
 
     def follow(self) -> dict[str, Any]:
         """On a rank other than 0: run errands until the end. What came of it on rank 0, or its error."""
         children: dict[int, Child] = {}
+        preload([])  # what every child begins with is imported meanwhile
         try:
             for number in itertools.count():
                 text = self._read(f"errand/{number}", math.inf)
@@ -135,10 +149,13 @@ class Company:
                 if self._store.check([key]):
                     return str(self._store.get(key).decode())
             except RuntimeError as error:
-                raise RankLost(f"rank {self.rank} cannot reach the launch any more ({error})") from None
+                raise self._cut_off(error) from None
             if time.monotonic() > deadline:
                 return None
             time.sleep(LOOK_SECONDS)
+
+    def _cut_off(self, error: RuntimeError) -> RankLost:
+        return RankLost(f"rank {self.rank} cannot reach the launch any more ({error})")
 
 
 class Crew:
@@ -154,6 +171,7 @@ class Crew:
         environment: dict[str, str],
     ) -> None:
         self._company, self._number, self._closed = company, number, False
+        self._failed = False
         own = environment | _IN_A_CREW
         self._child = Child(entry, company.source, arguments, log=log, environment=own)
         start = {"entry": entry, "arguments": arguments, "environment": environment}
@@ -176,15 +194,30 @@ class Crew:
             answer = self._child.ask(command, timeout, **arguments)
         except VivaceError as error:
             own = error
-        self._raise_first(own, self._company.failures(errand, GRACE_SECONDS))
+        others = self._company.failures(errand, GRACE_SECONDS)
+        self._failed = own is not None or bool(others)
+        self._raise_first(own, others)
         return answer
+
+    @property
+    def pid(self) -> int:
+        """The process id of rank 0's child, which is also that of its group."""
+        return self._child.pid
+
+    @property
+    def alive(self) -> bool:
+        """Have all children answered so far? One that failed has left the others."""
+        return self._child.alive and not self._failed
 
     def close(self) -> None:
         """End all children; once closed they stay so."""
         if not self._closed:
             self._closed = True
-            self._company.tell(do="close", crew=self._number)
-            self._child.close()
+            try:
+                with contextlib.suppress(RankLost):
+                    self._company.tell(do="close", crew=self._number)
+            finally:
+                self._child.close()
 
     def __enter__(self) -> Crew:
         return self
@@ -219,6 +252,7 @@ def company_of(source: Source, patience: float = PATIENCE_SECONDS) -> Iterator[C
 
     from vivace.training.meeting import agreed_name, launch_store
 
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # no rank outlives torchrun
     rank = int(os.environ["RANK"])
     store = launch_store(rank, world_size, patience)
     name = agreed_name(store, rank, world_size, patience)

@@ -161,6 +161,8 @@ class RankWatch:
 
     def _run(self) -> None:
         reached_at = time.monotonic()
+        with contextlib.suppress(RuntimeError):  # at once: who dies in its first second has been seen, too
+            self._beat()
         while self.verdict is None:
             self._listen(BEAT_SECONDS)
             if self._over:

@@ -47,9 +47,22 @@ class StopRequest:
 
 
 @contextmanager
-def ends_like_ctrl_c() -> Iterator[None]:
-    """While entered, SIGTERM and SIGHUP raise KeyboardInterrupt."""
-    before = _handle(("SIGTERM", "SIGHUP"), signal.default_int_handler)
+def ends_like_ctrl_c(*, once: bool = False) -> Iterator[None]:
+    """While entered, SIGTERM and SIGHUP raise KeyboardInterrupt.
+
+    With `once`, all that come after the first, also a Ctrl-C, are not heard: torchrun repeats to its ranks
+    what the terminal has sent them already, and ends them where they take too long.
+    """
+    told = False
+
+    def first(number: int, frame: FrameType | None) -> None:
+        nonlocal told
+        if not told:
+            told = True
+            raise KeyboardInterrupt
+
+    names = ("SIGINT", "SIGTERM", "SIGHUP") if once else ("SIGTERM", "SIGHUP")
+    before = _handle(names, first if once else signal.default_int_handler)
     try:
         yield
     finally:

@@ -8,17 +8,32 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from vivace.errors import AnswerIsNo, ChildFailed, Code, JobError, Refused, Unsteady, VivaceError
+from vivace.errors import (
+    AnswerIsNo,
+    ChildFailed,
+    Code,
+    JobError,
+    RankLost,
+    Refused,
+    Unsteady,
+    VivaceError,
+)
 from vivace.events import Tell
 from vivace.ledger import Ledger, Profile, Ratio, Trial
 from vivace.machine import Machine
 from vivace.measuring.paired import Comparison, Contestant, across, compare, compare_in_turns, without_loader
 from vivace.plan import Plan
 from vivace.processes.launch import Source, preload
+from vivace.profiling.together import ENTRY as LAW
+from vivace.profiling.together import TIMEOUT_SECONDS as LAW_TIMEOUT
 from vivace.technique import Numerics, registry
+from vivace.training.crew import ALONE, Company, num_ranks_here
 from vivace.tuning.budget import smaller_plans
+from vivace.tuning.ranks import here, joined, needed_by, of_ranks, require_allowed
 
 MOST_ROUNDS, SETTLED_WIDTH = 5, 0.04
+LAW_SECONDS = 2.0  # of each of its parts, of which there are a few
+ENDS = (Refused, ChildFailed, RankLost)  # what ends a trial, and nothing else
 
 
 class Bench:
@@ -33,6 +48,7 @@ class Bench:
         *,
         allow: Numerics,
         memory: int | None,
+        company: Company | None = None,
     ) -> None:
         self.source, self.machine, self.ledger, self.on_event = source, machine, ledger, on_event
         self.allow, self.memory = allow, memory
@@ -40,10 +56,13 @@ class Bench:
         self.log = ledger.path.with_name("children.log")
         self._caches: list[tempfile.TemporaryDirectory[str]] = []
         self._renew_cache()
-        self.base = Plan()  # the reference; a smaller plan only where the job does not fit as it is
+        self.company = company or Company(source)
+        self.smaller = Plan()  # what makes the job fit into memory, where it does not as it is
+        self.needed = needed_by(self.company.world_size)
         self.alone = "compute_mode" in machine.device.state  # may one process at a time use the GPU?
         self.apart = self.alone  # or do reference and candidate lack the memory to be open together?
-        self.reference = self._contestant()
+        self.reference = self._lone()
+        self.law: dict[str, Any] = {}  # what several ranks bring to the job as it is: `Together`'s answer
         self.observed: dict[str, Any] = {}
         self.facts: dict[str, Any] = {}
         self.known: dict[str, Trial] = {}
@@ -55,10 +74,16 @@ class Bench:
         self.no_blocks = ""  # why no decisions for blocks fit
         self.effects: dict[tuple[tuple[str, ...], str], Plan] = {}
 
+    @property
+    def base(self) -> Plan:
+        """The reference: nothing but what several ranks need, or a job that does not fit as it is."""
+        return joined(self.needed, self.smaller)
+
     def check(self) -> Profile:
         """Run the job as it is once and profile it. Raises JobError in the person's nouns.
 
-        Where its memory does not suffice, `base` becomes the first smaller plan under which it runs.
+        Where its memory does not suffice, it gets the first smaller plan under which it runs. Several ranks
+        are checked and profiled by what one has to do, and then together.
         """
         profile = self._check(Plan())
         if profile is None:
@@ -67,7 +92,7 @@ class Bench:
             if profile is not None:
                 break
             self.reference.close()
-            self.reference = self._contestant()
+            self.reference = self._lone()
             profile = self._check(plan)
         if profile is None:
             raise AnswerIsNo(
@@ -79,24 +104,40 @@ class Bench:
         if in_children - set(registry.names()):
             self.source.load()
         self.only_here = {cls.name for cls in registry.registered()} - in_children
-        return profile
+        return profile if self.company.world_size == 1 else self._check_together(profile)
+
+    def _check_together(self, profile: Profile) -> Profile:
+        """The profile of the job on all ranks. Raises JobError or Refused where they cannot train it."""
+        self.reference.close()
+        self.reference = self._contestant()
+        self.reference.ask("same_data")
+        arguments = {"machine": self.machine.to_dict()}
+        with self.company.child(LAW, arguments, log=self.log, meeting=True) as crew:
+            plan = self.base.to_dict()
+            self.law = crew.ask("measure", LAW_TIMEOUT, plan=plan, strict=True, seconds=LAW_SECONDS)
+        require_allowed(self.company.world_size, Numerics[self.law["promise"].upper()], self.allow)
+        return of_ranks(profile, here(self.law), num_ranks_here())
 
     def _check(self, plan: Plan) -> Profile | None:
         """Check and profile the job under a plan; None where it does not fit or the plan cannot act."""
         try:
-            self.facts = self.reference.ask("check", plan=plan.to_dict())
-            profile = Profile(**self.reference.ask("profile", plan=plan.to_dict()))
+            asked = {"plan": plan.to_dict(), "num_ranks": self.company.world_size}
+            self.facts = self.reference.ask("check", **asked)
+            profile = Profile(**self.reference.ask("profile", **asked))
         except (ChildFailed, Refused) as failed:
-            if isinstance(failed, Refused) or failed.lacked_memory:
+            if isinstance(failed, Refused) or (isinstance(failed, ChildFailed) and failed.lacked_memory):
                 return None
             raise JobError(f"the job cannot run as it is, before any technique: {failed}") from None
-        self.base = plan
+        self.smaller = plan
         return profile
 
     def open_reference(self) -> None:
         """Open strict fp32, warm it up and observe one step."""
         self.reference.open(self.base)
         self.observed = self.reference.ask("observe", evaluated=self.memory is not None)
+        if len(self.needed) and not self.effects:  # which a candidate may have other settings of
+            effect = self.reference.ask("confirm", reference=self.observed)["effect"]
+            self._refuse_duplicate(self.base, effect)
 
     def choose_blocks(self, seconds: float) -> Plan | None:
         """The cheapest plan that decides block by block within the memory budget; None where there is none,
@@ -141,7 +182,9 @@ class Bench:
     def recall(self) -> None:
         """Take over what the ledger knows of this job on this machine, but for what broke a promise."""
         broken = [verdict["plan"] for verdict in self.ledger.read("verdict") if verdict["kept"] is False]
-        guilty = [plan.items() for plan in broken if len(plan) == 1]
+        needed = self.needed.to_dict()
+        added = [{name: v for name, v in plan.items() if needed.get(name) != v} for plan in broken]
+        guilty = [plan.items() for plan in added if len(plan) == 1]
         here = (self.machine.fingerprint, self.facts["signature"])
         for trial in self.ledger.trials():
             innocent = not any(one <= trial.techniques.items() for one in guilty)
@@ -194,7 +237,7 @@ class Bench:
                     raise
                 self.apart = True
                 outcome = compared()
-        except (Refused, ChildFailed) as error:
+        except ENDS as error:
             outcome = _without_ratio(error)
             out_of_memory = isinstance(error, ChildFailed) and error.lacked_memory
             self.apart = self.alone or (self.apart and not out_of_memory)
@@ -251,7 +294,7 @@ class Bench:
         """Seconds of a plan's warm-up where all that it compiles is compiled already; None where it fails."""
         try:
             contestant = self._open(plan, timeout=seconds, limited=True)
-        except (Refused, ChildFailed):
+        except ENDS:
             return None
         contestant.close()
         return contestant.warmup_seconds
@@ -280,7 +323,7 @@ class Bench:
                 late = seconds - _since(begin) < _since(started)
                 if settled or late or len(rounds) == MOST_ROUNDS:
                     break
-        except (Refused, ChildFailed) as error:
+        except ENDS as error:
             outcome = _without_ratio(error)
         return self._record(self._trial(plan, role="confirmation", seconds=_since(begin), **outcome))
 
@@ -364,8 +407,18 @@ class Bench:
         """A new process; where `limited`, a GPU gives it no more than the memory budget."""
         limit = {"VIVACE_MEMORY_BYTES": str(self.memory)} if limited and self.memory else {}
         return Contestant(
-            self.source, self.machine, log=self.log, timeout=timeout, environment=self.environment | limit
+            self.source,
+            self.machine,
+            log=self.log,
+            timeout=timeout,
+            environment=self.environment | limit,
+            company=self.company,
         )
+
+    def _lone(self) -> Contestant:
+        """A new process that works for itself, also where there are several ranks."""
+        alone = ALONE if self.company.world_size > 1 else {}
+        return Contestant(self.source, self.machine, log=self.log, environment=self.environment | alone)
 
     def _renew_cache(self) -> None:
         """Let later children compile into a new folder: a killed child may leave torn files behind."""
@@ -398,7 +451,7 @@ class Bench:
         return trial
 
 
-def _without_ratio(error: Refused | ChildFailed) -> dict[str, Any]:
+def _without_ratio(error: VivaceError) -> dict[str, Any]:
     """The fields of a trial that ended with an error."""
     return {
         "status": "refused" if isinstance(error, Refused) else "failed",

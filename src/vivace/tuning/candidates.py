@@ -103,12 +103,15 @@ def waits_for_data(profile: Profile) -> bool:
     return max(profile.shares, key=profile.shares.__getitem__, default="") == "data"
 
 
-def known_best(trials: Iterable[Trial], offered: list[Candidate], allow: Numerics) -> Plan | None:
+def known_best(
+    trials: Iterable[Trial], offered: list[Candidate], allow: Numerics, needed: Collection[str] = ()
+) -> Plan | None:
     """The fastest plan that an earlier run measured on this job and machine: tried first.
 
-    What it tried with settings that no longer exist does not count.
+    What it tried with settings that no longer exist does not count. `needed` are techniques that every plan
+    holds, beside those offered.
     """
-    names = {technique.name for candidate in offered for technique in candidate.techniques}
+    names = {technique.name for candidate in offered for technique in candidate.techniques} | {*needed}
     faster = [
         (trial.ratio.counts, trial.techniques)
         for trial in trials

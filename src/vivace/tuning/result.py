@@ -10,6 +10,7 @@ from typing import Any
 from vivace.errors import AnswerIsNo
 from vivace.ledger import Outcome, Ratio, Trial
 from vivace.plan import Plan
+from vivace.tuning.ranks import chosen, joined
 from vivace.verifying import Verdict
 
 
@@ -32,6 +33,12 @@ class LongPlan:
         """As JSON types."""
         return {**vars(self), "plan": self.plan.to_dict(), "speedup": dataclasses.asdict(self.speedup)}
 
+    @classmethod
+    def from_dict(cls, document: dict[str, Any]) -> LongPlan:
+        """Rebuild it from `to_dict`'s document."""
+        rebuilt = {"plan": Plan.from_dict(document["plan"]), "speedup": Ratio(**document["speedup"])}
+        return cls(**(document | rebuilt))
+
 
 @dataclasses.dataclass(frozen=True)
 class Result:
@@ -51,7 +58,8 @@ class Result:
     `reference` is the empty plan, unless the job runs out of memory under that. `loading` says whether the
     machine can feed the step, and what helped it; it is empty where that was no limit. `has_metric` says
     whether the job can be verified by its metric, `metric_data` whether that is of ``validation`` or
-    ``training`` data.
+    ``training`` data. Of several `ranks` the figures are of all together, `reference` holds what makes them
+    train one model, and under it they are `over_one_rank` times as fast as one.
     """
 
     plan: Plan
@@ -78,6 +86,25 @@ class Result:
     cold_warmup_seconds: float | None = None
     training_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     long_plan: LongPlan | None = None
+    ranks: int = 1
+    over_one_rank: float | None = None
+
+    @classmethod
+    def from_dict(cls, document: dict[str, Any]) -> Result:
+        """Rebuild a result from `to_dict`'s document."""
+        verdict, longer = document["verdict"], document["long_plan"]
+        derived = ("does", "promise")
+        rebuilt = {
+            "plan": Plan.from_dict(document["plan"]),
+            "speedup": Ratio(**document["speedup"]),
+            "verdict": verdict and Verdict(**{**verdict, "checks": tuple(verdict["checks"])}),
+            "input_pipeline": {key: Ratio(**ratio) for key, ratio in document["input_pipeline"].items()},
+            "trials": [Trial.from_dict(trial) for trial in document["trials"]],
+            "outcome": Outcome(document["outcome"]),
+            "reference": Plan.from_dict(document["reference"]),
+            "long_plan": longer and LongPlan.from_dict(longer),
+        }
+        return cls(**{key: value for key, value in (document | rebuilt).items() if key not in derived})
 
     @property
     def exit_code(self) -> int:
@@ -136,16 +163,21 @@ class Result:
             "cold_warmup_seconds": self.cold_warmup_seconds,
             "training_seconds": self.training_seconds,
             "long_plan": self.long_plan.to_dict() if self.long_plan is not None else None,
+            "ranks": self.ranks,
+            "over_one_rank": self.over_one_rank,
         }
 
 
-def waterfall(plan: Plan, confirmed: Ratio, measured: Mapping[str, Trial]) -> list[dict[str, Any]]:
-    """The ratio as one technique of `plan` after the other is added, in the order of their stages.
+def waterfall(
+    plan: Plan, confirmed: Ratio, measured: Mapping[str, Trial], needed: Plan
+) -> list[dict[str, Any]]:
+    """The ratio as one technique of `plan` after the other is added to what is `needed`, in the order of
+    their stages.
 
     Techniques between two measured plans share a step; the last step is the plan's `confirmed` ratio.
     """
     steps, waiting = [], list[str]()
-    for prefix, name in zip(prefixes(plan), plan.names, strict=True):
+    for prefix, name in zip(prefixes(plan, needed), [one.name for one in chosen(plan, needed)], strict=True):
         waiting.append(name)
         trial = measured.get(prefix.id)
         ratio = confirmed if prefix == plan else trial.ratio if trial is not None else None
@@ -155,6 +187,7 @@ def waterfall(plan: Plan, confirmed: Ratio, measured: Mapping[str, Trial]) -> li
     return steps
 
 
-def prefixes(plan: Plan) -> list[Plan]:
-    """The first technique alone, the first two, and so on up to the whole plan."""
-    return [Plan(plan.techniques[: count + 1]) for count in range(len(plan))]
+def prefixes(plan: Plan, needed: Plan) -> list[Plan]:
+    """What is needed with the first technique that is not, with the first two, and so on up to the plan."""
+    added = chosen(plan, needed)
+    return [joined(needed, Plan(added[: count + 1])) for count in range(len(added))]

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Generator, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from vivace.ledger import Code, Outcome, Ratio, Trial
 from vivace.plan import Plan
@@ -32,72 +32,16 @@ from vivace.tuning.requests import (
     WarmAgain,
 )
 from vivace.tuning.result import LongPlan, prefixes
-from vivace.tuning.times import COMPILING_SECONDS, PATIENCE_SECONDS, ROUNDS, TIMING_SECONDS, Times
+from vivace.tuning.setting import ONE, Conclusion, Setting
+from vivace.tuning.times import PATIENCE_SECONDS, ROUNDS, TIMING_SECONDS, Times
 from vivace.verifying.verdict import Verdict
 
 BETTER = 1.01  # a technique that brings less is not worth its line in the plan
 CLEARLY_BETTER = 1.05  # two processes of the same plan differ by less
 FP32_ROUNDOFF = UNIT_ROUNDOFF["float32"]
 
-ONE = Ratio(1.0, 1.0, 1.0)  # the reference against itself
 Found = TypeVar("Found")
 Steps = Generator[Request, Answer, Found]
-
-
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """All that a search rests on beside what it is told.
-
-    Args:
-        budget_seconds: of the whole tuning; `left_seconds` of it are left when the search begins.
-        step_seconds, peak_bytes: of the reference, whose process took `opening_seconds` to be warm.
-        memory: the largest peak in bytes that a plan may need, if there is a limit.
-        steps: of the whole training; None where its length is not known.
-        first: a plan that is tried before all others.
-        feeds_first: does the step wait for data most?
-        num_baselines: that are measured beside strict fp32.
-        compiling_seconds: about what it takes to compile the model.
-    """
-
-    candidates: tuple[Candidate, ...]
-    budget_seconds: float
-    left_seconds: float
-    step_seconds: float
-    opening_seconds: float
-    peak_bytes: int
-    base: Plan = dataclasses.field(default_factory=Plan)
-    memory: int | None = None
-    steps: int | None = None
-    first: Plan | None = None
-    feeds_first: bool = False
-    num_baselines: int = 0
-    compiling_seconds: float = COMPILING_SECONDS
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
-        first = self.first.to_dict() if self.first is not None else None
-        offered = [candidate.to_dict() for candidate in self.candidates]
-        return {**vars(self), "candidates": offered, "base": self.base.to_dict(), "first": first}
-
-    @classmethod
-    def from_dict(cls, document: dict[str, Any]) -> Setting:
-        """Rebuild a setting from `to_dict`'s document."""
-        offered = tuple(Candidate.from_dict(one) for one in document["candidates"])
-        first = Plan.from_dict(document["first"]) if document["first"] is not None else None
-        base = Plan.from_dict(document["base"])
-        return cls(**{**document, "candidates": offered, "base": base, "first": first})
-
-
-@dataclasses.dataclass(frozen=True)
-class Conclusion:
-    """The plan of a search, how much faster than the reference it is, and why it is no other."""
-
-    plan: Plan
-    speedup: Ratio
-    outcome: Outcome
-    reason: str = ""
-    verdict: Verdict | None = None
-    long_plan: LongPlan | None = None
 
 
 class Search:
@@ -124,6 +68,7 @@ class Search:
         self._judged: list[Plan] = []  # verified or confirmed already, and not the answer
         self._too_slow: dict[Technique, float] = {}  # seconds after which it had not started yet
         self._too_coarse: set[str] = set()  # techniques that promise more on this job than is allowed
+        self._ranks_kept: Verdict | None = None  # of the reference of several ranks
         self._kept_seconds: float | None = None  # of the budget, once a promise was broken
         self._course = self._everything()
         self._request: Request | None = next(self._course, None)
@@ -195,14 +140,15 @@ class Search:
         for candidate in self.setting.candidates:
             technique = candidate.technique
             quick = not (technique.card.compiles or technique.card.captures)
-            likely = candidate.promise >= 1.0 and candidate.on(Plan()).id not in refused
+            likely = candidate.promise >= 1.0 and candidate.on(self.setting.needed).id not in refused
             if quick and likely and len(plan.adding(technique)) > len(plan):
                 plan = candidate.on(plan)
-        while len(plan) > 1 and plan.id not in self.measured:
+        while len(self.setting.chosen(plan)) > 1 and plan.id not in self.measured:
             yield from self._try(plan)
             trial = self.measured.get(plan.id)
-            refused_it = trial is not None and trial.status == "refused"
-            plan = plan.without(trial.technique) if trial and refused_it else Plan()
+            refusing = trial.technique if trial is not None and trial.status == "refused" else ""
+            spared = refusing and refusing not in self.setting.needed.names
+            plan = plan.without(refusing) if spared else self.setting.needed
 
     def _select(self) -> Steps[None]:
         """Add to the best plan what makes it faster, then drop what adds nothing."""
@@ -240,15 +186,16 @@ class Search:
         Where that may spare the person a change of numbers it is never left out for want of time.
         """
         fastest = self.best_ratio
-        cards = {technique.name: technique.card for technique in self.best.techniques}
+        cards = {technique.name: technique.card for technique in self.setting.chosen(self.best)}
         for name in sorted(cards, key=lambda name: (cards[name].numerics, cards[name].unit_roundoff))[::-1]:
-            without = self.best.without(name)
+            without = self.setting.less(self.best, name)
             left = self.left - self.times.settling(self.best)
-            wanted = len(without) > 0 and without.id not in self.measured
+            is_plan = len(self.setting.chosen(without)) > 0
+            wanted = is_plan and without.id not in self.measured
             if wanted and (left > 0 or (cards[name].numerics > Numerics.EXACT and self.left > 0)):
                 yield from self._measure(without, left, fastest.counts)
             trial = self.measured.get(without.id)
-            if len(without) == 0 or trial is None or trial.ratio is None or not self._fits(trial.peak_bytes):
+            if not is_plan or trial is None or trial.ratio is None or not self._fits(trial.peak_bytes):
                 continue
             if trial.ratio.counts >= _as_fast(fastest, coarse=cards[name].unit_roundoff > FP32_ROUNDOFF):
                 self._spared.add(self.best.id)
@@ -282,19 +229,19 @@ class Search:
 
     def _explain(self) -> Steps[None]:
         """Measure what each technique adds to the ones before it, while there is time."""
-        for plan in prefixes(self.best):
+        for plan in prefixes(self.best, self.setting.needed):
             if plan.id not in self.measured and self._time_for(plan):
                 yield from self._measure(plan, self._free())
 
     def _list_untried(self) -> Steps[None]:
         """Say of each technique that was timed neither alone nor with others that the time ended first."""
-        conclusive = [t for t in self.trials if t.status != "failed" or len(t.techniques) == 1]
-        tried = {name for trial in conclusive for name in trial.techniques}
+        names = [(trial, self.setting.chosen_names(trial.techniques)) for trial in self.trials]
+        tried = {name for t, own in names if t.status != "failed" or len(own) == 1 for name in own}
         for candidate in self.setting.candidates:
             if candidate.technique.name not in tried:
                 tried.add(candidate.technique.name)
                 reason = "the time for the search ended before it could be tried"
-                yield LeaveOut(Plan([candidate.technique]), reason, candidate.predicted)
+                yield LeaveOut(self.setting.alone(candidate.technique), reason, candidate.predicted)
 
     def _try(self, plan: Plan, candidate: Candidate | None = None, by: float = BETTER) -> Steps[bool]:
         """Measure a plan unless that was done or there is no time; is it the best one now?"""
@@ -357,7 +304,7 @@ class Search:
             return True
         if candidate.technique.card.stage == Stage.MEMORY and self._milder_is_slow(plan, candidate):
             return True
-        alone = self.measured.get(candidate.on(Plan()).id)
+        alone = self.measured.get(candidate.on(self.setting.needed).id)
         if alone is None:
             return False
         if alone.status == "refused" or (alone.status == "failed" and alone.code != Code.UNSTEADY):
@@ -387,7 +334,8 @@ class Search:
         kept = self._baselines_seconds
         ranking = self.ranking()
         if ranking:
-            parts = [self.best.without(name) for name in self.best.names] if len(self.best) > 1 else []
+            chosen = self.setting.chosen(self.best)
+            parts = [self.setting.less(self.best, t.name) for t in chosen] if len(chosen) > 1 else []
             dropping = sum(self.times.trial(part) for part in parts if part.id not in self.measured)
             kept += self.times.settling(ranking[0]) + min(dropping, 0.2 * self.setting.budget_seconds)
         return self.left - kept
@@ -509,11 +457,18 @@ class Search:
             outcome = Outcome.NONE_KEPT if verdict.judged else Outcome.COULD_NOT_MEASURE
             why = why or (outcome, f"{plan} was faster, {found}{verdict.reason}")
             self._judged.append(plan)
-            guilty = set[Technique]()
-            for technique in plan.techniques if len(plan) > 1 else ():
-                if not (yield from self._verify(Plan([technique]))).kept:
+            if self._ranks_kept is None and len(self.setting.needed):
+                self._ranks_kept = yield from self._verify(self.setting.base)
+                if self._ranks_kept.kept is False:
+                    told = (
+                        f"not the same model with nothing but {self.setting.base}: {self._ranks_kept.reason}"
+                    )
+                    return None, None, (Outcome.NONE_KEPT, told)
+            chosen, guilty = self.setting.chosen(plan), set[Technique]()
+            for technique in chosen if len(chosen) > 1 else ():
+                if not (yield from self._verify(self.setting.alone(technique))).kept:
                     guilty.add(technique)
-            found_guilty = guilty or set(plan.techniques if len(plan) == 1 else ())
+            found_guilty = guilty or set(chosen if len(chosen) == 1 else ())
             self._ban(found_guilty)
             kinder = stricter(plan, found_guilty)
             if kinder is not None and kinder.id not in self.measured:

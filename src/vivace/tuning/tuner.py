@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import vivace
-from vivace.errors import AnswerIsNo, ChildFailed, InputError, Refused, VivaceError
-from vivace.events import OnEvent, teller
+from vivace.errors import AnswerIsNo, InputError, Refused, VivaceError
+from vivace.events import OnEvent, Tell, teller
 from vivace.files import LOCK, output_folder, take_lock
 from vivace.inspection import inspect
 from vivace.inspection.gather import require_torch
@@ -29,13 +29,14 @@ from vivace.processes.launch import Source
 from vivace.reporting import report
 from vivace.technique import Numerics, registry
 from vivace.torch_internals.compiler import cache_folder
-from vivace.training.crew import Company
+from vivace.training.crew import Company, company_of, lead_or_follow, num_ranks
 from vivace.training.stopping import ends_like_ctrl_c
-from vivace.tuning.bench import Bench
+from vivace.tuning.bench import ENDS, Bench
 from vivace.tuning.budget import parse_memory
 from vivace.tuning.candidates import candidates, known_best, waits_for_data
 from vivace.tuning.loading import sentence
 from vivace.tuning.objective import Length
+from vivace.tuning.ranks import here, joined, require_searchable
 from vivace.tuning.requests import (
     Answer,
     ChooseBlocks,
@@ -49,7 +50,8 @@ from vivace.tuning.requests import (
     WarmAgain,
 )
 from vivace.tuning.result import Result, waterfall
-from vivace.tuning.search import ONE, Conclusion, Search, Setting
+from vivace.tuning.search import Search
+from vivace.tuning.setting import ONE, Conclusion, Setting
 from vivace.tuning.times import (
     LEAST_SECONDS,
     PATIENCE_SECONDS,
@@ -97,36 +99,75 @@ def tune(
         out: folder for plan, ledger and report; an earlier run there on the same job is built upon.
         on_event: called with a `vivace.Event` as the search goes on.
 
+    Started by torchrun, all ranks together train under each plan, which holds ``ddp``, with their shares of
+    every batch; rank 0 searches, and every rank returns the result.
+
     Ctrl-C or SIGTERM ends the search and keeps the best so far (`Result.interrupted`). Raises JobError of the
     job's own faults, FolderError where `out` cannot be used, AnswerIsNo where nothing fits into `memory`.
     """
     require_torch()
-    begin = time.monotonic()
-    given, limit, allowed = parse_budget(budget), parse_memory(memory), parse_allow(allow)
-    check_runs(runs, budget)
-    check_steps(steps)
-    folder, source = output_folder(Path(out), OWN), Source(job)
+    begin, source = time.monotonic(), Source(job)
+
+    def lead() -> dict[str, Any]:
+        given, limit, allowed = parse_budget(budget), parse_memory(memory), parse_allow(allow)
+        check_runs(runs, budget)
+        check_steps(steps)
+        if company.world_size > 1:
+            require_searchable(company.world_size, limit, allowed)
+        asked = _Asked(given, limit, allowed, runs, steps, output_folder(Path(out), OWN), command)
+        found.append(_tuned(asked, company, teller(listening(on_event)), begin))
+        return found[0].to_dict()
+
+    found = list[Result]()
+    with ends_like_ctrl_c(once=num_ranks() > 1), company_of(source) as company:
+        document = lead_or_follow(company, lead)
+        return found[0] if found else _of_rank_0(document, source)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """What `tune` was asked for, checked; `budget` is None for ``auto``."""
+
+    budget: float | None
+    memory: int | None
+    allow: Numerics
+    runs: int
+    steps: int | None
+    folder: Path
+    command: str | None
+
+
+def _of_rank_0(document: dict[str, Any], source: Source) -> Result:
+    """The result on another rank."""
+    if not set(document["plan"]) <= set(registry.names()):
+        source.load()  # it registers techniques of its own
+    return Result.from_dict(document)
+
+
+def _tuned(asked: _Asked, company: Company, tell: Tell, begin: float) -> Result:
+    folder, steps, limit = asked.folder, asked.steps, asked.memory
     machine, ledger = inspect(), Ledger(folder / "ledger.jsonl")
-    tell = teller(listening(on_event))
     if machine.passed_over:
         tell("notice", {"text": machine.passed_over})
     tell("phase", {"name": "checking the job"})
-    with ends_like_ctrl_c(), take_lock(folder, "tune"), contextlib.ExitStack() as stack:
-        bench = Bench(source, machine, ledger, tell, allow=allowed, memory=limit)
+    with take_lock(folder, "tune"), contextlib.ExitStack() as stack:
+        bench = Bench(company.source, machine, ledger, tell, allow=asked.allow, memory=limit, company=company)
         stack.callback(bench.close)
         profile = bench.check()
         bench.facts["steps"] = steps
-        length, step = job_steps(bench.facts), profile.step_seconds
-        seconds = given if given is not None else auto_budget(length, step, runs)
+        length, step, given = job_steps(bench.facts), profile.step_seconds, asked.budget
+        seconds = given if given is not None else auto_budget(length, step, asked.runs)
         if given is None and limit is not None:  # whether it fits is worth a search in any case
             seconds = max(seconds, BUDGETS["fast"])
-        document = _run_document(bench, machine, seconds, allowed, limit, command)
+        document = _run_document(bench, machine, seconds, asked.allow, limit, asked.command)
         bench.recall()
         ledger.append("run", document)
         ledger.append("profile", dataclasses.asdict(profile))
+        if bench.law:
+            ledger.append("ranks", bench.law)
         tuning = _Tuning(bench, machine, profile, folder, begin, seconds)
         if given is None and length is not None and seconds < LEAST_SECONDS:
-            why = too_short(length, step, runs)
+            why = too_short(length, step, asked.runs)
             return tuning.finish(Conclusion(bench.base, ONE, Outcome.TOO_SHORT, why))
         return tuning.run()
 
@@ -198,9 +239,10 @@ class _Tuning:
             opening_seconds=opening,
             peak_bytes=bench.observed["peak_bytes"],
             base=bench.base,
+            needed=bench.needed,
             memory=bench.memory,
             steps=job_steps(bench.facts),
-            first=known_best(bench.known.values(), offered, bench.allow),
+            first=known_best(bench.known.values(), offered, bench.allow, bench.needed.names),
             feeds_first=waits_for_data(profile),
             num_baselines=1 + len(registry.baselines(profile.device)),
             compiling_seconds=compiling_seconds(
@@ -214,7 +256,8 @@ class _Tuning:
     def _done(self, request: Request) -> Answer:
         """Do what the search asks for."""
         bench, begin = self.bench, time.monotonic()
-        if not isinstance(request, Verify) and (bench.apart or isinstance(request, Confirm)):
+        together = bench.company.world_size > 1  # whose children are not to wait for each other idly
+        if not isinstance(request, Verify) and (bench.apart or together or isinstance(request, Confirm)):
             self._close_verifier()
         match request:
             case Measure(plan, seconds, comparing, predicted, target):
@@ -264,7 +307,7 @@ class _Tuning:
             self.notes["tf32"] = "this device has no TF32"
         for cls in registry.baselines(self.profile.device):
             name = cls.card.baseline
-            trial = measure(Plan([cls()]), role=f"baseline_{name}")
+            trial = measure(joined(bench.needed, Plan([cls()])), role=f"baseline_{name}")
             self.baselines[name] = trial.samples_per_second
             if trial.reason:
                 self.notes[name] = trial.reason
@@ -283,15 +326,19 @@ class _Tuning:
         bench, plan, begin = self.bench, request.plan, time.monotonic()
         bench.park()
         if self.verifier is None:
-            environment = bench.environment
             self.verifier = Verifier(
-                bench.source, self.machine, log=bench.log, environment=environment, reference=bench.base
+                bench.source,
+                self.machine,
+                log=bench.log,
+                environment=bench.environment,
+                reference=bench.smaller,
+                company=bench.company,
             )
         try:
             verdict = self.verifier.judge(plan, seconds=request.seconds)
-        except (ChildFailed, Refused) as error:
-            if isinstance(error, ChildFailed):  # the next plan has a process of its own
-                self._close_verifier()
+        except ENDS as error:
+            if bench.company.world_size > 1 or not isinstance(error, Refused):
+                self._close_verifier()  # the next plan has processes of its own: ranks part at any error
             reason = f"it could not be verified: {error}"
             verdict = Verdict(None, plan.promise.name.lower(), 0.0, 0.0, 0, 0, reason)
         if verdict.promise == Numerics.SEMANTICS.name.lower():
@@ -310,9 +357,8 @@ class _Tuning:
         needed = 2 * SEMANTICS_SEEDS * (whole or math.inf) * step
         if facts["has_metric"] and needed < request.left:
             try:
-                found = judge_by_metric(
-                    Company(self.bench.source), request.plan, verdict, seeds=SEMANTICS_SEEDS, margin=None
-                )
+                company = self.bench.company
+                found = judge_by_metric(company, request.plan, verdict, seeds=SEMANTICS_SEEDS, margin=None)
             except VivaceError as error:
                 reason = f"its metric could not be judged: {error}"
                 return dataclasses.replace(verdict, kept=None, reason=reason)
@@ -346,6 +392,7 @@ class _Tuning:
         chosen = [t for t in bench.trials if len(plan) and t.plan_id == plan.id and t.ratio is not None]
         warmups = [trial.warmup_seconds or 0.0 for trial in chosen]
         length = self.search.length() if self.search is not None else None
+        measured = self.search.measured if self.search is not None else {}
         result = Result(
             plan=plan,
             plan_path=str(path),
@@ -359,7 +406,7 @@ class _Tuning:
             training_seconds=_training_seconds(length, speedup, warmups[-1]) if chosen and length else {},
             long_plan=long_plan,
             input_pipeline=bench.input_pipeline,
-            waterfall=waterfall(plan, speedup, self.search.measured) if self.search is not None else [],
+            waterfall=waterfall(plan, speedup, measured, bench.needed),
             trials=bench.trials,
             report_path=str(self.folder / "report.html"),
             seconds=time.monotonic() - self.begin,
@@ -371,6 +418,8 @@ class _Tuning:
             metric_data=bench.facts["metric_data"],
             job_steps=job_steps(bench.facts),
             loading=sentence(self.limit, bench.trials),
+            ranks=bench.company.world_size,
+            over_one_rank=here(bench.law)["speedup"] if bench.law else None,
         )
         document = {key: value for key, value in result.to_dict().items() if key != "trials"}
         bench.ledger.append("result", document)

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
-
 from vivace.data.damage import Damage
 from vivace.data.order import ordered
-from vivace.job import Batch, Job
+from vivace.job import Job
 from vivace.session.opening import call
-from vivace.tensors.trees import tensors
-
-Digest = tuple[str, ...]  # of each tensor of a batch
+from vivace.tensors.trees import Digest, digest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,11 +20,6 @@ class Pass:
 
     batches: list[Digest]
     whole: bool
-
-
-def digest(batch: Batch) -> Digest:
-    """A digest of each tensor of a batch: of its dtype, its shape and its bytes."""
-    return tuple(_of_tensor(tensor) for tensor in tensors(batch))
 
 
 def read(batches: Iterable[Any], seconds: float, least: int) -> Pass:
@@ -69,12 +59,3 @@ def first_other(mine: Sequence[Pass], theirs: Sequence[Pass], what: str) -> tupl
         if counts[0] != counts[1] and shorter_is_whole:
             return f"epoch {epoch} of the {what} has {counts[0]} batches, and {counts[1]}", min(counts)
     return "", 0
-
-
-def _of_tensor(tensor: torch.Tensor) -> str:
-    plain = tensor.detach().cpu()
-    if plain.layout != torch.strided:
-        plain = plain.to_dense()
-    content = plain.contiguous().flatten().view(torch.uint8) if plain.numel() else plain
-    head = f"{plain.dtype} {tuple(plain.shape)} ".encode()
-    return hashlib.sha256(head + content.resolve_conj().numpy().tobytes()).hexdigest()[:20]

@@ -20,10 +20,9 @@ from vivace.plan import Plan
 from vivace.session.opening import call, first_batches, readable, start
 from vivace.session.session import Session
 from vivace.tensors.randomness import derive
-from vivace.tensors.trees import tensors
+from vivace.tensors.trees import digest, tensors
 from vivace.training.ranks import Ranks, met_under
 from vivace.verifying.bias import Gradient, Pair, pairs_of
-from vivace.verifying.digests import digest
 from vivace.verifying.displacement import Outcome, State, Tensors, mean_outcome
 from vivace.verifying.draws import LogicalDraws
 from vivace.verifying.effort import MOST_REHEARSED, Effort

@@ -1,0 +1,94 @@
+"""What a search begins with and what it ends with: data, without any process behind it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from vivace.ledger import Outcome, Ratio
+from vivace.plan import Plan
+from vivace.technique import Technique
+from vivace.tuning.candidates import Candidate
+from vivace.tuning.ranks import chosen, joined
+from vivace.tuning.result import LongPlan
+from vivace.tuning.times import COMPILING_SECONDS
+from vivace.verifying.verdict import Verdict
+
+ONE = Ratio(1.0, 1.0, 1.0)  # the reference against itself
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """All that a search rests on beside what it is told.
+
+    Args:
+        budget_seconds: of the whole tuning; `left_seconds` of it are left when the search begins.
+        step_seconds, peak_bytes: of the reference, whose process took `opening_seconds` to be warm.
+        base: the reference; `needed` is the part of it that every plan holds, if with other settings.
+        memory: the largest peak in bytes that a plan may need, if there is a limit.
+        steps: of the whole training; None where its length is not known.
+        first: a plan that is tried before all others.
+        feeds_first: does the step wait for data most?
+        num_baselines: that are measured beside strict fp32.
+        compiling_seconds: about what it takes to compile the model.
+    """
+
+    candidates: tuple[Candidate, ...]
+    budget_seconds: float
+    left_seconds: float
+    step_seconds: float
+    opening_seconds: float
+    peak_bytes: int
+    base: Plan = dataclasses.field(default_factory=Plan)
+    needed: Plan = dataclasses.field(default_factory=Plan)
+    memory: int | None = None
+    steps: int | None = None
+    first: Plan | None = None
+    feeds_first: bool = False
+    num_baselines: int = 0
+    compiling_seconds: float = COMPILING_SECONDS
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types."""
+        first = self.first.to_dict() if self.first is not None else None
+        offered = [candidate.to_dict() for candidate in self.candidates]
+        plans = {"base": self.base.to_dict(), "needed": self.needed.to_dict(), "first": first}
+        return {**vars(self), **plans, "candidates": offered}
+
+    def alone(self, *techniques: Technique) -> Plan:
+        """The plan of these techniques and of nothing that is not needed."""
+        return joined(self.needed, Plan(techniques))
+
+    def less(self, plan: Plan, name: str) -> Plan:
+        """A plan less the technique called `name`, or with the settings of it that are needed."""
+        return joined(self.needed, plan.without(name))
+
+    def chosen(self, plan: Plan) -> tuple[Technique, ...]:
+        """The techniques of a plan that are not needed as they are."""
+        return chosen(plan, self.needed)
+
+    def chosen_names(self, techniques: Mapping[str, Any]) -> list[str]:
+        """The same of a trial's techniques, by their names."""
+        needed = self.needed.to_dict()
+        return [name for name, settings in techniques.items() if needed.get(name) != settings]
+
+    @classmethod
+    def from_dict(cls, document: dict[str, Any]) -> Setting:
+        """Rebuild a setting from `to_dict`'s document."""
+        offered = tuple(Candidate.from_dict(one) for one in document["candidates"])
+        first = Plan.from_dict(document["first"]) if document["first"] is not None else None
+        plans = {name: Plan.from_dict(document.get(name, {})) for name in ("base", "needed")}
+        return cls(**{**document, **plans, "candidates": offered, "first": first})
+
+
+@dataclasses.dataclass(frozen=True)
+class Conclusion:
+    """The plan of a search, how much faster than the reference it is, and why it is no other."""
+
+    plan: Plan
+    speedup: Ratio
+    outcome: Outcome
+    reason: str = ""
+    verdict: Verdict | None = None
+    long_plan: LongPlan | None = None

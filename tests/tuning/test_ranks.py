@@ -1,0 +1,295 @@
+"""A search on several ranks: every plan makes them train one model, and what fails on one ends on all."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import psutil
+import pytest
+
+from vivace.errors import InputError
+from vivace.ledger import Ledger, Outcome, Profile, Ratio, Trial
+from vivace.machine import Machine
+from vivace.plan import Plan
+from vivace.reporting.answering import answer
+from vivace.reporting.content import Content
+from vivace.technique import Numerics
+from vivace.technique.registry import find
+from vivace.tuning.candidates import Candidate
+from vivace.tuning.ranks import needed_by, of_ranks, require_allowed, require_searchable
+from vivace.tuning.requests import Confirm, LeaveOut, Measure, Verify
+from vivace.tuning.result import Result, prefixes
+from vivace.tuning.search import Search
+from vivace.tuning.setting import ONE, Setting
+from vivace.verifying.verdict import Verdict
+
+SCENE = Path(__file__).parent / "scenes" / "ranks.py"
+DDP, FUSED, HOST = (find(name) for name in ("ddp", "fused_optimizer", "host_allocator"))
+NEEDED = Plan([DDP()])
+OFFERED = (HOST(), FUSED(), DDP(bucket_mib=1))
+
+
+def played(ratio, kept=lambda plan: True, left=500.0):
+    """A search on ranks at its end, and all that it asked for; ``ratio(plan)`` is a plan's speed."""
+    candidates = tuple(Candidate(one, (1.0, 1.5)) for one in OFFERED)
+    times = {"budget_seconds": left, "left_seconds": left, "step_seconds": 0.01, "opening_seconds": 3.0}
+    setting = Setting(candidates, **times, peak_bytes=1, base=NEEDED, needed=NEEDED)
+    assert Setting.from_dict(json.loads(json.dumps(setting.to_dict()))) == setting
+    search, asked = Search(setting), []
+    while (request := search.ask()) is not None:
+        asked.append(request)
+        plan = request.plan
+        if isinstance(request, Verify):
+            told = Verdict(
+                kept(plan), "rounding", 0.0, 0.0, 3, 3, "" if kept(plan) else "the loss", seconds=9.0
+            )
+        elif isinstance(request, LeaveOut):
+            told = Trial(plan.to_dict(), plan.id, "m", "j", "refused", reason=request.reason)
+        else:
+            found = Ratio(ratio(plan), 0.99 * ratio(plan), 1.01 * ratio(plan))
+            more = {"pairs": ((0.01, 0.01 / found.estimate),), "peak_bytes": 1, "seconds": 9.0}
+            role = "confirmation" if isinstance(request, Confirm) else "candidate"
+            told = Trial(plan.to_dict(), plan.id, "m", "j", "measured", ratio=found, role=role, **more)
+        search.tell(told)
+    return search, asked
+
+
+def faster(plan):
+    """Two techniques help, and a bucket of another size does not."""
+    gains = {"fused_optimizer": 1.5, "host_allocator": 1.2}
+    product = 1.0
+    for name in plan.names:
+        product *= gains.get(name, 1.0)
+    return product * (0.8 if DDP(bucket_mib=1) in plan.techniques else 1.0)
+
+
+def test_every_plan_that_is_tried_makes_the_ranks_train_one_model():
+    search, asked = played(faster)
+    measured = [request.plan for request in asked if isinstance(request, Measure)]
+    assert all("ddp" in plan.names for plan in measured)
+    assert NEEDED not in measured
+    assert any(DDP(bucket_mib=1) in plan.techniques for plan in measured)
+    assert search.conclusion.plan == Plan([DDP(), FUSED(), HOST()])
+    assert search.conclusion.outcome == Outcome.FASTER
+
+
+def test_another_bucket_that_was_not_tried_is_listed():
+    _, asked = played(faster, left=35.0)
+    left_out = [request.plan for request in asked if isinstance(request, LeaveOut)]
+    assert Plan([DDP(bucket_mib=1)]) in left_out
+
+
+def test_a_bucket_that_helps_takes_the_place_of_the_usual_one():
+    search, _ = played(lambda plan: 1.4 if DDP(bucket_mib=1) in plan.techniques else 1.0)
+    assert search.conclusion.plan == Plan([DDP(bucket_mib=1)])
+
+
+def test_a_guilty_technique_is_found_beside_what_the_ranks_need():
+    search, asked = played(faster, kept=lambda plan: "host_allocator" not in plan.names)
+    assert search.conclusion.plan == Plan([DDP(), FUSED()])
+    judged = [request.plan for request in asked if isinstance(request, Verify)]
+    assert NEEDED in judged
+    assert all("ddp" in plan.names for plan in judged)
+
+
+def test_ranks_that_train_another_model_whatever_the_plan_end_the_search():
+    search, asked = played(faster, kept=lambda plan: False)
+    assert search.conclusion.plan == NEEDED
+    assert search.conclusion.outcome == Outcome.NONE_KEPT
+    assert search.conclusion.reason == "not the same model with nothing but ddp: the loss"
+    assert [request.plan for request in asked if isinstance(request, Verify)][1:] == [NEEDED]
+
+
+def test_the_waterfall_begins_above_what_the_ranks_need():
+    plan = Plan([HOST(), DDP(bucket_mib=1), FUSED()])
+    first, second, third = prefixes(plan, NEEDED)
+    assert (first, second, third) == (Plan([HOST(), DDP()]), Plan([HOST(), DDP(bucket_mib=1)]), plan)
+    assert prefixes(Plan([HOST(), FUSED()]), Plan()) == [Plan([HOST()]), Plan([HOST(), FUSED()])]
+
+
+@pytest.fixture
+def profile():
+    return Profile("cpu", 0.1, {"data": 0.2, "forward": 0.8}, {}, 9, 0.0, 60 * 2**20, 1, {"num_threads": 1})
+
+
+def test_the_profile_of_ranks_knows_their_exchange(profile):
+    seconds = {"data": 0.0, "compute": 0.03, "communication": 0.01}
+    found = of_ranks(profile, {"ranks": 4, "step_seconds": 0.04, "seconds": seconds}, 2)
+    assert found.step_seconds == 0.04
+    assert found.shares == pytest.approx({"data": 0.15, "forward": 0.6, "communication": 0.25})
+    machine = dataclasses.replace(Machine.from_dict(_machine()), num_cores=8)
+    assert DDP.gain(found, machine)[1] == pytest.approx(4 / 3)
+    assert [one.bucket_mib for one in DDP.candidates(found, machine)] == [5, 1, 100, 400]
+    small = dataclasses.replace(found, parameter_bytes=2**19)
+    assert DDP.candidates(small, machine) == []
+    threads = find("cpu_threads").candidates(found, machine)
+    assert [one.num_threads for one in threads] == [4, 2]  # two of the ranks share the eight cores
+    assert find("gradient_compression").gain(found, machine)[1] == pytest.approx(4 / 3)
+
+
+def _machine():
+    import vivace
+
+    return vivace.inspect().to_dict()
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ((2, 2**30, Numerics.ROUNDING), "a limit of memory is searched for in one process, and 2 ranks"),
+        ((4, None, Numerics.EXACT), "4 ranks average their gradients, which rounds, and EXACT is allowed"),
+    ],
+)
+def test_what_ranks_cannot_be_searched_for_is_refused(asked, sentence):
+    with pytest.raises(InputError, match=sentence):
+        require_searchable(*asked)
+    require_searchable(2, None, Numerics.ROUNDING)
+
+
+def test_statistics_of_a_share_need_to_be_allowed():
+    require_allowed(2, Numerics.SEMANTICS, Numerics.SEMANTICS)
+    with pytest.raises(InputError, match=r"promises SEMANTICS whatever the plan \(BatchNorm .*--allow sem"):
+        require_allowed(2, Numerics.SEMANTICS, Numerics.ROUNDING)
+
+
+def test_one_process_needs_nothing():
+    assert needed_by(1) == Plan()
+    assert needed_by(2) == NEEDED
+
+
+def test_the_other_ranks_return_what_rank_0_found_and_its_page_says_where(tmp_path):
+    trial = Trial(NEEDED.to_dict(), NEEDED.id, "m", "j", "refused", reason="it never acts")
+    known = {"baselines": {"strict_fp32": 9.0}, "baseline_notes": {}, "input_pipeline": {"plan": ONE}}
+    verdict = Verdict(True, "rounding", 1.0, 1.0, 3, 8, "", seconds=1.0)
+    result = Result(
+        Plan([DDP(), FUSED()]),
+        str(tmp_path / "plan.toml"),
+        Ratio(1.5, 1.4, 1.6),
+        **known,
+        verdict=verdict,
+        break_even_steps=3,
+        waterfall=[],
+        trials=[trial],
+        report_path=str(tmp_path / "report.html"),
+        seconds=60.0,
+        outcome=Outcome.FASTER,
+        reference=NEEDED,
+        ranks=2,
+        over_one_rank=1.7,
+    )
+    document = json.loads(json.dumps(result.to_dict()))
+    assert Result.from_dict(document).to_dict() == result.to_dict()
+    facts = {"trials": (trial,), "profile": {}, "metrics": (), "training": {}}
+    run = {"job": {"name": "job.py:job"}, "command": "torchrun"}
+    shown = answer(Content(tmp_path, run=run, result=document, verdict=document["verdict"], **facts))
+    assert shown.next == (
+        f"torchrun --nproc-per-node 2 -m vivace train job.py:job --plan {tmp_path / 'plan.toml'}",
+    )
+    assert any(
+        "2 ranks together" in note and "1.70\N{MULTIPLICATION SIGN} as fast as one" in note
+        for note in shown.notes
+    )
+
+
+def command(verb, name, *arguments):
+    """A command on two ranks, as a person types it."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return [*launcher, "-m", "vivace", verb, f"{SCENE}:{name}", *arguments]
+
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def launched(verb, name, *arguments):
+    """What came of such a command."""
+    return subprocess.run(
+        command(verb, name, *arguments),
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        check=False,
+        timeout=400,
+    )
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """A whole search on two ranks: what came of the command, and its folder."""
+    out = tmp_path_factory.mktemp("found") / "tune"
+    done = launched("tune", "job", "--budget", "100", "--out", str(out), "--json")
+    assert done.returncode == 0, done.stderr
+    return done, out
+
+
+@pytest.mark.slow
+def test_a_launch_finds_a_plan_that_a_launch_trains(found, tmp_path):
+    done, out = found
+    (document,) = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {"ddp", "planted_quick"} <= set(document["plan"])
+    assert not {"planted_death", "planted_lie"} & set(document["plan"])
+    assert document["speedup"]["low"] > 1.0
+    assert (document["ranks"], document["outcome"]) == (2, "faster")
+    assert (document["verdict"]["kept"], document["verdict"]["promise"]) == (True, "rounding")
+    tried = [trial for trial in document["trials"] if trial["status"] != "refused"]
+    assert all("ddp" in trial["techniques"] for trial in tried)
+    assert done.stderr.count("-m vivace train") == 1
+    plan = str(out / "plan.toml")
+    trained = launched("train", "job", "--plan", plan, "--out", str(tmp_path / "run"), "--json")
+    assert trained.returncode == 0, trained.stderr
+    assert {json.loads(line)["steps"] for line in trained.stdout.splitlines()} == {16}
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_on_one_rank_ends_its_trial_on_all(found):
+    tried = Ledger(found[1] / "ledger.jsonl").trials()
+    deaths = [trial for trial in tried if "planted_death" in trial.techniques]
+    assert any("on rank 1: the process died from SIGABRT" in trial.reason for trial in deaths)
+    assert {trial.status for trial in deaths} <= {"failed", "refused"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("longer", "rank 0 has 8 batches and rank 1 has 9: give every rank the same data"),
+        ("normed", "on 2 ranks this job promises SEMANTICS whatever the plan"),
+    ],
+)
+def test_what_ranks_cannot_train_is_one_sentence(tmp_path, name, sentence):
+    done = launched("tune", name, "--budget", "30", "--out", str(tmp_path / "tune"))
+    assert done.returncode != 0
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("vivace: ")]
+    assert sentence in said
+
+
+@pytest.mark.slow
+def test_a_later_launch_builds_on_the_first_and_keeps_its_best_when_told_to_end(found, tmp_path):
+    out = tmp_path / "tune"
+    shutil.copytree(found[1], out)
+    ledger = Ledger(out / "ledger.jsonl")
+    earlier = len(ledger.trials())
+    words = command("tune", "job", "--budget", "500", "--out", str(out), "--json")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, env=ENVIRONMENT, **pipes) as process:
+        deadline, tried = time.monotonic() + 200, []
+        while time.monotonic() < deadline and not tried:
+            time.sleep(0.2)
+            tried = [t for t in ledger.trials()[earlier:] if t.ratio and t.role == "candidate"]
+        started = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=100)
+    assert process.returncode != 0
+    document = json.loads(output)
+    assert document["interrupted"], errors
+    assert document["plan"] == tried[0].techniques
+    assert {"ddp", "planted_quick"} <= set(document["plan"])
+    assert tomllib.loads((out / "plan.toml").read_text())["techniques"] == document["plan"]
+    _, left = psutil.wait_procs(started, timeout=20)
+    assert not left
