@@ -1,6 +1,7 @@
 """Worker processes that fetch ahead: what they hand over, how they end, and what they do not let through."""
 
 import dataclasses
+import logging
 import os
 import signal
 import subprocess
@@ -89,6 +90,8 @@ def test_a_batch_is_passed_over(crew):
         (lambda index: (x for x in "ab"), "cannot pickle"),
         (lambda index: torch.rand(1), "draws random numbers"),
         (lambda index: print("here"), "prints"),
+        (lambda index: os.write(2, b"here"), "prints"),
+        (lambda index: logging.getLogger("data").warning("here"), "prints"),
         (lambda index: os._exit(1), "died"),
         (lambda index: subprocess.run(["true"]), "starts something (subprocess.Popen"),
         (lambda index: os.mkdir("/tmp/never"), "os.mkdir"),
@@ -100,7 +103,7 @@ def test_what_may_not_be_is_a_sentence(crew, fetch, reason, capfd):
     with pytest.raises(CannotFetch) as failed:
         workers.take()
     assert reason in str(failed.value)
-    assert capfd.readouterr().out == ""
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_write_that_the_data_set_swallows_is_seen(crew, tmp_path):

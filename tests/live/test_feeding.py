@@ -4,6 +4,7 @@ By the tests' clock a sample takes long where it is read: in a worker that clock
 """
 
 import json
+import logging
 import os
 import random
 import signal
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
+from vivace.exporting.plans import in_words
 from vivace.live import conductor, feeding, loop, passes, spending
 from vivace.live.conductor import Conductor
 from vivace.live.crew import Crew
@@ -47,12 +49,22 @@ class Samples(Dataset):
         return row, index % 3
 
 
-def train(loader, epochs=EPOCHS, leave_after=None):
+class Slow(nn.Module):
+    def __init__(self, turned):
+        super().__init__()
+        self.turned = turned
+
+    def forward(self, inputs):
+        self.turned.current.now += 0.05
+        return inputs
+
+
+def train(loader, epochs=EPOCHS, leave_after=None, first=None):
     """The model, and what the random streams give afterwards. `loader()` is what each pass goes over."""
     torch.manual_seed(0)
     random.seed(0)
     numpy.random.seed(0)
-    model = nn.Sequential(nn.Linear(8, 6), nn.Dropout(0.2), nn.Linear(6, 3))
+    model = nn.Sequential(first or nn.Identity(), nn.Linear(8, 6), nn.Dropout(0.2), nn.Linear(6, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(epochs):
         for number, (inputs, labels) in enumerate(loader()):
@@ -70,7 +82,7 @@ def equal(mine, theirs):
 
 @pytest.fixture
 def fed(tmp_path, monkeypatch, one_thread, turned):
-    """``fed(train, plan)`` trains under `run`, with nothing but loaders to be tried: result, loop, document."""
+    """``fed(train, plan)`` trains under `run`, where loaders alone are tried: result, loop, document."""
     monkeypatch.setattr(spending, "PATIENCE", 0.0)
     monkeypatch.setattr(spending, "SHARE", 1e9)
     monkeypatch.setattr(loop, "SMALLEST_STEP_SECONDS", 0.0)
@@ -112,7 +124,8 @@ def test_workers_fetch_what_steps_wait_for(fed, turned, tmp_path, capsys):
     assert told["watched"] >= 2
     assert "by loader_workers)" in capsys.readouterr().err
     assert "loader_workers" in (tmp_path / "run.html").read_text()
-    assert "num_workers" in (tmp_path / "plan.toml").read_text()
+    assert "[techniques.loader_workers]" in (tmp_path / "plan.toml").read_text()
+    assert '"persistent_workers": False' in in_words(tmp_path / "plan.toml")
     assert [getattr(owner, name) for owner, name in hooks] == before
     turned()
     assert equal(mine, train(make))
@@ -186,13 +199,14 @@ SPOILT = {
     "numpy": (lambda data, index: numpy.random.rand(), "draws random numbers from NumPy's stream"),
     "python": (lambda data, index: random.random(), "draws random numbers from Python's stream"),
     "counter": (counting, "changes what its data set remembers (Samples.count)"),
-    "prints": (lambda data, index: print("sample"), "it prints while it is fetched"),
+    "prints": (lambda data, index: 0.0 * os.write(1, b"sample\n"), "it prints while it is fetched"),
+    "logs": (lambda data, index: logging.getLogger("data").error("sample"), "it prints while it is fetched"),
     "fails": (in_a_worker(fails), "in a worker it fails with ValueError: no such device"),
     "differs": (in_a_worker(lambda: 1.0), "has other values there"),
     "hangs": (in_a_worker(lambda: time.sleep(600)), "its workers gave nothing in"),
     "dies": (in_a_worker(lambda: os.kill(os.getpid(), signal.SIGKILL)), "one of its workers died"),
     "writes": (writing, "fetching writes, or starts something (open"),
-    "open file": (reading, "a file that stays open"),
+    "open file": (reading, "an open file or connection (Samples.file)"),
     "generator": (noise, "changes what its data set remembers (Samples.generator)"),
 }
 
@@ -208,7 +222,9 @@ def test_what_workers_would_change_stays_in_the_script(fed, turned, monkeypatch,
             with_generator(data)
         data.path = str(tmp_path / place)
         (tmp_path / "read").write_text("a" * 10_000)
-        with open(tmp_path / "read") as data.file:
+        with open(tmp_path / "read") as file:
+            if name == "open file":
+                data.file = file
             return train(lambda: DataLoader(data, batch_size=4, shuffle=True), epochs=3)
 
     mine, watching, told = fed(lambda: run("mine"))
@@ -274,15 +290,26 @@ def test_a_loader_with_workers_of_its_own_is_left_to_them(turned):
 
 def test_data_that_nobody_waits_for_are_not_tried(fed, turned):
     data = [(torch.ones(8), 1)] * 160
-    _, watching, told = fed(lambda: train(lambda: DataLoader(data, batch_size=4), epochs=2))
+    _, watching, told = fed(
+        lambda: train(lambda: DataLoader(data, batch_size=4), epochs=2, first=Slow(turned))
+    )
     assert told["tried"] == []
     assert watching.feeding.waiting < feeding.WORTH
 
 
-@pytest.mark.parametrize("kind", ["dies", "draws", "changed"])
-def test_what_goes_wrong_later_is_taken_back(fed, turned, kind):
+LATE = [0.0]  # which no look at the data set finds
+
+
+@pytest.mark.parametrize("kind", ["dies", "draws", "hidden", "seen"])
+def test_what_goes_wrong_later_is_taken_back(fed, turned, monkeypatch, kind):
     """Batches that come wrong are read here, and the script does not notice."""
-    late = []
+    fed_by, hidden = Feeding._fed, kind == "hidden"
+
+    def checking(self, *arguments):
+        self._checks = self._checks or (hidden and LATE[0] > 0.0)
+        return fed_by(self, *arguments)
+
+    monkeypatch.setattr(Feeding, "_fed", checking)
 
     def spoil(data, index):
         if not data.late or index % 4:
@@ -291,17 +318,17 @@ def test_what_goes_wrong_later_is_taken_back(fed, turned, kind):
             return float(torch.rand(1))
         if os.getpid() != MAIN and kind == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
-        return 0.0 if kind == "dies" else float(late[0])
+        return {"hidden": LATE[0], "seen": data.more}.get(kind, 0.0)
 
     def run():
-        late[:] = [0.0]
+        LATE[0] = 0.0
         data = Samples(turned, spoil)
-        data.late = False
-        passes = []
+        data.late, data.more = False, 0.0
+        begun = []
 
         def loader():
-            passes.append(1)
-            data.late = len(passes) > 6
+            begun.append(1)
+            data.late = len(begun) > 6
             return DataLoader(data, batch_size=4, shuffle=True)
 
         torch.manual_seed(0)
@@ -309,20 +336,23 @@ def test_what_goes_wrong_later_is_taken_back(fed, turned, kind):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         for _ in range(10):
             for number, (inputs, labels) in enumerate(loader()):
-                if number == 20 and data.late:
-                    late[0] = 5.0  # what workers, forked before, do not see
+                if number == 10 and data.late:
+                    data.more = LATE[0] = 5.0  # in the middle of a pass, after workers were forked
                 optimizer.zero_grad()
                 F.cross_entropy(model(inputs), labels).backward()
                 optimizer.step()
                 found.append(inputs)
-            late[0] = 0.0
+            data.more = LATE[0] = 0.0
         return [*model.state_dict().values(), torch.rand(2), *found]
 
     mine, watching, told = fed(run)
-    assert watching.feeding.fault, told
-    assert told["outcome"] == "taken_back"
-    assert watching.feeding.fault in told["reason"]
-    if kind != "changed":  # seen at the next look
+    if kind == "seen":  # others are forked
+        assert told["outcome"] == "faster", told
+    else:
+        assert watching.feeding.fault, told
+        assert told["outcome"] == "taken_back"
+        assert watching.feeding.fault in told["reason"]
+    if kind != "hidden":  # what came before that was seen was wrong
         turned()
         assert equal(mine, run())
 
@@ -397,7 +427,7 @@ def test_nothing_is_asked_ahead_that_ends_a_sampler_with_the_scripts_generator()
     next(iterator)
     each.begin(iterator)
     before = generator.get_state()
-    assert [len(each.ahead.look(place)) for place in range(4)] == [1, 1, 0, 0]
+    assert [len(each.ahead.look(place)) for place in range(4)] == [1, 0, 0, 0]  # one has been asked for
     assert torch.equal(generator.get_state(), before)
     assert len(list(iterator)) == 3
     assert passes.num_yielded(iterator) == 4

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import io
+import logging
 import mmap
 import multiprocessing
 import os
@@ -284,8 +285,15 @@ class _Watch:
 
     def __init__(self) -> None:
         self._changed = ""
-        self._fetching = False
+        self._fetching = self._logs = False
+        self._screen = os.memfd_create("said")  # in the place of the script's, for what is not Python's too
+        os.dup2(self._screen, 1)
+        os.dup2(self._screen, 2)
+        logging.Logger.callHandlers = self._logged  # type: ignore[method-assign, assignment]
         sys.addaudithook(self._look)
+
+    def _logged(self, record: logging.LogRecord) -> None:
+        self._logs = True
 
     def _look(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self._fetching:
@@ -298,7 +306,8 @@ class _Watch:
     @contextlib.contextmanager
     def _watching(self) -> Iterator[_Said]:
         said = _Said()
-        self._changed, self._fetching = "", True
+        self._changed, self._fetching, self._logs = "", True, False
+        os.ftruncate(self._screen, 0)
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             try:
                 yield said
@@ -316,7 +325,8 @@ class _Watch:
             if self._changed:
                 return None, self._changed
             raise
-        fault = self._changed or ("it prints while it is fetched" if said.anything else "")
+        printed = said.anything or self._logs or os.fstat(self._screen).st_size > 0
+        fault = self._changed or ("it prints while it is fetched" if printed else "")
         after = randomness.capture()
         if not (randomness.same_host_state(before, after) and torch.equal(before["torch"], after["torch"])):
             fault = fault or "fetching draws random numbers"

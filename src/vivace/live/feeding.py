@@ -294,14 +294,16 @@ class Feeding:
         self, each: Pass, iterator: object, fetcher: Any, index: object, *, twice: bool = False
     ) -> Any:
         each.begin(iterator)
+        each.leave_stale()
         if each.crew is None:
             patience = PATIENCE_SECONDS + PATIENCE_TIMES * self._slowest
             ahead, num = self._technique.prefetch_factor, self._technique.num_workers
             try:
-                each.crew = Crew(fetcher.fetch, num, ahead, self._slot_bytes, patience)
+                crew = Crew(fetcher.fetch, num, ahead, self._slot_bytes, patience)
             except OSError as error:
                 raise CannotFetch(f"no worker process can be started: {error}") from None
-            self._crew_seconds = each.crew.own_seconds
+            each.man(crew)
+            self._crew_seconds = crew.own_seconds
         return each.taken(index, twice=twice)
 
     def _cannot(self, reason: str) -> None:

@@ -37,7 +37,7 @@ class Traces:
         on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         self.random = randomness.capture(torch.device("cuda") if on_gpu else None)
         self.places = _places()
-        self.memory, self.holds = _memory(fetching)
+        self.memory, self.holds = memory(*fetching)
 
     def changed(self, later: Traces) -> str:
         """Why workers cannot do what was done between the two, or empty."""
@@ -46,13 +46,17 @@ class Traces:
                 return f"fetching draws random numbers from {whose} stream, and workers would draw others"
         moved = [path for path, place in self.places.items() if later.places.get(path, place) != place]
         if moved:
-            return f"fetching reads or writes a file that stays open ('{moved[0].partition(' ')[2]}')"
+            return f"fetching reads from a file that stays open ('{moved[0].partition(' ')[2]}')"
         if later.holds:
             return f"its data set holds {later.holds}, which workers would share"
-        for name, value in later.memory.items():
-            if name not in self.memory or not _equal(self.memory[name], value):
-                return f"fetching changes what its data set remembers ({name})"
-        return ""
+        name = changed_memory(self.memory, later.memory)
+        return f"fetching changes what its data set remembers ({name})" if name else ""
+
+
+def changed_memory(before: Mapping[str, object], after: Mapping[str, object]) -> str:
+    """Where two looks by `memory` do not see the same, or empty."""
+    changed = (name for name, value in after.items() if name not in before or not _equal(before[name], value))
+    return next(changed, "")
 
 
 def _same_stream(mine: object, theirs: object) -> bool:
@@ -70,26 +74,34 @@ def _equal(mine: object, theirs: object) -> bool:
 
 
 def _places() -> dict[str, int]:
-    """Where this process is in each ordinary file that it has open."""
+    """Where this process is in each ordinary file that it has open to read from.
+
+    In those that are only written to, such as what the shell made of the standard output, others write too.
+    """
     found = {}
     for number in os.listdir("/proc/self/fd"):
         try:
             path = os.readlink(f"/proc/self/fd/{number}")
             if path.startswith("/") and not path.startswith(("/dev/", "/proc/")):
                 with open(f"/proc/self/fdinfo/{number}", encoding="ascii") as file:
-                    found[f"{number} {path}"] = int(file.readline().split()[1])
+                    place, flags = (line.split()[1] for line in (file.readline(), file.readline()))
+                if int(number) > 2 and int(flags, 8) & os.O_ACCMODE != os.O_WRONLY:
+                    found[f"{number} {path}"] = int(place)
         except OSError:  # it is the folder's own, or another thread has closed it
             continue
     return found
 
 
-def _memory(roots: tuple[object, ...]) -> tuple[dict[str, object], str]:
-    """Values by where they stand, from `roots` on, the nearest first; and what is open or runs, in words."""
+def memory(*roots: object, most: int = MOST_THINGS) -> tuple[dict[str, object], str]:
+    """Values by where they stand, from `roots` on, the nearest first; and what is open or runs, in words.
+
+    Of a list's items, or an array's numbers, the first few; of `most` things in all.
+    """
     waiting = deque((type(root).__name__, root) for root in roots)
     seen: dict[int, object] = {}
     values: dict[str, object] = {}
     holds = ""
-    while waiting and len(seen) < MOST_THINGS:
+    while waiting and len(seen) < most:
         name, thing = waiting.popleft()
         if isinstance(thing, PLAIN):
             values[name] = thing

@@ -20,11 +20,13 @@ from torch.utils.data import (
 )
 
 from vivace import words
+from vivace.live.fetching import changed_memory, memory
 from vivace.torch_internals.loaders import HereIterator, indices_of, num_yielded, replace_indices
 
 if TYPE_CHECKING:
     from vivace.live.crew import Crew
 
+NEAREST = 100  # things of a data set that are looked at before each batch
 # Those of torch draw nothing between two batches that the script could see; Accelerate's is one of these.
 SAMPLERS = {
     *(f"{kind.__module__}.{kind.__qualname__}" for kind in (SequentialSampler, RandomSampler)),
@@ -83,6 +85,7 @@ class Pass:
         self.ahead: Ahead | None = None
         self.crew: Crew | None = None
         self.sent: deque[Any] = deque()  # asked of the crew, and not taken
+        self._known: dict[str, object] = {}  # of the data, when the crew was forked
         self.crew_seconds = 0.0  # to start the newest crew and to end it
 
     def reads_as(self, other: Pass) -> bool:
@@ -105,6 +108,19 @@ class Pass:
             self.ahead.at_end = self.close
             replace_indices(iterator, self.ahead)  # type: ignore[arg-type]
             weakref.finalize(iterator, self.close)
+
+    def man(self, crew: Crew) -> None:
+        """Workers that were forked just now."""
+        self.crew = crew
+        self._known = self._memory()
+
+    def leave_stale(self) -> None:
+        """End workers that were forked before the script changed its data."""
+        if self.crew is not None and changed_memory(self._known, self._memory()):
+            self.close()
+
+    def _memory(self) -> dict[str, object]:
+        return memory(*self.data[:2], most=NEAREST)[0]
 
     def taken(self, index: object, *, twice: bool) -> Any:
         """The batch of `index` from the crew, who is told what comes next. Raises CannotFetch."""
