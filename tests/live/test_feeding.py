@@ -409,6 +409,7 @@ def test_a_fault_of_ours_does_not_reach_the_script(fed, turned, monkeypatch, own
         patched.setattr(owner, name, fails)
         mine, _, told = fed(lambda: train(make, epochs=3))
     assert told["outcome"] != "faster"
+    assert "planted" in json.dumps(told) or owner is Pass  # a pass that cannot be looked at is none
     turned()
     assert equal(mine, train(make, epochs=3))
 

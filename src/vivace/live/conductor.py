@@ -65,7 +65,7 @@ class Conductor:
     def __init__(self, loop: Loop, root: nn.Module, optimizer: torch.optim.Optimizer, rest: str = "") -> None:
         self.loop, self.root, self.optimizer, self.rest = loop, root, optimizer, rest
         self.clock, self.spending = loop.clock, loop.spending
-        self.feeding = Feeding(loop.spending, loop.passes)
+        self.feeding = Feeding(loop.spending, loop.passes, loop.problems)
         loop.feeding = self.feeding
         self.device = device_of(root)
         self.machine = inspect()

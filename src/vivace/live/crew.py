@@ -306,8 +306,8 @@ class _Watch:
     @contextlib.contextmanager
     def _watching(self) -> Iterator[_Said]:
         said = _Said()
-        self._changed, self._fetching, self._logs = "", True, False
         os.ftruncate(self._screen, 0)
+        self._changed, self._fetching, self._logs = "", True, False
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             try:
                 yield said

@@ -46,13 +46,15 @@ class Feeding:
     """How long steps wait for their data, and workers in the place of that where it was proven the same.
 
     `fault` says why workers may not fetch any more; `verdict` what came of the last `prove`; both are for the
-    one who leads. `seconds_a_step` is what starting and ending workers takes, of each step.
+    one who leads. `problems` is where faults of ours are told.
     """
 
-    def __init__(self, spending: Spending, passes: weakref.WeakKeyDictionary[Any, Pass]) -> None:
+    def __init__(
+        self, spending: Spending, passes: weakref.WeakKeyDictionary[Any, Pass], problems: list[str]
+    ) -> None:
         self.spending, self.clock = spending, spending.clock
         self.guard = Guard(self._fail)
-        self.problems: list[str] = []
+        self.problems = problems
         self._patches = Patches(self.guard)
         self._passes = passes
         self._pid, self._thread = os.getpid(), threading.get_ident()
@@ -89,10 +91,6 @@ class Feeding:
         if os.getpid() == self._pid:
             for each in list(self._passes.values()):
                 each.close()
-
-    def forked(self) -> None:
-        """This is a child process of the script's."""
-        self.guard.off = True
 
     def stepped(self, seconds: float | None) -> None:
         """A step has ended, after so long or, None, after another kind of work as well."""

@@ -217,14 +217,6 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def tensors_in(batch: object) -> Iterator[torch.Tensor]:
-    """Every tensor of a batch."""
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    for _, part in contents(batch) or ():
-        yield from tensors_in(part)
-
-
 def num_bytes(batch: object) -> int:
     """About what a batch takes, handed over."""
     if isinstance(batch, torch.Tensor):
