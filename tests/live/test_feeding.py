@@ -337,7 +337,10 @@ def test_what_goes_wrong_later_is_taken_back(fed, turned, monkeypatch, kind):
         for _ in range(10):
             for number, (inputs, labels) in enumerate(loader()):
                 if number == 10 and data.late:
-                    data.more = LATE[0] = 5.0  # in the middle of a pass, after workers were forked
+                    LATE[0], data.more = (
+                        5.0,
+                        5.0 * (kind == "seen"),
+                    )  # in the middle of a pass, after workers were forked
                 optimizer.zero_grad()
                 F.cross_entropy(model(inputs), labels).backward()
                 optimizer.step()

@@ -436,10 +436,11 @@ class Conductor:
             steps += 1
             yield Pause(self.reference, 1)
         feeding.prove(technique, self.machine)
-        while feeding.verdict is None and steps < MOST_PROVING_STEPS:
+        while not (feeding.verdict or feeding.fault) and steps < MOST_PROVING_STEPS:
             steps += 1
             yield Pause(self.reference, 1)
-        return feeding.verdict or Verdict(False, "its batches come too seldom to be compared")
+        why = feeding.fault or "its batches come too seldom to be compared"
+        return feeding.verdict or Verdict(False, why)
 
     def _ranked(self, proof: Proof) -> list[list[Technique]]:
         """The groups that can act, the fastest on copies of the step first, without what is much slower."""

@@ -129,8 +129,11 @@ class Crew:
         return [worker.pid for worker in self._workers]
 
     def ask(self, index: object, *, twice: bool = False) -> None:
-        """Let the next worker in turn fetch a batch."""
-        self._lines[self._asked % len(self._lines)].send(Request(index, twice))
+        """Let the next worker in turn fetch a batch. Raises CannotFetch where that is dead."""
+        try:
+            self._lines[self._asked % len(self._lines)].send(Request(index, twice))
+        except OSError:
+            raise CannotFetch("one of its workers died") from None
         self._asked += 1
 
     def take(self) -> Any:

@@ -79,13 +79,15 @@ def _places() -> dict[str, int]:
     In those that are only written to, such as what the shell made of the standard output, others write too.
     """
     found = {}
+    screen = {os.path.realpath(f"/proc/self/fd/{number}") for number in range(3)}
     for number in os.listdir("/proc/self/fd"):
         try:
             path = os.readlink(f"/proc/self/fd/{number}")
             if path.startswith("/") and not path.startswith(("/dev/", "/proc/")):
                 with open(f"/proc/self/fdinfo/{number}", encoding="ascii") as file:
                     place, flags = (line.split()[1] for line in (file.readline(), file.readline()))
-                if int(number) > 2 and int(flags, 8) & os.O_ACCMODE != os.O_WRONLY:
+                shown = os.path.realpath(f"/proc/self/fd/{number}") in screen
+                if not shown and int(flags, 8) & os.O_ACCMODE != os.O_WRONLY:
                     found[f"{number} {path}"] = int(place)
         except OSError:  # it is the folder's own, or another thread has closed it
             continue
