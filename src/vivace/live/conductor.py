@@ -543,7 +543,7 @@ class Conductor:
                 return
             self.feeding.check()
             yield from self._time_again()
-            if self.spending.is_free:
+            if self.spending.is_free and not self._is_unfed:
                 return
 
     def _without_workers(self) -> Course:
@@ -573,7 +573,7 @@ class Conductor:
         newest = [*self.comparison.pairs, *pairs][-WATCHED_PAIRS:]
         self.comparison = compared(newest, by_processor=by_processor)
         self._record("timed", {"step": self.loop.num_steps, **self.comparison.to_dict()})
-        if found.slower:
+        if found.slower and not self._is_unfed:
             self._take_back(f"it became slower ({found.shown})")
 
     def _take_back(self, reason: str) -> None:
