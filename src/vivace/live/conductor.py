@@ -16,19 +16,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from vivace.errors import Refused
 from vivace.inspection import inspect
-from vivace.ledger import Ledger, Ratio
-from vivace.live.candidates import adding, additions, own_settings
+from vivace.ledger import Ledger
+from vivace.live.candidates import OF_LOADING, adding, additions, own_settings
 from vivace.live.errand import LEDGER, PLAN
+from vivace.live.feeding import WORTH, Feeding
 from vivace.live.hosted import Hosted
 from vivace.live.kept import CannotKeep, Kept, KeptCall, KeptUpdate, Weights
 from vivace.live.pairs import LOOKS, Comparison, Pair, Pause, Segment, Timing, compared, length, middle
-from vivace.live.proof import Proof, Replay, Verdict, untouched
+from vivace.live.proof import Proof, Verdict, times_on_copies, untouched
 from vivace.live.refusals import device_of
 from vivace.live.spending import affordable_steps
 from vivace.plan import Plan
 from vivace.technique import Stage, Technique
+from vivace.tensors import randomness
 
 if TYPE_CHECKING:
     from vivace.live.loop import Loop
@@ -43,6 +44,9 @@ REPLAYS_TO_BEGIN = 5  # what a kept step costs before anything is judged
 OVERFLOWS = 20  # steps in a row that a GradScaler leaves out
 SEARCHED_STEPS = 20  # until the second proof, where nothing but the search is wanted
 MOST_INTERRUPTED = 200  # steps, where hardly any other comes
+READ_STEPS, MOST_PROVING_STEPS = 8, 100  # to see how long batches are waited for, and to compare some
+# Until workers are ahead or have nothing left to do, and in all, at least: they come in bursts.
+FED_SETTLING, FED_STEPS = 3, 6
 HOOKS = 2  # around the call and after the update, about alike
 KEEP = object()
 
@@ -61,6 +65,8 @@ class Conductor:
     def __init__(self, loop: Loop, root: nn.Module, optimizer: torch.optim.Optimizer, rest: str = "") -> None:
         self.loop, self.root, self.optimizer, self.rest = loop, root, optimizer, rest
         self.clock, self.spending = loop.clock, loop.spending
+        self.feeding = Feeding(loop.spending, loop.passes, loop.problems)
+        loop.feeding = self.feeding
         self.device = device_of(root)
         self.machine = inspect()
         self.plan, self.reference = Plan(), Plan()
@@ -110,11 +116,11 @@ class Conductor:
             return self._kept_call(original, arguments, keywords)
         if self._acting is None:
             return original(root, *arguments, **keywords)
-        before = _random_states(self.device)
+        before = randomness.torch_state(self.device)
         try:
             return self._acting.call(partial(original, root), arguments, keywords)
         except Exception as error:  # the plan's fault or the script's own: the call without the plan shows it
-            _set_random_states(before, self.device)
+            randomness.restore({**randomness.host_state(), **before}, self.device)
             self.drop(f"its model failed under {self._acting.plan}: {type(error).__name__}: {error}")
             return original(root, *arguments, **keywords)
 
@@ -150,6 +156,7 @@ class Conductor:
             return True
         if whole:
             self._step_seconds.append(step.wall)
+        self.feeding.stepped(step.wall if whole else None)
         if self._acting is not None and self._acting.plan is self.plan and self.plan.techniques:
             self.plan_steps += 1
             self.plan_seconds += step.wall if whole else self.step_seconds
@@ -182,7 +189,13 @@ class Conductor:
         if self._kept is not None:
             self._kept.end()
             self._kept = None
+        self.feeding.close()
         self._act(self.reference)
+
+    @property
+    def _is_unfed(self) -> bool:
+        """Do workers no longer fetch, though the plan says so?"""
+        return bool(self.feeding.fault) and OF_LOADING in self.plan.names
 
     @property
     def step_seconds(self) -> float:
@@ -235,7 +248,7 @@ class Conductor:
         wish = self._wish
         if isinstance(wish, Pause):
             self._done += 1
-            if self._done >= wish.steps:
+            if self._done >= wish.steps or self._is_unfed:
                 self._advance(None)
         elif isinstance(wish, Segment):
             self._timed(wish, step)
@@ -257,6 +270,7 @@ class Conductor:
         self._cpu += step.cpu
         if self._done == segment.settling + segment.steps:
             own = HOOKS * self.hook_seconds if segment.plan.techniques else 0.0  # alone it has none
+            own += self.feeding.seconds_a_step if OF_LOADING in segment.plan.names else 0.0
             self._advance(Timing(self._wall / segment.steps + own, self._cpu / segment.steps + own))
 
     def _completed(self) -> None:
@@ -303,6 +317,7 @@ class Conductor:
         self._wall = self._cpu = 0.0
         self._keeping = wish is KEEP
         self._wished = wish.plan if isinstance(wish, (Segment, Pause)) else self.reference
+        self.feeding.wish(self._wished)
         self._act(self._wished)
         self._wait()
 
@@ -328,7 +343,7 @@ class Conductor:
         kept: Kept = yield KEEP
         with untouched(self.root):
             proof = Proof(kept, self.machine, self.clock)
-        plan = self._given(proof, given) if given is not None else (yield from self._search(proof))
+        plan = yield from self._search(proof) if given is None else self._given(proof, given)
         if not plan.techniques:
             return 0.0
         cost = REPLAYS_TO_BEGIN * proof.replay_seconds + proof.expected_seconds(plan)
@@ -344,9 +359,14 @@ class Conductor:
             missing = spent + seconds - self.spending.allowed(self.step_seconds)
             yield Pause(self.plan, min(WATCH_STEPS, affordable_steps(missing, self.step_seconds)))
 
-    def _given(self, proof: Proof, given: dict[str, dict[str, Any]]) -> Plan:
+    def _given(self, proof: Proof, given: dict[str, dict[str, Any]]) -> Generator[Wish, Any, Plan]:
         plan = Plan.from_dict(given)
         verdict = proof.judge(plan)
+        for loading in (t for t in plan.techniques if t.name == OF_LOADING and verdict.kept):
+            self.feeding.install()
+            yield Pause(self.reference, READ_STEPS)
+            same = yield from self._same_batches(loading)
+            verdict = verdict if same.kept else same
         self._note(plan, "given", verdict)
         if not verdict.kept:
             self.reason = f"the plan is not kept here: {verdict.reason}"
@@ -356,7 +376,8 @@ class Conductor:
 
     def _search(self, proof: Proof) -> Generator[Wish, Any, Plan]:
         """Add to the plan what makes it faster, what promises most on copies of the step first."""
-        base, done = Plan(), {Plan()}
+        base = yield from self._fed()
+        done = {Plan(), base}
         for group in self._ranked(proof):
             plan = adding(base, group)
             if plan in done:
@@ -382,76 +403,109 @@ class Conductor:
             self.reason += f"; of its model's calls nothing was tried: {self.rest}" if self.rest else ""
         return base
 
+    def _fed(self) -> Generator[Wish, Any, Plan]:
+        """Let workers fetch where steps wait for batches: first, for waiting hides what else there is."""
+        feeding = self.feeding
+        if not self.loop.passes:
+            return Plan()
+        feeding.install()
+        yield Pause(self.reference, READ_STEPS)
+        found = feeding.candidates(self.machine, self.device) if feeding.waiting >= WORTH else []
+        for technique in found[:2]:
+            plan = Plan([technique])
+            verdict = yield from self._same_batches(technique)
+            if not verdict.kept:
+                self._note(plan, "not_kept", verdict)
+                break
+            comparison = yield from self._compare(self.reference, plan)
+            if comparison is not None and comparison.faster and not feeding.fault:
+                self._note(plan, "faster", verdict, comparison)
+                self._confirms, self.comparison, self.verdicts = False, comparison, [verdict]
+                self._adopt(plan, comparison)
+                return plan
+            self._note(plan, feeding.fault or "not_faster", verdict, comparison)
+        feeding.close()
+        return Plan()
+
+    def _same_batches(self, technique: Technique) -> Generator[Wish, Any, Verdict]:
+        """Look at what fetching does, and compare batches of workers with the script's own."""
+        feeding, steps = self.feeding, 0
+        yield from self._afforded(0.0)
+        feeding.look()
+        while feeding.is_looking and steps < MOST_PROVING_STEPS:
+            steps += 1
+            yield Pause(self.reference, 1)
+        feeding.prove(technique, self.machine)
+        while not (feeding.verdict or feeding.fault) and steps < MOST_PROVING_STEPS:
+            steps += 1
+            yield Pause(self.reference, 1)
+        why = feeding.fault or "its batches come too seldom to be compared"
+        return feeding.verdict or Verdict(False, why)
+
     def _ranked(self, proof: Proof) -> list[list[Technique]]:
         """The groups that can act, the fastest on copies of the step first, without what is much slower."""
         for name, why in self.own.items():
             self.tried.append({"plan": {name: {}}, "answer": why, "step": self.loop.num_steps})
         groups = additions(self.root, self.machine, self.own)
         plans = {adding(Plan(), group): group for group in groups}
-        first: dict[Plan, Replay] = {}
-        able: list[Plan] = []
-        for plan in plans:
-            try:
-                first[plan] = proof.replay(plan, ordered=False)
-                able.append(plan)
-            except Refused as refused:
-                self._note(plan, str(refused))
-            except CannotKeep:
-                raise
-            except Exception as error:
-                self._note(plan, f"the model fails under it: {type(error).__name__}: {error}")
-        if not able:
-            return []
-        first[self.reference] = proof.replay(self.reference, ordered=False)
-        more = 0 if self.step_seconds > LONG_STEP_SECONDS else 1
-        found = [first]
-        found += [{p: proof.replay(p, ordered=False) for p in (self.reference, *able)} for _ in range(more)]
-        wall = {plan: min(each[plan].wall_seconds for each in found) for plan in found[0]}
-        cpu = {plan: max(1e-9, min(each[plan].cpu_seconds for each in found)) for plan in found[0]}
-        times = {plan: wall[self.reference] / wall[plan] for plan in able}
-        if self.device.type == "cpu":  # whom others disturb is not hopeless
-            times = {plan: max(times[plan], cpu[self.reference] / cpu[plan]) for plan in able}
+        times, refused = times_on_copies(proof, plans, 1 if self.step_seconds > LONG_STEP_SECONDS else 2)
+        for plan, reason in refused.items():
+            self._note(plan, reason)
         for plan, ratio in times.items():
             if ratio < HOPELESS:
                 self._note(plan, f"{ratio:.2f}x on a copy of the step")
-        hopeful = [plan for plan in able if times[plan] >= HOPELESS]
+        hopeful = [plan for plan, ratio in times.items() if ratio >= HOPELESS]
         hopeful.sort(key=lambda plan: times[plan] / (1.0 + PRECISION_COSTS * _lowers(plan)), reverse=True)
         return [plans[plan] for plan in hopeful]
 
     def _compare(self, base: Plan, plan: Plan) -> Generator[Wish, Any, Comparison | None]:
         """Let both take turns; None where the plan is so slow that this was stopped."""
-        steps = length(self.step_seconds, SEGMENT_SECONDS)
+        steps, settled = self._lengths(base, plan, SEGMENT_SECONDS)
+        # The processor's clock is that of this process, and not of workers.
+        by_processor = self.device.type == "cpu" and settled == 1
         pairs: list[Pair] = []
-        before = yield Segment(base, steps)
+        before = yield Segment(base, steps, settled)
         while True:
-            settling = 1 if pairs else 2
+            settling = settled if pairs else 1 + settled
             here = yield Segment(plan, steps, settling)
-            pair, before = yield from self._paired(base, before, here, steps)
+            pair, before = yield from self._paired(base, before, here, steps, settled)
             pairs.append(pair)
             self.spending.lost += max(0.0, here.wall - pair.reference.wall) * (steps + settling)
             if len(pairs) == 2 and all(pair.is_hopeless for pair in pairs):
                 return None
             if len(pairs) in LOOKS:
-                found = compared(pairs, by_processor=self.device.type == "cpu")
+                found = compared(pairs, by_processor=by_processor)
                 if found.faster or found.is_futile or len(pairs) == LOOKS[-1]:
                     return found
             if len(pairs) > 2 and not self.spending.affords(0.0, self.step_seconds):
                 yield from self._afforded(0.0)
-                before = yield Segment(base, steps)
+                before = yield Segment(base, steps, settled)
+
+    def _lengths(self, base: Plan, plan: Plan, seconds: float) -> tuple[int, int]:
+        """Steps of a segment, and those of them before, until what acts has settled."""
+        steps = length(self.step_seconds, seconds)
+        if (OF_LOADING in base.names) == (OF_LOADING in plan.names):
+            return steps, 1
+        return self.feeding.in_bursts(max(steps, FED_STEPS)), FED_SETTLING
 
     def _paired(
-        self, base: Plan, before: Timing, here: Timing, steps: int
+        self, base: Plan, before: Timing, here: Timing, steps: int, settled: int
     ) -> Generator[Wish, Any, tuple[Pair, Timing]]:
-        after = yield Segment(base, steps)
+        after = yield Segment(base, steps, settled)
         return Pair(middle(before, after), here), after
 
     def _adopt(self, plan: Plan, comparison: Comparison) -> None:
-        if self.plan.techniques and plan != self.plan and self.comparison is not None:
-            self.saved_before += self.plan_seconds * max(0.0, self.comparison.wall.low - 1.0)
-            self.plan_seconds = 0.0
+        if plan != self.plan:
+            self._count_saved()
         self.plan = plan
         plan.save(Path(self.loop.errand.folder) / PLAN)
-        self._record("adopted", {"plan": plan.to_dict(), "step": self.loop.num_steps, **_told(comparison)})
+        self._record("adopted", {"plan": plan.to_dict(), "step": self.loop.num_steps, **comparison.to_dict()})
+
+    def _count_saved(self) -> None:
+        """What the plan has saved so far, before it becomes another."""
+        if self.plan.techniques and self.comparison is not None:
+            self.saved_before += self.plan_seconds * max(0.0, self.comparison.wall.low - 1.0)
+            self.plan_seconds = 0.0
 
     def _confirmed(self, plan: Plan) -> Course:
         """Time a plan that was put together, or given, beside the script as it is."""
@@ -460,7 +514,7 @@ class Conductor:
         if comparison is not None and comparison.faster:
             self._adopt(plan, comparison)
             return
-        shown = "much slower" if comparison is None else _shown(comparison)
+        shown = "much slower" if comparison is None else comparison.shown
         self._take_back(f"{plan} was not faster than the run as it is ({shown})")
 
     def _watch(self, cost: float) -> Course:
@@ -471,6 +525,9 @@ class Conductor:
         wait = SEARCHED_STEPS if self.spending.is_free else WATCH_STEPS
         while self.plan.techniques:
             yield Pause(self.plan, wait)
+            if self._is_unfed:
+                yield from self._without_workers()
+                continue
             yield from self._afforded(cost)
             wait = min(2 * wait, MOST_WATCH_STEPS)
             before = self.spending.waited
@@ -484,20 +541,29 @@ class Conductor:
             if not verdict.kept:
                 self._take_back(f"its step is no longer the same: {verdict.reason}")
                 return
+            self.feeding.check()
             yield from self._time_again()
-            if self.spending.is_free:
+            if self.spending.is_free and not self._is_unfed:
                 return
+
+    def _without_workers(self) -> Course:
+        """Batches are fetched as they always were; the rest of the plan has to be worth it alone."""
+        rest = self.plan.without(OF_LOADING)
+        self._count_saved()
+        self._take_back(self.feeding.fault)
+        if rest.techniques:
+            yield from self._confirmed(rest)
 
     def _time_again(self) -> Course:
         """Three pairs, and more where these say that it is slower: the new ones alone decide on that."""
-        steps = length(self.step_seconds, 2 * SEGMENT_SECONDS)
+        steps, settled = self._lengths(self.reference, self.plan, 2 * SEGMENT_SECONDS)
         assert self.comparison is not None
         by_processor = self.comparison.by_processor
         pairs: list[Pair] = []
-        before = yield Segment(self.reference, steps)
+        before = yield Segment(self.reference, steps, settled)
         while True:
-            here = yield Segment(self.plan, steps)
-            pair, before = yield from self._paired(self.reference, before, here, steps)
+            here = yield Segment(self.plan, steps, settled)
+            pair, before = yield from self._paired(self.reference, before, here, steps, settled)
             pairs.append(pair)
             if len(pairs) < 3:
                 continue
@@ -506,9 +572,9 @@ class Conductor:
                 break
         newest = [*self.comparison.pairs, *pairs][-WATCHED_PAIRS:]
         self.comparison = compared(newest, by_processor=by_processor)
-        self._record("timed", {"step": self.loop.num_steps, **_told(self.comparison)})
-        if found.slower:
-            self._take_back(f"it became slower ({_shown(found)})")
+        self._record("timed", {"step": self.loop.num_steps, **self.comparison.to_dict()})
+        if found.slower and not self._is_unfed:
+            self._take_back(f"it became slower ({found.shown})")
 
     def _take_back(self, reason: str) -> None:
         self.reason = reason
@@ -520,7 +586,7 @@ class Conductor:
     def _note(
         self, plan: Plan, answer: str, verdict: Verdict | None = None, comparison: Comparison | None = None
     ) -> None:
-        told = _told(comparison) if comparison is not None else {}
+        told = comparison.to_dict() if comparison is not None else {}
         entry = {"plan": plan.to_dict(), "answer": answer, "step": self.loop.num_steps, **told}
         entry |= {"verdict": verdict.to_dict()} if verdict is not None else {}
         self.tried.append(entry)
@@ -532,27 +598,3 @@ class Conductor:
 
 def _lowers(plan: Plan) -> bool:
     return any(technique.card.stage == Stage.PRECISION for technique in plan.techniques)
-
-
-def _random_states(device: torch.device) -> list[torch.Tensor]:
-    """Torch's own: what a model draws its masks and noise from."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
-
-
-def _set_random_states(states: list[torch.Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states[0])
-    for state in states[1:]:
-        torch.cuda.set_rng_state(state, device)
-
-
-def _told(comparison: Comparison) -> dict[str, Any]:
-    def ratio(found: Ratio) -> dict[str, float]:
-        return {"estimate": found.estimate, "low": found.low, "high": found.high}
-
-    pairs = [[p.reference.wall, p.plan.wall, p.reference.cpu, p.plan.cpu] for p in comparison.pairs]
-    return {"wall": ratio(comparison.wall), "cpu": ratio(comparison.cpu), "pairs": pairs}
-
-
-def _shown(comparison: Comparison) -> str:
-    ratio = comparison.wall
-    return f"{ratio.estimate:.2f}x, {ratio.low:.2f}-{ratio.high:.2f}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from vivace.ledger import Ratio
 from vivace.measuring.statistics import speed_ratio
@@ -83,6 +84,18 @@ class Comparison:
     def ratio(self) -> Ratio:
         """The ratio by the clock that answers."""
         return self.cpu if self.faster and self.wall.low <= 1.0 else self.wall
+
+    @property
+    def shown(self) -> str:
+        """The ratio of the wall's clock, in a sentence."""
+        return f"{self.wall.estimate:.2f}x, {self.wall.low:.2f}-{self.wall.high:.2f}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Both ratios, and of each pair reference and plan by the wall's clock and by the processor's."""
+        found = {"wall": self.wall, "cpu": self.cpu}
+        told = {k: {"estimate": r.estimate, "low": r.low, "high": r.high} for k, r in found.items()}
+        pairs = [[p.reference.wall, p.plan.wall, p.reference.cpu, p.plan.cpu] for p in self.pairs]
+        return {**told, "pairs": pairs}
 
 
 def middle(before: Timing, after: Timing) -> Timing:

@@ -9,7 +9,7 @@ import copy
 import dataclasses
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -293,6 +293,35 @@ class Proof:
             name: max(value, smallest.get(name, 0.0)) if math.isfinite(value) else math.nan
             for name, value in spread.items()
         }
+
+
+def times_on_copies(
+    proof: Proof, plans: Iterable[Plan], rounds: int
+) -> tuple[dict[Plan, float], dict[Plan, str]]:
+    """How many times as fast copies of the step are under each plan that can act, and why others cannot."""
+    first: dict[Plan, Replay] = {}
+    refused: dict[Plan, str] = {}
+    for plan in plans:
+        try:
+            first[plan] = proof.replay(plan, ordered=False)
+        except Refused as error:
+            refused[plan] = str(error)
+        except CannotKeep:
+            raise
+        except Exception as error:
+            refused[plan] = f"the model fails under it: {type(error).__name__}: {error}"
+    if not first:
+        return {}, refused
+    reference, able = Plan(), list(first)
+    first[reference] = proof.replay(reference, ordered=False)
+    found = [first]
+    found += [{p: proof.replay(p, ordered=False) for p in (reference, *able)} for _ in range(rounds - 1)]
+    wall = {plan: min(each[plan].wall_seconds for each in found) for plan in first}
+    cpu = {plan: max(1e-9, min(each[plan].cpu_seconds for each in found)) for plan in first}
+    times = {plan: wall[reference] / wall[plan] for plan in able}
+    if proof.kept.device.type == "cpu":  # whom others disturb is not slow
+        times = {plan: max(times[plan], cpu[reference] / cpu[plan]) for plan in able}
+    return times, refused
 
 
 def apart(mine: Tensors, theirs: Tensors) -> float:
