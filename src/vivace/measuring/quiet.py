@@ -60,15 +60,19 @@ class ForeignLoad:
                     numbers = [int(field) / tick for field in fields[:8]]
                     idle += numbers[3] + numbers[4]
                     busy += sum(numbers) - numbers[3] - numbers[4]
-        return busy, idle, sum(_seconds(pid) for pid in self._own)
+        return busy, idle, _seconds(self._own)
 
 
-def _seconds(pid: int) -> float:
+def _seconds(pids: Sequence[int]) -> float:
+    """That these processes and all below them used; each counts once, for most lie below the first."""
+    members: dict[int, psutil.Process] = {}
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            members |= {one.pid: one for one in (process, *process.children(recursive=True))}
     total = 0.0
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        for member in (process, *process.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):
-                times = member.cpu_times()
-                total += times.user + times.system
+    for member in members.values():
+        with contextlib.suppress(psutil.Error):
+            times = member.cpu_times()
+            total += times.user + times.system
     return total
