@@ -324,7 +324,8 @@ def train(
                 on_broken=on_broken,  # type: ignore[arg-type]  # train checks it
                 tune=tune,
             )
-        shown.document(result.to_dict())
+        if os.environ.get("RANK", "0") == "0":  # of several ranks; each tells what befalls itself
+            shown.document(result.to_dict())
         if progress.ended:
             shown.show(lambda console: trained(result, console, details=details))
         shown.exit_code = result.exit_code
