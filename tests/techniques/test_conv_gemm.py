@@ -84,6 +84,7 @@ def test_values_gradients_and_memory_order_are_the_convolutions(bias, order, opt
 def test_windows_give_the_convolutions_values_and_gradients(data, size, padding, bias):
     high, wide, down, across = data
     assume(padding != "same" or (high % 2 and wide % 2))  # else one side has more zeros
+    assume((high, wide) != (1, 1) or padding in ("same", "valid", (0, 0)))
     stride = (1, 1) if padding == "same" else (down, across)
     convolution = nn.Conv2d(16, 17, (high, wide), stride=stride, padding=padding, bias=bias).double()
     model, plain = nn.Sequential(convolution), copy.deepcopy(convolution)
