@@ -298,7 +298,7 @@ def train(
     debug: Debug = False,
 ) -> None:
     """Train under a plan, without losing work."""
-    with screen(as_json, quiet, debug, device) as shown:
+    with screen(as_json and os.environ.get("RANK", "0") == "0", quiet, debug, device) as shown:
         from vivace.inspection.gather import require_torch
 
         require_torch()  # before anything imports it
@@ -324,8 +324,7 @@ def train(
                 on_broken=on_broken,  # type: ignore[arg-type]  # train checks it
                 tune=tune,
             )
-        if os.environ.get("RANK", "0") == "0":  # of several ranks; each tells what befalls itself
-            shown.document(result.to_dict())
+        shown.document(result.to_dict())
         if progress.ended:
             shown.show(lambda console: trained(result, console, details=details))
         shown.exit_code = result.exit_code
