@@ -26,6 +26,7 @@ from vivace.live.errand import Errand
 from vivace.live.feeding import Feeding
 from vivace.live.loop import Loop
 from vivace.live.passes import Pass
+from vivace.technique.registry import find
 
 MAIN = os.getpid()
 BATCHES, EPOCHS = 40, 5
@@ -295,6 +296,23 @@ def test_data_that_nobody_waits_for_are_not_tried(fed, turned):
     )
     assert told["tried"] == []
     assert watching.feeding.waiting < feeding.WORTH
+
+
+@pytest.mark.parametrize(
+    ("share", "first"), [("less than half", "fused_optimizer"), ("most", "loader_workers")]
+)
+def test_workers_are_tried_last_but_where_steps_wait_most_of_their_time(
+    fed, turned, monkeypatch, share, first
+):
+    """They take many steps to time, in which nothing else helps the script."""
+    monkeypatch.setattr(conductor, "additions", lambda *_: [[find("fused_optimizer")()]])
+    slow = Slow(turned) if share != "most" else None
+    make = loaders(turned)
+    _, _, told = fed(lambda: train(make, first=slow))
+    order = [name for entry in told["tried"] for name in entry["plan"]]
+    assert order[0] == first, told["tried"]
+    assert {"fused_optimizer", "loader_workers"} <= set(order)
+    assert "loader_workers" in told["plan"]
 
 
 LATE = [0.0]  # which no look at the data set finds

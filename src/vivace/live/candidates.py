@@ -13,7 +13,7 @@ from vivace.ledger import Profile
 from vivace.live.refusals import Seen
 from vivace.machine import Machine
 from vivace.plan import Plan
-from vivace.technique import Numerics, Technique
+from vivace.technique import Numerics, Stage, Technique
 from vivace.technique.registry import find
 
 UNITS = {"avx512_bf16", "amx_bf16", "bf16"}
@@ -51,6 +51,11 @@ def adding(base: Plan, group: list[Technique]) -> Plan:
         if technique.name not in base.names:
             base = base.adding(technique)
     return base
+
+
+def lowers(plan: Plan) -> bool:
+    """Does it compute in fewer bits than the script?"""
+    return any(technique.card.stage == Stage.PRECISION for technique in plan.techniques)
 
 
 def own_settings(seen: Seen, root: nn.Module, rest: str = "") -> dict[str, str]:

@@ -18,9 +18,9 @@ from torch import nn
 
 from vivace.inspection import inspect
 from vivace.ledger import Ledger
-from vivace.live.candidates import OF_LOADING, adding, additions, own_settings
+from vivace.live.candidates import OF_LOADING, adding, additions, lowers, own_settings
 from vivace.live.errand import LEDGER, PLAN
-from vivace.live.feeding import WORTH, Feeding
+from vivace.live.feeding import WAITS_MOST, WORTH, Feeding
 from vivace.live.hosted import Hosted
 from vivace.live.kept import CannotKeep, Kept, KeptCall, KeptUpdate, Weights
 from vivace.live.pairs import LOOKS, Comparison, Pair, Pause, Segment, Timing, compared, length, middle
@@ -28,7 +28,7 @@ from vivace.live.proof import Proof, Verdict, times_on_copies, untouched
 from vivace.live.refusals import device_of
 from vivace.live.spending import affordable_steps
 from vivace.plan import Plan
-from vivace.technique import Stage, Technique
+from vivace.technique import Technique
 from vivace.tensors import randomness
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ READ_STEPS, MOST_PROVING_STEPS = 8, 100  # to see how long batches are waited fo
 FED_SETTLING, FED_STEPS = 3, 6
 HOOKS = 2  # around the call and after the update, about alike
 KEEP = object()
-
 Wish = Segment | Pause | object
 Answer = Timing | Kept | None
 Course = Generator[Wish, Any, None]
@@ -375,8 +374,8 @@ class Conductor:
         return plan
 
     def _search(self, proof: Proof) -> Generator[Wish, Any, Plan]:
-        """Add to the plan what makes it faster, what promises most on copies of the step first."""
-        base = yield from self._fed()
+        """Add what makes it faster; workers take many steps to time: last, but where most is waiting."""
+        base = yield from self._fed(Plan(), WAITS_MOST)
         done = {Plan(), base}
         for group in self._ranked(proof):
             plan = adding(base, group)
@@ -392,40 +391,45 @@ class Conductor:
             if comparison is None:
                 self._note(plan, "much slower on the script's own steps", verdict)
                 continue
-            self._note(plan, "faster" if comparison.faster else "not_faster", verdict, comparison)
             if comparison.faster:
-                self._confirms = bool(base.techniques)
-                self.comparison = self.comparison or comparison  # of the first addition, until confirmed
-                self.verdicts, base = [verdict], plan
-                self._adopt(plan, comparison)
+                base = self._found(base, plan, [verdict], comparison)
+            else:
+                self._note(plan, "not_faster", verdict, comparison)
+        if not any(OF_LOADING in one["plan"] for one in self.tried):
+            base = yield from self._fed(base, WORTH)
         if not base.techniques:
             self.reason = "nothing that could be tried was faster and the same"
             self.reason += f"; of its model's calls nothing was tried: {self.rest}" if self.rest else ""
         return base
 
-    def _fed(self) -> Generator[Wish, Any, Plan]:
-        """Let workers fetch where steps wait for batches: first, for waiting hides what else there is."""
+    def _found(self, base: Plan, plan: Plan, verdicts: list[Verdict], comparison: Comparison) -> Plan:
+        """Adopt what is faster than `base`."""
+        self._note(plan, "faster", verdicts[-1], comparison)
+        self._confirms, self.verdicts = bool(base.techniques), verdicts
+        self.comparison = self.comparison or comparison  # of the first addition, until confirmed
+        self._adopt(plan, comparison)
+        return plan
+
+    def _fed(self, base: Plan, least: float) -> Generator[Wish, Any, Plan]:
+        """Let workers fetch where a plan's steps wait for batches at least such a share of their time."""
         feeding = self.feeding
         if not self.loop.passes:
-            return Plan()
+            return base
         feeding.install()
-        yield Pause(self.reference, READ_STEPS)
-        found = feeding.candidates(self.machine, self.device) if feeding.waiting >= WORTH else []
+        yield Pause(base, READ_STEPS)
+        found = feeding.candidates(self.machine, self.device) if feeding.waiting >= least else []
         for technique in found[:2]:
-            plan = Plan([technique])
+            plan = base.adding(technique)
             verdict = yield from self._same_batches(technique)
             if not verdict.kept:
                 self._note(plan, "not_kept", verdict)
                 break
-            comparison = yield from self._compare(self.reference, plan)
+            comparison = yield from self._compare(base, plan)
             if comparison is not None and comparison.faster and not feeding.fault:
-                self._note(plan, "faster", verdict, comparison)
-                self._confirms, self.comparison, self.verdicts = False, comparison, [verdict]
-                self._adopt(plan, comparison)
-                return plan
+                return self._found(base, plan, [*self.verdicts, verdict], comparison)
             self._note(plan, feeding.fault or "not_faster", verdict, comparison)
         feeding.close()
-        return Plan()
+        return base
 
     def _same_batches(self, technique: Technique) -> Generator[Wish, Any, Verdict]:
         """Look at what fetching does, and compare batches of workers with the script's own."""
@@ -434,11 +438,11 @@ class Conductor:
         feeding.look()
         while feeding.is_looking and steps < MOST_PROVING_STEPS:
             steps += 1
-            yield Pause(self.reference, 1)
+            yield Pause(self.plan, 1)
         feeding.prove(technique, self.machine)
         while not (feeding.verdict or feeding.fault) and steps < MOST_PROVING_STEPS:
             steps += 1
-            yield Pause(self.reference, 1)
+            yield Pause(self.plan, 1)
         why = feeding.fault or "its batches come too seldom to be compared"
         return feeding.verdict or Verdict(False, why)
 
@@ -455,7 +459,7 @@ class Conductor:
             if ratio < HOPELESS:
                 self._note(plan, f"{ratio:.2f}x on a copy of the step")
         hopeful = [plan for plan, ratio in times.items() if ratio >= HOPELESS]
-        hopeful.sort(key=lambda plan: times[plan] / (1.0 + PRECISION_COSTS * _lowers(plan)), reverse=True)
+        hopeful.sort(key=lambda plan: times[plan] / (1.0 + PRECISION_COSTS * lowers(plan)), reverse=True)
         return [plans[plan] for plan in hopeful]
 
     def _compare(self, base: Plan, plan: Plan) -> Generator[Wish, Any, Comparison | None]:
@@ -594,7 +598,3 @@ class Conductor:
 
     def _record(self, kind: str, document: dict[str, Any]) -> None:
         self.ledger.append(kind, {"process": os.getpid(), **document})
-
-
-def _lowers(plan: Plan) -> bool:
-    return any(technique.card.stage == Stage.PRECISION for technique in plan.techniques)

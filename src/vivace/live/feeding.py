@@ -33,6 +33,7 @@ from vivace.technique import Technique
 from vivace.torch_internals.loaders import FETCHERS, HereIterator, LoaderIterator, fetcher_of
 
 WORTH = 0.1  # of the steps' time: waiting that is worth looking at
+WAITS_MOST = 0.5  # waiting that hides what else there is
 LOOKS = 6  # fetches that are looked at before any worker is started
 PROVEN = 6  # batches that are fetched in both places before any is used
 MOST_FAULTS = 3  # batches that did not come as they should, each fetched here
@@ -80,6 +81,7 @@ class Feeding:
     def install(self) -> None:
         """Begin to look at how long batches are waited for."""
         self._patches.restore()
+        self._steps.clear()
         self._patches.replace(LoaderIterator, "__next__", self._next)
         for kind in FETCHERS:
             self._patches.replace(kind, "fetch", self._fetch)
