@@ -418,7 +418,7 @@ class Conductor:
         feeding.install()
         yield Pause(base, READ_STEPS)
         found = feeding.candidates(self.machine, self.device) if feeding.waiting >= least else []
-        for technique in found[:2]:
+        for technique in found[:1]:
             plan = base.adding(technique)
             verdict = yield from self._same_batches(technique)
             if not verdict.kept:
