@@ -64,6 +64,7 @@ WORDS = {
         "without": "; refused: {names}",
         "float64": "The same in float64, with products: largest difference of a loss, of what training moved",
         "fold_eval": "Evaluation of `{name}` with `fold_eval`, on one core",
+        "conv_gemm": "ResNet-50's bfloat16 step ({batch} images of {pixels} px) with `conv_gemm`: {name}",
         "kernels": "Kernels compiled for {target}: most registers, spilled bytes",
         "feed": "{images} JPEG files, {part}: tuned over the naive loader, over the best set by hand",
         "feed_parts": {"first_pass": "first epoch", "later_passes": "later epochs"},
@@ -130,6 +131,7 @@ WORDS = {
         "without": "；拒绝：{names}",
         "float64": "同上，float64，`products = true`：损失的最大差异、训练改变量的最大差异",
         "fold_eval": "使用 `fold_eval` 评估 `{name}`（单核）",
+        "conv_gemm": "ResNet-50 的 bfloat16 训练步（{batch} 张 {pixels} 像素的图片）使用 `conv_gemm`：{name}",
         "kernels": "为 {target} 编译的内核：寄存器最多数、溢出字节数",
         "feed": "{images} 个 JPEG 文件，{part}：调优后相对朴素加载器、相对手工最佳设置",
         "feed_parts": {"first_pass": "第一轮", "later_passes": "之后各轮"},
@@ -323,6 +325,12 @@ def fold_eval(record: dict, file: str) -> Iterator[Row]:
         yield WORDS[file]["fold_eval"].format(name=name), _interval(found["ratio"])
 
 
+def conv_gemm(record: dict, file: str) -> Iterator[Row]:
+    """How much faster a step is with convolutions as products."""
+    for name, ratio in record["steps"].items():
+        yield WORDS[file]["conv_gemm"].format(name=name, **record["conditions"]), _interval(ratio)
+
+
 def kernels(record: dict, file: str) -> Iterator[Row]:
     """What the kernels take of each kind of chip, without one."""
     for target, found in record["kernels"].items():
@@ -392,13 +400,14 @@ KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "kernels": kernels,
     "feed": feed,
     "fold_eval": fold_eval,
+    "conv_gemm": conv_gemm,
     "totals": totals,
     "accuracy": accuracy,
     "faults": faults,
 }
 
 # In records/README.md only.
-DETAILS = ("memory_budgets", "cnn_models", "kernels", "real_loops", "fold_eval", "faults")
+DETAILS = ("memory_budgets", "cnn_models", "kernels", "real_loops", "fold_eval", "conv_gemm", "faults")
 
 
 def rows(records: list[dict], file: str, prefix: str, most: int | None) -> Iterator[tuple[str, ...]]:

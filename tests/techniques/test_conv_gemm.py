@@ -148,6 +148,8 @@ def test_other_convolutions_are_left_alone():
     ]
     with pytest.raises(Refused, match=r"no 2-D convolution of one group .* has a 1x1 window"):
         opened(nn.Sequential(nn.Conv2d(16, 16, 3)))
+    with pytest.raises(Refused, match="window_pixels is -5; it must be 0 or more"):
+        opened(nn.Sequential(*layers), window_pixels=-5)
     with pytest.raises(Refused, match="16 channels or more"):
         opened(nn.Sequential(*layers), window_pixels=64)
     with opened(nn.Sequential(*layers, nn.Conv2d(4, 4, 1)), window_pixels=64) as session:
