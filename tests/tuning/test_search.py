@@ -256,6 +256,12 @@ def test_from_when_on_the_longer_warm_up_pays():
     assert Length(None, 0.010).pays(*later)
 
 
+def test_a_training_is_foretold_with_its_interval():
+    found = Length(1000, 0.010).foretold(Ratio(2.0, 1.6, 2.5), 1.0)
+    assert found == pytest.approx({"reference": 10.0, "plan": 6.0, "plan_low": 5.0, "plan_high": 7.25})
+    assert Length(None, 0.010).foretold(Ratio(2.0, 1.6, 2.5), 1.0) == {}
+
+
 def test_what_breaks_its_promise_is_banned_and_the_search_goes_on():
     gains = dict(zip(NAMES, (1.2, 1.5, 1.0), strict=True))
     player, search = play(

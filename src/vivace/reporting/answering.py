@@ -79,12 +79,12 @@ def _gain(content: Content) -> tuple[str, str, str]:
     if before is None or after is None:
         return words.fast(speedup), f"as strict fp32 ({bounds})", "good"
     steps = words.number(result.get("job_steps"))
-    rest = (
-        f"for one training of {steps} steps, warm-up included; a step is {words.fast(speedup)} as in strict"
-    )
+    low, high = (words.duration(found.get(f"plan_{end}")) for end in ("low", "high"))
+    rest = "" if words.UNKNOWN in (low, high) else f"({low} to {high}) "
+    rest += f"for one training of {steps} steps, warm-up included; a step is {words.fast(speedup)} as"
     return (
         f"{words.duration(before)} \N{RIGHTWARDS ARROW} {words.duration(after)}",
-        f"{rest} fp32 ({bounds})",
+        f"{rest} in strict fp32 ({bounds})",
         "good",
     )
 

@@ -39,6 +39,19 @@ class Length:
             return None
         return max(1, math.ceil((self._start(later[1]) - self._start(sooner[1])) / gained) + 1)
 
+    def foretold(self, ratio: Ratio, warmup_seconds: float) -> dict[str, float]:
+        """Seconds of the steps under the ``reference``, and with the warm-up under the ``plan``.
+
+        By the interval of its speed they are between ``plan_low`` and ``plan_high``. Empty where the length
+        of a training is not known.
+        """
+        if self.steps is None:
+            return {}
+        reference = self.steps * self.step_seconds
+        counted = {"plan": ratio.counts, "plan_low": ratio.high, "plan_high": ratio.low}
+        plans = {key: warmup_seconds + reference / fast for key, fast in counted.items()}
+        return {"reference": reference, **plans}
+
     @staticmethod
     def _start(warmup_seconds: float) -> float:
         return max(0.0, warmup_seconds - START_SECONDS)

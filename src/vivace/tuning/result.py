@@ -50,10 +50,10 @@ class Result:
     cached batch instead of the loader would bring to the ``reference`` and to the ``plan``.
 
     `job_steps` are those of a whole training, where its length is known; `training_seconds` is what its steps
-    and the warm-up take under the ``reference`` and under the ``plan``. `warmup_seconds` is the warm-up that
-    `train` meets next on this machine, `cold_warmup_seconds` the one where nothing is compiled yet;
-    `break_even_steps` counts the steps after which the former has paid for itself. `long_plan` wins where the
-    training is longer.
+    and the warm-up take under the ``reference`` and under the ``plan``, from ``plan_low`` to ``plan_high`` by
+    the interval of its speed. `warmup_seconds` is the warm-up that `train` meets next on this machine,
+    `cold_warmup_seconds` the one where nothing is compiled yet; `break_even_steps` counts the steps after
+    which the former has paid for itself. `long_plan` wins where the training is longer.
 
     `reference` is the empty plan, unless the job runs out of memory under that. `loading` says whether the
     machine can feed the step, and what helped it; it is empty where that was no limit. `has_metric` says

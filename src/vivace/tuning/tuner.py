@@ -20,7 +20,7 @@ from vivace.files import LOCK, output_folder, take_lock
 from vivace.inspection import inspect
 from vivace.inspection.gather import require_torch
 from vivace.job import Job
-from vivace.ledger import Code, Ledger, Outcome, Profile, Ratio, Trial
+from vivace.ledger import Code, Ledger, Outcome, Profile, Trial
 from vivace.machine import Machine
 from vivace.measuring.budget import BUDGETS, parse_budget
 from vivace.pages.notebook import listening
@@ -35,7 +35,6 @@ from vivace.tuning.bench import ENDS, Bench
 from vivace.tuning.budget import parse_memory
 from vivace.tuning.candidates import candidates, known_best, waits_for_data
 from vivace.tuning.loading import sentence
-from vivace.tuning.objective import Length
 from vivace.tuning.ranks import here, joined, require_searchable
 from vivace.tuning.requests import (
     Answer,
@@ -403,7 +402,7 @@ class _Tuning:
             break_even_steps=_break_even(chosen[-1]) if chosen else None,
             warmup_seconds=warmups[-1] if chosen else None,
             cold_warmup_seconds=max(warmups) if chosen else None,
-            training_seconds=_training_seconds(length, speedup, warmups[-1]) if chosen and length else {},
+            training_seconds=length.foretold(speedup, warmups[-1]) if chosen and length else {},
             long_plan=long_plan,
             input_pipeline=bench.input_pipeline,
             waterfall=waterfall(plan, speedup, measured, bench.needed),
@@ -459,14 +458,6 @@ def _run_document(
         "allow": allow.name.lower(),
         "memory_bytes": memory,
     }
-
-
-def _training_seconds(length: Length, ratio: Ratio, warmup_seconds: float) -> dict[str, float]:
-    """A whole training's steps under the reference, and with the warm-up under a plan."""
-    if length.steps is None:
-        return {}
-    reference = length.steps * length.step_seconds
-    return {"reference": reference, "plan": warmup_seconds + reference / ratio.counts}
 
 
 def _break_even(trial: Trial) -> int | None:

@@ -79,7 +79,6 @@ def _copies(device: torch.device) -> tuple[Callable[[Any], Any], Callable[[Any],
         return pinned.to(device, non_blocking=True)
 
     def begin(batch: Batch) -> tuple[Any, torch.cuda.Event]:
-        side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
             moved = map_tensors(batch, copy)
             return moved, side.record_event()
