@@ -66,6 +66,8 @@ WORDS = {
         "fold_eval": "Evaluation of `{name}` with `fold_eval`, on one core",
         "conv_gemm": "ResNet-50's bfloat16 step ({batch} images of {pixels} px) with `conv_gemm`: {name}",
         "kernels": "Kernels compiled for {target}: most registers, spilled bytes",
+        "script": "`{name}` ({repository}), unmodified, under `vivace run`: whole run",
+        "broken_run": "broken: exit codes {exit_codes}",
         "feed": "{images} JPEG files, {part}: tuned over the naive loader, over the best set by hand",
         "feed_parts": {"first_pass": "first epoch", "later_passes": "later epochs"},
         "totals": "Whole trainings from command to end, {count} jobs: longer with the plan",
@@ -133,6 +135,8 @@ WORDS = {
         "fold_eval": "使用 `fold_eval` 评估 `{name}`（单核）",
         "conv_gemm": "ResNet-50 的 bfloat16 训练步（{batch} 张 {pixels} 像素的图片）使用 `conv_gemm`：{name}",
         "kernels": "为 {target} 编译的内核：寄存器最多数、溢出字节数",
+        "script": "`{name}`（{repository}），未经修改，用 `vivace run`：完整运行",
+        "broken_run": "出错：退出码 {exit_codes}",
         "feed": "{images} 个 JPEG 文件，{part}：调优后相对朴素加载器、相对手工最佳设置",
         "feed_parts": {"first_pass": "第一轮", "later_passes": "之后各轮"},
         "totals": "从命令到结束的完整训练，不用与使用方案各若干次，{count} 个任务：用方案反而更久的",
@@ -385,6 +389,13 @@ def faults(record: dict, file: str) -> Iterator[Row]:
     yield text, f"{told_counts(record['rows'])}; {told_figures(record['total'])}"
 
 
+def script(record: dict, file: str) -> Iterator[Row]:
+    """One public script, alone and under `vivace run`."""
+    words = WORDS[file]
+    found = _interval(record["ratio"]) if record["ratio"] else words["broken_run"].format(**record)
+    yield words["script"].format(name=record["job"].removeprefix("script_"), **record["script"]), found
+
+
 KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "ruler": ruler,
     "silent_errors": silent_errors,
@@ -404,10 +415,20 @@ KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "totals": totals,
     "accuracy": accuracy,
     "faults": faults,
+    "scripts": script,
 }
 
 # In records/README.md only.
-DETAILS = ("memory_budgets", "cnn_models", "kernels", "real_loops", "fold_eval", "conv_gemm", "faults")
+DETAILS = (
+    "memory_budgets",
+    "cnn_models",
+    "kernels",
+    "real_loops",
+    "fold_eval",
+    "conv_gemm",
+    "faults",
+    "scripts",
+)
 
 
 def rows(records: list[dict], file: str, prefix: str, most: int | None) -> Iterator[tuple[str, ...]]:

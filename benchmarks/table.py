@@ -1,6 +1,6 @@
 """Write the tables of measured figures from the records: records/README.md, docs/cases.md in both languages,
 docs/faults.md, and the parts of both READMEs between the markers. <!-- tasks --> and its end, where a README
-has them, hold the time to the same accuracy by task.
+has them, hold the time to the same accuracy by task, and <!-- scripts --> public scripts under `vivace run`.
 
     scripts/bench table [--check]
 
@@ -19,13 +19,14 @@ from pathlib import Path
 import _cases
 import _evidence
 import _faults
+import _scripts
 import _tasks
 from cpu import DEMANDED
 
 ROOT = Path(__file__).resolve().parent.parent
 JOBS = tuple(DEMANDED)
 LIMIT = 8  # envelopes: vivace.verifying.judgement.LIMIT, which tests/benchmarks/test_records.py compares
-MARKERS = re.compile(r"(<!-- (figures|evidence|tasks) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
+MARKERS = re.compile(r"(<!-- (figures|evidence|scripts|tasks) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 WORDS = {
     "README.md": {
         "machine": "Measured on {device}, {cores} cores, torch {torch}:",
@@ -101,17 +102,19 @@ def wanted(records: list[dict]) -> dict[Path, str]:
     files = {ROOT / "records" / "README.md": overview(tuned) + evidence(others, "README.md", "", None)}
     trained = [record for record in others if record["benchmark"] == "accuracy"]
     files |= {ROOT / "docs" / name: _cases.page(trained, tuned, name) for name in _cases.WORDS}
+    unmodified = [record for record in others if record["benchmark"] == "scripts"]
     befell = [record for record in others if record["benchmark"] == "faults"]
     files[ROOT / "docs" / "faults.md"] = _faults.page(befell)
     for name in WORDS:
         path = ROOT / name
         parts = {"figures": table(tuned, name), "evidence": evidence(headlines, name, "records/", 1)}
+        parts["scripts"] = _scripts.table(unmodified, name)
         parts["tasks"] = _tasks.table(trained, name)
         found = sorted(match[2] for match in MARKERS.finditer(_present(path)))
-        if found not in (["evidence", "figures"], sorted(parts)):
+        if not {"evidence", "figures"} <= set(found) or len(set(found)) < len(found):
             raise SystemExit(
                 f"{name} needs <!-- figures --> and <!-- evidence --> with their ends, each once, and may "
-                "have <!-- tasks --> once"
+                "have <!-- tasks --> and <!-- scripts --> once"
             )
         text = MARKERS.sub(lambda match, parts=parts: match[1] + parts[match[2]] + match[3], _present(path))
         files[path] = text

@@ -1,0 +1,59 @@
+"""The READMEs' table of public scripts, and its rows among the evidence."""
+
+import _evidence
+import _scripts
+import pytest
+
+MACHINE = {"fingerprint": "f", "device": "a processor", "cores": 2}
+
+
+def record(name, ratio, plans, seconds=(60.0, 40.0)):
+    low, estimate, high = ratio or (0, 0, 0)
+    return {
+        "job": f"script_{name}",
+        "machine": MACHINE,
+        "date": "2026-11-23",
+        "command": f"scripts/bench scripts FOLDER {name}",
+        "script": {"repository": "somebody/examples", "folder": ".", "command": ["python", "main.py"]},
+        "pairs": [list(seconds)] * len(plans),
+        "exit_codes": [[0, 0 if ratio else 1]] * len(plans),
+        "ratio": {"estimate": estimate, "low": low, "high": high} if ratio else None,
+        "outcomes": [{"plan": plan} if plan is not None else {} for plan in plans],
+    }
+
+
+FASTER = record("mnist", (1.2, 1.5, 1.8), [{"bf16_autocast": {}}, {"bf16_autocast": {}}, {}])
+SLOWER = record("vae", (0.8, 0.9, 0.95), [{}, {}, {}])
+OPEN = record("dcgan", (0.9, 1.0, 1.1), [{}, {}, {}])
+BROKEN = record("gpt", None, [None, None, None])
+
+
+def test_the_fastest_comes_first_and_each_side_is_counted():
+    text = _scripts.table([BROKEN, FASTER, OPEN, SLOWER], "README.md")
+    assert "4 public scripts, unmodified, on a processor, 2 cores, 2026-11-23: 1 faster" in text
+    assert "1 slower, 1 neither, 1 broken. Whole runs in turns, 3 of each" in text
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    assert [row.split("`")[1] for row in rows] == ["mnist", "dcgan", "vae", "gpt"]
+    assert rows[0] == "| `mnist` (somebody/examples) | 1 min | 40 s | 1.50x (1.20-1.80) | bf16_autocast |"
+    assert rows[1].endswith("| left as it is |")
+    assert "**broken**" in rows[3]
+
+
+def test_of_a_script_the_newest_record_counts():
+    older = {**FASTER, "date": "2026-11-01", "ratio": {"estimate": 9.0, "low": 8.0, "high": 9.5}}
+    assert "9.00x" not in _scripts.table([FASTER, older], "README.md")
+
+
+def test_without_records_the_command_is_named():
+    assert "`scripts/bench scripts`" in _scripts.table([], "README.md")
+
+
+@pytest.mark.parametrize("file", ["README.md", "README.zh-CN.md"])
+def test_rows_among_the_evidence(file):
+    ((asked, found, place, _),) = _evidence.rows([{**FASTER, "benchmark": "scripts"}], file, "", 1)
+    assert "`mnist`" in asked
+    assert "1.50x (1.20-1.80)" in found
+    assert place == "[2026-11-23](script_mnist/f/2026-11-23.json)"
+    ((_, broken, _, _),) = _evidence.rows([{**BROKEN, "benchmark": "scripts"}], file, "", 1)
+    assert "[0, 1]" in broken
+    assert _scripts.table([FASTER], file).count("\n| `") == 1
