@@ -1,4 +1,4 @@
-"""The READMEs' table of public scripts, and its rows among the evidence."""
+"""Rows of the evidence tables, and the READMEs' table of public scripts, from records."""
 
 import _evidence
 import _scripts
@@ -57,3 +57,20 @@ def test_rows_among_the_evidence(file):
     ((_, broken, _, _),) = _evidence.rows([{**BROKEN, "benchmark": "scripts"}], file, "", 1)
     assert "[0, 1]" in broken
     assert _scripts.table([FASTER], file).count("\n| `") == 1
+
+
+def test_sweeps_are_told_by_trials_an_hour_over_optunas():
+    cells = {
+        f"mlp, {engine}, heat {heat}": {"trials_an_hour": rate + heat, "best": rate / 1000}
+        for engine, rate in (("vivace", 900), ("optuna", 300))
+        for heat in range(3)
+    }
+    record = {"benchmark": "sweep", "job": "sweep_engines", "machine": MACHINE, "date": "2026-11-23"}
+    record |= {
+        "command": "scripts/bench sweep engines",
+        "cells": cells | {"cnn, vivace, heat 0": cells["mlp, vivace, heat 0"]},
+    }
+    ((asked, found, _, _),) = _evidence.rows([record], "README.md", "", None)
+    assert asked.startswith("`mlp`: trials an hour of `vivace sweep`")
+    assert found.startswith("2.99x (2.9")
+    assert found.endswith("best metric 0.9, Optuna's 0.3")
