@@ -96,6 +96,21 @@ def test_an_own_autocast_stays_and_the_rest_is_tried(led):
     assert not optimizer.param_groups[0]["fused"]  # given back
 
 
+@pytest.mark.parametrize("precision", [contextlib.nullcontext, bf16])
+def test_dropout_in_another_order_or_width_is_the_same_step(led, precision):
+    """As in nn.TransformerEncoderLayer, whose attention's output is a transposed tensor."""
+
+    class Dropped(nn.Module):
+        def forward(self, inputs):
+            return F.dropout(inputs.transpose(1, 2), 0.1).transpose(1, 2)
+
+    dropped = lambda model: nn.Sequential(*model[:2], Dropped(), *model[2:])  # noqa: E731
+    watching, _, told = led(train_with(precision, model_of=dropped), "channels_last")
+    assert told["only_the_rest"] == ""
+    assert any("channels_last" in plan for plan in answers(watching))
+    assert "channels_last" in told["plan"], told["reason"]
+
+
 def test_an_autocast_inside_of_the_model_is_its_own_too(led):
     class Inside(nn.Module):
         def __init__(self, model):

@@ -142,7 +142,7 @@ def lines(document: dict[str, Any]) -> list[str]:
             f"a plan acted for {document['plan_steps']} steps and was taken back: {document['reason']}",
             *notes,
         ]
-    tried = [_brief(entry) for entry in document["tried"]]
+    tried = [_brief(entry) for entry in document["tried"] if entry["answer"] != document["reason"]]
     more = f" ({'; '.join(tried)})" if tried else ""
     page = [f"what was tried: {document['page']}"] if "page" in document else []
     return [f"this run was left as it is: {document['reason']}{more}", *page, *notes]
