@@ -69,7 +69,7 @@ class TestFaultsOfTheJob:
         tiny = runpy.run_path(str(TINY))
         short = lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=4)  # noqa: E731
         job = tiny["make"](scheduler=short, scheduler_every="step")
-        with pytest.raises(JobError, match="the Job's scheduler failed after step 5: .*Tried to step"):
+        with pytest.raises(JobError, match=r"the Job's scheduler failed after step 5: .*Tried to step"):
             train(job, out=tmp_path / "run")
 
     @pytest.mark.parametrize("frozen", [True, False])

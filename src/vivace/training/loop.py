@@ -538,7 +538,7 @@ class Loop:
         }
 
     def _kept(self) -> str:
-        """Keep the steps before one of the Job's functions failed; returns where, empty where it could not."""
+        """Keep the steps before one of the Job's functions failed; returns where, or an empty string."""
         if self.ranks.world_size > 1 or not self.between_steps:
             return ""
         try:
