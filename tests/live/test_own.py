@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vivace.live import conductor, proof, spending
+from vivace.live import conductor, ending, proof, spending
 from vivace.live import loop as loop_module
 from vivace.live.errand import Errand
 from vivace.live.hosted import Hosted
@@ -168,6 +168,13 @@ def test_an_own_memory_order_stays(led):
     assert not any("channels_last" in names and len(names) > 1 for names in found)
     assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert list(told["plan"]) == ["fused_optimizer"]
+
+
+def test_a_reason_that_several_share_is_told_once(led):
+    _, _, told = led(train_with(model_of=compiled))
+    first = ending.lines(told)[0]
+    assert first.count("its model is compiled by torch.compile") == 1
+    assert "; fused_optimizer " in first or "(fused_optimizer " in first
 
 
 def compiled(model):
