@@ -58,7 +58,8 @@ class Plan:
             raise PlanError(f"{where} is not valid TOML: {error}") from None
         version = document.pop("format", None)
         if version != FORMAT:
-            raise PlanError(f"{where} has format {version!r}; this Vivace reads format {FORMAT}")
+            found = "no format" if version is None else f"format {version!r}"
+            raise PlanError(f"{where} has {found}; this Vivace reads format {FORMAT}")
         tables = document.pop("techniques", {})
         if document:
             key = next(iter(document))

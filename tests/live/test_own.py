@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vivace.live import conductor, proof, spending
+from vivace.live import conductor, ending, proof, spending
 from vivace.live import loop as loop_module
 from vivace.live.errand import Errand
 from vivace.live.hosted import Hosted
@@ -96,6 +96,21 @@ def test_an_own_autocast_stays_and_the_rest_is_tried(led):
     assert not optimizer.param_groups[0]["fused"]  # given back
 
 
+@pytest.mark.parametrize("precision", [contextlib.nullcontext, bf16])
+def test_dropout_in_another_order_or_width_is_the_same_step(led, precision):
+    """As in nn.TransformerEncoderLayer, whose attention's output is a transposed tensor."""
+
+    class Dropped(nn.Module):
+        def forward(self, inputs):
+            return F.dropout(inputs.transpose(1, 2), 0.1).transpose(1, 2)
+
+    dropped = lambda model: nn.Sequential(*model[:2], Dropped(), *model[2:])  # noqa: E731
+    watching, _, told = led(train_with(precision, model_of=dropped), "channels_last")
+    assert told["only_the_rest"] == ""
+    assert any("channels_last" in plan for plan in answers(watching))
+    assert "channels_last" in told["plan"], told["reason"]
+
+
 def test_an_autocast_inside_of_the_model_is_its_own_too(led):
     class Inside(nn.Module):
         def __init__(self, model):
@@ -153,6 +168,13 @@ def test_an_own_memory_order_stays(led):
     assert not any("channels_last" in names and len(names) > 1 for names in found)
     assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert list(told["plan"]) == ["fused_optimizer"]
+
+
+def test_a_reason_that_several_share_is_told_once(led):
+    _, _, told = led(train_with(model_of=compiled))
+    first = ending.lines(told)[0]
+    assert first.count("its model is compiled by torch.compile") == 1
+    assert "; fused_optimizer " in first or "(fused_optimizer " in first
 
 
 def compiled(model):

@@ -5,10 +5,12 @@ import importlib.util
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -271,12 +273,19 @@ def test_a_folder_with_anything_else_in_it_is_refused(tmp_path):
 def test_an_earlier_profile_is_replaced_and_named(tmp_path, machine):
     (tmp_path / "profile.json").write_text('{"target": "python old.py"}')
     (tmp_path / "record.json").write_text('{"clean_steps": 9}')
+    (tmp_path / "trace.json.tmp").write_text("torch's own, of a profile that was killed")
     with pytest.raises(ChildFailed, match="nothing was recorded"):
         vivace.profile(command=[sys.executable, "-c", ""], out=tmp_path, machine=machine)
     assert not list(tmp_path.iterdir())
     (tmp_path / "profile.json").write_text('{"target": "python old.py"}')
     done = vivace.profile(TINY_JOBS["mlp"](), out=tmp_path, machine=machine, timed_seconds=0.1)
     assert done.document["replaced"] == "python old.py"
+
+
+def test_a_full_disk_is_named(tmp_path, machine, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=4096))
+    with pytest.raises(FolderError, match=f"nothing was recorded: the disk of '{tmp_path}' is full"):
+        vivace.profile(command=[sys.executable, "-c", ""], out=tmp_path, machine=machine)
 
 
 def test_a_script_that_does_not_train_is_said_so(tmp_path, machine):

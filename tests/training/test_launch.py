@@ -2,6 +2,7 @@
 
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ import torch
 
 import vivace
 from vivace.errors import ChildFailed, JobError, Refused
-from vivace.processes.launch import Child, Source, _zygote, own_error
+from vivace.processes.launch import Child, Source, _Zygote, _zygote, own_error
 
 HERE = "tests_launch_entry:Handler"
 SCALE = 3
@@ -170,6 +171,12 @@ def test_nothing_starts_cuda_before_the_fork():
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads /proc")
+def test_an_interrupt_does_not_wait_for_the_zygotes_imports():
+    zygote = _Zygote()
+    zygote.close()
+    assert zygote.process.returncode == -signal.SIGKILL
+
+
 def test_the_zygote_asks_the_drivers_library_for_gpus_and_children_ask_as_they_like(source):
     with Child(HERE, Source(source)) as child:
         environment = child.ask("variable", 20, name="PYTORCH_NVML_BASED_CUDA_CHECK")

@@ -1,5 +1,8 @@
+import dataclasses
+import itertools
 import json
 import os
+import runpy
 import shutil
 import signal
 from pathlib import Path
@@ -20,6 +23,62 @@ EPOCH, STEPS = 5, 15
 
 def checkpoints(out):
     return sorted(path.name for path in (out / "checkpoints").iterdir())
+
+
+class TestFaultsOfTheJob:
+    @pytest.mark.parametrize(
+        ("name", "call", "kept"), [("metric", 2, 2 * EPOCH), ("loss", 9, 8), ("loss", 1, None)]
+    )
+    def test_the_steps_before_one_are_kept(self, tmp_path, digest, name, call, kept):
+        """What the failing step drew and changed is put back: its buffers, and the random numbers."""
+        tiny = runpy.run_path(str(TINY))
+        original, calls = tiny[name], itertools.count(1)
+
+        def fails_once(*arguments):
+            found = original(*arguments)
+            if next(calls) == call:
+                raise KeyError("label")
+            return found
+
+        train(tiny["make"](), out=tmp_path / "whole")
+        with pytest.raises(JobError, match="'label'") as caught:
+            train(tiny["make"](**{name: fails_once}), out=tmp_path / "run")
+        assert (f"step_{kept} in '{tmp_path}/run/checkpoints' was kept" in str(caught.value)) == bool(kept)
+        assert checkpoints(tmp_path / "run") == ([f"step_{kept}"] if kept else [])
+        run = train(tiny["make"](**{name: fails_once}), out=tmp_path / "run", resume=True)
+        assert run.resumed_from_step == kept
+        assert digest(tmp_path / "run" / "model.pt") == digest(tmp_path / "whole" / "model.pt")
+
+    def test_a_step_of_ones_own_that_fails_is_not_kept(self, tmp_path):
+        """It may have updated a model already."""
+        tiny = runpy.run_path(str(TINY))
+        calls = itertools.count(1)
+
+        def fails(models, optimizers, batch):
+            loss = tiny["own_step"](models, optimizers, batch)
+            if next(calls) == 3:
+                raise KeyError("label")
+            return loss
+
+        job = dataclasses.replace(tiny["two_models"], step=fails)
+        with pytest.raises(JobError, match=r"step 3 of the training failed: KeyError: 'label'[^;]*$"):
+            train(job, out=tmp_path / "run")
+        assert checkpoints(tmp_path / "run") == []
+
+    def test_a_schedule_that_ends_too_early_is_the_jobs(self, tmp_path):
+        tiny = runpy.run_path(str(TINY))
+        short = lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=4)  # noqa: E731
+        job = tiny["make"](scheduler=short, scheduler_every="step")
+        with pytest.raises(JobError, match=r"the Job's scheduler failed after step 5: .*Tried to step"):
+            train(job, out=tmp_path / "run")
+
+    @pytest.mark.parametrize("frozen", [True, False])
+    def test_a_loss_that_no_weight_moves(self, tmp_path, frozen):
+        tiny = runpy.run_path(str(TINY))
+        changes = {"model": lambda: tiny["build_model"]().requires_grad_(False)} if frozen else {}
+        changes |= {} if frozen else {"loss": lambda model, batch: tiny["loss"](model, batch).detach()}
+        with pytest.raises(JobError, match="depends on no weight that is trained: all are frozen, or it is"):
+            train(tiny["make"](**changes), out=tmp_path / "run")
 
 
 class TestKills:

@@ -142,16 +142,26 @@ def lines(document: dict[str, Any]) -> list[str]:
             f"a plan acted for {document['plan_steps']} steps and was taken back: {document['reason']}",
             *notes,
         ]
-    tried = [_brief(entry) for entry in document["tried"]]
+    tried = _briefly(document)
     more = f" ({'; '.join(tried)})" if tried else ""
     page = [f"what was tried: {document['page']}"] if "page" in document else []
     return [f"this run was left as it is: {document['reason']}{more}", *page, *notes]
 
 
-def _brief(entry: dict[str, Any]) -> str:
-    name = " + ".join(entry["plan"]) or "nothing"
-    if "wall" in entry:
-        ratio = entry["wall"]
-        return f"{name} {ratio['estimate']:.2f}x, {ratio['low']:.2f}-{ratio['high']:.2f}"
-    verdict = entry.get("verdict")
-    return f"{name}: {verdict['reason'] if verdict and not verdict['kept'] else entry['answer']}"
+def _briefly(document: dict[str, Any]) -> list[str]:
+    """What came of each plan that was tried; a reason that several share, or that is told already, once."""
+    ratios: list[str] = []
+    told = document["reason"], document["only_the_rest"]  # the first holds the other
+    reasons: dict[str, list[str]] = {reason: [] for reason in told}
+    for entry in document["tried"]:
+        name = " + ".join(entry["plan"]) or "nothing"
+        if "wall" in entry:
+            ratio = entry["wall"]
+            ratios.append(f"{name} {ratio['estimate']:.2f}x, {ratio['low']:.2f}-{ratio['high']:.2f}")
+            continue
+        verdict = entry.get("verdict")
+        broken = verdict and not verdict["kept"]
+        reasons.setdefault(verdict["reason"] if broken else entry["answer"], []).append(name)
+    for reason in told:
+        reasons.pop(reason, None)
+    return [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()] + ratios

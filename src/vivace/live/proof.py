@@ -100,6 +100,7 @@ class Proof:
         self._shadows: dict[
             tuple[float, str], tuple[dict[Place, list[bool]], list[dict[Measure, float]]]
         ] = {}
+        self.rearranged = False  # did a replay draw random numbers in another order than the script?
         root = kept.things[0]
         self.before = State(
             {n: p.detach().clone() for n, p in root.named_parameters() if p.requires_grad},
@@ -109,7 +110,7 @@ class Proof:
         begin = clock.wall()
         self.reference = self.replay(Plan())
         self.replay_seconds = clock.wall() - begin  # with its copies
-        self._require_the_same_step()
+        self._require_the_same_step(self.replay(Plan(), ordered=False) if self.rearranged else self.reference)
 
     def expected_seconds(self, plan: Plan) -> float:
         """What `judge` will take, about."""
@@ -123,12 +124,13 @@ class Proof:
     ) -> Replay:
         """Run the kept step on fresh copies. Raises Refused, and whatever the model raises under the plan."""
         root, optimizer, arguments, keywords = copy.deepcopy(self.kept.things)
+        draws = LogicalDraws()
         with _streams_of(self.kept), torch.enable_grad(), _silence() as said:
             hosted = Hosted(plan, root, optimizer, self.machine)
             try:
                 self._wait()
                 begin = self.clock.wall(), self.clock.cpu()
-                with noise or nullcontext(), LogicalDraws() if ordered else nullcontext():
+                with noise or nullcontext(), draws if ordered else nullcontext():
                     outputs = self._gradients_of(hosted, root, arguments, keywords)
                 gradients = {
                     n: p.grad.detach().clone() for n, p in root.named_parameters() if p.grad is not None
@@ -140,6 +142,7 @@ class Proof:
             finally:
                 hosted.close()
             drawn = torch.get_rng_state()
+        self.rearranged = self.rearranged or draws.rearranged
         if said.getvalue():
             raise CannotKeep("its model prints while it runs, and a copy of it would print as well")
         each = [o.detach().double() for o in outputs if o.is_floating_point()]
@@ -192,15 +195,15 @@ class Proof:
         if self.kept.device.type == "cuda":
             torch.cuda.synchronize(self.kept.device)
 
-    def _require_the_same_step(self) -> None:
+    def _require_the_same_step(self, again: Replay) -> None:
         """The replay's gradients, or its weights where the update alone is kept, must be the script's own."""
         if isinstance(self.kept, KeptUpdate):
-            before, after = self.before.parameters, self.reference.outcome.after.parameters
+            before, after = self.before.parameters, again.outcome.after.parameters
             theirs = {n: self.kept.after[n] - before[n] for n in after}
             if not apart({n: after[n] - before[n] for n in after}, theirs) <= SAME_GRADIENT:
                 raise CannotKeep("a copy of its optimizer takes another step")
             return
-        theirs, ours = self.kept.of_weights, self.reference.outcome.gradients
+        theirs, ours = self.kept.of_weights, again.outcome.gradients
         unused = [name for name in self.before.parameters if name in theirs and name not in ours]
         if unused:
             raise CannotKeep(

@@ -274,6 +274,7 @@ class _Zygote:
 
     def close(self) -> None:
         self._socket.close()
+        self.process.kill()  # it may be importing torch still, after an interrupt
         with contextlib.suppress(KeyboardInterrupt):  # pressed as Python ends: the zygote ends in any case
             self.process.wait()
 

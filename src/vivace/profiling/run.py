@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivace.errors import ChildFailed, InputError
+from vivace.errors import ChildFailed, FolderError, InputError
 from vivace.files import output_folder, replace_text
 from vivace.processes import scripts
 from vivace.profiling.record import RECORD, TRACE
@@ -201,7 +201,7 @@ def _judge(
     return Profiled(document, folder / "profile.html", trace if trace.is_file() else None, more["exit_code"])
 
 
-OWN = ("profile.html", "profile.json", "record.json*", "trace.json", "job.log", "worker-*.json", "rank-*")
+OWN = ("profile.html", "profile.json", "record.json*", "trace.json*", "job.log", "worker-*.json", "rank-*")
 
 
 def _prepared(folder: Path) -> tuple[Path, str | None]:
@@ -283,10 +283,15 @@ def _has_steps(folder: Path) -> bool:
         return False
 
 
+FULL_BYTES = 2**20  # what is free where a record and its trace could not be written
+
+
 def _read_record(folder: Path, exit_code: int, command: Sequence[str]) -> dict[str, Any]:
     path = folder / RECORD
     ended = f" (it ended with exit code {exit_code})" if exit_code else ""
     if not path.is_file():
+        if shutil.disk_usage(folder).free < FULL_BYTES:
+            raise FolderError(f"nothing was recorded: the disk of '{folder}' is full")
         program = shutil.which(command[0]) if command else None
         ran = f" ({program})" if program else ""
         raise ChildFailed(

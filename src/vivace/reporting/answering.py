@@ -111,7 +111,7 @@ def _notes(content: Content) -> list[str]:
         notes += [f"Its steps ran {words.fast(speed)} as strict fp32"] if speed else []
     elif content.outcome in phrases.ENDINGS and result.get("reason"):
         notes.append(str(result["reason"]))
-    if result.get("interrupted"):
+    if result.get("interrupted") and content.plan:
         notes.append("The run was interrupted: this is the best it had found, not verified")
     elif content.tuned and not result:
         notes.append("There is no result yet: what follows is what was measured until then")

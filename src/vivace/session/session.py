@@ -138,6 +138,8 @@ class Session:
             raise JobError(
                 f"the loss has the shape {tuple(loss.shape)}; it must be one number, the mean over the batch"
             )
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise JobError("the loss depends on no weight that is trained: all are frozen, or it is detached")
         return loss
 
     def _default_gradients(self, batch: Batch) -> torch.Tensor:

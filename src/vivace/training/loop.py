@@ -43,7 +43,7 @@ from vivace.training.resuming import (
 from vivace.training.stopping import SIGNALS, StopRequest
 from vivace.training.stranded import leave
 from vivace.training.survival import Smaller, Survival
-from vivace.training.verdict import DATA_ENDED, Verdict
+from vivace.training.verdict import DATA_ENDED
 from vivace.training.watch import Better, Broken, Watch
 
 _LOOK_SECONDS = 0.5
@@ -125,6 +125,7 @@ class Loop:
         self.stop = StopRequest(quiet_seconds=1.0 if ranks.world_size > 1 else 0.0)
         self.stopped_by = ""
         self.last_loss: Any = None
+        self.between_steps = True  # not in one that has changed what cannot be put back
         self.bad_looks = self.glanced_at = 0
         self.growth = Growth()
         self.samples = self.seen_samples = 0
@@ -157,6 +158,10 @@ class Loop:
                 self._train()
             except Stranded:
                 raise leave(self.ranks, self.position.step, self.survival.inexact, self._save_alone) from None
+            except JobError as error:
+                if kept := self._kept():
+                    error.args = (f"{error}; {kept}",)
+                raise
 
     def _train(self) -> None:
         with self.feed:
@@ -261,6 +266,7 @@ class Loop:
         except (VivaceError, Smaller, Broken, Better, Stranded):
             raise
         except (Exception, SystemExit) as error:
+            self.between_steps = not self.survival.undo()
             raise JobError(f"step {self.position.step + 1} of the training failed: {blame(error)}") from error
         if self.session.build.own_step:
             require_one_number(loss)
@@ -303,10 +309,15 @@ class Loop:
     def _step_scheduler(self) -> None:
         schedulers = self.scheduler if isinstance(self.scheduler, (list, tuple)) else [self.scheduler]
         for scheduler in filter(None, schedulers):
-            if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-                scheduler.step(self._watched())
-            else:
-                scheduler.step()
+            on_plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+            watched = (self._watched(),) if on_plateau else ()
+            try:
+                scheduler.step(*watched)
+            except Exception as error:
+                self.between_steps = False  # it may have counted already
+                raise JobError(
+                    f"the Job's scheduler failed after step {self.position.step}: {blame(error)}"
+                ) from error
 
     def _watched(self) -> float:
         """What a scheduler that waits for a plateau sees: the metric, or without one the loss."""
@@ -526,7 +537,18 @@ class Loop:
             "data": self.feed.state(self.session, self.position),
         }
 
-    def _save_alone(self, verdict: Verdict) -> Path | None:
+    def _kept(self) -> str:
+        """Keep the steps before one of the Job's functions failed; returns where, or an empty string."""
+        if self.ranks.world_size > 1 or not self.between_steps:
+            return ""
+        try:
+            path = self._save_alone()
+        except (RuntimeError, FolderError):  # the device or the disk fails as well
+            return ""
+        where = f"{path.name} in '{path.parent}'" if path is not None else ""
+        return f"{where} was kept: once mended, go on with --resume --changed ok" if where else ""
+
+    def _save_alone(self) -> Path | None:
         """A checkpoint without the other ranks, whose random streams this one knows where they run here."""
         position = self.position
         if self.session.build.shards is not None or not position.step or not self._is_healthy():

@@ -17,7 +17,7 @@ ELECTION_SECONDS = 5.0
 KEEPING_SECONDS = 60.0
 
 
-def leave(ranks: Ranks, step: int, lost: str, save: Callable[[Verdict], Path | None]) -> RankLost:
+def leave(ranks: Ranks, step: int, lost: str, save: Callable[[], Path | None]) -> RankLost:
     """Let one of the ranks that are left keep the state after `step` steps; returns what to raise.
 
     Args:
@@ -35,7 +35,7 @@ def leave(ranks: Ranks, step: int, lost: str, save: Callable[[Verdict], Path | N
     kept = ""
     if writer == ranks.rank:
         try:
-            path = save(verdict)
+            path = save()
             kept = f"{path.name} in '{path.parent}' was kept: go on with --resume" if path is not None else ""
         except FolderError as error:
             kept = f"{error}"

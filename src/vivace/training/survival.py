@@ -82,6 +82,12 @@ class Survival:
             raise Stranded
         raise self._smaller(batch, reason)
 
+    def undo(self) -> str:
+        """Put back what a step that failed has changed; returns what could not be, else an empty string."""
+        self._free()
+        own = "a step of your own may have updated weights" if self.session.build.own_step else ""
+        return own or self._changed() or self._before.put_back()
+
     def _changed(self) -> str:
         """What a step whose exchange broke has changed for good; empty where it can be taken again."""
         build = self.session.build
