@@ -88,6 +88,5 @@ def test_a_plan_that_trains_as_many_models_is_refused_once(command_on_ranks, tmp
     plan.write_text("format = 1\n[techniques.fused_optimizer]\n")
     codes, errors = command_on_ranks("verify", f"{SCENE}:plain", "--plan", str(plan))
     assert codes[0] == 2
-    assert codes[1]
     sentence = "would train 2 separate models: add [techniques.ddp] or [techniques.fsdp] to the plan"
     assert errors.count(sentence) == 1
