@@ -1,5 +1,8 @@
 import multiprocessing
+import runpy
 import signal
+import socket
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,12 @@ def pytest_addoption(parser):
     parser.addoption("--kills", type=int, default=6, help="SIGKILLs at random times, in all")
 
 
+def pytest_collection_modifyitems(items):
+    """Files with the most slow tests come first: what one process is still at, the others wait for."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow") is not None)
+    items.sort(key=lambda item: -slow[item.path])
+
+
 @pytest.fixture
 def bad_input(record_property):
     """Call it for each bad input that a test hands over; their number is a figure of the test."""
@@ -40,6 +49,34 @@ def fork_server():
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     return context
+
+
+@pytest.fixture
+def command_on_ranks(fork_server, tmp_path):
+    """``(arguments...) -> (exit codes, standard error)`` of a command on two ranks, without torchrun."""
+
+    def run(*arguments):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        errors, children = [tmp_path / f"errors_{rank}" for rank in range(2)], []
+        for rank in range(2):
+            place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            place |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            scene = {"arguments": list(arguments), "folder": str(tmp_path), "environment": place}
+            scene |= {"output": str(tmp_path / f"output_{rank}"), "errors": str(errors[rank])}
+            options = {"init_globals": {"SCENE": scene}, "run_name": "scene"}
+            path = (str(Path(__file__).parent / "scenes" / "command.py"),)
+            children.append(fork_server.Process(target=runpy.run_path, args=path, kwargs=options))
+            children[-1].start()
+        for child in children:
+            child.join(200)
+            if child.exitcode is None:
+                child.kill()
+                child.join()
+        return [child.exitcode for child in children], "".join(path.read_text() for path in errors)
+
+    return run
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -20,6 +20,7 @@ FOLDER = Path(__file__).parent / "strangers"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
 TUNED = ("torchvision_resnet", "transformers_encoder", "dict_batches", "slow_loader", "gan")
 BUDGET_SECONDS = 10
+DEVICE = training_device(inspect()).type
 STEPS = 2
 
 # What a technique cannot know before the model runs is the model's own exception, not a refusal.
@@ -125,8 +126,8 @@ def act(name, plan):
 
 
 def techniques(compiled):
-    """Vivace's own; other tests plant techniques that crash."""
-    own = map(registry.find, registry.own_names())
+    """Vivace's own for this device; other tests plant techniques that crash."""
+    own = [cls for cls in map(registry.find, registry.own_names()) if DEVICE in cls.card.devices]
     return [cls for cls in own if (cls.card.stage == Stage.COMPILE) == compiled]
 
 

@@ -15,9 +15,12 @@ from vivace.session.opening import first_batches
 
 
 class Budgets:
-    """Serves `vivace.processes.launch.Child`: the memory benchmarks on one of the GPU's jobs."""
+    """Serves `vivace.processes.launch.Child`: the memory benchmarks on one of the GPU's jobs; in a dry run
+    one budget, and few rounds."""
 
-    def __init__(self, job: vivace.Job) -> None:
+    def __init__(self, job: vivace.Job, dry: bool) -> None:
+        if dry:
+            memory_budgets.DEMANDED, memory_budgets.ROUNDS = {50: 15.0}, 4
         batches = first_batches(job.data(), 2)
         self.job = vivace.Job(**{**vars(job), "data": lambda: batches})
 

@@ -78,7 +78,7 @@ def memory(book: Book) -> None:
 
 
 def _budgets(book: Book, name: str, command: str) -> Case:
-    child = Child("budgets:Budgets", Source(f"{HERE / 'workloads.py'}:{name}"))
+    child = Child("budgets:Budgets", Source(f"{HERE / 'workloads.py'}:{name}"), {"dry": book.dry})
     try:
         return {command: child.ask(command, max(30.0, book.left), name=name)}
     finally:

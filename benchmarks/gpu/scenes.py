@@ -220,6 +220,8 @@ class Scenes:
     def flags_come_back(self) -> Found:
         """After each technique alone the process is as before; the GPU memory that it left is recorded."""
         found: Found = {}
+        gc.collect()
+        gc.freeze()  # what is there now need not be looked at again, which takes longer than the steps
         for cls in registry.everything():
             if "cuda" not in cls.card.devices or cls.card.stage.name == "COMPILE":
                 continue

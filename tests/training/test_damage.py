@@ -1,4 +1,5 @@
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ from vivace.data.damage import Damage, path_of
 from vivace.data.order import ordered
 from vivace.errors import JobError, SampleError, is_lost_worker
 from vivace.job import Job, blame
+from vivace.torch_internals.loaders import end_workers_of
 from vivace.training import losses
 from vivace.training.training import train
 
@@ -62,6 +64,8 @@ def firsts(batches):
 def test_a_damaged_sample_is_named_with_its_path_and_what_it_raised(workers, kind):
     with pytest.raises(SampleError) as caught:
         read(dataset=kind(), workers=workers)
+    end_workers_of(caught.value)
+    assert not multiprocessing.active_children()
     text = str(caught.value)
     assert text.startswith("sample ")
     index = int(text.split()[1])
@@ -188,8 +192,10 @@ class TestTraining:
         self.damage_three(folder)
         with pytest.raises(
             SampleError, match=r"sample 1 \('.*01.jpg'\) cannot be read: OSError: .*damaged='skip'"
-        ):
-            train(job_on(folder), out=tmp_path / "run")
+        ) as caught:
+            train(job_on(folder, workers=2), out=tmp_path / "run")
+        assert caught.traceback
+        assert not multiprocessing.active_children(), "workers wait for their end"
 
     @pytest.mark.fault(20)
     def test_a_folder_that_vanishes_is_no_damage_here_and_there(self, folder, tmp_path):

@@ -365,23 +365,13 @@ def with_descendants(pid):
     return found
 
 
-@pytest.mark.fault(22)
-@pytest.mark.slow
-def test_a_launch_of_torchrun_goes_on_when_one_rank_runs_out(ranks, torchrun, tmp_path, digest):
-    """Its ranks import parts of torch that keep the process group only after they have joined it."""
-    wanted, _ = ranks("wanted", f"{DDP}[techniques.micro_batches]\n", FAILS="nothing")
-    out = tmp_path / "run"
-    code, output = torchrun(out=out, FAILS="backward", FAILING_RANK="1", MOST="2")
-    assert code == 0, output
-    assert digest(out / "model.pt") == wanted
-    assert vivace.Plan.load(out).to_dict() == {"ddp": {}, "micro_batches": {}}
-
-
-@pytest.mark.fault(11)
+@pytest.mark.fault(11, 22)
 @pytest.mark.slow
 def test_a_rank_that_is_killed_costs_a_restart_and_no_bit(ranks, torchrun, tmp_path, digest):
-    """The restarted ranks find addresses of the dead, a folder with a run, and a plan other than theirs.
+    """One rank runs out of memory, and later dies. The restarted ranks find addresses of the dead, a folder
+    with a run, and a plan other than theirs.
 
+    The ranks of a launch import parts of torch that keep the process group only after they have joined it.
     The rank that is left keeps the step that the dead one had begun to take, with that one's random streams.
     """
     memory = {"FAILS": "backward", "FAILING_RANK": "1", "MOST": "2", "FAILS_AFTER": "3"}
@@ -390,6 +380,7 @@ def test_a_rank_that_is_killed_costs_a_restart_and_no_bit(ranks, torchrun, tmp_p
     code, output = torchrun("--max-restarts", "1", out=out, DIES_AFTER="5", **memory)
     assert code == 0, output
     assert json.loads((out / "run.json").read_text())["resumed_from_step"] == 5
+    assert vivace.Plan.load(out).to_dict() == {"ddp": {}, "micro_batches": {}}
     assert digest(out / "model.pt") == wanted
 
 

@@ -68,24 +68,14 @@ def test_a_batch_that_cannot_be_shared_is_an_error_on_every_rank(judged):
         assert "a batch of 9 samples cannot be shared by 2 ranks" in answer["error"]
 
 
-def launched(*arguments):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [*command, "-m", "vivace", *arguments],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-        timeout=300,
-    )
-
-
 @pytest.mark.slow
 def test_a_launch_of_torchrun_gives_one_answer(tmp_path):
     plan = tmp_path / "ddp.toml"
     plan.write_text("format = 1\n[techniques.ddp]\n")
-    done = launched("verify", f"{SCENE}:plain", "--plan", str(plan), "--budget", "20", "--json")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "vivace", "verify", f"{SCENE}:plain", "--plan", str(plan), "--budget", "20", "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     (document,) = [json.loads(line) for line in done.stdout.splitlines()]
     assert (document["kept"], document["ranks"]) == (True, 2)
@@ -93,15 +83,10 @@ def test_a_launch_of_torchrun_gives_one_answer(tmp_path):
     assert "2 ranks, each with its share of every batch" in done.stderr.replace("\n", " ")
 
 
-@pytest.mark.slow
-def test_a_plan_that_trains_as_many_models_is_refused_once(tmp_path):
+def test_a_plan_that_trains_as_many_models_is_refused_once(command_on_ranks, tmp_path):
     plan = tmp_path / "plan.toml"
     plan.write_text("format = 1\n[techniques.fused_optimizer]\n")
-    done = launched("verify", f"{SCENE}:plain", "--plan", str(plan))
-    assert done.returncode == 1  # torchrun's own, for any other than 0
-    assert (
-        done.stderr.count(
-            "would train 2 separate models: add [techniques.ddp] or [techniques.fsdp] to the plan"
-        )
-        == 1
-    )
+    codes, errors = command_on_ranks("verify", f"{SCENE}:plain", "--plan", str(plan))
+    assert codes[0] == 2
+    sentence = "would train 2 separate models: add [techniques.ddp] or [techniques.fsdp] to the plan"
+    assert errors.count(sentence) == 1

@@ -17,7 +17,7 @@ from vivace.job import Job, blame
 from vivace.session.opening import call, fed
 from vivace.session.session import Session
 from vivace.tensors.randomness import Streams, derive
-from vivace.torch_internals.loaders import forget_workers
+from vivace.torch_internals.loaders import end_workers_of, forget_workers
 from vivace.training.checkpoints import Position
 from vivace.training.losses import WorkerWatch
 from vivace.training.ranks import Ranks
@@ -172,9 +172,10 @@ class Feed:
             except StopIteration:
                 self._tell_notices()
                 return False
-            except VivaceError:
-                raise
             except (Exception, SystemExit) as error:
+                end_workers_of(error)
+                if isinstance(error, VivaceError):
+                    raise
                 if is_lost_worker(error):
                     return True
                 why = _little_shared_memory() if is_no_shared_memory(error) else ""
