@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import statistics
 from collections.abc import Callable, Iterator
@@ -9,6 +10,8 @@ from collections.abc import Callable, Iterator
 from faults import counts as told_counts
 from faults import figures as told_figures
 
+from vivace.advising.software import chosen, options_of
+from vivace.inspection.table import API_KEYS, ceiling_in_words
 from vivace.recipes import RECIPES
 
 Row = tuple[str, str]  # what was asked, what was found
@@ -78,6 +81,10 @@ WORDS = {
         "{metric} of both",
         "finals": "{interval}; {strict:.4f}, {plan:.4f}: {mark}",
         "same": {True: "the same", False: "not shown to be the same"},
+        "frameworks": "Of {count} networks, those that another framework trains faster than PyTorch does "
+        "under tune's plan, beyond noise",
+        "elsewhere": "`{job}`: the fastest of Keras and JAX over the fastest of PyTorch",
+        "apis": "Through {name}: copying, a matrix product in fp32 by a small kernel",
         "faults": "Faults that a training may meet, {count} kinds, each shown by its tests",
     },
     "README.zh-CN.md": {
@@ -144,6 +151,9 @@ WORDS = {
         "trained": "`{name}` 完整训练：方案相对严格 fp32 的总用时加速；两者最终的 {metric}",
         "finals": "{interval}；{strict:.4f}、{plan:.4f}：{mark}",
         "same": {True: "相同", False: "未能证明相同"},
+        "frameworks": "{count} 个网络中，换用其他框架比 PyTorch 采用 tune 的方案更快（超出噪声）的",
+        "elsewhere": "`{job}`：Keras 与 JAX 中最快者相对 PyTorch 最快者",
+        "apis": "通过 {name}：复制，小内核的 fp32 矩阵乘法",
     },
 }
 TITLES = {
@@ -385,6 +395,27 @@ def faults(record: dict, file: str) -> Iterator[Row]:
     yield text, f"{told_counts(record['rows'])}; {told_figures(record['total'])}"
 
 
+def frameworks(record: dict, file: str) -> Iterator[Row]:
+    """Whether another framework is faster than PyTorch at its fastest, network by network."""
+    words, faster, each = WORDS[file], [], []
+    for job in record["work"]:
+        rows = [row for row in record["rows"] if row["job"] == job]
+        answer, best, over, _ = chosen(options_of({**record, "rows": rows}))
+        if over is not None:
+            each.append((words["elsewhere"].format(job=job), _interval(dataclasses.asdict(over))))
+        if answer == "move" and best is not None:
+            faster.append(f"`{job}`: {best.name}")
+    yield words["frameworks"].format(count=len(record["work"])), ", ".join(faster) or words["none"]
+    yield from each
+
+
+def apis(record: dict, file: str) -> Iterator[Row]:
+    """What each compute API reaches."""
+    for name, facts in record["apis"].items():
+        rates = [ceiling_in_words(key, facts[key]["value"]) for key in API_KEYS[:2] if key in facts]
+        yield WORDS[file]["apis"].format(name=name), ", ".join(rates)
+
+
 KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "ruler": ruler,
     "silent_errors": silent_errors,
@@ -404,10 +435,21 @@ KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "totals": totals,
     "accuracy": accuracy,
     "faults": faults,
+    "frameworks": frameworks,
+    "apis": apis,
 }
 
 # In records/README.md only.
-DETAILS = ("memory_budgets", "cnn_models", "kernels", "real_loops", "fold_eval", "conv_gemm", "faults")
+DETAILS = (
+    "memory_budgets",
+    "cnn_models",
+    "kernels",
+    "real_loops",
+    "fold_eval",
+    "conv_gemm",
+    "faults",
+    "apis",
+)
 
 
 def rows(records: list[dict], file: str, prefix: str, most: int | None) -> Iterator[tuple[str, ...]]:

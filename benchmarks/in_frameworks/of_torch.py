@@ -14,7 +14,6 @@ from common import (
     LEARNING_RATE,
     LENGTH,
     MOMENTUM,
-    NUM_BATCHES,
     STAGES,
     WIDTH,
     WORDS,
@@ -142,8 +141,9 @@ class Contender:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if plan is not None:
             self.session = opened(job, dropout, arrays, plan)
+            self.model: Any = self.session.model
             return
-        self.model: Any = built(job, dropout, arrays).to(self.device)
+        self.model = built(job, dropout, arrays).to(self.device)
         if setting == "fast":
             self.model = torch.compile(self.model.to(memory_format=torch.channels_last))
         self.optimizer = optimizer_of(self.model)
@@ -165,6 +165,15 @@ class Contender:
         self.optimizer.zero_grad()
         return loss.detach()
 
+    def predict(self, batch: Any) -> numpy.ndarray:
+        """The classes that the model says, in evaluation mode."""
+        self.model.eval()
+        fast = self.setting == "fast"
+        with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, enabled=fast):
+            found = self.model(batch[0]).argmax(-1).cpu().numpy()
+        self.model.train()
+        return found
+
 
 def opened(job: str, dropout: bool, arrays: Arrays, plan: str) -> Any:
     """A session of Vivace under a plan."""
@@ -176,15 +185,13 @@ def opened(job: str, dropout: bool, arrays: Arrays, plan: str) -> Any:
 
 def job_of(name: str, task: Task) -> Any:
     """The same training as a Job, for `vivace.tune`."""
-    from itertools import islice
-
     import vivace
 
-    arrays, repeated = weights(task), batches(task)
-    made = [(torch.from_numpy(x), torch.from_numpy(y).long()) for x, y in islice(repeated, NUM_BATCHES)]
+    arrays = weights(task)
+    made = [(torch.from_numpy(x), torch.from_numpy(y).long()) for x, y in batches(task)]
     return vivace.Job(
         model=lambda: built(name, True, arrays),
-        data=lambda: made * 50,
+        data=lambda: made * 6,
         loss=loss_of,
         optimizer=optimizer_of,
     )

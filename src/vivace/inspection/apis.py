@@ -20,9 +20,30 @@ SCRIPT = Path(__file__).with_name("compute_apis.py")
 SECONDS = 3.0  # of readings; drivers compile kernels before
 LONGEST_SECONDS = 600.0  # drivers that compile kernels on a loaded processor
 PACKAGES = {"opencl": "pyopencl", "vulkan": "wgpu"}
-INSTALL = {
-    "opencl": "pip install 'vivace[opencl]' (PoCL drives the processor), or your card's OpenCL driver",
-    "vulkan": "pip install 'vivace[vulkan]', and your card's driver (for the processor: mesa-vulkan-drivers)",
+INSTALL = {name: f"pip install 'vivace[{name}]'" for name in PACKAGES}
+# What brings loader and driver, by the API that the card's maker has; without a card for the processor.
+DRIVERS = {
+    "opencl": {
+        "cuda": "NVIDIA's driver with its compute libraries (in a container: "
+        "NVIDIA_DRIVER_CAPABILITIES=compute,utility)",
+        "rocm": "ROCm's package rocm-opencl-runtime",
+        "xpu": "the package intel-opencl-icd",
+        "cpu": "which brings a loader, and PoCL as a driver for the processor",
+    },
+    "vulkan": {
+        "cuda": "the package libvulkan1 and NVIDIA's driver with its graphics libraries (in a container: "
+        "NVIDIA_DRIVER_CAPABILITIES=all)",
+        "rocm": "the package mesa-vulkan-drivers",
+        "xpu": "the package mesa-vulkan-drivers",
+        "cpu": "the package mesa-vulkan-drivers, whose lavapipe drives the processor",
+    },
+}
+NEEDED = {
+    "cuda": "an NVIDIA GPU and its driver",
+    "rocm": "an AMD GPU and ROCm's driver",
+    "xpu": "an Intel GPU and its Level Zero driver",
+    "directml": "Windows",
+    "mps": "a Mac with Apple silicon",
 }
 
 
@@ -64,17 +85,19 @@ def stored(machine: Machine) -> dict[str, Survey]:
 
 
 def next_steps(machine: Machine) -> dict[str, str]:
-    """For each API that reaches nothing here: why, and what to install, or that there is nothing to do."""
+    """For each API that reaches nothing here: why, and what to install, or what it needs instead."""
+    served = {backend.name for backend in machine.backends if backend.devices}
+    maker = next((name for name in ("cuda", "rocm", "xpu") if name in served), "cpu")
     found = {}
     for backend in machine.backends:
-        if backend.devices and not (backend.name in PACKAGES and not _is_here(backend.name)):
-            continue
-        if backend.name in ("directml", "mps"):
-            other = "Windows" if backend.name == "directml" else "a Mac with Apple silicon"
-            found[backend.name] = f"{backend.reason}; nothing to install here, it needs {other}"
-        elif backend.name in INSTALL:
-            reason = backend.reason or f"the package {PACKAGES.get(backend.name, '')} is not installed"
-            found[backend.name] = f"{reason}; next: {INSTALL[backend.name]}"
+        name = backend.name
+        if name in PACKAGES and backend.devices and not _is_here(name):
+            found[name] = f"the package {PACKAGES[name]} is not installed; next: {INSTALL[name]}"
+        elif name in PACKAGES and not backend.devices:
+            reason = backend.reason or "its drivers were not asked"
+            found[name] = f"{reason}; next: {INSTALL[name]}, {DRIVERS[name][maker]}"
+        elif name in NEEDED and not backend.devices:
+            found[name] = f"{backend.reason}; it needs {NEEDED[name]}"
     return found
 
 
