@@ -164,6 +164,11 @@ def main() -> None:
     chosen = parser.parse_args()
     names = _record.named_jobs(parser, chosen.jobs, JOBS)
     comparison = Comparison(chosen.work.resolve(), chosen.quick)
+    if comparison.machine.device.kind != "cpu":
+        parser.error(
+            f"the environments are made for processors, and on the {comparison.machine.device.name} PyTorch "
+            "alone would train: hide it with CUDA_VISIBLE_DEVICES=''"
+        )
     if chosen.check:
         check(comparison, names)
         return

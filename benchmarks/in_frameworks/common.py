@@ -15,7 +15,7 @@ DROPOUT = (0.25, 0.5)
 STAGES = (64, 128, 256, 512)
 WORDS, LENGTH, WIDTH, HIDDEN, HEADS, BLOCKS = 2000, 64, 128, 128, 4, 2
 NUM_BATCHES, HELD_OUT = 32, 4
-NOISE, OWN_WORDS, OWN_SHARE = 2.0, 16, 0.2
+TEXTURE, OWN_WORDS, OWN_SHARE = 0.5, 16, 0.2
 ACCURACY = 0.95  # of the batches held out, up to which a contender is timed
 Arrays = dict[str, numpy.ndarray]
 Batch = tuple[numpy.ndarray, numpy.ndarray]
@@ -147,7 +147,7 @@ def batches(task: Task, seed: int = 0, number: int = NUM_BATCHES) -> list[Batch]
             inputs = numpy.where(draw.random(inputs.shape) < OWN_SHARE, own, inputs).astype(numpy.int32)
         else:
             texture = numpy.tile(textures[classes], (1, 1, task.shape[1] // 4, task.shape[2] // 4))
-            inputs = (draw.normal(0, NOISE, texture.shape) + texture).astype(numpy.float32)
+            inputs = (draw.normal(0, 1, texture.shape) + TEXTURE * texture).astype(numpy.float32)
         found.append((inputs, classes.astype(numpy.int32)))
     return found
 

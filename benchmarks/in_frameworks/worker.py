@@ -90,13 +90,13 @@ class Timed:
         return {"first_step_seconds": found["seconds"], "to_first_step_seconds": time.monotonic() - BEGAN}
 
     def learn(self, most: int, every: int, wanted: float) -> dict[str, float | None]:
-        """Train, with an evaluation after each `every` steps, until the accuracy is there, or `most` steps.
+        """Train, with an evaluation every so many steps, until the accuracy is there, or `most` steps.
 
         Seconds count from the process's start, compiling and evaluations included; None: not reached.
         """
         reached = 0.0
         while self.number < most and reached < wanted:
-            self.steps(every)
+            self.steps(every - self.number % every)
             right = [self.contender.predict(batch) == classes for batch, classes in self.held]
             reached = float(sum(each.mean() for each in right)) / len(right)
         seconds = time.monotonic() - BEGAN if reached >= wanted else None

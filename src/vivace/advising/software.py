@@ -179,6 +179,8 @@ def _fitting(
     measure = f"scripts/bench frameworks {MEASURED_AS[kind]}"
     if record is None:
         device = f"{machine.device.name}, {machine.num_cores} cores"
+        if machine.device.kind != "cpu":
+            return {}, f"Frameworks were compared on processors only, not on this machine ({device})", tune
         return {}, f"Frameworks were not compared on this machine ({device})", measure
     like = {name: entry for name, entry in record["work"].items() if entry["kind"] == kind}
     if not like:
