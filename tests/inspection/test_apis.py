@@ -52,6 +52,17 @@ def test_vulkan_is_measured_where_a_driver_is():
         assert "matmul_int8" in survey.absent
 
 
+def test_sycl_is_measured_where_its_runtime_names_a_device():
+    dpctl = pytest.importorskip("dpctl")
+    pytest.importorskip("dpnp")
+    if not dpctl.get_devices():
+        pytest.skip("no SYCL driver")
+    found = apis.measure_apis(machine(Backend("sycl", ("a device",))), seconds=0.2)
+    for name, survey in found.items():
+        assert name.startswith("sycl: "), survey.absent
+        assert set(survey.ceilings) == {"copy_device", "matmul_fp32"}, survey.absent
+
+
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
@@ -102,6 +113,7 @@ def test_what_reaches_nothing_has_a_next_step_or_needs_another_machine():
             Backend("xpu", reason="no Intel GPU beside the processor's own"),
             NO_OPENCL,
             NO_VULKAN,
+            Backend("sycl", reason="no runtime of oneAPI (dpnp) is installed"),
             Backend("directml", reason="only on Windows and its Linux subsystem"),
             Backend("mps", reason="only on Apple silicon"),
             Backend("cpu", ("a processor",)),
@@ -115,6 +127,9 @@ def test_what_reaches_nothing_has_a_next_step_or_needs_another_machine():
         "its loader is installed, and no driver; next: pip install 'vivace[vulkan]', "
     )
     assert "mesa-vulkan-drivers" in found["vulkan"]
+    assert found["sycl"].startswith(
+        "no runtime of oneAPI (dpnp) is installed; next: pip install dpnp (3 GB), "
+    )
     assert found["directml"] == "only on Windows and its Linux subsystem; it needs Windows"
     assert found["mps"].endswith("it needs a Mac with Apple silicon")
     assert found["cuda"] == "no NVIDIA GPU; it needs an NVIDIA GPU and its driver"

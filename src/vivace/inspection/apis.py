@@ -19,8 +19,12 @@ from vivace.machine import Backend, Machine
 SCRIPT = Path(__file__).with_name("compute_apis.py")
 SECONDS = 3.0  # of readings; drivers compile kernels before
 LONGEST_SECONDS = 600.0  # drivers that compile kernels on a loaded processor
-PACKAGES = {"opencl": "pyopencl", "vulkan": "wgpu"}
-INSTALL = {name: f"pip install 'vivace[{name}]'" for name in PACKAGES}
+PACKAGES = {"opencl": "pyopencl", "vulkan": "wgpu", "sycl": "dpnp"}
+INSTALL = {
+    "opencl": "pip install 'vivace[opencl]'",
+    "vulkan": "pip install 'vivace[vulkan]'",
+    "sycl": "pip install dpnp (3 GB)",
+}
 # What brings loader and driver, by the API that the card's maker has; without a card for the processor.
 DRIVERS = {
     "opencl": {
@@ -37,6 +41,12 @@ DRIVERS = {
         "xpu": "the package mesa-vulkan-drivers",
         "cpu": "the package mesa-vulkan-drivers, whose lavapipe drives the processor",
     },
+    "sycl": {
+        "cuda": "and Codeplay's oneAPI plugin for NVIDIA GPUs",
+        "rocm": "and Codeplay's oneAPI plugin for AMD GPUs",
+        "xpu": "and the packages intel-opencl-icd and intel-level-zero-gpu",
+        "cpu": "and OCL_ICD_FILENAMES set to the libintelocl.so that it brings, which drives processors",
+    },
 }
 NEEDED = {
     "cuda": "an NVIDIA GPU and its driver",
@@ -48,7 +58,7 @@ NEEDED = {
 
 
 def measure_apis(machine: Machine, seconds: float, progress: Progress | None = None) -> dict[str, Survey]:
-    """What devices reach through OpenCL and Vulkan, by ``opencl: NAME OF DEVICE``.
+    """What devices reach through OpenCL, Vulkan and SYCL, by ``opencl: NAME OF DEVICE``.
 
     `machine` is one that `look_closer` has seen. CUDA, ROCm and the processor itself are torch's, and
     measured by `survey`.
