@@ -156,7 +156,7 @@ class Contender:
             parameter[...] = jnp.asarray(found)
         nnx.update(self.model, state)
         self.model.train()
-        self.optimizer = nnx.Optimizer(self.model, optax.sgd(LEARNING_RATE, MOMENTUM), wrt=nnx.Param)
+        self.optimizer = nnx.Optimizer(self.model, optax.sgd(LEARNING_RATE[job], MOMENTUM), wrt=nnx.Param)
 
     def batch(self, inputs: numpy.ndarray, classes: numpy.ndarray) -> Any:
         """A batch where and as the framework wants it."""

@@ -143,7 +143,7 @@ class Contender:
                     variable.assign(value)
         assert sum(len(values or ()) for values in held.values()) == len(self.model.trainable_variables)
         self.model.compile(
-            optimizer=keras.optimizers.SGD(LEARNING_RATE, MOMENTUM),
+            optimizer=keras.optimizers.SGD(LEARNING_RATE[job], MOMENTUM),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             jit_compile=True if setting == "fast" else "auto",
         )

@@ -128,8 +128,8 @@ def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
     return functional.cross_entropy(model(batch[0]), batch[1])
 
 
-def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), LEARNING_RATE, MOMENTUM)
+def optimizer_of(job: str, model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), LEARNING_RATE[job], MOMENTUM)
 
 
 class Contender:
@@ -146,7 +146,7 @@ class Contender:
         self.model = built(job, dropout, arrays).to(self.device)
         if setting == "fast":
             self.model = torch.compile(self.model.to(memory_format=torch.channels_last))
-        self.optimizer = optimizer_of(self.model)
+        self.optimizer = optimizer_of(job, self.model)
 
     def batch(self, inputs: numpy.ndarray, classes: numpy.ndarray) -> Any:
         """A batch where and as the framework wants it."""
@@ -180,7 +180,7 @@ def opened(job: str, dropout: bool, arrays: Arrays, plan: str) -> Any:
     from vivace import Plan, attach
 
     model = built(job, dropout, arrays)
-    return attach(Plan.load(plan), model=model, optimizer=optimizer_of(model), loss=loss_of)
+    return attach(Plan.load(plan), model=model, optimizer=optimizer_of(job, model), loss=loss_of)
 
 
 def job_of(name: str, task: Task) -> Any:
@@ -193,5 +193,5 @@ def job_of(name: str, task: Task) -> Any:
         model=lambda: built(name, True, arrays),
         data=lambda: made * 6,
         loss=loss_of,
-        optimizer=optimizer_of,
+        optimizer=lambda model: optimizer_of(name, model),
     )
