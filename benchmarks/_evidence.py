@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from faults import counts as told_counts
 from faults import figures as told_figures
 
+from vivace.advising.software import chosen, options_of
+from vivace.inspection.table import API_KEYS, ceiling_in_words
 from vivace.measuring.statistics import speed_ratio
 from vivace.recipes import RECIPES
 
@@ -86,6 +88,10 @@ WORDS = {
         "{metric} of both",
         "finals": "{interval}; {strict:.4f}, {plan:.4f}: {mark}",
         "same": {True: "the same", False: "not shown to be the same"},
+        "frameworks": "Of {count} networks, those that another framework trains faster than PyTorch does "
+        "under tune's plan, beyond noise",
+        "elsewhere": "`{job}`: the fastest of Keras and JAX over the fastest of PyTorch",
+        "apis": "Through {name}: copying, a matrix product in fp32 by a small kernel",
         "faults": "Faults that a training may meet, {count} kinds, each shown by its tests",
     },
     "README.zh-CN.md": {
@@ -157,6 +163,9 @@ WORDS = {
         "trained": "`{name}` 完整训练：方案相对严格 fp32 的总用时加速；两者最终的 {metric}",
         "finals": "{interval}；{strict:.4f}、{plan:.4f}：{mark}",
         "same": {True: "相同", False: "未能证明相同"},
+        "frameworks": "{count} 个网络中，换用其他框架比 PyTorch 采用 tune 的方案更快（超出噪声）的",
+        "elsewhere": "`{job}`：Keras 与 JAX 中最快者相对 PyTorch 最快者",
+        "apis": "通过 {name}：复制，小内核的 fp32 矩阵乘法",
     },
 }
 TITLES = {
@@ -423,6 +432,27 @@ def sweep(record: dict, file: str) -> Iterator[Row]:
             yield words["engines"].format(job=job, count=len(done)), words["best_metric"].format(found, *best)
 
 
+def frameworks(record: dict, file: str) -> Iterator[Row]:
+    """Whether another framework is faster than PyTorch at its fastest, network by network."""
+    words, faster, each = WORDS[file], [], []
+    for job in record["work"]:
+        rows = [row for row in record["rows"] if row["job"] == job]
+        answer, best, over, _ = chosen(options_of({**record, "rows": rows}))
+        if over is not None:
+            each.append((words["elsewhere"].format(job=job), _interval(dataclasses.asdict(over))))
+        if answer == "move" and best is not None:
+            faster.append(f"`{job}`: {best.name}")
+    yield words["frameworks"].format(count=len(record["work"])), ", ".join(faster) or words["none"]
+    yield from each
+
+
+def apis(record: dict, file: str) -> Iterator[Row]:
+    """What each compute API reaches."""
+    for name, facts in record["apis"].items():
+        rates = [ceiling_in_words(key, facts[key]["value"]) for key in API_KEYS[:2] if key in facts]
+        yield WORDS[file]["apis"].format(name=name), ", ".join(rates)
+
+
 KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "ruler": ruler,
     "silent_errors": silent_errors,
@@ -444,6 +474,8 @@ KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "faults": faults,
     "scripts": script,
     "sweep": sweep,
+    "frameworks": frameworks,
+    "apis": apis,
 }
 
 # In records/README.md only.
@@ -456,6 +488,7 @@ DETAILS = (
     "conv_gemm",
     "faults",
     "scripts",
+    "apis",
 )
 
 

@@ -9,14 +9,15 @@ from typing import Any
 from gpu_guide import OUT, table
 
 from vivace import words
+from vivace.inspection.table import API_KEYS, ceiling_in_words
 
-RECORDS = Path(__file__).resolve().parent.parent / "records" / "frameworks"
-NOTHING = "No machine has been measured yet: `scripts/bench frameworks` writes the record.\n"
+RECORDS = Path(__file__).resolve().parent.parent / "records"
+NOTHING = "No machine has been measured yet: `scripts/bench {}` writes the record.\n"
 
 
-def newest() -> list[dict[str, Any]]:
+def newest(benchmark: str) -> list[dict[str, Any]]:
     """The newest record of each machine."""
-    folders = sorted(folder for folder in RECORDS.glob("*") if folder.is_dir())
+    folders = sorted(folder for folder in (RECORDS / benchmark).glob("*") if folder.is_dir())
     found = [sorted(folder.glob("*.json")) for folder in folders]
     return [json.loads(files[-1].read_text(encoding="utf-8")) for files in found if files]
 
@@ -37,6 +38,7 @@ def section(record: dict[str, Any]) -> str:
             "samples/s",
             "first step",
             "compiling",
+            f"to {words.percent(record['accuracy'])}",
             "memory",
             "lines",
             "same",
@@ -53,7 +55,7 @@ def _pins(pins: dict[str, dict[str, str]]) -> str:
 
 def _cells(row: dict[str, Any], allowed: float) -> list[str]:
     if row["status"] != "measured":
-        return [row["contender"], "not measured", *[""] * 6]
+        return [row["contender"], "not measured", *[""] * 7]
     ratio, envelopes = row["ratio"], row.get("envelopes")
     if row["setting"] == "tuned":
         same = "proven by tune"
@@ -67,13 +69,36 @@ def _cells(row: dict[str, Any], allowed: float) -> list[str]:
         words.number(row["samples_per_second"]),
         words.duration(row["to_first_step_seconds"]),
         words.duration(row["compile_seconds"]),
+        _reached(row),
         words.size(row["peak_bytes"]),
         str(row["lines"]),
         same,
     ]
 
 
+def _reached(row: dict[str, Any]) -> str:
+    if row["accuracy_seconds"] is None:
+        return f"not in {row['accuracy_steps']} steps"
+    return f"{words.duration(row['accuracy_seconds'])}, {row['accuracy_steps']} steps"
+
+
+def apis_section(record: dict[str, Any]) -> str:
+    """One machine: what each API reached beside torch, and why the others reached nothing."""
+    machine = record["machine"]
+    head = f"Measured on {record['date']}: {machine['device']}, {machine['cores']} cores.\n"
+    columns = {f"torch: {kind}": facts for kind, facts in record["torch"].items()} | record["apis"]
+    rows = [
+        [name, *(ceiling_in_words(key, facts[key]["value"]) if key in facts else "" for key in API_KEYS)]
+        for name, facts in columns.items()
+    ]
+    heads = ("through", *(key.replace("_", " ") for key in API_KEYS))
+    steps = [f"- {name}: {text}" for name, text in record["apis_next"].items()]
+    return "\n".join([head, table(heads, rows), *steps, ""])
+
+
 def main() -> None:
     """Write the tables."""
-    found = [section(record) for record in newest()]
-    (OUT / "frameworks.inc").write_text("\n".join(found) or NOTHING, encoding="utf-8")
+    for benchmark, made in (("frameworks", section), ("apis", apis_section)):
+        found = [made(record) for record in newest(benchmark)]
+        text = "\n".join(found) or NOTHING.format(benchmark)
+        (OUT / f"{benchmark}.inc").write_text(text, encoding="utf-8")

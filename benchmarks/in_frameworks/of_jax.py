@@ -156,7 +156,7 @@ class Contender:
             parameter[...] = jnp.asarray(found)
         nnx.update(self.model, state)
         self.model.train()
-        self.optimizer = nnx.Optimizer(self.model, optax.sgd(LEARNING_RATE, MOMENTUM), wrt=nnx.Param)
+        self.optimizer = nnx.Optimizer(self.model, optax.sgd(LEARNING_RATE[job], MOMENTUM), wrt=nnx.Param)
 
     def batch(self, inputs: numpy.ndarray, classes: numpy.ndarray) -> Any:
         """A batch where and as the framework wants it."""
@@ -165,6 +165,13 @@ class Contender:
     def step(self, batch: Any) -> Any:
         """One step; the loss, without waiting for it."""
         return train_step(self.model, self.optimizer, *batch)
+
+    def predict(self, batch: Any) -> numpy.ndarray:
+        """The classes that the model says, in evaluation mode."""
+        self.model.eval()
+        found = numpy.asarray(classes_of(self.model, batch[0]))
+        self.model.train()
+        return found
 
 
 @nnx.jit
@@ -176,3 +183,8 @@ def train_step(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
     loss, gradients = nnx.value_and_grad(loss_of)(model)
     optimizer.update(model, gradients)
     return loss
+
+
+@nnx.jit
+def classes_of(model: Any, x: Any) -> Any:
+    return model(x).argmax(-1)

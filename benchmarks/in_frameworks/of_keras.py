@@ -143,7 +143,7 @@ class Contender:
                     variable.assign(value)
         assert sum(len(values or ()) for values in held.values()) == len(self.model.trainable_variables)
         self.model.compile(
-            optimizer=keras.optimizers.SGD(LEARNING_RATE, MOMENTUM),
+            optimizer=keras.optimizers.SGD(LEARNING_RATE[job], MOMENTUM),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             jit_compile=True if setting == "fast" else "auto",
         )
@@ -156,3 +156,7 @@ class Contender:
     def step(self, batch: Any) -> Any:
         """One step; the loss."""
         return self.model.train_on_batch(*batch)
+
+    def predict(self, batch: Any) -> numpy.ndarray:
+        """The classes that the model says, in evaluation mode."""
+        return numpy.asarray(self.model.predict_on_batch(batch[0])).argmax(-1)

@@ -14,7 +14,6 @@ from common import (
     LEARNING_RATE,
     LENGTH,
     MOMENTUM,
-    NUM_BATCHES,
     STAGES,
     WIDTH,
     WORDS,
@@ -129,8 +128,8 @@ def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
     return functional.cross_entropy(model(batch[0]), batch[1])
 
 
-def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), LEARNING_RATE, MOMENTUM)
+def optimizer_of(job: str, model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), LEARNING_RATE[job], MOMENTUM)
 
 
 class Contender:
@@ -142,11 +141,12 @@ class Contender:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if plan is not None:
             self.session = opened(job, dropout, arrays, plan)
+            self.model: Any = self.session.model
             return
-        self.model: Any = built(job, dropout, arrays).to(self.device)
+        self.model = built(job, dropout, arrays).to(self.device)
         if setting == "fast":
             self.model = torch.compile(self.model.to(memory_format=torch.channels_last))
-        self.optimizer = optimizer_of(self.model)
+        self.optimizer = optimizer_of(job, self.model)
 
     def batch(self, inputs: numpy.ndarray, classes: numpy.ndarray) -> Any:
         """A batch where and as the framework wants it."""
@@ -165,26 +165,33 @@ class Contender:
         self.optimizer.zero_grad()
         return loss.detach()
 
+    def predict(self, batch: Any) -> numpy.ndarray:
+        """The classes that the model says, in evaluation mode."""
+        self.model.eval()
+        fast = self.setting == "fast"
+        with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, enabled=fast):
+            found = self.model(batch[0]).argmax(-1).cpu().numpy()
+        self.model.train()
+        return found
+
 
 def opened(job: str, dropout: bool, arrays: Arrays, plan: str) -> Any:
     """A session of Vivace under a plan."""
     from vivace import Plan, attach
 
     model = built(job, dropout, arrays)
-    return attach(Plan.load(plan), model=model, optimizer=optimizer_of(model), loss=loss_of)
+    return attach(Plan.load(plan), model=model, optimizer=optimizer_of(job, model), loss=loss_of)
 
 
 def job_of(name: str, task: Task) -> Any:
     """The same training as a Job, for `vivace.tune`."""
-    from itertools import islice
-
     import vivace
 
-    arrays, repeated = weights(task), batches(task)
-    made = [(torch.from_numpy(x), torch.from_numpy(y).long()) for x, y in islice(repeated, NUM_BATCHES)]
+    arrays = weights(task)
+    made = [(torch.from_numpy(x), torch.from_numpy(y).long()) for x, y in batches(task)]
     return vivace.Job(
         model=lambda: built(name, True, arrays),
-        data=lambda: made * 50,
+        data=lambda: made * 6,
         loss=loss_of,
-        optimizer=optimizer_of,
+        optimizer=lambda model: optimizer_of(name, model),
     )

@@ -50,6 +50,9 @@ def main() -> None:
         elif asked["command"] == "begin":
             timed = Timed(contender(True), task, common)
             found = timed.first() | {"lines": lines_of(framework, given.job)}
+        elif asked["command"] == "learn":
+            assert timed is not None
+            found = timed.learn(asked["steps"], asked["every"], common.ACCURACY)
         else:
             assert timed is not None
             found = timed.steps(asked["steps"])
@@ -59,20 +62,19 @@ def main() -> None:
 
 def losses(contender: object, task: object, steps: int, common: object) -> list[float]:
     """The losses of the first steps, dropout off."""
-    batches = common.batches(task)
-    return [float(contender.step(contender.batch(*next(batches)))) for _ in range(steps)]
+    return [float(contender.step(contender.batch(*batch))) for batch in common.batches(task)[:steps]]
 
 
 class Timed:
     """Steps on batches that lie ready, timed until the last loss is known."""
 
     def __init__(self, contender: object, task: object, common: object) -> None:
-        batches = common.batches(task)
         self.contender, self.number = contender, 0
-        self.ready = [contender.batch(*next(batches)) for _ in range(common.NUM_BATCHES)]
+        self.ready = [contender.batch(*batch) for batch in common.batches(task)]
+        self.held = [(contender.batch(*batch), batch[1]) for batch in common.held_out(task)]
 
     def steps(self, count: int) -> dict[str, float]:
-        """Seconds of so many steps, of the processes' time as well, and the peak of memory until now."""
+        """Seconds of so many steps, of the process's time as well, and the peak of memory until now."""
         begin, cpu = time.perf_counter(), time.process_time()
         for _ in range(count):
             loss = self.contender.step(self.ready[self.number % len(self.ready)])
@@ -86,6 +88,19 @@ class Timed:
         """The first step, which compiles; from the process's start, and alone."""
         found = self.steps(1)
         return {"first_step_seconds": found["seconds"], "to_first_step_seconds": time.monotonic() - BEGAN}
+
+    def learn(self, most: int, every: int, wanted: float) -> dict[str, float | None]:
+        """Train, with an evaluation every so many steps, until the accuracy is there, or `most` steps.
+
+        Seconds count from the process's start, compiling and evaluations included; None: not reached.
+        """
+        reached = 0.0
+        while self.number < most and reached < wanted:
+            self.steps(every - self.number % every)
+            right = [self.contender.predict(batch) == classes for batch, classes in self.held]
+            reached = float(sum(each.mean() for each in right)) / len(right)
+        seconds = time.monotonic() - BEGAN if reached >= wanted else None
+        return {"accuracy_seconds": seconds, "accuracy_steps": self.number, "accuracy": reached}
 
 
 def lines_of(framework: object, job: str) -> int:

@@ -52,6 +52,17 @@ def test_vulkan_is_measured_where_a_driver_is():
         assert "matmul_int8" in survey.absent
 
 
+def test_sycl_is_measured_where_its_runtime_names_a_device():
+    dpctl = pytest.importorskip("dpctl")
+    pytest.importorskip("dpnp")
+    if not dpctl.get_devices():
+        pytest.skip("no SYCL driver")
+    found = apis.measure_apis(machine(Backend("sycl", ("a device",))), seconds=0.2)
+    for name, survey in found.items():
+        assert name.startswith("sycl: "), survey.absent
+        assert set(survey.ceilings) == {"copy_device", "matmul_fp32"}, survey.absent
+
+
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
@@ -91,27 +102,54 @@ def test_a_shape_with_wrong_results_is_never_chosen():
         compute_apis.fastest(made, compute_apis.SHAPES)
 
 
-def test_what_reaches_nothing_has_a_next_step_or_needs_another_system():
+NO_OPENCL = Backend("opencl", reason="no loader (libOpenCL) is installed")
+NO_VULKAN = Backend("vulkan", reason="its loader is installed, and no driver")
+
+
+def test_what_reaches_nothing_has_a_next_step_or_needs_another_machine():
     found = apis.next_steps(
         machine(
             Backend("cuda", reason="no NVIDIA GPU"),
-            Backend("opencl", reason="no loader (libOpenCL) is installed"),
-            Backend("vulkan", reason="its loader is installed, and no driver"),
+            Backend("xpu", reason="no Intel GPU beside the processor's own"),
+            NO_OPENCL,
+            NO_VULKAN,
+            Backend("sycl", reason="no runtime of oneAPI (dpnp) is installed"),
             Backend("directml", reason="only on Windows and its Linux subsystem"),
             Backend("mps", reason="only on Apple silicon"),
+            Backend("cpu", ("a processor",)),
         )
     )
-    assert found["opencl"].startswith(
-        "no loader (libOpenCL) is installed; next: pip install 'vivace[opencl]'"
+    assert found["opencl"] == (
+        "no loader (libOpenCL) is installed; next: pip install 'vivace[opencl]', which brings a loader, and "
+        "PoCL as a driver for the processor"
     )
     assert found["vulkan"].startswith(
-        "its loader is installed, and no driver; next: pip install 'vivace[vulkan]'"
+        "its loader is installed, and no driver; next: pip install 'vivace[vulkan]', "
     )
-    assert found["directml"] == (
-        "only on Windows and its Linux subsystem; nothing to install here, it needs Windows"
+    assert "mesa-vulkan-drivers" in found["vulkan"]
+    assert found["sycl"].startswith(
+        "no runtime of oneAPI (dpnp) is installed; next: pip install dpnp (3 GB), "
     )
+    assert found["directml"] == "only on Windows and its Linux subsystem; it needs Windows"
     assert found["mps"].endswith("it needs a Mac with Apple silicon")
-    assert "cuda" not in found
+    assert found["cuda"] == "no NVIDIA GPU; it needs an NVIDIA GPU and its driver"
+    assert found["xpu"].endswith("it needs an Intel GPU and its Level Zero driver")
+    assert "cpu" not in found
+
+
+@pytest.mark.parametrize(
+    ("maker", "opencl", "vulkan"),
+    [
+        ("cuda", "NVIDIA_DRIVER_CAPABILITIES=compute", "NVIDIA_DRIVER_CAPABILITIES=all"),
+        ("rocm", "rocm-opencl-runtime", "mesa-vulkan-drivers"),
+        ("xpu", "intel-opencl-icd", "mesa-vulkan-drivers"),
+    ],
+)
+def test_the_driver_to_install_is_that_of_the_card(maker, opencl, vulkan):
+    found = apis.next_steps(machine(Backend(maker, ("a card",)), NO_OPENCL, NO_VULKAN))
+    assert opencl in found["opencl"]
+    assert vulkan in found["vulkan"]
+    assert maker not in found
 
 
 def test_a_device_without_the_package_names_the_package(monkeypatch):

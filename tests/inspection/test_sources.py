@@ -120,7 +120,7 @@ def test_a_bare_system_has_no_facts(tmp_path, monkeypatch):
     found = facts.gather_facts(tmp_path)
     assert (found.bus, found.amd_gpus, found.nodes, found.libraries) == ((), (), frozenset(), frozenset())
     rows = {row.name: row for row in backends.backends(found, (Device("cpu", "a processor", 1),))}
-    assert list(rows) == ["cuda", "rocm", "xpu", "mps", "directml", "opencl", "vulkan", "cpu"]
+    assert list(rows) == ["cuda", "rocm", "xpu", "mps", "directml", "opencl", "vulkan", "sycl", "cpu"]
     assert all(row.reason and not row.devices for name, row in rows.items() if name != "cpu")
 
 
@@ -321,7 +321,7 @@ def test_a_loader_is_asked_in_a_child(tmp_path, monkeypatch, code, devices, reas
     assert other == Backend("cuda")
 
 
-@pytest.mark.parametrize("name", ["opencl", "vulkan"])
+@pytest.mark.parametrize("name", ["opencl", "vulkan", "sycl"])
 def test_the_probe_itself_never_fails(name):
     import subprocess
 

@@ -1,4 +1,4 @@
-"""What `vivace advise` does with its options: advice on a job, or the reverse for a card."""
+"""What `vivace advise` does with its options: on cards or software for a job, or the reverse for a card."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from vivace.advising import answering, tables
 from vivace.advising.catalogue import find_gpu, load_catalogue
 from vivace.advising.ranking import advise
 from vivace.advising.reverse import largest_model, trainable
+from vivace.advising.software import advise_on_software
 from vivace.errors import InputError
 from vivace.pages.answer import ending
 
 OF_A_CARD = ("precision", "catalogue")  # options that count with --on
-LEFT_OUT = {"probability": 0.8, "most": 8, "electricity": 0.25}  # what others are where nobody gave them
+# What options are where nobody gave them.
+LEFT_OUT = {"probability": 0.8, "most": 8, "electricity": 0.25, "precision": "auto"}
 
 
 class Screen(Protocol):
@@ -39,14 +41,7 @@ def answer(
             "give a JOB, a profile or a model to advise on, or --on CARD for what a card could train"
         )
     if card is not None:
-        needless = [
-            name for name, value in options.items() if name not in OF_A_CARD and value != LEFT_OUT.get(name)
-        ]
-        if needless:
-            option = needless[0].replace("_", "-")
-            raise InputError(
-                f"--on asks what a card could train, of which --{option} says nothing: leave it out"
-            )
+        _refuse_others(options, OF_A_CARD, "--on asks what a card could train")
         return _reverse(card, options, screen)
     assert subject is not None
     advice = advise(subject, **options)
@@ -55,6 +50,37 @@ def answer(
         screen.show(lambda console: tables.draw(advice, console))
     screen.show(lambda console: ending(answering.answer(advice), console))
     return advice.exit_code
+
+
+def answer_on_software(
+    subject: str | None,
+    card: str | None,
+    options: dict[str, Any],
+    records: Path | None,
+    screen: Screen,
+    *,
+    asked: bool,
+) -> int:
+    """Answer which framework and compute API, and return the exit code. Raises InputError for a wrong
+    question."""
+    if not asked:
+        raise InputError("--records names what --software answers from: give --software too")
+    if subject is None or card is not None:
+        raise InputError("--software asks about a JOB on this machine: give a JOB, and no --on")
+    _refuse_others(options, (), "--software asks which framework")
+    advice = advise_on_software(subject, records=records)
+    screen.document({"software": advice.to_dict()})
+    screen.show(lambda console: ending(advice.ending(), console))
+    return advice.exit_code
+
+
+def _refuse_others(options: dict[str, Any], counted: tuple[str, ...], question: str) -> None:
+    """Raises InputError where an option was given that says nothing about the question."""
+    needless = [
+        name for name, value in options.items() if name not in counted and value != LEFT_OUT.get(name)
+    ]
+    if needless:
+        raise InputError(f"{question}, of which --{needless[0].replace('_', '-')} says nothing: leave it out")
 
 
 def _reverse(card: str, options: dict[str, Any], screen: Screen) -> int:

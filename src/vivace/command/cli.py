@@ -454,6 +454,10 @@ def advise(
     prices: Annotated[Path | None, typer.Option(help="your own prices, over the shipped ones")] = None,
     catalogue: Annotated[Path | None, typer.Option(help="your own cards, over the shipped ones")] = None,
     on: Annotated[str | None, typer.Option(metavar="CARD", help="what could this card train?")] = None,
+    software: Annotated[
+        bool, typer.Option("--software", help="which framework and compute API on this machine?")
+    ] = False,
+    records: Annotated[Path | None, typer.Option(help="with --software: folder of your own records")] = None,
     out: Annotated[Path | None, typer.Option(help="folder for the page")] = None,
     device: OnDevice = None,
     details: Details = False,
@@ -463,10 +467,10 @@ def advise(
 ) -> None:
     """Time, cost and fit of a job on cards that are not here.
 
-    Exit code 1 if none meets budget and deadline.
+    Exit code 1 if none meets budget and deadline, or no record tells of the job.
     """
     with screen(as_json, quiet, debug, device) as shown:
-        from vivace.advising import answer
+        from vivace.advising import answer, answer_on_software
 
         options = {
             "epochs": epochs,
@@ -486,7 +490,10 @@ def advise(
             "catalogue": catalogue,
             "out": out,
         }
-        shown.exit_code = answer(job, on, options, shown, details=details)
+        if software or records is not None:
+            shown.exit_code = answer_on_software(job, on, options, records, shown, asked=software)
+        else:
+            shown.exit_code = answer(job, on, options, shown, details=details)
 
 
 @app.command()

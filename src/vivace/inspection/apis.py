@@ -19,15 +19,46 @@ from vivace.machine import Backend, Machine
 SCRIPT = Path(__file__).with_name("compute_apis.py")
 SECONDS = 3.0  # of readings; drivers compile kernels before
 LONGEST_SECONDS = 600.0  # drivers that compile kernels on a loaded processor
-PACKAGES = {"opencl": "pyopencl", "vulkan": "wgpu"}
+PACKAGES = {"opencl": "pyopencl", "vulkan": "wgpu", "sycl": "dpnp"}
 INSTALL = {
-    "opencl": "pip install 'vivace[opencl]' (PoCL drives the processor), or your card's OpenCL driver",
-    "vulkan": "pip install 'vivace[vulkan]', and your card's driver (for the processor: mesa-vulkan-drivers)",
+    "opencl": "pip install 'vivace[opencl]'",
+    "vulkan": "pip install 'vivace[vulkan]'",
+    "sycl": "pip install dpnp (3 GB)",
+}
+# What brings loader and driver, by the API that the card's maker has; without a card for the processor.
+DRIVERS = {
+    "opencl": {
+        "cuda": "NVIDIA's driver with its compute libraries (in a container: "
+        "NVIDIA_DRIVER_CAPABILITIES=compute,utility)",
+        "rocm": "ROCm's package rocm-opencl-runtime",
+        "xpu": "the package intel-opencl-icd",
+        "cpu": "which brings a loader, and PoCL as a driver for the processor",
+    },
+    "vulkan": {
+        "cuda": "the package libvulkan1 and NVIDIA's driver with its graphics libraries (in a container: "
+        "NVIDIA_DRIVER_CAPABILITIES=all)",
+        "rocm": "the package mesa-vulkan-drivers",
+        "xpu": "the package mesa-vulkan-drivers",
+        "cpu": "the package mesa-vulkan-drivers, whose lavapipe drives the processor",
+    },
+    "sycl": {
+        "cuda": "and Codeplay's oneAPI plugin for NVIDIA GPUs",
+        "rocm": "and Codeplay's oneAPI plugin for AMD GPUs",
+        "xpu": "and the packages intel-opencl-icd and intel-level-zero-gpu",
+        "cpu": "and OCL_ICD_FILENAMES set to the libintelocl.so that it brings, which drives processors",
+    },
+}
+NEEDED = {
+    "cuda": "an NVIDIA GPU and its driver",
+    "rocm": "an AMD GPU and ROCm's driver",
+    "xpu": "an Intel GPU and its Level Zero driver",
+    "directml": "Windows",
+    "mps": "a Mac with Apple silicon",
 }
 
 
 def measure_apis(machine: Machine, seconds: float, progress: Progress | None = None) -> dict[str, Survey]:
-    """What devices reach through OpenCL and Vulkan, by ``opencl: NAME OF DEVICE``.
+    """What devices reach through OpenCL, Vulkan and SYCL, by ``opencl: NAME OF DEVICE``.
 
     `machine` is one that `look_closer` has seen. CUDA, ROCm and the processor itself are torch's, and
     measured by `survey`.
@@ -64,17 +95,19 @@ def stored(machine: Machine) -> dict[str, Survey]:
 
 
 def next_steps(machine: Machine) -> dict[str, str]:
-    """For each API that reaches nothing here: why, and what to install, or that there is nothing to do."""
+    """For each API that reaches nothing here: why, and what to install, or what it needs instead."""
+    served = {backend.name for backend in machine.backends if backend.devices}
+    maker = next((name for name in ("cuda", "rocm", "xpu") if name in served), "cpu")
     found = {}
     for backend in machine.backends:
-        if backend.devices and not (backend.name in PACKAGES and not _is_here(backend.name)):
-            continue
-        if backend.name in ("directml", "mps"):
-            other = "Windows" if backend.name == "directml" else "a Mac with Apple silicon"
-            found[backend.name] = f"{backend.reason}; nothing to install here, it needs {other}"
-        elif backend.name in INSTALL:
-            reason = backend.reason or f"the package {PACKAGES.get(backend.name, '')} is not installed"
-            found[backend.name] = f"{reason}; next: {INSTALL[backend.name]}"
+        name = backend.name
+        if name in PACKAGES and backend.devices and not _is_here(name):
+            found[name] = f"the package {PACKAGES[name]} is not installed; next: {INSTALL[name]}"
+        elif name in PACKAGES and not backend.devices:
+            reason = backend.reason or "its drivers were not asked"
+            found[name] = f"{reason}; next: {INSTALL[name]}, {DRIVERS[name][maker]}"
+        elif name in NEEDED and not backend.devices:
+            found[name] = f"{backend.reason}; it needs {NEEDED[name]}"
     return found
 
 

@@ -1,7 +1,7 @@
 """Every way to reach a device, and what it reaches here: pure functions of `Facts`, and a probe.
 
-OpenCL's and Vulkan's loaders load every driver they find, which may be slow, and a broken one may crash;
-torch takes seconds to import. They are asked in a child process, and only by `look_closer`.
+The loaders of OpenCL, Vulkan and SYCL load every driver they find, which may be slow, and a broken one may
+crash; torch takes seconds to import. They are asked in a child process, and only by `look_closer`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STARTING_SECONDS = 120.0  # torch's import from a cold disk, and CUDA's start on
 
 def backends(facts: Facts, devices: tuple[Device, ...]) -> tuple[Backend, ...]:
     """One row for each, in the order in which a person would want them; `devices` are the machine's."""
-    rows: tuple[Callable[[Facts], Backend], ...] = (_mps, _directml, _opencl, _vulkan)
+    rows: tuple[Callable[[Facts], Backend], ...] = (_mps, _directml, _opencl, _vulkan, _sycl)
     cpu = tuple(device.name for device in devices if device.kind == "cpu")
     served = {device.name for device in devices if device.served} if facts.torch else set[str]()
     gpus = [
@@ -36,7 +36,7 @@ def backends(facts: Facts, devices: tuple[Device, ...]) -> tuple[Backend, ...]:
 
 
 def look_closer(machine: Machine, seconds: float = PROBE_SECONDS) -> Machine:
-    """The machine with the devices that OpenCL and Vulkan name themselves, each asked in a child process.
+    """The machine with the devices that OpenCL, Vulkan and SYCL name, each asked in a child process.
 
     Where torch cannot compute on the GPUs that the driver shows, they serve no more, and a finding says why.
     """
@@ -64,7 +64,7 @@ def _closer(backend: Backend, seconds: float) -> Backend:
     if backend.name in ("cuda", "rocm") and backend.torch:
         torch = _probed(dataclasses.replace(backend, name="cuda"), STARTING_SECONDS)
         return dataclasses.replace(backend, reason=torch.reason)
-    if backend.name in ("opencl", "vulkan") and not backend.reason:
+    if backend.name in ("opencl", "vulkan", "sycl") and not backend.reason:
         return _probed(backend, seconds)
     return backend
 
@@ -138,6 +138,13 @@ def _opencl(facts: Facts) -> Backend:
 
 def _vulkan(facts: Facts) -> Backend:
     return _loader(facts, "vulkan", "libvulkan", facts.vulkan_drivers, False)
+
+
+def _sycl(facts: Facts) -> Backend:
+    package = facts.packages.get("dpnp", "")
+    if not package:
+        return Backend("sycl", reason="no runtime of oneAPI (dpnp) is installed")
+    return Backend("sycl", version=f"dpnp {package}")
 
 
 def _loader(facts: Facts, name: str, library: str, drivers: tuple[str, ...], brought: bool) -> Backend:

@@ -1,6 +1,6 @@
-"""What a device reaches through OpenCL and Vulkan; run as a script: a broken driver may crash it.
+"""What a device reaches through OpenCL, Vulkan and SYCL; run as a script: a broken driver may crash it.
 
-    python compute_apis.py opencl|vulkan SECONDS
+    python compute_apis.py opencl|vulkan|sycl SECONDS
 
 Prints one JSON line, ``{"devices": [{"name", "readings": {key: [rates]}, "absent": {key: reason}}],
 "reason": ""}``. Keys as in `ceilings`: ``copy_device`` in bytes/s read plus written; ``matmul_fp32``,
@@ -23,6 +23,7 @@ import numpy
 SMALLEST_SIZE, LARGEST_SIZE = 256, 4096
 ENOUGH_SECONDS = 0.02  # of one product, so that handing it over does not count
 SHAPES = ((1, 4), (4, 4), (4, 8), (4, 16), (8, 8))  # rows and columns of what one work item computes
+GROUP = (8, 8)  # work items; in groups of its own choice PoCL keeps more sums than its threads' stacks hold
 COPY_BYTES = 128 * 2**20
 READING_SECONDS = 0.05
 KINDS = {"fp32": numpy.float32, "fp16": numpy.float16, "int8": numpy.int8}
@@ -145,9 +146,8 @@ def opencl_product(pyopencl: Any, context: Any, queue: Any, kind: str) -> tuple[
         output = pyopencl.Buffer(context, flags.WRITE_ONLY, expected.nbytes)
 
         def run() -> None:
-            kernels[shape](
-                queue, (size // shape[1], size // shape[0]), None, *inputs, output, numpy.int32(size)
-            )
+            items = (size // shape[1], size // shape[0])
+            kernels[shape](queue, items, GROUP, *inputs, output, numpy.int32(size))
             queue.finish()
 
         run()
@@ -234,6 +234,62 @@ def vulkan_product(wgpu: Any, device: Any, kind: str) -> tuple[Callable[[], None
     return fastest(made, VULKAN_SHAPES)
 
 
+def sycl(seconds: float) -> tuple[list[dict[str, Any]], str]:
+    """Every SYCL device's rates, through oneAPI's array library, whose product is oneMKL's."""
+    import dpctl
+    import dpnp
+
+    devices = dpctl.get_devices()
+    found = []
+    for device in devices:
+        queue = dpctl.SyclQueue(device)
+        jobs = {
+            "copy_device": partial(sycl_copy, dpnp, queue),
+            "matmul_fp32": partial(sycl_product, dpnp, queue),
+        }
+        rates = measured(jobs, seconds / len(devices))
+        for key, bits in (("matmul_fp16", 16), ("matmul_int8", 8)):
+            rates["absent"][key] = (
+                f"the library's product of {bits}-bit numbers keeps its sums in {bits} bits"
+            )
+        found.append({"name": device.name, **rates})
+    return found, "" if found else "its drivers name no device"
+
+
+def sycl_copy(dpnp: Any, queue: Any) -> tuple[Callable[[], None], float]:
+    """One array into another."""
+    host = numpy.arange(COPY_BYTES // 4, dtype=numpy.int32)
+    source = dpnp.asarray(host, sycl_queue=queue)
+    target = dpnp.empty_like(source)
+
+    def run() -> None:
+        target[:] = source
+        queue.wait()
+
+    run()
+    require_equal(target.asnumpy(), host)
+    return run, 2.0 * host.nbytes
+
+
+def sycl_product(dpnp: Any, queue: Any) -> tuple[Callable[[], None], float]:
+    """The library's product, at a size that takes long enough."""
+
+    def made(shape: tuple[int, int], size: int) -> Callable[[], None]:
+        left, right, expected = factors("fp32", size)
+        inputs = [dpnp.asarray(each, sycl_queue=queue) for each in (left, right)]
+        output = dpnp.empty_like(inputs[0])
+
+        def run() -> None:
+            dpnp.matmul(*inputs, out=output)
+            queue.wait()
+
+        run()
+        require_equal(output.asnumpy(), expected)
+        return run
+
+    return fastest(made, ((1, 1),))
+
+
 def factors(kind: str, size: int) -> tuple[Any, Any, Any]:
     """Two matrices of small whole numbers, and their product, which is exact in fp32 and int32."""
     draw = numpy.random.default_rng(0)
@@ -306,7 +362,7 @@ def rate(run: Callable[[], None], work: float) -> float:
 def main() -> None:
     """Measure through the API that the first argument names."""
     try:
-        devices, reason = {"opencl": opencl, "vulkan": vulkan}[sys.argv[1]](float(sys.argv[2]))
+        devices, reason = {"opencl": opencl, "vulkan": vulkan, "sycl": sycl}[sys.argv[1]](float(sys.argv[2]))
     except Exception as error:  # a missing package, a loader without a driver
         devices, reason = [], f"{type(error).__name__}: {error}".splitlines()[0]
     print(json.dumps({"devices": devices, "reason": reason}), flush=True)

@@ -1,4 +1,4 @@
-"""Ask the OpenCL or Vulkan loader, or torch, for its devices; run as a script: a broken driver may crash it.
+"""Ask OpenCL, Vulkan, SYCL or torch for its devices; run as a script: a broken driver may crash it.
 
 Prints one JSON line, ``{"devices": [...], "reason": "..."}``. Uses Python's own library, and torch for CUDA.
 """
@@ -73,6 +73,14 @@ def vulkan() -> tuple[list[str], str]:
     return found, "" if found else "its drivers name no device"
 
 
+def sycl() -> tuple[list[str], str]:
+    """Every device of SYCL's runtime, as ``name (API below it)``."""
+    import dpctl
+
+    found = [f"{device.name} ({device.backend.name})" for device in dpctl.get_devices()]
+    return found, "" if found else "its runtime names no device"
+
+
 def cuda() -> tuple[list[str], str]:
     """The GPUs that torch can compute on, as CUDA and ROCm name them; the reason is torch's own."""
     import torch
@@ -127,8 +135,8 @@ def _opencl_number(function: Callable[..., Any], handle: ctypes.c_void_p, what: 
 def main() -> None:
     """Ask the loader that the first argument names."""
     try:
-        devices, reason = {"opencl": opencl, "vulkan": vulkan, "cuda": cuda}[sys.argv[1]]()
-    except (OSError, AttributeError) as error:
+        devices, reason = {"opencl": opencl, "vulkan": vulkan, "sycl": sycl, "cuda": cuda}[sys.argv[1]]()
+    except (OSError, AttributeError, ImportError) as error:
         devices, reason = [], f"its loader cannot be used: {error}"
     print(json.dumps({"devices": devices, "reason": reason}), flush=True)
 
