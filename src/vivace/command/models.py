@@ -138,6 +138,12 @@ def sweep(
         str | None,
         typer.Option(metavar="WIDTH", help="carry learning rates over from its smallest value: muP"),
     ] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="ray", help="run trials on a Ray cluster; left out, on this machine")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="of the Ray cluster: auto, or HOST:PORT of its head")
+    ] = None,
     device: OnDevice = None,
     details: Details = False,
     as_json: AsJson = False,
@@ -149,6 +155,8 @@ def sweep(
     JOB is a function with parameters: def job(lr: float = 0.1, width: int = 64) -> vivace.Job
     """
     with screen(as_json, quiet, debug, device) as shown:
+        if engine is not None and device is not None:
+            raise InputError(f"Ray chooses each trial's device: leave --device {device} out")
         from vivace.command.endings import swept
         from vivace.command.progress import SweepProgress
         from vivace.sweeping import sweep as run
@@ -166,6 +174,8 @@ def sweep(
                 resume=resume,
                 against=against,
                 transfer=transfer,
+                engine=engine,
+                address=address,
                 on_event=progress,
             )
         shown.document(result.to_dict())

@@ -35,13 +35,17 @@ _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
 class Source:
-    """Where a job comes from: a reference that each child loads by itself, or a pickled object."""
+    """Where a job comes from: a reference that each child loads by itself, or a pickled object.
+
+    Pickled, it can start children on another machine that has the same files.
+    """
 
     def __init__(self, job: Job | JobFunction | str) -> None:
         self.reference = job if isinstance(job, str) else None
         self.name = self.reference or "job"
         self.payload: Job | JobFunction | str = job
         self.folder = os.getcwd()  # a job that is loaded here may change it
+        self._sent: bytes | None = None  # the body, where this is a copy
 
     def load(self) -> None:
         """Load the job in this process too, so that the techniques that its file registers are known here."""
@@ -50,12 +54,22 @@ class Source:
 
     def pickled(self, entry: str, arguments: dict[str, Any], environment: dict[str, str]) -> bytes:
         """What a child needs to begin: search path, registered techniques, the job, and its entry point."""
+        head: dict[str, Any] = {"entry": entry, "arguments": arguments, "body": self._body()}
+        head |= {"sys_path": sys.path, "folder": self.folder, "environment": os.environ | environment}
+        return bytes(cloudpickle.dumps(head))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"reference": self.reference, "name": self.name, "folder": self.folder, "_sent": self._body()}
+
+    def _body(self) -> bytes:
+        if self._sent is not None:
+            return self._sent
         classes = registry.registered() if self.reference is None else []
         by_value = [] if self.reference is not None else _modules_out_of_reach(self.payload, classes)
         for module in by_value:
             cloudpickle.register_pickle_by_value(module)
         try:
-            body = cloudpickle.dumps((self.payload, classes))
+            return bytes(cloudpickle.dumps((self.payload, classes)))
         except Exception as error:
             raise JobError(
                 f"the Job cannot be sent to a child process ({error}); put it into a file: file.py:name"
@@ -63,9 +77,6 @@ class Source:
         finally:
             for module in by_value:
                 cloudpickle.unregister_pickle_by_value(module)
-        head = {"entry": entry, "arguments": arguments, "body": body, "sys_path": sys.path}
-        head |= {"folder": self.folder, "environment": {**os.environ, **environment}}
-        return bytes(cloudpickle.dumps(head))
 
 
 def _modules_out_of_reach(job: object, classes: list[type]) -> list[Any]:
@@ -155,15 +166,23 @@ class Child:
         Raises ChildFailed where the child died or ran out of memory, and TimedOut where it did not answer,
         or ask, within `timeout` seconds.
         """
-        self._send({"command": command, "arguments": arguments})
-        answer = json.loads(self._line(command, timeout))
-        while "question" in answer:
+        message = self.say({"command": command, "arguments": arguments}, command, timeout)
+        while "question" in message:
             assert reply is not None, "nobody answers what the child asks"
-            self._send(reply(answer["question"]))
-            answer = json.loads(self._line(command, timeout))
-        if "error" not in answer:
-            return answer["answer"]
-        raise VivaceError.from_dict(answer["error"])
+            message = self.say(reply(message["question"]), command, timeout)
+        if "error" not in message:
+            return message["answer"]
+        raise VivaceError.from_dict(message["error"])
+
+    def say(self, message: object, command: str, timeout: float) -> dict[str, Any]:
+        """One turn of `converse`: send the command itself, or what a question was answered, and wait for
+        the next message, which has one key: ``question``, ``answer`` or ``error``.
+
+        Raises ChildFailed and TimedOut as `converse` does.
+        """
+        self._send(message)
+        found: dict[str, Any] = json.loads(self._line(command, timeout))
+        return found
 
     @property
     def pid(self) -> int:

@@ -30,6 +30,8 @@ def sweep(
     resume: bool = False,
     against: str | None = None,
     transfer: str | None = None,
+    engine: str | None = None,
+    address: str | None = None,
     on_event: OnEvent | None = None,
 ) -> Swept:
     """Search the parameters of `job` for the best metric.
@@ -53,6 +55,9 @@ def sweep(
             no other beats in both; nothing is pruned then.
         transfer: the parameter that is the model's width: learning rates are those of its smallest value, and
             carried over to others (muP, see `vivace.sweeping.transfer`).
+        engine: ``ray``: trials run on a Ray cluster whose nodes share `out`; left out, on this machine.
+        address: of the cluster: ``auto``, for the one of which this machine is a node, or its head's
+            HOST:PORT.
         on_event: called with a `vivace.Event` as the sweep goes on.
 
     Raises InputError where a range cannot be read, JobError where the job cannot be built, FolderError where
@@ -74,6 +79,8 @@ def sweep(
         resume=resume,
         against=against,
         transfer=transfer,
+        engine=engine,
+        address=address,
         on_event=on_event,
     )
 

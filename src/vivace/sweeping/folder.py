@@ -11,15 +11,16 @@ from typing import Self
 from vivace.errors import FolderError
 from vivace.files import LOCK, output_folder, own_folder, take_lock
 
-JOURNAL, RESULT, PAGE, BEST, LOG = (
+JOURNAL, RESULT, PAGE, BEST, LOG, RAY = (
     "study.journal",
     "sweep.json",
     "sweep.html",
     "best.py",
     "children.log",
+    "ray",  # what Ray Tune notes for itself, while a sweep runs on a cluster
 )
 PLAN = "plan.toml"  # what every run of its own begins with
-_OWN = (JOURNAL, f"{JOURNAL}.lock*", LOCK, RESULT, PAGE, BEST, LOG, "trials", "seeds", "__pycache__")
+_OWN = (JOURNAL, f"{JOURNAL}.lock*", LOCK, RESULT, PAGE, BEST, LOG, RAY, "trials", "seeds", "__pycache__")
 
 
 class SweepFolder:

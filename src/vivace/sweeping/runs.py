@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vivace.errors import AnswerIsNo, FolderError, VivaceError
 from vivace.events import Tell
@@ -26,6 +26,9 @@ from vivace.sweeping.space import Parameters, told
 from vivace.sweeping.stacking import child as stack_side
 from vivace.sweeping.study import Asked, Study
 from vivace.words import number
+
+if TYPE_CHECKING:
+    from vivace.sweeping.cluster import Cluster
 
 SILENCE_SECONDS = 7 * 86400.0  # an epoch may take long; a child that hangs is for the person to end
 MOST_FAILURES = 5  # at the beginning, without one result
@@ -48,6 +51,7 @@ class Runs:
         tell: hears ``swept`` of every trial.
         shaping: the parameters that change the shapes of weights: runs that agree in them may be fused.
         fusing: may runs be trained as one?
+        cluster: where trials run; left out, on this machine.
     """
 
     def __init__(
@@ -61,10 +65,13 @@ class Runs:
         tell: Tell,
         shaping: Sequence[str] = (),
         fusing: bool = True,
+        cluster: Cluster | None = None,
     ) -> None:
         self.study, self.folder, self.source, self.plan = study, folder, source, plan
         self.seed, (self.workers, self.threads), self.tell = study.setting.seed, shares, tell
-        self.shaping, self.fusing = shaping, fusing
+        self.shaping, self.fusing, self.cluster = shaping, fusing, cluster
+        if cluster is not None:
+            cluster.begin(child_side.ENTRY, source)
         self.best: tuple[float, int] | None = None
         self.decisions: list[dict[str, Any]] = []
         self._wanted = 0
@@ -191,6 +198,8 @@ class Runs:
         """End all child processes; their trials stay open in the journal."""
         with self._lock:
             self._stopping = True
+            if self.cluster is not None:
+                self.cluster.stop()
             for pid in self._children:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
@@ -235,16 +244,11 @@ class Runs:
     def _train(
         self, asked: Asked, out: str, seed: int, heard: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> dict[str, Any]:
+        run = {"parameters": asked.parameters, "plan": self.plan.to_dict(), "out": out, "seed": seed}
+        if self.cluster is not None:
+            return self.cluster.train(heard, **run)
         with self._child(child_side.ENTRY) as child:
-            answer: dict[str, Any] = child.converse(
-                "train",
-                SILENCE_SECONDS,
-                heard,
-                parameters=asked.parameters,
-                plan=self.plan.to_dict(),
-                out=out,
-                seed=seed,
-            )
+            answer: dict[str, Any] = child.converse("train", SILENCE_SECONDS, heard, **run)
             return answer
 
     @contextlib.contextmanager

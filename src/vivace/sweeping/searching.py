@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optuna.trial import TrialState
 
@@ -34,6 +36,9 @@ from vivace.sweeping.transfer import Transferred
 from vivace.training.stopping import ends_like_ctrl_c
 from vivace.words import count
 
+if TYPE_CHECKING:
+    from vivace.sweeping.cluster import Cluster
+
 FINALISTS = 3
 COSTS = ("seconds", "parameters")  # of a step; of a model
 
@@ -51,10 +56,13 @@ def run_sweep(
     resume: bool,
     against: str | None,
     transfer: str | None,
+    engine: str | None,
+    address: str | None,
     on_event: OnEvent | None,
 ) -> Swept:
     """See `vivace.sweep`, which this is."""
     _check(trials=trials, seeds=seeds, seed=seed, workers=workers, against=against)
+    cluster_at = _engine(engine, address)
     begin, tell, machine = time.monotonic(), teller(listening(on_event)), inspect()
     function = JobFunction(job)
     searched, fixed = space_of(space, function.parameters)
@@ -63,35 +71,32 @@ def run_sweep(
     source, loaded = Source(function), Plan()
     if plan is not None:
         loaded = plan_of(plan, job if isinstance(job, str) else function(**fixed))
-    shares = _shares(machine, workers)
-    with SweepFolder(out, resume=resume) as folder, ends_like_ctrl_c():
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(SweepFolder(out, resume=resume))
+        cluster = stack.enter_context(contextlib.closing(cluster_at(folder, workers))) if cluster_at else None
+        stack.enter_context(ends_like_ctrl_c())  # Ray takes SIGTERM for itself when it connects
         tell("phase", {"name": "the job is looked at"})
-        looked = _look(source, searched, fixed, shares[1], folder)
-        setting = Setting(
-            function.name,
-            to_dict(searched),
-            fixed,
-            seed,
-            looked["epochs"],
-            ("metric", *filter(None, [against])),
-            f"{function.width} from {function.base}" if isinstance(function, Transferred) else "",
-        )
+        looked = _look(source, searched, fixed, _shares(machine, workers)[1], folder)
+        setting = _setting(function, searched, fixed, seed, looked["epochs"], against)
         study = Study(folder.journal, setting, searched)
-        fusing = not loaded.techniques and against != "seconds"
         runs = Runs(
-            study, folder, source, loaded, shares=shares, tell=tell, shaping=looked["shaping"], fusing=fusing
+            study,
+            folder,
+            source,
+            loaded,
+            shares=cluster.shares if cluster else _shares(machine, workers),
+            tell=tell,
+            shaping=looked["shaping"],
+            fusing=not loaded.techniques and against != "seconds" and cluster is None,
+            cluster=cluster,
         )
         interrupted, finalists = _run(study, runs, trials, seeds, tell)
         found = _concluded(
-            study,
+            runs,
             function,
-            folder,
             finalists or _unrepeated(study),
             looked,
-            decisions=runs.decisions,
-            machine=machine,
-            plan=loaded,
-            shares=shares,
+            device=cluster.name if cluster else machine.device.name,
             seconds=time.monotonic() - begin,
             interrupted=interrupted,
         )
@@ -121,6 +126,27 @@ def _check(*, trials: int, seeds: int, seed: int, workers: int | None, against: 
         raise InputError(f"the seed must be 0 or more, not {seed}")
     if workers is not None and workers < 1:
         raise InputError(f"at least 1 trial must run at a time, not {workers}")
+
+
+def _engine(engine: str | None, address: str | None) -> Callable[..., Cluster] | None:
+    """What opens the Ray cluster; None: trials run on this machine. Raises InputError without Ray."""
+    if engine not in (None, "ray"):
+        raise InputError(f"trials run on this machine or with engine ray, not '{engine}'")
+    if engine is None:
+        if address is not None:
+            raise InputError(f"the address '{address}' is a Ray cluster's: give --engine ray with it")
+        return None
+    from vivace.sweeping.cluster import Cluster
+
+    return partial(Cluster, address or "auto")
+
+
+def _setting(
+    function: JobFunction, space: Space, fixed: dict[str, Any], seed: int, epochs: int, against: str | None
+) -> Setting:
+    objectives = ("metric", *filter(None, [against]))
+    transfer = f"{function.width} from {function.base}" if isinstance(function, Transferred) else ""
+    return Setting(function.name, to_dict(space), fixed, seed, epochs, objectives, transfer)
 
 
 def _transferring(
@@ -186,20 +212,16 @@ def _unrepeated(study: Study) -> list[Finalist]:
 
 
 def _concluded(
-    study: Study,
+    runs: Runs,
     function: JobFunction,
-    folder: SweepFolder,
     finalists: list[Finalist],
     looked: dict[str, Any],
     *,
-    decisions: Sequence[dict[str, Any]],
-    machine: Machine,
-    plan: Plan,
-    shares: tuple[int, int],
+    device: str,
     seconds: float,
     interrupted: bool,
 ) -> Swept:
-    setting = study.setting
+    study, folder, setting = runs.study, runs.folder, runs.study.setting
     records = [record_of(t, setting.fixed) for t in (*study.counted(), *study.open())]
     best = finalists[0] if finalists else None
     began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=seconds)
@@ -215,28 +237,31 @@ def _concluded(
         trials=tuple(records),
         importances=importances_of(study.trials(), study.importances, setting.seed),
         front=tuple(study.front()) if study.costs else (),
-        fusing=tuple(decisions),
+        fusing=tuple(runs.decisions),
         epochs=setting.epochs,
         pruned_seconds_saved=_saved(records, setting.epochs),
         sampler=study.sampler_name,
         pruner=study.pruner_name,
         seed=setting.seed,
-        workers=shares[0],
-        threads=shares[1],
-        plan=plan.to_dict(),
+        workers=runs.workers,
+        threads=runs.threads,
+        plan=runs.plan.to_dict(),
         seconds=seconds,
         date=began.isoformat(timespec="seconds"),
-        device=machine.device.name,
+        device=device,
         out=str(folder.path),
         page_path=str(folder.path / PAGE),
-        notices=tuple(_notices(records, plan, against=study.costs)),
+        notices=tuple(_notices(records, runs)),
         interrupted=interrupted,
     )
 
 
-def _notices(records: Sequence[TrialRecord], plan: Plan, *, against: Sequence[str]) -> list[str]:
+def _notices(records: Sequence[TrialRecord], runs: Runs) -> list[str]:
     """What the person should know of how trials were run."""
-    found = []
+    found, plan = list[str](), runs.plan
+    if runs.cluster is not None:
+        found += [runs.cluster.lost] if runs.cluster.lost else []
+        found.append(f"trials were run by {runs.cluster.name}, each by itself: none were trained as one")
     left = [record for record in records if record.plan_left]
     if left:
         why = f"{left[-1].plan_left} (trial {left[-1].number})"
@@ -245,7 +270,7 @@ def _notices(records: Sequence[TrialRecord], plan: Plan, *, against: Sequence[st
         found.append("the plan acted in every trial, and its first steps were repeated under the reference")
     if plan.techniques:
         found.append("runs were not trained as one: a plan acts on the steps of a run alone")
-    if "seconds" in against:
+    if "seconds" in runs.study.costs:
         found.append("runs were not trained as one: a step's seconds are those of a run alone")
     return found
 

@@ -1,0 +1,307 @@
+"""Trials on a Ray cluster: Ray Tune finds each a place, and begins it again where its place is lost.
+
+What is tried, which trials stop early and what they reached is asked of the same study as on one machine, in
+this process alone; Tune is told which trial comes next and whether it goes on. On the cluster a trial is the
+run in a process of its own that it is here, in the same folder, which all nodes must share: begun again, it
+goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import queue
+import re
+import shutil
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vivace.errors import ChildFailed, FolderError, InputError, VivaceError
+from vivace.processes.launch import Child, Source
+from vivace.sweeping.folder import LOG, RAY, SweepFolder
+from vivace.words import count
+
+try:
+    import ray
+    from ray import tune
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+except ImportError:
+    raise InputError("a sweep on a Ray cluster needs Ray: pip install 'vivace[ray]'") from None
+
+MOST_LOSSES = 3  # of places, before a trial is told to have failed
+REACHED_SECONDS = 10.0  # for the connection; Ray's own wait is a minute and ends the process
+SILENCE_SECONDS = 7 * 86400.0  # of an epoch
+
+
+class Place(tune.Trainable):  # type: ignore[misc]
+    """A place on a node, on which one trial after another is run; a step lasts until one says something."""
+
+    def setup(
+        self, config: dict[str, Any], entry: str, source: Source, threads: int, log: str, path: list[str]
+    ) -> None:
+        """Tune's; see `Cluster.begin`."""
+        sys.path += [folder for folder in path if folder not in sys.path]
+        self._start = partial(Child, entry, source, {"threads": threads}, log=Path(log))
+        self._child: Child | None = None
+        self._trial = config["trial"]
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Another trial's turn."""
+        self.cleanup()
+        self._trial = new_config["trial"]
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """The next message of the trial's process: what an epoch brought, or how it ended."""
+        try:
+            if self._child is None:
+                self._child = self._start()
+                said: object = {"command": "train", "arguments": json.loads(self._trial)}
+            else:
+                said = {"prune": False}  # a pruned trial has no further step
+            message = self._child.say(said, "train", SILENCE_SECONDS)
+        except VivaceError as error:
+            message = {"error": error.to_dict()}
+        return {"message": json.dumps(message), "done": "question" not in message}
+
+    def cleanup(self) -> None:
+        """End the trial's process, which has come to its end or waits for an answer."""
+        if self._child is not None:
+            self._child.close()
+        self._child = None
+
+
+class Running:
+    """A trial that waits for a place or has one."""
+
+    def __init__(self, arguments: dict[str, Any], heard: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        self.config = {"trial": json.dumps(arguments)}
+        self.answer: Future[dict[str, Any]] = Future()
+        self._heard = heard
+
+    def goes_on(self, message: dict[str, Any]) -> bool:
+        """Hear what it says; False where that was its last word, or where it is pruned."""
+        if "question" not in message:
+            self.end(VivaceError.from_dict(message["error"]) if "error" in message else message["answer"])
+            return False
+        try:
+            if self._heard(message["question"])["prune"]:
+                self.end({"pruned": True, **message["question"]})
+        except Exception as error:  # of the journal; it is the thread's that waits
+            self.end(error)
+        return not self.answer.done()
+
+    def end(self, how: dict[str, Any] | BaseException) -> None:
+        """The thread that waits for it goes on; what comes first counts."""
+        if self.answer.done():
+            return
+        if isinstance(how, BaseException):
+            self.answer.set_exception(how)
+        else:
+            self.answer.set_result(how)
+
+
+class Desk(tune.search.Searcher, tune.Stopper):  # type: ignore[misc]
+    """Whom Tune asks for the next trial, and whether one goes on; called in Tune's thread alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: queue.SimpleQueue[Running] = queue.SimpleQueue()
+        self.running: dict[str, Running] = {}
+        self.closed = threading.Event()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune writes copies of what it asks; the journal is what a sweep goes on from
+
+    def save(self, checkpoint_path: str) -> None:
+        """Tune's; see `__getstate__`."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Tune's; see `__getstate__`."""
+
+    def suggest(self, trial_id: str) -> Any:
+        """The next trial; None while there is none."""
+        if self.closed.is_set():
+            return self.FINISHED
+        with contextlib.suppress(queue.Empty):
+            self.running[trial_id] = self.waiting.get_nowait()
+            return self.running[trial_id].config
+        return None
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Does the trial end here?"""
+        return not self.running[trial_id].goes_on(json.loads(result["message"]))
+
+    def stop_all(self) -> bool:
+        """Does the sweep need Tune no longer?"""
+        return self.closed.is_set()
+
+    def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
+        """A trial has left its place; one that has not said its last word has lost it too often."""
+        why = f"Ray lost its process or its node, and begins it again up to {count(MOST_LOSSES, 'time')}"
+        self.running.pop(trial_id).end(ChildFailed(why))
+
+    def end(self, error: BaseException) -> None:
+        """End all trials with an error."""
+        self.closed.set()
+        while not self.waiting.empty():
+            self.waiting.get().end(error)
+        for one in list(self.running.values()):
+            one.end(error)
+
+
+class Cluster:
+    """A connection to a Ray cluster, and the trials that Tune runs there; closed, all of them are ended.
+
+    Args:
+        address: ``auto``, or ``HOST:PORT`` of the cluster's head; a connection that this process has is used.
+        folder: of the sweep.
+        workers: trials at a time; None: one a GPU, or on a cluster without any, one a core.
+
+    Raises InputError where there is no cluster, or a node of it cannot run trials, FolderError where one does
+    not see `folder`.
+    """
+
+    def __init__(self, address: str, folder: SweepFolder, workers: int | None) -> None:
+        self.lost = ""
+        self._folder, self._desk, self._thread = folder, Desk(), threading.Thread()
+        self._own = not ray.is_initialized()
+        if self._own:
+            _connect(address)
+        try:
+            nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+            if not nodes:
+                raise InputError("no node of the cluster has a CPU for a trial")
+            for node in nodes:
+                _require_able(node, folder)
+            self.shares, self._resources = shares_of([node["Resources"] for node in nodes], workers)
+        except BaseException:
+            self.close()
+            raise
+        self.name = f"Ray {ray.__version__} on {count(len(nodes), 'node')}"
+
+    def begin(self, entry: str, source: Source) -> None:
+        """Let Tune wait for trials; each is the command ``train`` of `entry`."""
+        place = tune.with_parameters(
+            Place,
+            entry=entry,
+            source=source,
+            threads=self.shares[1],
+            log=str(self._folder.path.resolve() / LOG),
+            path=sys.path,
+        )
+        store = self._folder.path.resolve() / RAY
+        shutil.rmtree(store, ignore_errors=True)
+        tuner = tune.Tuner(
+            tune.with_resources(place, self._resources),
+            tune_config=tune.TuneConfig(
+                search_alg=self._desk,
+                num_samples=-1,
+                reuse_actors=True,
+                trial_dirname_creator=lambda trial: trial.trial_id,
+            ),
+            run_config=tune.RunConfig(
+                name="trials",
+                storage_path=str(store),
+                stop=self._desk,
+                failure_config=tune.FailureConfig(max_failures=MOST_LOSSES),
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+                verbose=0,
+            ),
+        )
+        self._thread = threading.Thread(target=self._tuned, args=(tuner,), name="tune", daemon=True)
+        self._thread.start()
+
+    def train(self, heard: Callable[[dict[str, Any]], dict[str, Any]], **arguments: object) -> dict[str, Any]:
+        """Run one trial to its end; what `vivace.sweeping.trial.Trial.train` answers, or raises."""
+        running = Running(arguments, heard)
+        self._desk.waiting.put(running)
+        if self._desk.closed.is_set():
+            raise VivaceError("the sweep is being stopped")
+        return running.answer.result()
+
+    def stop(self) -> None:
+        """End all trials; the study hears nothing of them."""
+        self._desk.end(VivaceError("the sweep is being stopped"))
+
+    def close(self) -> None:
+        """Leave the cluster."""
+        self.stop()
+        if self._thread.is_alive():
+            self._thread.join(REACHED_SECONDS)
+        if self._own:
+            ray.shutdown()
+        shutil.rmtree(self._folder.path / RAY, ignore_errors=True)
+
+    def _tuned(self, tuner: tune.Tuner) -> None:
+        try:
+            tuner.fit()
+        except Exception as error:
+            if not self._desk.closed.is_set():
+                self.lost = f"the Ray cluster was lost: {_lines(error)[0]}"
+        self._desk.end(KeyboardInterrupt())  # a sweep without its cluster ends as on Ctrl-C
+
+
+def shares_of(nodes: list[dict[str, float]], workers: int | None) -> tuple[tuple[int, int], dict[str, float]]:
+    """How many trials run at once, with how many threads each; and what Ray keeps free for each.
+
+    Args:
+        nodes: the resources of each node, by Ray's names.
+        workers: trials at a time; None: one a GPU, or a core.
+    """
+    gpus = int(sum(node.get("GPU", 0) for node in nodes))
+    able = [node for node in nodes if not gpus or node.get("GPU", 0) >= 1]
+    cores = int(sum(node["CPU"] for node in able))
+    workers = workers or gpus or cores
+    least = min(node["CPU"] // max(1, node.get("GPU", 0)) for node in able)  # so that a node's places fit
+    threads = int(max(1, min(least, cores // workers)))
+    resources = {"cpu": min(threads, cores / workers)}
+    return (workers, threads), resources | ({"gpu": 1 / math.ceil(workers / gpus)} if gpus else {})
+
+
+def _connect(address: str) -> None:
+    if not re.fullmatch(r"auto|[^/]+:\d+", address):
+        raise InputError(
+            f"a Ray cluster's address is auto, on one of its nodes, or its head's HOST:PORT, not '{address}'"
+        )
+    host, _, port = address.rpartition(":")
+    try:
+        if port != "auto":  # for Ray itself waits for a minute
+            socket.create_connection((host, int(port)), REACHED_SECONDS).close()
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (OSError, RuntimeError) as error:
+        raise InputError(
+            f"there is no Ray cluster at '{address}' ({_lines(error)[0]}): start one with "
+            "'ray start --head', or give --address HOST:PORT of its head"
+        ) from None
+
+
+def _require_able(node: dict[str, Any], folder: SweepFolder) -> None:
+    """Raises InputError where a node has not this Vivace, FolderError where it does not see the folder."""
+    name = node["NodeManagerAddress"]
+    there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    look = ray.remote(num_cpus=0, scheduling_strategy=there, max_retries=0)(_sees)
+    try:
+        seen = ray.get(look.remote(str(folder.journal.resolve().parent)))
+    except ray.exceptions.RayError as error:
+        raise InputError(f"the node {name} of the cluster cannot run trials: {_lines(error)[-1]}") from None
+    if not seen:
+        raise FolderError(
+            f"the node {name} of the cluster does not see '{folder.path}': --out must lie on a disk that "
+            "all nodes share, under the same name"
+        )
+
+
+def _sees(folder: str) -> bool:
+    return Path(folder).is_dir()
+
+
+def _lines(error: Exception) -> list[str]:
+    return str(error).strip().splitlines() or [type(error).__name__]
