@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vivace.live import proof
+from vivace.live import ending, proof
 from vivace.live.hosted import Hosted
 
 STEPS = 150
