@@ -70,6 +70,8 @@ WORDS = {
         "float64": "The same in float64, with products: largest difference of a loss, of what training moved",
         "fold_eval": "Evaluation of `{name}` with `fold_eval`, on one core",
         "conv_gemm": "ResNet-50's bfloat16 step ({batch} images of {pixels} px) with `conv_gemm`: {name}",
+        "compress": "`{name}` as `{form}`, found in {share:.0%} of the time for all: over the fastest",
+        "compress_by_hand": "`{name}` as `{form}` over `{baseline}` by hand",
         "kernels": "Kernels compiled for {target}: most registers, spilled bytes",
         "script": "`{name}` ({repository}), unmodified, under `vivace run`: whole run",
         "broken_run": "broken: exit codes {exit_codes}",
@@ -146,6 +148,8 @@ WORDS = {
         "float64": "同上，float64，`products = true`：损失的最大差异、训练改变量的最大差异",
         "fold_eval": "使用 `fold_eval` 评估 `{name}`（单核）",
         "conv_gemm": "ResNet-50 的 bfloat16 训练步（{batch} 张 {pixels} 像素的图片）使用 `conv_gemm`：{name}",
+        "compress": "`{name}` 的形式 `{form}`（用时为测完全部形式的 {share:.0%}）：相对其中最快者",
+        "compress_by_hand": "`{name}` 的形式 `{form}`：相对手工的 `{baseline}`",
         "kernels": "为 {target} 编译的内核：寄存器最多数、溢出字节数",
         "script": "`{name}`（{repository}），未经修改，用 `vivace run`：完整运行",
         "broken_run": "出错：退出码 {exit_codes}",
@@ -353,6 +357,16 @@ def conv_gemm(record: dict, file: str) -> Iterator[Row]:
         yield WORDS[file]["conv_gemm"].format(name=name, **record["conditions"]), _interval(ratio)
 
 
+def compress(record: dict, file: str) -> Iterator[Row]:
+    """How far the chosen form is behind the fastest of all, and ahead of what one writes by hand."""
+    words, name = WORDS[file], record["job"].removeprefix("compress_")
+    asked = {"name": name, "form": record["ordered"]["chosen"], "share": record["share_of_time"]}
+    yield words["compress"].format(**asked), _ratio_or_reason(record["ordered_beside_every"])
+    for baseline, found in record["baselines"].items():
+        asked = {"name": name, "form": record["every"]["chosen"], "baseline": baseline}
+        yield words["compress_by_hand"].format(**asked), _ratio_or_reason(found)
+
+
 def kernels(record: dict, file: str) -> Iterator[Row]:
     """What the kernels take of each kind of chip, without one."""
     for target, found in record["kernels"].items():
@@ -469,6 +483,7 @@ KINDS: dict[str, Callable[[dict, str], Iterator[Row]]] = {
     "feed": feed,
     "fold_eval": fold_eval,
     "conv_gemm": conv_gemm,
+    "compress": compress,
     "totals": totals,
     "accuracy": accuracy,
     "faults": faults,
@@ -486,6 +501,7 @@ DETAILS = (
     "real_loops",
     "fold_eval",
     "conv_gemm",
+    "compress",
     "faults",
     "scripts",
     "apis",
@@ -504,6 +520,10 @@ def rows(records: list[dict], file: str, prefix: str, most: int | None) -> Itera
 
 def _interval(ratio: dict) -> str:
     return f"{ratio['estimate']:.2f}x ({ratio['low']:.2f}-{ratio['high']:.2f})"
+
+
+def _ratio_or_reason(found: dict) -> str:
+    return _interval(found["ratio"]) if found.get("ratio") else str(found["reason"])
 
 
 def _percent(change: dict) -> str:

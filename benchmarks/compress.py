@@ -1,14 +1,16 @@
 """The form that `vivace compress` chooses: against trying every form, and against what one writes by hand.
 
-    scripts/bench compress [JOB ...]
+    scripts/bench compress [NETWORK ...] [--minutes 20]
 
-Each job is trained, and compressed for latency at batch 1 twice: once every form is measured to its end
-(budget max), once in the order that the first results teach, passing over what they make unlikely (budget
-balanced). The two chosen forms are timed in turn, each in a process of its own, on the same samples: the
-second may be 3 % slower, for a quarter of the time. Then the form chosen of all is timed in turn with each
-baseline: torch.compile, ONNX Runtime with static int8, NNCF with OpenVINO, torchao's dynamic int8 compiled.
-What of a baseline fails is recorded with its reason. A run that was interrupted goes on where it stopped:
-trainings, forms and finished comparisons are kept in runs/bench-compress.
+Each network is trained, and compressed for latency at batch 1, margin 2 %, in the order that the first
+results teach, which passes over what they make unlikely (budget balanced). Then every form that is left is
+measured to its end as well. The form chosen by the order is timed in turn with the fastest of all, each in a
+process of its own, on the same samples: it may be 3 % slower, for a quarter of the time. Last, the fastest
+of all is timed in turn with each baseline: eager bfloat16, torch.compile, ONNX Runtime with static int8, NNCF
+with OpenVINO, torchao's dynamic int8 compiled. What of a baseline fails is recorded with its reason.
+
+After so many minutes it stops, and the same command goes on: trainings, forms and finished comparisons are
+kept in runs/bench-compress. A network takes about 10 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ import argparse
 import copy
 import dataclasses
 import json
+import shutil
+import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,44 +33,74 @@ import torch
 import vivace
 from vivace.compressing.worker import Worker
 from vivace.errors import VivaceError
+from vivace.events import Event
 from vivace.measuring.paired import Timed, compare
 from vivace.processes.launch import Child, Source
 from vivace.serving.calls import Calls
 from vivace.serving.forms import BY_NAME
+from vivace.serving.making import in_process
 from vivace.serving.serve import Opened, in_torch, opened
 
 HERE = Path(__file__).resolve().parent
 KEPT = HERE.parent / "runs" / "bench-compress"
-JOBS = {"digits": "digits", "photographs": "photographs", "small_cnn": f"{HERE / 'jobs.py'}:small_cnn"}
-USUAL = ("digits", "small_cnn")  # about 20 minutes on two cores
-SEARCHES = {"every": "max", "ordered": "balanced"}
+OWN = HERE / "_served.py"
+JOBS = {
+    "resnet18": f"{OWN}:resnet18",
+    "transformer": "text_classification,width=128,depth=2,epochs=1",
+    "lstm": f"{OWN}:lstm",
+    "mobilenet_v2": f"{OWN}:mobilenet_v2",
+    "unet": f"{OWN}:unet",
+}
 SAME = {"ratio": {"estimate": 1.0, "low": 1.0, "high": 1.0}, "reason": "the same form"}
+MARGIN = "2%"  # of the metric: what 360 samples can tell
 SECONDS, TIMEOUT = 10.0, 1200.0
 HAND, WORKER = "compress:Hand", "vivace.compressing.worker:Worker"
 
 
+class Clock:
+    """Stops the benchmark between two forms or comparisons, once its minutes are over."""
+
+    def __init__(self, minutes: float) -> None:
+        self.end = time.monotonic() + 60 * minutes
+
+    def look(self) -> None:
+        """Raises KeyboardInterrupt when the time is over: a search keeps what it has."""
+        if time.monotonic() > self.end:
+            raise KeyboardInterrupt
+
+    def __call__(self, event: Event) -> None:
+        if event.kind == "form_begin":
+            self.look()
+
+
 def main() -> None:
-    """Measure the named jobs, or the usual ones, and record each."""
+    """Measure the named networks, or all, and record each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("jobs", nargs="*", metavar="JOB", help=", ".join(JOBS))
+    parser.add_argument("networks", nargs="*", metavar="NETWORK", help=", ".join(JOBS))
+    parser.add_argument("--minutes", type=float, default=20.0, help="after which it stops")
     parser.add_argument("--no-record", action="store_true", help="print, and file nothing under records")
     arguments = parser.parse_args()
-    machine = vivace.inspect()
-    for name in _record.named_jobs(parser, arguments.jobs or list(USUAL), tuple(JOBS)):
-        found = measured(name)
-        share, beside = found["share_of_time"], found["ordered_beside_every"]
-        print(
-            f"{name}: {found['every']['chosen']} of all, {found['ordered']['chosen']} by the order,",
-            flush=True,
-        )
-        print(f"  {told(beside)} times as fast, in {share:.0%} of the time", flush=True)
-        for baseline, result in found["baselines"].items():
-            print(f"  against {baseline:16} {told(result)}", flush=True)
+    machine, clock = vivace.inspect(), Clock(arguments.minutes)
+    for name in _record.named_jobs(parser, arguments.networks, tuple(JOBS)):
+        try:
+            found = measured(name, clock)
+        except KeyboardInterrupt:
+            sys.exit(f"{name}: the time is over or it was interrupted; the same command goes on")
+        show(name, found)
         if not arguments.no_record:
             opening = _record.opened(
                 "compress", f"scripts/bench compress {name}", machine, f"compress_{name}"
             )
             _record.write({**opening, **found})
+
+
+def show(name: str, found: dict[str, Any]) -> None:
+    """What was found of a network."""
+    share, beside = found["share_of_time"], found["ordered_beside_every"]
+    print(f"{name}: {found['every']['chosen']} of all, {found['ordered']['chosen']} by the order,")
+    print(f"  {told(beside)} times as fast, in {share:.0%} of the time")
+    for baseline, result in found["baselines"].items():
+        print(f"  against {baseline:16} {told(result)}", flush=True)
 
 
 def told(result: dict[str, Any]) -> str:
@@ -76,21 +111,26 @@ def told(result: dict[str, Any]) -> str:
     return f"{ratio['estimate']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})"
 
 
-def measured(name: str) -> dict[str, Any]:
-    """Train, compress twice and compare one job, from where an earlier run stopped."""
+def measured(name: str, clock: Clock) -> dict[str, Any]:
+    """Train, compress and compare one network, from where an earlier run stopped."""
     folder, reference = KEPT / name, JOBS[name]
     if not (folder / "train" / "run.json").exists():
         vivace.train(reference, out=folder / "train", watch=0.0, restart=(folder / "train").exists())
-    every, ordered = (searched(reference, folder, kind) for kind in SEARCHES)
+    ordered = searched(reference, folder, "ordered", "balanced", clock)
+    if not (folder / "every").exists():  # what the order has tried need not be tried again
+        shutil.copytree(folder / "ordered", folder / "copying", dirs_exist_ok=True)
+        (folder / "copying" / "compress.json").unlink()
+        (folder / "copying").rename(folder / "every")
+    every = searched(reference, folder, "every", "max", clock)
     done = folder / "compared.json"
     compared = json.loads(done.read_text(encoding="utf-8")) if done.exists() else {}
-    wanted = {"ordered": (WORKER, ordered["chosen"], "ordered")}
-    wanted |= {baseline: (HAND, baseline, "") for baseline in BASELINES}
-    for row, (worker, form, kind) in wanted.items():
+    best = (WORKER, every["chosen"], "every")
+    wanted = {"ordered": (best, (WORKER, ordered["chosen"], "ordered"))}
+    wanted |= {baseline: ((HAND, baseline, ""), best) for baseline in BASELINES}
+    for row, (first, second) in wanted.items():
         if row not in compared:
-            best = (WORKER, every["chosen"], "every")
-            first, second = (best, (worker, form, kind)) if row == "ordered" else ((worker, form, kind), best)
-            same = first[1:2] == second[1:2]
+            clock.look()
+            same = first[1] == second[1]
             compared[row] = SAME if same else beside(reference, folder, first, second)
             done.write_text(json.dumps(compared), encoding="utf-8")
     return {
@@ -102,13 +142,19 @@ def measured(name: str) -> dict[str, Any]:
     }
 
 
-def searched(reference: str, folder: Path, kind: str) -> dict[str, Any]:
+def searched(reference: str, folder: Path, kind: str, budget: str, clock: Clock) -> dict[str, Any]:
     """One search: what it chose, the seconds that its trials took, and every form's answer."""
     document = folder / kind / "compress.json"
-    answer = json.loads(document.read_text(encoding="utf-8")) if document.exists() else {"go_on": kind}
-    if answer["go_on"]:
+    answer = json.loads(document.read_text(encoding="utf-8")) if document.exists() else {"interrupted": True}
+    if answer["interrupted"]:
         found = vivace.compress(
-            reference, run=folder / "train", out=folder / kind, budget=SEARCHES[kind], resume=True
+            reference,
+            run=folder / "train",
+            margin=MARGIN,
+            budget=budget,
+            out=folder / kind,
+            resume=True,
+            on_event=clock,
         )
         if found.interrupted:
             raise KeyboardInterrupt
@@ -175,6 +221,11 @@ class Hand(Worker):
         return [{f"input_{p}": array for p, array in enumerate(calls.sample(1, row))} for row in range(100)]
 
 
+def by_bfloat16(hand: Hand, _: Path) -> Opened:
+    """Weights, inputs and computing in bfloat16, as PyTorch runs them."""
+    return in_torch(in_process(BY_NAME["eager_bf16"], hand.material))
+
+
 def by_compile(hand: Hand, _: Path) -> Opened:
     """torch.compile as it comes."""
     return in_torch(torch.compile(hand.material.flat))
@@ -220,6 +271,7 @@ def by_torchao(hand: Hand, _: Path) -> Opened:
 
 
 BASELINES: dict[str, Callable[[Hand, Path], Opened]] = {
+    "eager_bfloat16": by_bfloat16,
     "torch_compile": by_compile,
     "onnxruntime_int8": by_onnxruntime,
     "openvino_nncf": by_openvino,

@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 
 from vivace import recipes
+from vivace.command.models import require_processor
+from vivace.errors import InputError
 from vivace.recipes import RECIPES
 
 SCENES = Path(__file__).parents[1] / "scenes"
@@ -257,6 +259,8 @@ def test_version_is_the_packages():
         ("tune script.py", "'script.py' is a script without a Job: vivace run -- python script.py"),
         ("tune two.py", "'two.py' holds small and large: write two.py:large"),
         ("tune two.py:job --device cuda:7", "there is no device cuda:7 here: this machine shows cpu"),
+        ("compress two.py:job --run r --device cuda:7", "there is no device cuda:7 here"),
+        ("export r --to onnx --device cuda", "there is no device cuda here"),
         ("train two.py:job --device mps", "the device is 'mps'; Vivace trains on cpu, cuda"),
         ("techniques bf16_autocost", "unknown technique 'bf16_autocost'; did you mean 'bf16_autocast'?"),
         ("train JOBS:text", "'text' in '{JOBS}' is of type str; it must be a vivace.Job or return one"),
@@ -311,6 +315,14 @@ def test_bad_input_is_one_sentence(arguments, message, vivace, plans, tmp_path):
     assert done.code == 2
     assert done.document["error"]["message"] == done.sentence
     assert done.document["error"]["kind"] != "InternalError"
+
+
+@pytest.mark.parametrize("verb", ["compress", "export"])
+def test_a_gpu_that_is_here_is_refused_where_none_is_served(verb):
+    with pytest.raises(InputError, match=f"{verb} is for the processor, and not for cuda:1"):
+        require_processor(verb, "cuda:1")
+    require_processor(verb, "cpu")
+    require_processor(verb, None)
 
 
 @pytest.mark.fault(36)

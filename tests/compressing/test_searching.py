@@ -107,6 +107,28 @@ def test_a_busy_machine_is_an_answer_of_its_own(search):
     assert sorted(bench.attempted) == sorted(2 * list(USUAL))  # once more each
 
 
+def test_a_busy_machine_does_not_make_the_search_longer_than_it_may_be(search, monkeypatch):
+    class Clock:
+        now = time.monotonic()
+
+        def monotonic(self):
+            return self.now
+
+    clock = Clock()
+
+    def attempt(self, form, **options):
+        clock.now += 25.0
+        return real(self, form, **options)
+
+    real = Given.attempt
+    monkeypatch.setattr(searching, "time", clock)
+    monkeypatch.setattr(Given, "attempt", attempt)
+    bench, one, found, _ = search(dict.fromkeys(USUAL, "could not be measured"), seconds=30.0)
+    assert len(bench.attempted) == 2
+    assert found.outcome == "could_not_measure"
+    assert one.ended_early
+
+
 def test_what_was_busy_first_is_measured_once_more(search):
     _, _, found, _ = search({**USUAL, "openvino_int8": ["could not be measured", 6.0]})
     assert found.chosen == "openvino_int8"

@@ -174,6 +174,7 @@ def test_an_interrupted_search_keeps_what_it_has_and_goes_on(trained, tmp_path, 
     ("options", "sentence"),
     [
         ({"objective": "speed"}, "latency or throughput or size"),
+        ({"margin": "lots"}, "the margin is 'lots'; it must be a share"),
         ({"batch": 0}, "batch must be 1 or more"),
         ({"run": "nowhere"}, "no training that has ended"),
         ({"budget": "quick"}, "it must be fast, balanced, max, auto, a time such as 5m, or seconds"),

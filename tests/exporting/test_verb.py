@@ -11,9 +11,8 @@ import vivace
 from vivace.errors import AnswerIsNo, CheckpointError, InputError
 from vivace.exporting import proving
 from vivace.exporting.answering import answer
-from vivace.exporting.source import Subject, subject_of
+from vivace.exporting.source import subject_of
 from vivace.serving.envelope import Check
-from vivace.serving.forms import BY_NAME
 
 
 @pytest.fixture
@@ -24,8 +23,8 @@ def spoilt(monkeypatch):
         real = proving.answers
 
         def answers(*arguments):
-            returned, versions = real(*arguments)
-            return change(returned), versions
+            returned, facts = real(*arguments)
+            return (change(returned) if "told" not in facts else returned), facts
 
         monkeypatch.setattr(proving, "answers", answers)
 
@@ -80,9 +79,8 @@ def test_a_compressions_form_is_judged_by_the_metric_of_its_own_outputs(trained,
 
 
 def test_a_metric_that_may_be_lost_is_not_kept():
-    subject = Subject("job", Path("run"), BY_NAME["openvino_bf16"], margin=0.001)
     lost = {"kept": None}
-    kept, reason = proving._answer(subject, [Check("output", 0.2)], lost)
+    kept, reason = proving._answer([Check("output", 0.2)], [], lost)
     assert not kept
     assert "metric" in reason
 
@@ -148,6 +146,22 @@ def test_a_narrower_form_is_of_its_own_job_and_run(tmp_path):
         Path("narrow"),
     )
     assert not subject.form.exact
+
+
+def test_what_was_moved(tmp_path, monkeypatch):
+    """Run and compression together are found; a job's file that is not there is asked for."""
+    (tmp_path / "old" / "run").mkdir(parents=True)
+    folder = compressed(tmp_path / "old", "job.py:job", tmp_path / "old" / "run", margin=0.2, status="kept")
+    document = json.loads((folder / "compress.json").read_text())
+    document["page_path"] = str(folder / "compress.html")
+    (folder / "compress.json").write_text(json.dumps(document))
+    assert subject_of(folder, "openvino").run == tmp_path / "old" / "run"
+    (tmp_path / "old").rename(tmp_path / "new")
+    folder = tmp_path / "new" / folder.name
+    assert subject_of(folder, "openvino").run == tmp_path / "new" / "run"
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"of the job 'job.py:job', and there is no file 'job.py' from here"):
+        vivace.export(folder, to="openvino", out=tmp_path / "out")
 
 
 def test_a_changed_file_of_a_compression(trained, tmp_path):

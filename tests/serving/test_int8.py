@@ -11,7 +11,7 @@ from vivace.errors import Refused
 from vivace.job import load
 from vivace.serving import int8
 from vivace.serving.calls import Flat
-from vivace.serving.effect import effect
+from vivace.serving.effect import effect, multiplies
 from vivace.serving.files import to_onnx
 from vivace.serving.forms import BY_NAME
 from vivace.serving.judge import Judge
@@ -82,3 +82,11 @@ def test_bfloat16_answers_in_fp32(material):
     assert found.dtype == torch.float32
     assert near(material, in_torch(model)[0])
     assert all(parameter.dtype == torch.float32 for parameter in material.flat.parameters())
+
+
+@pytest.mark.parametrize(
+    ("kind", "does"),
+    [("Convolution", True), ("MatMul", True), ("Convert", False), ("ConvertLike", False), ("Softmax", False)],
+)
+def test_what_multiplies(kind, does):
+    assert multiplies(kind) is does

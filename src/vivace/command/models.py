@@ -11,6 +11,19 @@ from vivace.command.options import AsJson, Debug, Details, JobName, OnDevice, Qu
 from vivace.command.screen import screen
 from vivace.errors import InputError
 
+OnlyProcessor = Annotated[
+    str | None, typer.Option("--device", help="cpu, the processor of this machine; no GPU is served yet")
+]
+
+
+def require_processor(verb: str, device: str | None) -> None:
+    """Raises InputError for a GPU, which no runtime here serves a model on."""
+    if device not in (None, "cpu"):
+        raise InputError(
+            f"{verb} is for the processor, and not for {device}: its runtimes are measured and proven there "
+            "alone; leave --device out, or give --device cpu"
+        )
+
 
 @app.command()
 def compress(
@@ -35,6 +48,7 @@ def compress(
         "runs/compress"
     ),
     resume: Annotated[bool, typer.Option("--resume", help="go on with the search in that folder")] = False,
+    device: OnlyProcessor = None,
     details: Details = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -45,7 +59,8 @@ def compress(
     It is measured to be faster, and loses no more of the metric than the margin. Exit code 1 if there is
     none.
     """
-    with screen(as_json, quiet, debug, "cpu") as shown:
+    with screen(as_json, quiet, debug, device or "cpu") as shown:
+        require_processor("compress", device)
         from vivace.command.progress import CompressProgress
         from vivace.compressing import compress as find
         from vivace.compressing.table import draw
@@ -83,6 +98,8 @@ def export(
         str | None, typer.Option(metavar="JOB", help="left out, the job that the folder names")
     ] = None,
     out: Annotated[Path, typer.Option(help="folder for the file and its model card")] = Path("runs/export"),
+    device: OnlyProcessor = None,
+    details: Details = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -92,10 +109,11 @@ def export(
     It is loaded in a fresh process, and must answer as the model does: exit code 1 if not. With --plan: print
     the plan in the words of torch, transformers, lightning or accelerate.
     """
-    with screen(as_json, quiet, debug, "cpu") as shown:
+    with screen(as_json, quiet, debug, device or "cpu") as shown:
+        require_processor("export", device)
         from vivace.exporting import export as write
         from vivace.exporting import in_words
-        from vivace.exporting.answering import answer
+        from vivace.exporting.answering import COLUMNS, answer, rows
         from vivace.pages.answer import ending
 
         if (source is None) == (plan is None):
@@ -108,6 +126,8 @@ def export(
         assert source is not None
         result = write(source, to=to, job=job, out=out)
         shown.document(result.to_dict())
+        if details:
+            shown.show(lambda console: draw_rows(COLUMNS, rows(result), console))
         shown.show(lambda console: ending(answer(result), console))
         shown.exit_code = result.exit_code
 

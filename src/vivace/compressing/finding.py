@@ -88,6 +88,7 @@ def compress(
     """
     require_torch()
     _check(job, objective, batch, finetune)
+    parse_margin(margin, 1.0)  # what is no margin is told before anything runs
     seconds = parse_budget(budget)
     wish = _Wish(job, Path(run), margin, objective, batch, Path(out), finetune)
     trained = run_of(wish.run.absolute())

@@ -24,7 +24,8 @@ class Search:
         forms: all that may be tried, without the reference.
         by_size: the smallest form is wanted, and not the fastest.
         every: no form is passed over, and each is judged to the end.
-        deadline: of the budget, by `time.monotonic`; a form that is begun goes on beyond it for a minute.
+        deadline: of the budget, by `time.monotonic`; a form that is begun goes on beyond it for a minute, and
+            so long is tried at least until one is measured.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Search:
         self.order = Order(forms, every=self.every)
         self.tried: dict[str, Tried] = {}
         self.interrupted = False
+        self._patient = deadline  # as long as nothing is measured
         self._confirmed: set[str] = set()  # forms that were as fast again in fresh processes
         self.bench.deadline = deadline
 
@@ -51,6 +53,7 @@ class Search:
 
         Ctrl-C ends it with what was tried until then; KeyboardInterrupt is raised where that is nothing.
         """
+        self._patient = max(self.bench.deadline, time.monotonic() + PATIENCE_SECONDS)
         for one in known:
             self._learn(one)
         for form in self.forms:
@@ -97,7 +100,7 @@ class Search:
 
     def _try_all(self) -> None:
         while True:
-            form = self.order.ask(self.left if self._measured else max(self.left, PATIENCE_SECONDS))
+            form = self.order.ask(self.left if self._measured else self._patient - time.monotonic())
             if form is None:
                 return
             begun = {"form": form.name, "does": form.does, "left_seconds": self._expected}

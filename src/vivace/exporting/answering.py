@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from vivace import words
 from vivace.exporting.result import Exported
@@ -16,10 +17,27 @@ CALLS = {
 }
 HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
 
+COLUMNS = ("Output or layer", "Envelopes", "Largest difference", "")
+
+
+def rows(found: Exported) -> list[list[str]]:
+    """Every output and every layer that was compared, as the page has them."""
+    return [
+        [
+            str(check["output"]),
+            words.number(check["envelopes"]),
+            words.number(check["largest"]),
+            str(check["problem"] or ("" if check["kept"] else "not the model's")),
+        ]
+        for check in (*found.checks, *found.layers["checks"])
+    ]
+
 
 def answer(found: Exported) -> Answer:
     """Is the file the model, and how is it called?"""
-    size = f"{found.form}, {words.size(Path(found.file).stat().st_size)}" if Path(found.file).exists() else ""
+    file = Path(found.file)
+    num_bytes = sum(part.stat().st_size for part in file.parent.glob(f"{file.stem}.*"))
+    size = f"{found.form}, {words.size(num_bytes)}" if num_bytes else ""
     sentence = "is your model" if found.kept else "is not your model"
     return Answer(
         command="export",
@@ -30,7 +48,11 @@ def answer(found: Exported) -> Answer:
         same=_same(found),
         same_kept=found.kept,
         title_of_parts="How it is called, and how near it is",
-        parts=(*_call(found), *((check["output"], _told(check)) for check in found.checks)),
+        parts=(
+            *_call(found),
+            *((check["output"], _told(check)) for check in found.checks),
+            ("its layers", _layers(found.layers)),
+        ),
         facts=tuple(_facts(found)),
         date=found.date,
         page=found.page_path,
@@ -62,6 +84,16 @@ def _told(check: dict[str, object]) -> str:
         return str(check["problem"])
     times = f"{words.number(check['envelopes'])} times as far off as rounding makes it"
     return f"{times}, {words.number(check['largest'])} at most"
+
+
+def _layers(layers: dict[str, Any]) -> str:
+    if layers["reason"]:
+        return f"not compared: {layers['reason']}"
+    compared = f"{len(layers['checks'])} of {layers['of']} stand in the file"
+    known = [one["envelopes"] for one in layers["checks"] if one["envelopes"] is not None]
+    if not known:
+        return compared
+    return f"{compared}, the worst {words.number(max(known))} times as far off as rounding makes it"
 
 
 def _facts(found: Exported) -> list[tuple[str, str]]:

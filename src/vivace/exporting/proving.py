@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from vivace.errors import CheckpointError, InputError
+from vivace.errors import CheckpointError, ChildFailed, InputError, Refused
 from vivace.exporting.page import write_page
 from vivace.exporting.result import Exported
 from vivace.exporting.source import Subject, subject_of
@@ -26,13 +26,14 @@ from vivace.serving.calls import Calls, read_arrays, write_arrays
 from vivace.serving.envelope import Check, compare
 from vivace.serving.files import digest, parts
 from vivace.serving.forms import EXTRA
+from vivace.serving.layers import few_calls
 from vivace.serving.proof import answers, pieces
 
 JUDGE, MAKER = "vivace.serving.judge:Judge", "vivace.serving.maker:Maker"
 TIMEOUT = 1200.0
 CARD, PAGE, WEIGHTS, LOG = "model_card.json", "model_card.html", "weights.safetensors", "export.log"
 OWN = (CARD, PAGE, WEIGHTS, LOG, "model.*")
-RUNTIME = {"inductor": "torch"}  # what a form's file is opened with, where that is another name
+DIFFERS = "differs from the model's by more than rounding explains"
 
 
 def export(
@@ -45,9 +46,9 @@ def export(
     """Write a trained model for a runtime, and prove that the file is the model.
 
     The file is opened in a fresh process that has neither the job nor its folder, and answers 256 of the
-    job's own validation samples in batches of many sizes. In the same number format every output must lie
-    within the envelope of rounding; else the job's metric, on the file's own outputs, within the margin of
-    `vivace compress`.
+    job's own validation samples in batches of many sizes. In the same number format every output, and every
+    layer that stands in the file, must lie within the envelope of rounding; else the job's metric, on the
+    file's own outputs, within the margin of `vivace compress`.
 
     Args:
         source: the folder of a `vivace compress`, of which the fastest form for the runtime is taken, or of a
@@ -65,6 +66,12 @@ def export(
     wanted = job if job is not None else subject.job
     if not wanted or wanted == "job":
         raise InputError(f"'{source}' does not name its job: give it, with --job (job=...)")
+    file = wanted.partition(":")[0] if isinstance(wanted, str) else ""
+    if job is None and file.endswith(".py") and not Path(file).exists():
+        raise InputError(
+            f"'{source}' is of the job '{wanted}', and there is no file '{file}' from here: say where it is, "
+            "with --job (job=...)"
+        )
     lacking = [*subject.form.missing(), *_without_safetensors()]
     if lacking:
         raise InputError(f"an export to {to} needs {' and '.join(lacking)}: {EXTRA}")
@@ -94,7 +101,7 @@ def _prepared(out: Path) -> Path:
 
 def _proven(subject: Subject, source: Source, folder: Path, scratch: Path) -> Exported:
     """Make the file, let a fresh process answer, and compare."""
-    form, log = subject.form, folder / LOG
+    form, log, runtime = subject.form, folder / LOG, subject.form.opener
     own = {"run": str(subject.run), "folder": str(scratch)}
     with Child(JUDGE, source, own, log=log) as judge:
         facts = judge.ask("record", TIMEOUT)
@@ -106,7 +113,7 @@ def _proven(subject: Subject, source: Source, folder: Path, scratch: Path) -> Ex
             asked = pieces(calls)
             expected = scratch / "expected.npz"
             maker.ask("answer", TIMEOUT, calls=_written(asked, scratch), path=str(expected))
-        runtime = RUNTIME.get(form.runtime, form.runtime)
+            layers = _layers(subject, maker, file, facts["threads"], scratch)
         found, versions = answers(runtime, file, form.numbers, facts["threads"], asked, scratch)
         checks = compare(read_arrays(expected), found, width, facts["outputs"])
         change = None
@@ -118,7 +125,7 @@ def _proven(subject: Subject, source: Source, folder: Path, scratch: Path) -> Ex
                 outputs=_written(whole, scratch, "whole.npz"),
                 margin=subject.margin or 0.005 * abs(facts["metric"]),
             )
-    kept, reason = _answer(subject, checks, change)
+    kept, reason = _answer(checks, layers["checks"], change)
     rows = [next(len(a) for a, dims in zip(c, calls.dynamic, strict=True) if 0 in dims) for c in asked]
     return Exported(
         job="",
@@ -132,6 +139,7 @@ def _proven(subject: Subject, source: Source, folder: Path, scratch: Path) -> Ex
         samples=sum(rows),
         batches=tuple(sorted(set(rows))),
         checks=tuple(check.to_dict() for check in checks),
+        layers=layers,
         change=change,
         inputs=tuple(_inputs(calls)),
         trained=facts["trained"],
@@ -155,19 +163,46 @@ def _file(subject: Subject, maker: Child, folder: Path, scratch: Path) -> Path:
     return folder / f"model{made.suffix}"
 
 
-def _answer(subject: Subject, checks: list[Check], change: dict[str, Any] | None) -> tuple[bool, str]:
-    """Is the file the model, and if not, which output first says so?"""
-    for check in checks:
-        if check.problem:
-            return False, f"'{check.output}': {check.problem}"
-    if change is not None:
+def _layers(subject: Subject, maker: Child, file: Path, threads: int, scratch: Path) -> dict[str, Any]:
+    """How far each layer that stands in the file is from the model's, in order, and of how many; or under
+    ``reason`` why none can be told.
+    """
+    form, found = subject.form, {"of": 0, "checks": [], "reason": ""}
+    if not form.exact:
+        return {**found, "reason": f"{form.numbers} moves every layer, and the metric decides"}
+    if form.runtime == "aoti":
+        return {**found, "reason": "what is compiled ahead of time keeps no layer's output"}
+    asked = few_calls(Calls.load(scratch))
+    try:
+        layers = maker.ask("layers", TIMEOUT, form=form.name, calls=_written(asked, scratch))
+        asked = asked[: layers["calls"]]
+        told, facts = answers(form.opener, file, form.numbers, threads, asked, scratch, layers["values"])
+        path = _written(told, scratch, "layers.npz")
+        checks = maker.ask("layer_checks", TIMEOUT, told=facts["told"], path=path)
+    except (Refused, ChildFailed) as error:
+        return {**found, "reason": str(error)}
+    return {**found, "of": len(layers["values"]), "checks": checks}
+
+
+def _answer(
+    checks: list[Check], layers: list[dict[str, Any]], change: dict[str, Any] | None
+) -> tuple[bool, str]:
+    """Is the file the model, and if not, which output and which layer first say so?"""
+    broken = next((check for check in checks if check.problem), None)
+    if change is not None and broken is None:
         if change["kept"]:
             return True, ""
         return False, "with the file's own outputs the metric is not known to stay within the margin"
-    for check in checks:
-        if not check.kept:
-            return False, f"'{check.output}' differs from the model's by more than rounding explains"
-    return True, ""
+    wrong = broken or next((check for check in checks if not check.kept), None)
+    layer = next((one["output"] for one in layers if not one["kept"]), None)
+    if wrong is None and layer is None:
+        return True, ""
+    if wrong is None:
+        return False, f"its layer '{layer}' {DIFFERS}, though no output does on your samples"
+    told = f"'{wrong.output}': {wrong.problem}" if wrong.problem else f"'{wrong.output}' {DIFFERS}"
+    if layer is not None:
+        return False, f"{told}; the first layer that differs is '{layer}'"
+    return False, f"{told}, and the layers up to '{layers[-1]['output']}' do not" if layers else told
 
 
 def _inputs(calls: Calls) -> list[dict[str, Any]]:

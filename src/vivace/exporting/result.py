@@ -15,8 +15,10 @@ class Exported:
     """The model card: what the file is, of which training, how it was proven, and how fast it was.
 
     `kept` is the answer of the proof: does the file, in a fresh process, do what the trained model does?
-    `checks` hold each output's distance from the model's (see `serving.envelope.Check`), `change` what the
-    metric loses with the file's own outputs, `measured` what `vivace compress` measured of it.
+    `checks` hold each output's distance from the model's (see `serving.envelope.Check`), `layers` under
+    ``checks`` that of each layer that stands in the file, in the order of the model, of how many, and under
+    ``reason`` why none could be told; `change` what the metric loses with the file's own outputs, `measured`
+    what `vivace compress` measured of it.
     """
 
     job: str
@@ -30,6 +32,7 @@ class Exported:
     samples: int
     batches: tuple[int, ...]
     checks: tuple[dict[str, Any], ...]
+    layers: dict[str, Any]
     change: dict[str, Any] | None
     inputs: tuple[dict[str, Any], ...]
     trained: dict[str, Any]

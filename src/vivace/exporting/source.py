@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +66,23 @@ def _of_compression(folder: Path, to: str) -> Subject:
     except (KeyError, TypeError, AttributeError):
         raise InputError(f"'{folder / 'compress.json'}' is not what vivace compress wrote") from None
     if best is None and any(one["name"] == PLAIN[to] and one["status"] in UNJUDGED for one in tried):
-        return Subject(job, run, BY_NAME[PLAIN[to]], margin=float(margin))
+        return Subject(job, _moved(run, document, folder), BY_NAME[PLAIN[to]], margin=float(margin))
     if best is None:
         why = "; ".join(f"{one['name']}: {one['reason']}" for one in tried)
         raise AnswerIsNo(f"no form for {to} may be deployed ({why})")
     form = form_named(best["name"])
-    run, job = Path(best.get("run") or run), best.get("job") or job
+    run, job = _moved(Path(best.get("run") or run), document, folder), best.get("job") or job
     made = folder / "forms" / form.file if best["file"] else None
     return Subject(job, run, form, made, str(best.get("sha256") or ""), float(margin), dict(best))
+
+
+def _moved(run: Path, document: dict[str, Any], folder: Path) -> Path:
+    """The folder of a run, also where it was moved together with that of the compression."""
+    before = str(document.get("page_path") or "")
+    if run.exists() or not before:
+        return run
+    beside = Path(os.path.normpath(folder / os.path.relpath(run, Path(before).parent)))
+    return beside if beside.exists() else run
 
 
 def _read(path: Path) -> dict[str, Any]:

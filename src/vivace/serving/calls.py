@@ -244,16 +244,20 @@ class Calls:
     def _rows_of(self, inputs: Sequence[numpy.ndarray[Any, Any]]) -> int:
         return next(len(array) for array, dims in zip(inputs, self.dynamic, strict=True) if 0 in dims)
 
+    def cut(
+        self, inputs: Sequence[numpy.ndarray[Any, Any]], start: int, rows: int
+    ) -> list[numpy.ndarray[Any, Any]]:
+        """So many samples of a call, or as many as it has from the `start`-th on."""
+        both = zip(inputs, self.dynamic, strict=True)
+        return [array[start : start + rows] if 0 in dims else array for array, dims in both]
+
     def first(self, samples: int) -> list[list[numpy.ndarray[Any, Any]]]:
         """The calls on the first so many samples, the last one cut."""
         found, left = list[list[numpy.ndarray[Any, Any]]](), samples
         for inputs in self.inputs:
             if left <= 0:
                 break
-            cut = [
-                array[:left] if 0 in dims else array for array, dims in zip(inputs, self.dynamic, strict=True)
-            ]
-            found.append(cut)
+            found.append(self.cut(inputs, 0, left))
             left -= self._rows_of(inputs)
         return found
 

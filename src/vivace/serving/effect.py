@@ -60,8 +60,9 @@ def effect(form: Form, handle: object, path: Path, run: Callable[[], Any]) -> di
 
 
 def multiplies(kind: str) -> bool:
-    """Is this an operator of matrix products or convolutions?"""
-    return any(mark in kind.lower() for mark in MULTIPLY)
+    """Is this an operator of matrix products or convolutions? One that converts is not."""
+    name = kind.lower().replace("convert", "")
+    return any(mark in name for mark in MULTIPLY)
 
 
 def _of_openvino(compiled: Any) -> dict[str, int]:

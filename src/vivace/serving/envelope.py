@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy
 import torch
+from torch import nn
 
-from vivace.serving.calls import Flat
 from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
 
 Arrays = Sequence[numpy.ndarray[Any, Any]]
@@ -26,7 +26,9 @@ ROUNDOFF = {"fp32": FINEST_ROUNDOFF, "bf16": 2.0**-8}
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One output of the model: its distance from the reference in envelopes; or why it cannot be compared."""
+    """An output of the model or of a layer: its distance from the reference in envelopes; or why it cannot be
+    compared.
+    """
 
     output: str
     envelopes: float | None
@@ -43,7 +45,7 @@ class Check:
         return {**dataclasses.asdict(self), "kept": self.kept, "limit": LIMIT}
 
 
-def shadows(model: Flat, calls: Sequence[Arrays], roundoff: float) -> list[float]:
+def shadows(model: nn.Module, calls: Sequence[Arrays], roundoff: float) -> list[float]:
     """For each output the root mean square by which rounding changes it; the largest of all shadows.
 
     No less than `FLOOR` of rounding the output itself once.
@@ -59,7 +61,7 @@ def shadows(model: Flat, calls: Sequence[Arrays], roundoff: float) -> list[float
     return [max(width, FLOOR * roundoff * size) for width, size in zip(widest, sizes, strict=True)]
 
 
-def run(model: Flat, arrays: Arrays) -> list[numpy.ndarray[Any, Any]]:
+def run(model: nn.Module, arrays: Arrays) -> list[numpy.ndarray[Any, Any]]:
     """The model's outputs on the arrays of a call."""
     with torch.no_grad():
         return [tensor.detach().numpy() for tensor in model(*map(torch.from_numpy, arrays))]

@@ -39,19 +39,22 @@ def output_names(count: int) -> list[str]:
 
 def to_onnx(material: Material, path: Path) -> None:
     """A file for ONNX Runtime and whatever else reads ONNX, through torch.export."""
+    onnx_program(material).save(str(path), external_data=False)
+
+
+def onnx_program(material: Material) -> Any:
+    """What a file of ONNX is written from, with the traced program that it is made of."""
     example = material.example
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter, about its own deprecated parts
         count = len(material.flat(*example))
-        torch.onnx.export(
+        return torch.onnx.export(
             material.flat,
             example,
-            str(path),
             input_names=input_names(len(example)),
             output_names=output_names(count),
             dynamic_shapes=(material.shapes,),
             dynamo=True,
-            external_data=False,
             verbose=False,
         )
 
@@ -71,7 +74,8 @@ def to_openvino(onnx: Path, path: Path) -> None:
 
 def exported(material: Material, model: Any = None) -> torch.export.ExportedProgram:
     """A model of the material's calls, by default its own, as a program free of the person's code."""
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of how a recurrent layer holds its weights
         return torch.export.export(
             material.flat if model is None else model,
             material.example,

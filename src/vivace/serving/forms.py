@@ -44,6 +44,11 @@ class Form:
         return self.runtime in ("torch", "inductor")
 
     @property
+    def opener(self) -> str:
+        """The runtime that opens its file."""
+        return "torch" if self.in_process else self.runtime
+
+    @property
     def exact(self) -> bool:
         """Does it compute in the reference's numbers, so that rounding alone may part them?"""
         return self.numbers == "fp32" and not self.pruned

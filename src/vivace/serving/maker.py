@@ -13,6 +13,7 @@ from vivace.serving import making
 from vivace.serving.calls import Calls, read_arrays, write_arrays
 from vivace.serving.envelope import ROUNDOFF, run, shadows
 from vivace.serving.forms import form_named
+from vivace.serving.layers import Layers
 from vivace.serving.material import Material, gather
 
 PROOF_SAMPLES = 256
@@ -30,6 +31,7 @@ class Maker:
         self.job, self.run, self.folder, self.threads = job, run, Path(folder), threads
         self.calls = Calls.load(self.folder)
         self._material: Material | None = None
+        self._layers: Layers | None = None
         torch.set_num_threads(threads)
 
     def write(self, form: str, folder: str) -> dict[str, Any]:
@@ -51,6 +53,18 @@ class Maker:
     def answer(self, calls: str, path: str) -> None:
         """What the model as it is returns for the calls of a file."""
         write_arrays(Path(path), [run(self.material.flat, arrays) for arrays in read_arrays(Path(calls))])
+
+    def layers(self, form: str, calls: str) -> dict[str, Any]:
+        """For each layer of the model the names that its output may have in the form's file; how many of the
+        calls of a file are compared.
+        """
+        self._layers = Layers(self.material, form_named(form), read_arrays(Path(calls)))
+        return {"values": self._layers.values, "calls": self._layers.calls}
+
+    def layer_checks(self, told: list[int], path: str) -> list[dict[str, Any]]:
+        """How far the layers of these places are, in a file of their outputs, from the model's."""
+        assert self._layers is not None
+        return [check.to_dict() for check in self._layers.checks(read_arrays(Path(path)), told)]
 
     @property
     def material(self) -> Material:

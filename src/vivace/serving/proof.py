@@ -31,7 +31,7 @@ def pieces(calls: Calls) -> list[Arrays]:
     """
     if calls.ragged:
         whole = calls.first(PROOF_SAMPLES)
-        return [*whole, *(_cut(arrays, calls, 0, 1) for arrays in whole[:4])]
+        return [*whole, *(calls.cut(arrays, 0, 1) for arrays in whole[:4])]
     found, start, turn = list[Arrays](), 0, 0
     total = min(PROOF_SAMPLES, sum(calls.rows))
     while start < total:
@@ -41,14 +41,19 @@ def pieces(calls: Calls) -> list[Arrays]:
     return found
 
 
-def _cut(arrays: Arrays, calls: Calls, start: int, rows: int) -> Arrays:
-    return [a[start : start + rows] if 0 in d else a for a, d in zip(arrays, calls.dynamic, strict=True)]
-
-
 def answers(
-    runtime: str, file: Path, numbers: str, threads: int, calls: Sequence[Arrays], scratch: Path
+    runtime: str,
+    file: Path,
+    numbers: str,
+    threads: int,
+    calls: Sequence[Arrays],
+    scratch: Path,
+    values: Sequence[Sequence[str]] = (),
 ) -> tuple[list[Arrays], dict[str, Any]]:
     """What a fresh process returns that knows the file and the runtime alone; and versions.
+
+    With `values`, names of values of which each may have several, it returns these values of a copy of the
+    file that gives them as outputs, as far as they are there; ``told`` are their places.
 
     Raises ChildFailed where it cannot open or run the file.
     """
@@ -64,6 +69,7 @@ def answers(
         str(threads),
         str(given),
         str(returned),
+        json.dumps(list(values)),
     ]
     environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
     done = subprocess.run(
