@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from vivace.profiling.answering import answer
 from vivace.profiling.record import RECORD, experiments, facts, fetches, guard, hooks, waits
 from vivace.profiling.record.clock import Clock
 from vivace.profiling.record.late import LatePeak
@@ -115,6 +116,9 @@ def test_a_healthy_loop_is_healthy_and_described(recorded, batches):
     else:  # the made-up ceilings are below this machine's
         assert document["share_of_limit"] is None
         assert "the share of the limit" in document["missing"][0]
+    for known in (0.5, None):  # a limit that is slower than the step is none
+        facts = dict(answer({**document, "share_of_limit": known}).facts)
+        assert any(name.startswith("the limit") for name in facts) == (known is not None)
     names = [row["name"] for row in document["modules"]]
     assert {"Sequential.0", "Sequential.2", "Sequential.4"} <= set(names)
     middle = next(row for row in document["modules"] if row["name"] == "Sequential.2")

@@ -230,7 +230,7 @@ class TestFullDisk:
     def test_it_is_seen_beforehand(self, checkpoints, tmp_path, monkeypatch):
         save(checkpoints, 1)
         monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-        with pytest.raises(FolderError, match=r"is full: a checkpoint needs 1048\d+ bytes and 1000 are free"):
+        with pytest.raises(FolderError, match=r"needs 1\.\d* MiB and 0\.977 KiB are free; earlier"):
             save(checkpoints, 2)
         assert [path.name for path in tmp_path.iterdir()] == ["step_1"]
 

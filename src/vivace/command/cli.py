@@ -25,6 +25,9 @@ Changed = Annotated[
     str, typer.Option(metavar="ok", help="resume though source or hyper-parameters have changed")
 ]
 OnNan = Annotated[str, typer.Option(help="where the loss is no finite number: rollback (once) or stop")]
+JobOrScript = Annotated[
+    list[str], typer.Argument(metavar="JOB | -- COMMAND", help="JOB, or -- python train.py")
+]
 Deadline = Annotated[
     str | None, typer.Option(metavar="TIME", help="stop with a checkpoint before so long a time, such as 2h")
 ]
@@ -153,7 +156,9 @@ def _catalogued(machine: Machine, kind: str) -> Any:
 
 @app.command()
 def profile(
-    words: Annotated[list[str], typer.Argument(metavar="JOB | -- COMMAND", help="-- python train.py")],
+    words: Annotated[
+        list[str], typer.Argument(metavar="JOB | -- COMMAND", help="JOB, or -- python train.py")
+    ],
     plan: Annotated[Path | None, typer.Option(help="profile the job under this plan")] = None,
     out: Annotated[Path, typer.Option(help="folder for page, trace and record")] = Path("runs/profile"),
     device: OnDevice = None,
@@ -170,6 +175,7 @@ def profile(
         from vivace.inspection.gather import require_torch
 
         require_torch()  # before anything imports it
+        from vivace.command.progress import short
         from vivace.profiling import profile as run
         from vivace.profiling.table import draw
 
@@ -185,13 +191,16 @@ def profile(
             script_input=shown.script_input,
         )
         shown.document(result.to_dict())
-        shown.show(lambda console: draw(result, console, details=details))
+        brief = dataclasses.replace(result, page_path=Path(short(str(result.page_path))))
+        shown.show(lambda console: draw(brief, console, details=details))
         shown.exit_code = result.exit_code
 
 
 @app.command()
 def tune(
-    words: Annotated[list[str], typer.Argument(metavar="JOB | -- COMMAND", help="-- python train.py")],
+    words: Annotated[
+        list[str], typer.Argument(metavar="JOB | -- COMMAND", help="JOB, or -- python train.py")
+    ],
     budget: Annotated[
         str, typer.Option(help="auto (a tenth of the training), fast, balanced, max, or a time such as 5m")
     ] = "auto",

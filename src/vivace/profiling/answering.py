@@ -93,12 +93,11 @@ def _facts(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("a step", words.duration(document["step_seconds"])),
         ("samples a second", words.number(document["samples_per_second"])),
     ]
-    if document.get("bound_seconds") is not None:
-        share = document.get("share_of_limit")
-        facts.append(
-            (f"the limit, bound by {document['bound_by']}", words.duration(document["bound_seconds"]))
-        )
-        facts += [("of this machine's limit", words.percent(share))] if share is not None else []
+    share = document.get("share_of_limit")
+    if share is not None:  # else it is not known, or the step beats what was measured
+        limit = words.duration(document["bound_seconds"])
+        facts += [(f"the limit, bound by {document['bound_by']}", limit)]
+        facts += [("of this machine's limit", words.percent(share))]
     facts += [("peak memory", words.size(peak))] if peak else []
     if cores:
         facts.append((words.count(int(cores), "core"), str(machine.get("device"))))

@@ -123,11 +123,11 @@ def _healthy(seen: Seen, rows: list[roofline.Roof], share: float | None, bound: 
     if share is not None:
         limit = f"it runs at {words.percent(share)} of the limit of its operators on this machine"
     elif bound is not None:
-        limit = "it is faster than this machine's memory could feed it"
+        limit = "it runs faster than this machine was measured to be (vivace inspect --measure does so again)"
     else:
         limit = "the distance to the limit is not known"
     largest = next((row for row in rows if row.seconds), None)
-    most = f"; most of its time goes to {largest.operator}" if largest else ""
+    most = f"; most of its time goes to {largest.operator} operators" if largest else ""
     state, found, advice = seen.record["state"], "nothing is wrong", f"{seen.tune} measures what goes faster"
     if state != "finished":
         found = f"nothing wrong was seen until the run ended, while '{state}' was measured"

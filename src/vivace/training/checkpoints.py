@@ -24,6 +24,7 @@ from typing import IO, Any
 import torch
 from torch import nn
 
+from vivace import words
 from vivace.errors import CheckpointError, FolderError, is_full_disk
 from vivace.files import open_own, read_own
 from vivace.plan import Plan
@@ -362,9 +363,10 @@ def _digest(manifest: dict[str, Any]) -> str:
 def _full(folder: Path, needed: int, free: int) -> str:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     cap = "" if limit == resource.RLIM_INFINITY else f", and a file may have at most {limit} bytes"
+    kept = "earlier checkpoints are intact, so " if any(folder.glob("step_*")) else ""
     return (
-        f"the disk of '{folder}' is full: a checkpoint needs {needed} bytes and {free} are free{cap}; "
-        "earlier checkpoints are intact, so make room and go on with --resume (resume=True)"
+        f"the disk of '{folder}' is full: a checkpoint needs {words.size(needed)} and {words.size(free)} are "
+        f"free{cap}; {kept}make room and go on with --resume (resume=True)"
     )
 
 
