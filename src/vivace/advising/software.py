@@ -26,6 +26,7 @@ RECORDS = Path(__file__).resolve().parents[3] / "records"  # of a checkout
 ALIKE = 10.0  # times more or fewer operations a step, up to which a record tells of a job
 MEASURED_AS = {"convolutional": "cnn resnet18", "recurrent": "lstm", "transformer": "transformer"}
 STAYING = "torch"
+PROCESSES = 1.08  # by which two processes of one program differ; a record has one process of each contender
 KEPT = ("date", "command", "versions", "pins")
 
 
@@ -112,7 +113,7 @@ def advise_on_software(
     machine = machine or inspect()
     subject = open_subject(reference)
     kind, work = kind_of(subject.demand), max(1.0, subject.demand.flops * subject.batch_size)
-    tune = f"vivace tune {shlex.quote(reference)}"
+    tune = f"vivace tune {shlex.quote(reference) if subject.counted in ('fake', 'real') else 'JOB'}"
     options: tuple[Option, ...] = ()
     found, why, following = _fitting(kind, work, machine, _newest(records or RECORDS, machine), tune)
     answer, best, over, reasons = "unknown", None, None, [why]
@@ -190,14 +191,11 @@ def _fitting(
     sizes = f"{words.quantity(work, 'FLOP')} a step here, {words.quantity(other, 'FLOP')} there"
     if not 1 / ALIKE <= work / other <= ALIKE:
         return {}, f"No network of that size was measured: {sizes} ('{name}', the nearest)", tune
-    changed = [
-        f"{package} {version} then, {machine.versions.get(package, 'none')} now"
-        for package, version in record["versions"].items()
-        if package in ("torch", "vivace") and machine.versions.get(package, version) != version
-    ]
     told = f"measured on {record['date']} on this kind of machine with '{name}', a {kind} network: {sizes}"
+    then, now = record["versions"].get("torch"), machine.versions.get("torch")
+    told += f"; torch {then} then, {now or 'none'} now" if then != now else ""
     found = {**record, "job": name, "rows": [row for row in record["rows"] if row["job"] == name]}
-    return found, "; ".join([told, *changed]), ""
+    return found, told, ""
 
 
 def options_of(record: Mapping[str, Any]) -> tuple[Option, ...]:
@@ -229,7 +227,7 @@ def chosen(options: tuple[Option, ...]) -> tuple[str, Option | None, Ratio | Non
         other.ratio.low / staying.ratio.high,
         other.ratio.high / staying.ratio.low,
     )
-    if over.low > 1:
+    if over.low > PROCESSES:
         told = f"{words.ratio(over)} the speed of {staying.name}, PyTorch's fastest"
         return "move", other, over, [told, *reasons]
     told = f"{other.name}, the fastest elsewhere, has {words.ratio(over)} the speed of {staying.name}"
