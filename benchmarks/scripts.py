@@ -8,31 +8,47 @@ ratio of whole wall times has a 95 % interval across the pairs, and the processo
 run that ends with another exit code is reported as broken, one that takes longer than its limit as too long.
 
 It can be ended at any time: pairs that are done lie in runs/scripts, and the next call goes on from there. A
-script whose pairs are complete has its record. MNIST's place is taken by scikit-learn's handwritten digits,
-enlarged to 28 pixels, where a script reads it, and that of texts by the source of Python's standard library.
+script whose pairs are complete has its record. What the scripts read is made from what packages ship
+(benchmarks/_script_data.py): digits, photographs, the source of Python's standard library, models that have
+learned nothing. A script that needs a package which is missing says so and is left out.
 
 What is run (benchmarks/scripts.toml holds the whole commands):
 
-    mnist                pytorch/examples mnist/main.py --epochs 3
-    vae                  pytorch/examples vae/main.py --epochs 6
-    siamese_network      pytorch/examples siamese_network/main.py --epochs 1
-    mnist_rnn            pytorch/examples mnist_rnn/main.py --epochs 3
-    mnist_hogwild        pytorch/examples mnist_hogwild/main.py --epochs 2
-    dcgan                pytorch/examples dcgan/main.py --dataset fake --niter 1 --batchSize 16
-    word_language_model  pytorch/examples word_language_model/main.py --model LSTM --epochs 1 --batch_size 80
-    mingpt_adder         karpathy/minGPT projects/adder/adder.py --trainer.max_iters=600
-    nanogpt              karpathy/nanoGPT train.py config/train_shakespeare_char.py, 128 wide, 600 steps
+    mnist                   pytorch/examples mnist/main.py --epochs 3
+    vae                     pytorch/examples vae/main.py --epochs 6
+    siamese_network         pytorch/examples siamese_network/main.py --epochs 1
+    mnist_rnn               pytorch/examples mnist_rnn/main.py --epochs 3
+    mnist_hogwild           pytorch/examples mnist_hogwild/main.py --epochs 2
+    dcgan                   pytorch/examples dcgan/main.py --dataset fake --niter 1 --batchSize 16
+    word_language_model     pytorch/examples word_language_model/main.py --model LSTM --epochs 1
+    mingpt_adder            karpathy/minGPT projects/adder/adder.py --trainer.max_iters=600
+    nanogpt                 karpathy/nanoGPT train.py config/train_shakespeare_char.py, 128 wide, 600 steps
+    imagenet                pytorch/examples imagenet/main.py -a resnet18, 640 photographs
+    super_resolution        pytorch/examples super_resolution/main.py --upscale_factor 3, 200 photographs
+    mnist_forward_forward   pytorch/examples mnist_forward_forward/main.py --epochs 200
+    convolutional_network   yunjey/pytorch-tutorial convolutional_neural_network/main.py
+    language_model          yunjey/pytorch-tutorial language_model/main.py, 12,000 words
+    makemore                karpathy/makemore makemore.py --max-steps 3000
+    unet                    milesial/Pytorch-UNet train.py, 120 photographs
+    torchvision             pytorch/vision references/classification/train.py --model mobilenet_v3_small
+    timm                    huggingface/pytorch-image-models train.py --model resnet26
+    trainer                 huggingface/transformers run_classification.py, a small BERT, two epochs
+    accelerate_nlp          huggingface/accelerate nlp_example.py, a small BERT
+    accelerate_accumulation huggingface/accelerate by_feature/gradient_accumulation.py, a small BERT
+    lightning               Lightning-AI/pytorch-lightning basics/autoencoder.py through LightningCLI
+    fabric                  Lightning-AI/pytorch-lightning image_classifier/train_fabric.py --epochs 3
+    keras                   keras-team/keras demo_functional.py on torch
+    trl_sft                 huggingface/trl trl/scripts/sft.py, LoRA of a small Llama, bfloat16
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
+import importlib.util
 import json
 import os
 import resource
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
@@ -41,8 +57,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import numpy
 from _record import named_jobs, opened, write
+from _script_data import make
 
 import vivace
 from vivace.measuring.statistics import speed_ratio
@@ -50,7 +66,7 @@ from vivace.measuring.statistics import speed_ratio
 HERE = Path(__file__).parent
 LISTED = HERE / "scripts.toml"
 DONE = HERE.parent / "runs" / "scripts"
-PAIRS, REPEATED, HELD_OUT = 3, 12, 360
+PAIRS = 3
 LIMIT_SECONDS = 900.0
 TOO_LONG = -1  # in the place of an exit code
 SHOWN = (
@@ -84,17 +100,26 @@ def main() -> None:
     deadline = time.monotonic() + 60 * asked.minutes
     machine = vivace.inspect()
     for name in named_jobs(parser, asked.names, listed):
+        missing = lacking(listed[name])
+        if missing:
+            print(f"{name:24} needs packages that this environment lacks: pip install {' '.join(missing)}")
+            continue
         journal = DONE / machine.fingerprint / f"{name}.jsonl"
         if asked.fresh:
             journal.unlink(missing_ok=True)
         pairs = measured(asked.folder, listed[name], asked.pairs, journal, deadline)
         if len(pairs) < asked.pairs:
-            print(f"{name:20} {len(pairs)} of {asked.pairs} pairs are done; the same command goes on")
+            print(f"{name:24} {len(pairs)} of {asked.pairs} pairs are done; the same command goes on")
             continue
         record = opened("scripts", f"scripts/bench scripts FOLDER {name}", machine, f"script_{name}")
         record |= summarised(listed[name], pairs)
         write(record)
-        print(f"{name:20} {told(record)}", flush=True)
+        print(f"{name:24} {told(record)}", flush=True)
+
+
+def lacking(script: dict[str, Any]) -> list[str]:
+    """The packages that a script needs and this environment does not have."""
+    return [name for name in script.get("packages", ()) if importlib.util.find_spec(name) is None]
 
 
 def measured(folder: Path, script: dict[str, Any], count: int, journal: Path, deadline: float) -> list[Pair]:
@@ -156,24 +181,10 @@ def told(record: dict[str, Any]) -> str:
 def once(folder: Path, script: dict[str, Any], under: bool) -> dict[str, Any]:
     """One run in a fresh copy of its folder."""
     with tempfile.TemporaryDirectory(prefix="vivace-") as place:
-        root = Path(place, "copy")
-        shutil.copytree(folder / script["repository"].replace("/", "+"), root)
-        working = root / script["folder"]
-        if script.get("needs") == "mnist":
-            digits(root / script.get("data", "data") / "MNIST" / "raw")
-        for name, words in script.get("text", {}).items():
-            (working / name).parent.mkdir(parents=True, exist_ok=True)
-            (working / name).write_text(library_text(words), encoding="utf-8")
-        if "prepare" in script:
-            prepare = [sys.executable, *script["prepare"][1:]]
-            subprocess.run(prepare, cwd=working, check=True, capture_output=True)
-        command = [sys.executable, *script["command"][1:]]
+        working, command, environment = prepared(folder, script, Path(place, "copy"))
         out = Path(place, "run")
         if under:
             command = [sys.executable, "-m", "vivace", "run", "--out", str(out), "--", *command]
-        paths = [str(root / script["path"])] if "path" in script else []
-        before = os.environ.get("PYTHONPATH")
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*paths, *([before] if before else [])])}
         seconds, cpu_seconds, code, errors = timed(
             command, working, environment, script.get("limit", LIMIT_SECONDS)
         )
@@ -189,6 +200,23 @@ def once(folder: Path, script: dict[str, Any], under: bool) -> dict[str, Any]:
         "document": document,
         "said": "; ".join(said),
     }
+
+
+def prepared(folder: Path, script: dict[str, Any], root: Path) -> tuple[Path, list[str], dict[str, str]]:
+    """Copy a script's repository to `root`, with what it reads: folder, command and environment of a run."""
+    source = folder / script["repository"].replace("/", "+")
+    shutil.copytree(source, root, ignore=shutil.ignore_patterns(".git"))
+    working = root / script["folder"]
+    for place, wanted in script.get("makes", {}).items():
+        make(wanted["kind"], working / place, **{k: v for k, v in wanted.items() if k != "kind"})
+    paths = [str(root / script["path"])] if "path" in script else []
+    before = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([*paths, *([before] if before else [])])
+    environment = {**os.environ, **script.get("environment", {}), "PYTHONPATH": path}
+    if "prepare" in script:
+        prepare = [sys.executable, *script["prepare"][1:]]
+        subprocess.run(prepare, cwd=working, env=environment, check=True, capture_output=True)
+    return working, [sys.executable, *script["command"][1:]], environment
 
 
 def timed(
@@ -210,42 +238,6 @@ def processor_seconds() -> float:
     """Of all processes that were started and have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-def digits(folder: Path) -> None:
-    """Write scikit-learn's digits as the files of MNIST that torchvision reads."""
-    from sklearn.datasets import load_digits
-
-    folder.mkdir(parents=True)
-    found = load_digits()
-    order = numpy.random.default_rng(0).permutation(len(found.images))
-    large = numpy.kron(found.images[order], numpy.ones((3, 3)))
-    pictures = numpy.pad(large * 15.9, ((0, 0), (2, 2), (2, 2))).astype(numpy.uint8)
-    labels = found.target[order].astype(numpy.uint8)
-    cut = len(labels) - HELD_OUT
-    parts = {
-        "train": (numpy.tile(pictures[:cut], (REPEATED, 1, 1)), numpy.tile(labels[:cut], REPEATED)),
-        "t10k": (pictures[cut:], labels[cut:]),
-    }
-    for name, (images, classes) in parts.items():
-        head = struct.pack(">IIII", 0x803, len(images), 28, 28)
-        (folder / f"{name}-images-idx3-ubyte").write_bytes(head + images.tobytes())
-        (folder / f"{name}-labels-idx1-ubyte").write_bytes(
-            struct.pack(">II", 0x801, len(classes)) + classes.tobytes()
-        )
-
-
-@functools.cache
-def library_text(words: int) -> str:
-    """So many words of the files of Python's standard library, in lines as they stand there."""
-    lines, count = [], 0
-    for file in sorted(Path(os.__file__).parent.glob("*.py")):
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-            lines.append(line)
-            count += len(line.split())
-            if count >= words:
-                return "\n".join(lines) + "\n"
-    raise RuntimeError(f"the standard library has only {count} words, not {words}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """`scripts/bench scripts`: pairs in turn, going on where it was stopped, limits, and what is listed."""
 
+import csv
 import json
 import tomllib
 
+import _script_data
 import pytest
 import scripts
 
@@ -63,6 +65,47 @@ def test_each_run_is_in_a_fresh_copy_and_has_a_limit(folder):
         assert found["cpu_seconds"] > 0
     (folder / "some+one/train.py").write_text("import time\ntime.sleep(60)\n")
     assert scripts.once(folder, {**SCRIPT, "limit": 0.5}, under=False)["code"] == scripts.TOO_LONG
+
+
+def test_what_a_script_reads_is_made_beside_its_copy(folder, tmp_path):
+    (folder / "some+one/train.py").write_text(
+        "import os, pathlib\nassert os.environ['MODE'] == 'quiet'\nassert not pathlib.Path('.git').exists()\n"
+        "assert len(pathlib.Path('texts/one.txt').read_text().split()) >= 500\n"
+    )
+    (folder / "some+one/.git").mkdir()
+    wanted = {"makes": {"texts/one.txt": {"kind": "text", "words": 500}}, "environment": {"MODE": "quiet"}}
+    assert scripts.once(folder, {**SCRIPT, **wanted}, under=False)["code"] == 0
+
+
+def test_tables_and_pictures_hold_what_they_were_asked_for(tmp_path):
+    _script_data.make("image_folder", tmp_path / "pictures", trained=16, held_out=8, pixels=32)
+    assert len(list((tmp_path / "pictures/train").glob("*/*.jpg"))) == 16
+    assert len({path.parent.name for path in (tmp_path / "pictures/val").glob("*/*.jpg")}) == 8
+    _script_data.make("labelled_lines", tmp_path / "lines", trained=100, held_out=20)
+    rows = list(csv.DictReader((tmp_path / "lines/train.csv").open(encoding="utf-8")))
+    assert [row["label"] for row in rows].count("1") == 50
+    _script_data.make("sentence_pairs", tmp_path / "pairs", trained=30, held_out=5)
+    assert len((tmp_path / "pairs/mrpc/validation.jsonl").read_text(encoding="utf-8").splitlines()) == 5
+
+
+def test_a_package_that_is_missing_is_named(folder, tmp_path, monkeypatch, capsys):
+    listed = tmp_path / "scripts.toml"
+    listed.write_text("""[one]
+repository = "some/one"
+folder = "."
+command = ["python", "train.py"]
+packages = ["json", "no_such_package"]
+""")
+    monkeypatch.setattr(scripts, "LISTED", listed)
+    monkeypatch.setattr("sys.argv", ["scripts", str(folder), "one"])
+    scripts.main()
+    assert "pip install no_such_package\n" in capsys.readouterr().out
+
+
+def test_every_script_that_is_listed_reads_a_known_kind():
+    listed = tomllib.loads(scripts.LISTED.read_text())
+    for script in listed.values():
+        assert {wanted["kind"] for wanted in script.get("makes", {}).values()} <= set(_script_data.MAKERS)
 
 
 def test_the_docstring_lists_every_script_with_its_arguments():

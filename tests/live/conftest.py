@@ -1,9 +1,15 @@
-"""A clock that goes on by what a test says: how fast a step is does not hang on the machine."""
+"""How fast a step is does not hang on the machine: a clock that goes on by what a test says, and timings."""
 
+import json
 from typing import ClassVar
 
 import pytest
 
+from vivace.live import conductor, spending
+from vivace.live import loop as loop_module
+from vivace.live.errand import Errand
+from vivace.live.loop import Loop
+from vivace.live.pairs import Timing
 from vivace.live.spending import Clock
 
 
@@ -31,3 +37,32 @@ def turned():
     """The test's clock, made anew by each call."""
     Turned()
     return Turned
+
+
+@pytest.fixture
+def led(tmp_path, monkeypatch, one_thread):
+    """``led(train, *favoured)``: nothing is waited for, and segments in which `favoured` act are fast."""
+    monkeypatch.setattr(spending, "PATIENCE", 0.0)
+    monkeypatch.setattr(spending, "SHARE", 1e9)
+    monkeypatch.setattr(loop_module, "SMALLEST_STEP_SECONDS", 0.0)
+    monkeypatch.setattr(conductor, "HOPELESS", 0.0)
+    monkeypatch.setattr(conductor, "SEGMENT_SECONDS", 0.0)
+
+    def run(train, *favoured, plan=None):
+        watching = Loop(Errand(str(tmp_path), "runs/run", "python train.py", plan))
+
+        def timing(wall, cpu):
+            acting = watching.conductor._acting if watching.conductor is not None else None
+            names = acting.plan.names if acting is not None else ()
+            fast = 0.5 if any(name in favoured for name in names) else 1.0
+            return Timing(fast, fast)
+
+        monkeypatch.setattr(conductor, "Timing", timing)
+        watching.install()
+        try:
+            result = train()
+        finally:
+            watching.finish()
+        return watching, result, json.loads((tmp_path / "run.json").read_text())
+
+    return run

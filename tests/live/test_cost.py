@@ -1,5 +1,6 @@
 """What a script pays for being looked at, by a clock that the tests turn, and by counting calls."""
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import ClassVar
@@ -137,12 +138,47 @@ def test_a_short_script_is_only_counted(timed):
     assert watching.spending.waited < 0.001
 
 
-def test_a_long_pass_over_the_data_need_not_be_waited_for(timed):
-    """What is sure to come counts as much as what has passed."""
-    early = timed(in_passes(1, 1500), 0.01, lambda step: 1.5)
-    assert early.conductor.tried[0]["step"] < 200
-    late = timed(plain(1500), 0.01, lambda step: 1.5)
-    assert late.conductor.tried[0]["step"] > 700
+def without_a_range(steps):
+    """A loop that does not say how long it is going to be."""
+
+    def train():
+        torch.manual_seed(0)
+        model = nn.Sequential(Timed(), nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        step = 0
+        while step < steps:
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).mean().backward()
+            optimizer.step()
+            step += 1
+
+    return train
+
+
+def test_what_is_said_to_come_need_not_be_waited_for(timed):
+    """By the length of a pass over the data, and by a loop over a range."""
+    began = {}
+    trains = {"pass": in_passes(1, 1500), "range": plain(1500), "open": without_a_range(1500)}
+    for name, train in trains.items():
+        began[name] = timed(train, 0.01, lambda step: 1.5).conductor.tried[0]["step"]
+    assert began["pass"] < 250
+    assert began["range"] < 250
+    assert 400 < began["open"] < 900
+
+
+def test_a_loop_that_ends_before_it_said_costs_little(timed):
+    """`for step in range(100_000)`, left after a few steps: what is said counts no more than what passed."""
+
+    def train():
+        with contextlib.suppress(StopIteration):
+            plain(100_000, stopping)()
+
+    def stopping(step):
+        if step == 150:
+            raise StopIteration
+
+    timed(train, 0.01)
+    assert Timed.turned.current.now - 1.5 <= (1 + spending.TRUSTED) * 1.5 / spending.PATIENCE + 0.05
 
 
 def test_steps_that_are_too_small_are_left_alone(timed):
@@ -263,17 +299,26 @@ def test_a_candidate_that_is_much_slower_on_real_steps_is_stopped_after_two_pair
 
 def test_spending_is_what_it_says(turned):
     turned = turned()
-    spent = Spending(turned.clock)
-    assert spent.affords(1.9, 0.001)
-    assert not spent.affords(2.1, 0.001)
-    assert spent.affords(40.0, 1.0)
+    coming = [0.0]
+    spent = Spending(turned.clock, coming=lambda: coming[0])
+    turned.now += 8.0
+    assert spent.affords(0.9, 0.001)
+    assert not spent.affords(1.1, 0.001)
+    assert spent.steps_until(1.1, 0.001) in range(1, 1000)
+    coming[:] = [4.0]
+    assert spent.affords(1.5, 0.001)
+    assert not spent.affords(1.6, 0.001)
+    coming[:] = [1000.0]
+    assert spent.affords(2.0, 0.001)
+    assert spent.affords(5.0, 1.0)
+    assert not spent.affords(5.2, 1.0)
     turned.now += 1000.0
     spent.waited, spent.lost = 5.0, 5.0
     assert spent.affords(1.9, 0.001)
-    assert not spent.affords(2.1, 0.001)
-    assert not spent.begins(1.0, 300.0)
-    assert spent.begins(1.0, 330.0)
-    assert spent.begins(1.0, 0.0, 330.0)
+    assert not spent.affords(2.2, 0.001)
+    assert spent.steps_until(2.2, 0.001) > 1000
+    assert not spent.pays(1.0, 300.0)
+    assert spent.pays(1.0, 330.0)
     assert Spending(turned.clock, is_free=True).affords(1e9, 1.0)
 
 

@@ -2,51 +2,16 @@
 
 import contextlib
 import copy
-import json
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vivace.live import conductor, ending, proof, spending
-from vivace.live import loop as loop_module
-from vivace.live.errand import Errand
+from vivace.live import ending, proof
 from vivace.live.hosted import Hosted
-from vivace.live.loop import Loop
-from vivace.live.pairs import Timing
-from vivace.plan import Plan
 
 STEPS = 150
-
-
-@pytest.fixture
-def led(tmp_path, monkeypatch, one_thread):
-    """``led(train, *favoured)``: nothing is waited for, and segments in which `favoured` act are fast."""
-    monkeypatch.setattr(spending, "PATIENCE", 0.0)
-    monkeypatch.setattr(spending, "SHARE", 1e9)
-    monkeypatch.setattr(loop_module, "SMALLEST_STEP_SECONDS", 0.0)
-    monkeypatch.setattr(conductor, "HOPELESS", 0.0)
-    monkeypatch.setattr(conductor, "SEGMENT_SECONDS", 0.0)
-
-    def run(train, *favoured, plan=None):
-        watching = Loop(Errand(str(tmp_path), "runs/run", "python train.py", plan))
-
-        def timing(wall, cpu):
-            acting = watching.conductor._acting if watching.conductor is not None else None
-            names = acting.plan.names if acting is not None else ()
-            fast = 0.5 if any(name in favoured for name in names) else 1.0
-            return Timing(fast, fast)
-
-        monkeypatch.setattr(conductor, "Timing", timing)
-        watching.install()
-        try:
-            result = train()
-        finally:
-            watching.finish()
-        return watching, result, json.loads((tmp_path / "run.json").read_text())
-
-    return run
 
 
 def images():
@@ -237,6 +202,29 @@ def test_several_optimizers_keep_their_updates(led):
     assert "fused_optimizer" not in told["plan"]
 
 
+def test_of_several_optimizers_of_one_model_its_calls_are_led(led):
+    """As where matrices and vectors are updated by different rules."""
+
+    def train():
+        model, _ = images()
+        matrices = torch.optim.SGD([p for p in model.parameters() if p.dim() > 1], lr=0.1, momentum=0.9)
+        vectors = torch.optim.AdamW([p for p in model.parameters() if p.dim() == 1], lr=1e-3)
+        for step in range(STEPS):
+            inputs = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(step))
+            loss = F.cross_entropy(model(inputs), torch.arange(6) % 4)
+            for optimizer in (matrices, vectors):
+                optimizer.zero_grad()
+            loss.backward()
+            for optimizer in (matrices, vectors):
+                optimizer.step()
+
+    watching, _, told = led(train, "bf16_autocast")
+    assert "bf16_autocast" in told["plan"], told
+    assert told["watched"] >= 1
+    assert answers(watching)["fused_optimizer",] == "several optimizers update its weights"
+    assert not told["only_the_rest"]
+
+
 def test_a_plan_for_calls_that_cannot_be_led_is_refused(led):
     _, _, told = led(train_with(model_of=compiled), plan={"bf16_autocast": {}})
     assert "no seam" in told["reason"]
@@ -259,7 +247,10 @@ def test_a_wrong_update_never_acts(led, monkeypatch):
     assert not told["plan"]
 
 
-def test_a_closure_is_not_guessed_at(led):
+@pytest.mark.parametrize("named", [False, True])
+def test_the_update_of_a_closure_may_be_fused(led, named):
+    """As Lightning steps: what is kept begins when the closure has computed the gradients."""
+
     def train():
         model, optimizer = images()
         model = compiled(model)
@@ -270,9 +261,10 @@ def test_a_closure_is_not_guessed_at(led):
             value.backward()
             return value
 
-        for _ in range(40):
-            optimizer.step(loss)
+        for _ in range(STEPS):
+            optimizer.step(closure=loss) if named else optimizer.step(loss)
 
-    _, _, told = led(train)
-    assert "computes the loss itself" in told["reason"]
-    assert Plan.from_dict(told["plan"]) == Plan()
+    watching, _, told = led(train, "fused_optimizer")
+    assert list(told["plan"]) == ["fused_optimizer"]
+    assert told["watched"] >= 1
+    assert not watching.problems

@@ -22,11 +22,10 @@ from vivace.live.candidates import OF_LOADING, adding, additions, lowers, own_se
 from vivace.live.errand import LEDGER, PLAN
 from vivace.live.feeding import WAITS_MOST, WORTH, Feeding
 from vivace.live.hosted import Hosted
-from vivace.live.kept import CannotKeep, Kept, KeptCall, KeptUpdate, Weights
+from vivace.live.kept import CannotKeep, Kept, KeptCall, KeptUpdate, Weights, kept_in_closure
 from vivace.live.pairs import LOOKS, Comparison, Pair, Pause, Segment, Timing, compared, length, middle
 from vivace.live.proof import Proof, Verdict, times_on_copies, untouched
 from vivace.live.refusals import device_of
-from vivace.live.spending import affordable_steps
 from vivace.plan import Plan
 from vivace.technique import Technique
 from vivace.tensors import randomness
@@ -63,6 +62,7 @@ class Conductor:
 
     def __init__(self, loop: Loop, root: nn.Module, optimizer: torch.optim.Optimizer, rest: str = "") -> None:
         self.loop, self.root, self.optimizer, self.rest = loop, root, optimizer, rest
+        self._optimizers = sorted(loop.seen.optimizers.values(), key=lambda each: each is not optimizer)
         self.clock, self.spending = loop.clock, loop.spending
         self.feeding = Feeding(loop.spending, loop.passes, loop.problems)
         loop.feeding = self.feeding
@@ -83,12 +83,11 @@ class Conductor:
         self._acting: Hosted | None = None
         self._wished = Plan()  # what is to act on the next call
         self._kept: Kept | None = None
-        self._keeping = False
+        self._keeping = self._autocasts = False
         self._calls = 0  # of the root since the last step
         self._wish: Wish = Pause(self.reference, 1)
         self._done = self._interrupted = self._overflows = 0
         self._wall = self._cpu = 0.0  # of the segment
-        self._autocasts = False
         self._last = Timing(self.clock.wall(), self.clock.cpu())
         self._step_seconds = deque(loop.step_seconds, maxlen=21)
         self._course: Course | None = self._led()
@@ -125,24 +124,27 @@ class Conductor:
 
     def updating(
         self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> None:
-        """The optimizer is about to step. Where the model cannot be led, what is kept begins here."""
+    ) -> tuple[Any, ...] | None:
+        """The optimizer is about to step. Where the model cannot be led, what is kept begins here, or when a
+        closure has computed the gradients: then it returns with what the optimizer is to be called.
+        """
         if not (self.rest and self._keeping and optimizer is self.optimizer):
-            return
+            return None
         self._keeping = False
+        return kept_in_closure(arguments, keywords, self.loop.guard.looking(self._keep_update))
+
+    def _keep_update(self) -> None:
         assert isinstance(self.root, Weights)
         try:
-            if any(given is not None for given in (*arguments[1:], *keywords.values())):  # after itself
-                raise CannotKeep("its optimizer computes the loss itself")
-            self._kept = KeptUpdate(self.root, optimizer)
+            self._kept = KeptUpdate(self.root, self.optimizer)
         except CannotKeep as error:
             self.drop(str(error))
 
     def updated(self, optimizer: torch.optim.Optimizer) -> bool:
         """The optimizer has stepped: a step of the script is over. Was there more to do than to count it?"""
         if optimizer is not self.optimizer:
-            if not self.rest and id(optimizer) in self.loop.seen.optimizers:
-                self.drop("a second optimizer began to step")
+            if not self.rest and not any(optimizer is known for known in self._optimizers):
+                self.drop("another optimizer began to step")
             return True
         self._wait_at_the_end()
         wall, cpu = self.clock.wall(), self.clock.cpu()
@@ -233,7 +235,8 @@ class Conductor:
         self._keeping = False
         kept = None
         try:
-            self._kept = kept = KeptCall(self.root, self.optimizer, arguments, keywords)
+            self._kept = kept = KeptCall(self.root, self._optimizers, arguments, keywords)
+            kept.method = self.loop.seen.method
         except CannotKeep as error:
             self._only_the_rest(str(error))
         self.spending.waited += self.clock.wall() - begin
@@ -290,8 +293,7 @@ class Conductor:
 
     def _wait_at_the_end(self) -> None:
         """A device works on after its steps were given to it: the clock of a segment ends when it is done."""
-        wish = self._wish
-        if isinstance(wish, Segment) and self._done + 1 == wish.settling + wish.steps:
+        if isinstance(self._wish, Segment) and self._done + 1 == self._wish.settling + self._wish.steps:
             self._wait()
 
     def _wait(self) -> None:
@@ -354,9 +356,7 @@ class Conductor:
     def _afforded(self, seconds: float) -> Course:
         """Let steps pass until so much may be spent."""
         while not self.spending.affords(seconds, self.step_seconds):
-            spent = self.spending.waited + self.spending.lost
-            missing = spent + seconds - self.spending.allowed(self.step_seconds)
-            yield Pause(self.plan, min(WATCH_STEPS, affordable_steps(missing, self.step_seconds)))
+            yield Pause(self.plan, min(WATCH_STEPS, self.spending.steps_until(seconds, self.step_seconds)))
 
     def _given(self, proof: Proof, given: dict[str, dict[str, Any]]) -> Generator[Wish, Any, Plan]:
         plan = Plan.from_dict(given)
@@ -377,7 +377,10 @@ class Conductor:
         """Add what makes it faster; workers take many steps to time: last, but where most is waiting."""
         base = yield from self._fed(Plan(), WAITS_MOST)
         done = {Plan(), base}
-        for group in self._ranked(proof):
+        rounds = 1 if self.step_seconds > LONG_STEP_SECONDS else 2
+        groups = additions(self.root, self.machine, self.own)
+        yield from self._afforded((1 + len(groups)) * rounds * proof.replay_seconds)
+        for group in self._ranked(proof, groups, rounds):
             plan = adding(base, group)
             if plan in done:
                 continue
@@ -446,13 +449,12 @@ class Conductor:
         why = feeding.fault or "its batches come too seldom to be compared"
         return feeding.verdict or Verdict(False, why)
 
-    def _ranked(self, proof: Proof) -> list[list[Technique]]:
+    def _ranked(self, proof: Proof, groups: list[list[Technique]], rounds: int) -> list[list[Technique]]:
         """The groups that can act, the fastest on copies of the step first, without what is much slower."""
         for name, why in self.own.items():
             self.tried.append({"plan": {name: {}}, "answer": why, "step": self.loop.num_steps})
-        groups = additions(self.root, self.machine, self.own)
         plans = {adding(Plan(), group): group for group in groups}
-        times, refused = times_on_copies(proof, plans, 1 if self.step_seconds > LONG_STEP_SECONDS else 2)
+        times, refused = times_on_copies(proof, plans, rounds)
         for plan, reason in refused.items():
             self._note(plan, reason)
         for plan, ratio in times.items():
@@ -472,8 +474,9 @@ class Conductor:
         while True:
             settling = settled if pairs else 1 + settled
             here = yield Segment(plan, steps, settling)
-            pair, before = yield from self._paired(base, before, here, steps, settled)
-            pairs.append(pair)
+            after = yield Segment(base, steps, settled)
+            pairs.append(pair := Pair(middle(before, after), here))
+            before = after
             self.spending.lost += max(0.0, here.wall - pair.reference.wall) * (steps + settling)
             if len(pairs) == 2 and all(pair.is_hopeless for pair in pairs):
                 return None
@@ -491,12 +494,6 @@ class Conductor:
         if (OF_LOADING in base.names) == (OF_LOADING in plan.names):
             return steps, 1
         return self.feeding.in_bursts(max(steps, FED_STEPS)), FED_SETTLING
-
-    def _paired(
-        self, base: Plan, before: Timing, here: Timing, steps: int, settled: int
-    ) -> Generator[Wish, Any, tuple[Pair, Timing]]:
-        after = yield Segment(base, steps, settled)
-        return Pair(middle(before, after), here), after
 
     def _adopt(self, plan: Plan, comparison: Comparison) -> None:
         if plan != self.plan:
@@ -567,8 +564,9 @@ class Conductor:
         before = yield Segment(self.reference, steps, settled)
         while True:
             here = yield Segment(self.plan, steps, settled)
-            pair, before = yield from self._paired(self.reference, before, here, steps, settled)
-            pairs.append(pair)
+            after = yield Segment(self.reference, steps, settled)
+            pairs.append(Pair(middle(before, after), here))
+            before = after
             if len(pairs) < 3:
                 continue
             found = compared(pairs, by_processor=by_processor)

@@ -5,7 +5,7 @@ the update alone.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -37,14 +37,15 @@ class Weights(nn.Module):
 class Kept:
     """A step, kept to be run again: copies of root and optimizer, and what the call and the loss gave.
 
-    `things` are copies of root, optimizer, arguments and keywords, from before the step; `of_weights` the
+    `things` are copies of root, optimizers, arguments and keywords, from before the step; `of_weights` the
     gradients of the parameters by name, as the script got them; `scale` is by how much a GradScaler made them
     larger. A step that `overflowed` is none.
     """
 
     whole = True  # with the call of the root
+    method = "__call__"  # by which it is called
 
-    def __init__(self, root: nn.Module, optimizer: torch.optim.Optimizer, *call: Any) -> None:
+    def __init__(self, root: nn.Module, optimizers: Sequence[torch.optim.Optimizer], *call: Any) -> None:
         self.device = device_of(root)
         self.random = randomness.capture(self.device)
         self.of_weights: dict[str, torch.Tensor] = {}
@@ -53,7 +54,7 @@ class Kept:
         self.autocasts = torch.is_autocast_enabled(kind)
         self.autocast_dtype = torch.get_autocast_dtype(kind)
         try:
-            self.things = copy.deepcopy((root, optimizer, *call))
+            self.things = copy.deepcopy((root, optimizers, *call))
         except Exception as error:
             raise CannotKeep(f"its model cannot be copied: {error}") from None
 
@@ -87,13 +88,13 @@ class KeptCall(Kept):
     def __init__(
         self,
         root: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         arguments: tuple[Any, ...],
         keywords: dict[str, Any],
     ) -> None:
         if any(t.requires_grad for t in tensors_of([list(arguments), keywords])):
             raise CannotKeep("its model is called with tensors that are differentiated")
-        super().__init__(root, optimizer, arguments, keywords)
+        super().__init__(root, optimizers, arguments, keywords)
         self.gradients: list[torch.Tensor | None] = []
         self.names = {id(p): name for name, p in root.named_parameters()}
         self._handles: list[Any] = []
@@ -143,7 +144,7 @@ class KeptUpdate(Kept):
     def __init__(self, weights: Weights, optimizer: torch.optim.Optimizer) -> None:
         if any(p.grad is not None and p.grad.layout != torch.strided for p in weights.parameters()):
             raise CannotKeep("its weights have sparse gradients")
-        super().__init__(weights, optimizer, (), {})
+        super().__init__(weights, [optimizer], (), {})
         self.of_weights = {
             name: p.grad.detach().clone() for name, p in weights.named_parameters() if p.grad is not None
         }
@@ -152,6 +153,31 @@ class KeptUpdate(Kept):
     def stepped(self, weights: Weights) -> None:
         """What became of the weights."""
         self.after = {name: p.detach().clone() for name, p in weights.named_parameters()}
+
+
+def kept_in_closure(
+    arguments: tuple[Any, ...], keywords: dict[str, Any], keep: Callable[[], object]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """`keep` before an optimizer's step, or in it where it has its gradients computed by a closure.
+
+    Returns the arguments of such a step, else None.
+    """
+    if all(given is None for given in (*arguments[1:], *keywords.values())):  # after itself
+        keep()
+        return None
+    waiting = [keep]
+
+    def followed(given: Any) -> Any:
+        def called() -> Any:
+            loss = given()
+            if waiting:
+                waiting.pop()()
+            return loss
+
+        return called if callable(given) else given
+
+    named = {name: followed(given) for name, given in keywords.items()}
+    return (arguments[0], *map(followed, arguments[1:])), named
 
 
 def from_outside(outputs: list[torch.Tensor], gradients: list[torch.Tensor | None]) -> list[Any]:

@@ -27,6 +27,7 @@ from vivace.job import Batch
 from vivace.live.ending import tell
 from vivace.live.errand import DOCUMENT, Errand
 from vivace.live.kept import Weights
+from vivace.live.length import Length
 from vivace.live.passes import Pass
 from vivace.live.refusals import Seen, why_left_alone, why_only_the_rest
 from vivace.live.spending import Clock, Spending
@@ -68,7 +69,9 @@ class Loop:
     ) -> None:
         self.errand, self.tell, self.total_steps = errand, tell, total_steps
         self.clock = clock or Clock()
-        self.spending = Spending(self.clock, is_free=errand.search_seconds is not None)
+        is_free = errand.search_seconds is not None
+        self.spending = Spending(self.clock, is_free=is_free, coming=self._seconds_to_come)
+        self.length = Length()
         self.guard = Guard(self._give_up)
         self.problems: list[str] = []
         self.left_alone = ""  # why
@@ -90,7 +93,7 @@ class Loop:
         self._at_work = False
         self._finished = False
         self._looked = False
-        self._first = self._last = 0.0  # when the first step after looking began, and the newest ended
+        self._last = 0.0  # when the newest step ended
         self._pass = 0, 0  # steps when a pass over the data began, and its batches
         self.end: Callable[[], object] = functools.partial(os._exit, 0)  # of a script run for its plan alone
 
@@ -102,7 +105,7 @@ class Loop:
             self._watch_gradients(looking)
             waiting.replace(torch, "compile", self._compiling)
             waiting.replace(DataLoader, "__iter__", self._new_pass)
-            before = optimizers.register_optimizer_step_pre_hook(self.guard.looking(self._before_update))
+            before = optimizers.register_optimizer_step_pre_hook(self.guard.answering(self._before_update))
             after = optimizers.register_optimizer_step_post_hook(self.guard.looking(self._updated))
             self._of_updates = before, after
             for handle in self._of_updates:
@@ -189,7 +192,7 @@ class Loop:
                 return original(module, *arguments, **keywords)
             if torch.is_grad_enabled() and module.training:
                 self.seen.entered(module)
-                if not self._depth:
+                if not self._depth and not in_backward():  # where checkpointing calls parts again
                     self.seen.called(module)
             self._depth += 1
             try:
@@ -205,6 +208,7 @@ class Loop:
                 self.seen.differentiates_twice = True
             if not in_backward():  # else checkpointing asks, inside of a pass
                 self.seen.backwards += 1
+                self.seen.methods.backward()
             return original(*arguments, **keywords)
 
         return backward
@@ -253,6 +257,8 @@ class Loop:
 
     def _evaluating(self, original: Callable[..., Any]) -> Any:
         def evaluate(module: nn.Module) -> Any:
+            if self.conductor is not None and module is self.conductor.root:
+                self.conductor.pause()
             self.interrupted = True
             return original(module)
 
@@ -260,14 +266,16 @@ class Loop:
 
     def _before_update(
         self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> None:
+    ) -> tuple[Any, ...] | None:
         if self._at_work:  # what is tried on copies steps as well
-            return
+            return None
+        answer = None
         self.seen.optimizers[id(optimizer)] = optimizer
         if self.conductor is not None and self.rest:
             begin = self.clock.wall()
-            self.conductor.updating(optimizer, arguments, keywords)
+            answer = self.conductor.updating(optimizer, arguments, keywords)
             self.spending.waited += self.clock.wall() - begin
+        return answer
 
     def _updated(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """The optimizer has stepped: the only place at which the loop is led."""
@@ -315,7 +323,7 @@ class Loop:
             self.leave_alone(reason)
             return
         self.rest = why_only_the_rest(self.seen)
-        self._first = self._last = self.clock.wall()
+        self._last = self.clock.wall()
         if self.errand.plan is not None:
             self._begin()
 
@@ -329,25 +337,37 @@ class Loop:
         self.interrupted, self._last = False, now
         if self.num_steps % WARM_STEPS or len(self.step_seconds) < WARM_STEPS:
             return
-        seconds = sorted(self.step_seconds)[len(self.step_seconds) // 2]
+        seconds = self._median_seconds
         if seconds < SMALLEST_STEP_SECONDS:
             self.leave_alone("its steps take less than 0.2 ms, too little to gain from")
-        elif self.total_steps is not None:
-            left = self._steps_left() * seconds
-            if self.spending.begins(seconds, 0.0, left):
-                self._begin()
-            else:
-                shown = words.duration(left)
-                self.leave_alone(f"of this run about {shown} are left, too little for a search to pay")
-        elif self.spending.begins(seconds, now - self._first, self._steps_left() * seconds):
+            return
+        left = self._steps_left()
+        if self.total_steps is None:
+            self.length.look(self.num_steps, left, self._steps_a_pass)
+        elif not self.spending.pays(seconds, left * seconds):
+            shown = words.duration(left * seconds)
+            self.leave_alone(f"of this run about {shown} are left, too little for a search to pay")
+            return
+        if self.spending.begins(seconds):
             self._begin()
 
+    @property
+    def _median_seconds(self) -> float:
+        return sorted(self.step_seconds)[len(self.step_seconds) // 2] if self.step_seconds else 0.0
+
+    def _seconds_to_come(self) -> float:
+        """What this pass over the data says, and the loops around it."""
+        return max(self._steps_left(), self.length.num_steps - self.num_steps) * self._median_seconds
+
     def _steps_left(self) -> float:
-        """Steps that are sure to come: of the run where that is known, else of this pass over the data."""
+        """Of the run where that is known, else of this pass over the data."""
         if self.total_steps is not None:
             return self.total_steps - self.num_steps
-        began, batches = self._pass
-        return max(0.0, batches / max(1, self.seen.calls) - (self.num_steps - began))
+        return max(0.0, self._steps_a_pass - (self.num_steps - self._pass[0]))
+
+    @property
+    def _steps_a_pass(self) -> float:
+        return self._pass[1] / max(1, self.seen.calls)
 
     def _begin(self) -> None:
         # At its end Python forgets a Ctrl-C where modules are still imported: the page's are read now.
@@ -371,7 +391,9 @@ class Loop:
             self._leading.replace(nn.Module, "eval", self._evaluating)
         else:
             self._watch_gradients(self._leading)
-            self._leading.replace(type(root), "__call__", self._root_call)
+            self._leading.replace(type(root), self.seen.method, self._root_call)
+            if self.seen.method != "__call__":  # what evaluates may call parts of it
+                self._leading.replace(nn.Module, "eval", self._evaluating)
 
     def _root_call(self, original: Callable[..., Any]) -> Any:
         def call(module: nn.Module, *arguments: object, **keywords: object) -> Any:

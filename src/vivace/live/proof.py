@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import io
 import math
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -106,9 +107,14 @@ class Proof:
             {n: p.detach().clone() for n, p in root.named_parameters() if p.requires_grad},
             {n: b.detach().clone() for n, b in root.named_buffers()},
         )
-        self.gradients = self._from_outside()
-        begin = clock.wall()
-        self.reference = self.replay(Plan())
+        try:
+            self.gradients = self._from_outside()
+            begin = clock.wall()
+            self.reference = self.replay(Plan())
+        except CannotKeep:
+            raise
+        except Exception as error:
+            raise CannotKeep(f"a copy of its model fails: {type(error).__name__}: {error}") from None
         self.replay_seconds = clock.wall() - begin  # with its copies
         self._require_the_same_step(self.replay(Plan(), ordered=False) if self.rearranged else self.reference)
 
@@ -123,10 +129,10 @@ class Proof:
         self, plan: Plan, noise: AbstractContextManager[Any] | None = None, *, ordered: bool = True
     ) -> Replay:
         """Run the kept step on fresh copies. Raises Refused, and whatever the model raises under the plan."""
-        root, optimizer, arguments, keywords = copy.deepcopy(self.kept.things)
+        root, optimizers, arguments, keywords = copy.deepcopy(self.kept.things)
         draws = LogicalDraws()
         with _streams_of(self.kept), torch.enable_grad(), _silence() as said:
-            hosted = Hosted(plan, root, optimizer, self.machine)
+            hosted = Hosted(plan, root, optimizers[0], self.machine)
             try:
                 self._wait()
                 begin = self.clock.wall(), self.clock.cpu()
@@ -136,7 +142,8 @@ class Proof:
                     n: p.grad.detach().clone() for n, p in root.named_parameters() if p.grad is not None
                 }
                 self._unscale(root)
-                step_alone(optimizer)
+                for optimizer in optimizers:
+                    step_alone(optimizer)
                 self._wait()
                 wall, cpu = self.clock.wall() - begin[0], self.clock.cpu() - begin[1]
             finally:
@@ -161,7 +168,7 @@ class Proof:
                     parameter.grad = self.kept.of_weights[name].clone()
             return []
         with self.kept.precision():
-            outputs = list(tensors_of(hosted.call(root, arguments, keywords)))
+            outputs = list(tensors_of(hosted.call(getattr(root, self.kept.method), arguments, keywords)))
         pairs = [(o, g) for o, g in zip(outputs, self.gradients, strict=True) if g is not None]
         torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
         return outputs
@@ -178,7 +185,7 @@ class Proof:
         root, _, arguments, keywords = copy.deepcopy(self.kept.things)
         with _streams_of(self.kept), torch.enable_grad(), _silence():
             with self.kept.precision():
-                outputs = list(tensors_of(root(*arguments, **keywords)))
+                outputs = list(tensors_of(getattr(root, self.kept.method)(*arguments, **keywords)))
             if len(outputs) != len(self.kept.gradients):
                 raise CannotKeep("a copy of its model returns another number of tensors")
             return from_outside(outputs, self.kept.gradients)
@@ -369,6 +376,10 @@ def _streams_of(kept: Kept) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[io.StringIO]:
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        yield said
+    said, warn = io.StringIO(), warnings.showwarning
+    warnings.showwarning = lambda *_, **__: None  # such as that a copy has no Trainer
+    try:
+        with contextlib.redirect_stdout(said):
+            yield said
+    finally:
+        warnings.showwarning = warn

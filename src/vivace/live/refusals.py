@@ -7,11 +7,13 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
+from vivace.live.methods import Methods
 from vivace.torch_internals.modules import all_hooks, is_compiled
 
 SPARSE_OR_FULL = (torch.optim.LBFGS, torch.optim.SparseAdam)
@@ -30,6 +32,8 @@ class Seen:
     scalers: dict[int, torch.amp.GradScaler] = dataclasses.field(default_factory=dict)  # that scale a loss
     autocasts: bool = False  # around the call of a module, or inside
     compiles: bool = False
+    methods: Methods = dataclasses.field(default_factory=Methods)
+    method: str = "__call__"  # by which the root is called
 
     def called(self, module: nn.Module) -> None:
         """The outermost call of a module in training, with gradients on."""
@@ -38,6 +42,7 @@ class Seen:
                 return  # a loss, a metric, a transform
             self.roots[id(module)] = module
         self.calls += 1
+        self.methods.called(module)
 
     def entered(self, module: nn.Module) -> None:
         """Any module's call, with gradients on."""
@@ -53,6 +58,15 @@ class Seen:
         self.roots.clear()
         self.optimizers.clear()
         self.calls = self.backwards = 0
+        self.methods = Methods()
+
+    def led_by_method(self) -> Seen | None:
+        """The same step, of which the root is the module whose method makes all calls, where there is one."""
+        found = self.methods.only()
+        if found is None:
+            return None
+        root, name = found
+        return dataclasses.replace(self, roots={id(root): root}, calls=self.methods.calls, method=name)
 
     @property
     def stepping(self) -> torch.optim.Optimizer:
@@ -77,8 +91,16 @@ def why_left_alone(seen: Seen) -> str:
 
 
 def why_only_the_rest(seen: Seen) -> str:
-    """Why nothing may act on the model's calls, though on the process's memory and the update; or empty."""
-    return _of_loop(seen) or _of_model(seen.root)
+    """Why nothing may act on the model's calls, though on the process's memory and the update; or empty.
+
+    Where the loop calls parts of a model, a method of the model that does so may take the place of its call:
+    then `seen` says so.
+    """
+    why = _of_loop(seen)
+    other = seen.led_by_method() if why else None
+    if other is not None and not _of_loop(other):
+        seen.roots, seen.calls, seen.method, why = other.roots, other.calls, other.method, ""
+    return why or _of_model(seen.root)
 
 
 def _of_process() -> str:
@@ -117,8 +139,8 @@ def _of_loop(seen: Seen) -> str:
         return "no model with weights is called in training: its parts, or its methods, may be"
     if len(seen.roots) > 1:
         return f"it trains several models, or calls parts of one ({names})"
-    if len(seen.optimizers) > 1:
-        return "several optimizers update its weights"
+    if len(seen.optimizers) > 1 and not _share(seen.root, seen.optimizers.values()):
+        return "several optimizers update its weights, and not those of its model alone"
     if seen.differentiates_twice:
         return "it differentiates gradients (a gradient penalty, or a second order)"
     if len(seen.scalers) > 1:
@@ -126,6 +148,14 @@ def _of_loop(seen: Seen) -> str:
     if seen.calls != seen.backwards:
         return f"it calls its model {seen.calls} times for {seen.backwards} backward passes"
     return ""
+
+
+def _share(root: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> bool:
+    """Does each update weights of the root, and nothing else?"""
+    weights = set(map(id, root.parameters()))
+    return all(
+        id(p) in weights for each in optimizers for group in each.param_groups for p in group["params"]
+    )
 
 
 def _of_model(root: nn.Module) -> str:

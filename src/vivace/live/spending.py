@@ -10,8 +10,9 @@ from collections.abc import Callable
 SHARE = 0.01  # of the run's time so far
 # Beside it, once: at least so many seconds, or what a first search takes: imports, and about so many steps.
 START_SECONDS, IMPORT_SECONDS, SEARCH_STEPS = 2.0, 0.5, 40
-# What a search takes must have passed so often, or be left of the pass over the data, before one begins.
-PATIENCE = 8.0
+BEGIN_STEPS = 5  # of them what comes before anything is judged
+PATIENCE = 8.0  # times as long the run must last
+TRUSTED = 4.0  # times what has passed: so much counts of what is said to come
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +29,18 @@ class Spending:
     `waited` is the time of our own work inside the script's; `lost` what steps under candidates took longer
     than the script's own would have. Both together stay within `allowed`, but for what the last thing that
     was begun took longer than expected. `is_free`: a run that is for nothing but the search.
+
+    `coming` tells the seconds that the run is said to go on.
     """
 
-    def __init__(self, clock: Clock, *, is_free: bool = False) -> None:
-        self.clock, self.is_free = clock, is_free
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        is_free: bool = False,
+        coming: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.clock, self.is_free, self.coming = clock, is_free, coming
         self.began = clock.wall()
         self.waited = self.lost = 0.0
 
@@ -42,23 +51,38 @@ class Spending:
 
     def allowed(self, step_seconds: float) -> float:
         """Seconds that may have been spent by now."""
-        return max(START_SECONDS, search_seconds(step_seconds)) + SHARE * self.elapsed
+        start, counted = _start(step_seconds), self._counted()
+        return (start if counted >= PATIENCE * start else counted / PATIENCE) + SHARE * self.elapsed
 
     def affords(self, seconds: float, step_seconds: float) -> bool:
         """May so many seconds more be spent?"""
         return self.is_free or self.waited + self.lost + seconds <= self.allowed(step_seconds)
 
-    def begins(self, step_seconds: float, training_seconds: float, seconds_left: float = 0.0) -> bool:
-        """Is a search worth its time? It is where training has lasted, or will last, many times as long."""
-        enough = PATIENCE * search_seconds(step_seconds)
-        return self.is_free or max(training_seconds, seconds_left) >= enough
+    def pays(self, step_seconds: float, seconds_left: float) -> bool:
+        """Is a whole search worth its time, where so many seconds are left and no more?"""
+        return self.is_free or seconds_left >= PATIENCE * search_seconds(step_seconds)
+
+    def begins(self, step_seconds: float) -> bool:
+        """May the first of a search be spent?"""
+        return self.affords(IMPORT_SECONDS + BEGIN_STEPS * step_seconds, step_seconds)
+
+    def steps_until(self, seconds: float, step_seconds: float) -> int:
+        """Steps until so many seconds more may be spent, about, and at least 1."""
+        missing = self.waited + self.lost + seconds - self.allowed(step_seconds)
+        is_early = self._counted() < PATIENCE * _start(step_seconds)
+        share = SHARE + (1.0 / PATIENCE if is_early else 0.0)
+        return max(1, math.ceil(missing / (share * max(step_seconds, 1e-6))))
+
+    def _counted(self) -> float:
+        """Seconds of the run so far, and of what is to come."""
+        passed = self.elapsed
+        return passed + min(self.coming(), TRUSTED * passed)
+
+
+def _start(step_seconds: float) -> float:
+    return max(START_SECONDS, search_seconds(step_seconds))
 
 
 def search_seconds(step_seconds: float) -> float:
     """What a first search takes, about."""
     return IMPORT_SECONDS + SEARCH_STEPS * step_seconds
-
-
-def affordable_steps(seconds: float, step_seconds: float) -> int:
-    """Steps until so many seconds more may be spent, at least 1."""
-    return max(1, math.ceil(seconds / (SHARE * max(step_seconds, 1e-6))))

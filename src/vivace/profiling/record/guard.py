@@ -30,13 +30,24 @@ class Guard:
 
     def looking(self, look: Callable[..., object]) -> Callable[..., None]:
         """A hook that only looks: it returns None, and raises nothing."""
+        answer = self.answering(look)
 
         def hook(*arguments: object, **keywords: object) -> None:
-            if not self.off:
-                try:
-                    look(*arguments, **keywords)
-                except Exception as error:
-                    self.fail(error)
+            answer(*arguments, **keywords)
+
+        return hook
+
+    def answering(self, look: Callable[..., Any]) -> Callable[..., Any]:
+        """A hook that raises nothing: it returns what `look` does, or None."""
+
+        def hook(*arguments: object, **keywords: object) -> Any:
+            if self.off:
+                return None
+            try:
+                return look(*arguments, **keywords)
+            except Exception as error:
+                self.fail(error)
+                return None
 
         return hook
 

@@ -1,0 +1,111 @@
+"""How long a script's own loops say that they are going to be: ``for epoch in range(args.epochs)``.
+
+The `for` statements around the step are read as they stand in the source, with the values that their names
+have. Nothing of the script's is called.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import inspect
+import textwrap
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+Place = tuple[CodeType, int]  # a function, and a line in it
+
+
+class Length:
+    """Looked at from time to time, at the end of a step; `num_steps` is what the run is said to have."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0.0
+        self._before: tuple[int, dict[Place, int]] = 0, {}
+
+    def look(self, step: int, left_of_pass: float, steps_a_pass: float) -> None:
+        """`step` steps are done; a pass over the data has so many, or 0 where that is not known.
+
+        A loop that went on since the last look takes its own time; of those that stood still the innermost
+        goes on with passes over the data, or with the loops inside it.
+        """
+        at, before = self._before
+        found = list(rounds_left(inspect.currentframe()))
+        self._before = step, {place: left for place, left, _ in found}
+        known = [(before[place], left, total) for place, left, total in found if place in before]
+        moving = [((step - at) / (was - left), left, total) for was, left, total in known if left < was]
+        left_inside = max([left_of_pass, *(steps * left for steps, left, _ in moving)])
+        steps_a_round = max([steps_a_pass, *(steps * total for steps, _, total in moving)])
+        standing = next((left for was, left, _ in known if left == was), 0)
+        self.num_steps = max(self.num_steps, step + left_inside + standing * steps_a_round)
+
+
+def rounds_left(frame: FrameType | None) -> Iterator[tuple[Place, int, int]]:
+    """Of each loop over a range around the step, the innermost first: rounds after this one, and in all."""
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if module not in ("torch", "vivace"):
+            for loop in reversed(_loops(frame.f_code)):
+                if loop.body[0].lineno <= frame.f_lineno <= (loop.body[-1].end_lineno or 0):
+                    names = {**frame.f_globals, **frame.f_locals}
+                    values = _range(loop.iter, names)
+                    target = loop.target.elts[-1] if isinstance(loop.target, ast.Tuple) else loop.target
+                    now = _value(target, names)
+                    if values is not None and isinstance(now, int) and now in values:
+                        yield (frame.f_code, loop.lineno), len(values) - 1 - values.index(now), len(values)
+        frame = frame.f_back
+
+
+@functools.lru_cache(maxsize=64)
+def _loops(code: CodeType) -> tuple[ast.For, ...]:
+    """The `for` statements of a function, or of a module, with the lines of their file."""
+    with contextlib.suppress(OSError, TypeError, SyntaxError, ValueError):
+        read = inspect.findsource if code.co_name == "<module>" else inspect.getsourcelines
+        lines, first = read(code)
+        tree = ast.increment_lineno(ast.parse(textwrap.dedent("".join(lines))), max(0, first - 1))
+        return tuple(sorted((n for n in ast.walk(tree) if isinstance(n, ast.For)), key=lambda n: n.lineno))
+    return ()
+
+
+def _range(node: ast.expr, names: dict[str, Any]) -> range | None:
+    """What is gone through, also inside of tqdm's or enumerate's brackets."""
+    if not isinstance(node, ast.Call) or not node.args:
+        return None
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if name not in ("range", "trange"):
+        return _range(node.args[0], names)
+    ends = [_value(argument, names) for argument in node.args]
+    whole = len(ends) <= 3 and all(isinstance(end, int) for end in ends)
+    return range(*ends) if whole and 0 not in ends[2:] else None
+
+
+def _value(node: ast.expr, names: dict[str, Any]) -> Any:
+    """Of a name, a setting or a sum; None for anything that would have to be run."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name):
+        return names.get(node.id)
+    if isinstance(node, ast.Attribute):
+        return inspect.getattr_static(_value(node.value, names), node.attr, None)
+    if isinstance(node, ast.Subscript):
+        held, key = _value(node.value, names), _value(node.slice, names)
+        return held.get(key) if type(held) is dict and isinstance(key, str) else None
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "int" and len(node.args) == 1:
+        return _value(node.args[0], names)
+    if isinstance(node, ast.BinOp):
+        left, right = _value(node.left, names), _value(node.right, names)
+        if isinstance(left, int) and isinstance(right, int):
+            return _computed(node.op, left, right)
+    return None
+
+
+def _computed(operator: ast.operator, left: int, right: int) -> int | None:
+    if isinstance(operator, ast.Add):
+        return left + right
+    if isinstance(operator, ast.Sub):
+        return left - right
+    if isinstance(operator, ast.Mult):
+        return left * right
+    return left // right if isinstance(operator, ast.FloorDiv) and right else None

@@ -1,0 +1,96 @@
+"""How long loops say that they are going to be, read in their source."""
+
+import argparse
+from types import SimpleNamespace
+
+import pytest
+
+from vivace.live.length import Length
+
+PASS = 30
+
+
+def looked(train):
+    """What was said of the run's steps at each eighth step of ``train(step)``, and how many there were."""
+    length, said, count = Length(), [], 0
+
+    def step():
+        nonlocal count
+        count += 1
+        if count % 8 == 0:
+            length.look(count, *((PASS - 1 - (count - 1) % PASS, PASS) if train in OF_PASSES else (0, 0)))
+            said.append(length.num_steps)
+
+    train(step)
+    return said, count
+
+
+def epochs_of_settings(step):
+    args = argparse.Namespace(epochs=4)
+    for _epoch in range(1, args.epochs + 1):
+        for _batch in [None] * PASS:
+            step()
+
+
+def epochs_of_a_table(step):
+    config = {"num_epochs": 3}
+    for epoch in range(int(config["num_epochs"])):  # noqa: B007
+        for _batch in [None] * PASS:
+            step()
+
+
+def steps_alone(step):
+    for _, _number in enumerate(range(120)):
+        step()
+
+
+class Trainer:
+    """Its epochs and its steps are loops of different methods."""
+
+    args = SimpleNamespace(epochs=5)
+
+    def train(self, step):
+        for self_epoch in range(self.args.epochs):
+            self.one(step, self_epoch)
+
+    def one(self, step, epoch):
+        for _number in range(20):
+            step()
+
+
+def trained_by_methods(step):
+    Trainer().train(step)
+
+
+def open_end(step):
+    number = 0
+    while number < 100:
+        step()
+        number += 1
+
+
+OF_PASSES = (epochs_of_settings, epochs_of_a_table)
+
+
+@pytest.mark.parametrize("train", [epochs_of_settings, epochs_of_a_table, steps_alone])
+def test_loops_over_ranges_say_how_long_they_are(train):
+    said, count = looked(train)
+    assert set(said[1:]) == {count}
+
+
+def test_what_is_said_is_never_more_than_comes():
+    said, count = looked(trained_by_methods)
+    assert max(said) <= count
+    assert said[2] > count / 2
+
+
+def test_what_says_nothing_is_not_guessed():
+    said, _ = looked(open_end)
+    assert said == [8 * number for number in range(1, len(said) + 1)]
+
+
+def test_code_without_a_source_says_nothing():
+    names = {}
+    exec("def train(step):\n    for number in range(100):\n        step()", names)
+    said, _ = looked(names["train"])
+    assert said[-1] == 8 * len(said)
