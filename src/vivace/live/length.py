@@ -11,9 +11,12 @@ import contextlib
 import functools
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
+
+from vivace.live.frames import variables
 
 Place = tuple[CodeType, int]  # a function, and a line in it
 
@@ -49,7 +52,7 @@ def rounds_left(frame: FrameType | None) -> Iterator[tuple[Place, int, int]]:
         if module not in ("torch", "vivace"):
             for loop in reversed(_loops(frame.f_code)):
                 if loop.body[0].lineno <= frame.f_lineno <= (loop.body[-1].end_lineno or 0):
-                    names = {**frame.f_globals, **frame.f_locals}
+                    names = ChainMap(dict(variables(frame)), frame.f_globals)
                     values = _range(loop.iter, names)
                     target = loop.target.elts[-1] if isinstance(loop.target, ast.Tuple) else loop.target
                     now = _value(target, names)
@@ -69,7 +72,7 @@ def _loops(code: CodeType) -> tuple[ast.For, ...]:
     return ()
 
 
-def _range(node: ast.expr, names: dict[str, Any]) -> range | None:
+def _range(node: ast.expr, names: Mapping[str, Any]) -> range | None:
     """What is gone through, also inside of tqdm's or enumerate's brackets."""
     if not isinstance(node, ast.Call) or not node.args:
         return None
@@ -81,7 +84,7 @@ def _range(node: ast.expr, names: dict[str, Any]) -> range | None:
     return range(*ends) if whole and 0 not in ends[2:] else None
 
 
-def _value(node: ast.expr, names: dict[str, Any]) -> Any:
+def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
     """Of a name, a setting or a sum; None for anything that would have to be run."""
     if isinstance(node, ast.Constant):
         return node.value

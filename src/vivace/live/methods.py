@@ -11,6 +11,8 @@ from types import FrameType, FunctionType, ModuleType
 
 from torch import nn
 
+from vivace.live.frames import variables
+
 # What a method may use beside functions and classes: a copy of it is run again, which nobody else may notice.
 SILENT = {"torch", "torchvision", "torchaudio", "torchmetrics", "numpy", "math", "cmath", "random", "einops"}
 SILENT |= {"functools", "itertools", "operator", "collections", "typing", "time", "copy", "warnings"}
@@ -61,7 +63,7 @@ def _outermost(frame: FrameType | None, module: nn.Module) -> tuple[nn.Module, F
         if str(frame.f_globals.get("__name__", "")).startswith(("torch.optim", "torch.autograd")):
             break
         code = frame.f_code
-        owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        owner = variables(frame).get(code.co_varnames[0]) if code.co_argcount else None
         if isinstance(owner, nn.Module) and any(part is module for part in owner.modules()):
             function = inspect.getattr_static(type(owner), code.co_name, None)
             if getattr(function, "__code__", None) is code:

@@ -1,0 +1,52 @@
+"""Reading a running function's variables leaves no trace in it."""
+
+import inspect
+import weakref
+
+from vivace.live.frames import variables
+
+# pytest makes a test that asserts look at its own variables: what is read here asserts nothing itself.
+
+
+class Large:
+    pass
+
+
+def asked(frame):
+    return dict(variables(frame))
+
+
+def lets_go():
+    large = Large()
+    gone = weakref.ref(large)
+    known = "large" in asked(inspect.currentframe())
+    del large
+    return known, gone() is None
+
+
+def looks_at_itself(lr=0.1, epochs=2):
+    settings = locals()
+    model = Large()
+    found = asked(inspect.currentframe())
+    return settings, found, model
+
+
+def counts():
+    count = 0
+    for _ in range(3):
+        count += asked(inspect.currentframe())["count"] + 1
+    return count
+
+
+def test_nothing_is_kept_alive():
+    assert lets_go() == (True, True)
+
+
+def test_a_function_that_looks_at_its_own_variables_is_not_asked():
+    settings, found, _ = looks_at_itself()
+    assert settings == {"lr": 0.1, "epochs": 2}
+    assert found == {}
+
+
+def test_variables_can_still_be_read_and_changed():
+    assert counts() == 7
