@@ -559,6 +559,7 @@ def test_evaluation_between_steps_runs_as_it_is(watched, only):
 
 def test_a_short_script_pays_nothing(watched, monkeypatch, tmp_path):
     monkeypatch.setattr(spending, "PATIENCE", 1e9)
+    monkeypatch.setattr(spending, "SHARE", 0.01)
     mine, loop = watched(lambda: train(20, slow=False))
     assert document(tmp_path)["reason"] == "it ended before anything was tried"
     assert loop.conductor is None
