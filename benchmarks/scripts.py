@@ -27,9 +27,9 @@ What is run (benchmarks/scripts.toml holds the whole commands):
     super_resolution        pytorch/examples super_resolution/main.py --upscale_factor 3, 200 photographs
     mnist_forward_forward   pytorch/examples mnist_forward_forward/main.py --epochs 200
     convolutional_network   yunjey/pytorch-tutorial convolutional_neural_network/main.py
-    language_model          yunjey/pytorch-tutorial language_model/main.py, 12,000 words
+    language_model          yunjey/pytorch-tutorial language_model/main.py, 20,000 words
     makemore                karpathy/makemore makemore.py --max-steps 3000
-    unet                    milesial/Pytorch-UNet train.py, 120 photographs
+    unet                    milesial/Pytorch-UNet train.py, 160 photographs
     torchvision             pytorch/vision references/classification/train.py --model mobilenet_v3_small
     timm                    huggingface/pytorch-image-models train.py --model resnet26
     trainer                 huggingface/transformers run_classification.py, a small BERT, two epochs
