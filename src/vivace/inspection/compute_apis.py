@@ -23,7 +23,6 @@ import numpy
 SMALLEST_SIZE, LARGEST_SIZE = 256, 4096
 ENOUGH_SECONDS = 0.02  # of one product, so that handing it over does not count
 SHAPES = ((1, 4), (4, 4), (4, 8), (4, 16), (8, 8))  # rows and columns of what one work item computes
-GROUP = (8, 8)  # work items; in groups of its own choice PoCL keeps more sums than its threads' stacks hold
 COPY_BYTES = 128 * 2**20
 READING_SECONDS = 0.05
 KINDS = {"fp32": numpy.float32, "fp16": numpy.float16, "int8": numpy.int8}
@@ -146,8 +145,9 @@ def opencl_product(pyopencl: Any, context: Any, queue: Any, kind: str) -> tuple[
         output = pyopencl.Buffer(context, flags.WRITE_ONLY, expected.nbytes)
 
         def run() -> None:
-            items = (size // shape[1], size // shape[0])
-            kernels[shape](queue, items, GROUP, *inputs, output, numpy.int32(size))
+            kernels[shape](
+                queue, (size // shape[1], size // shape[0]), None, *inputs, output, numpy.int32(size)
+            )
             queue.finish()
 
         run()
