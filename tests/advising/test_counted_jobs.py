@@ -153,7 +153,5 @@ def test_a_job_that_cannot_be_built_is_named_with_its_line(tmp_path):
         "import vivace\n\ndef data():\n    return open('/nowhere.csv')\n\n"
         "job = vivace.Job(model=print, data=data, loss=print, optimizer=print)\n"
     )
-    with pytest.raises(
-        JobError, match=r"be built: FileNotFoundError: .*nowhere.csv' \(.*job.py, line 4"
-    ):
+    with pytest.raises(JobError, match=r"be built: FileNotFoundError: .*nowhere.csv' \(.*job.py, line 4"):
         vivace.advise(f"{tmp_path / 'job.py'}:job", steps=10)
