@@ -13,6 +13,7 @@ from vivace.advising.catalogue import find_gpu
 from vivace.advising.demand import Demand, load_models
 from vivace.advising.predict import Predictor
 from vivace.advising.source import counted_model
+from vivace.errors import JobError
 from vivace.work.count import count_work
 from vivace.work.imagine import imagine
 
@@ -145,3 +146,12 @@ def test_a_stream_has_no_length_and_is_counted():
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
     )
     assert imagine(job, "stream")["steps_per_epoch"] is None
+
+
+def test_a_job_that_cannot_be_built_is_named_with_its_line(tmp_path):
+    (tmp_path / "job.py").write_text(
+        "import vivace\n\ndef data():\n    return open('/nowhere.csv')\n\n"
+        "job = vivace.Job(model=print, data=data, loss=print, optimizer=print)\n"
+    )
+    with pytest.raises(JobError, match=r"be built: FileNotFoundError: .*nowhere.csv' \(.*job.py, line 4"):
+        vivace.advise(f"{tmp_path / 'job.py'}:job", steps=10)

@@ -498,3 +498,15 @@ def test_a_shell_completes_commands_and_options(typed, place, offered):
         check=False,
     )
     assert done.stdout.split() == [offered], done.stderr
+
+
+def test_a_full_or_closed_standard_output_is_one_sentence():
+    command = [sys.executable, "-m", "vivace", "recipes", "--json"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    said = "vivace: standard output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, said)
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+    done = subprocess.run(closed, stderr=subprocess.PIPE, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") <= 1

@@ -156,9 +156,7 @@ def _catalogued(machine: Machine, kind: str) -> Any:
 
 @app.command()
 def profile(
-    words: Annotated[
-        list[str], typer.Argument(metavar="JOB | -- COMMAND", help="JOB, or -- python train.py")
-    ],
+    words: JobOrScript,
     plan: Annotated[Path | None, typer.Option(help="profile the job under this plan")] = None,
     out: Annotated[Path, typer.Option(help="folder for page, trace and record")] = Path("runs/profile"),
     device: OnDevice = None,
@@ -198,9 +196,7 @@ def profile(
 
 @app.command()
 def tune(
-    words: Annotated[
-        list[str], typer.Argument(metavar="JOB | -- COMMAND", help="JOB, or -- python train.py")
-    ],
+    words: JobOrScript,
     budget: Annotated[
         str, typer.Option(help="auto (a tenth of the training), fast, balanced, max, or a time such as 5m")
     ] = "auto",

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TextIO
 
 import typer
 
-from vivace.errors import RankLost, TechniqueWarning, VivaceError, printable
+from vivace.errors import InputError, RankLost, TechniqueWarning, VivaceError, printable
 
 _show_warning = warnings.showwarning
 
@@ -31,7 +31,8 @@ class Screen:
         with contextlib.suppress(OSError):  # it may be closed
             self.script_input = os.dup(0)
         warnings.showwarning = self._warn  # type: ignore[assignment]
-        sys.stdout.flush()
+        for number in (1, 2):
+            _stand_in(number)
         self._output = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)  # what a job prints goes to standard error
 
@@ -49,14 +50,22 @@ class Screen:
     def document(self, content: dict[str, Any]) -> None:
         """Print the command's JSON document, if it was asked for."""
         if self.as_json:
-            self._output.write(json.dumps(_finite(content), ensure_ascii=False, default=str) + "\n")
-            self._output.flush()
+            self._write(json.dumps(_finite(content), ensure_ascii=False, default=str) + "\n")
 
     def text(self, content: str) -> None:
         """Print what was asked for as a text, to be piped into a file, unless a document was asked for."""
         if not self.as_json:
+            self._write(content)
+
+    def _write(self, content: str) -> None:
+        try:
             self._output.write(content)
             self._output.flush()
+        except OSError as error:  # a full disk, or a pipe that nobody reads any more
+            self.as_json = False
+            with contextlib.suppress(OSError):
+                self._output.close()
+            raise InputError(f"standard output cannot be written: {error.strerror}") from None
 
     def fail(self, kind: str, message: str) -> None:
         """The error's document, where documents are asked for, and its sentence."""
@@ -94,6 +103,21 @@ class Screen:
         if not self.quiet:
             text = "\n".join(map(printable, text.split("\n")))
             print(text, file=sys.stderr, flush=True)
+
+
+def _stand_in(number: int) -> None:
+    """Where standard output or error is closed, what goes there is lost, as the person wants it."""
+    try:
+        os.fstat(number)
+    except OSError:
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        if nothing != number:
+            os.dup2(nothing, number)
+            os.close(nothing)
+    name = ("stdout", "stderr")[number - 1]
+    if getattr(sys, name) is None:
+        setattr(sys, name, os.fdopen(number, "w", closefd=False))
+    getattr(sys, name).flush()
 
 
 def _finite(content: object) -> Any:

@@ -319,7 +319,8 @@ def endless_batches(
             if batch is not None:
                 yield batch
         if not drawn:
-            raise JobError("the Job's data() gave no batch when it was read again")
+            later = " when it was read again" if epoch else ""
+            raise JobError(f"the Job's data() gave no batch{later}")
         if isinstance(loader, Iterator):
             loader = call(job, "data")
         elif isinstance(source, DataLoader):

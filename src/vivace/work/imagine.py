@@ -42,7 +42,7 @@ def imagine(job: Job, name: str) -> dict[str, Any]:
     try:
         batch = next(iter(loader))
     except StopIteration:
-        raise JobError("the job's data yields no batch") from None
+        raise JobError("the Job's data() gave no batch") from None
     how, (work, model, state) = _counted(job, batch)
     samples = batch_size(batch) or 1
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -151,8 +151,10 @@ def main() -> None:
         code = 0
     except VivaceError as error:
         document, code = {"error": error.to_dict()}, 2
+    except _Unimaginable as error:
+        document, code = {"error": JobError(str(error)).to_dict()}, 2
     except Exception as error:
-        document, code = {"error": JobError(str(error) or blame(error)).to_dict()}, 2
+        document, code = {"error": JobError(f"the Job cannot be built: {blame(error)}").to_dict()}, 2
     replace_text(out, json.dumps(document))
     sys.exit(code)
 
