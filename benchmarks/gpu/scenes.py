@@ -220,14 +220,11 @@ class Scenes:
     def flags_come_back(self) -> Found:
         """After each technique alone the process is as before; the GPU memory that it left is recorded."""
         found: Found = {}
-        gc.collect()
-        gc.freeze()  # what is there now need not be looked at again, which takes longer than the steps
         for cls in registry.everything():
             if "cuda" not in cls.card.devices or cls.card.stage.name == "COMPILE":
                 continue
             before = contract.process_flags()
-            gc.collect()
-            held = 0 if self.dry else torch.cuda.memory_allocated()
+            held = self._held()
             try:
                 with self._open("cnn", {cls.name: {}}) as session:
                     for batch in _batches([16] * 4):
@@ -236,10 +233,15 @@ class Scenes:
             except Refused as refused:
                 found[cls.name] = str(refused)
             assert contract.process_flags() == before, cls.name
-            gc.collect()
-            left = 0 if self.dry else torch.cuda.memory_allocated() - held
-            found.setdefault(cls.name, f"{left} bytes left")
+            found.setdefault(cls.name, f"{self._held() - held} bytes left")
         return found
+
+    def _held(self) -> int:
+        """Bytes of the GPU's memory in use, once garbage is gone; a dry run has none."""
+        if self.dry:
+            return 0
+        gc.collect()
+        return int(torch.cuda.memory_allocated())
 
     def compiled_code_runs_on_the_gpu(self) -> Found:
         """torch.compile finds Triton here, and its kernels run."""
