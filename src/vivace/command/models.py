@@ -132,6 +132,18 @@ def export(
         shown.exit_code = result.exit_code
 
 
+Against = Annotated[
+    str | None, typer.Option(help="weigh the metric against seconds (of a step) or parameters")
+]
+Transfer = Annotated[
+    str | None, typer.Option(metavar="WIDTH", help="carry learning rates over from its smallest value: muP")
+]
+Engine = Annotated[
+    str | None, typer.Option(metavar="ray", help="run trials on a Ray cluster; left out, on this machine")
+]
+Address = Annotated[str | None, typer.Option(help="of the Ray cluster: auto, or HOST:PORT of its head")]
+
+
 @app.command()
 def sweep(
     job: JobName,
@@ -151,19 +163,10 @@ def sweep(
         "runs/sweep"
     ),
     resume: Annotated[bool, typer.Option("--resume", help="go on with the sweep in that folder")] = False,
-    against: Annotated[
-        str | None, typer.Option(help="weigh the metric against seconds (of a step) or parameters")
-    ] = None,
-    transfer: Annotated[
-        str | None,
-        typer.Option(metavar="WIDTH", help="carry learning rates over from its smallest value: muP"),
-    ] = None,
-    engine: Annotated[
-        str | None, typer.Option(metavar="ray", help="run trials on a Ray cluster; left out, on this machine")
-    ] = None,
-    address: Annotated[
-        str | None, typer.Option(help="of the Ray cluster: auto, or HOST:PORT of its head")
-    ] = None,
+    against: Against = None,
+    transfer: Transfer = None,
+    engine: Engine = None,
+    address: Address = None,
     device: OnDevice = None,
     details: Details = False,
     as_json: AsJson = False,

@@ -40,8 +40,7 @@ def sweep(
     reason, and the sweep goes on. Killed or interrupted itself, it goes on with `resume` where it stood.
 
     Args:
-        job: a function of named parameters that returns a Job with a metric, or a reference such as
-            ``train.py:job`` to one.
+        job: a function of named parameters that returns a Job with a metric, or its ``train.py:job``.
         space: ranges by name, as texts (``1e-4..1e-1:log``, ``2..6``, ``32,64,128``), as Optuna's
             distributions, or plain values; or a list of ``name=range``.
         trials: how many, those of a resumed sweep counted.
@@ -51,19 +50,14 @@ def sweep(
         workers: trials at a time; left out, one a core, or one on a GPU.
         out: folder for the journal, the runs, the page and best.py.
         resume: go on with the sweep that `out` holds.
-        against: ``seconds`` of a step or ``parameters`` of the model: beside the best metric, the trials that
-            no other beats in both; nothing is pruned then.
-        transfer: the parameter that is the model's width: learning rates are those of its smallest value, and
-            carried over to others (muP, see `vivace.sweeping.transfer`).
+        against: ``seconds`` of a step or ``parameters``: also find what no other beats in both; prunes none.
+        transfer: the model's width: learning rates are carried over from its smallest value (muP).
         engine: ``ray``: trials run on a Ray cluster whose nodes share `out`; left out, on this machine.
-        address: of the cluster: ``auto``, for the one of which this machine is a node, or its head's
-            HOST:PORT.
+        address: of the cluster's head, HOST:PORT; left out, the cluster of which this machine is a node.
         on_event: called with a `vivace.Event` as the sweep goes on.
 
-    Raises InputError where a range cannot be read, JobError where the job cannot be built, FolderError where
-    the folder cannot be used, AnswerIsNo where the first trials all fail.
+    Raises InputError, JobError, FolderError where they cannot be used, AnswerIsNo where no first trial ends.
     """
-    require_torch()
     require_optuna()
     from vivace.sweeping.searching import run_sweep
 
@@ -86,7 +80,8 @@ def sweep(
 
 
 def require_optuna() -> None:
-    """Raises InputError where the search engine is not installed."""
+    """Raises InputError where torch or the search engine is not installed."""
+    require_torch()
     if importlib.util.find_spec("optuna") is None:
         raise InputError("a sweep needs Optuna: pip install 'vivace[sweep]'")
 
