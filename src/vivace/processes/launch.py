@@ -166,13 +166,13 @@ class Child:
         Raises ChildFailed where the child died or ran out of memory, and TimedOut where it did not answer,
         or ask, within `timeout` seconds.
         """
-        message = self.say({"command": command, "arguments": arguments}, command, timeout)
-        while "question" in message:
+        turn = self.say({"command": command, "arguments": arguments}, command, timeout)
+        while "question" in turn:
             assert reply is not None, "nobody answers what the child asks"
-            message = self.say(reply(message["question"]), command, timeout)
-        if "error" not in message:
-            return message["answer"]
-        raise VivaceError.from_dict(message["error"])
+            turn = self.say(reply(turn["question"]), command, timeout)
+        if "error" not in turn:
+            return turn["answer"]
+        raise VivaceError.from_dict(turn["error"])
 
     def say(self, message: object, command: str, timeout: float) -> dict[str, Any]:
         """One turn of `converse`: send the command itself, or what a question was answered, and wait for

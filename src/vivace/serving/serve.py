@@ -193,7 +193,7 @@ def main() -> None:
     numpy.savez(outputs, **returned)  # type: ignore[arg-type]
     strangers = sorted(name for name in sys.modules if name.startswith("vivace_job_"))
     package = PACKAGES[runtime]
-    facts = {package: importlib.metadata.version(package), "of_the_job": strangers}
+    facts: dict[str, Any] = {package: importlib.metadata.version(package), "of_the_job": strangers}
     if choices:
         facts["told"] = [place for place, name in enumerate(told) if name]
     print(json.dumps(facts))

@@ -66,10 +66,10 @@ class Place(tune.Trainable):  # type: ignore[misc]
                 said: object = {"command": "train", "arguments": json.loads(self._trial)}
             else:
                 said = {"prune": False}  # a pruned trial has no further step
-            message = self._child.say(said, "train", SILENCE_SECONDS)
+            turn = self._child.say(said, "train", SILENCE_SECONDS)
         except VivaceError as error:
-            message = {"error": error.to_dict()}
-        return {"message": json.dumps(message), "done": "question" not in message}
+            turn = {"error": error.to_dict()}
+        return {"message": json.dumps(turn), "done": "question" not in turn}
 
     def cleanup(self) -> None:
         """End the trial's process, which has come to its end or waits for an answer."""
@@ -86,14 +86,14 @@ class Running:
         self.answer: Future[dict[str, Any]] = Future()
         self._heard = heard
 
-    def goes_on(self, message: dict[str, Any]) -> bool:
+    def goes_on(self, turn: dict[str, Any]) -> bool:
         """Hear what it says; False where that was its last word, or where it is pruned."""
-        if "question" not in message:
-            self.end(VivaceError.from_dict(message["error"]) if "error" in message else message["answer"])
+        if "question" not in turn:
+            self.end(VivaceError.from_dict(turn["error"]) if "error" in turn else turn["answer"])
             return False
         try:
-            if self._heard(message["question"])["prune"]:
-                self.end({"pruned": True, **message["question"]})
+            if self._heard(turn["question"])["prune"]:
+                self.end({"pruned": True, **turn["question"]})
         except Exception as error:  # of the journal; it is the thread's that waits
             self.end(error)
         return not self.answer.done()
