@@ -82,7 +82,8 @@ def test_tables_and_pictures_hold_what_they_were_asked_for(tmp_path):
     assert len(list((tmp_path / "pictures/train").glob("*/*.jpg"))) == 16
     assert len({path.parent.name for path in (tmp_path / "pictures/val").glob("*/*.jpg")}) == 8
     _script_data.make("labelled_lines", tmp_path / "lines", trained=100, held_out=20)
-    rows = list(csv.DictReader((tmp_path / "lines/train.csv").open(encoding="utf-8")))
+    written = (tmp_path / "lines/train.csv").read_text(encoding="utf-8")
+    rows = list(csv.DictReader(written.splitlines()))
     assert [row["label"] for row in rows].count("1") == 50
     _script_data.make("sentence_pairs", tmp_path / "pairs", trained=30, held_out=5)
     assert len((tmp_path / "pairs/mrpc/validation.jsonl").read_text(encoding="utf-8").splitlines()) == 5
