@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection
-from typing import Any
 
 import torch
 from torch import nn
 
-from vivace.ledger import Profile
 from vivace.live.refusals import Seen
 from vivace.machine import Machine
 from vivace.plan import Plan
@@ -18,7 +15,6 @@ from vivace.technique.registry import find
 
 UNITS = {"avx512_bf16", "amx_bf16", "bf16"}
 OF_CALLS = ("channels_last", "bf16_autocast")  # act on the call of a model
-OF_LOADING = "loader_workers"  # acts on what the script's loader reads
 
 
 def additions(root: nn.Module, machine: Machine, own: Collection[str] = ()) -> list[list[Technique]]:
@@ -37,12 +33,6 @@ def additions(root: nn.Module, machine: Machine, own: Collection[str] = ()) -> l
     if torch.are_deterministic_algorithms_enabled():  # the person wants equal bits
         found = [group for group in found if all(t.card.numerics == Numerics.EXACT for t in group)]
     return [group for group in found if group and not any(t.name in own for t in group)]
-
-
-def of_loading(profile: Profile, machine: Machine) -> list[Technique]:
-    """What may load a script's batches, what promises most first; each pass over the data begins it anew."""
-    found: list[Any] = find(OF_LOADING).candidates(profile, machine)
-    return [dataclasses.replace(t, persistent=False) for t in found if t.num_workers]
 
 
 def adding(base: Plan, group: list[Technique]) -> Plan:

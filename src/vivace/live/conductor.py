@@ -18,9 +18,8 @@ from torch import nn
 
 from vivace.inspection import inspect
 from vivace.ledger import Ledger
-from vivace.live.candidates import OF_LOADING, adding, additions, lowers, own_settings
+from vivace.live.candidates import adding, additions, lowers, own_settings
 from vivace.live.errand import LEDGER, PLAN
-from vivace.live.feeding import WAITS_MOST, WORTH, Feeding
 from vivace.live.hosted import Hosted
 from vivace.live.kept import CannotKeep, Kept, KeptCall, KeptUpdate, Weights, kept_in_closure
 from vivace.live.pairs import LOOKS, Comparison, Pair, Pause, Segment, Timing, compared, length, middle
@@ -43,9 +42,6 @@ REPLAYS_TO_BEGIN = 5  # what a kept step costs before anything is judged
 OVERFLOWS = 20  # steps in a row that a GradScaler leaves out
 SEARCHED_STEPS = 20  # until the second proof, where nothing but the search is wanted
 MOST_INTERRUPTED = 200  # steps, where hardly any other comes
-READ_STEPS, MOST_PROVING_STEPS = 8, 100  # to see how long batches are waited for, and to compare some
-# Until workers are ahead or have nothing left to do, and in all, at least: they come in bursts.
-FED_SETTLING, FED_STEPS = 3, 6
 HOOKS = 2  # around the call and after the update, about alike
 KEEP = object()
 Wish = Segment | Pause | object
@@ -64,8 +60,6 @@ class Conductor:
         self.loop, self.root, self.optimizer, self.rest = loop, root, optimizer, rest
         self._optimizers = sorted(loop.seen.optimizers.values(), key=lambda each: each is not optimizer)
         self.clock, self.spending = loop.clock, loop.spending
-        self.feeding = Feeding(loop.spending, loop.passes, loop.problems)
-        loop.feeding = self.feeding
         self.device = device_of(root)
         self.machine = inspect()
         self.plan, self.reference = Plan(), Plan()
@@ -157,7 +151,6 @@ class Conductor:
             return True
         if whole:
             self._step_seconds.append(step.wall)
-        self.feeding.stepped(step.wall if whole else None)
         if self._acting is not None and self._acting.plan is self.plan and self.plan.techniques:
             self.plan_steps += 1
             self.plan_seconds += step.wall if whole else self.step_seconds
@@ -190,13 +183,7 @@ class Conductor:
         if self._kept is not None:
             self._kept.end()
             self._kept = None
-        self.feeding.close()
         self._act(self.reference)
-
-    @property
-    def _is_unfed(self) -> bool:
-        """Do workers no longer fetch, though the plan says so?"""
-        return bool(self.feeding.fault) and OF_LOADING in self.plan.names
 
     @property
     def step_seconds(self) -> float:
@@ -250,7 +237,7 @@ class Conductor:
         wish = self._wish
         if isinstance(wish, Pause):
             self._done += 1
-            if self._done >= wish.steps or self._is_unfed:
+            if self._done >= wish.steps:
                 self._advance(None)
         elif isinstance(wish, Segment):
             self._timed(wish, step)
@@ -272,7 +259,6 @@ class Conductor:
         self._cpu += step.cpu
         if self._done == segment.settling + segment.steps:
             own = HOOKS * self.hook_seconds if segment.plan.techniques else 0.0  # alone it has none
-            own += self.feeding.seconds_a_step if OF_LOADING in segment.plan.names else 0.0
             self._advance(Timing(self._wall / segment.steps + own, self._cpu / segment.steps + own))
 
     def _completed(self) -> None:
@@ -318,7 +304,6 @@ class Conductor:
         self._wall = self._cpu = 0.0
         self._keeping = wish is KEEP
         self._wished = wish.plan if isinstance(wish, (Segment, Pause)) else self.reference
-        self.feeding.wish(self._wished)
         self._act(self._wished)
         self._wait()
 
@@ -344,7 +329,7 @@ class Conductor:
         kept: Kept = yield KEEP
         with untouched(self.root):
             proof = Proof(kept, self.machine, self.clock)
-        plan = yield from self._search(proof) if given is None else self._given(proof, given)
+        plan = (yield from self._search(proof)) if given is None else self._given(proof, given)
         if not plan.techniques:
             return 0.0
         cost = REPLAYS_TO_BEGIN * proof.replay_seconds + proof.expected_seconds(plan)
@@ -358,14 +343,9 @@ class Conductor:
         while not self.spending.affords(seconds, self.step_seconds):
             yield Pause(self.plan, min(WATCH_STEPS, self.spending.steps_until(seconds, self.step_seconds)))
 
-    def _given(self, proof: Proof, given: dict[str, dict[str, Any]]) -> Generator[Wish, Any, Plan]:
+    def _given(self, proof: Proof, given: dict[str, dict[str, Any]]) -> Plan:
         plan = Plan.from_dict(given)
         verdict = proof.judge(plan)
-        for loading in (t for t in plan.techniques if t.name == OF_LOADING and verdict.kept):
-            self.feeding.install()
-            yield Pause(self.reference, READ_STEPS)
-            same = yield from self._same_batches(loading)
-            verdict = verdict if same.kept else same
         self._note(plan, "given", verdict)
         if not verdict.kept:
             self.reason = f"the plan is not kept here: {verdict.reason}"
@@ -374,9 +354,9 @@ class Conductor:
         return plan
 
     def _search(self, proof: Proof) -> Generator[Wish, Any, Plan]:
-        """Add what makes it faster; workers take many steps to time: last, but where most is waiting."""
-        base = yield from self._fed(Plan(), WAITS_MOST)
-        done = {Plan(), base}
+        """Add what makes it faster, the most promising first."""
+        base = Plan()
+        done = {base}
         rounds = 1 if self.step_seconds > LONG_STEP_SECONDS else 2
         groups = additions(self.root, self.machine, self.own)
         yield from self._afforded((1 + len(groups)) * rounds * proof.replay_seconds)
@@ -395,59 +375,17 @@ class Conductor:
                 self._note(plan, "much slower on the script's own steps", verdict)
                 continue
             if comparison.faster:
-                base = self._found(base, plan, [verdict], comparison)
+                self._note(plan, "faster", verdict, comparison)
+                self._confirms, self.verdicts = bool(base.techniques), [verdict]
+                self.comparison = self.comparison or comparison  # of the first addition, until confirmed
+                self._adopt(plan, comparison)
+                base = plan
             else:
                 self._note(plan, "not_faster", verdict, comparison)
-        if not any(OF_LOADING in one["plan"] for one in self.tried):
-            base = yield from self._fed(base, WORTH)
         if not base.techniques:
             self.reason = "nothing that could be tried was faster and the same"
             self.reason += f"; of its model's calls nothing was tried: {self.rest}" if self.rest else ""
         return base
-
-    def _found(self, base: Plan, plan: Plan, verdicts: list[Verdict], comparison: Comparison) -> Plan:
-        """Adopt what is faster than `base`."""
-        self._note(plan, "faster", verdicts[-1], comparison)
-        self._confirms, self.verdicts = bool(base.techniques), verdicts
-        self.comparison = self.comparison or comparison  # of the first addition, until confirmed
-        self._adopt(plan, comparison)
-        return plan
-
-    def _fed(self, base: Plan, least: float) -> Generator[Wish, Any, Plan]:
-        """Let workers fetch where a plan's steps wait for batches at least such a share of their time."""
-        feeding = self.feeding
-        if not self.loop.passes:
-            return base
-        feeding.install()
-        yield Pause(base, READ_STEPS)
-        found = feeding.candidates(self.machine, self.device) if feeding.waiting >= least else []
-        for technique in found[:1]:
-            plan = base.adding(technique)
-            verdict = yield from self._same_batches(technique)
-            if not verdict.kept:
-                self._note(plan, "not_kept", verdict)
-                break
-            comparison = yield from self._compare(base, plan)
-            if comparison is not None and comparison.faster and not feeding.fault:
-                return self._found(base, plan, [*self.verdicts, verdict], comparison)
-            self._note(plan, feeding.fault or "not_faster", verdict, comparison)
-        feeding.close()
-        return base
-
-    def _same_batches(self, technique: Technique) -> Generator[Wish, Any, Verdict]:
-        """Look at what fetching does, and compare batches of workers with the script's own."""
-        feeding, steps = self.feeding, 0
-        yield from self._afforded(0.0)
-        feeding.look()
-        while feeding.is_looking and steps < MOST_PROVING_STEPS:
-            steps += 1
-            yield Pause(self.plan, 1)
-        feeding.prove(technique, self.machine)
-        while not (feeding.verdict or feeding.fault) and steps < MOST_PROVING_STEPS:
-            steps += 1
-            yield Pause(self.plan, 1)
-        why = feeding.fault or "its batches come too seldom to be compared"
-        return feeding.verdict or Verdict(False, why)
 
     def _ranked(self, proof: Proof, groups: list[list[Technique]], rounds: int) -> list[list[Technique]]:
         """The groups that can act, the fastest on copies of the step first, without what is much slower."""
@@ -466,15 +404,14 @@ class Conductor:
 
     def _compare(self, base: Plan, plan: Plan) -> Generator[Wish, Any, Comparison | None]:
         """Let both take turns; None where the plan is so slow that this was stopped."""
-        steps, settled = self._lengths(base, plan, SEGMENT_SECONDS)
-        # The processor's clock is that of this process, and not of workers.
-        by_processor = self.device.type == "cpu" and settled == 1
+        steps = length(self.step_seconds, SEGMENT_SECONDS)
+        by_processor = self.device.type == "cpu"
         pairs: list[Pair] = []
-        before = yield Segment(base, steps, settled)
+        before = yield Segment(base, steps)
         while True:
-            settling = settled if pairs else 1 + settled
+            settling = 1 if pairs else 2
             here = yield Segment(plan, steps, settling)
-            after = yield Segment(base, steps, settled)
+            after = yield Segment(base, steps)
             pairs.append(pair := Pair(middle(before, after), here))
             before = after
             self.spending.lost += max(0.0, here.wall - pair.reference.wall) * (steps + settling)
@@ -486,14 +423,7 @@ class Conductor:
                     return found
             if len(pairs) > 2 and not self.spending.affords(0.0, self.step_seconds):
                 yield from self._afforded(0.0)
-                before = yield Segment(base, steps, settled)
-
-    def _lengths(self, base: Plan, plan: Plan, seconds: float) -> tuple[int, int]:
-        """Steps of a segment, and those of them before, until what acts has settled."""
-        steps = length(self.step_seconds, seconds)
-        if (OF_LOADING in base.names) == (OF_LOADING in plan.names):
-            return steps, 1
-        return self.feeding.in_bursts(max(steps, FED_STEPS)), FED_SETTLING
+                before = yield Segment(base, steps)
 
     def _adopt(self, plan: Plan, comparison: Comparison) -> None:
         if plan != self.plan:
@@ -526,9 +456,6 @@ class Conductor:
         wait = SEARCHED_STEPS if self.spending.is_free else WATCH_STEPS
         while self.plan.techniques:
             yield Pause(self.plan, wait)
-            if self._is_unfed:
-                yield from self._without_workers()
-                continue
             yield from self._afforded(cost)
             wait = min(2 * wait, MOST_WATCH_STEPS)
             before = self.spending.waited
@@ -542,29 +469,20 @@ class Conductor:
             if not verdict.kept:
                 self._take_back(f"its step is no longer the same: {verdict.reason}")
                 return
-            self.feeding.check()
             yield from self._time_again()
-            if self.spending.is_free and not self._is_unfed:
+            if self.spending.is_free:
                 return
-
-    def _without_workers(self) -> Course:
-        """Batches are fetched as they always were; the rest of the plan has to be worth it alone."""
-        rest = self.plan.without(OF_LOADING)
-        self._count_saved()
-        self._take_back(self.feeding.fault)
-        if rest.techniques:
-            yield from self._confirmed(rest)
 
     def _time_again(self) -> Course:
         """Three pairs, and more where these say that it is slower: the new ones alone decide on that."""
-        steps, settled = self._lengths(self.reference, self.plan, 2 * SEGMENT_SECONDS)
+        steps = length(self.step_seconds, 2 * SEGMENT_SECONDS)
         assert self.comparison is not None
         by_processor = self.comparison.by_processor
         pairs: list[Pair] = []
-        before = yield Segment(self.reference, steps, settled)
+        before = yield Segment(self.reference, steps)
         while True:
-            here = yield Segment(self.plan, steps, settled)
-            after = yield Segment(self.reference, steps, settled)
+            here = yield Segment(self.plan, steps)
+            after = yield Segment(self.reference, steps)
             pairs.append(Pair(middle(before, after), here))
             before = after
             if len(pairs) < 3:
@@ -575,7 +493,7 @@ class Conductor:
         newest = [*self.comparison.pairs, *pairs][-WATCHED_PAIRS:]
         self.comparison = compared(newest, by_processor=by_processor)
         self._record("timed", {"step": self.loop.num_steps, **self.comparison.to_dict()})
-        if found.slower and not self._is_unfed:
+        if found.slower:
             self._take_back(f"it became slower ({found.shown})")
 
     def _take_back(self, reason: str) -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from vivace.errors import Refused
-from vivace.live.candidates import OF_LOADING
 from vivace.live.kept import Weights
 from vivace.machine import Machine
 from vivace.plan import Plan
@@ -45,8 +44,6 @@ class Hosted:
         self.of_update = HostedBuild(frozenset(), optimizer=optimizer, own_step=False, **objects)
         try:
             for technique in plan.techniques:
-                if technique.name == OF_LOADING:  # of which a step sees nothing
-                    continue
                 build = self.of_update if technique.card.stage == Stage.OPTIMIZER else self.of_call
                 try:
                     build.begin(technique)

@@ -28,17 +28,14 @@ from vivace.live.ending import tell
 from vivace.live.errand import DOCUMENT, Errand
 from vivace.live.kept import Weights
 from vivace.live.length import Length
-from vivace.live.passes import Pass
 from vivace.live.refusals import Seen, why_left_alone, why_only_the_rest
 from vivace.live.spending import Clock, Spending
 from vivace.profiling.record.guard import Guard, described
 from vivace.profiling.record.hooks import Patches
-from vivace.torch_internals.loaders import LoaderIterator
 from vivace.torch_internals.tensors import in_backward
 
 if TYPE_CHECKING:
     from vivace.live.conductor import Conductor
-    from vivace.live.feeding import Feeding
 
 LOOKED_AT = 3  # steps, before it is decided which module is trained
 WARM_STEPS = 8
@@ -78,8 +75,6 @@ class Loop:
         self.rest = ""  # why nothing acts on the model's calls, where only the rest is led
         self.num_steps = 0
         self.conductor: Conductor | None = None
-        self.passes: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()  # by their iterators
-        self.feeding: Feeding | None = None
         self.interrupted = False  # since the last step: an evaluation, or a new pass over the data
         self.seen = Seen()
         self.step_seconds: deque[float] = deque(maxlen=21)  # of the newest steps
@@ -174,15 +169,11 @@ class Loop:
     def _restore(self) -> None:
         for patches in (self._leading, self._looking, self._waiting):
             patches.restore()
-        if self.feeding is not None:
-            self.feeding.close()
 
     def _forked(self) -> None:
         """A child process trains, if it does, as it is."""
         self.guard.off = True
         self._finished = True
-        if self.feeding is not None:
-            self.feeding.guard.off = True
 
     def _any_call(self, original: Callable[..., Any]) -> Any:
         """The outermost call of a module that has weights and is in training is that of a root."""
@@ -247,11 +238,7 @@ class Loop:
             if torch.is_grad_enabled() and not isinstance(loader.dataset, IterableDataset):
                 with contextlib.suppress(Exception):  # a sampler without a length
                     self._pass = self.num_steps, len(loader)
-            iterator = original(loader)
-            if isinstance(iterator, LoaderIterator):
-                with contextlib.suppress(Exception):  # the same
-                    self.passes[iterator] = Pass(loader, iterator)
-            return iterator
+            return original(loader)
 
         return begin
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -77,19 +77,3 @@ def forget_workers(loader: DataLoader[Any]) -> None:
     """Let the loader start its persistent workers again: one of them is dead."""
     if workers_run(loader):
         loader._iterator = None
-
-
-_NOT_AHEAD = "a script's batches cannot be fetched ahead"
-HereIterator: Any = named("torch.utils.data.dataloader._SingleProcessDataLoaderIter", lost=_NOT_AHEAD)
-"""What iterating over a DataLoader without workers gives."""
-fetcher_of: Callable[[Any], Any] = attribute(HereIterator, "_dataset_fetcher", lost=_NOT_AHEAD)
-"""What a `HereIterator` reads and collates its batches with, one of `FETCHERS`."""
-indices_of: Callable[[Any], Any] = attribute(LoaderIterator, "_sampler_iter", lost=_NOT_AHEAD)
-"""The iterator that gives a `LoaderIterator` the indices of its next batch."""
-num_yielded: Callable[[Any], int] = attribute(LoaderIterator, "_num_yielded", lost=_NOT_AHEAD)
-"""The batches that a `LoaderIterator` has given."""
-
-
-def replace_indices(iterator: object, indices: Iterator[Any]) -> None:
-    """Let a `LoaderIterator` get its indices from `indices`."""
-    vars(iterator)["_sampler_iter"] = indices
