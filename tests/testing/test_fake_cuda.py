@@ -75,6 +75,10 @@ def test_replayed_steps_train_as_steps_do(name):
     mine, moved, notes = train_steps(job, GRAPH, batches)
     assert notes["replays"] == len(batches) - WARM_UP_STEPS
     assert mine == pytest.approx(losses, rel=1e-4)
+    if name == "transformer":  # the gradient of its keys' bias is rounding alone, which Adam scales up
+        names = [key for key, _ in job.model().named_parameters()]
+        for side in (moved, weights):
+            side[names.index("1.self_attn.in_proj_bias")].chunk(3)[1].zero_()
     assert close(moved, weights)
 
 

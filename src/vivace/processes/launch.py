@@ -18,6 +18,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,7 @@ from vivace.job import Job, JobFunction, blame, load
 from vivace.plan import Plan
 from vivace.technique import registry
 
+_by_value = threading.RLock()
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
@@ -66,17 +68,19 @@ class Source:
             return self._sent
         classes = registry.registered() if self.reference is None else []
         by_value = [] if self.reference is not None else _modules_out_of_reach(self.payload, classes)
-        for module in by_value:
-            cloudpickle.register_pickle_by_value(module)
-        try:
-            return bytes(cloudpickle.dumps((self.payload, classes)))
-        except Exception as error:
-            raise JobError(
-                f"the Job cannot be sent to a child process ({error}); put it into a file: file.py:name"
-            ) from error
-        finally:
+        with _by_value:  # what cloudpickle has registered is the process's, and may be the person's
+            by_value = [m for m in by_value if m.__name__ not in cloudpickle.list_registry_pickle_by_value()]
             for module in by_value:
-                cloudpickle.unregister_pickle_by_value(module)
+                cloudpickle.register_pickle_by_value(module)
+            try:
+                return bytes(cloudpickle.dumps((self.payload, classes)))
+            except Exception as error:
+                raise JobError(
+                    f"the Job cannot be sent to a child process ({error}); put it into a file: file.py:name"
+                ) from error
+            finally:
+                for module in by_value:
+                    cloudpickle.unregister_pickle_by_value(module)
 
 
 def _modules_out_of_reach(job: object, classes: list[type]) -> list[Any]:

@@ -88,7 +88,7 @@ def _watching(share: float, on_broken: OnBroken, tuned: str | None) -> WatchedBy
     """
     if on_broken not in get_args(OnBroken):
         raise InputError(f"on_broken is one of {', '.join(get_args(OnBroken))}, not '{on_broken}'")
-    if not 0 <= share <= 1:
+    if not share >= 0:
         raise InputError(f"watch is a share of the run's time such as 0.01, or 0 for nothing, not {share}")
 
     def watched_by(job: Job, plan: Plan, machine: Machine, seed: int, ranks: Ranks, folder: Path) -> Watch:
