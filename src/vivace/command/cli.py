@@ -288,8 +288,7 @@ def train(
     deadline: Deadline = None,
     rank_timeout: RankTimeout = "5m",
     watch: Annotated[
-        float,
-        typer.Option(max=1.0, help="share of the time for repeating steps under the reference; 0: none"),
+        float, typer.Option(max=1.0, help="share of the time to repeat steps under the reference; 0: none")
     ] = 0.01,
     on_broken: Annotated[
         str, typer.Option(help="where a repeated step is not the same: stop, fallback or ignore")
