@@ -38,7 +38,7 @@ def test_the_ratio_of_a_known_speed_up(contestants):
     reference.open(Plan(), warm_seconds=0.1)
     candidate.open(Plan.from_dict({"planted_quick": {}}), warm_seconds=0.1)
     result = compare(reference, candidate, seconds=8, target=1.0)
-    assert len(result.pairs) >= 6
+    assert len(result.pairs) >= 4  # a busy machine may end the time with these
     assert 2.0 < result.ratio.low <= result.ratio.estimate <= result.ratio.high < 5.0  # 40 ms against 10 ms
 
 
