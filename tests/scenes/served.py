@@ -142,3 +142,22 @@ wide = made(
     loss=lambda model, batch: functional.cross_entropy(model(batch[0])["label"], batch[1]),
     metric=label_accuracy,
 )
+
+
+class Outlying(nn.Module):
+    """One channel is hundreds of times as large as the others, between which int8 then cannot tell."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(36, 16), nn.Linear(16, 3)
+        with torch.no_grad():
+            self.first.weight[0] = 700.0 / 6
+            self.second.weight[:, 0] /= 700.0
+
+    def forward(self, images):
+        return self.second(torch.relu(self.first(images.flatten(1))))
+
+
+outlying = made(
+    model=Outlying, optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=0.01), epochs=60
+)

@@ -42,7 +42,10 @@ def compress(
     ] = "auto",
     finetune: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="prune the model too, and train it further, such as 10min"),
+        typer.Option(
+            metavar="TIME",
+            help="train further, such as 10min: for int8 where it loses too much, and pruned",
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="folder for the page and the forms' files")] = Path(
         "runs/compress"

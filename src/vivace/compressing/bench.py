@@ -19,7 +19,7 @@ from vivace.serving.calls import outputs_file, read_arrays
 from vivace.serving.envelope import Check
 from vivace.serving.envelope import compare as compare_outputs
 from vivace.serving.files import digest, parts
-from vivace.serving.forms import BY_NAME, EXTRA, PRUNED, REFERENCE, Form
+from vivace.serving.forms import BY_NAME, EXTRA, REFERENCE, Form
 from vivace.serving.maker import PROOF_SAMPLES
 from vivace.serving.margin import Change
 from vivace.words import number, ratio, size
@@ -56,13 +56,14 @@ class Bench:
         folder: an empty folder for calls and outputs.
         files: the folder of the forms' files. What lies there of a form is taken as it is.
 
-    `narrow` is the narrower model's job, and the run whose weights are meant; with no run, those that it
-    begins with. A form may take until `deadline` (of `time.monotonic`), and `PATIENCE_SECONDS` at least.
+    `further` holds jobs of models that are trained further, by their forms' prefix, and the run whose weights
+    are meant; with no run, those that they begin with. A form may take until `deadline` (of
+    `time.monotonic`), and `PATIENCE_SECONDS` at least.
     """
 
     def __init__(self, source: Source, run: str, folder: Path, files: Path, log: Path, batch: int) -> None:
         self.source, self.run, self.folder, self.files, self.log = source, run, folder, files, log
-        self.narrow = (source, run)
+        self.further = dict[str, tuple[Source, str]]()
         self.deadline = math.inf
         self.batch, self.threads, self.margin = batch, 1, 0.0
         self.judge = Child(JUDGE, source, {"run": run, "folder": str(folder)}, log=log)
@@ -157,11 +158,11 @@ class Bench:
             for part in parts(self.files / form.file):
                 part.unlink()
 
-    def forget_narrow(self) -> None:
-        """Remove the files of all narrower forms, and the one that others are made from: they are of other
-        weights.
+    def forget_further(self, prefix: str) -> None:
+        """Remove the files of all forms of that prefix, and the one that others are made from: they are of
+        other weights.
         """
-        for path in self.files.glob(f"{PRUNED}*"):
+        for path in self.files.glob(f"{prefix}*"):
             path.unlink()
 
     def write(self, form: Form) -> dict[str, Any]:
@@ -172,7 +173,7 @@ class Bench:
 
     def worker(self, form: Form) -> Child:
         """A process that makes or serves a form."""
-        source, run = self.narrow if form.pruned else (self.source, self.run)
+        source, run = self.further[form.further] if form.further else (self.source, self.run)
         return Child(WORKER, source, {"run": run, **self.own}, log=self.log)
 
     @property

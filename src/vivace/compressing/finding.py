@@ -15,14 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from vivace.compressing.bench import Bench
+from vivace.compressing.further import WAYS
 from vivace.compressing.journal import Journal
-from vivace.compressing.narrowing import JOB as PRUNED_JOB
-from vivace.compressing.narrowing import LOG as PRUNED_LOG
-from vivace.compressing.narrowing import RUN as PRUNED_RUN
-from vivace.compressing.narrowing import Narrowing
 from vivace.compressing.page import write_page
-from vivace.compressing.result import Compressed, Tried
-from vivace.compressing.searching import Search, choose
+from vivace.compressing.result import Compressed, Tried, choose
+from vivace.compressing.searching import Search
 from vivace.errors import InputError
 from vivace.events import OnEvent, Tell, teller
 from vivace.files import output_folder, replace_text
@@ -42,8 +39,9 @@ OBJECTIVES = ("latency", "throughput", "size")
 BATCHES = {"latency": 1, "throughput": 32, "size": 1}
 MARGIN = "0.5%"
 DOCUMENT, PAGE, FILES, LOG, JOURNAL = "compress.json", "compress.html", "forms", "forms.log", "forms.jsonl"
-LOOSE = (DOCUMENT, PAGE, LOG, JOURNAL, PRUNED_JOB, PRUNED_LOG)
-OWN = (*LOOSE, FILES, PRUNED_RUN, "__pycache__")
+LOOSE = (DOCUMENT, PAGE, LOG, JOURNAL, *(file for way in WAYS for file in way.files()))
+FURTHER_RUNS = tuple(way.name for way in WAYS)
+OWN = (*LOOSE, FILES, *FURTHER_RUNS, "__pycache__")
 
 
 def compress(
@@ -75,8 +73,9 @@ def compress(
         budget: ``auto``, ``fast`` (2 minutes), ``balanced`` (10), ``max`` (60, and no form is passed over), a
             time such as ``5m``, or seconds; it is for trying forms, and measuring the best one again goes on
             beyond it. ``auto`` is a tenth of the training's length, from 2 minutes up to an hour.
-        finetune: how long a narrower model (half of the channels) may be trained further, such as ``10min``;
-            left out, none is made. It is trained where it is faster than the best form before that.
+        finetune: how long a model may be trained further, such as ``10min``; left out, none is. The model
+            itself, with int8's rounding in its products, where a form in int8 would be the best and loses too
+            much; a narrower one (half of the channels) where it is faster than the best form before that.
         out: folder for the page, the document and the forms' files; an earlier result in it is replaced.
         resume: go on with the search in `out`, whatever ended it: what was tried is not tried again.
         on_event: hears a `vivace.Event` as each form begins and ends.
@@ -196,7 +195,8 @@ class _Compressing:
         if wish.finetune is not None:
             seconds = parse_finetune(wish.finetune)
             name, by_size = absolute(wish.name), search.by_size
-            search.narrow(tried, Narrowing(bench, name, folder, seconds, self.tell, by_size=by_size))
+            for way in WAYS:
+                search.train_further(tried, way(bench, name, folder, seconds, self.tell, by_size=by_size))
         return search, tried
 
 
@@ -256,7 +256,7 @@ def _prepared(out: Path, *, resume: bool) -> Path:
     """The output folder; with nothing of an earlier result in it, unless that is gone on with."""
     folder = output_folder(out, OWN)
     if not resume:
-        for name in (FILES, PRUNED_RUN):
+        for name in (FILES, *FURTHER_RUNS):
             shutil.rmtree(folder / name, ignore_errors=True)
         for name in LOOSE:
             (folder / name).unlink(missing_ok=True)

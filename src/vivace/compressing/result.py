@@ -21,7 +21,7 @@ class Tried:
     ``unmeasured`` where the machine was too busy to time it; ``untried`` as it was not expected to be the
     best, or the budget ended; ``failed`` could not be made or run; ``missing`` lacks a package.
 
-    `job` and `run` are of a narrower model that was trained further; empty where it is the person's own.
+    `job` and `run` are of a model that was trained further; empty where it is the person's own.
     `p50` and `p99` are seconds of a call, `change` is what the metric loses (see `serving.margin.Change`),
     `checks` hold each output's distance from the reference (see `exporting.envelope.Check`), `effect` says
     what really ran in which numbers, `sha256` is that of all parts of the file, `made_seconds` how long
@@ -125,3 +125,13 @@ class Compressed:
         """The document that ``vivace compress --json`` prints."""
         outcome = {"outcome": self.outcome, "exit_code": self.exit_code}
         return {"format": FORMAT, **dataclasses.asdict(self), **outcome}
+
+
+def choose(tried: list[Tried], *, by_size: bool) -> Tried:
+    """The fastest form that is kept, or the smallest; the reference where there is none."""
+    kept = [one for one in tried[1:] if one.status == "kept" and one.ratio is not None]
+    reference = tried[0]
+    if by_size:
+        smaller = [one for one in kept if (one.bytes or 0) < (reference.bytes or 0)]
+        return min(smaller, key=lambda one: one.bytes or 0, default=reference)
+    return max(kept, key=lambda one: one.ratio.counts if one.ratio else 0.0, default=reference)

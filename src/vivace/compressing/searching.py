@@ -7,10 +7,10 @@ import math
 import time
 
 from vivace.compressing.bench import PATIENCE_SECONDS, Bench
+from vivace.compressing.further import Further
 from vivace.compressing.journal import Journal
-from vivace.compressing.narrowing import Narrowing
 from vivace.compressing.order import Order
-from vivace.compressing.result import Tried
+from vivace.compressing.result import Tried, choose
 from vivace.errors import Unsteady, VivaceError
 from vivace.events import Tell
 from vivace.serving.forms import REFERENCE, Form, form_named
@@ -72,15 +72,19 @@ class Search:
             found = self._whole()
         return found
 
-    def narrow(self, tried: list[Tried], narrowing: Narrowing) -> None:
-        """Add a narrower model to what was tried, and measure it again in fresh processes if it is the best.
+    def train_further(self, tried: list[Tried], way: Further) -> None:
+        """Add a model that is trained further to what was tried.
+
+        The best is measured again in fresh processes.
 
         Ctrl-C leaves what was tried before it.
         """
         if self.interrupted:
             return
         try:
-            one = narrowing.tried(choose(tried, by_size=self.by_size))
+            one = way.tried(tried, choose(tried, by_size=self.by_size))
+            if one is None:
+                return
             tried.append(one)
             if choose(tried, by_size=self.by_size) is one:
                 self._settle(tried)
@@ -179,13 +183,3 @@ class Search:
                 continue
             reason = "not faster when measured again in fresh processes"
             tried[place] = dataclasses.replace(best, ratio=again, status="refused", reason=reason)
-
-
-def choose(tried: list[Tried], *, by_size: bool) -> Tried:
-    """The fastest form that is kept, or the smallest; the reference where there is none."""
-    kept = [one for one in tried[1:] if one.status == "kept" and one.ratio is not None]
-    reference = tried[0]
-    if by_size:
-        smaller = [one for one in kept if (one.bytes or 0) < (reference.bytes or 0)]
-        return min(smaller, key=lambda one: one.bytes or 0, default=reference)
-    return max(kept, key=lambda one: one.ratio.counts if one.ratio else 0.0, default=reference)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import AnswerIsNo, InputError
-from vivace.serving.forms import BY_NAME, FORMS, PRUNED, Form, form_named
+from vivace.serving.forms import BY_NAME, FORMS, FURTHER, Form, form_named
 
 RUNTIMES = {"onnx": ("onnx",), "openvino": ("openvino",), "aoti": ("aoti",), "torch": ("torch", "inductor")}
 PLAIN = {"onnx": "onnx_fp32", "openvino": "openvino_fp32", "aoti": "aoti_fp32", "torch": "eager_fp32"}
@@ -53,7 +53,7 @@ def _of_compression(folder: Path, to: str) -> Subject:
     document = _read(folder / "compress.json")
     try:
         names = {form.name for form in FORMS if form.runtime in RUNTIMES[to]}
-        names |= {f"{PRUNED}{name}" for name in names}
+        names |= {f"{further}{name}" for further in FURTHER for name in names}
         tried = [one for one in document["tried"] if one["name"] in names]
         kept = [one for one in tried if one["status"] == "kept" and one["ratio"]]
         best = max(kept, key=lambda one: float(one["ratio"]["estimate"]), default=None)

@@ -7,7 +7,11 @@ import importlib.util
 
 EXTRA = "pip install 'vivace[compress]'"
 REFERENCE = "eager_fp32"
-PRUNED = "pruned_"
+PRUNED, RETRAINED = "pruned_", "retrained_"
+FURTHER = {
+    PRUNED: "fewer channels",
+    RETRAINED: "trained further with int8's rounding",
+}  # by the form's prefix
 SUFFIXES = {"onnx": "onnx", "openvino": "xml", "aoti": "pt2", "torch": "pt2"}
 
 
@@ -21,7 +25,7 @@ class Form:
         needs: packages that it is made or run with, beside torch.
         weights_only: are weights alone stored in these numbers, and products computed in fp32?
         folded: is each BatchNorm folded into the convolution before it? torch's compilers do that unasked.
-        pruned: is it of a narrower model that was trained further, so that the metric alone decides?
+        further: the name's prefix where the model was trained further, so that the metric alone decides.
     """
 
     name: str
@@ -31,12 +35,12 @@ class Form:
     needs: tuple[str, ...] = ()
     weights_only: bool = False
     folded: bool = False
-    pruned: bool = False
+    further: str = ""
 
     @property
     def kind(self) -> str:
-        """The name of the same form of the whole model."""
-        return self.name.removeprefix(PRUNED)
+        """The name of the same form of the run's own model."""
+        return self.name.removeprefix(self.further)
 
     @property
     def in_process(self) -> bool:
@@ -51,7 +55,7 @@ class Form:
     @property
     def exact(self) -> bool:
         """Does it compute in the reference's numbers, so that rounding alone may part them?"""
-        return self.numbers == "fp32" and not self.pruned
+        return self.numbers == "fp32" and not self.further
 
     @property
     def file(self) -> str:
@@ -60,7 +64,7 @@ class Form:
 
     def missing(self) -> list[str]:
         """The packages that are not installed."""
-        needs = (*self.needs, "torch_pruning") if self.pruned else self.needs
+        needs = (*self.needs, "torch_pruning") if self.further == PRUNED else self.needs
         return [name for name in needs if not _is_installed(name)]
 
 
@@ -105,8 +109,9 @@ BY_NAME = {form.name: form for form in FORMS}
 
 
 def form_named(name: str) -> Form:
-    """A form by its name, one of a narrower model too. Raises KeyError."""
-    form = BY_NAME[name.removeprefix(PRUNED)]
-    if name == form.name:
-        return form
-    return dataclasses.replace(form, name=name, does=f"fewer channels: {form.does}", pruned=True)
+    """A form by its name, one of a model that was trained further too. Raises KeyError."""
+    for further, does in FURTHER.items():
+        if name.startswith(further):
+            form = BY_NAME[name.removeprefix(further)]
+            return dataclasses.replace(form, name=name, does=f"{does}: {form.does}", further=further)
+    return BY_NAME[name]

@@ -11,7 +11,7 @@ from torch import nn
 
 from vivace.serving import files, int8
 from vivace.serving.folding import folded
-from vivace.serving.forms import PRUNED, Form, form_named
+from vivace.serving.forms import Form, form_named
 from vivace.serving.material import Material
 from vivace.torch_internals.compiler import compile_package, freeze_weights
 
@@ -20,7 +20,7 @@ BASE = "onnx_fp32"  # which the forms of ONNX Runtime and OpenVINO are made from
 
 def write(form: Form, material: Material, folder: Path) -> int:
     """Write the form's file into a folder; its bytes. Raises ChildFailed where a maker of files cannot."""
-    path, base = folder / form.file, folder / form_named(f"{PRUNED}{BASE}" if form.pruned else BASE).file
+    path, base = folder / form.file, folder / form_named(f"{form.further}{BASE}").file
     if form.runtime in ("onnx", "openvino") and not base.exists():
         unfinished = folder / "making.onnx"
         files.to_onnx(material, unfinished)

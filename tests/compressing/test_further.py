@@ -1,4 +1,4 @@
-"""A narrower model from the search to an export: trained only where that pays, and judged by the metric."""
+"""Models that are trained further, from the search to an export: only where that pays."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import vivace
-from vivace.compressing import bench, finding, narrowing
+from vivace.compressing import bench, finding, further
 from vivace.errors import Diverged, InputError, OutOfMemory, Refused
 from vivace.ledger import Ratio
 from vivace.measuring.paired import Comparison
@@ -23,7 +23,7 @@ def measured(monkeypatch):
         def compare(reference, candidate, **_):
             reference.block(2)
             candidate.block(2)
-            speed = narrow if candidate.form.pruned else whole
+            speed = narrow if candidate.form.further else whole
             return Comparison(Ratio(speed, 0.99 * speed, 1.01 * speed), ())
 
         monkeypatch.setattr(bench, "compare", compare)
@@ -68,7 +68,7 @@ def test_a_file_that_others_are_made_from_is_of_the_trained_weights(trained, tmp
 
     def noted(self, form):
         base = self.files / "pruned_onnx_fp32.onnx"
-        made.append((form.name, self.narrow[1] != "", base.exists()))
+        made.append((form.name, self.further[form.further][1] != "" if form.further else None, base.exists()))
         return write(self, form)
 
     monkeypatch.setattr(bench.Bench, "write", noted)
@@ -82,10 +82,10 @@ def test_whatever_befalls_its_training_the_rest_stands(trained, tmp_path, measur
     measured(2.0, 4.0, "onnx_fp32")
     reference, run = trained("wide")
 
-    def fails(self, form, best):
+    def fails(self, form, meant, best):
         raise error
 
-    monkeypatch.setattr(narrowing.Narrowing, "_judged", fails)
+    monkeypatch.setattr(further.Narrowing, "_judged", fails)
     found = vivace.compress(reference, run=run, margin="40%", finetune="5s", out=tmp_path)
     assert (found.tried[-1].status, found.tried[-1].reason) == ("failed", str(error))
     assert found.chosen == "onnx_fp32"
@@ -117,9 +117,32 @@ def test_a_plan_that_does_not_act_on_the_narrower_model_is_told(monkeypatch):
         if plan.names:
             raise Refused("no convolution is left to act on")
 
-    monkeypatch.setattr(narrowing, "train", train)
-    trainer = narrowing.Trainer(None, threads=torch.get_num_threads())
+    monkeypatch.setattr(further, "train", train)
+    trainer = further.Trainer(None, threads=torch.get_num_threads())
     told = trainer.train("job.py:job", {"channels_last": {}}, "run", 1.0)
     assert told == {"declined": "no convolution is left to act on"}
     assert plans == [("channels_last",), ()]
     assert trainer.train("job.py:job", {}, "run", 1.0) == {"declined": ""}
+
+
+def test_int8_that_loses_too_much_is_trained_with_its_rounding_and_then_kept(trained, tmp_path, measured):
+    measured(2.0, 2.0, "onnx_int8")
+    reference, run = trained("outlying")
+    found = vivace.compress(reference, run=run, margin="15%", finetune="60s", out=tmp_path)
+    names = {one.name: one for one in found.tried}
+    before, after = names["onnx_int8"], names["retrained_onnx_int8"]
+    assert (before.status, before.change["kept"]) == ("refused", False), before.reason
+    assert after.job == f"{tmp_path / 'retrained.py'}:job"
+    assert after.change["value"] > before.change["value"] + 0.2
+    assert after.effect.get("int8"), "nothing ran in int8"
+    assert after.status in ("kept", "undecided"), after.reason
+    made = vivace.export(tmp_path, to="onnx", out=tmp_path.parent / f"{tmp_path.name}-export")
+    assert made.kept, made.reason
+
+
+def test_int8_that_is_no_faster_than_the_best_is_not_trained(trained, tmp_path, measured):
+    measured(1.0, 1.0, "onnx_int8")
+    reference, run = trained("outlying")
+    found = vivace.compress(reference, run=run, margin="15%", finetune="60s", out=tmp_path)
+    assert "retrained_onnx_int8" not in [one.name for one in found.tried]
+    assert not (tmp_path / "retrained").exists()
