@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from vivace.compressing.answering import answer
 from vivace.compressing.page import chart, front, render
 from vivace.compressing.result import Compressed, Tried
 from vivace.ledger import Ratio
@@ -58,3 +59,13 @@ def test_every_answer_stands_on_the_page(found):
     for one in found.tried[1:]:
         assert one.status in page
         assert one.reason in page
+
+
+def test_the_fastest_of_what_too_few_samples_leave_open_is_told_first(found):
+    slow, fast = (
+        tried(name, "undecided", speed, {**CHANGE, "needed": 410}, "about 410 samples are needed")
+        for name, speed in (("openvino_bf16", 4.0), ("onnx_int8", 7.0))
+    )
+    no_faster = tried("openvino_fp32", "undecided", 2.0, CHANGE, "it could be")
+    told = answer(dataclasses.replace(found, tried=(*found.tried, slow, fast, no_faster))).notes
+    assert [note.split()[0] for note in told if "would be" in note] == ["onnx_int8", "openvino_bf16"]
