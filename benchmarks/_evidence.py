@@ -20,8 +20,10 @@ Row = tuple[str, str]  # what was asked, what was found
 WORDS = {
     "README.md": {
         "columns": ("question", "answer", "record", "command"),
-        "caught": "Planted defects that `verify` catches: {title}",
-        "alarms": "Correct plans that `verify` rejects",
+        "ours": "Defects that we planted ourselves in small jobs of our own, {title}: caught by `verify`; "
+        "correct plans rejected",
+        "caught": "The same jobs, {title}: caught",
+        "left": "; {left} judgements are left",
         "others": "Silent errors that others met (TrainCheck's evaluation), as edits of small trainings: "
         "caught by `verify --against`; correct edits rejected",
         "met": "{caught[count]} of {caught[of]}; {false_alarms[count]} of {false_alarms[of]}",
@@ -98,8 +100,9 @@ WORDS = {
     },
     "README.zh-CN.md": {
         "columns": ("问题", "结果", "记录", "命令"),
-        "caught": "`verify` 发现了多少人为植入的错误：{title}",
-        "alarms": "`verify` 误判的正确方案",
+        "ours": "我们自己植入自写小任务中的错误，{title}：`verify` 发现的；误判的正确方案",
+        "caught": "同样的任务，{title}：发现的",
+        "left": "；还有 {left} 项未判定",
         "others": "他人训练中真实发生过的静默错误（取自 TrainCheck 的评测），改写为小型训练的修改："
         "`verify --against` 发现的；误判的正确修改",
         "met": "{caught[count]} / {caught[of]}；{false_alarms[count]} / {false_alarms[of]}",
@@ -204,11 +207,13 @@ TITLES = {
 
 def ruler(record: dict, file: str) -> Iterator[Row]:
     """How many defects are caught, how many correct plans are rejected, and the cost."""
-    words = WORDS[file]
-    for title, found in record["caught"].items():
-        if found["of"]:
-            yield words["caught"].format(title=TITLES[file][title]), words["of"].format(**found)
-    yield words["alarms"], words["of"].format(**record["false_alarms"])
+    words, titles = WORDS[file], TITLES[file]
+    (first, known), *others = [(title, found) for title, found in record["caught"].items() if found["of"]]
+    told = words["met"].format(caught=known, false_alarms=record["false_alarms"])
+    told += words["left"].format(**record) if record.get("left") else ""
+    yield words["ours"].format(title=titles[first]), told
+    for title, found in others:
+        yield words["caught"].format(title=titles[title]), words["of"].format(**found)
     if record["verify_share_of_search"]:
         yield words["share"], f"{record['verify_share_of_search']:.0%}"
 

@@ -24,6 +24,7 @@ import vivace
 SEEDS = (0, 1, 2)
 NUM_CLASSES = 8
 NUM_TOKENS = 24
+NUM_USERS, NUM_THINGS = 200, 150
 PADDING = 0
 
 torch.set_num_threads(1)
@@ -55,6 +56,15 @@ def sentences(seed: int, count: int = 300, length: int = 13) -> TensorDataset:
     tokens = 1 + (start + stride * torch.arange(length)) % (NUM_TOKENS - 1)
     lengths = torch.randint(length // 2, length + 1, (count, 1), generator=numbers(seed + 20))
     return TensorDataset(tokens.masked_fill(torch.arange(length) >= lengths, PADDING))
+
+
+def ratings(seed: int, count: int = 800) -> TensorDataset:
+    """Pairs of a user and a thing, and how the one rates the other by hidden tastes."""
+    pairs = torch.stack(
+        [torch.randint(n, (count,), generator=numbers(seed + n)) for n in (NUM_USERS, NUM_THINGS)], 1
+    )
+    tastes, kinds = (torch.randn(n, 4, generator=numbers(seed + n)) for n in (NUM_USERS, NUM_THINGS))
+    return TensorDataset(pairs, (tastes[pairs[:, 0]] * kinds[pairs[:, 1]]).sum(1))
 
 
 def loader(dataset: TensorDataset, size: int = 32) -> DataLoader[tuple[Tensor, ...]]:
@@ -251,6 +261,39 @@ class Masked(nn.Module):
         return self.head(self.norm(hidden + self.feeds[2](hidden)))
 
 
+class Recommender(nn.Module):
+    """A factorisation machine of two kinds (Rendle, 2010): no matrix product, all elementwise."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.users, self.things = nn.Embedding(NUM_USERS, width), nn.Embedding(NUM_THINGS, width)
+        self.of_user, self.of_thing = nn.Embedding(NUM_USERS, 1), nn.Embedding(NUM_THINGS, 1)
+
+    def forward(self, pairs: Tensor) -> Tensor:
+        """Map (batch, 2) numbers of a user and a thing to (batch,) ratings."""
+        user, thing = pairs.unbind(1)
+        return (self.users(user) * self.things(thing)).sum(1) + (
+            self.of_user(user) + self.of_thing(thing)
+        ).squeeze(1)
+
+
+class Long(nn.Module):
+    """Forty narrow layers, one after the other, each beside a skip connection."""
+
+    def __init__(self, width: int = 24, depth: int = 40) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(20, width), nn.Linear(width, NUM_CLASSES)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(depth))
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Map (batch, 20) features to (batch, classes) logits."""
+        hidden = self.first(features)
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            hidden = hidden + functional.gelu(layer(norm(hidden)))
+        return self.last(hidden)
+
+
 def one_cycle(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
     """One cycle of learning rate and momentum over the whole training."""
     return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10 * 13)
@@ -402,6 +445,28 @@ def bert(seed: int) -> vivace.Job:
     )
 
 
+def recommender(seed: int) -> vivace.Job:
+    """Ratings by two embeddings; Adam."""
+    return vivace.Job(
+        model=seeded(Recommender, seed),
+        data=lambda: loader(ratings(seed), 64),
+        loss=lambda model, batch: functional.mse_loss(model(batch[0]), batch[1]),
+        optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=5e-3),
+        epochs=10,
+    )
+
+
+def long(seed: int) -> vivace.Job:
+    """Forty layers; SGD with momentum."""
+    return vivace.Job(
+        model=seeded(Long, seed),
+        data=lambda: loader(rows(seed)),
+        loss=classification,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9),
+        epochs=10,
+    )
+
+
 def architecture(seed: int, build: Callable[..., nn.Module], optimizer: Callable[..., object]) -> vivace.Job:
     """A published architecture on small images, fine-tuned as is usual for it."""
     return vivace.Job(
@@ -426,7 +491,7 @@ def convnext(seed: int) -> vivace.Job:
 
 
 JOBS = {"cnn": cnn, "transformer": transformer, "lstm": lstm, "mlp": mlp}
-JOBS |= {"digits": digits, "vae": vae, "bert": bert}
+JOBS |= {"digits": digits, "vae": vae, "bert": bert, "recommender": recommender, "long": long}
 JOBS |= {"residual": residual, "autoencoder": autoencoder, "mobilenet": mobilenet, "convnext": convnext}
 for _name, _job in JOBS.items():
     globals().update({f"{_name}_{seed}": _job(seed) for seed in SEEDS})

@@ -183,7 +183,7 @@ WORDS_LIKE_TECHNIQUES = {
     "verifying/verification.py": {"tf32"},
     "tuning/tuner.py": {"tf32"},  # a key of the document, where the device has no such format
 }
-FOREIGN = ("torch", "torchvision", "triton", "PIL")
+FOREIGN = ("torch", "torchvision", "triton", "PIL", "numpy")
 INTERNALS = "torch_internals/"
 # Private attributes of their objects, also where we call an attribute of our own the same.
 PRIVATE_ATTRIBUTES = {
@@ -263,7 +263,7 @@ def imported_names(tree: ast.AST) -> dict[str, str]:
 
 
 def private_touches(tree: ast.AST, own: set[str]) -> list[str]:
-    """Where a file touches what torch, torchvision, triton or Pillow call private."""
+    """Where a file touches what torch, torchvision, triton, Pillow or NumPy call private."""
     imported, known = imported_names(tree), OF_PYTHON | own
     templates = [part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values]
 

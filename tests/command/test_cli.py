@@ -277,6 +277,7 @@ def test_version_is_the_packages():
         ("train JOBS:good --plan missing.toml", "there is no plan file 'missing.toml'"),
         ("train JOBS:good --max-steps 0", "max_steps must be more than 0, not 0"),
         ("train JOBS:good --on-broken cry", "on_broken is one of stop, fallback, ignore, not 'cry'"),
+        ("verify JOBS:goo --plan empty.toml", "has no name 'goo'; did you mean 'good'?"),
         ("verify JOBS:good --plan version.toml", "version.toml has format 9"),
         ("tune JOBS:good --budget quick", "the budget is 'quick'; it must be fast, balanced, max"),
         ("tune JOBS:good --memory lots", "the memory budget is 'lots'; write a size such as 20GiB"),
@@ -315,6 +316,19 @@ def test_bad_input_is_one_sentence(arguments, message, vivace, plans, tmp_path):
     assert done.code == 2
     assert done.document["error"]["message"] == done.sentence
     assert done.document["error"]["kind"] != "InternalError"
+
+
+def test_an_empty_plan_is_verified_without_a_step(vivace, plans):
+    done = vivace("verify", f"{JOBS}:raising", "--plan", "empty.toml", "--json")
+    assert done.code == 0
+    assert done.document["kept"] is True
+    assert done.document["steps"] == done.document["num_checks"] == 0
+    assert "there is nothing to verify" in done.document["reason"]
+    shown = vivace("verify", f"{JOBS}:good", "--plan", "empty.toml")
+    assert shown.code == 0
+    told = " ".join(f"{shown.output} {shown.errors}".split())
+    assert "there is nothing to verify" in told
+    assert "0 checks" not in told
 
 
 @pytest.mark.parametrize("verb", ["compress", "export"])

@@ -11,7 +11,7 @@ import vivace
 from vivace import Card, Numerics, Seam, Stage, Technique
 from vivace.plan import Plan
 from vivace.testing import jobs
-from vivace.verifying.bias import WHOLE, Gradient, Pair, checks_of, estimates, pair_of, spread_of
+from vivace.verifying.bias import WHOLE, Gradient, Pair, checks_of, estimates, pair_of, sketch, spread_of
 from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.ruler import Ruler
 
@@ -19,12 +19,16 @@ MACHINE = vivace.inspect().to_dict()
 RATE = 0.5
 
 
-def drawn(seed, count=32, bias=0.0, noise=0.02, lose=0.0):
+def drawn(seed, count=32, bias=0.0, noise=0.02, lose=0.0, aside=0.0, size=400):
+    """Pairs of gradients; `aside`: what one direction that is orthogonal to each gradient adds to it."""
     numbers = torch.Generator().manual_seed(seed)
-    found = []
+    found, fixed = [], torch.randn(size, generator=numbers)
     for _ in range(count):
-        theirs = torch.randn(400, generator=numbers)
-        mine = theirs * (1.0 + bias) + noise * torch.randn(400, generator=numbers)
+        theirs = torch.randn(size, generator=numbers)
+        mine = theirs * (1.0 + bias) + noise * torch.randn(size, generator=numbers)
+        if aside:
+            across = fixed - theirs * (fixed @ theirs) / (theirs @ theirs)
+            mine += aside * theirs.norm() * across / across.norm()
         found.append(pair_of(Gradient(1.0 + lose, {"0.w": mine}), Gradient(1.0, {"0.w": theirs})))
     return found
 
@@ -39,6 +43,34 @@ def test_noise_is_kept_and_a_bias_of_two_percent_is_not():
     assert broken(drawn(1, bias=0.02)) == ["gradient bias", "gradient bias"]
     assert broken(drawn(1, lose=0.01)) == ["loss bias"]
     assert broken(drawn(1, noise=1.0)) == ["gradient size"]
+
+
+def test_what_goes_one_way_beside_the_gradients_is_no_noise():
+    """The projection on the gradients does not see it, nor does their size."""
+    assert broken(drawn(0, aside=0.1)) == ["gradient drift", "gradient drift"]
+    assert broken(drawn(0, aside=0.1, noise=0.3)) == ["gradient drift", "gradient drift"]
+    assert broken(drawn(0, aside=0.01)) == []
+
+
+@pytest.mark.parametrize("size", [3, 40, 4000])
+def test_a_drift_is_as_long_as_it_is_and_noise_is_none(size):
+    drift = Measure(Quantity.GRADIENT_DRIFT)
+    still = [estimates(drawn(seed, size=size, noise=0.3))[drift] for seed in range(50)]
+    assert sum(estimate.certain != 0.0 for estimate in still) == 0
+    for aside in (0.05, 0.2) if size > 3 else ():  # else no direction is orthogonal to all gradients
+        moved = [estimates(drawn(seed, size=size, aside=aside))[drift].value for seed in range(20)]
+        assert sum(moved) / len(moved) == pytest.approx(aside, rel=0.25)
+
+
+def test_a_sketch_is_as_long_as_its_vector_and_the_same_each_time():
+    numbers = torch.Generator().manual_seed(0)
+    vectors = [torch.randn(1000, generator=numbers, dtype=torch.float64) for _ in range(100)]
+    lengths = [float(sketch(v, "0.w").square().sum() / v.square().sum()) for v in vectors]
+    assert sum(lengths) / len(lengths) == pytest.approx(1.0, abs=0.1)
+    assert torch.equal(sketch(vectors[0], "0.w"), sketch(vectors[0], "0.w"))
+    both = sketch(vectors[0], "0.w") + sketch(vectors[1], "0.w")
+    assert torch.allclose(both, sketch(vectors[0] + vectors[1], "0.w"))
+    assert not torch.equal(sketch(vectors[0], "0.w"), sketch(vectors[0], "0.v"))
 
 
 def test_noise_of_the_reference_itself_is_no_bias():
@@ -181,3 +213,33 @@ def test_a_layer_that_learns_two_percent_less_is_not_hidden_by_bfloat16(ruler, r
     verdict = ruler.judge(plan)
     assert verdict["kept"] is False
     assert ruler.judge({"bf16_autocast": {}})["kept"]
+
+
+class Aside(torch.autograd.Function):
+    """A weight whose gradient always gets a little of one direction, orthogonal to it."""
+
+    @staticmethod
+    def forward(context, weight):
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(context, gradient):
+        fixed = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(5))
+        across = fixed - gradient * ((fixed * gradient).sum() / gradient.square().sum())
+        return gradient + 0.1 * gradient.norm() * across / across.norm()
+
+
+def a_layer_goes_aside(build):
+    """In the model's own backward pass, where a rehearsal does not come."""
+    layer = next(m for m in build.model.modules() if isinstance(m, nn.Linear))
+    layer.forward = lambda inputs: nn.functional.linear(inputs, Aside.apply(layer.weight), layer.bias)
+    build.on_close(lambda: layer.__dict__.pop("forward"))
+
+
+def test_a_layer_whose_gradient_goes_aside_is_not_hidden_by_bfloat16(ruler, register):
+    plan = Plan([register(claim(a_layer_goes_aside))()]).to_dict() | {"bf16_autocast": {}}
+    verdict = ruler.judge(plan)
+    assert verdict["kept"] is False
+    broken = {check["quantity"] for check in verdict["checks"] if check["kept"] is False}
+    assert "gradient drift" in broken
+    assert "gradient bias" not in broken

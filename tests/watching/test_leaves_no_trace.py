@@ -200,3 +200,20 @@ def test_seams_and_flags_are_given_back(plant, watched, dropping):
 
     watched(dropping(epochs=2), plant(apply))
     assert len({precision for _, precision in found}) == 1
+
+
+@pytest.mark.parametrize("make", [numpy.random.RandomState, numpy.random.default_rng, random.Random])
+def test_generators_of_the_job_are_put_back(both, dropping, make):
+    """A generator of the loss's own, of which NumPy's older kind keeps every second normal number."""
+
+    def job():
+        own = make(0)
+        draw = own.gauss if isinstance(own, random.Random) else own.normal  # of C, and of Python
+
+        def loss(model, batch):
+            return (2.0 + 0.1 * draw(0.0, 1.0)) * functional.cross_entropy(model(batch[0]), batch[1])
+
+        return dropping(loss=loss, epochs=2)
+
+    run = both(job)
+    assert run.watched["kept"] is True, run.watched["sentence"]

@@ -271,3 +271,21 @@ def test_compiled_plans(watched, tiny, digest, tmp_path):
     assert digest(tmp_path / "run" / "model.pt") == digest(tmp_path / "plain" / "model.pt")
     drawing = watched(tiny("transformer", epochs=1), vivace.Plan.from_dict({"compile": {}}), out="drawing")
     assert drawing.watched["sentence"].startswith("not watched: compiled code draws random numbers")
+
+
+def test_a_loss_scale_that_has_to_fall_first_leaves_no_short_run_unwatched(watched, tiny):
+    """The first steps are skipped; the first one that is taken is watched, whatever watching may cost."""
+    plan = vivace.Plan.from_dict({"fp16_autocast": {"initial_scale": 2.0**24}})
+    run = watched(tiny("mlp", epochs=10), plan, watch=1e-9)
+    assert run.watched["steps"] == 1, run.watched["sentence"]
+    short = watched(tiny("mlp", epochs=1), plan, out="short", watch=1e-9, max_steps=2)
+    assert short.watched["sentence"] == (
+        "not watched: the loss scale skipped the steps that were to be watched"
+    )
+
+
+def test_a_run_that_had_ended_says_that_no_step_was_left(watched, tiny):
+    plan = vivace.Plan.from_dict({"bf16_autocast": {}})
+    watched(tiny("mlp", epochs=1), plan)
+    again = watched(tiny("mlp", epochs=1), plan, resume=True)
+    assert again.watched["sentence"] == "not watched: no step was left to take"

@@ -12,6 +12,7 @@ from vivace.machine import Machine
 from vivace.technique.contract import Numerics, Technique
 from vivace.technique.facts import Facts
 from vivace.technique.step import Seam, Step
+from vivace.tensors.settings import hold
 
 if TYPE_CHECKING:
     import torch
@@ -105,10 +106,9 @@ class Build:
         self.declared.append(f"{self._current}: {reason}")
 
     def set_flag(self, owner: object, name: str, value: object) -> None:
-        """Set a process-wide attribute, and set it back on close."""
-        before = getattr(owner, name)
-        setattr(owner, name, value)
-        self.on_close(partial(setattr, owner, name, before))
+        """Set a process-wide attribute, and set it back on close, in whatever order sessions close."""
+        read, write = partial(getattr, owner, name), partial(setattr, owner, name)
+        self.on_close(hold((id(owner), name), read, write, value))
 
     def on_close(self, callback: Callable[[], None]) -> None:
         """Undo something when the session closes; callbacks run last in, first out."""

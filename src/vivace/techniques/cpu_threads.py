@@ -11,6 +11,7 @@ from vivace.errors import Refused
 from vivace.ledger import Observation, Profile
 from vivace.machine import Machine
 from vivace.technique import Build, Card, Numerics, Plain, Stage, Technique
+from vivace.tensors.settings import hold
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +40,7 @@ class CpuThreads(Technique):
         wanted, before, cores = self.num_threads, torch.get_num_threads(), build.machine.num_cores
         build.require(wanted <= cores, f"num_threads = {wanted}, but only {cores} cores can be used")
         build.require(wanted != before, f"PyTorch already runs on num_threads = {wanted}")
-        torch.set_num_threads(wanted)
-        build.on_close(lambda: torch.set_num_threads(before))
+        build.on_close(hold("threads", torch.get_num_threads, torch.set_num_threads, wanted))
         build.notes["cpu_threads"] = before, torch.get_num_threads()
 
     def confirm(self, seen: Observation, reference: Observation) -> str:

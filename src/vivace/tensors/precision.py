@@ -14,6 +14,7 @@ from torch import nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from vivace.tensors.modules import modules_of, patched
+from vivace.tensors.settings import hold
 
 
 class Workbench(Protocol):
@@ -94,16 +95,16 @@ def set_fp32_precision(build: Workbench, owners: Sequence[Any], precision: str) 
     """
     backends: Any = torch.backends
     older = (backends.cuda.matmul, backends.cudnn)
-    before = [owner.fp32_precision for owner in owners]
     allowed: list[bool] = []
     with contextlib.suppress(RuntimeError):  # the person mixed both kinds, and cannot read the older one
         allowed = [owner.allow_tf32 for owner in older]
 
-    def write(precisions: Sequence[str], switches: Sequence[bool]) -> None:
-        for owner, switch in zip(older, switches, strict=False):
-            owner.allow_tf32 = switch
-        for owner, value in zip(owners, precisions, strict=True):
-            owner.fp32_precision = value
+    def keep(owner: Any, name: str, before: object, value: object) -> None:
+        build.on_close(hold((id(owner), name), lambda: before, partial(setattr, owner, name), value))
 
-    write([precision] * len(owners), [precision == "tf32" for _ in allowed])
-    build.on_close(lambda: write(before, allowed))
+    for owner, before in [(owner, owner.fp32_precision) for owner in owners]:
+        keep(owner, "fp32_precision", before, precision)
+    for owner, switch in zip(older, allowed, strict=False):
+        keep(owner, "allow_tf32", switch, precision == "tf32")
+    for owner in owners:  # which the older switches have set, too; on close those are written first
+        owner.fp32_precision = precision

@@ -10,6 +10,8 @@ from typing import Any, Self
 import numpy
 import torch
 
+from vivace.torch_internals.numbers import put_second_normal, second_normal
+
 _States = tuple[Any, ...]
 
 
@@ -89,10 +91,10 @@ class Streams:
         self.device = device if device is not None and device.type == "cuda" else None
         self._numpy = numpy.random.MT19937(0)  # put in place whole: copying its state takes 0.1 ms
         self._own: _States | None = None
-        self._outer: tuple[_States, Any] = ((), None)
+        self._outer: tuple[Any, _States] = (None, ())
 
     def __enter__(self) -> Self:
-        self._outer = self._states(), numpy.random.mtrand.get_bit_generator()
+        self._outer = numpy.random.mtrand.get_bit_generator(), self._states()
         numpy.random.mtrand.set_bit_generator(self._numpy)
         if self._own is not None:
             self._put(self._own)
@@ -110,17 +112,18 @@ class Streams:
         self._leave()
 
     def _leave(self) -> None:
-        states, numpy_before = self._outer
-        self._put(states)
+        numpy_before, states = self._outer
         numpy.random.mtrand.set_bit_generator(numpy_before)
+        self._put(states)
 
     def _states(self) -> _States:
         cuda = torch.cuda.get_rng_state(self.device) if self.device is not None else None
-        return random.getstate(), torch.get_rng_state(), cuda
+        return random.getstate(), second_normal(), torch.get_rng_state(), cuda
 
     def _put(self, states: _States) -> None:
-        python, cpu, cuda = states
+        python, normal, cpu, cuda = states
         random.setstate(python)
+        put_second_normal(normal)
         torch.set_rng_state(cpu)
         if cuda is not None:
             assert self.device is not None

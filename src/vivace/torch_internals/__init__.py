@@ -1,4 +1,4 @@
-"""Every private name of torch, torchvision and Pillow that Vivace touches, and what is lost without it.
+"""Every private name of torch, torchvision, Pillow and NumPy that we touch, and what is lost without it.
 
 A private name may go with any release. Each is named here once, in the module of its topic, looked up when
 that module is imported, or when it is first needed, and used everywhere else by a name of our own. What is
@@ -24,6 +24,7 @@ TOPICS = {
     "images": "PIL",
     "loaders": "torch",
     "modules": "torch",
+    "numbers": "numpy",
     "tensors": "torch",
 }
 DISTRIBUTIONS = {"PIL": "pillow"}  # where it is not called like its package

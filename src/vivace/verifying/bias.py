@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from vivace.tensors.randomness import derive
 from vivace.verifying.displacement import Tensors
 from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.judgement import LAYER_LIMIT, LIMIT, check, root_mean_square
@@ -28,11 +29,14 @@ WHOLE = ""
 MARGINS = {
     Quantity.LOSS_BIAS: 0.005,
     Quantity.GRADIENT_BIAS: 0.005,
+    Quantity.GRADIENT_DRIFT: 0.02,
     Quantity.GRADIENT_SIZE: 0.1,
     Quantity.GRADIENT_SPREAD: 0.2,
 }
-LAYER_MARGIN = 0.01
+LAYER_MARGINS = {Quantity.GRADIENT_BIAS: 0.01, Quantity.GRADIENT_DRIFT: 0.05}
 FEWEST = 4  # pairs
+SKETCH_WIDTH = 64  # numbers
+SMALLEST_LAYER = 1e-8  # of the mean layer's gradient, squared: less is all rounding
 SMALLEST_SPREAD = 1e-8  # of the gradient, squared: less is no randomness
 # Standard errors: a mean of 32 beyond so many is chance in fewer than one of ten thousand.
 CERTAIN = 4.5
@@ -51,12 +55,14 @@ class Gradient:
 @dataclasses.dataclass(frozen=True)
 class Pair:
     """What two steps on one batch have in common: `products` by parameter, and of the whole under WHOLE;
-    `spreads`: the squared distance of each from the same step under other random numbers.
+    `sketches` of the differences likewise; `spreads`: the squared distance of each from the same step under
+    other random numbers.
     """
 
     losses: tuple[float, float]
     products: dict[str, Products]
     spreads: tuple[float, float] = (0.0, 0.0)
+    sketches: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +87,7 @@ def pair_of(mine: Gradient, theirs: Gradient, others: tuple[Gradient, Gradient] 
     """
     again, probe = others or (mine, theirs)
     products: dict[str, Products] = {}
+    sketches: dict[str, torch.Tensor] = {}
     spreads = [0.0, 0.0]
     known = [step.gradients for step in (mine, theirs, again, probe)]
     for name in dict.fromkeys(name for gradients in known for name in gradients):
@@ -93,10 +100,25 @@ def pair_of(mine: Gradient, theirs: Gradient, others: tuple[Gradient, Gradient] 
         )
         pairs = (own, on), (reference, on), (own, own), (reference, reference)
         products[name] = tuple(float(a @ b) for a, b in pairs)
+        sketches[name] = sketch(own - reference, name)
         for side, apart in enumerate((own - own_again, reference - on)):
             spreads[side] += float(apart @ apart)
     whole = tuple(sum(values) for values in zip(*products.values(), strict=True)) or (0.0,) * 4
-    return Pair((mine.loss, theirs.loss), products | {WHOLE: whole}, (spreads[0], spreads[1]))
+    sketches[WHOLE] = sum(sketches.values(), torch.zeros(SKETCH_WIDTH, dtype=torch.float64))
+    return Pair((mine.loss, theirs.loss), products | {WHOLE: whole}, (spreads[0], spreads[1]), sketches)
+
+
+def sketch(vector: torch.Tensor, name: str) -> torch.Tensor:
+    """A vector's products with SKETCH_WIDTH random ones, the same for each `name`: (SKETCH_WIDTH,), float64.
+
+    Each number of the vector goes with a random sign into one of them, so that the sum of their squares is
+    the vector's length squared, within a fifth and without bias. (Charikar, Chen and Farach-Colton 2002.)
+    """
+    numbers = torch.Generator(vector.device).manual_seed(derive("sketch", name))
+    signs = torch.randint(2, vector.shape, generator=numbers, device=vector.device, dtype=torch.int8)
+    signed = vector * (2 * signs - 1)
+    padded = torch.nn.functional.pad(signed, (0, -len(signed) % SKETCH_WIDTH))
+    return padded.view(-1, SKETCH_WIDTH).sum(0).cpu()
 
 
 def pairs_of(
@@ -117,10 +139,12 @@ def pairs_of(
 
 
 def estimates(pairs: Sequence[Pair]) -> dict[Measure, Estimate]:
-    """By quantity: `loss bias`, `gradient bias` in all and of each parameter, and as logarithms of ratios
-    `gradient size` and, where random numbers differ, `gradient spread` over them.
+    """By quantity: `loss bias`, `gradient bias` and `gradient drift` in all and of each parameter, and as
+    logarithms of ratios `gradient size` and, where random numbers differ, `gradient spread` over them.
 
-    A bias is the projection of the mean difference on the reference's gradients, as a share of these.
+    A bias is the projection of the mean difference on the reference's gradients, as a share of these. The
+    drift is the length of the mean difference, whatever its direction, in units of the typical length of a
+    gradient.
     """
     if len(pairs) < FEWEST:
         return {}
@@ -131,11 +155,45 @@ def estimates(pairs: Sequence[Pair]) -> dict[Measure, Estimate]:
         parts = [k[:2] for k in known]
         if len(known) == len(pairs) and _is_clear([part[1] for part in parts]):
             found[Measure(Quantity.GRADIENT_BIAS, name)] = _ratio(parts)
+    found |= _drifts(pairs)
     squares = [pair.products[WHOLE][2:] for pair in pairs]
     found[Measure(Quantity.GRADIENT_SIZE)] = _logarithm(_ratio(squares))
     if sum(pair.spreads[1] for pair in pairs) > SMALLEST_SPREAD * sum(square for _, square in squares):
         found[Measure(Quantity.GRADIENT_SPREAD)] = _logarithm(_ratio([pair.spreads for pair in pairs]))
     return found
+
+
+def _drifts(pairs: Sequence[Pair]) -> dict[Measure, Estimate]:
+    """Of the whole and of each parameter whose gradient is more than rounding beside the others'."""
+    found = {}
+    num_layers = max(1, len(pairs[0].products) - 1)
+    for name in pairs[0].products:
+        if not all(name in pair.sketches for pair in pairs):
+            continue
+        size = mean(pair.products[name][3] for pair in pairs)
+        if size > SMALLEST_LAYER * mean(pair.products[WHOLE][3] for pair in pairs) / num_layers:
+            length = _length_of_mean(torch.stack([pair.sketches[name] for pair in pairs]))
+            unit = math.sqrt(size)
+            found[Measure(Quantity.GRADIENT_DRIFT, name)] = Estimate(length.value / unit, length.error / unit)
+    return found
+
+
+def _length_of_mean(vectors: torch.Tensor) -> Estimate:
+    """The length of the mean that these vectors, (number, width), are drawn around, by the jackknife.
+
+    The products of different vectors have its square as their mean, however noisy each vector is.
+    """
+    count = len(vectors)
+    gram = vectors @ vectors.T
+    gram.fill_diagonal_(0.0)
+    whole = float(gram.sum())
+    square = whole / (count * (count - 1))
+    without = (whole - 2.0 * gram.sum(0)) / ((count - 1) * (count - 2))
+    error = math.sqrt((count - 1) * float(without.var(correction=0)))
+    if square <= 0.0:
+        return Estimate(0.0, math.sqrt(error))
+    length = math.sqrt(square)
+    return Estimate(length, error / length / 2)
 
 
 def spread_of(shadows: Sequence[Sequence[Pair]]) -> dict[Measure, float]:
@@ -160,7 +218,7 @@ def checks_of(
     for measure, estimate in found.items():
         layer = bool(measure.layer)
         limit = LAYER_LIMIT if layer else LIMIT
-        margin = LAYER_MARGIN if layer else MARGINS[measure.quantity]
+        margin = (LAYER_MARGINS if layer else MARGINS)[measure.quantity]
         envelope = shadows.get(measure, 0.0)
         figure = check(measure, position, estimate.certain, envelope, 0.0, floor=margin / limit, limit=limit)
         seen = max(margin, limit * envelope) + (CERTAIN + POWER) * estimate.error

@@ -32,6 +32,7 @@ class Quantity(enum.StrEnum):
     LOSS_BIAS = "loss bias"
     GRADIENT_BIAS = "gradient bias"
     GRADIENT_SIZE = "gradient size"
+    GRADIENT_DRIFT = "gradient drift"
     GRADIENT_SPREAD = "gradient spread"
     INITIAL = "initial value"
 

@@ -38,6 +38,7 @@ def answer(verdict: Verdict, job: str, plan: str) -> Answer:
     sentence = sameness(verdict.to_dict())
     promise = f"Promise {verdict.promise.upper()}, {words.count(verdict.num_checks, 'check')}"
     ran = f"{promise}, {words.count(verdict.seeds, 'shadow run')}, {words.duration(verdict.seconds)}"
+    checked = (f"{ran}; --details shows every figure",) if verdict.num_checks else ()
     held = [HELD.format(verdict.ranks)] if verdict.ranks > 1 else []
     notes = [told] if (told := words.unless_said(verdict.reason, sentence)) else []
     name = shlex.quote(job)
@@ -51,7 +52,7 @@ def answer(verdict: Verdict, job: str, plan: str) -> Answer:
         sentence=sentence,
         tone={True: "good", False: "bad", None: "open"}[verdict.kept],  # type: ignore[arg-type]
         parts=tuple(Plan.load(plan).does.items()) if plan else (),
-        notes=(*held, *notes, f"{ran}; --details shows every figure"),
+        notes=(*held, *notes, *checked),
         next=(following,) if following else (),
     )
 

@@ -26,6 +26,7 @@ from vivace.words import SECONDS, amount
 
 SEEDS = 8  # of the test of the metric at most, where nobody says otherwise
 LEAST_SECONDS = 5.0
+NOTHING = "the plan is empty, and training under it is training as it is: there is nothing to verify"
 PRECISIONS = ("float32", "tf32", "bfloat16", "float16")
 
 
@@ -52,7 +53,8 @@ def verify(
     training brings). What so many seeds cannot decide is not kept, and not broken either.
 
     A `budget` (seconds, or a time such as ``2m``) makes do with fewer shadows and steps, and fewer seeds.
-    `on_event` hears a `vivace.Event` once the reference has run, and after each pair of trainings.
+    An empty plan is the job as it is: kept, without a step. `on_event` hears a `vivace.Event` once the
+    reference has run, and after each pair of trainings.
 
     Started by torchrun, all ranks together train under the plan, each with its share of every batch, and are
     held against one process with the whole batch; every rank returns the verdict.
@@ -111,6 +113,9 @@ def _checked(
 def _verified(asked: Asked, company: Company, on_event: OnEvent | None) -> Verdict:
     begin = time.monotonic()
     source, plan, seconds = asked.source, asked.plan, asked.seconds
+    if asked.against is None and not plan.techniques:
+        source.load()  # a job that is not there is no answer
+        return Verdict(True, "exact", 0.0, 0.0, steps=0, seeds=0, reason=NOTHING)
     machine, tell = inspect(), teller(on_event)
     original = Source(asked.against) if asked.against is not None else source
     if asked.against is not None:

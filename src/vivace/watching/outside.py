@@ -70,6 +70,8 @@ class Outside:
             self._streams.append((value.set_state, value.get_state()))
         elif isinstance(value, random.Random):
             self._streams.append((value.setstate, value.getstate()))
+        elif isinstance(value, numpy.random.RandomState):
+            self._streams.append((value.set_state, value.get_state()))
         elif isinstance(value, numpy.random.Generator):
             stream: Any = value.bit_generator
             self._streams.append((partial(setattr, stream, "state"), stream.state))
@@ -85,6 +87,8 @@ class Outside:
             self._look_at_all((value.func, value.args, value.keywords))
         elif isinstance(value, types.MethodType):
             self._look_at_all((value.__self__, value.__func__))
+        elif isinstance(value, types.BuiltinMethodType):
+            self._look(value.__self__)
         elif isinstance(value, types.FunctionType):
             self._look_at_function(value)
         elif isinstance(value, (dict, list, set, deque)):

@@ -76,7 +76,7 @@ class Sentinel:
         self.twin: Twin | None = None
         self.session: Session | None = None
         self.progress: Progress | None = None
-        self.why_not = ""
+        self.why_not, self.unseen = "", "no step was left to take"
         self.watched = self.shadow_seed = 0
         self.worst = Finding(True)
         self.worst_step = 0
@@ -156,7 +156,7 @@ class Sentinel:
     def sentence(self) -> str:
         """What was seen, for a person."""
         if not self.watched:
-            return f"not watched: {self.why_not or 'no step was due'}"
+            return f"not watched: {self.why_not or self.unseen}"
         steps, cost = words.count(self.watched, "step"), words.percent(self.schedule.cost_share)
         if self.broken_steps:
             listed = ", ".join(map(str, self.broken_steps[:3]))
@@ -232,6 +232,9 @@ class Sentinel:
         after, outside = randomness.capture(device), self._attempt(lambda: Outside(self.job))
         try:
             skips = skipped is not None and int(session.build.facts.skipped_steps or 0) != skipped_before
+            if skips and not self.watched:
+                self.unseen = "the loss scale skipped the steps that were to be watched"
+                self.schedule.again()
             finding = None
             if outside is not None and not skips and self._has_room(session):
                 finding = self._attempt(lambda: self._judge(session, before, found, kept, loss, after))
@@ -373,6 +376,7 @@ class Sentinel:
         step = position.step + 1
         assert self.progress is not None
         if finding.kept is None:
+            self.unseen = "rounding alone makes the job's steps diverge, so that nothing could be compared"
             return
         self.watched += 1
         if finding.score >= self.worst.score:
