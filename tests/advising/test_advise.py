@@ -358,6 +358,9 @@ def test_where_no_card_keeps_what_was_asked_the_nearest_ones_are_named():
     assert both.startswith("No card keeps the deadline and the budget with")
     assert "the fastest, 8 x H100-SXM5-80GB" in both
     assert "the cheapest, RTX 3090" in both
+    slow = dataclasses.replace(open_subject("resnet50"), host_seconds_per_sample=0.01)
+    fed = vivace.advise(slow, target="90M", gpus=["RTX 3090"], deadline="1m")
+    assert answering.answer(fed).sentence.endswith("limited by the input pipeline")
     huge = vivace.advise("own:gpt3_27", target="1M", gpus=["T4"])
     assert answering.answer(huge).sentence == "The job fits on none of these cards"
 

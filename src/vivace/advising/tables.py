@@ -63,8 +63,9 @@ def none_is_good(advice: Advice) -> str:
         if limit is not None:
             offer = near[name]
             cost = "" if offer.usd is None else f" for {words.money(offer.usd)}"
+            fed = f", limited by {LIMITS['host']}" if offer.prediction.limit == "host" else ""
             called = "cheapest" if name == "best value" else name
-            told.append(f"the {called}, {offer.name}, takes {time_of(offer)}{cost}")
+            told.append(f"the {called}, {offer.name}, takes {time_of(offer)}{cost}{fed}")
     return f"No card keeps {' and '.join(asked)} {surely(advice)}; {'; '.join(told)}"
 
 
