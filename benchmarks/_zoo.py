@@ -124,6 +124,40 @@ class SSD(nn.Module):
         return total
 
 
+class RetinaNet(nn.Module):
+    """MLPerf's RetinaNet at 800 px: ResNeXt-50 with frozen norms, its stem and first stage too, a pyramid of
+    five maps, 264 classes. A norm and the focal loss are one operator each, as NVIDIA's kernels fuse them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+        from torchvision.models.detection.retinanet import RetinaNetHead
+        from torchvision.ops.feature_pyramid_network import LastLevelP6P7
+
+        self.backbone = resnet_fpn_backbone(
+            backbone_name="resnext50_32x4d",
+            weights=None,
+            norm_layer=nn.BatchNorm2d,
+            trainable_layers=3,
+            returned_layers=[2, 3, 4],
+            extra_blocks=LastLevelP6P7(2048, 256),
+        )
+        for norm in self.backbone.modules():
+            if isinstance(norm, nn.BatchNorm2d):
+                norm.requires_grad_(False)
+        self.head = RetinaNetHead(256, 9, 264)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Loss of all anchors' classes and boxes."""
+        for norm in self.backbone.modules():
+            if isinstance(norm, nn.BatchNorm2d):
+                norm.eval()
+        found = self.head(list(self.backbone(images).values()))
+        classes, boxes = found["cls_logits"], found["bbox_regression"]
+        classes = functional.binary_cross_entropy_with_logits(classes, torch.empty_like(classes))
+        return classes + functional.l1_loss(boxes, torch.empty_like(boxes))
+
+
 class UNet(nn.Module):
     """U-Net in two or three dimensions: two convolutions a level, pooling or strides down, transposed up."""
 
@@ -240,6 +274,7 @@ OWN: dict[str, Callable[[int], tuple[nn.Module, Step]]] = {
     "transformerxllarge": _module(lambda: TransformerXL(18, 1024, 16, 4096, 4.0), 384, tokens=True),
     "ssd_resnet50": _module(lambda: SSD("resnet50"), 3, 300, 300),
     "ssd_resnet34": _module(lambda: SSD("resnet34"), 3, 300, 300),
+    "retinanet": _module(RetinaNet, 3, 800, 800),
     "unet3d": _module(lambda: UNet(3, [32, 64, 128, 256, 320, 320], 1, 3), 1, 128, 128, 128),
     "nnunet3d": _module(lambda: UNet(3, [32, 64, 128, 256, 320, 320], 5, 4), 5, 128, 128, 128),
     "unet_medical": _module(lambda: UNet(2, [64, 128, 256, 512, 1024], 1, 2, norm=False), 1, 560, 560),

@@ -33,10 +33,10 @@ from statistics import geometric_mean, mean, stdev
 from typing import Any
 
 import _record
-import pynvml
 from scipy.stats import t as student
 
 import vivace
+from vivace.inspection.energy import Meter
 from vivace.job import load
 from vivace.measuring.statistics import speed_ratio
 from vivace.recipes import RECIPES
@@ -47,7 +47,6 @@ WAYS = ("strict", "defaults", "plan")
 LEVEL = 0.05
 MOST_SEARCHES = 3
 LONGEST_SECONDS = 3600.0  # of one training: then it hangs
-RAPL = Path("/sys/class/powercap")
 Rows = list[dict[str, Any]]
 
 
@@ -155,34 +154,15 @@ def trained(name: str, way: str, seed: int, plan: Path, epochs: int | None) -> d
     command = [sys.executable, str(CHILD), name, way, str(seed), repr(time.time())]
     command += ["--plan", str(plan)] if way == "plan" else []
     command += ["--epochs", str(epochs)] if epochs else []
-    before = energy()
+    meter = Meter()
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONGEST_SECONDS)
     if done.returncode:
         print(done.stderr[-3000:], file=sys.stderr, flush=True)
         raise Failed(f"{way}, seed {seed}: {(done.stderr.strip().splitlines() or ['killed'])[-1]}")
     row = {"way": way, "seed": seed, **json.loads(done.stdout.splitlines()[-1])}
-    after = energy()
-    known = after is not None and before is not None and after > before  # a counter may begin anew
-    row["joules"] = after - before if known else None
+    row["joules"] = meter.joules()
     print(f"{name} {way} seed {seed}: {row['seconds']:.0f} s, {row['metric']:.4f}", flush=True)
     return row
-
-
-def energy() -> float | None:
-    """Joules that processors' packages and NVIDIA's GPUs have taken so far; None where nobody says."""
-    found = []
-    for file in RAPL.glob("intel-rapl:[0-9]/energy_uj"):
-        try:
-            found.append(int(file.read_text()) / 1e6)
-        except OSError:  # for administrators only
-            continue
-    try:
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
-        found += [pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3 for handle in handles]
-    except pynvml.NVMLError:
-        pass
-    return sum(found) if found else None
 
 
 def summary(rows: Rows, margin: float) -> dict[str, Any]:

@@ -2,18 +2,20 @@
 
     scripts/bench advise --data FILE.csv            score a table with the shipped coefficients
     scripts/bench advise --data FILE.csv --fit      fit, measure errors on held-out rows, write both
-    scripts/bench advise --data FILE.csv --count    count again the work of all models of the table
+    scripts/bench advise --data FILE.csv --count    count the work of all models of the table and of
+                                                    benchmarks/figures/timm_networks.csv
 
 FILE has the columns model, task, gpu, n_gpus, precision, batch_per_gpu, unit, value, source. A fit reads
-benchmarks/figures as well. What a table's models ask for is counted once and kept in
-benchmarks/figures/counted.csv. The last line of a score is one JSON document: {"n", "median_abs_error",
-"interval_coverage", "by_case": {case: {"n", "median_abs_error", "median_card", "worst_card",
-"interval_coverage"}}, "by_gpu": {card: {"n", "median_abs_error"}}}.
+benchmarks/figures/timm_inference.csv as well, and then predicts mlperf_training.csv, which no fit has seen.
+What a table's models ask for is counted once and kept in benchmarks/figures/counted.csv. The last line of a
+score is one JSON document: {"n", "median_abs_error", "median_card", "worst_card", "interval_coverage",
+"by_case": {case: the same}, "by_gpu": {card: {"n", "median_abs_error"}}}.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import datetime
 import json
 import re
@@ -25,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _published import Row, read
+from _published import Row, key_of, read
 
 from vivace.advising.demand import Bin, Demand, load_models, save_models
 from vivace.advising.formula import COEFFICIENTS_FILE, PARAMETERS, architecture, load_coefficients
@@ -40,6 +42,8 @@ HEAD = ("Work of one training step of known models; vivace.advising.demand has t
 FIGURES = ROOT / "benchmarks" / "figures"
 COUNTED = FIGURES / "counted.csv"
 MORE_DATA = (FIGURES / "timm_inference.csv",)
+NETWORKS = FIGURES / "timm_networks.csv"
+SET_ASIDE = FIGURES / "mlperf_training.csv"
 # Median error, of the median card, and of the worst; and the share of figures inside their 80 % interval.
 DEMANDED = {"median card": 0.18, "worst card": 0.35, "in interval": (0.75, 0.85)}
 SMALL, LARGE = 2, 4
@@ -71,12 +75,14 @@ def main() -> None:
     if given.fit:
         rows = [*rows, *(row for path in MORE_DATA for row in read(path, counted)[0])]
     if given.count:
-        for key, _, _ in EXAMPLES:
-            counted(key)
-        save_models({k: d for k, d in counted.models.items() if not k.startswith(FORWARD)}, head=HEAD)
+        shipped = counted.shipped | {row.key for row in rows} | {key for key, _, _ in EXAMPLES}
+        found = {key: counted(key) for key in sorted(shipped) if not key.startswith(FORWARD)}
+        save_models({key: demand for key, demand in found.items() if demand is not None}, head=HEAD)
+        count_networks(counted)
+    aside = read(SET_ASIDE, counted)[0]
     counted.keep()
     if given.fit:
-        fit(rows, left_out, given.date)
+        fit(rows, aside, left_out, given.date)
     elif not given.count:
         score(rows, left_out)
 
@@ -112,7 +118,16 @@ class Counted:
     def keep(self) -> None:
         """Write what the shipped table does not hold, so that it is counted once."""
         if self.new:
+            self.new = False
             save_models({k: d for k, d in self.models.items() if k not in self.shipped}, COUNTED, HEAD)
+
+
+def count_networks(counted: Counted) -> None:
+    """Count what a table may ask for that nobody has shown yet; what is counted is kept now and then."""
+    for number, row in enumerate(csv.DictReader(NETWORKS.read_text(encoding="utf-8").splitlines())):
+        counted(key_of(row["model"], f"train/timm/{row['pixels']}px"))
+        if number % 50 == 0:
+            counted.keep()
 
 
 def count(key: str) -> Demand:
@@ -145,12 +160,23 @@ def count(key: str) -> Demand:
 
 def score(rows: Sequence[Row], left_out: dict[str, int]) -> None:
     """Print the errors of the shipped predictor by harness, precision and card; the JSON document last."""
-    from _fitting import absolute, covered, errors, situations
-
-    theta, rest = load_coefficients()
     if not rows:
         print(json.dumps({"n": 0, "median_abs_error": None, "interval_coverage": None, "by_gpu": {}}))
         return
+    found, error, inside = judged(rows, *load_coefficients())
+    table(error, inside, rows)
+    for name, case in found["by_case"].items():
+        print(f"{name:24s}", case)
+    print(json.dumps({**found, "left_out": left_out}))
+
+
+def judged(
+    rows: Sequence[Row], theta: dict[str, np.ndarray], rest: dict[str, Any]
+) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
+    """Errors of coefficients: the document of a score, and by row the relative error and whether the interval
+    holds it."""
+    from _fitting import absolute, covered, errors, situations
+
     error = errors(theta, rows)
     seen = rest["evidence"]
     situation = situations(theta, rows, seen)
@@ -158,7 +184,6 @@ def score(rows: Sequence[Row], left_out: dict[str, int]) -> None:
     inside = np.zeros(len(rows), bool)
     for name in CASES:
         inside[case == name] = covered(rest["interval"], name, situation[case == name], error[case == name])
-    table(absolute(error), inside, rows)
     by_gpu = medians(error, rows, lambda row: row.gpu.name)
     by_case = {}
     for name in CASES:
@@ -170,15 +195,15 @@ def score(rows: Sequence[Row], left_out: dict[str, int]) -> None:
                 **over_cards(here),
                 "interval_coverage": round(float(np.mean(inside[case == name])), 4),
             }
-            print(f"{name:24s}", by_case[name])
-    print(json.dumps({
+    document = {
         "n": len(rows),
         "median_abs_error": median(error),
+        **over_cards(by_gpu),
         "interval_coverage": round(float(np.mean(inside)), 4),
         "by_case": by_case,
         "by_gpu": by_gpu,
-        "left_out": left_out,
-    }))  # fmt: skip
+    }
+    return document, absolute(error), inside
 
 
 def over_cards(by_gpu: dict[str, dict[str, float]]) -> dict[str, Any]:
@@ -217,9 +242,9 @@ def table(error: np.ndarray, inside: np.ndarray, rows: Sequence[Row]) -> None:
             print(f"{title:10s} {name:30s} {sum(chosen):6d}  {middle:12.3f}  {high:8.3f}  {share:>10s}")
 
 
-def fit(rows: Sequence[Row], left_out: dict[str, int], date: str) -> None:
-    """Fit on all rows; errors from fits that left rows, families, cards or architectures out; write
-    coefficients and record."""
+def fit(rows: Sequence[Row], aside: Sequence[Row], left_out: dict[str, int], date: str) -> None:
+    """Fit on all rows; errors from fits that left rows, families, cards or architectures out, and of the
+    whole fit on what was set aside; write coefficients and record."""
     import _fitting as fitting
 
     theta = fitting.fit(fitting.thin(rows), fitting.FIRST_ITERATIONS)
@@ -227,6 +252,50 @@ def fit(rows: Sequence[Row], left_out: dict[str, int], date: str) -> None:
     found = fitting.held_out(rows, theta)
     situation = fitting.situations(theta, rows, seen)
     interval = fitting.calibrate(situation, {name: error for name, (error, _) in found.items()}, rows)
+    splits = split_errors(found, situation, interval, rows)
+    own = fitting.errors(theta, rows)
+    document = {
+        "benchmark": "advise",
+        "job": "advise",
+        "machine": {"fingerprint": "published"},
+        "command": "scripts/bench advise --fit",
+        "date": date,
+        "rows": len(rows),
+        "cards": len(seen["cards"]),
+        "models": sorted({row.key for row in rows}),
+        "parameters": sum(value.size for value in theta.values()),
+        "left_out": left_out,
+        "in_sample": median(own),
+        "demanded": DEMANDED,
+        "splits": splits,
+        "set_aside": judged(aside, theta, {"interval": interval, "evidence": seen})[0],
+    }
+    RECORDS.mkdir(parents=True, exist_ok=True)
+    (RECORDS / f"{date}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    errors = {
+        name: {
+            **{key: split[key] for key in ("n", "median_abs_error", "median_card", "interval_coverage")},
+            **{kind.replace(" ", "_").lower(): value for kind, value in split["simple"].items()},
+        }
+        for name, split in splits.items()
+    }
+    DOCS.write_text(with_errors(DOCS.read_text(encoding="utf-8"), document), encoding="utf-8")
+    write(theta, {"interval": interval, "errors": errors, "evidence": seen}, date)
+    for name, split in splits.items():
+        print(name, {key: value for key, value in split.items() if not key.startswith("by_")})
+    print("in sample", median(own))
+
+
+def split_errors(
+    found: dict[str, tuple[np.ndarray, dict[str, np.ndarray]]],
+    situation: np.ndarray,
+    interval: dict[str, dict[str, float]],
+    rows: Sequence[Row],
+) -> dict[str, Any]:
+    """What `held_out` found, for the record; the share in interval also of one half of the families, where
+    the other half made the interval."""
+    import _fitting as fitting
+
     half = np.array([len(row.family) % 2 == 0 for row in rows])
     other = fitting.calibrate(
         situation, {name: np.where(half, error, np.nan) for name, (error, _) in found.items()}, rows
@@ -254,36 +323,7 @@ def fit(rows: Sequence[Row], left_out: dict[str, int], date: str) -> None:
             "by_architecture": medians(error, rows, lambda row: architecture(row.gpu)),
             "by_family": medians(error, rows, lambda row: f"{row.setting.harness} {row.family}"),
         }
-    own = fitting.errors(theta, rows)
-    document = {
-        "benchmark": "advise",
-        "job": "advise",
-        "machine": {"fingerprint": "published"},
-        "command": "scripts/bench advise --fit",
-        "date": date,
-        "rows": len(rows),
-        "cards": len(seen["cards"]),
-        "models": sorted({row.key for row in rows}),
-        "parameters": sum(value.size for value in theta.values()),
-        "left_out": left_out,
-        "in_sample": median(own),
-        "demanded": DEMANDED,
-        "splits": splits,
-    }
-    RECORDS.mkdir(parents=True, exist_ok=True)
-    (RECORDS / f"{date}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    errors = {
-        name: {
-            **{key: split[key] for key in ("n", "median_abs_error", "median_card", "interval_coverage")},
-            **{kind.replace(" ", "_").lower(): value for kind, value in split["simple"].items()},
-        }
-        for name, split in splits.items()
-    }
-    DOCS.write_text(with_errors(DOCS.read_text(encoding="utf-8"), document), encoding="utf-8")
-    write(theta, {"interval": interval, "errors": errors, "evidence": seen}, date)
-    for name, split in splits.items():
-        print(name, {key: value for key, value in split.items() if not key.startswith("by_")})
-    print("in sample", median(own))
+    return splits
 
 
 def with_errors(text: str, record: dict[str, Any]) -> str:
@@ -305,6 +345,14 @@ def with_errors(text: str, record: dict[str, Any]) -> str:
         )
         simple = " | ".join(f"{100 * value:.0f} %" for value in split["simple_median_card"].values())
         lines.append(f"| {cells} | {simple} |")
+    aside = record["set_aside"]
+    worst, of_worst = aside["worst_card"]
+    names = ", ".join(aside["by_gpu"])
+    lines.append(
+        f"\nOf {aside['n']} figures of MLPerf's RetinaNet that no fit has seen, on {names}: median error "
+        f"{100 * aside['median_abs_error']:.0f} %, of the worst card {100 * of_worst:.0f} % ({worst}), "
+        f"{100 * aside['interval_coverage']:.0f} % in interval."
+    )
     table = "\n".join(lines) + "\n"
     return MARKERS.sub(rf"\g<1>{table}\g<2>", text)
 

@@ -175,6 +175,8 @@ def test_what_is_not_known_is_a_dash(told, value):
         (words.ratio(None), "–"),
         (words.money(0.5), "$0.50"),
         (words.money(12.3, 9.8, 15.1), "$12.3 (9.80–15.1)"),
+        (words.money(0.0358), "$0.04"),
+        (words.money(3.6e-05), "under $0.01"),
         (words.money(None), "no price"),
         (words.energy(12.34), "12.3 kWh"),
     ],

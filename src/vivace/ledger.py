@@ -134,7 +134,8 @@ class Trial:
     refused or failed trial has none, `code` the same for programs, and `technique` which one is at fault,
     where it is one. `predicted` are the bounds of the gain that the cards named beforehand; `rounds` counts
     the pairs of processes behind the ratio; `foreign_share` is the largest share of the processor that other
-    processes used during the timing.
+    processes used during the timing. `joules` are what the machine took a sample, under the reference and
+    under the candidate, where its counters can be read.
     """
 
     techniques: dict[str, dict[str, Any]]
@@ -157,6 +158,7 @@ class Trial:
     code: Code = Code.NONE
     foreign_share: float = 0.0
     technique: str = ""
+    joules: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if self.status == "measured" and (self.ratio is None or not self.pairs):
@@ -174,7 +176,7 @@ class Trial:
         fields = dict(document)
         code = Code(fields.pop("code", Code.NONE))
         ratio = fields.pop("ratio", None)
-        predicted = fields.pop("predicted", None)
+        predicted, joules = fields.pop("predicted", None), fields.pop("joules", None)
         pairs = tuple((a, b) for a, b in fields.pop("pairs", ()))
         return cls(
             **fields,
@@ -182,6 +184,7 @@ class Trial:
             ratio=Ratio(**ratio) if ratio else None,
             pairs=pairs,
             predicted=tuple(predicted) if predicted else None,
+            joules=tuple(joules) if joules else None,
         )
 
 

@@ -188,15 +188,15 @@ def fast_between(low: float, high: float) -> str:
 
 
 def money(value: float | None, low: float | None = None, high: float | None = None) -> str:
-    """US dollars: ``$12.3 (9.80–15.1)``; ``no price`` without one."""
+    """US dollars: ``$12.3 (9.80–15.1)``, ``under $0.01``; ``no price`` without one."""
     if value is None:
         return "no price"
-    text = f"${_dollars(value)}"
+    text = "under $0.01" if 0 < value < 0.01 else f"${_dollars(value)}"
     return text if low is None or high is None else f"{text} ({_dollars(low)}{_DASH}{_dollars(high)})"
 
 
 def _dollars(value: float) -> str:
-    return f"{value:.2f}" if 0.1 <= value < 1.0 else number(float(value))
+    return f"{value:.2f}" if value < 1.0 else number(float(value))
 
 
 def energy(value: float | None) -> str:

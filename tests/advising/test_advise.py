@@ -179,6 +179,7 @@ def test_amounts_of_training(profile):
         ({"probability": 80}, "between 0 and 1, such as 0.8, not 80"),
         ({"launch_us": -1}, "--launch-us must be a number of at least 0"),
         ({"gpus": ["TPU v5e"]}, "torch_xla"),
+        ({"gpus": ["HL-225"]}, "Gaudi's software"),
         ({"prices": "/nowhere/prices.toml"}, "cannot be read"),
     ],
 )
@@ -339,10 +340,43 @@ def test_a_deadline_is_kept_with_a_probability_and_not_by_the_estimate(profile):
         for p in (0.8, 0.5)
     )
     assert (sure.exit_code, even.exit_code) == (1, 0)
-    assert sure.reasons["RTX 4090"].startswith("meets the deadline with 5")
+    assert sure.reasons["RTX 4090"].startswith("too slow: 5")
     assert slow.chance(slow.hours) == pytest.approx(0.5)
     assert slow.chance(slow.high_hours) == pytest.approx(0.9)
     assert slow.chance(slow.low_hours) == pytest.approx(0.1)
+
+
+def test_where_no_card_keeps_what_was_asked_the_nearest_ones_are_named():
+    def title(**asked):
+        advice = vivace.advise("resnet50", target="90M", gpus=["RTX 3090", "H100-SXM5-80GB"], **asked)
+        assert advice.exit_code == 1
+        return answering.answer(advice).sentence
+
+    late, dear, both = title(deadline="1m"), title(budget_usd=0.01), title(deadline="1m", budget_usd=0.01)
+    assert late.startswith("No card keeps the deadline with 80 % certainty; the fastest, 8 x H100-SXM5-80GB")
+    assert dear.startswith("No card keeps the budget with 80 % certainty; the cheapest, RTX 3090, takes")
+    assert both.startswith("No card keeps the deadline and the budget with")
+    assert "the fastest, 8 x H100-SXM5-80GB" in both
+    assert "the cheapest, RTX 3090" in both
+    slow = dataclasses.replace(open_subject("resnet50"), host_seconds_per_sample=0.01)
+    fed = vivace.advise(slow, target="90M", gpus=["RTX 3090"], deadline="1m")
+    assert answering.answer(fed).sentence.endswith("limited by the input pipeline")
+    huge = vivace.advise("own:gpt3_27", target="1M", gpus=["T4"])
+    assert answering.answer(huge).sentence == "The job fits on none of these cards"
+
+
+def test_one_card_is_enough_where_one_card_is_the_answer():
+    short = vivace.advise("resnet50", target="10k", gpus=["H100-SXM5-80GB"])
+    hurried = vivace.advise("resnet50", target="1M", gpus=["H100-SXM5-80GB"], deadline="2m")
+    assert any("one card is enough" in hint for hint in short.hints)
+    assert hurried.picks["best value"].prediction.num_gpus > 1
+    assert not any("enough" in hint for hint in hurried.hints)
+
+
+def test_a_job_whose_loading_nobody_measured_is_told_what_it_must_give():
+    counted = dataclasses.replace(open_subject("resnet50"), counted="fake")
+    hints = [vivace.advise(s, target="90M", gpus=["H100"]).hints for s in (counted, "resnet50")]
+    assert [any("loading was not measured" in hint for hint in each) for each in hints] == [True, False]
 
 
 def test_what_nobody_rents_alone_is_no_offer_of_one(profile, tmp_path):
@@ -366,9 +400,11 @@ def test_cards_that_people_ask_about_are_always_there_with_a_reason():
 
 
 def test_what_is_no_gpu_of_pytorch_is_told_and_not_predicted():
-    advice = vivace.advise("resnet50", gpus=["H20", "TPU v5e"], target="1M")
+    advice = vivace.advise("resnet50", gpus=["H20", "TPU v5e", "Gaudi 3"], target="1M")
     assert {offer.prediction.gpu.name for offer in advice.offers} == {"H20-SXM-96GB"}
     assert any("torch_xla" in hint for hint in advice.hints)
+    assert any("Gaudi 3: Gaudi's software compiles whole graphs" in hint for hint in advice.hints)
+    assert not any("Gaudi" in o.name for o in vivace.advise("resnet50", target="1M").offers)
 
 
 @pytest.mark.parametrize(

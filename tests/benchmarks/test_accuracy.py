@@ -260,8 +260,3 @@ def test_the_evidence_begins_with_the_geometric_mean(file):
     assert first.startswith("1.97x")
     assert "0.9000" in second
     assert not list(_evidence.accuracy({"recipes": {}}, file))
-
-
-def test_energy_is_read_or_unknown():
-    found = accuracy.energy()
-    assert found is None or found > 0

@@ -10,6 +10,8 @@ from vivace.advising.advice import Advice
 from vivace.advising.choose import UNKNOWN, Offer
 from vivace.pages.answer import Answer
 
+FASTER = 1.1  # from which another card is worth a word
+
 
 def answer(advice: Advice) -> Answer:
     """The card to take, what the training takes on it, and the choices beside it."""
@@ -39,7 +41,7 @@ def _counted(offer: Offer) -> str:
 def _sentence(advice: Advice, best: Offer | None) -> str:
     """What the training takes there, and what the next faster choice costs for how much more speed."""
     if best is None:
-        return f"No card meets the budget and the deadline {tables.surely(advice)} with enough memory"
+        return tables.none_is_good(advice)
     cost = f" for {words.money(best.usd)}" if best.usd is not None else ""
     faster = _faster(advice, best)
     beside = ""
@@ -53,11 +55,11 @@ def _sentence(advice: Advice, best: Offer | None) -> str:
 
 def _faster(advice: Advice, best: Offer) -> Offer | None:
     """The fastest of the cards that people ask about, against which nothing speaks; None where none is
-    faster."""
+    faster to speak of."""
     free = [
         o
         for o in advice.asked
-        if not advice.reasons[o.name] and o.usd and o.risk != UNKNOWN and o.hours < best.hours
+        if not advice.reasons[o.name] and o.usd and o.risk != UNKNOWN and o.hours < best.hours / FASTER
     ]
     return min(free, key=lambda offer: offer.hours, default=None)
 

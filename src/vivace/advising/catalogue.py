@@ -96,6 +96,7 @@ class Gpu:
         sources: the document behind each field, by the field's name in the file.
         disputed: fields on which sources disagree, with the reason.
         note: what the numbers do not say.
+        elsewhere: why nothing is predicted for it; empty for most.
     """
 
     name: str
@@ -129,6 +130,7 @@ class Gpu:
     sources: dict[str, str]
     disputed: dict[str, str]
     note: str
+    elsewhere: str = ""
 
     def expected_rate(self, dtype: str) -> float | None:
         """Units x clock x width in FLOP/s, or `None` where one of the three is not known."""
@@ -319,6 +321,7 @@ def _gpu(entry: dict[str, Any], families: dict[str, Any], sources: dict[str, str
         sources=_sources(entry, sources, path),
         disputed=field["disputed"],
         note="; ".join(filter(None, [field["note"], family.get("note", "")])),
+        elsewhere=family.get("elsewhere", ""),
     )
     return _with_derived_rates(gpu)
 

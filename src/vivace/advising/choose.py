@@ -21,8 +21,9 @@ MOST_BY_FORM = {"consumer": 4, "laptop": 1, "soc": 1, "host": 1, "workstation": 
 PAYS = 1.6  # the least speed-up of twice the cards that is worth its money
 DOLLARS_A_KWH = 0.25
 PROBABILITY = 0.8  # with which a deadline and a budget are kept, unless said
-ALIKE = 1.02  # costs that differ by less are one: fewer cards win
+ALIKE, CENT = 1.02, 0.01  # costs that differ by less are one: fewer cards win
 UNKNOWN = "no evidence"
+TOO = "too "  # what begins a reason that another deadline or budget would lift
 RISKS = ((1.25, "low"), (1.5, "medium"))
 
 
@@ -144,11 +145,11 @@ def reason_against(
     if budget is not None and offer.usd is None:
         return "no price is known"
     if deadline is not None and offer.chance(deadline / 3600) < probability:
-        return f"meets the deadline with {words.percent(offer.chance(deadline / 3600))} only"
+        return f"{TOO}slow: {words.percent(offer.chance(deadline / 3600))} sure of the deadline"
     if budget is not None and offer.usd is not None:
         within = offer.chance(offer.hours * budget / offer.usd)
         if within < probability:
-            return f"stays within the budget with {words.percent(within)} only"
+            return f"{TOO}dear: {words.percent(within)} sure of the budget"
     return ""
 
 
@@ -163,7 +164,7 @@ def picks(offers: Sequence[Offer]) -> dict[str, Offer]:
     if not known:
         return {}
     least = min(offer.usd or 0.0 for offer in known)
-    alike = [offer for offer in known if (offer.usd or 0.0) <= least * ALIKE]
+    alike = [offer for offer in known if (offer.usd or 0.0) <= max(least * ALIKE, least + CENT)]
     return {
         "best value": min(alike, key=lambda offer: (offer.prediction.num_gpus, offer.hours)),
         "fastest": min(known, key=lambda offer: offer.hours),

@@ -86,6 +86,8 @@ def _refuse_others(options: dict[str, Any], counted: tuple[str, ...], question: 
 def _reverse(card: str, options: dict[str, Any], screen: Screen) -> int:
     own: Path | None = options["catalogue"]
     gpu = find_gpu(card, load_catalogue(own))
+    if gpu.elsewhere:
+        raise InputError(f"nothing is predicted for {card!r}: {gpu.elsewhere}")
     precision = "amp" if options["precision"] == "auto" else options["precision"]
     found = trainable(gpu, precision)
     largest = largest_model(gpu, precision)

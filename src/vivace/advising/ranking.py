@@ -149,7 +149,7 @@ def _compared(
             if name in single
         ),
         here_offer,
-        (*_small(found, here_offer), *question.hints),
+        (*_small(found, here_offer), *_unfed(predictor.subject, found), *question.hints),
         (*notes, *_doubts(predictor, cards)),
         tuple(_old_prices(costs, cards, datetime.date.today())),
         predictor.rest.get("errors", {}),
@@ -172,16 +172,28 @@ def _asked(offers: Sequence[Offer], reasons: Mapping[str, str], names: Sequence[
 def _small(found: Mapping[str, Offer], here: Offer | None) -> list[str]:
     """Where a faster card brings nothing: launches limit it, or it ends before one has rented it."""
     best = found.get("best value")
-    if best is None:
+    if best is None or best.prediction.num_gpus > 1:
         return []
+    near = here is not None and here.prediction.fits and here.hours < max(SHORT_HOURS, 2 * best.hours)
+    enough = "one card is enough, or this machine" if near else "one card is enough"
     if best.prediction.limit == "launch":
         return [
-            "launches of small kernels limit this job: one card is enough, or this processor; a larger "
-            "batch, compilation or CUDA graphs bring more than another card"
+            f"launches of small kernels limit this job: {enough}; a larger batch, compilation or CUDA graphs "
+            "bring more than another card"
         ]
-    if best.hours < SHORT_HOURS or (here is not None and here.hours < SHORT_HOURS):
-        return ["this training is short: one card is enough, or this processor"]
-    return []
+    return [f"this training is short: {enough}"] if best.hours < SHORT_HOURS or near else []
+
+
+def _unfed(subject: Subject, found: Mapping[str, Offer]) -> list[str]:
+    """How fast samples must come, where nobody has measured how fast they do."""
+    if (
+        subject.counted not in ("fake", "real")
+        or not found
+        or found["best value"].prediction.limit == "launch"
+    ):
+        return []
+    speed = words.number(found["best value"].prediction.samples_per_second)
+    return [f"loading was not measured, and must give {speed} samples a second: vivace profile measures it"]
 
 
 def _cards(known: Mapping[str, Gpu], names: Sequence[str] | None) -> tuple[list[Gpu], list[str]]:
@@ -190,8 +202,14 @@ def _cards(known: Mapping[str, Gpu], names: Sequence[str] | None) -> tuple[list[
         said = [name.strip() for name in names if name.strip()]
         if not said:
             raise InputError("--gpus names no card: give names such as 'RTX 4090,H100'")
-        notes = [f"nothing is predicted for {name}: {reason}" for name in said if (reason := elsewhere(name))]
-        cards = {(card := find_gpu(name, known)).name: card for name in said if not elsewhere(name)}
+        cards, notes = {}, []
+        for name in said:
+            card = None if elsewhere(name) else find_gpu(name, known)
+            reason = card.elsewhere if card else elsewhere(name)
+            if card and not reason:
+                cards[card.name] = card
+            else:
+                notes.append(f"nothing is predicted for {name}: {reason}")
         if not cards:
             raise InputError("; ".join(notes))
         return list(cards.values()), notes
@@ -199,7 +217,9 @@ def _cards(known: Mapping[str, Gpu], names: Sequence[str] | None) -> tuple[list[
     recent = [
         card
         for card in known.values()
-        if (int(card.release[:4]) >= newest - OLD_RELEASE - 1 or card.name in ASKED) and card.form != "laptop"
+        if (int(card.release[:4]) >= newest - OLD_RELEASE - 1 or card.name in ASKED)
+        and card.form != "laptop"
+        and not card.elsewhere
     ]
     return recent, []
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vivace import words
 from vivace.advising.advice import Advice
-from vivace.advising.choose import Offer
+from vivace.advising.choose import TOO, Offer, picks
 from vivace.advising.predict import LIMITS
 
 if TYPE_CHECKING:
@@ -45,8 +45,28 @@ def shown(advice: Advice) -> list[Offer]:
 
 
 def surely(advice: Advice) -> str:
-    """``with 80 %``: the probability with which budget and deadline are to be kept."""
-    return f"with {words.percent(advice.probability)}"
+    """``with 80 % certainty``, with which budget and deadline are to be kept."""
+    return f"with {words.percent(advice.probability)} certainty"
+
+
+def none_is_good(advice: Advice) -> str:
+    """Why no card is a choice, and what comes nearest to the limits that were asked for."""
+    limits = {"deadline": advice.deadline_seconds, "budget": advice.budget_usd}
+    asked = [f"the {name}" for name, value in limits.items() if value is not None]
+    near = picks([o for o in advice.offers if advice.reasons[o.name].startswith(TOO)])
+    if not any(offer.prediction.fits for offer in advice.offers):
+        return "The job fits on none of these cards"
+    if not near:
+        return "None of these cards is offered in such a number, or at a known price"
+    told = []
+    for name, limit in (("fastest", advice.deadline_seconds), ("best value", advice.budget_usd)):
+        if limit is not None:
+            offer = near[name]
+            cost = "" if offer.usd is None else f" for {words.money(offer.usd)}"
+            fed = f", limited by {LIMITS['host']}" if offer.prediction.limit == "host" else ""
+            called = "cheapest" if name == "best value" else name
+            told.append(f"the {called}, {offer.name}, takes {time_of(offer)}{cost}{fed}")
+    return f"No card keeps {' and '.join(asked)} {surely(advice)}; {'; '.join(told)}"
 
 
 def time_of(offer: Offer) -> str:
@@ -104,7 +124,7 @@ def sentences(advice: Advice) -> list[str]:
     """The answer in words: picks, several GPUs, buying, errors, doubts."""
     lines = []
     if not advice.allowed:
-        lines.append(f"No card meets the budget and the deadline {surely(advice)} with enough memory.")
+        lines.append(f"{none_is_good(advice)}.")
     if advice.here is not None:
         lines.append(
             f"Here ({advice.here.name}): {time_of(advice.here)}, "

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vivace.errors import Unsteady
+from vivace.inspection.energy import Meter
 from vivace.ledger import WIDE, Ratio
 from vivace.machine import Machine
 from vivace.measuring.quiet import TOLERATED_SHARE, ForeignLoad
@@ -61,8 +62,9 @@ class Timed:
 
     clocks: Clocks | None = None  # of the last block
 
-    def __init__(self, child: Child | Crew, timeout: float) -> None:
-        self.child = child
+    def __init__(self, child: Child | Crew, timeout: float, meter: Meter | None = None) -> None:
+        self.child, self.meter = child, meter
+        self._joules, self._samples = 0.0, 0
         self.processes = [child.pid]  # on this host, each the leader of its group
         self.timeout = timeout
         self.step_seconds = 0.0
@@ -81,11 +83,21 @@ class Timed:
 
         Between blocks the process and its loader workers stand still: none prefetches on another's turn.
         """
+        meter = None if cached else self.meter
+        before = meter.joules() if meter else None
         done = self.ask("block", steps=steps, cached=cached)
         self._signal(signal.SIGSTOP)
+        after = meter.joules() if meter else None
+        if before is not None and after is not None:
+            self._joules, self._samples = self._joules + after - before, self._samples + done["samples"]
         self.waiting_share = done["waited"] / done["seconds"]
         self.clocks = Clocks.of(done) if "processor" in done else None
         return float(done["seconds"] / done["samples"])
+
+    @property
+    def joules_per_sample(self) -> float | None:
+        """What the machine took during blocks of the loader's batches; None where no counter tells."""
+        return self._joules / self._samples if self._samples else None
 
     def ask(self, command: str, **arguments: object) -> Any:
         """Any other command of the worker."""
@@ -117,12 +129,13 @@ class Contestant(Timed):
         timeout: float = 600,
         environment: dict[str, str] | None = None,
         company: Company | None = None,
+        meter: Meter | None = None,
     ) -> None:
         arguments = {"machine": machine.to_dict()}
         started = (company or Company(source)).child(
             WORKER, arguments, log=log, environment=environment, meeting=True
         )
-        super().__init__(started, timeout)
+        super().__init__(started, timeout, meter)
         self.promise = "exact"
 
     def open(
@@ -149,12 +162,14 @@ class Comparison:
 
     `foreign_share` is the largest share of the processor that other processes used meanwhile. Where it was so
     large that the wall's clock gave no answer, the ratio rests on what the processor worked: `working`.
+    `joules` are a sample's, of reference and candidate, where they were counted.
     """
 
     ratio: Ratio
     pairs: tuple[tuple[float, float], ...]
     foreign_share: float = 0.0
     working: tuple[tuple[float, float], ...] = ()
+    joules: tuple[float, float] | None = None
 
     @property
     def counted(self) -> tuple[tuple[float, float], ...]:

@@ -186,6 +186,9 @@ def _facts(content: Content) -> list[tuple[str, str]]:
     if after:
         was = f"peak memory; {words.size(before)} in strict fp32" if before else "peak memory"
         facts.append((was, words.size(after)))
+    if content.plan and content.final and content.final.joules:
+        strict, plan = (words.quantity(joules, "J") for joules in content.final.joules)
+        facts.append((f"a sample; {strict} in strict fp32", plan))
     if content.trials:
         told = f"measured; {len(content.trials) - measured} ruled out or failed"
         facts.append((told, words.count(measured, "trial")))
@@ -284,6 +287,7 @@ def _run_facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     facts = [
         ("samples a second", words.number(run.get("samples_per_second") or None)),
         ("resumed from step", words.number(run.get("resumed_from_step") or None)),
+        ("energy", phrases.energy(_mapping(run.get("energy")))),
         ("machine", str(run.get("device") or words.UNKNOWN)),
     ]
     return [(name, value) for name, value in facts if value != words.UNKNOWN]

@@ -235,6 +235,7 @@ class Content:
                 (n.removesuffix("_bytes").replace("_", " "), phrases.fact(n, v, group)) for n, v in facts
             ]
         told += [("missing", reason) for reason in machine.get("missing") or []]
+        told += [("energy", phrases.energy(run.get("energy") or {}))]
         told += [("machine", machine.get("fingerprint")), ("vivace", run.get("version"))]
         told += [("allowed promise", run.get("allow")), ("budget", words.duration(run.get("budget_seconds")))]
         return [(name, str(value)) for name, value in told if value not in (None, "", words.UNKNOWN)]

@@ -60,6 +60,16 @@ def plain(value: object) -> Any:
     return words.number(value) if isinstance(value, int) else value
 
 
+def energy(found: Mapping[str, Any]) -> str:
+    """What the counters of a machine told, or why they told nothing; `words.UNKNOWN` in older records."""
+    counters = ", ".join(map(str, found.get("counters") or []))
+    joules, each = (words.quantity(found.get(key), "J") for key in ("joules", "joules_per_sample"))
+    if counters:
+        told = "" if joules == words.UNKNOWN else f"{joules}, {each} a sample, "
+        return f"{told}counted by {counters}"
+    return f"not measured: {found['reason']}" if found.get("reason") else words.UNKNOWN
+
+
 def fact(name: str, value: object, group: str = "") -> str:
     """A machine's fact in its unit, judged by its name's suffix, or by its name where it is a ceiling."""
     number = words.real(value)

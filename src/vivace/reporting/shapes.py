@@ -68,6 +68,7 @@ VERDICT = {
     "metric": {"reference": NUMBERS, "plan": NUMBERS, "margin": NUMBER, "p": NUMBER, "n": NUMBER},
     "first": {"quantity": TEXT, "layer": TEXT, "step": NUMBER},
 }
+ENERGY = {"joules": NUMBER, "joules_per_sample": NUMBER, "counters": TEXTS, "reason": TEXT}
 RUN = {
     "command": TEXT,
     "date": TEXT,
@@ -77,6 +78,7 @@ RUN = {
     "budget_seconds": NUMBER,
     "allow": TEXT,
     "memory_bytes": NUMBER,
+    "energy": ENERGY,
 }
 PROFILE = {
     "device": TEXT,
@@ -119,6 +121,7 @@ TRIAL = {
     "seconds": NUMBER,
     "reason": TEXT,
     "evidence": Each(TEXT),
+    "joules": PAIR,
 }
 MEMORY = {
     "budget_bytes": NUMBER,
@@ -163,6 +166,7 @@ TRAINING = {
     "tuned": {"speedup": RATIO, "verdict": VERDICT},
     "watched": Each(ANY),
     "machine": MACHINE,
+    "energy": ENERGY,
 }
 NAMES = {Number: "number", Positive: "number above 0", str: "text", bool: "truth value"}
 

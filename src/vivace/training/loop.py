@@ -109,7 +109,8 @@ class Loop:
         if ranks.writes:
             session.plan.save(path / "plan.toml")
         where = path if ranks.writes else None
-        self.progress = Progress(where, self.position.step, self.position.log_bytes, on_event)
+        log_bytes, on_gpus = self.position.log_bytes, self.device.type == "cuda"
+        self.progress = Progress(where, self.position.step, log_bytes, on_event, on_gpus=on_gpus)
         if found is not None:
             self.progress.tell(EventKind.RESUME, step=self.position.step)
         for reason in found.skipped if found is not None else ():

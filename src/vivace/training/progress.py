@@ -13,6 +13,7 @@ from typing import Any
 from vivace.errors import FolderError
 from vivace.events import OnEvent, teller
 from vivace.files import open_own, own_folder
+from vivace.inspection.energy import Meter
 
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
@@ -25,10 +26,14 @@ class Progress:
         step: the step at which the run goes on.
         log_bytes: the length of the log at that step; what a killed run wrote after it is cut off.
         on_event: the run's listener.
+        on_gpus: count their energy, too.
     """
 
-    def __init__(self, folder: Path | None, step: int, log_bytes: int, on_event: OnEvent | None) -> None:
+    def __init__(
+        self, folder: Path | None, step: int, log_bytes: int, on_event: OnEvent | None, *, on_gpus: bool
+    ) -> None:
         self.notices: list[str] = []
+        self.meter = Meter(gpus=on_gpus)
         self._tell = teller(on_event if folder is not None else None)
         self._path = folder / "metrics.jsonl" if folder is not None else None
         self._scalars: Callable[[int, dict[str, float]], None] | None = None
@@ -43,6 +48,7 @@ class Progress:
     def log(self, kind: str, record: dict[str, Any]) -> None:
         """Append one line of JSON with a ``step``, and tell the callback."""
         self.tell(kind, **record)
+        self.meter.joules()  # before a counter begins anew
         if self._path is not None:
             self._guard(lambda: self._append(record))
 

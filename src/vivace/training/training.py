@@ -31,6 +31,7 @@ from vivace.pictures import PICTURES
 from vivace.plan import Plan
 from vivace.session.opening import call, models_of, start
 from vivace.training.checkpoints import kept_plan
+from vivace.training.crew import num_ranks_here
 from vivace.training.folder import RunFolder
 from vivace.training.loop import DEADLINE, Changed, Loop, OnNan, Options
 from vivace.training.ranks import Ranks, for_so_many, joined
@@ -55,7 +56,9 @@ class Run:
     steps. `tuned` is what the ledger beside the
     plan's file holds of the plan: its ``speedup`` and its ``verdict``. `found` is what a search while it
     trained came to: its ``outcome``, ``reason``, whether it has ``ended``, and of a plan ``ratio``, ``step``
-    (its first) and ``saved_seconds``, which are the least, of steps alone.
+    (its first) and ``saved_seconds``, which are the least, of steps alone. `energy` is what the machine took
+    in this process, evaluation and all, whoever used it: ``joules``, ``joules_per_sample`` trained, the
+    ``counters``; or the ``reason`` why it was not measured.
     """
 
     run_path: str
@@ -82,6 +85,7 @@ class Run:
     watched: dict[str, Any] | None = None
     missing_steps: int = 0
     found: dict[str, Any] = dataclasses.field(default_factory=dict)
+    energy: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -311,6 +315,7 @@ def _write_results(loop: Loop, machine: Machine, job: Job | str, plan_file: Path
         watched=loop.watch.to_dict(),
         missing_steps=position.missing,
         found=loop.watch.found(),
+        energy=loop.progress.meter.told(loop.samples * num_ranks_here()),
     )
     facts = {"plan_id": plan.id, "machine": machine.to_dict()}
     document = json.dumps({**run.to_dict(), **facts}, indent=1).encode()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +21,7 @@ from vivace.errors import (
     VivaceError,
 )
 from vivace.events import Tell
+from vivace.inspection.energy import Meter
 from vivace.ledger import Ledger, Profile, Ratio, Trial
 from vivace.machine import Machine
 from vivace.measuring.paired import Comparison, Contestant, across, compare, compare_in_turns, without_loader
@@ -61,6 +64,7 @@ class Bench:
         self.needed = needed_by(self.company.world_size)
         self.alone = "compute_mode" in machine.device.state  # may one process at a time use the GPU?
         self.apart = self.alone  # or do reference and candidate lack the memory to be open together?
+        self.meter = Meter(gpus=machine.device.kind == "cuda")
         self.reference = self._lone()
         self.law: dict[str, Any] = {}  # what several ranks bring to the job as it is: `Together`'s answer
         self.observed: dict[str, Any] = {}
@@ -257,10 +261,11 @@ class Bench:
 
         Both are open together, or in turns where the device lacks the memory for that or serves one process.
         """
-        used = list[Contestant]()
+        used, beside = list[Contestant](), list[Contestant]()
 
         def fresh() -> Contestant:
-            return self._open(self.base, seed=seed or 0)
+            beside.append(self._open(self.base, seed=seed or 0))
+            return beside[-1]
 
         def noted() -> Contestant:
             used.append(candidate())
@@ -272,8 +277,12 @@ class Bench:
             comparison = compare_in_turns([fresh, noted, fresh], seconds=seconds)
         else:
             reference = self._resident() if seed is None else fresh()
+            beside = [reference]
             with contextlib.nullcontext() if seed is None else self._ended(reference), self._ended(noted()):
                 comparison = compare(reference, used[0], seconds=seconds, target=target)
+        before, after = beside[-1].joules_per_sample, used[0].joules_per_sample
+        if before is not None and after is not None:
+            comparison = dataclasses.replace(comparison, joules=(before, after))
         return used[0], comparison
 
     def _resident(self) -> Contestant:
@@ -364,6 +373,7 @@ class Bench:
     ) -> dict[str, Any]:
         size = self.facts["batch_size"]
         pairs = [pair for comparison in comparisons for pair in comparison.pairs]
+        joules = [comparison.joules for comparison in comparisons if comparison.joules]
         return {
             "status": "measured",
             "ratio": across(comparisons),
@@ -375,6 +385,7 @@ class Bench:
             "promise": contestant.promise,
             "evidence": confirmed["evidence"],
             "foreign_share": max(comparison.foreign_share for comparison in comparisons),
+            "joules": tuple(map(statistics.fmean, zip(*joules, strict=True))) if joules else None,
         }
 
     def close(self) -> None:
@@ -413,6 +424,7 @@ class Bench:
             timeout=timeout,
             environment=self.environment | limit,
             company=self.company,
+            meter=self.meter if num_ranks_here() >= self.company.world_size else None,
         )
 
     def _lone(self) -> Contestant:

@@ -457,6 +457,7 @@ def _run_document(
         "budget_seconds": seconds,
         "allow": allow.name.lower(),
         "memory_bytes": memory,
+        "energy": bench.meter.sources,
     }
 
 
