@@ -39,7 +39,7 @@ class Together:
 
     def measure(self, plan: dict[str, Any], strict: bool, seconds: float) -> dict[str, Any]:
         """The figures of the `Law`, and the plan's promise. Raises JobError, Refused."""
-        with self.ranks.answering():
+        with self.ranks.answering("its measurement"):
             return self._measured(Plan.from_dict(plan), strict, seconds)
 
     def _measured(self, plan: Plan, strict: bool, seconds: float) -> dict[str, Any]:

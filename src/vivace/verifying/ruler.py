@@ -77,7 +77,7 @@ class Ruler(Runner):
 
         `reference` is a plan for a job that does not fit into memory without one.
         """
-        with self.ranks.answering():
+        with self.ranks.answering("the reference"):
             return self._prepare(seconds, reference)
 
     def _prepare(self, seconds: float | None, reference: dict[str, Any] | None) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class Ruler(Runner):
         What is broken near the limits after a short effort is judged again with the full one, where
         `seconds` allow it, and else not yet.
         """
-        with self.ranks.answering():
+        with self.ranks.answering("the comparison"):
             return self._judged(plan, seconds)
 
     def _judged(self, plan: dict[str, Any], seconds: float | None) -> dict[str, Any]:
