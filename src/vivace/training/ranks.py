@@ -335,13 +335,6 @@ def require_one_model(plan: Plan, world_size: int) -> None:
         )
 
 
-def require_whole_weights(plan: Plan, why: str) -> None:
-    """Raises PlanError, which ends in `why`, where each rank would hold a part of the weights alone."""
-    name = next((technique.name for technique in plan.techniques if technique.card.shards_weights), None)
-    if name is not None:
-        raise PlanError(f"'{name}' divides the weights among the ranks, and {why}")
-
-
 def averages(plan: Plan) -> bool:
     """Do several ranks under this plan train one model?"""
     return any(technique.card.averages_ranks for technique in plan.techniques)
