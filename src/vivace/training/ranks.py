@@ -92,8 +92,8 @@ class Ranks:
 
     def heard(self) -> bool:
         """Has a rank cried since all ranks last joined? Waits a little: the news may still be on its way."""
-        if self._store is None:
-            return False
+        if self._store is None or (self.watch is not None and self.watch.verdict is not None):
+            return False  # where it is judged why, the store may be out of reach
         deadline = time.monotonic() + NEWS_SECONDS
         try:
             while not self._store.check([f"cry/{self._generation}"]):

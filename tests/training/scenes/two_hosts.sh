@@ -30,7 +30,7 @@ done
 ip link set near down
 wait $first
 code=$?
-for _ in $(seq 300); do
+for _ in $(seq 600); do
     grep --quiet 'cannot reach the launch' "$out.1" && break
     sleep 0.1
 done
