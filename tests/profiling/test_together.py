@@ -126,13 +126,12 @@ job = vivace.Job(
 """
 
 
-@pytest.mark.slow
-def test_a_launch_measures_the_law_and_speaks_once(tmp_path):
-    (tmp_path / "job.py").write_text(JOB.replace("256, 32", "252, 32").replace("arange(256)", "arange(252)"))
+def launched(folder, *more):
+    """The document of a profile on two ranks, and what the launch told."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*command, "-m", "vivace", "profile", "job.py:job", "--json"],
-        cwd=tmp_path,
+        [*command, "-m", "vivace", "profile", "job.py:job", *more, "--json"],
+        cwd=folder,
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -141,6 +140,13 @@ def test_a_launch_measures_the_law_and_speaks_once(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     (document,) = [json.loads(line) for line in done.stdout.splitlines()]
+    return document, done.stderr
+
+
+@pytest.mark.slow
+def test_a_launch_measures_the_law_and_speaks_once(tmp_path):
+    (tmp_path / "job.py").write_text(JOB.replace("256, 32", "252, 32").replace("arange(256)", "arange(252)"))
+    document, told = launched(tmp_path)
     assert [row["ranks"] for row in document["expected"]] == [1, 2, 4]  # 12 cannot be shared by 8
     law = document["law"]
     assert law["num_bytes"] == 4 * (32 * 256 + 256 + 256 * 4 + 4)
@@ -149,4 +155,50 @@ def test_a_launch_measures_the_law_and_speaks_once(tmp_path):
     assert sum(document["shares"].values()) == pytest.approx(1.0)
     assert document["expected"][1]["step_seconds"] == pytest.approx(document["step_seconds"])
     assert (tmp_path / "runs" / "profile" / "profile.html").is_file()
-    assert done.stderr.count("as fast on 2 ranks") == 1
+    assert told.count("as fast on 2 ranks") == 1
+
+
+BLOCKS = """
+import torch, vivace
+
+torch.set_num_threads(1)
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = torch.nn.Linear(16, 24), torch.nn.Linear(24, 16)
+
+    def forward(self, x):
+        return x + self.outer(torch.relu(self.inner(x)))
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.blocks = torch.nn.Linear(32, 16), torch.nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+job = vivace.Job(
+    model=Net,
+    data=lambda: torch.utils.data.DataLoader(torch.randn(96, 32), batch_size=12),
+    loss=lambda model, batch: model(batch).square().mean(),
+    optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+)
+"""
+
+
+@pytest.mark.slow
+def test_of_divided_weights_each_block_is_gathered_twice_and_scattered_once(tmp_path):
+    (tmp_path / "job.py").write_text(BLOCKS)
+    (tmp_path / "fsdp.toml").write_text("format = 1\n[techniques.fsdp]\n")
+    document, told = launched(tmp_path, "--plan", "fsdp.toml")
+    first, block = 4 * (32 * 16 + 16), 4 * (2 * 16 * 24 + 24 + 16)
+    assert document["law"]["num_bytes"] == first + 1.5 * 3 * block
+    assert document["law"]["messages"] == 3 * 3 + 3
+    assert document["plan"] == {"fsdp": {}}
+    assert document["law"]["stepping"] > document["law"]["compute"]["2"]
+    assert "2 ranks" in told

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import vivace
-from vivace.errors import PlanError
-from vivace.training.ranks import for_so_many, require_whole_weights
+from vivace.training.ranks import for_so_many
 
 DIVIDED = Path(__file__).parent / "scenes" / "divided.py"
 FSDP = "format = 1\n[techniques.fsdp]\n"
@@ -120,9 +119,6 @@ def test_several_ranks_are_told_of_both_ways():
     plan = vivace.Plan.from_dict({"fsdp": {}, "micro_batches": {}})
     assert for_so_many(plan, 2) == plan
     assert for_so_many(plan, 1).names == ("micro_batches",)
-    with pytest.raises(PlanError, match="'fsdp' divides the weights among the ranks, and it is so"):
-        require_whole_weights(plan, "it is so")
-    require_whole_weights(for_so_many(plan, 1), "it is so")
 
 
 @pytest.mark.slow

@@ -9,8 +9,7 @@ import torch.distributed as dist
 
 from vivace.errors import RankLost, is_broken_exchange
 from vivace.training import ranks
-from vivace.training.meeting import agreed_name
-from vivace.training.rank_watch import open_sockets
+from vivace.training.meeting import agreed_name, open_sockets
 from vivace.training.ranks import Ranks
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
@@ -401,6 +402,36 @@ def test_a_rank_that_hangs_is_named_with_its_line_and_what_was_trained_is_kept(t
     assert "Fatal" not in output
 
 
+@pytest.mark.fault(13)
+@pytest.mark.slow
+def test_a_link_that_is_cut_between_two_hosts_is_told_on_both_and_what_was_trained_is_kept(tmp_path):
+    (tmp_path / "ddp.toml").write_text(DDP)
+    script, job = CROWDED.with_name("two_hosts.sh"), f"{CROWDED.with_name('tiny.py')}:long"
+    words = ["unshare", "--map-root-user", "--net", "bash", str(script), sys.executable, job]
+    if shutil.which("unshare") is None or shutil.which("ip") is None:
+        pytest.skip("no network namespaces here")
+    done = subprocess.run(
+        [*words, str(tmp_path / "ddp.toml"), str(tmp_path / "run")],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+    if done.returncode == 77 or "unshare failed" in done.stderr:
+        pytest.skip(f"no network namespaces here: {done.stderr}")
+    outputs = [(tmp_path / f"run.{rank}").read_text() for rank in range(2)]
+    assert done.returncode == 1, outputs[0]
+    near, far = (
+        next((line for line in text.splitlines() if line.startswith("vivace: rank 1")), text)
+        for text in outputs
+    )
+    (kept,) = (path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert "given no sign of life for" in near
+    assert f"and is cut off; rank 0 waits for it: training stopped; {kept} in" in near
+    assert "rank 1 cannot reach the launch any more: its launcher or the link to it is gone" in far
+
+
 @pytest.mark.fault(12)
 @pytest.mark.slow
 def test_a_rank_that_raises_is_blamed_and_no_other(torchrun, tmp_path):
@@ -444,3 +475,41 @@ def test_what_counts_as_running_out_of_memory():
     assert ran_out_of_memory(RuntimeError("CUDA error: out of memory\n..."))
     assert not ran_out_of_memory(ValueError("CUDA out of memory"))
     assert not ran_out_of_memory(RuntimeError("shapes differ"))
+
+
+@pytest.mark.slow
+def test_a_stream_shorter_than_it_says_is_trained_whole_and_told(torchrun, tmp_path):
+    """The rank that does not write ends first, and must not take the other one with it."""
+    out, job = tmp_path / "run", f"{CROWDED.with_name('nominal.py')}:short"
+    code, output = torchrun(out=out, job=job)
+    assert code == 1, output
+    assert output.count("Epoch 2 ended 3 steps early: the data's length promises 12, and 9 came") == 1
+    found = json.loads((out / "run.json").read_text())
+    assert (found["steps"], found["missing_steps"]) == (18, 6)
+    assert (out / "checkpoints" / "step_18").is_dir()
+    assert (out / "handed_on").exists()
+
+
+@pytest.mark.parametrize("technique", ["ddp", "fsdp"])
+def test_a_stream_that_ends_in_a_batch_which_ranks_cannot_share_keeps_what_was_trained(
+    launch_ranks, tmp_path, technique
+):
+    plan, job = f"format = 1\n[techniques.{technique}]\n", {"file": CROWDED.with_name("nominal.py")}
+    children = launch_ranks("odd", {"out": str(tmp_path / "run")}, plan=plan, **job)
+    assert [child.wait() for child in children] == [2, 2]
+    for child in children:
+        text = child.answer["error"]["message"]
+        assert text.startswith("a batch of 3 samples cannot be shared by 2 ranks: ")
+        assert f"; step_8 in '{tmp_path / 'run' / 'checkpoints'}' was kept: once mended, go on with" in text
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_8"]
+
+
+@pytest.mark.slow
+def test_streams_of_one_length_that_end_at_different_steps_keep_what_was_trained(launch_ranks, tmp_path):
+    job = {"file": CROWDED.with_name("nominal.py")}
+    children = launch_ranks("uneven", {"out": str(tmp_path / "run")}, **job)
+    assert [child.wait() for child in children] == [1, 1]
+    for child in children:
+        text = child.answer["error"]["message"]
+        assert text.startswith("rank 0 has come to the end of its data in epoch 1 after step 6, and rank 1 ")
+        assert "give every rank data of one length: training stopped; step_6 in" in text

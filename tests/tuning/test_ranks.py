@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,13 +16,14 @@ import psutil
 import pytest
 
 from vivace.errors import InputError
-from vivace.ledger import Ledger, Outcome, Profile, Ratio, Trial
+from vivace.ledger import Code, Ledger, Outcome, Profile, Ratio, Trial
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.reporting.answering import answer
 from vivace.reporting.content import Content
 from vivace.technique import Numerics
 from vivace.technique.registry import find
+from vivace.training.crew import GRACE_SECONDS
 from vivace.tuning.candidates import Candidate
 from vivace.tuning.ranks import needed_by, of_ranks, require_allowed, require_searchable
 from vivace.tuning.requests import Confirm, LeaveOut, Measure, Verify
@@ -198,25 +200,43 @@ def test_the_other_ranks_return_what_rank_0_found_and_its_page_says_where(tmp_pa
     )
 
 
-def command(verb, name, *arguments):
+def command(verb, name, *arguments, scene=SCENE):
     """A command on two ranks, as a person types it."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return [*launcher, "-m", "vivace", verb, f"{SCENE}:{name}", *arguments]
+    return [*launcher, "-m", "vivace", verb, f"{scene}:{name}", *arguments]
 
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def launched(verb, name, *arguments):
+def launched(verb, name, *arguments, scene=SCENE):
     """What came of such a command."""
     return subprocess.run(
-        command(verb, name, *arguments),
+        command(verb, name, *arguments, scene=scene),
         capture_output=True,
         text=True,
         env=ENVIRONMENT,
         check=False,
         timeout=400,
     )
+
+
+def until_then_ended(condition, out, scene=SCENE):
+    """The document of a search that is told to end, by SIGTERM to torchrun, once a condition holds."""
+    words = command("tune", "job", "--budget", "500", "--out", str(out), "--json", scene=scene)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, env=ENVIRONMENT, **pipes) as process:
+        deadline = time.monotonic() + 300
+        while time.monotonic() < deadline and process.poll() is None and not condition():
+            time.sleep(0.2)
+        started = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=100)
+    assert process.returncode != 0
+    assert output, errors
+    _, left = psutil.wait_procs(started, timeout=20)
+    assert not left
+    return json.loads(output)
 
 
 @pytest.fixture(scope="module")
@@ -255,6 +275,31 @@ def test_a_process_that_dies_on_one_rank_ends_its_trial_on_all(found):
 
 
 @pytest.mark.slow
+@pytest.mark.fault(13, 22, 37)
+def test_a_rank_that_fails_inside_a_trial_is_named_with_its_cause_and_the_search_goes_on(tmp_path):
+    """Rank 1 runs out of memory in one trial, hangs in another and is stopped in a third."""
+    out, faults = tmp_path / "tune", ("crowd", "hang", "stop")
+    ledger = Ledger(out / "ledger.jsonl")
+
+    def tried():
+        """The first trial with each of the faults, without another one."""
+        found = [(trial, set(trial.techniques) - {"ddp", "planted_quick"}) for trial in ledger.trials()]
+        return [next((t for t, own in found if own == {f"planted_{name}"}), None) for name in faults]
+
+    document = until_then_ended(lambda: all(tried()), out, scene=SCENE.with_name("faulty.py"))
+    crowd, hang, stop = tried()
+    assert (crowd.code, hang.code, stop.code) == (Code.OUT_OF_MEMORY, Code.TIMED_OUT, Code.TIMED_OUT)
+    assert "on rank 1: out of memory: OutOfMemoryError: CUDA out of memory" in crowd.reason
+    assert re.match(r"no answer to 'warm' within \d+ s: rank 1 \(process \d+ on ", hang.reason)
+    assert re.search(r"and stands still at faulty.py:\d+ in fail; rank 0 waits for it$", hang.reason)
+    assert re.match(r"no answer to 'warm' within \d+ s: rank 1 \(process \d+ on ", stop.reason)
+    assert stop.reason.endswith("it is stopped (SIGSTOP); rank 0 waits for it")
+    assert max(trial.seconds for trial in (crowd, hang, stop)) < 25.0 + GRACE_SECONDS
+    assert {"ddp", "planted_quick"} <= set(document["plan"])
+    assert not {f"planted_{name}" for name in faults} & set(document["plan"])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
@@ -275,21 +320,14 @@ def test_a_later_launch_builds_on_the_first_and_keeps_its_best_when_told_to_end(
     shutil.copytree(found[1], out)
     ledger = Ledger(out / "ledger.jsonl")
     earlier = len(ledger.trials())
-    words = command("tune", "job", "--budget", "500", "--out", str(out), "--json")
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(words, env=ENVIRONMENT, **pipes) as process:
-        deadline, tried = time.monotonic() + 200, []
-        while time.monotonic() < deadline and not tried:
-            time.sleep(0.2)
-            tried = [t for t in ledger.trials()[earlier:] if t.ratio and t.role == "candidate"]
-        started = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGTERM)
-        output, errors = process.communicate(timeout=100)
-    assert process.returncode != 0
-    document = json.loads(output)
-    assert document["interrupted"], errors
+    tried = []
+
+    def has_tried():
+        tried[:] = [t for t in ledger.trials()[earlier:] if t.ratio and t.role == "candidate"]
+        return tried
+
+    document = until_then_ended(has_tried, out)
+    assert document["interrupted"]
     assert document["plan"] == tried[0].techniques
     assert {"ddp", "planted_quick"} <= set(document["plan"])
     assert tomllib.loads((out / "plan.toml").read_text())["techniques"] == document["plan"]
-    _, left = psutil.wait_procs(started, timeout=20)
-    assert not left

@@ -56,6 +56,20 @@ def test_a_mean_over_what_counts_in_each_share_is_another_model(judged):
     assert first["loss_envelopes"] > 8
 
 
+@pytest.mark.parametrize("beside", [{}, {"micro_batches": {}, "bf16_autocast": {}}])
+def test_divided_weights_are_compared_whole(judged, beside):
+    first, second = judged("blocked", {"fsdp": {}, **beside})
+    assert first == second
+    assert first["kept"], first["reason"]
+    assert first["num_checks"] > 20
+
+
+def test_divided_weights_do_not_hide_another_model(judged):
+    first, _ = judged("blocked_weighted", {"fsdp": {}})
+    assert first["kept"] is False, first
+    assert first["loss_envelopes"] > 8
+
+
 def test_compressed_gradients_are_rounding_and_statistics_of_a_share_are_not(judged):
     first, _ = judged("plain", {"ddp": {}, "gradient_compression": {}})
     assert first["kept"], first["reason"]

@@ -207,3 +207,11 @@ def test_what_cannot_be_led_is_refused_in_a_sentence(tuned, tmp_path):
     own = job(loss=None, optimizer=None, step=lambda model, optimizer, batch: torch.zeros(()))
     with pytest.raises(InputError, match="a step of its own"):
         tuned(Hurry(), job=own, out="own")
+
+
+def test_several_ranks_are_sent_to_tune(command_on_ranks, tmp_path):
+    for more in ((), ("--resume",)):
+        codes, errors = command_on_ranks("train", "job.py:job", "--tune", "--out", "run", *more)
+        assert codes == [2, 2]
+        assert "works in one process, and 2 ranks were started: let vivace tune find a plan" in errors
+    assert not (tmp_path / "run").exists()

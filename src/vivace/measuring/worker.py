@@ -66,17 +66,24 @@ Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
 
 
-def _together(
-    command: Callable[Concatenate[Worker, Arguments], Answer],
-) -> Callable[Concatenate[Worker, Arguments], Answer]:
-    """A command that several ranks answer together: where it fails on one, the others hear why."""
+Command = Callable[Concatenate["Worker", Arguments], Answer]
 
-    @functools.wraps(command)
-    def answered(self: Worker, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Answer:
-        with self.ranks.answering() if self.ranks.world_size > 1 else contextlib.nullcontext():
-            return command(self, *arguments, **named)
 
-    return answered
+def _together(what: str) -> Callable[[Command[Arguments, Answer]], Command[Arguments, Answer]]:
+    """A command that several ranks answer together: where it fails on one, the others hear why.
+
+    `what` is told of a rank for which the others wait.
+    """
+
+    def wrapped(command: Command[Arguments, Answer]) -> Command[Arguments, Answer]:
+        @functools.wraps(command)
+        def answered(self: Worker, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Answer:
+            with self.ranks.answering(what) if self.ranks.world_size > 1 else contextlib.nullcontext():
+                return command(self, *arguments, **named)
+
+        return answered
+
+    return wrapped
 
 
 class Worker:
@@ -144,7 +151,7 @@ class Worker:
                 found.features["loading_limit"] = found.features["loading_limit"] or beside
             return dataclasses.asdict(found)
 
-    @_together
+    @_together("its data")
     def same_data(self) -> None:
         """Raises JobError where the ranks read other batches than rank 0, or another number of them."""
         seed_everything(0)
@@ -185,7 +192,7 @@ class Worker:
 
         return batch_curve(self.job, self.machine, Plan.from_dict(plan), memory, seconds).to_dict()
 
-    @_together
+    @_together("its start under a plan")
     def open(
         self, plan: dict[str, Any], strict: bool = True, seed: int = 0, settled: bool = True
     ) -> dict[str, Any]:
@@ -229,7 +236,7 @@ class Worker:
             loader = call(self.job, "data")
         return self._endless(loader, seed, None if whole else read)
 
-    @_together
+    @_together("its first steps")
     def warm(self, seconds: float = 1.0) -> dict[str, Any]:
         """Step until compiled, cached and steady: at least 3 steps and `seconds` after the first, and up to
         three times as long while the last one is slow. Of two steps the faster one counts: the other may have
@@ -254,7 +261,7 @@ class Worker:
         self._steps(1)
         return self.ranks.largest(time.perf_counter() - before)[0]
 
-    @_together
+    @_together("timed steps")
     def block(self, steps: int, cached: bool = False) -> dict[str, float]:
         """Time `steps` steps, loading included; with `cached`, all on the last batch, without the loader.
 
@@ -272,7 +279,7 @@ class Worker:
             done["processor"] = time.process_time() - worked
         return done
 
-    @_together
+    @_together("an observed step")
     def observe(self, evaluated: bool = False) -> dict[str, Any]:
         """What one step of the open session really did; on the largest batch, where batches differ.
 
@@ -314,7 +321,7 @@ class Worker:
             return live_bytes(self.session, None) + peak_of(evaluation.metric, device)
         return 0
 
-    @_together
+    @_together("the proof that the plan acts")
     def confirm(self, reference: dict[str, Any], evaluated: bool = False) -> dict[str, Any]:
         """Let every technique of the plan prove that it acted. Raises Refused with the technique's name.
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import math
 import os
 import pickle
 import sys
+import time
 import traceback
 from typing import Any, TextIO
 
@@ -16,6 +18,7 @@ from vivace.processes.launch import own_error
 from vivace.technique import registry
 
 _parent: tuple[TextIO, TextIO] | None = None
+_limit = math.inf
 
 
 def ask_parent(question: object) -> Any:
@@ -33,9 +36,14 @@ def ask_parent(question: object) -> Any:
     return json.loads(line)
 
 
+def limit() -> float:
+    """When the parent gives the present command up, on `time.monotonic`; never outside of a child process."""
+    return _limit
+
+
 def serve(payload: int, read: int, write: int) -> None:
     """Load the job of the open file `payload`, then answer commands until the parent closes its end."""
-    global _parent
+    global _parent, _limit
     commands, answers = os.fdopen(read, "r"), os.fdopen(write, "w")
     _parent = commands, answers
     handler, problem = None, None
@@ -51,6 +59,7 @@ def serve(payload: int, read: int, write: int) -> None:
         problem = _describe(error)
     for line in commands:
         message = json.loads(line)
+        _limit = time.monotonic() + message["seconds"]
         answer: dict[str, Any]
         try:
             if problem is not None:

@@ -170,7 +170,8 @@ class Child:
         Raises ChildFailed where the child died or ran out of memory, and TimedOut where it did not answer,
         or ask, within `timeout` seconds.
         """
-        turn = self.say({"command": command, "arguments": arguments}, command, timeout)
+        told = {"command": command, "arguments": arguments, "seconds": timeout}
+        turn = self.say(told, command, timeout)
         while "question" in turn:
             assert reply is not None, "nobody answers what the child asks"
             turn = self.say(reply(turn["question"]), command, timeout)

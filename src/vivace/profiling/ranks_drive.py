@@ -39,7 +39,7 @@ class Together:
 
     def measure(self, plan: dict[str, Any], strict: bool, seconds: float) -> dict[str, Any]:
         """The figures of the `Law`, and the plan's promise. Raises JobError, Refused."""
-        with self.ranks.answering():
+        with self.ranks.answering("its measurement"):
             return self._measured(Plan.from_dict(plan), strict, seconds)
 
     def _measured(self, plan: Plan, strict: bool, seconds: float) -> dict[str, Any]:
@@ -158,9 +158,15 @@ def _until(source: Iterator[Any], end: float) -> Iterator[Any]:
 
 
 def _exchanged(session: Session) -> tuple[int, int]:
-    """Bytes and messages of a step's exchange: the gradients in buckets, and the loss."""
-    trained = [p for model in session.build.models for p in model.parameters() if p.requires_grad]
+    """Bytes and messages of a step's exchange, as all-reduces: the gradients in buckets, or blocks that are
+    gathered twice and whose gradients are scattered, what is around them once; and the loss.
+    """
+    build = session.build
+    trained = [p for model in build.models for p in model.parameters() if p.requires_grad]
     num_bytes = sum(p.numel() * p.element_size() for p in trained)
-    (parallel,) = session.build.parallel
-    messages = math.ceil(num_bytes / parallel.bucket_bytes_cap) + 1
-    return int(num_bytes * (session.build.facts.exchanged_share or 1.0)), messages
+    if build.shards is None:
+        (parallel,) = build.parallel
+        messages = math.ceil(num_bytes / parallel.bucket_bytes_cap)
+    else:
+        messages = 3 * int(build.notes["sharded_blocks"]) + 2
+    return int(num_bytes * (build.facts.exchanged_share or 1.0)), messages + 1

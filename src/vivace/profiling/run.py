@@ -150,15 +150,12 @@ def _together(
     from vivace.processes.launch import Source
     from vivace.profiling import together
     from vivace.profiling.page import write_page
-    from vivace.training.ranks import for_so_many, require_whole_weights
+    from vivace.training.ranks import for_so_many
 
     source = Source(job)
 
     def lead() -> dict[str, Any]:
         wanted = for_so_many(_planned(plan, job), num_ranks())
-        require_whole_weights(
-            wanted, "profile measures the exchange of whole gradients: put 'ddp' in its place"
-        )
         folder, earlier = _prepared(out)
         document = together.measured(
             company,

@@ -106,8 +106,8 @@ def _notes(document: dict[str, Any], best: dict[str, Any]) -> list[str]:
     hidden = max(0.0, law["exchange"] - law["exposed"])
     notes = [
         f"A step takes {words.duration(document['step_seconds'])}: {shown}",
-        f"{words.size(law['num_bytes'])} of gradients go round in {words.duration(law['exchange'])} at "
-        f"{words.size(law['rate'])}/s, {words.duration(hidden)} of it behind the backward pass",
+        f"{words.size(law['num_bytes'])} go round in {words.duration(law['exchange'])} at "
+        f"{words.size(law['rate'])}/s, {words.duration(hidden)} of it while the step computes",
     ]
     if best["speedup"] < SLIGHT:
         notes.append("No number of ranks makes this batch faster; a larger one, or fewer bytes, might")

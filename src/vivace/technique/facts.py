@@ -15,7 +15,7 @@ class Facts:
 
     Args:
         batches_per_step: how many of the loader's batches a step takes.
-        exchanged_share: of the gradients' bytes, where fewer go from rank to rank.
+        exchanged_share: of the gradients' bytes, where fewer or more go from rank to rank.
         pieces: in how many pieces a batch was cut at most; 0 before the first step.
         ranks: how many processes average their gradients.
         skipped_steps: how many steps loss scaling has skipped, on the host or on the device.

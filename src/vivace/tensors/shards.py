@@ -57,8 +57,8 @@ class Shards:
         CPU; None in their place on a rank that does not `keep` them.
         """
         if isinstance(tree, DTensor):
-            whole = tree.full_tensor().detach()
-            return whole.cpu() if keep else None
+            found = whole(tree)
+            return found.cpu() if keep else None
         return _copied(tree, lambda _, item: self.gathered(item, keep=keep))
 
     def parted(self, tree: Any, like: Any) -> Any:
@@ -80,6 +80,17 @@ class Shards:
             for number, weight in zip(numbers, weights, strict=False)
         }
         return {**state, "state": self.parted(state["state"], like)}
+
+    def product(self, weight: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """The sum of the products of a weight's numbers, of which this rank may hold a part, with others."""
+        found = (weight * self.parted(other, weight)).sum()
+        return found.full_tensor() if isinstance(found, DTensor) else found
+
+    def mean(self, number: torch.Tensor) -> torch.Tensor:
+        """The mean of a number over the ranks, which carries no gradient."""
+        total = number.detach().clone()
+        dist.all_reduce(total)
+        return total / dist.get_world_size()
 
     def finite(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
         """Which of these are finite, on all ranks and in all parts."""
@@ -107,6 +118,11 @@ class WholeNumbers(OperatorMode):  # type: ignore[no-untyped-call]
                     "this rank holds a part: take it from tensor.full_tensor()"
                 )
         return function(*arguments, **keywords)
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor, detached, or all of it where this rank holds a part: then all ranks call this together."""
+    return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def _copied(tree: Any, function: Any) -> Any:

@@ -195,3 +195,20 @@ def _where(number: int, place: int, num_groups: int) -> str:
 def _schedules(scheduler: object) -> list[Any]:
     parts = scheduler if isinstance(scheduler, (list, tuple)) else [scheduler]
     return [one for one in parts if hasattr(one, "state_dict") and hasattr(one, "load_state_dict")]
+
+
+def counts_steps(job: Job, scheduler: object) -> str:
+    """What to say of a schedule that is far longer than the epochs in which it is stepped; else empty."""
+    if job.scheduler_every == "step" or scheduler is None:
+        return ""
+    parts = list(scheduler) if isinstance(scheduler, (list, tuple)) else [scheduler]
+    parts += [inner for part in parts for inner in inner_schedules(part)]
+    for part in parts:
+        found = (getattr(part, name, 0) for name in ("total_steps", "T_max", "total_iters"))
+        longest = max((length for length in found if isinstance(length, int)), default=0)
+        if longest >= 10 * job.epochs:
+            return (
+                f"{type(part).__name__} is {longest:,} steps long and is stepped once an epoch, {job.epochs} "
+                'in all: if it counts batches, give the Job scheduler_every="step"'
+            )
+    return ""

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import signal
+import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vivace.errors import ChildFailed, RankLost, VivaceError
+from vivace.errors import RankLost, TimedOut, VivaceError
 from vivace.processes.launch import Child, Source, preload
 
 PATIENCE_SECONDS = 300.0
@@ -48,11 +49,15 @@ class Company:
 
     Args:
         store: under a name that no other launch or attempt has; None for one process alone.
+        launch: the launch's own store, in which children meet.
     """
 
-    def __init__(self, source: Source, rank: int = 0, world_size: int = 1, store: Any = None) -> None:
+    def __init__(
+        self, source: Source, rank: int = 0, world_size: int = 1, store: Any = None, launch: Any = None
+    ) -> None:
         self.source, self.rank, self.world_size = source, rank, world_size
-        self._store = store
+        self._store, self._launch = store, launch
+        self.lost = ""  # which rank does not answer any more: nothing can be begun without it
         self._crews, self._errands = itertools.count(), itertools.count()
 
     def child(
@@ -78,6 +83,8 @@ class Company:
 
     def tell(self, **errand: object) -> int:
         """Hand an errand to the other ranks; its number. Raises RankLost where they cannot be reached."""
+        if self.lost:
+            raise RankLost(self.lost)
         number = next(self._errands)
         try:
             self._store.set(f"errand/{number}", json.dumps(errand))
@@ -92,14 +99,36 @@ class Company:
         for rank in range(1, self.world_size):
             text = self._read(f"answer/{number}/{rank}", deadline)
             if text is None:
-                found[rank] = ChildFailed(f"it gave no answer within {seconds:.0f} s")
+                found[rank] = RankLost(self._silent(rank, seconds))
             elif text:
                 found[rank] = VivaceError.from_dict(json.loads(text))
         return found
 
+    def here(self) -> None:
+        """Let rank 0 know which process this rank is."""
+        self._store.set(f"here/{self.rank}", json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+
+    def _silent(self, rank: int, seconds: float) -> str:
+        from vivace.training.verdict import state_of
+
+        process = json.loads(self._read(f"here/{rank}", time.monotonic()) or "{}")
+        if not process:
+            return f"rank {rank} has given no answer for {seconds:.0f} s"
+        place = f"process {process['pid']} on {process['host']}"
+        return f"rank {rank} ({place}) has given no answer for {seconds:.0f} s: {state_of(process)}"
+
+    def awaited(self, meeting: str) -> str:
+        """For which rank the children of a crew, which met under this name, waited at last; see `awaited`."""
+        import torch.distributed as dist
+
+        from vivace.training.meeting import awaited
+
+        return awaited(dist.PrefixStore(meeting, self._launch), self.world_size)  # type: ignore[attr-defined]
+
     def end(self, result: dict[str, Any] | None, error: BaseException | None = None) -> None:
         """Tell the other ranks what came of it."""
         if self.world_size > 1:
+            self.lost = ""  # those that are left hear it
             told = error if isinstance(error, VivaceError) or error is None else RankLost("rank 0 has ended")
             with contextlib.suppress(RankLost):
                 number = self.tell(do="end", result=result, error=None if told is None else told.to_dict())
@@ -172,20 +201,23 @@ class Crew:
     ) -> None:
         self._company, self._number, self._closed = company, number, False
         self._failed = False
+        self._meeting = str(arguments.get("meeting", ""))
         own = environment | _IN_A_CREW
         self._child = Child(entry, company.source, arguments, log=log, environment=own)
         start = {"entry": entry, "arguments": arguments, "environment": environment}
-        errand = company.tell(do="start", crew=number, **start)
         try:
+            errand = company.tell(do="start", crew=number, **start)
             self._raise_first(None, company.failures(errand, PATIENCE_SECONDS))
-        except BaseException:
+        except BaseException as error:
             self.close()
+            company.lost = str(error) if isinstance(error, RankLost) else ""
             raise
 
     def ask(self, command: str, timeout: float, **arguments: object) -> Any:
         """Send one command to all children; the answer of rank 0's.
 
         Raises what `Child.ask` raises; where a child of another rank is to blame, its error, with that rank.
+        Where time runs out, the error says for which rank the others waited.
         """
         asked = {"command": command, "timeout": timeout, "arguments": arguments}
         errand = self._company.tell(do="ask", crew=self._number, **asked)
@@ -196,6 +228,9 @@ class Crew:
             own = error
         others = self._company.failures(errand, GRACE_SECONDS)
         self._failed = own is not None or bool(others)
+        late = isinstance(own, TimedOut) or any(isinstance(error, TimedOut) for error in others.values())
+        if late and self._meeting and (awaited := self._company.awaited(self._meeting)):
+            raise TimedOut(f"no answer to '{command}' within {timeout:.0f} s: {awaited}")
         self._raise_first(own, others)
         return answer
 
@@ -256,7 +291,9 @@ def company_of(source: Source, patience: float = PATIENCE_SECONDS) -> Iterator[C
     rank = int(os.environ["RANK"])
     store = launch_store(rank, world_size, patience)
     name = agreed_name(store, rank, world_size, patience)
-    company = Company(source, rank, world_size, dist.PrefixStore(f"vivace/company/{name}", store))  # type: ignore[attr-defined]
+    own = dist.PrefixStore(f"vivace/company/{name}", store)  # type: ignore[attr-defined]
+    company = Company(source, rank, world_size, own, store)
+    company.here()
     try:
         yield company
     except BaseException as error:

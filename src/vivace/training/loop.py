@@ -22,9 +22,8 @@ from vivace.session.opening import call, reopened, require_one_number, seed_ever
 from vivace.session.session import Session
 from vivace.tensors.randomness import capture, derive, to_plain
 from vivace.tensors.trees import batch_size
-from vivace.torch_internals.modules import inner_schedules
 from vivace.training.checkpoints import Checkpoints, Found, Position
-from vivace.training.course import Fresh, course_of
+from vivace.training.course import Fresh, counts_steps, course_of
 from vivace.training.evaluation import Evaluation
 from vivace.training.feed import Feed
 from vivace.training.finite import FAR, LOST, Growth, are_finite
@@ -115,7 +114,7 @@ class Loop:
             self.progress.tell(EventKind.RESUME, step=self.position.step)
         for reason in found.skipped if found is not None else ():
             self.progress.notice(f"skipped a checkpoint: {reason}")
-        for text in filter(None, (notice, self._lost(), _counts_steps(job, self.scheduler))):
+        for text in filter(None, (notice, self._lost(), counts_steps(job, self.scheduler))):
             self.progress.notice(text)
         self.evaluation = Evaluation(job, session, options.seed)
         self.survival = Survival(session, ranks)
@@ -267,7 +266,7 @@ class Loop:
         except (VivaceError, Smaller, Broken, Better, Stranded):
             raise
         except (Exception, SystemExit) as error:
-            self.between_steps = not self.survival.undo()
+            self.between_steps = self.session.build.shards is None and not self.survival.undo()
             raise JobError(f"step {self.position.step + 1} of the training failed: {blame(error)}") from error
         if self.session.build.own_step:
             require_one_number(loss)
@@ -539,15 +538,28 @@ class Loop:
         }
 
     def _kept(self) -> str:
-        """Keep the steps before one of the Job's functions failed; returns where, or an empty string."""
-        if self.ranks.world_size > 1 or not self.between_steps:
+        """Keep the steps before one of the Job's functions failed; returns where, or an empty string.
+
+        Of several ranks where all fail alike; where one does, the others do so once their exchange breaks.
+        """
+        if not self.between_steps:
             return ""
         try:
-            path = self._save_alone()
-        except (RuntimeError, FolderError):  # the device or the disk fails as well
+            path = self._save_alone() if self.ranks.world_size == 1 else self._save_at_the_end()
+        except (RuntimeError, FolderError, Stranded):  # the device, the disk or a rank fails as well
             return ""
         where = f"{path.name} in '{path.parent}'" if path is not None else ""
         return f"{where} was kept: once mended, go on with --resume --changed ok" if where else ""
+
+    def _save_at_the_end(self) -> Path | None:
+        """A checkpoint of all ranks, where all of them fail at one place."""
+        position = self.position
+        place = f"step {position.step}, batch {position.batch} of epoch {position.epoch}"
+        if not position.step or not self.ranks.all_end_at(place) or not self._is_healthy():
+            return None
+        if position != self.saved:
+            self._save()
+        return self.checkpoints.folder / f"step_{position.step}"
 
     def _save_alone(self) -> Path | None:
         """A checkpoint without the other ranks, whose random streams this one knows where they run here."""
@@ -580,20 +592,3 @@ class Loop:
         self.lost_streams = [rank for rank, one in enumerate(streams) if one is None]
         self.position, self.seconds_before = found.position, found.position.seconds
         self.saved = dataclasses.replace(self.position)
-
-
-def _counts_steps(job: Job, scheduler: object) -> str:
-    """What to say of a schedule that is far longer than the epochs in which it is stepped; else empty."""
-    if job.scheduler_every == "step" or scheduler is None:
-        return ""
-    parts = list(scheduler) if isinstance(scheduler, (list, tuple)) else [scheduler]
-    parts += [inner for part in parts for inner in inner_schedules(part)]
-    for part in parts:
-        found = (getattr(part, name, 0) for name in ("total_steps", "T_max", "total_iters"))
-        longest = max((length for length in found if isinstance(length, int)), default=0)
-        if longest >= 10 * job.epochs:
-            return (
-                f"{type(part).__name__} is {longest:,} steps long and is stepped once an epoch, {job.epochs} "
-                'in all: if it counts batches, give the Job scheduler_every="step"'
-            )
-    return ""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
+import stat
 import sys
 import time
 import uuid
@@ -15,6 +18,8 @@ import torch.distributed as dist
 from vivace.errors import RankLost
 
 TELL_SECONDS = 30.0
+LINK_SECONDS = 15  # in which a store that is reached confirms what it got
+AWAITED = "awaited"  # the key of a sentence: for which rank the others wait as their time runs out
 
 
 def launch_store(rank: int, world_size: int, patience: float) -> Any:
@@ -24,8 +29,9 @@ def launch_store(rank: int, world_size: int, patience: float) -> Any:
     """
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    before = open_sockets()
     try:
-        return dist.TCPStore(  # type: ignore[attr-defined]
+        store = dist.TCPStore(  # type: ignore[attr-defined]
             host,
             int(port),
             world_size,
@@ -39,6 +45,8 @@ def launch_store(rank: int, world_size: int, patience: float) -> Any:
             f"rank {rank} cannot reach the launch at MASTER_ADDR:MASTER_PORT '{host}:{port}' "
             f"({str(error).splitlines()[0]}): start all ranks with torchrun, which sets both"
         ) from None
+    answer_or_break(open_sockets() - before)
+    return store
 
 
 def agreed_name(store: Any, rank: int, world_size: int, patience: float = 300.0) -> str:
@@ -75,6 +83,41 @@ def agreed_name(store: Any, rank: int, world_size: int, patience: float = 300.0)
     raise RankLost(_not_come(missing, world_size, patience))
 
 
+def awaited(store: Any, world_size: int) -> str:
+    """For which of the processes that met in `store` the others waited at last; empty where it is not known.
+
+    Read by who ended them, because they gave no answer in time.
+    """
+    try:
+        if not store.check(["vivace/names"]):
+            return "rank 0 has not come to meet the others"
+        names = json.loads(store.get("vivace/names"))
+        if missing := [rank for rank in range(world_size) if not names[rank]]:
+            return f"rank {missing[0]} has not come to meet the others"
+        key = f"vivace/{names[0]}/{AWAITED}"
+        return str(store.get(key).decode()) if store.check([key]) else ""
+    except RuntimeError:  # it cannot be reached any more
+        return ""
+
+
 def _not_come(missing: list[int], world_size: int, waited: float) -> str:
     names = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
     return f"{names} of {world_size} did not come within {waited:.0f} s, and the others wait"
+
+
+def open_sockets() -> set[tuple[int, int]]:
+    """Descriptor and inode of each socket of this process."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed again
+            status = os.fstat(int(name))
+            if stat.S_ISSOCK(status.st_mode):
+                found.add((int(name), status.st_ino))
+    return found
+
+
+def answer_or_break(connections: set[tuple[int, int]]) -> None:
+    """Let the kernel break these connections where the other side does not answer for `LINK_SECONDS`."""
+    for descriptor, _ in connections:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LINK_SECONDS * 1000)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import select
 import signal
 import socket
-import stat
 import sys
 import sysconfig
 import threading
@@ -30,6 +30,7 @@ import torch
 from vivace.errors import FolderError
 from vivace.files import replace_text
 from vivace.torch_internals.groups import num_exchanges
+from vivace.training.meeting import AWAITED, answer_or_break, open_sockets
 from vivace.training.stopping import SIGNALS
 from vivace.training.verdict import (
     STOP_SECONDS,
@@ -45,7 +46,7 @@ from vivace.training.verdict import (
 BEAT_SECONDS = 1.0
 WHY_SECONDS = 10.0  # in which is known why an exchange broke
 FAREWELL_SECONDS = 20.0  # for the others to keep what was trained, before a lost rank ends itself
-LINK_SECONDS = 15  # in which a store that is reached confirms what it got
+LATE_SECONDS = 5.0  # before a command's time is over, in which is noted whom the others wait for
 _NO_PERSONS = (
     str(Path(str(torch.__file__)).parent),
     str(Path(__file__).parents[1]),
@@ -87,11 +88,13 @@ class RankWatch:
         self._folder: Path | None = None
         self.verdict: Verdict | None = None
         self.signal = ""  # heard by any rank's watch
+        self.limit = math.inf  # on `time.monotonic`: when the ranks' present command is given up
         before = open_sockets()
         self._store = store.clone()
-        _answer_or_break(open_sockets() - before)
+        answer_or_break(open_sockets() - before)
         self._main = threading.current_thread()
         self._told = self._over = self._is_back = False
+        self._noted = ""
         self._number = 0
         self._sights = [Sight(other, time.monotonic()) for other in range(world_size)]
         self._signals, self._signalled = os.pipe()
@@ -212,6 +215,10 @@ class RankWatch:
             return  # one has joined a moment ago
         seen = [sight.see(json.loads(beat), now) for sight, beat in zip(self._sights, beats, strict=True)]
         self.signal = self.signal or next((one.beat["asked"] for one in seen if one.beat["asked"]), "")
+        awaited = self._awaited(seen) if now > self.limit - LATE_SECONDS else ""
+        if awaited != self._noted:
+            self._noted = awaited
+            self.post(AWAITED, awaited)
         verdict, ends = judge(seen, self.patience)
         self._told = self._told and verdict is not None
         if verdict is None:
@@ -225,6 +232,12 @@ class RankWatch:
             self._tell(verdict.sentence)
         if ends:
             self._store.compare_set("verdict", "", json.dumps(dataclasses.asdict(verdict)))
+
+    def _awaited(self, seen: list[Seen]) -> str:
+        """For which rank this one waits, in a sentence; empty where it waits for none, or a moment only."""
+        verdict, _ = judge(seen, LATE_SECONDS)
+        waits = verdict is not None and verdict.ranks and self.rank not in verdict.ranks
+        return verdict.sentence if verdict is not None and waits else ""
 
     def _stand_alone(self, seconds: float) -> None:
         """The store has not been reached for so long: is the launcher gone, or the link to it?"""
@@ -278,24 +291,6 @@ class RankWatch:
 def say(text: str) -> None:
     """A line on standard error, from whichever rank."""
     print(f"vivace: {text}", file=sys.stderr, flush=True)
-
-
-def open_sockets() -> set[tuple[int, int]]:
-    """Descriptor and inode of each socket of this process."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed again
-            status = os.fstat(int(name))
-            if stat.S_ISSOCK(status.st_mode):
-                found.add((int(name), status.st_ino))
-    return found
-
-
-def _answer_or_break(connections: set[tuple[int, int]]) -> None:
-    """Let the kernel break these connections where the other side does not answer for `LINK_SECONDS`."""
-    for descriptor, _ in connections:
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LINK_SECONDS * 1000)
 
 
 def _work() -> float:

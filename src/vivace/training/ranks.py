@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import math
 import os
 import signal
 import socket
@@ -21,10 +22,11 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from vivace.errors import PlanError, RankLost, VivaceError, is_broken_exchange
 from vivace.plan import Plan
+from vivace.processes import child
 from vivace.technique import Stage, registry
 from vivace.tensors.exchange import spread
-from vivace.training.meeting import agreed_name, launch_store
-from vivace.training.rank_watch import WHY_SECONDS, Activity, RankWatch, open_sockets
+from vivace.training.meeting import agreed_name, launch_store, open_sockets
+from vivace.training.rank_watch import WHY_SECONDS, Activity, RankWatch
 from vivace.training.verdict import BUSY_TIMES
 
 PATIENCE_SECONDS = 300.0
@@ -85,17 +87,21 @@ class Ranks:
     def cry(self) -> None:
         """Tell the other ranks that this one cannot end its step; they hear it when the exchange breaks."""
         if self._store is not None:
-            self._store.set(f"cry/{self._generation}", str(self.rank))
+            with contextlib.suppress(RuntimeError):  # the link is gone, as the others will notice
+                self._store.set(f"cry/{self._generation}", str(self.rank))
 
     def heard(self) -> bool:
         """Has a rank cried since all ranks last joined? Waits a little: the news may still be on its way."""
-        if self._store is None:
-            return False
+        if self._store is None or (self.watch is not None and self.watch.verdict is not None):
+            return False  # where it is judged why, the store may be out of reach
         deadline = time.monotonic() + NEWS_SECONDS
-        while not self._store.check([f"cry/{self._generation}"]):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.05)
+        try:
+            while not self._store.check([f"cry/{self._generation}"]):
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(0.05)
+        except RuntimeError:  # the link is gone
+            return False
         return True
 
     def leave(self, error: BaseException) -> None:
@@ -199,11 +205,30 @@ class Ranks:
         if self.world_size > 1:
             spread(tensors)
 
-    @contextmanager
-    def answering(self) -> Iterator[None]:
-        """One command of a process that works as a rank: where it fails here, the others hear why and end
-        theirs. Raises RankLost where it failed on another one.
+    def all_end_at(self, place: str) -> bool:
+        """Do all ranks end here, before any exchange, so that they can still do the last thing together?
+
+        Waits a little for the others, who may be in an exchange with this one instead.
         """
+        if self.watch is None:
+            return self.world_size == 1
+        self.watch.post(f"end/{self.rank}", place)
+        deadline = time.monotonic() + NEWS_SECONDS
+        while {self.watch.read(f"end/{rank}") for rank in range(self.world_size)} != {place}:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        return True
+
+    @contextmanager
+    def answering(self, what: str) -> Iterator[None]:
+        """One command of a process that works as a rank: where it fails here, the others hear why and end
+        theirs; where time for it runs out, whom they wait for is noted. `what` says what it is, as for `at`.
+
+        Raises RankLost where it failed on another one.
+        """
+        self.at(what, self.activity.step)
+        self._limit(child.limit())
         try:
             yield
         except BaseException as error:
@@ -213,6 +238,12 @@ class Ranks:
                 self.cut()
                 raise
             raise lost from None
+        finally:
+            self._limit(math.inf)
+
+    def _limit(self, seconds: float) -> None:
+        if self.watch is not None:
+            self.watch.limit = seconds
 
     def lost(self, error: BaseException) -> RankLost | None:
         """The error as the loss of another rank; None where it is this one's own."""
@@ -302,13 +333,6 @@ def require_one_model(plan: Plan, world_size: int) -> None:
             f"{world_size} ranks were started, but the plan ({plan}) would train {world_size} separate "
             f"models: add {able} to the plan, or start one process"
         )
-
-
-def require_whole_weights(plan: Plan, why: str) -> None:
-    """Raises PlanError, which ends in `why`, where each rank would hold a part of the weights alone."""
-    name = next((technique.name for technique in plan.techniques if technique.card.shards_weights), None)
-    if name is not None:
-        raise PlanError(f"'{name}' divides the weights among the ranks, and {why}")
 
 
 def averages(plan: Plan) -> bool:

@@ -58,6 +58,8 @@ def _those_left(ranks: Ranks, verdict: Verdict) -> dict[int, Any]:
     if watch is None:
         return {}
     found: dict[int, Any] = {}
+    if not watch.read(f"stood/{ranks.rank}"):  # the store is out of reach, and with it the others
+        return found
     expected = set(range(ranks.world_size)) - set(verdict.ranks)
     deadline = time.monotonic() + ELECTION_SECONDS
     while set(found) != expected and time.monotonic() < deadline:

@@ -117,9 +117,13 @@ class Run:
     def exit_code(self) -> int:
         """What a command that trained ends with: 0; 1 where steps are missing; or 128 and the signal's
         number: 130 after Ctrl-C, and at a deadline what SIGTERM would give.
+
+        Of several ranks only rank 0 ends with 1, which has the most to do at the end: torchrun ends all
+        where one does.
         """
         name = "SIGTERM" if self.interrupted_by == DEADLINE else self.interrupted_by
-        return 128 + signal.Signals[name] if name else int(self.missing_steps > 0)
+        short = self.missing_steps > 0 and os.environ.get("RANK", "0") == "0"
+        return 128 + signal.Signals[name] if name else int(short)
 
     def to_dict(self) -> dict[str, Any]:
         """The document that ``vivace train --json`` prints."""

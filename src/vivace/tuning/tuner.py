@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import vivace
-from vivace.errors import AnswerIsNo, InputError, Refused, VivaceError
+from vivace.errors import AnswerIsNo, InputError, RankLost, Refused, VivaceError
 from vivace.events import OnEvent, Tell, teller
 from vivace.files import LOCK, output_folder, take_lock
 from vivace.inspection import inspect
@@ -192,13 +192,18 @@ class _Tuning:
             bench.on_event("notice", {"text": self.limit})
 
     def run(self) -> Result:
-        """Search as long as it asks, and write down what it found. Raises AnswerIsNo where nothing fits."""
+        """Search as long as it asks, and write down what it found.
+
+        Raises AnswerIsNo where nothing fits, and RankLost where a rank does not answer any more.
+        """
         conclusion = Conclusion(self.bench.base, ONE, Outcome.NOTHING_TRIED)
         try:
             self.search = self._begun()
             try:
                 while (request := self.search.ask()) is not None:
                     self.search.tell(self._done(request))
+                    if self.bench.company.lost:
+                        raise RankLost(self.bench.company.lost)
             finally:
                 self._close_verifier()
             conclusion = self.search.conclusion
@@ -207,12 +212,20 @@ class _Tuning:
                 raise AnswerIsNo(self._nothing_fits())
         except KeyboardInterrupt:
             self.interrupted = True
-            conclusion = dataclasses.replace(conclusion, outcome=Outcome.INTERRUPTED)
-            left = [] if self.search is None else self.search.not_rejected()
-            if self.search is not None and left:
-                speedup = self.search.measured[left[0].id].ratio or ONE
-                conclusion = Conclusion(left[0], speedup, Outcome.INTERRUPTED)
+            conclusion = self._so_far()
+        except RankLost as lost:
+            if self.search is None:
+                raise
+            path = self.finish(self._so_far()).plan_path
+            raise RankLost(f"{lost}: the search ended; the best so far stands in '{path}'") from None
         return self.finish(conclusion)
+
+    def _so_far(self) -> Conclusion:
+        """What a search that ends before its time can say."""
+        left = [] if self.search is None else self.search.not_rejected()
+        if self.search is None or not left:
+            return Conclusion(self.bench.base, ONE, Outcome.INTERRUPTED)
+        return Conclusion(left[0], self.search.measured[left[0].id].ratio or ONE, Outcome.INTERRUPTED)
 
     def _begun(self) -> Search:
         """Open the reference, rule out what cannot act, and begin to search; the ledger says with what."""

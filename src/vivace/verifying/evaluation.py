@@ -70,7 +70,7 @@ class Evaluation:
                 for module in filter(_of_torch, model.modules()):
                     module.training = False
             torch.manual_seed(2)
-            with torch.no_grad(), LogicalDraws():
+            with session.whole(), torch.no_grad(), LogicalDraws():
                 self.job.loss(model, clone(self.batch))
         finally:
             for module, mode in modes:

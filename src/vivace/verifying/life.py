@@ -24,7 +24,7 @@ from vivace.verifying.displacement import Outcome, State
 from vivace.verifying.feeding import Loaders
 from vivace.verifying.figures import Measure
 from vivace.verifying.judgement import LAYER_LIMIT, LIMIT, check
-from vivace.verifying.states import Snapshot, clone, restore, state_of
+from vivace.verifying.states import Snapshot, clone, optimizer_states, restore, state_of
 
 EPOCHS = 3
 STEPS = 2  # at the end of each
@@ -121,7 +121,7 @@ def live(
 def reopened(session: Session, opened: Callable[[], Session]) -> Session:
     """A new session of the same plan that goes on from a checkpoint of `session`."""
     state = state_of(session)
-    optimizers = [copy.deepcopy(optimizer.state_dict()) for optimizer in session.optimizers]
+    optimizers = optimizer_states(session)
     kept = {name: copy.deepcopy(held.state_dict()) for name, held in session.build.kept.items()}
     with Streams(0, session.build.device):
         again = opened()

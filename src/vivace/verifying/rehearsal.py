@@ -20,6 +20,7 @@ from torch import nn
 from vivace.job import Batch, Job
 from vivace.session.opening import call
 from vivace.session.session import Session
+from vivace.tensors.shards import Shards
 from vivace.tensors.trees import batch_size, tensors
 from vivace.verifying.displacement import Tensors, scale_and_residual
 from vivace.verifying.facts import Facts, difference, settings_of
@@ -54,10 +55,14 @@ class DictatedLoss:
     Its gradient is the slopes times the phase times the mean of `s`, which lies between 0.5 and 1.5 and
     depends on every number of the batch; its value is the mean of `s`. The phase changes from step to step,
     so that an optimizer's memory matters; it is a tensor, which a captured step reads anew.
+
+    Of blocks of which each rank holds a part (`shards`) no forward pass runs, so that nobody averages their
+    gradients: the mean of `s` is then that over all ranks.
     """
 
     def __init__(self, slopes: Tensors, device: torch.device) -> None:
         self.slopes = slopes
+        self.shards: Shards | None = None
         self.phase = torch.ones((), device=device)
 
     def begin(self, step: int) -> None:
@@ -67,8 +72,13 @@ class DictatedLoss:
     def __call__(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """The scalar loss of a batch."""
         named = [(p, self.slopes[f"0.{n}"]) for n, p in model.named_parameters() if f"0.{n}" in self.slopes]
-        total: Any = sum((p * slope).sum() for p, slope in named)
         factor = _of_samples(batch, next(model.parameters()).device).mean()
+        total: Any
+        if self.shards is None:
+            total = sum((p * slope).sum() for p, slope in named)
+        else:
+            total = sum(self.shards.product(p, slope) for p, slope in named)
+            factor = self.shards.mean(factor)
         loss: torch.Tensor = factor * (1.0 + self.phase * (total - total.detach()))
         return loss
 
@@ -112,7 +122,7 @@ def rehearse(
     torch.manual_seed(1)
     schedule = _Schedule(job, session)
     found = Rehearsal([], [], _groups(session), {}, {})
-    tap.dictated, tap.asked = dictate, False
+    tap.dictated, tap.asked, dictate.shards = dictate, False, session.build.shards
     session.forget()  # what was captured holds the job's own loss
     try:
         for step in range(steps):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import time
@@ -58,7 +57,7 @@ from vivace.verifying.rehearsal import (
 )
 from vivace.verifying.runner import PAIRS_STREAM, Runner
 from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
-from vivace.verifying.states import Snapshot, clone, decay_of, repeatable, state_of
+from vivace.verifying.states import Snapshot, clone, decay_of, optimizer_states, repeatable, state_of
 from vivace.verifying.tap import Tap, random_state
 
 MOST_RESUMED_BYTES = 2**30  # of parameters: a resumed session stands in memory beside two others
@@ -77,7 +76,7 @@ class Ruler(Runner):
 
         `reference` is a plan for a job that does not fit into memory without one.
         """
-        with self.ranks.answering():
+        with self.ranks.answering("the reference"):
             return self._prepare(seconds, reference)
 
     def _prepare(self, seconds: float | None, reference: dict[str, Any] | None) -> dict[str, Any]:
@@ -108,9 +107,8 @@ class Ruler(Runner):
         curve = []
         for position in range(effort.course):
             if position in marks:
-                optimizers = [copy.deepcopy(o.state_dict()) for o in self.session.optimizers]
-                decay = decay_of(self.session)
-                self.snapshots.append(Snapshot(state_of(self.session), optimizers, position, decay))
+                states, decay = optimizer_states(self.session), decay_of(self.session)
+                self.snapshots.append(Snapshot(state_of(self.session), states, position, decay))
             curve.append(self._step(self.session, position))
         end = state_of(self.session)
         self._spread_snapshots()
@@ -146,7 +144,7 @@ class Ruler(Runner):
         What is broken near the limits after a short effort is judged again with the full one, where
         `seconds` allow it, and else not yet.
         """
-        with self.ranks.answering():
+        with self.ranks.answering("the comparison"):
             return self._judged(plan, seconds)
 
     def _judged(self, plan: dict[str, Any], seconds: float | None) -> dict[str, Any]:
@@ -179,6 +177,7 @@ class Ruler(Runner):
         tap = Tap(self.job)
         with equal_random_streams(compiled), self._opened(loaded, tap) as session:
             ran = self._run(session, tap)
+        closed = state_of(session)
         if self.ranks.rank:
             return {}
         ran.precision = precision
@@ -192,7 +191,7 @@ class Ruler(Runner):
                 "plan": ran.curve,
             },
         }
-        if not ran.fault and different_states(state_of(session), ran.last):
+        if not ran.fault and different_states(closed, ran.last):
             ran.fault = "closing the session changes the weights"
         if ran.fault:
             return {**document, **outright(False, ran.fault, Quantity.FACTS)}

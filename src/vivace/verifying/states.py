@@ -13,6 +13,7 @@ import torch
 from vivace.job import Batch
 from vivace.session.session import Session
 from vivace.tensors.optimizers import IMPLEMENTATION_FLAGS, align_state
+from vivace.tensors.shards import whole
 from vivace.tensors.trees import map_tensors
 from vivace.verifying.displacement import State
 
@@ -55,20 +56,31 @@ def clone(batch: Batch) -> Any:
 
 
 def state_of(session: Session) -> State:
-    """Copies of all parameters and buffers, by name."""
+    """Copies of all parameters and buffers, by name, whole on each rank: where ranks hold parts, all of them
+    call this together.
+    """
     parameters, buffers = {}, {}
     for index, model in enumerate(session.build.models):
-        parameters.update({f"{index}.{n}": p.detach().clone() for n, p in model.named_parameters()})
+        parameters.update({f"{index}.{n}": whole(p).clone() for n, p in model.named_parameters()})
         buffers.update({f"{index}.{n}": b.detach().clone() for n, b in model.named_buffers()})
     return State(parameters, buffers)
 
 
+def optimizer_states(session: Session) -> list[dict[str, Any]]:
+    """Copies of the optimizers' states, whole on each rank as `state_of` has it."""
+    states = [copy.deepcopy(optimizer.state_dict()) for optimizer in session.optimizers]
+    shards = session.build.shards
+    return states if shards is None else [shards.gathered(state, keep=True) for state in states]
+
+
 def load_state(session: Session, state: State) -> None:
     """Copy parameters and buffers back in place."""
+    shards = session.build.shards
     with torch.no_grad():
         for index, model in enumerate(session.build.models):
             for name, parameter in model.named_parameters():
-                parameter.copy_(state.parameters[f"{index}.{name}"])
+                value = state.parameters[f"{index}.{name}"]
+                parameter.copy_(value if shards is None else shards.parted(value, parameter))
             for name, buffer in model.named_buffers():
                 buffer.copy_(state.buffers[f"{index}.{name}"])
 
@@ -80,6 +92,8 @@ def restore(session: Session, snapshot: Snapshot) -> None:
         state = copy.deepcopy(saved)
         for group, mine in zip(state["param_groups"], optimizer.param_groups, strict=True):
             group.update({flag: mine[flag] for flag in IMPLEMENTATION_FLAGS if flag in mine})
+        if session.build.shards is not None:
+            state = session.build.shards.parted_optimizer(state, optimizer)
         optimizer.load_state_dict(state)
         optimizer.zero_grad(set_to_none=True)
     align_state(session.optimizers)

@@ -11,6 +11,7 @@ from torch import nn
 
 from vivace.job import Batch, Job
 from vivace.session.session import Session
+from vivace.tensors.shards import whole
 from vivace.tensors.trees import batch_size, map_tensors, tensors
 from vivace.torch_internals.tensors import in_backward
 from vivace.verifying.facts import Facts, facts_of_modules
@@ -85,7 +86,7 @@ class Tap:
         if self.watching and not capturing():
             for name, p in parameters:
                 if p.grad is not None:
-                    self.gradients.setdefault(f"0.{name}", p.grad.detach().to_dense().clone())
+                    self.gradients.setdefault(f"0.{name}", whole(p.grad).to_dense().clone())
 
     def _note_piece(self, batch: Batch) -> None:
         self.asked = True

@@ -155,15 +155,9 @@ def _require_plan_of_ranks(plan: Plan, world_size: int, is_edit: bool) -> None:
             f"an edited training is held against its original in one process, and {world_size} ranks were "
             "started: start it without torchrun"
         )
-    from vivace.training.ranks import (  # imports torch, which this process does without
-        require_one_model,
-        require_whole_weights,
-    )
+    from vivace.training.ranks import require_one_model  # imports torch, which this process does without
 
     require_one_model(plan, world_size)
-    require_whole_weights(
-        plan, "verify compares whole ones: put 'ddp' in its place, which trains the same model"
-    )
 
 
 def _require_precision(precision: str, is_plan: bool) -> None:

@@ -12,6 +12,7 @@ from vivace.job import Job
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.training import training
+from vivace.training.crew import num_ranks
 from vivace.training.loop import Changed, OnNan, Options
 from vivace.training.ranks import Ranks
 from vivace.training.training import Run, WatchedBy
@@ -66,7 +67,7 @@ def train(
         on_broken: where a watched step does not train the same model, ``stop`` with a checkpoint of the state
             before it, ``fallback`` to the reference from there on, or ``ignore`` it and only write it down.
         tune: find a plan on the run's own first steps, all of which train, and go over to it; see ``tune/``
-            in the run folder. Not with a `plan`. A resumed run keeps the plan that it has found.
+            in the run folder. In one process, without a `plan`. A resumed run keeps the plan it has found.
 
     Raises FolderError, CheckpointError, PlanError, JobError, Refused, Diverged, PromiseBroken and RankLost,
     on all ranks alike.
@@ -74,8 +75,8 @@ def train(
     first = (seed, max_steps, checkpoint_every_seconds, checkpoint_every_steps)
     options = vars(Options(*first, rank_timeout_seconds, deadline_seconds, changed, on_nan))
     options |= {"out": out, "resume": resume, "restart": restart, "on_event": on_event}
-    if tune and plan is not None:
-        raise InputError("tune finds a plan while it trains, and a plan was given: leave one of them out")
+    if tune:
+        _require_alone(plan)
     name = job if isinstance(job, str) else ""
     return training.train(
         job, plan, watched_by=_watching(watch, on_broken, name if tune else None), **options
@@ -94,7 +95,7 @@ def _watching(share: float, on_broken: OnBroken, tuned: str | None) -> WatchedBy
     def watched_by(job: Job, plan: Plan, machine: Machine, seed: int, ranks: Ranks, folder: Path) -> Watch:
         sought = tuned is not None and not plan.techniques
         if sought:
-            _require_one_whole_step(job, ranks)
+            _require_whole_step(job)
         options: dict[str, Any] = {"seed": seed, "ranks": ranks.world_size, "on_broken": on_broken}
         watch: Watch = Unwatched()
         if share:
@@ -104,15 +105,21 @@ def _watching(share: float, on_broken: OnBroken, tuned: str | None) -> WatchedBy
     return watched_by
 
 
-def _require_one_whole_step(job: Job, ranks: Ranks) -> None:
+def _require_alone(plan: Plan | str | os.PathLike[str] | None) -> None:
+    """Raises InputError where a plan was given, or several ranks would each find one."""
+    if plan is not None:
+        raise InputError("tune finds a plan while it trains, and a plan was given: leave one of them out")
+    if num_ranks() > 1:
+        raise InputError(
+            f"tune=True (--tune) works in one process, and {num_ranks()} ranks were started: let vivace tune "
+            "find a plan on the ranks first, and train with that (--plan)"
+        )
+
+
+def _require_whole_step(job: Job) -> None:
     """Raises InputError where no plan can be sought on a run's own steps."""
     if job.step is not None:
         raise InputError(
             "tune=True (--tune) needs a Job with loss and optimizer, and this one has a step of its own: "
             "vivace tune finds a plan for it before it trains"
-        )
-    if ranks.world_size > 1:
-        raise InputError(
-            f"tune=True (--tune) works in one process, and {ranks.world_size} ranks were started: tune in "
-            "one process first, and give its plan"
         )

@@ -3,12 +3,14 @@
 The global SCENE holds `environment`, `job`, `plan` and `answer`, the file for the verdict or the error.
 """
 
+import dataclasses
 import json
 import os
 from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn.utils import clip_grad_norm_ as clip
 from torch.utils.data import DataLoader, TensorDataset
 
 import vivace
@@ -50,9 +52,17 @@ def job(loss=mean_loss, norm=nn.Identity, drop=0.0, data=data):
     )
 
 
+def blocks():
+    """Of equal ones, which are gathered one at a time where ranks hold parts."""
+    inner = (nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(3))
+    return nn.Sequential(nn.Linear(6, 16), *inner, nn.Linear(16, 3))
+
+
 plain = job()
+blocked = dataclasses.replace(plain, model=blocks, on_gradients=lambda model: clip(model.parameters(), 0.5))
 dropping = job(drop=0.4)
 weighted = job(weighted_loss)
+blocked_weighted = dataclasses.replace(weighted, model=blocks)
 normed = job(norm=nn.BatchNorm1d)
 uneven = job(data=lambda: data(9))
 
