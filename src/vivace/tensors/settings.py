@@ -5,19 +5,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Hashable
 from functools import partial
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
 
 
 @dataclasses.dataclass
 class _Held:
-    before: object
-    write: Callable[[object], None]
+    before: Any
+    write: Callable[[Any], None]
 
 
 _held: dict[Hashable, list[_Held]] = {}
 
 
 def hold(
-    name: Hashable, read: Callable[[], object], write: Callable[[object], None], value: object
+    name: Hashable, read: Callable[[], Value], write: Callable[[Value], None], value: Value
 ) -> Callable[[], None]:
     """Set a setting to `value` and return what lets go of it.
 
