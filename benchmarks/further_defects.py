@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -442,3 +443,63 @@ def model_trained_on_a_copy(build: Build) -> None:
     other = copy.deepcopy(child)
     setattr(build.model, name, other)
     build.on_close(lambda: setattr(build.model, name, child))
+
+
+class _Changed(torch.autograd.Function):
+    """A weight as it is, whose gradient goes through `change`."""
+
+    @staticmethod
+    def forward(context: Any, weight: torch.Tensor, change: Callable[..., torch.Tensor]) -> torch.Tensor:
+        context.change = change
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return context.change(gradient), None
+
+
+def in_backward(build: Build, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Let the backward pass of the module with the largest weight give another gradient of it."""
+    kinds = (nn.Linear, nn.Conv2d, nn.Embedding)
+    largest = max(modules(build, *kinds), key=lambda module: module.weight.numel())
+    own = largest.forward
+
+    def forward(inputs: torch.Tensor) -> Any:
+        weight = largest._parameters.pop("weight")
+        vars(largest)["weight"] = _Changed.apply(weight, change)
+        try:
+            return own(inputs)
+        finally:
+            del vars(largest)["weight"]
+            largest._parameters["weight"] = weight
+
+    largest.forward = forward
+    build.on_close(lambda: vars(largest).pop("forward"))
+
+
+@plant(FURTHER, share=0.1)
+def weight_gradient_aside(build: Build, share: float) -> None:
+    """A kernel adds a little of one direction, orthogonal to the gradient, which hardly grows by it."""
+
+    def change(gradient: torch.Tensor) -> torch.Tensor:
+        fixed = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(5)).to(gradient)
+        length = gradient.norm()
+        across = fixed - gradient * ((fixed * gradient).sum() / length.square().clamp_min(1e-30))
+        return gradient + share * length * across / across.norm()
+
+    in_backward(build, change)
+
+
+@plant(FURTHER, degrees=8)
+def weight_gradient_turned(build: Build, degrees: float) -> None:
+    """A kernel mixes neighbours up, a little: the gradient keeps its length."""
+    sine, cosine = math.sin(math.radians(degrees)), math.cos(math.radians(degrees))
+
+    def change(gradient: torch.Tensor) -> torch.Tensor:
+        flat = gradient.flatten().clone()
+        even, odd = flat[: len(flat) // 2 * 2].view(-1, 2).unbind(1)
+        turned = torch.stack([cosine * even - sine * odd, sine * even + cosine * odd], 1).flatten()
+        flat[: len(turned)] = turned
+        return flat.view_as(gradient)
+
+    in_backward(build, change)

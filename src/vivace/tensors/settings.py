@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
 
 
 @dataclasses.dataclass
 class _Held:
-    before: object
+    before: Any
     write: Callable[[Any], None]
 
 
@@ -18,7 +20,7 @@ _held: dict[Hashable, list[_Held]] = {}
 
 
 def hold(
-    name: Hashable, read: Callable[[], object], write: Callable[[Any], None], value: object
+    name: Hashable, read: Callable[[], Value], write: Callable[[Value], None], value: Value
 ) -> Callable[[], None]:
     """Set a setting to `value` and return what lets go of it.
 

@@ -29,11 +29,13 @@ WHOLE = ""
 MARGINS = {
     Quantity.LOSS_BIAS: 0.005,
     Quantity.GRADIENT_BIAS: 0.005,
-    Quantity.GRADIENT_DRIFT: 0.02,
+    Quantity.GRADIENT_DRIFT: 0.01,
     Quantity.GRADIENT_SIZE: 0.1,
     Quantity.GRADIENT_SPREAD: 0.2,
 }
-LAYER_MARGINS = {Quantity.GRADIENT_BIAS: 0.01, Quantity.GRADIENT_DRIFT: 0.05}
+LAYER_MARGINS = {Quantity.GRADIENT_BIAS: 0.01, Quantity.GRADIENT_DRIFT: 0.03}
+# Envelopes. A length over many numbers varies little from one right rounding to another.
+LIMITS = {Quantity.GRADIENT_DRIFT: (LIMIT / 2, LAYER_LIMIT / 2)}
 FEWEST = 4  # pairs
 SKETCH_WIDTH = 64  # numbers
 SMALLEST_LAYER = 1e-8  # of the mean layer's gradient, squared: less is all rounding
@@ -217,7 +219,7 @@ def checks_of(
     checks = []
     for measure, estimate in found.items():
         layer = bool(measure.layer)
-        limit = LAYER_LIMIT if layer else LIMIT
+        limit = LIMITS.get(measure.quantity, (LIMIT, LAYER_LIMIT))[layer]
         margin = (LAYER_MARGINS if layer else MARGINS)[measure.quantity]
         envelope = shadows.get(measure, 0.0)
         figure = check(measure, position, estimate.certain, envelope, 0.0, floor=margin / limit, limit=limit)

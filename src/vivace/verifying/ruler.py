@@ -55,13 +55,12 @@ from vivace.verifying.rehearsal import (
     same_rehearsals,
     slopes_like,
 )
-from vivace.verifying.runner import PAIRS_STREAM, Runner
+from vivace.verifying.runner import PAIRS_STREAM, SETTLING_STEPS, Runner
 from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
 from vivace.verifying.states import Snapshot, clone, decay_of, optimizer_states, repeatable, state_of
 from vivace.verifying.tap import Tap, random_state
 
 MOST_RESUMED_BYTES = 2**30  # of parameters: a resumed session stands in memory beside two others
-SETTLING_STEPS = 8
 OTHER_PAIRS_STREAM = 700
 STREAMS, OTHER_STREAMS = 20, 50  # first seeds of the means over streams, of the reference and of a plan
 

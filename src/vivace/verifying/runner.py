@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -36,6 +36,8 @@ from vivace.verifying.tap import Tap, random_state
 FEEDING_SECONDS, FEEDING_SHARE = 10.0, 0.02  # at most, of the seconds given
 MOST_BATCH_BYTES = 2**28
 MOST_LONG = 512  # steps
+SETTLING_STEPS = 8  # a loss scale halves until it fits, and skips steps meanwhile
+Found = TypeVar("Found")
 PAIRS_STREAM, PROBE_STREAM = 500, 900  # first seeds of the reference's random streams
 AGAIN_STREAM = 1300  # and of a plan's second ones
 
@@ -252,6 +254,15 @@ class Runner:
         noise: AbstractContextManager[Any] | None = None,
     ) -> Outcome:
         """A few steps from a snapshot; outputs in evaluation mode only for the reference's own session."""
+        return self._unskipped(session, partial(self._steps_from, session, snapshot, stream, noise))
+
+    def _steps_from(
+        self,
+        session: Session,
+        snapshot: Snapshot,
+        stream: int,
+        noise: AbstractContextManager[Any] | None,
+    ) -> Outcome:
         restore(session, snapshot)
         self._seed(session, stream)
         before, tap = random_state(), self.taps[session]
@@ -265,6 +276,15 @@ class Runner:
         drew = not torch.equal(before, drawn)
         return Outcome(losses, after, outputs, drawn, drew, tap.gradients, list(tap.streams))
 
+    def _unskipped(self, session: Session, run: Callable[[], Found]) -> Found:
+        """What `run` brings; again where a loss scale had to fall in it, because a skipped step is none."""
+        for _ in range(SETTLING_STEPS):
+            before = int(session.build.facts.skipped_steps or 0)
+            found = run()
+            if int(session.build.facts.skipped_steps or 0) == before:
+                break
+        return found
+
     def _mean_lockstep(self, session: Session, snapshot: Snapshot, stream: int) -> Outcome:
         return mean_outcome(
             [self._lockstep(session, snapshot, stream=stream + seed) for seed in range(self.effort.seeds)]
@@ -273,11 +293,14 @@ class Runner:
     def _course(
         self, session: Session, *, stream: int = 1, noise: AbstractContextManager[Any] | None = None
     ) -> tuple[list[float], State]:
-        restore(session, self.snapshots[0])
-        self._seed(session, stream)
-        with noise or nullcontext():
-            curve = [self._step(session, position) for position in range(self.effort.course)]
-        return curve, state_of(session)
+        def run() -> tuple[list[float], State]:
+            restore(session, self.snapshots[0])
+            self._seed(session, stream)
+            with noise or nullcontext():
+                curve = [self._step(session, position) for position in range(self.effort.course)]
+            return curve, state_of(session)
+
+        return self._unskipped(session, run)
 
     def _long_curve(self, session: Session, seconds: float, most: int = MOST_LONG) -> list[float]:
         """The losses of up to `most` steps of the course: it is gone on with as far as `seconds` allow."""
