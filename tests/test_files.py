@@ -96,7 +96,7 @@ def test_a_run_folder_with_links_in_it_is_refused(name, restart, folder, mine):
 
 def test_a_log_that_is_a_link_is_left_alone(folder, mine):
     (folder / "metrics.jsonl").symlink_to(mine)
-    progress = Progress(folder, 0, 0, None)
+    progress = Progress(folder, 0, 0, None, on_gpus=False)
     progress.log("step", {"step": 1})
     assert "metrics.jsonl' is a link" in progress.notices[0]
 
