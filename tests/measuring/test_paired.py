@@ -67,12 +67,9 @@ def test_a_process_that_is_stopped_in_the_middle_of_a_block_changes_no_ratio(con
                 stopping.join()
 
     monkeypatch.setattr(candidate, "block", block)
-    result = compare(reference, candidate, seconds=8, tolerance=0.0)
+    result = compare(reference, candidate, seconds=20, tolerance=0.0)  # many pairs, on a busy machine too
     assert max(took) > 1.5, "it was not stopped"
-    assert 2.0 < result.ratio.estimate < 5.0  # as without
-    assert (
-        result.ratio.low > 1.0
-    )  # of few pairs, on a busy machine, the interval may hold the one that was stopped
+    assert 2.0 < result.ratio.low <= result.ratio.high < 5.0  # as without
 
 
 def test_a_hopeless_candidate_is_stopped_early(contestants):

@@ -1,13 +1,16 @@
 """Whom the ranks wait for, judged from their beats on a clock of the test's own."""
 
+import json
 import os
 import socket
 import subprocess
 import sys
 
 import pytest
+import torch
 
-from vivace.training.verdict import Sight, has_died, is_stopped, judge
+from vivace.training.rank_watch import RankWatch
+from vivace.training.verdict import Sight, Verdict, has_died, is_stopped, judge
 
 PATIENCE = 300.0
 
@@ -96,3 +99,20 @@ def test_what_the_kernel_says_of_a_process():
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         assert has_died(of_child)
+
+
+def test_a_rank_that_died_of_a_verdict_is_not_told_as_the_cause():
+    """What it died of was published before, and this rank's own watch may not have looked since."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    store = torch.distributed.HashStore()
+    last = {"pid": ended.pid, "host": socket.gethostname()}
+    store.set("beat/1", json.dumps(last))
+    watch = RankWatch(store, rank=0, world_size=2, patience=60.0, cut=lambda: None)
+    watch.activity.set("the end of its data", 6)
+    assert watch.why(5.0).sentence.endswith("has died, while rank 0 was at the end of its data")
+    judged = {"ranks": [0], "sentence": "rank 0 has come to the end of its data", "signal": ""}
+    store.set("verdict", json.dumps(judged))
+    assert watch.why(5.0) == Verdict((0,), judged["sentence"])
+    store.set("farewell/1", "stopped")
+    assert watch.why(5.0) == Verdict((0,), judged["sentence"])

@@ -73,9 +73,9 @@ def compress(
         budget: ``auto``, ``fast`` (2 minutes), ``balanced`` (10), ``max`` (60, and no form is passed over), a
             time such as ``5m``, or seconds; it is for trying forms, and measuring the best one again goes on
             beyond it. ``auto`` is a tenth of the training's length, from 2 minutes up to an hour.
-        finetune: how long a model may be trained further, such as ``10min``; left out, none is. The model
-            itself, with int8's rounding in its products, where a form in int8 would be the best and loses too
-            much; a narrower one (half of the channels) where it is faster than the best form before that.
+        finetune: how long each of two models may be trained further, such as ``10min``; left out, none is.
+            The model itself, with int8's rounding in its products, where a form in int8 would be the best and
+            loses too much; a narrower one (half of the channels) where it is faster than the best before.
         out: folder for the page, the document and the forms' files; an earlier result in it is replaced.
         resume: go on with the search in `out`, whatever ended it: what was tried is not tried again.
         on_event: hears a `vivace.Event` as each form begins and ends.

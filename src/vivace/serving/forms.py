@@ -8,10 +8,7 @@ import importlib.util
 EXTRA = "pip install 'vivace[compress]'"
 REFERENCE = "eager_fp32"
 PRUNED, RETRAINED = "pruned_", "retrained_"
-FURTHER = {
-    PRUNED: "fewer channels",
-    RETRAINED: "trained further with int8's rounding",
-}  # by the form's prefix
+FURTHER = {PRUNED: "fewer channels", RETRAINED: "trained further with int8's rounding"}  # by prefix
 SUFFIXES = {"onnx": "onnx", "openvino": "xml", "aoti": "pt2", "torch": "pt2"}
 
 

@@ -145,14 +145,27 @@ class RankWatch:
         deadline = time.monotonic() + seconds
         while self.verdict is None and time.monotonic() < deadline:
             for rank in set(range(self.world_size)) - {self.rank}:
-                if text := self.read(f"farewell/{rank}"):
-                    return Verdict((rank,), f"rank {rank} has ended: {text}")
-                beat = json.loads(self.read(f"beat/{rank}") or "{}")
-                if beat and has_died(beat):
-                    text = f"rank {rank} (process {beat['pid']} on {beat['host']}) has died"
-                    return Verdict((rank,), f"{text}, while rank {self.rank} was at {self.activity.what}")
+                if gone := self._gone(rank):  # perhaps as it was told a verdict that is on its way to here
+                    return self._published() or gone
             time.sleep(0.1)
         return self.verdict or Verdict((), "the exchange with the other ranks broke", self.signal)
+
+    def _gone(self, rank: int) -> Verdict | None:
+        """That a rank has ended or died; None while it lives."""
+        if text := self.read(f"farewell/{rank}"):
+            return Verdict((rank,), f"rank {rank} has ended: {text}")
+        beat = json.loads(self.read(f"beat/{rank}") or "{}")
+        if not beat or not has_died(beat):
+            return None
+        text = f"rank {rank} (process {beat['pid']} on {beat['host']}) has died"
+        return Verdict((rank,), f"{text}, while rank {self.rank} was at {self.activity.what}")
+
+    def _published(self) -> Verdict | None:
+        """The verdict of the rank that told it; None before that."""
+        if not (text := self.read("verdict")):
+            return None
+        found = json.loads(text)
+        return Verdict(tuple(found["ranks"]), found["sentence"], found["signal"])
 
     def end_stopped(self, ranks: tuple[int, ...]) -> None:
         """Kill those processes of this machine that were judged and cannot end themselves."""
@@ -205,9 +218,8 @@ class RankWatch:
 
     def _look(self) -> None:
         """Judge the others by their beats; the first rank that lives tells it and publishes the verdict."""
-        if posted := self.read("verdict"):
-            found = json.loads(posted)
-            self.verdict = Verdict(tuple(found["ranks"]), found["sentence"], found["signal"])
+        if published := self._published():
+            self.verdict = published
             return
         now = time.monotonic()
         beats = [self.read(f"beat/{rank}") for rank in range(self.world_size)]
