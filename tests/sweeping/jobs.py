@@ -1,5 +1,6 @@
 """Jobs with parameters, small enough to be trained dozens of times in a second."""
 
+import dataclasses
 import os
 import random
 import signal
@@ -142,6 +143,22 @@ def troubled(trouble: str = "", lr: float = 0.1, epochs: int = 1) -> vivace.Job:
         metric=accuracy,
         epochs=epochs,
     )
+
+
+def patient(lr: float = 0.1, optimizer: str = "adam", log: str = "", epochs: int = 60) -> vivace.Job:
+    """A job whose runs are faster in a stack, because they wait in one step; `log` gets a line an epoch."""
+
+    def slow(model, batch):
+        time.sleep(0.02)
+        return loss(model, batch)
+
+    def logged(model, batches):
+        with open(log, "a") as file:
+            file.write(f"{lr}\n")
+        return accuracy(model, batches)
+
+    plain = job(lr, optimizer=optimizer, dropout=0.3, schedule="epoch", batch=48, epochs=epochs)
+    return dataclasses.replace(plain, loss=slow, metric=logged)
 
 
 def restless(lr: float = 0.1) -> vivace.Job:

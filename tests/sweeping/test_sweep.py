@@ -202,6 +202,46 @@ def test_a_sweep_that_is_ended_goes_on_and_counts_nothing_twice(tmp_path, fork_s
     assert len({trial.parameters["lr"] for trial in found.trials}) == 5
 
 
+def _stacked(out, log, resume=False):
+    """Two runs of `patient` in one stack, on threads enough that its clock counts waiting."""
+    return vivace.sweep(
+        f"{JOBS}:patient",
+        {"lr": "0.05..0.2", "log": str(log)},
+        trials=2,
+        seeds=0,
+        workers=1,
+        against="parameters",  # so that none is pruned
+        out=out,
+        resume=resume,
+    )
+
+
+def test_a_stack_that_is_killed_goes_on_from_its_checkpoints_as_if_it_had_not_been(tmp_path, fork_server):
+    whole = _stacked(tmp_path / "whole", tmp_path / "log")
+    assert [trial.fused for trial in whole.trials] == [2, 2]
+    out, log = tmp_path / "out", tmp_path / "killed.log"
+    process = fork_server.Process(target=_stacked, args=(str(out), str(log)))
+    process.start()
+    folders = [out / "trials" / f"trial_{number:04d}" for number in range(2)]
+    deadline = time.monotonic() + 120
+    while not all((folder / "saved.jsonl").exists() for folder in folders):
+        assert time.monotonic() < deadline, "no checkpoint was written"
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join(60)
+    saved = [json.loads((folder / "saved.jsonl").read_text().splitlines()[-1])["epoch"] for folder in folders]
+    log.unlink()
+    found = _stacked(out, log, resume=True)
+    assert [trial.fused for trial in found.trials] == [2, 2]
+    assert [trial.metric for trial in found.trials] == [trial.metric for trial in whole.trials]
+    last = [
+        [path.read_text().splitlines() for path in sorted(where.glob("trials/*/metrics.jsonl"))]
+        for where in (tmp_path / "whole", out)
+    ]
+    assert last[0] == last[1]  # every loss to the last digit, every epoch once
+    assert len(log.read_text().splitlines()) == sum(60 - epoch + 1 for epoch in saved)
+
+
 TRIVIAL = """
 class Trivial:
     def __init__(self, job, threads):

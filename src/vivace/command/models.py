@@ -160,7 +160,7 @@ def sweep(
     seed: Annotated[int, typer.Option(help="of the search, and of every trial")] = 0,
     plan: Annotated[Path | None, typer.Option(help="train every trial under this plan")] = None,
     workers: Annotated[
-        int | None, typer.Option(help="trials at a time; left out, one a core, or one on a GPU")
+        int | None, typer.Option(help="trials at a time; left out, as many as are measured faster")
     ] = None,
     out: Annotated[Path, typer.Option(help="folder for journal, runs, page and best.py")] = Path(
         "runs/sweep"

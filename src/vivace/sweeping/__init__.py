@@ -47,7 +47,7 @@ def sweep(
         seeds: under how many other seeds the best three configurations are trained again; 0: not at all.
         seed: of the search, and of every trial.
         plan: under which each trial trains, or its file; left out, strict fp32.
-        workers: trials at a time; left out, one a core, or one on a GPU.
+        workers: trials at a time; left out, as many as are measured faster and memory has room for.
         out: folder for the journal, the runs, the page and best.py.
         resume: go on with the sweep that `out` holds.
         against: ``seconds`` of a step or ``parameters``: also find what no other beats in both; prunes none.

@@ -40,10 +40,11 @@ class Fused:
 
     def __init__(self, owner: Owner, together: Sequence[Asked], shape: Shape, *, varied: bool) -> None:
         self.owner, self.shape = owner, shape
-        self._members = {asked.number: asked for asked in together}
-        self._curves: dict[int, dict[int, float]] = {asked.number: {} for asked in together}
-        self._seconds = dict.fromkeys(self._members, 0.0)
-        self._most = dict.fromkeys(self._members, 1)
+        self._members: dict[int, Asked] = {}
+        self._curves: dict[int, dict[int, float]] = {}
+        self._seconds: dict[int, float] = {}
+        self._most: dict[int, int] = {}
+        self._enter(together)
         self._left = (TURNS - 1) * len(together) if varied else None  # places to fill again; None: all
 
     def told(self, asked: Asked) -> dict[str, Any]:
@@ -89,10 +90,14 @@ class Fused:
             free = min(free, self._left)
             self._left -= free
         joining = self.owner.alike(self.shape, free)
-        for asked in joining:
-            self._members[asked.number] = asked
-            self._curves[asked.number], self._seconds[asked.number], self._most[asked.number] = {}, 0.0, 1
+        self._enter(joining)
         return joining
+
+    def _enter(self, some: Sequence[Asked]) -> None:
+        for asked in some:
+            self._members[asked.number] = asked
+            self._curves[asked.number] = self.owner.study.curve(asked.number)
+            self._seconds[asked.number], self._most[asked.number] = 0.0, 1
 
     def _apart(self, found: dict[str, Any]) -> None:
         """Those that cannot be part of the stack are run alone; those that cannot be built have failed."""

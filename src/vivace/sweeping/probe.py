@@ -17,7 +17,7 @@ from vivace.session.opening import call, models_of
 from vivace.sweeping.space import Parameters, Space
 
 ENTRY = "vivace.sweeping.probe:Probe"
-OURS = ("vivace.sweeping.trial", "vivace.sweeping.stacking.child")
+OURS = ("vivace.sweeping.trial", "vivace.sweeping.stacking.child", "vivace.sweeping.side")
 OTHERS = (*LIBRARIES, "tensorboard")
 
 

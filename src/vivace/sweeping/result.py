@@ -20,7 +20,8 @@ class Swept:
 
     `importances` has for each parameter its share of the metric's variance with an 80 % interval over
     resampled trials. `front` are the numbers of the trials that no other beats in every objective. `fusing`
-    tells of each group of runs that were, or could have been, trained as one.
+    tells of each group of runs that were, or could have been, trained as one; `packing` why so many trials
+    ran at a time.
     """
 
     job: str
@@ -41,6 +42,7 @@ class Swept:
     seed: int
     workers: int
     threads: int
+    packing: dict[str, Any]
     plan: dict[str, dict[str, Any]]
     seconds: float
     date: str

@@ -206,7 +206,8 @@ class Runs:
 
     def _try(self, asked: Asked) -> None:
         """Run one trial and tell the study how it ended."""
-        out, curve, begin = self.folder.alone(asked.number), dict[int, float](), time.monotonic()
+        out, begin = self.folder.alone(asked.number), time.monotonic()
+        curve = self.study.curve(asked.number)
 
         def heard(found: dict[str, Any]) -> dict[str, Any]:
             curve[found["epoch"]] = found["metric"]

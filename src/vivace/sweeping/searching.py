@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import TrialState
 
 from vivace.errors import InputError, nearest
@@ -27,10 +28,11 @@ from vivace.sweeping import page, probe
 from vivace.sweeping.best import title_of, write_best
 from vivace.sweeping.folder import BEST, LOG, PAGE, RESULT, SweepFolder
 from vivace.sweeping.importance import importances_of
+from vivace.sweeping.packing import Packing, packed
 from vivace.sweeping.record import Finalist, TrialRecord, ranked, record_of, spread_of
 from vivace.sweeping.result import Swept
 from vivace.sweeping.runs import SILENCE_SECONDS, Runs
-from vivace.sweeping.space import Space, space_of, to_dict
+from vivace.sweeping.space import Parameters, Space, space_of, to_dict
 from vivace.sweeping.study import Asked, Setting, Study
 from vivace.sweeping.transfer import Transferred
 from vivace.training.stopping import ends_like_ctrl_c
@@ -76,26 +78,34 @@ def run_sweep(
         cluster = stack.enter_context(contextlib.closing(cluster_at(folder, workers))) if cluster_at else None
         stack.enter_context(ends_like_ctrl_c())  # Ray takes SIGTERM for itself when it connects
         tell("phase", {"name": "the job is looked at"})
-        looked = _look(source, searched, fixed, _shares(machine, workers)[1], folder)
+        looked = _look(source, searched, fixed, machine.num_cores, folder)
         setting = _setting(function, searched, fixed, seed, looked["epochs"], against)
         study = Study(folder.journal, setting, searched)
+        if workers or cluster:
+            packing = _as_told(machine, workers, cluster)
+        else:
+            tell("phase", {"name": "it is measured how many trials at a time are fastest"})
+            most = max(trials - len(study.counted()), FINALISTS * seeds)
+            packing = packed(source, machine, looked["largest"], loaded, most, seed, folder.path / LOG)
         runs = Runs(
             study,
             folder,
             source,
             loaded,
-            shares=cluster.shares if cluster else _shares(machine, workers),
+            shares=(packing.workers, packing.threads),
             tell=tell,
             shaping=looked["shaping"],
             fusing=not loaded.techniques and against != "seconds" and cluster is None,
             cluster=cluster,
         )
+        tell("phase", {"name": ", ".join(filter(None, ["trials are run", packing.sentence]))})
         interrupted, finalists = _run(study, runs, trials, seeds, tell)
         found = _concluded(
             runs,
             function,
             finalists or _unrepeated(study),
             looked,
+            packing=packing,
             device=cluster.name if cluster else machine.device.name,
             seconds=time.monotonic() - begin,
             interrupted=interrupted,
@@ -104,10 +114,17 @@ def run_sweep(
         return found
 
 
+def _as_told(machine: Machine, workers: int | None, cluster: Cluster | None) -> Packing:
+    """As many trials at a time as the person says, or the cluster has places."""
+    if cluster is not None:
+        return Packing(*cluster.shares)
+    assert workers is not None
+    return Packing(workers, max(1, machine.num_cores // workers))
+
+
 def _run(study: Study, runs: Runs, trials: int, seeds: int, tell: Tell) -> tuple[bool, list[Finalist]]:
     """The search, and the best under other seeds: was it interrupted, and the finalists where it was not."""
     try:
-        tell("phase", {"name": "trials are run"})
         runs.search(trials)
         tell("phase", {"name": "the best configurations are trained under other seeds"})
         return False, _finalists(study, runs, seeds)
@@ -162,21 +179,15 @@ def _transferring(
     return Transferred(job, name, min(values))
 
 
-def _shares(machine: Machine, workers: int | None) -> tuple[int, int]:
-    """How many trials run at once, and with how many threads each: one a core, or one on a GPU."""
-    if workers is None:
-        workers = machine.num_cores if machine.device.kind == "cpu" else 1
-    return workers, max(1, machine.num_cores // workers)
-
-
 def _look(
     source: Source, space: Space, fixed: dict[str, Any], threads: int, folder: SweepFolder
 ) -> dict[str, Any]:
     """What the parameters change; raises JobError where a configuration cannot be built."""
+    tried = probe.variations(space, fixed)
     with Child(probe.ENTRY, source, {"threads": threads}, log=folder.path / LOG) as child:
         found = {
             name: [child.ask("look", SILENCE_SECONDS, parameters=one) for one in some]
-            for name, some in probe.variations(space, fixed).items()
+            for name, some in tried.items()
         }
         preload(child.ask("libraries", SILENCE_SECONDS))
     (first,) = found[""]
@@ -185,7 +196,22 @@ def _look(
         **first,
         "epochs": max(one["epochs"] for one in looks),
         "shaping": [n for n, some in found.items() if any(one["shape"] != first["shape"] for one in some)],
+        "largest": {
+            **tried[""][0],
+            **{name: _largest(name, tried, found) for name in space if not _is_real(space[name])},
+        },
     }
+
+
+def _largest(name: str, tried: dict[str, list[Parameters]], found: dict[str, list[dict[str, Any]]]) -> Any:
+    """The value of a parameter that makes the most weights; of equals the last, as of batch sizes."""
+    values = [one[name] for one in (*tried[""], *tried[name])]
+    sizes = [look["num_parameters"] for look in (*found[""], *found[name])]
+    return max(zip(sizes, range(len(values)), values, strict=True))[2]
+
+
+def _is_real(found: BaseDistribution) -> bool:
+    return isinstance(found, FloatDistribution)
 
 
 def _finalists(study: Study, runs: Runs, seeds: int) -> list[Finalist]:
@@ -217,6 +243,7 @@ def _concluded(
     finalists: list[Finalist],
     looked: dict[str, Any],
     *,
+    packing: Packing,
     device: str,
     seconds: float,
     interrupted: bool,
@@ -245,13 +272,14 @@ def _concluded(
         seed=setting.seed,
         workers=runs.workers,
         threads=runs.threads,
+        packing=packing.to_dict(),
         plan=runs.plan.to_dict(),
         seconds=seconds,
         date=began.isoformat(timespec="seconds"),
         device=device,
         out=str(folder.path),
         page_path=str(folder.path / PAGE),
-        notices=tuple(_notices(records, runs)),
+        notices=tuple(filter(None, [packing.sentence, *_notices(records, runs)])),
         interrupted=interrupted,
     )
 

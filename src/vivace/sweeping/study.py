@@ -146,7 +146,7 @@ class Study:
 
     def report(self, number: int, epoch: int, metric: float) -> bool:
         """What a trial reached after an epoch, counted from 1; returns whether it is pruned here."""
-        if not self.prunes:
+        if self.costs:  # Optuna takes no epochs of several objectives
             return False
         with self._lock, writing(self.path):
             trial = self._trials[number]
@@ -154,6 +154,10 @@ class Study:
                 return False
             trial.report(metric, epoch)
             return trial.should_prune()
+
+    def curve(self, number: int) -> dict[int, float]:
+        """What a trial has reported so far, in earlier sessions too."""
+        return dict(self.trial(number).intermediate_values)
 
     def complete(self, number: int, values: Iterable[float], **facts: object) -> None:
         """A trial came to its end."""

@@ -19,12 +19,15 @@ from vivace.processes.child import ask_parent
 from vivace.processes.launch import own_error
 from vivace.sweeping.stacking.choice import measured, most_rows, step_seconds, too_large
 from vivace.sweeping.stacking.feeding import Feed
+from vivace.sweeping.stacking.keeping import LOG, Keeper
 from vivace.sweeping.stacking.proof import Proof, prove, worst
 from vivace.sweeping.stacking.rows import Row, structure_of
 from vivace.sweeping.stacking.stack import Stack
 from vivace.sweeping.stacking.updates import baseline_of
 
 ENTRY = "vivace.sweeping.stacking.child:StackedTrials"
+KEEPING_SHARE = 0.02  # of a stack's time, for checkpoints of its rows
+FIRST_GUESS_SECONDS = 0.02  # of one row's checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +56,8 @@ class StackedTrials:
         self.refused: dict[int, str] = {}
         self.failed: dict[int, dict[str, Any]] = {}
         self.proofs: list[Proof] = []
-        self.out: dict[int, Path] = {}
+        self.keepers: dict[int, Keeper] = {}
+        self.kept_at, self.keeping_seconds = time.monotonic(), 0.0
 
     def train(self, trials: list[dict[str, Any]], seed: int) -> dict[str, Any]:
         """Train trials as one until all have ended, if that is faster; the parent is asked after each epoch.
@@ -65,8 +69,10 @@ class StackedTrials:
         decision = self._decided(rows)
         if decision.fused:
             assert self.stack is not None
+            self.kept_at, self.keeping_seconds = time.monotonic(), FIRST_GUESS_SECONDS * len(self.stack.rows)
             while self.stack.rows:
                 self._epoch(self.stack, decision, seed)
+                self._keep_all(self.stack)
         return {
             "decision": dataclasses.asdict(decision),
             "refused": {str(number): reason for number, reason in self.refused.items()},
@@ -78,12 +84,12 @@ class StackedTrials:
         rows = []
         for trial in trials:
             number, parameters = trial["number"], trial["parameters"]
-            self.out[number] = Path(trial["out"])
             try:
                 row = Row(number, parameters, self.job(**parameters), self.machine, seed)
                 structure = structure_of(row)
                 if self.structure not in (None, structure):
                     raise Refused("its model, loss or optimizer is built otherwise than those of the others")
+                self.keepers[number] = Keeper(row, own_folder(Path(trial["out"])))
                 self.feed.enter(row)
                 self.structure = structure
                 rows.append(row)
@@ -147,8 +153,9 @@ class StackedTrials:
         every_step = stack.rows[0].job.scheduler_every == "step"
         for leaves in self.feed.epoch(stack.rows):
             losses = stack.step(leaves)
-            if every_step:
-                for row in stack.rows:
+            for row in stack.rows:
+                row.steps += 1
+                if every_step:
                     row.step_scheduler()
         assert losses is not None
         told = [self._ended_epoch(stack, slot, float(loss)) for slot, loss in enumerate(losses.tolist())]
@@ -201,14 +208,25 @@ class StackedTrials:
         ended = row.epoch >= row.job.epochs
         found = {"number": row.number, "epoch": row.epoch, "metric": row.metric, "loss": loss}
         if error is None:
-            self._keep(row, found, ended)
+            self._write(row, found, ended)
         found["num_parameters"] = sum(p.numel() for p in row.model.parameters())
         return {**found, "ended": ended, "error": error}
 
-    def _keep(self, row: Row, found: dict[str, Any], ended: bool) -> None:
+    def _keep_all(self, stack: Stack) -> None:
+        """Checkpoints of all rows, as often as takes `KEEPING_SHARE` of the time."""
+        begin = time.monotonic()
+        if begin - self.kept_at < self.keeping_seconds / KEEPING_SHARE:
+            return
+        for slot, row in enumerate(stack.rows):
+            if row.steps:
+                self.keepers[row.number].save(stack, slot)
+        self.kept_at = time.monotonic()
+        self.keeping_seconds = self.kept_at - begin
+
+    def _write(self, row: Row, found: dict[str, Any], ended: bool) -> None:
         """The files of a run alone, as far as a stack has them: the log, and at the end the weights."""
-        out = own_folder(self.out[row.number])
-        with (out / "metrics.jsonl").open("a" if row.epoch > 1 else "w", encoding="utf-8") as file:
+        out = self.keepers[row.number].out
+        with (out / LOG).open("a" if row.epoch > 1 else "w", encoding="utf-8") as file:
             file.write(json.dumps(found) + "\n")
         if ended:
             state = {name: tensor.clone() for name, tensor in row.model.state_dict().items()}

@@ -73,20 +73,21 @@ def _alone(stack: Stack, row: Row, saved: Any) -> tuple[Outcome, Envelopes, Stat
     """The row's own steps, how far rounding alone moves them, and where its stream then stands."""
     before, decay = state_of(row.session), decay_of(row.session)
     batches = list(islice(row.batches(row.epoch), STEPS))
-    reference = _steps(row, batches)
+    reference = _steps(stack, row, batches)
     drawn = row.streams["cuda" if row.device.type == "cuda" else "torch"]
     stack.put_back(saved)
     envelopes = Envelopes()
     for seed in range(SHADOWS):
         with Rounding(FINEST_ROUNDOFF, seed=seed, halves={}):
-            shadow = _steps(row, batches)
+            shadow = _steps(stack, row, batches)
         stack.put_back(saved)
         envelopes.add(distances(shadow, reference, before, decay, STEPS))
     return reference, envelopes, before, decay, drawn
 
 
-def _steps(row: Row, batches: Sequence[Any]) -> Outcome:
-    losses = [row.step_alone(clone(batch)) for batch in batches]
+def _steps(stack: Stack, row: Row, batches: Sequence[Any]) -> Outcome:
+    with stack.lent(stack.rows.index(row)):
+        losses = [row.step_alone(clone(batch)) for batch in batches]
     return Outcome(losses, state_of(row.session), _NO_OUTPUTS, _NO_OUTPUTS, drew=False)
 
 

@@ -47,11 +47,21 @@ class Row:
         self.evaluation = Evaluation(job, self.session, seed)
         self.streams = capture(self.device)
         self.generator = torch.Generator(self.device)
-        self.generator.set_state(self.streams["cuda" if self.device.type == "cuda" else "torch"])
-        self.epoch = 0
+        self._kind = "cuda" if self.device.type == "cuda" else "torch"
+        self.generator.set_state(self.streams[self._kind])
+        self.steps = self.epoch = 0
         self.metric: float | None = None
         self.loss = math.nan
         self._require_plain()
+
+    def take_up(self, steps: int, epoch: int, streams: dict[str, Any]) -> None:
+        """Stand where an earlier process has kept this run; its weights and optimizer are loaded already."""
+        self.steps, self.epoch, self.streams = steps, epoch, streams
+        self.generator.set_state(streams[self._kind])
+
+    def streams_now(self) -> dict[str, Any]:
+        """Where the random streams stand: in a stack only that of the device moves."""
+        return {**self.streams, self._kind: self.generator.get_state()}
 
     def batches(self, epoch: int) -> Iterator[Any]:
         """The placed batches of an epoch, as `train` feeds them to this run alone."""

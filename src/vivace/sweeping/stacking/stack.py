@@ -7,10 +7,11 @@ so that the person's metric and optimizer see each run as if it were alone.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -75,6 +76,8 @@ class Stack:
         self.weights = torch.stack([_flat(row, self._layout) for row in self.rows])
         self.buffers = _stacked_buffers(self.rows, self._layout)
         self.rule: Rule = rule_of(self.rows)(self.rows, self._groups)
+        for slot in range(len(self.rows)):
+            self._take_states(slot)
         self._point()
 
     def step(self, leaves: Leaves) -> torch.Tensor:
@@ -102,6 +105,7 @@ class Stack:
             tensor[slot] = own[name]
         self.rows[slot] = row
         self.rule.forget(slot)
+        self._take_states(slot)
         self._point()
 
     def remove(self, slots: Sequence[int]) -> None:
@@ -147,6 +151,39 @@ class Stack:
                 row.optimizer.load_state_dict(copy.deepcopy(own))
             row.generator.set_state(generator)
             row.streams = dict(streams)
+
+    @contextlib.contextmanager
+    def lent(self, slot: int) -> Iterator[None]:
+        """Within it the row's own optimizer remembers what the rule does of the row's steps."""
+        row, own = self.rows[slot], isinstance(self.rule, Own)
+        parameters = dict(row.model.named_parameters())
+        for name, place in self._layout.items() if row.steps and not own else ():
+            state: dict[str, Any] = {
+                key: matrix[slot, place.begin : place.end].view(place.shape).clone()
+                for key, matrix in self.rule.state.items()
+            }
+            if self.rule.steps[slot]:
+                fused = row.optimizer.param_groups[place.group].get("fused")
+                device = row.device if fused else torch.device("cpu")
+                state["step"] = torch.tensor(float(self.rule.steps[slot]), device=device)
+            row.optimizer.state[parameters[name]] = state
+        yield
+        if not own:
+            row.optimizer.state.clear()
+
+    def _take_states(self, slot: int) -> None:
+        """What the row's own optimizer remembers stands in the rule's matrices from here on."""
+        row = self.rows[slot]
+        if isinstance(self.rule, Own):
+            return
+        own = dict(row.model.named_parameters())
+        for name, place in self._layout.items():
+            state = row.optimizer.state.get(own[name], {})
+            for key, matrix in self.rule.state.items():
+                if state.get(key) is not None:
+                    matrix[slot, place.begin : place.end] = state[key].reshape(-1)
+            self.rule.steps[slot] = int(state.get("step", 0))
+        row.optimizer.state.clear()
 
     def _one(self, weights: Any, buffers: Any, leaves: Leaves) -> torch.Tensor:
         found: torch.Tensor = functional_call(self._loss, {**weights, **buffers}, (leaves,))
