@@ -15,7 +15,6 @@ from vivace.inspection.table import API_KEYS, ceiling_in_words
 from vivace.measuring.statistics import speed_ratio
 from vivace.recipes import RECIPES
 
-ENGINES = ("vivace", "optuna")
 Row = tuple[str, str]  # what was asked, what was found
 WORDS = {
     "README.md": {
@@ -78,8 +77,9 @@ WORDS = {
         "script": "`{name}` ({repository}), unmodified, under `vivace run`: whole run",
         "broken_run": "broken: exit codes {exit_codes}",
         "stack": "`{name}`: runs stacked over one after another, steps alone, with their loaders",
-        "engines": "`{job}`: trials an hour of `vivace sweep` over plain Optuna in processes, {count} heats",
-        "best_metric": "{}; best metric {:.4g}, Optuna's {:.4g}",
+        "engines": "`{job}`: trials an hour of `vivace sweep` over {engine}, {count} heats",
+        "engine": {"optuna": "plain Optuna in processes", "ray": "Ray Tune"},
+        "best_metric": "{}; best metric {:.4g}, theirs {:.4g}",
         "feed": "{images} JPEG files, {part}: tuned over the naive loader, over the best set by hand",
         "feed_parts": {"first_pass": "first epoch", "later_passes": "later epochs"},
         "totals": "Whole trainings from command to end, {count} jobs: longer with the plan",
@@ -157,8 +157,9 @@ WORDS = {
         "script": "`{name}`（{repository}），未经修改，用 `vivace run`：完整运行",
         "broken_run": "出错：退出码 {exit_codes}",
         "stack": "`{name}`：多个训练合并相对逐个进行，仅训练步、含数据加载",
-        "engines": "`{job}`：`vivace sweep` 每小时试验数相对多进程的普通 Optuna，{count} 轮",
-        "best_metric": "{}；最佳指标 {:.4g}，Optuna {:.4g}",
+        "engines": "`{job}`：`vivace sweep` 每小时试验数相对{engine}，{count} 轮",
+        "engine": {"optuna": "多进程的普通 Optuna", "ray": " Ray Tune"},
+        "best_metric": "{}；最佳指标 {:.4g}，对方 {:.4g}",
         "feed": "{images} 个 JPEG 文件，{part}：调优后相对朴素加载器、相对手工最佳设置",
         "feed_parts": {"first_pass": "第一轮", "later_passes": "之后各轮"},
         "totals": "从命令到结束的完整训练，不用与使用方案各若干次，{count} 个任务：用方案反而更久的",
@@ -440,15 +441,16 @@ def sweep(record: dict, file: str) -> Iterator[Row]:
         for name, cell in cells.items():
             yield words["stack"].format(name=name), f"{_interval(cell['steps'])}, {_interval(cell['loaded'])}"
         return
-    for job in dict.fromkeys(name.partition(",")[0] for name in cells):
+    jobs = dict.fromkeys(name.partition(",")[0] for name in cells)
+    for job, engine in itertools.product(jobs, words["engine"]):
         heats = sorted({name.rpartition(" ")[2] for name in cells if name.startswith(f"{job},")})
-        pairs = [[cells.get(f"{job}, {engine}, heat {heat}") for engine in ENGINES] for heat in heats]
+        pairs = [[cells.get(f"{job}, {one}, heat {heat}") for one in ("vivace", engine)] for heat in heats]
         done = [pair for pair in pairs if None not in pair]
         if len(done) >= 3:  # an interval needs as many
             ratio = speed_ratio([(one["trials_an_hour"], other["trials_an_hour"]) for one, other in done])
             best = [statistics.median(one["best"] for one in side) for side in zip(*done, strict=True)]
-            found = _interval(dataclasses.asdict(ratio))
-            yield words["engines"].format(job=job, count=len(done)), words["best_metric"].format(found, *best)
+            asked = words["engines"].format(job=job, engine=words["engine"][engine], count=len(done))
+            yield asked, words["best_metric"].format(_interval(dataclasses.asdict(ratio)), *best)
 
 
 def frameworks(record: dict, file: str) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""What stacking runs brings, and whole sweeps beside plain Optuna in processes.
+"""What stacking runs brings, and whole sweeps beside plain Optuna in processes and Ray Tune.
 
     scripts/bench sweep stacks [--seconds N]
     scripts/bench sweep engines [--minutes N] [--heats N] [--jobs mlp cnn transformer]
@@ -7,10 +7,10 @@
 rows one after another, each with torch's fused optimizer. First on batches that are at hand, forward,
 backward and update alone; then with the rows' own loaders, as a sweep meets them.
 
-`engines`: for each job, `vivace sweep` and plain Optuna (as many processes as cores, one journal for all, the
-same sampler, pruner and space, and the loop that a person writes) get equal minutes in turn. What counts are
-trials an hour and the best metric. A cell that stands in the record is not run again, so that a stopped
-benchmark goes on.
+`engines`: for each job, `vivace sweep`, plain Optuna (as many processes as cores, one journal for all) and
+Ray Tune with Optuna's sampler and ASHA get equal minutes in turn, on the same space; the last two train with
+the loop that a person writes. What counts are trials an hour and the best metric. A cell that stands in the
+record is not run again, so that a stopped benchmark goes on.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from pathlib import Path
 from typing import Any
 
 import _record
-import optuna
+import psutil
 import sweep_jobs
 import torch
+from _plain_sweeps import SPACE, optuna_study, optuna_worker, ray_tune
 
 import vivace
-from vivace.job import JobFunction
 from vivace.measuring.statistics import speed_ratio
 from vivace.sweeping.stacking.choice import clock_of, measured
 from vivace.sweeping.stacking.feeding import Feed
@@ -52,7 +52,6 @@ EXAMPLES = [
     ("cnn_16_px", 16, 1.45),
     ("cnn_28_px", 16, 0.96),
 ]
-SPACE = ["lr=1e-3..1:log", "momentum=0.5..0.98", "width=16,32"]
 PAIRS = 10
 
 
@@ -67,6 +66,7 @@ def main() -> None:
     parser.add_argument("--heats", type=int, default=3)
     parser.add_argument("--jobs", nargs="*", default=["mlp", "cnn", "transformer"])
     chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what it has started ends with it
     machine = vivace.inspect()
     record = _record.opened("sweep", f"scripts/bench sweep {chosen.part}", machine, f"sweep_{chosen.part}")
     path = _record.path_of(record)
@@ -142,65 +142,77 @@ def steps_alone(stack: Stack, seconds: float) -> Any:
 
 def engines(cells: dict[str, Any], record: dict[str, Any], chosen: argparse.Namespace) -> None:
     """Equal minutes for each engine in turn, in another order each heat."""
-    orders = itertools.cycle([("vivace", "optuna"), ("optuna", "vivace")])
-    for heat, order in zip(range(chosen.heats), orders, strict=False):
-        for job in chosen.jobs:
-            for engine in order:
-                cell = f"{job}, {engine}, heat {heat}"
-                if cell in cells:
-                    continue
-                run = run_vivace if engine == "vivace" else run_optuna
-                cells[cell] = run(job, 60 * chosen.minutes, heat)
-                print(cell, cells[cell], flush=True)
-                _record.write(record)
+    runs = {"vivace": run_vivace, "optuna": run_optuna, "ray": run_ray}
+    for heat in range(chosen.heats):
+        order = [list(runs)[(heat + turn) % len(runs)] for turn in range(len(runs))]
+        for job, engine in itertools.product(chosen.jobs, order):
+            cell = f"{job}, {engine}, heat {heat}"
+            if cell in cells:
+                continue
+            cells[cell] = runs[engine](job, 60 * chosen.minutes, heat)
+            print(cell, cells[cell], flush=True)
+            _record.write(record)
 
 
 def run_vivace(job: str, seconds: float, seed: int) -> dict[str, Any]:
     """As many trials as end in the given time."""
     with tempfile.TemporaryDirectory(prefix="vivace-sweep-") as folder:
         arguments = [sys.executable, "-m", "vivace", "sweep", f"{sweep_jobs.__file__}:{job}", *SPACE]
-        arguments += [
-            "--trials",
-            "100000",
-            "--seeds",
-            "0",
-            "--seed",
-            str(seed),
-            "--out",
-            f"{folder}/out",
-            "--quiet",
-        ]
-        begin, process = time.monotonic(), subprocess.Popen(arguments)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
-        process.send_signal(signal.SIGTERM)
-        process.wait()
+        arguments += ["--trials", "100000", "--seeds", "0", "--seed", str(seed), "--out", f"{folder}/out"]
+        begin, process = time.monotonic(), subprocess.Popen([*arguments, "--quiet"])
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(seconds)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
         found = json.loads((Path(folder) / "out" / "sweep.json").read_text(encoding="utf-8"))
         ended = [t for t in found["trials"] if t["state"] in ("complete", "pruned")]
-        return figures(ended, time.monotonic() - begin)
+        told = {"packing": found["packing"]["sentence"], "fusing": found["fusing"]}
+        return {**figures(ended, time.monotonic() - begin), **told}
 
 
 def run_optuna(job: str, seconds: float, seed: int) -> dict[str, Any]:
-    """Plain Optuna: as many processes as cores, each with one thread and the person's own loop."""
-    cores = vivace.inspect().num_cores
+    """Plain Optuna: as many processes as cores, one journal for all."""
     with tempfile.TemporaryDirectory(prefix="optuna-") as folder:
         journal, begin = f"{folder}/journal", time.monotonic()
-        context = multiprocessing.get_context("spawn")
-        workers = [
-            context.Process(target=optuna_worker, args=(job, journal, begin + seconds, seed + number))
-            for number in range(cores)
-        ]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        study = optuna_study(journal, seed)
+        cores = range(vivace.inspect().num_cores)
+        children([(optuna_worker, (job, journal, begin + seconds, seed + number)) for number in cores])
         ended = [
             {"state": t.state.name.lower(), "metric": t.value, "fused": 1}
-            for t in study.trials
+            for t in optuna_study(journal, seed).trials
             if t.state.name in ("COMPLETE", "PRUNED")  # what the end cut off is no trial
         ]
         return figures(ended, time.monotonic() - begin)
+
+
+def run_ray(job: str, seconds: float, seed: int) -> dict[str, Any]:
+    """Ray Tune on as many places as cores; the start of its cluster takes none of its time."""
+    with tempfile.TemporaryDirectory(prefix="ray") as folder:
+        found = Path(folder, "found.json")
+        children([(ray_tune, (job, seconds, seed, folder, str(found)))])
+        return figures(json.loads(found.read_text(encoding="utf-8")), seconds)
+
+
+def children(calls: list[tuple[Any, tuple[Any, ...]]]) -> None:
+    """Run functions in processes side by side; where this one is ended, they and theirs end with it."""
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=function, args=arguments) for function, arguments in calls]
+    for worker in workers:
+        worker.start()
+    try:
+        for worker in workers:
+            worker.join()
+    finally:
+        for worker in workers:
+            if worker.is_alive():
+                family = psutil.Process(worker.pid).children(recursive=True)
+                for process in [worker, *family]:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.kill()
+                worker.join()
+    if any(worker.exitcode for worker in workers):
+        raise SystemExit(f"{calls[0][0].__name__} failed: {[worker.exitcode for worker in workers]}")
 
 
 def figures(ended: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
@@ -214,63 +226,6 @@ def figures(ended: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
         "best": max(complete, default=None),
         "seconds": seconds,
     }
-
-
-def optuna_study(journal: str, seed: int) -> optuna.Study:
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    backend = optuna.storages.journal.JournalFileBackend(journal)
-    return optuna.create_study(
-        study_name="plain",
-        direction="maximize",
-        storage=optuna.storages.JournalStorage(backend),
-        sampler=optuna.samplers.TPESampler(seed=seed),
-        pruner=optuna.pruners.HyperbandPruner(1, 9, 3),
-        load_if_exists=True,
-    )
-
-
-def optuna_worker(name: str, journal: str, deadline: float, seed: int) -> None:
-    """One process of plain Optuna."""
-    torch.set_num_threads(1)
-    function = JobFunction(getattr(sweep_jobs, name))
-
-    def objective(trial: optuna.Trial) -> float:
-        job = function(
-            lr=trial.suggest_float("lr", 1e-3, 1, log=True),
-            momentum=trial.suggest_float("momentum", 0.5, 0.98),
-            width=trial.suggest_categorical("width", [16, 32]),
-        )
-        return train_plainly(job, trial, deadline)
-
-    optuna_study(journal, seed).optimize(
-        objective, timeout=max(0.0, deadline - time.monotonic()), catch=(TimeoutError,)
-    )
-
-
-def train_plainly(job: vivace.Job, trial: optuna.Trial, deadline: float) -> float:
-    """The loop that a person writes. Raises TimeoutError at the deadline: such a trial counts nowhere."""
-    torch.manual_seed(0)
-    model = job.model()
-    assert job.optimizer is not None
-    assert job.loss is not None
-    assert job.metric is not None
-    assert job.validation is not None
-    optimizer, loader, held_out, metric = job.optimizer(model), job.data(), list(job.validation()), 0.0
-    for epoch in range(1, job.epochs + 1):
-        model.train()
-        for batch in loader:
-            optimizer.zero_grad()
-            job.loss(model, batch).backward()
-            optimizer.step()
-        if time.monotonic() > deadline:
-            raise TimeoutError
-        model.eval()
-        with torch.no_grad():
-            metric = job.metric(model, held_out)
-        trial.report(metric, epoch)
-        if trial.should_prune():
-            raise optuna.TrialPruned
-    return metric
 
 
 if __name__ == "__main__":

@@ -59,10 +59,10 @@ def test_rows_among_the_evidence(file):
     assert _scripts.table([FASTER], file).count("\n| `") == 1
 
 
-def test_sweeps_are_told_by_trials_an_hour_over_optunas():
+def test_sweeps_are_told_by_trials_an_hour_over_those_of_each_engine():
     cells = {
         f"mlp, {engine}, heat {heat}": {"trials_an_hour": rate + heat, "best": rate / 1000}
-        for engine, rate in (("vivace", 900), ("optuna", 300))
+        for engine, rate in (("vivace", 900), ("optuna", 300), ("ray", 100))
         for heat in range(3)
     }
     record = {"benchmark": "sweep", "job": "sweep_engines", "machine": MACHINE, "date": "2026-11-23"}
@@ -70,7 +70,9 @@ def test_sweeps_are_told_by_trials_an_hour_over_optunas():
         "command": "scripts/bench sweep engines",
         "cells": cells | {"cnn, vivace, heat 0": cells["mlp, vivace, heat 0"]},
     }
-    ((asked, found, _, _),) = _evidence.rows([record], "README.md", "", None)
-    assert asked.startswith("`mlp`: trials an hour of `vivace sweep`")
-    assert found.startswith("2.99x (2.9")
-    assert found.endswith("best metric 0.9, Optuna's 0.3")
+    optuna, ray = _evidence.rows([record], "README.md", "", None)
+    assert optuna[0].startswith("`mlp`: trials an hour of `vivace sweep` over plain Optuna")
+    assert optuna[1].startswith("2.99x (2.9")
+    assert optuna[1].endswith("best metric 0.9, theirs 0.3")
+    assert "Ray Tune" in ray[0]
+    assert ray[1].startswith("8.92x (")

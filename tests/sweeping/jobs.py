@@ -1,6 +1,7 @@
 """Jobs with parameters, small enough to be trained dozens of times in a second."""
 
 import dataclasses
+import fcntl
 import os
 import random
 import signal
@@ -159,6 +160,22 @@ def patient(lr: float = 0.1, optimizer: str = "adam", log: str = "", epochs: int
 
     plain = job(lr, optimizer=optimizer, dropout=0.3, schedule="epoch", batch=48, epochs=epochs)
     return dataclasses.replace(plain, loss=slow, metric=logged)
+
+
+def crowded(lr: float = 0.1, lock: str = "") -> vivace.Job:
+    """A job whose steps get in each other's way: one that waits for `lock` then holds it for longer."""
+
+    def held(model, batch):
+        with open(lock, "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                time.sleep(0.02)
+            except BlockingIOError:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                time.sleep(0.1)
+        return loss(model, batch)
+
+    return dataclasses.replace(job(lr), loss=held)
 
 
 def restless(lr: float = 0.1) -> vivace.Job:

@@ -24,6 +24,7 @@ from vivace.processes.launch import Source
 from vivace.sweeping import runs as runs_module
 from vivace.sweeping import trial
 from vivace.sweeping.folder import SweepFolder
+from vivace.sweeping.packing import Packing
 from vivace.sweeping.runs import Runs
 from vivace.sweeping.space import to_dict
 from vivace.sweeping.study import Setting, Study
@@ -267,7 +268,7 @@ def test_the_parents_memory_stays_over_two_hundred_trials(tmp_path, monkeypatch)
             folder,
             source,
             Plan(),
-            shares=(2, 1),
+            packing=Packing(2, 1),
             tell=lambda kind, told: sizes.append(me.memory_info().rss),
             fusing=False,
         )

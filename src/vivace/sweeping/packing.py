@@ -20,7 +20,7 @@ from vivace.processes.launch import Child, Source
 from vivace.sweeping.space import Parameters
 
 SIDE = "vivace.sweeping.side:Side"
-SILENCE_SECONDS = 7 * 86400.0
+SILENCE_SECONDS = 7 * 86400.0  # an epoch may take long; a child that hangs is for the person to end
 BLOCK_SECONDS = 0.2
 LEAST_PAIRS, MOST_PAIRS = 4, 8
 MEMORY_SHARE = 0.8  # of what is free; a trial's metric and its data may take more than its steps

@@ -21,6 +21,7 @@ from vivace.processes.launch import Child, Source
 from vivace.sweeping import trial as child_side
 from vivace.sweeping.folder import LOG, SweepFolder, lighten, metric_of
 from vivace.sweeping.fused import Fused, Shape
+from vivace.sweeping.packing import SILENCE_SECONDS, Packing
 from vivace.sweeping.record import record_of
 from vivace.sweeping.space import Parameters, told
 from vivace.sweeping.stacking import child as stack_side
@@ -30,7 +31,6 @@ from vivace.words import number
 if TYPE_CHECKING:
     from vivace.sweeping.cluster import Cluster
 
-SILENCE_SECONDS = 7 * 86400.0  # an epoch may take long; a child that hangs is for the person to end
 MOST_FAILURES = 5  # at the beginning, without one result
 
 MOST_ROWS = 32  # of a stack
@@ -47,7 +47,7 @@ class Runs:
     Args:
         study, folder, source: of the sweep.
         plan: under which every trial trains.
-        shares: how many run at a time, and with how many threads each.
+        packing: how many run at a time, and with how many threads each.
         tell: hears ``swept`` of every trial.
         shaping: the parameters that change the shapes of weights: runs that agree in them may be fused.
         fusing: may runs be trained as one?
@@ -61,14 +61,14 @@ class Runs:
         source: Source,
         plan: Plan,
         *,
-        shares: tuple[int, int],
+        packing: Packing,
         tell: Tell,
         shaping: Sequence[str] = (),
         fusing: bool = True,
         cluster: Cluster | None = None,
     ) -> None:
         self.study, self.folder, self.source, self.plan = study, folder, source, plan
-        self.seed, (self.workers, self.threads), self.tell = study.setting.seed, shares, tell
+        self.seed, self.packing, self.tell = study.setting.seed, packing, tell
         self.shaping, self.fusing, self.cluster = shaping, fusing, cluster
         if cluster is not None:
             cluster.begin(child_side.ENTRY, source)
@@ -177,11 +177,11 @@ class Runs:
 
     def _side_by_side(self, following: Callable[[], Work | None]) -> None:
         """Do one piece of work after another, `workers` at once; Ctrl-C and errors end all of them."""
-        with ThreadPoolExecutor(self.workers, "sweep") as pool:
+        with ThreadPoolExecutor(self.packing.workers, "sweep") as pool:
             running: set[Future[None]] = set()
             try:
                 while True:
-                    while len(running) < self.workers and (work := following()) is not None:
+                    while len(running) < self.packing.workers and (work := following()) is not None:
                         running.add(pool.submit(work))
                     if not running:
                         return
@@ -257,7 +257,7 @@ class Runs:
         with self._lock:
             if self._stopping:
                 raise VivaceError("the sweep is being stopped")
-            child = Child(entry, self.source, {"threads": self.threads}, log=self.folder.path / LOG)
+            child = Child(entry, self.source, {"threads": self.packing.threads}, log=self.folder.path / LOG)
             self._children.add(child.pid)
         try:
             with child:

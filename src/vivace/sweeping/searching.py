@@ -28,10 +28,10 @@ from vivace.sweeping import page, probe
 from vivace.sweeping.best import title_of, write_best
 from vivace.sweeping.folder import BEST, LOG, PAGE, RESULT, SweepFolder
 from vivace.sweeping.importance import importances_of
-from vivace.sweeping.packing import Packing, packed
+from vivace.sweeping.packing import SILENCE_SECONDS, Packing, packed
 from vivace.sweeping.record import Finalist, TrialRecord, ranked, record_of, spread_of
 from vivace.sweeping.result import Swept
-from vivace.sweeping.runs import SILENCE_SECONDS, Runs
+from vivace.sweeping.runs import Runs
 from vivace.sweeping.space import Parameters, Space, space_of, to_dict
 from vivace.sweeping.study import Asked, Setting, Study
 from vivace.sweeping.transfer import Transferred
@@ -70,9 +70,8 @@ def run_sweep(
     searched, fixed = space_of(space, function.parameters)
     if transfer is not None:
         function = _transferring(job, function, transfer, searched, fixed)
-    source, loaded = Source(function), Plan()
-    if plan is not None:
-        loaded = plan_of(plan, job if isinstance(job, str) else function(**fixed))
+    source = Source(function)
+    loaded = Plan() if plan is None else plan_of(plan, job if isinstance(job, str) else function(**fixed))
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(SweepFolder(out, resume=resume))
         cluster = stack.enter_context(contextlib.closing(cluster_at(folder, workers))) if cluster_at else None
@@ -81,55 +80,45 @@ def run_sweep(
         looked = _look(source, searched, fixed, machine.num_cores, folder)
         setting = _setting(function, searched, fixed, seed, looked["epochs"], against)
         study = Study(folder.journal, setting, searched)
-        if workers or cluster:
-            packing = _as_told(machine, workers, cluster)
-        else:
-            tell("phase", {"name": "it is measured how many trials at a time are fastest"})
-            most = max(trials - len(study.counted()), FINALISTS * seeds)
-            packing = packed(source, machine, looked["largest"], loaded, most, seed, folder.path / LOG)
+        left = trials - len(study.counted()) + FINALISTS * seeds
+        packing = _as_told(machine, workers, cluster) or packed(
+            source, machine, looked["largest"], loaded, left, seed, folder.path / LOG
+        )
         runs = Runs(
             study,
             folder,
             source,
             loaded,
-            shares=(packing.workers, packing.threads),
+            packing=packing,
             tell=tell,
             shaping=looked["shaping"],
             fusing=not loaded.techniques and against != "seconds" and cluster is None,
             cluster=cluster,
         )
-        tell("phase", {"name": ", ".join(filter(None, ["trials are run", packing.sentence]))})
         interrupted, finalists = _run(study, runs, trials, seeds, tell)
-        found = _concluded(
-            runs,
-            function,
-            finalists or _unrepeated(study),
-            looked,
-            packing=packing,
-            device=cluster.name if cluster else machine.device.name,
-            seconds=time.monotonic() - begin,
-            interrupted=interrupted,
-        )
+        device = cluster.name if cluster else machine.device.name
+        seconds = time.monotonic() - begin
+        ends: dict[str, Any] = {"device": device, "seconds": seconds, "interrupted": interrupted}
+        found = _concluded(runs, function, finalists, looked, **ends)
         _write(found, folder)
         return found
 
 
-def _as_told(machine: Machine, workers: int | None, cluster: Cluster | None) -> Packing:
-    """As many trials at a time as the person says, or the cluster has places."""
+def _as_told(machine: Machine, workers: int | None, cluster: Cluster | None) -> Packing | None:
+    """As many trials at a time as the cluster has places, or the person says; None where nobody does."""
     if cluster is not None:
         return Packing(*cluster.shares)
-    assert workers is not None
-    return Packing(workers, max(1, machine.num_cores // workers))
+    return Packing(workers, max(1, machine.num_cores // workers)) if workers is not None else None
 
 
 def _run(study: Study, runs: Runs, trials: int, seeds: int, tell: Tell) -> tuple[bool, list[Finalist]]:
-    """The search, and the best under other seeds: was it interrupted, and the finalists where it was not."""
+    """The search, and the best under other seeds: was it interrupted, and the finalists."""
     try:
         runs.search(trials)
         tell("phase", {"name": "the best configurations are trained under other seeds"})
         return False, _finalists(study, runs, seeds)
     except KeyboardInterrupt:
-        return True, []
+        return True, _unrepeated(study)
 
 
 def _check(*, trials: int, seeds: int, seed: int, workers: int | None, against: str | None) -> None:
@@ -243,7 +232,6 @@ def _concluded(
     finalists: list[Finalist],
     looked: dict[str, Any],
     *,
-    packing: Packing,
     device: str,
     seconds: float,
     interrupted: bool,
@@ -270,16 +258,16 @@ def _concluded(
         sampler=study.sampler_name,
         pruner=study.pruner_name,
         seed=setting.seed,
-        workers=runs.workers,
-        threads=runs.threads,
-        packing=packing.to_dict(),
+        workers=runs.packing.workers,
+        threads=runs.packing.threads,
+        packing=runs.packing.to_dict(),
         plan=runs.plan.to_dict(),
         seconds=seconds,
         date=began.isoformat(timespec="seconds"),
         device=device,
         out=str(folder.path),
         page_path=str(folder.path / PAGE),
-        notices=tuple(filter(None, [packing.sentence, *_notices(records, runs)])),
+        notices=tuple(filter(None, [runs.packing.sentence, *_notices(records, runs)])),
         interrupted=interrupted,
     )
 
