@@ -93,37 +93,52 @@ def states(out, state):
 
 
 @on_ray
-def test_a_lost_place_costs_no_trial_and_ctrl_c_keeps_the_best(cluster, tmp_path):
+def test_a_lost_place_costs_no_trial_and_what_stops_it_keeps_the_best(cluster, tmp_path):
     out = tmp_path / "out"
-    sweep = begun(cluster, out, "--engine", "ray", "--address", cluster.address)
+    on_it = ("--engine", "ray", "--address", cluster.address)
+    sweep = begun(cluster, out, *on_it)
     try:
         lost = wait_for(lambda: next(places(cluster), None), "no trial began")
         lost.kill()
-        wait_for(lambda: states(out, 1) >= 3, "three trials did not end")
+        wait_for(lambda: states(out, 1) >= 2, "two trials did not end")
         assert {path.name for path in out.iterdir()} >= {"ray", "study.journal"}
     finally:
-        sweep.send_signal(signal.SIGINT)
-        output, errors = sweep.communicate(timeout=60)
-    assert sweep.returncode == 130, errors
-    before = json.loads(output)
-    assert before["best"]
-    assert {trial["state"] for trial in before["trials"]} <= {"complete", "open"}
-    assert before["workers"] == 2
-    assert "on 2 nodes" in before["device"]
-    wait_for(lambda: not list(places(cluster)), "a trial outlives its sweep")
+        first = stopped(cluster, sweep, signal.SIGTERM)
+    assert first["workers"] == 2
+    assert "on 2 nodes" in first["device"]
     assert not (out / "ray").exists()
+
+    sweep = begun(cluster, out, "--resume", *on_it)
+    try:
+        wait_for(lambda: states(out, 1) >= 4, "two more trials did not end")
+    finally:
+        second = stopped(cluster, sweep, signal.SIGINT)
 
     sweep = begun(cluster, out, "--resume")  # an engine is no part of a sweep: it goes on without the cluster
     output, errors = sweep.communicate(timeout=120)
     assert sweep.returncode == 0, errors
-    after = json.loads(output)
-    assert [trial["number"] for trial in after["trials"]] == list(range(6))
-    assert {trial["state"] for trial in after["trials"]} == {"complete"}
-    assert len({trial["parameters"]["lr"] for trial in after["trials"]}) == 6
-    assert all(list(trial["curve"]) == ["1", "2"] for trial in after["trials"])
-    told = {trial["number"]: trial["metric"] for trial in after["trials"]}
-    ended = {t["number"]: t["metric"] for t in before["trials"] if t["state"] == "complete"}
-    assert ended.items() <= told.items()
+    last = json.loads(output)
+    assert [trial["number"] for trial in last["trials"]] == list(range(6))
+    assert {trial["state"] for trial in last["trials"]} == {"complete"}
+    assert len({trial["parameters"]["lr"] for trial in last["trials"]}) == 6
+    assert all(list(trial["curve"]) == ["1", "2"] for trial in last["trials"])
+    assert ended(first).items() <= ended(second).items() <= ended(last).items()
+
+
+def stopped(cluster, sweep, how):
+    """What a sweep says that is asked to stop."""
+    sweep.send_signal(how)
+    output, errors = sweep.communicate(timeout=60)
+    assert sweep.returncode == 130, errors
+    found = json.loads(output)
+    assert found["best"]
+    assert {trial["state"] for trial in found["trials"]} <= {"complete", "open"}
+    wait_for(lambda: not list(places(cluster)), "a trial outlives its sweep")
+    return found
+
+
+def ended(found):
+    return {trial["number"]: trial["metric"] for trial in found["trials"] if trial["state"] == "complete"}
 
 
 def places(cluster):

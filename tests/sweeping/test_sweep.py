@@ -171,7 +171,7 @@ def _slow(out, ended):
     ended.put(found.to_dict())
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_sweep_that_is_ended_goes_on_and_counts_nothing_twice(tmp_path, fork_server, how):
     out, queue = tmp_path / "out", fork_server.Queue()
     process = fork_server.Process(target=_slow, args=(str(out), queue))
@@ -183,7 +183,7 @@ def test_a_sweep_that_is_ended_goes_on_and_counts_nothing_twice(tmp_path, fork_s
         time.sleep(0.05)
     children = psutil.Process(process.pid).children(recursive=True)
     os.kill(process.pid, how)
-    if how == signal.SIGINT:
+    if how != signal.SIGKILL:
         document = queue.get(timeout=60)
         assert document["interrupted"]
         assert document["best"]

@@ -20,6 +20,7 @@ class Block(nn.Module):
     def __init__(self, width):
         super().__init__()
         self.tokens = nn.Embedding(8, width)
+        self.places = nn.Parameter(torch.zeros(1, 6, width))
         layer = nn.TransformerEncoderLayer(
             width, width // 8, 2 * width, 0.0, batch_first=True, norm_first=True
         )
@@ -27,8 +28,12 @@ class Block(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, 4)
 
+    def append(self, module):
+        self.last = module
+        return self
+
     def forward(self, x):
-        return self.head(self.norm(self.body(self.tokens(x))).mean(1))
+        return self.head(self.norm(self.body(self.tokens(x) + self.places)).mean(1))
 
 
 MODELS = {
@@ -101,6 +106,13 @@ def test_the_rules_are_those_of_the_table():
     sgd = rates(wide.optimizer(model), model)
     assert (sgd["0.weight"], sgd["2.weight"], sgd["4.weight"]) == (4.0, 1.0, 0.25)
     assert (sgd["0.bias"], sgd["4.bias"]) == (4.0, 1.0)
+
+
+def test_what_is_added_counts_as_a_bias_and_transposed_weights_give_out_their_second_side():
+    model, base = (Block(width).append(nn.ConvTranspose2d(width, 3, 2)) for width in (64, 16))
+    found = growths_of(model, base)
+    assert (found["places"].rate(adaptive=True), found["places"].rate(adaptive=False)) == (1.0, 4.0)
+    assert found["last.weight"].is_output
 
 
 def test_adamws_decay_of_a_weight_stays():

@@ -14,7 +14,8 @@ learning rate, and of the initial values of the last layer.
 The growth is that of the input side of a weight; of an input weight, a bias or a norm, that of its output
 side. The initial values of output weights are divided by the root of the growth, on top of an initialization
 whose variance is one over the input side, as torch's own are. Attention whose heads grow would also need
-scores divided by the width of a head rather than its root: grow the number of heads instead.
+scores divided by the width of a head rather than its root: grow the number of heads instead. A parameter of
+no layer of torch's of which one side grew, as a table of positions, counts as a bias.
 """
 
 from __future__ import annotations
@@ -117,24 +118,34 @@ def growths_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
         raise JobError(
             f"models of other widths must have the same weights, and '{name}' is in one of them only"
         )
-    tables = {
-        f"{name}.weight".lstrip(".")
+    owners = {
+        f"{name}.{own}".lstrip("."): module
         for name, module in model.named_modules()
-        if isinstance(module, nn.Embedding)
+        for own, _ in module.named_parameters(recurse=False)
     }
     found = {}
     for name, parameter in mine.items():
-        ratios = [a / b for a, b in zip(parameter.shape, theirs[name].shape, strict=False)]
         if parameter.dim() != theirs[name].dim():
             raise JobError(
                 f"'{name}' has {parameter.dim()} dimensions, and {theirs[name].dim()} at another width"
             )
-        if name in tables:  # (entries, width): it is looked up, and gives out its second side
-            found[name] = Growth(ratios[1], 1.0)
-        elif len(ratios) < 2:
-            found[name] = Growth(ratios[0] if ratios else 1.0, 1.0)
-        else:
-            found[name] = Growth(ratios[0], ratios[1] * math.prod(ratios[2:]))
+        ratios = [a / b for a, b in zip(parameter.shape, theirs[name].shape, strict=True)]
+        found[name] = _growth(owners[name], ratios)
+    return found
+
+
+def _growth(owner: nn.Module, ratios: list[float]) -> Growth:
+    """Of a weight whose sizes have grown by `ratios`."""
+    if len(ratios) < 2:
+        return Growth(math.prod(ratios), 1.0)
+    if isinstance(owner, nn.Embedding | nn.EmbeddingBag):  # (entries, width): looked up
+        return Growth(ratios[1], 1.0)
+    if isinstance(owner, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):  # (in, out, ...)
+        return Growth(ratios[1], ratios[0] * math.prod(ratios[2:]))
+    found = Growth(ratios[0], math.prod(ratios[1:]))
+    multiplied = isinstance(owner, nn.Linear | nn.Bilinear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    if found.is_output and not multiplied:  # added, as the places of tokens are
+        return Growth(found.inside, 1.0)
     return found
 
 
