@@ -11,6 +11,7 @@ from vivace.inspection import inspect
 from vivace.job import JobFunction
 from vivace.sweeping.stacking import choice, updates
 from vivace.sweeping.stacking.feeding import Feed
+from vivace.sweeping.stacking.keeping import Keeper
 from vivace.sweeping.stacking.proof import Proof, prove
 from vivace.sweeping.stacking.rows import Row, structure_of
 from vivace.sweeping.stacking.stack import Stack
@@ -79,6 +80,53 @@ def test_each_row_is_the_run_that_train_makes_of_it(jobs, opened, tmp_path, rule
         weights = torch.load(tmp_path / f"run{number}" / "model.pt", weights_only=True)
         for name, tensor in row.model.state_dict().items():
             torch.testing.assert_close(tensor, weights[name], rtol=1e-3, atol=1e-4)
+
+
+def an_epoch(stack):
+    """Train one of every row, as the child does."""
+    for leaves in stack.feed.epoch(stack.rows):
+        losses = stack.step(leaves)
+        for row in stack.rows:
+            row.steps += 1
+    for row, loss in zip(stack.rows, losses.tolist(), strict=True):
+        row.loss, row.metric = loss, row.evaluation.metric()
+        row.step_scheduler()
+        row.epoch += 1
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "groups", "rmsprop"])
+def test_a_row_goes_on_from_its_checkpoint_in_a_stack_or_alone(jobs, opened, tmp_path, optimizer):
+    """In a stack to the last digit."""
+    fixed = {"optimizer": optimizer, "decay": 0.1, "dropout": 0.3, "schedule": "epoch"}
+    settings, folders = [{**fixed, "lr": lr} for lr in (0.05, 0.2)], [tmp_path / "0", tmp_path / "1"]
+    stack = stacked(opened(jobs.job, *settings))
+    prove(stack, stack.rows)
+    for folder in folders:
+        folder.mkdir()
+    keepers = [Keeper(row, folder) for row, folder in zip(stack.rows, folders, strict=True)]
+    for epoch in range(3):
+        an_epoch(stack)
+        for slot, folder in enumerate(folders if epoch == 1 else ()):
+            (folder / "metrics.jsonl").write_text("")
+            keepers[slot].save(stack, slot)
+    rows = opened(jobs.job, *settings)
+    for row, folder in zip(rows, folders, strict=True):
+        Keeper(row, folder)
+    assert [(row.epoch, row.steps) for row in rows] == [(2, 12), (2, 12)]
+    again = stacked(rows)
+    found = prove(again, rows)
+    assert all(isinstance(one, Proof) for one in found.values()), found
+    an_epoch(again)
+    assert torch.equal(again.weights, stack.weights)
+    assert [row.metric for row in again.rows] == [row.metric for row in stack.rows]
+    alone = train(jobs.job(**settings[0]), out=folders[0], resume=True, seed=0)
+    assert (alone.resumed_from_step, alone.epochs) == (12, 3)
+    weights = torch.load(folders[0] / "model.pt", weights_only=True)
+    for name, tensor in stack.rows[0].model.state_dict().items():
+        torch.testing.assert_close(tensor, weights[name], rtol=1e-4, atol=1e-5)
+    (late,) = opened(jobs.job, settings[0])
+    with pytest.raises(Refused, match="goes on alone"):
+        Keeper(late, folders[0])
 
 
 def test_buffers_and_masks_are_each_rows_own(jobs, opened):
