@@ -80,6 +80,20 @@ def test_distributions_and_plain_values_are_taken_as_they_are():
     assert fixed == {"width": 32, "needed": 4}
 
 
+@pytest.mark.parametrize(
+    ("space", "sentence"),
+    [
+        ({"lr": (0.1, 1.0), "needed": 1}, r"lr=\(0.1, 1.0\) is neither a range nor one value"),
+        ("lr=0..1", "or a list such as .* not 'lr=0..1'"),
+        (None, "not None"),
+        ([0.1], "'0.1' is no range"),
+    ],
+)
+def test_a_space_of_the_wrong_kind_is_one_sentence(space, sentence):
+    with pytest.raises(InputError, match=sentence):
+        space_of(space, KNOWN)
+
+
 def test_sizes_of_spaces():
     assert size_of(read("width=32,64", "depth=2..6")[0]) == 10
     assert size_of(read("lr=0..1")[0]) == float("inf")

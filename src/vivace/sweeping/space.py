@@ -23,6 +23,7 @@ Space = dict[str, BaseDistribution]
 Parameters = dict[str, Any]
 
 _LOGARITHMIC = ":log"
+_PLAIN = (int, float, str, bool, type(None))
 _FORMS = "lr=1e-4..1e-1:log, depth=2..6, width=32,64,128 or momentum=0.9"
 
 
@@ -44,8 +45,13 @@ def space_of(
             raise InputError(f"the job's function has no parameter '{name}'{hint}")
         if isinstance(found, str):
             found = _read(name, found, known[name])
-        if not isinstance(found, BaseDistribution):
+        if isinstance(found, _PLAIN):
             fixed[name] = found
+        elif not isinstance(found, BaseDistribution):
+            raise InputError(
+                f"{name}={found!r} is neither a range nor one value: write {_FORMS}, or one of Optuna's "
+                "distributions"
+            )
         elif found.single():
             fixed[name] = _only(found)
         else:
@@ -64,8 +70,13 @@ def space_of(
 def _pairs(given: Mapping[str, Any] | Sequence[str]) -> list[tuple[str, Any]]:
     if isinstance(given, Mapping):
         return list(given.items())
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise InputError(
+            f"what is searched is a mapping of names to ranges, or a list such as ['lr=1e-4..1e-1:log'], not "
+            f"{given!r}"
+        )
     found: dict[str, Any] = {}
-    for text in given:
+    for text in map(str, given):
         name, equals, told = text.partition("=")
         if not equals or not name.isidentifier():
             raise InputError(f"'{text}' is no range: write name=range, such as {_FORMS}")
