@@ -3,6 +3,7 @@
 Skipped where no Chromium is installed.
 """
 
+import dataclasses
 import html
 import importlib.util
 import json
@@ -19,6 +20,9 @@ import vivace
 from vivace import pictures
 from vivace.pictures import PICTURES, Box, Counts, Image, Piece, Text
 from vivace.profiling.page import write_page
+from vivace.sweeping import page
+from vivace.sweeping.record import Finalist, TrialRecord, ranked, spread_of
+from vivace.sweeping.result import Swept
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 WIDTHS = (390, 1280)
@@ -112,6 +116,52 @@ def profile_document():
     }
 
 
+def sweep_page():
+    """Every section of a sweep's page, with long names."""
+    parameters = {"learning_rate": 0.00799, "width": 128, "optimizer": "adamw_with_a_long_name"}
+    costs = {"seconds": 0.002, "parameters": 1234567}
+    states = ["complete", "complete", "pruned", "failed"]
+    trials = [
+        TrialRecord(
+            number,
+            parameters | {"width": 2**number},
+            state,
+            None if state == "failed" else 0.9 + number / 100,
+            {1: 0.9},
+            3.0,
+            costs,
+            plan_left="",
+            fused=16,
+            sameness="exact: bit-identical",
+            reason="ValueError: seven is not allowed (train.py, line 41)" if state == "failed" else "",
+            code="",
+            kind="",
+        )
+        for number, state in enumerate(states)
+    ]
+    spreads = [spread_of({1: best, 2: best + 0.01}) for best in (0.93, 0.92)]
+    share = {"estimate": 0.7, "low": 0.5, "high": 0.82}
+    decision = {"shape": parameters, "fused": False, "reason": "it was not measured faster", "rows": 15}
+    decision |= {"ratio": share, "sameness": "rounding: worst 0.6 of 16 allowed (loss)"}
+    settings = {field.name: "" for field in dataclasses.fields(Swept)} | {
+        "objectives": ("metric", "parameters"),
+        "finalists": tuple(ranked([Finalist(0, parameters, 0.93, spread) for spread in spreads])),
+        "metric_name": "accuracy",
+        "best": parameters,
+        "metric": 0.93,
+        "trials": tuple(trials),
+        "importances": dict.fromkeys(parameters, share),
+        "front": (0, 1),
+        "fusing": (decision | {"baseline": "SGD with a loop over tensors, torch's default on a CPU"},),
+        "pruned_seconds_saved": 412.0,
+        "seconds": 700.0,
+        "workers": 2,
+        "threads": 1,
+        "notices": ("2 trials at a time on 1 thread each: 1.84x; memory has room for 31",),
+    }
+    return page.render(Swept(**settings))
+
+
 def predictions():
     """Pictures of each kind."""
     names = ["face", "animal", "a_long_name_of_a_class", "vehicle", "building"]
@@ -184,6 +234,7 @@ def pages(ledger, tune_folder, train_folder, tmp_path):
         (tmp_path / name / "run.json").write_text(json.dumps(facts))
     vivace.compare(tmp_path / "a", tmp_path / "b", out=tmp_path / "compared")
     found["compare"] = (tmp_path / "compared" / "compare.html").read_text(encoding="utf-8")
+    found["sweep"] = sweep_page()
     found["advise"] = (tmp_path / "advice" / "advise.html").read_text(encoding="utf-8")
     return found
 

@@ -79,7 +79,7 @@ def importance(found: Swept) -> Markup | None:
         )
         for name, share in found.importances.items()
     ]
-    return charts.rows(rows)
+    return charts.rows(rows, scale)
 
 
 def parallel(found: Swept) -> Markup | None:
