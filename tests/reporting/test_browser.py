@@ -20,7 +20,7 @@ import vivace
 from vivace import pictures
 from vivace.pictures import PICTURES, Box, Counts, Image, Piece, Text
 from vivace.profiling.page import write_page
-from vivace.sweeping import page
+from vivace.sweeping.page import render
 from vivace.sweeping.record import Finalist, TrialRecord, ranked, spread_of
 from vivace.sweeping.result import Swept
 
@@ -159,7 +159,7 @@ def sweep_page():
         "threads": 1,
         "notices": ("2 trials at a time on 1 thread each: 1.84x; memory has room for 31",),
     }
-    return page.render(Swept(**settings))
+    return render(Swept(**settings))
 
 
 def predictions():
