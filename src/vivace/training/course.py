@@ -120,8 +120,17 @@ def _is_persons(path: Path) -> bool:
 
 def _digest(path: Path) -> str:
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            return ""
+        found = path.stat()
+    except OSError:
+        return ""
+    return _digest_of(path, found.st_mtime_ns, found.st_size)
+
+
+@functools.lru_cache(_MOST_FILES)
+def _digest_of(path: Path, changed_at: int, num_bytes: int) -> str:
+    if num_bytes > _MOST_BYTES:
+        return ""
+    try:
         text = ast.dump(ast.parse(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, SyntaxError, RecursionError):
         return ""
