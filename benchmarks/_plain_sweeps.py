@@ -6,6 +6,7 @@ Both train with the loop that a person writes, a process a core with one thread 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
@@ -81,7 +82,7 @@ def ray_tune(name: str, seconds: float, seed: int, folder: str, found: str) -> N
         num_cpus=vivace.inspect().num_cores,
         include_dashboard=False,
         log_to_driver=False,
-        logging_level="ERROR",
+        logging_level=logging.ERROR,
         object_store_memory=80_000_000,
         _node_ip_address="127.0.0.1",
         _temp_dir=f"{folder}/ray",

@@ -206,10 +206,10 @@ def children(calls: list[tuple[Any, tuple[Any, ...]]]) -> None:
     finally:
         for worker in workers:
             if worker.is_alive():
-                family = psutil.Process(worker.pid).children(recursive=True)
-                for process in [worker, *family]:
+                for process in psutil.Process(worker.pid).children(recursive=True):
                     with contextlib.suppress(psutil.NoSuchProcess):
                         process.kill()
+                worker.kill()
                 worker.join()
     if any(worker.exitcode for worker in workers):
         raise SystemExit(f"{calls[0][0].__name__} failed: {[worker.exitcode for worker in workers]}")

@@ -89,7 +89,7 @@ def packed(
             """Steps a second of so many side by side."""
             asked = {"threads": cores // count, "seconds": BLOCK_SECONDS}
             one = [pool.submit(child.ask, "pace", SILENCE_SECONDS, **asked) for child in children[:count]]
-            return sum(future.result() for future in one)
+            return float(sum(future.result() for future in one))
 
         try:
             fill(1)

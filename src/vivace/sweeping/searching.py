@@ -113,6 +113,9 @@ def _as_told(machine: Machine, workers: int | None, cluster: Cluster | None) -> 
 
 def _run(study: Study, runs: Runs, trials: int, seeds: int, tell: Tell) -> tuple[bool, list[Finalist]]:
     """The search, and the best under other seeds: was it interrupted, and the finalists."""
+    if runs.packing.sentence:
+        tell("notice", {"text": runs.packing.sentence})
+    tell("phase", {"name": "trials are run"})
     try:
         runs.search(trials)
         tell("phase", {"name": "the best configurations are trained under other seeds"})
