@@ -39,7 +39,7 @@ import vivace
 from vivace.measuring.statistics import speed_ratio
 from vivace.sweeping.stacking.choice import clock_of, measured
 from vivace.sweeping.stacking.feeding import Feed
-from vivace.sweeping.stacking.proof import prove, worst
+from vivace.sweeping.stacking.proof import Tightest, prove, worst
 from vivace.sweeping.stacking.rows import Row
 from vivace.sweeping.stacking.stack import Stack
 
@@ -101,7 +101,7 @@ def stacks(cells: dict[str, Any], record: dict[str, Any], seconds: float) -> Non
         for row in rows:
             feed.enter(row)
         stack = Stack(rows, feed)
-        proofs = prove(stack, rows[:4])
+        proofs = prove(stack, rows[:4], Tightest())
         steps, loaded = steps_alone(stack, seconds), measured(stack)[0]
         cells[cell] = {
             "by_hand": by_hand,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,8 +29,11 @@ def accuracy(model: nn.Module, batches: Iterable[Any]) -> float:
     return right / total
 
 
+@functools.cache
 def digits(kind: str) -> tuple[TensorDataset, TensorDataset]:
-    """Training and held-out digits: flat, as pictures, or as eight tokens of eight numbers."""
+    """Training and held-out digits: flat, as pictures, or as eight tokens of eight numbers; a process reads
+    them once, whichever engine runs the trials.
+    """
     found = load_digits()
     shape = {"flat": (-1, 64), "pictures": (-1, 1, 8, 8), "tokens": (-1, 8, 8)}[kind]
     x = (torch.tensor(found.data, dtype=torch.float32) / 16).reshape(shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict, deque
-from typing import Any
+from typing import Any, Protocol
 
 from vivace.verifying.figures import Measure
 from vivace.verifying.judgement import LIMIT, check, root_mean_square
@@ -59,8 +59,19 @@ class Envelopes:
         return found if math.isfinite(found) else math.nan
 
 
+class Known(Protocol):
+    """What is known of how far rounding moves a step."""
+
+    @property
+    def num(self) -> int:
+        """From how many shadows."""
+
+    def of(self, measure: Measure) -> float:
+        """The envelope of a figure; NaN where it is not known."""
+
+
 def judged(
-    figures: dict[Measure, float], envelopes: Envelopes, smallest: dict[Measure, float], roundoff: float
+    figures: dict[Measure, float], envelopes: Known, smallest: dict[Measure, float], roundoff: float
 ) -> Finding:
     """The finding on a step whose distances from the reference are `figures`."""
     checks: list[dict[str, Any]] = []

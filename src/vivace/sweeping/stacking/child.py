@@ -20,7 +20,7 @@ from vivace.processes.launch import own_error
 from vivace.sweeping.stacking.choice import measured, most_rows, step_seconds, too_large
 from vivace.sweeping.stacking.feeding import Feed
 from vivace.sweeping.stacking.keeping import LOG, Keeper
-from vivace.sweeping.stacking.proof import Proof, prove, worst
+from vivace.sweeping.stacking.proof import Proof, Tightest, prove, worst
 from vivace.sweeping.stacking.rows import Row, structure_of
 from vivace.sweeping.stacking.stack import Stack
 from vivace.sweeping.stacking.updates import baseline_of
@@ -56,6 +56,7 @@ class StackedTrials:
         self.refused: dict[int, str] = {}
         self.failed: dict[int, dict[str, Any]] = {}
         self.proofs: list[Proof] = []
+        self.envelopes = Tightest()
         self.keepers: dict[int, Keeper] = {}
         self.kept_at, self.keeping_seconds = time.monotonic(), 0.0
 
@@ -134,7 +135,7 @@ class StackedTrials:
 
     def _prove(self, stack: Stack, joining: Sequence[Row]) -> None:
         """Rows that are not the same model in the stack as alone leave it."""
-        found = prove(stack, list(joining))
+        found = prove(stack, list(joining), self.envelopes)
         self.proofs += [proof for proof in found.values() if isinstance(proof, Proof)]
         wrong = {number: reason for number, reason in found.items() if isinstance(reason, Refused)}
         self.refused |= {number: str(reason) for number, reason in wrong.items()}
