@@ -144,6 +144,7 @@ def sweep_page():
     decision = {"shape": parameters, "fused": False, "reason": "it was not measured faster", "rows": 15}
     decision |= {"ratio": share, "sameness": "rounding: worst 0.6 of 16 allowed (loss)"}
     settings = {field.name: "" for field in dataclasses.fields(Swept)} | {
+        "job": "runs/sweep/best.py:job",
         "objectives": ("metric", "parameters"),
         "finalists": tuple(ranked([Finalist(0, parameters, 0.93, spread) for spread in spreads])),
         "metric_name": "accuracy",
