@@ -144,7 +144,8 @@ def test_a_sweep_whose_first_trials_all_fail_ends(tmp_path):
         ("job", ["learning_rate=0..1"], InputError, "no parameter 'learning_rate'"),
         ("nobody", ["lr=0..1"], JobError, "no name 'nobody'"),
         ("OPTIMIZERS", ["lr=0..1"], JobError, "needs a function with parameters"),
-        ("accuracy", ["model=0..1", "batches=1"], JobError, "jobs.py"),
+        ("accuracy", ["model=0..1", "batches=1"], JobError, "with batches=1, model=0.*jobs.py"),
+        ("job", ["width=4.5..8"], JobError, "with width=4.50: .*jobs.py, line"),
     ],
 )
 def test_what_cannot_be_swept_is_one_sentence(tmp_path, job, space, error, sentence):

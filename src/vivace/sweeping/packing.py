@@ -53,7 +53,7 @@ class Packing:
         head = f"{words.count(self.workers, 'trial')} at a time on {words.count(self.threads, 'thread')}"
         if self.ratio is None:
             return f"{head}: {self.reason}"
-        measured = f"{words.times(self.ratio.estimate)} ({words.interval(self.ratio.low, self.ratio.high)})"
+        measured = f"{words.speed(self.ratio)} ({words.interval(self.ratio.low, self.ratio.high)})"
         room = f"memory has room for {words.number(self.room)}"
         if self.workers == 1:
             return f"{head}: {self.tried} side by side are not measured faster, {measured}; {room}"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import TrialState
 
-from vivace.errors import InputError, nearest
+from vivace.errors import InputError, JobError, nearest
 from vivace.events import OnEvent, Tell, teller
 from vivace.files import replace_text
 from vivace.inspection import inspect
@@ -32,7 +32,7 @@ from vivace.sweeping.packing import SILENCE_SECONDS, Packing, packed
 from vivace.sweeping.record import Finalist, TrialRecord, ranked, record_of, spread_of
 from vivace.sweeping.result import Swept
 from vivace.sweeping.runs import Runs
-from vivace.sweeping.space import Parameters, Space, space_of, to_dict
+from vivace.sweeping.space import Parameters, Space, space_of, to_dict, told
 from vivace.sweeping.study import Asked, Setting, Study
 from vivace.sweeping.transfer import Transferred
 from vivace.training.stopping import ends_like_ctrl_c
@@ -177,10 +177,7 @@ def _look(
     """What the parameters change; raises JobError where a configuration cannot be built."""
     tried = probe.variations(space, fixed)
     with Child(probe.ENTRY, source, {"threads": threads}, log=folder.path / LOG) as child:
-        found = {
-            name: [child.ask("look", SILENCE_SECONDS, parameters=one) for one in some]
-            for name, some in tried.items()
-        }
+        found = {name: [_looked_at(child, one) for one in some] for name, some in tried.items()}
         preload(child.ask("libraries", SILENCE_SECONDS))
     (first,) = found[""]
     looks = [one for some in found.values() for one in some]
@@ -193,6 +190,14 @@ def _look(
             **{name: _largest(name, tried, found) for name in space if not _is_real(space[name])},
         },
     }
+
+
+def _looked_at(child: Child, parameters: Parameters) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = child.ask("look", SILENCE_SECONDS, parameters=parameters)
+    except JobError as error:
+        raise JobError(f"with {told(parameters)}: {error}") from None
+    return found
 
 
 def _largest(name: str, tried: dict[str, list[Parameters]], found: dict[str, list[dict[str, Any]]]) -> Any:
