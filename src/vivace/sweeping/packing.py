@@ -53,7 +53,9 @@ class Packing:
         head = f"{words.count(self.workers, 'trial')} at a time on {words.count(self.threads, 'thread')}"
         if self.ratio is None:
             return f"{head}: {self.reason}"
-        measured = f"{words.speed(self.ratio)} ({words.interval(self.ratio.low, self.ratio.high)})"
+        measured = words.speed(self.ratio)
+        if not (self.ratio.wide and self.ratio.low > 1.0):  # of which only the lower end is told
+            measured += f" ({words.interval(self.ratio.low, self.ratio.high)})"
         room = f"memory has room for {words.number(self.room)}"
         if self.workers == 1:
             return f"{head}: {self.tried} side by side are not measured faster, {measured}; {room}"
