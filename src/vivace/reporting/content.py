@@ -149,7 +149,7 @@ class Content:
         if not self.tuned:
             return []
         speeds, notes = self.result.get("baselines") or {}, self.result.get("baseline_notes") or {}
-        bars = []
+        bars: list[Bar] = []
         for key in dict.fromkeys((*_BASELINES, *speeds)):
             trial = self._baseline(key)
             fallback = trial.samples_per_second if trial and key not in speeds else None
