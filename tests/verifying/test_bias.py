@@ -37,18 +37,26 @@ def broken(pairs, shadows=None):
     return [c["quantity"] for c in checks_of(estimates(pairs), shadows or {}, 0) if not c["kept"]]
 
 
+NOISY = {Measure(Quantity.GRADIENT_NOISE, layer): 0.3 for layer in (WHOLE, "0.w")}
+
+
 def test_noise_is_kept_and_a_bias_of_two_percent_is_not():
     assert broken(drawn(0)) == []
-    assert broken(drawn(0, noise=0.3)) == []
+    assert broken(drawn(0, noise=0.3), NOISY) == []
     assert broken(drawn(1, bias=0.02)) == ["gradient bias", "gradient bias"]
     assert broken(drawn(1, lose=0.01)) == ["loss bias"]
-    assert broken(drawn(1, noise=1.0)) == ["gradient size"]
+    assert broken(drawn(1, noise=1.0), NOISY) == ["gradient size"]
+
+
+def test_more_noise_than_rounding_brings_is_none_of_it():
+    assert broken(drawn(0, noise=0.3)) == ["gradient noise", "gradient noise"]
+    assert "gradient noise" in broken(drawn(0, noise=1.5), NOISY)
 
 
 def test_what_goes_one_way_beside_the_gradients_is_no_noise():
     """The projection on the gradients does not see it, nor does their size."""
-    assert broken(drawn(0, aside=0.1)) == ["gradient drift", "gradient drift"]
-    assert broken(drawn(0, aside=0.1, noise=0.3)) == ["gradient drift", "gradient drift"]
+    assert broken(drawn(0, aside=0.1), NOISY) == ["gradient drift", "gradient drift"]
+    assert broken(drawn(0, aside=0.1, noise=0.3), NOISY) == ["gradient drift", "gradient drift"]
     assert broken(drawn(0, aside=0.01)) == []
 
 
@@ -216,30 +224,41 @@ def test_a_layer_that_learns_two_percent_less_is_not_hidden_by_bfloat16(ruler, r
 
 
 class Aside(torch.autograd.Function):
-    """A weight whose gradient always gets a little of one direction, orthogonal to it."""
+    """A weight whose gradient gets a share of a direction that is orthogonal to it, drawn from `numbers`."""
 
     @staticmethod
-    def forward(context, weight):
+    def forward(context, weight, share, numbers):
+        context.share, context.numbers = share, numbers
         return weight.view_as(weight)
 
     @staticmethod
     def backward(context, gradient):
-        fixed = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(5))
-        across = fixed - gradient * ((fixed * gradient).sum() / gradient.square().sum())
-        return gradient + 0.1 * gradient.norm() * across / across.norm()
+        drawn = torch.randn(gradient.shape, generator=context.numbers())
+        across = drawn - gradient * ((drawn * gradient).sum() / gradient.square().sum())
+        return gradient + context.share * gradient.norm() * across / across.norm(), None, None
 
 
-def a_layer_goes_aside(build):
-    """In the model's own backward pass, where a rehearsal does not come."""
+def a_layer_goes_aside(build, share=0.1, numbers=lambda: torch.Generator().manual_seed(5)):
+    """In the model's own backward pass, where a rehearsal does not come; always the same way."""
     layer = next(m for m in build.model.modules() if isinstance(m, nn.Linear))
-    layer.forward = lambda inputs: nn.functional.linear(inputs, Aside.apply(layer.weight), layer.bias)
+    aside = lambda: Aside.apply(layer.weight, share, numbers)  # noqa: E731
+    layer.forward = lambda inputs: nn.functional.linear(inputs, aside(), layer.bias)
     build.on_close(lambda: layer.__dict__.pop("forward"))
 
 
-def test_a_layer_whose_gradient_goes_aside_is_not_hidden_by_bfloat16(ruler, register):
-    plan = Plan([register(claim(a_layer_goes_aside))()]).to_dict() | {"bf16_autocast": {}}
+def a_layer_goes_anywhere(build):
+    """Another way each time: no mean shows it."""
+    generator = torch.Generator().manual_seed(5)
+    a_layer_goes_aside(build, share=0.3, numbers=lambda: generator)
+
+
+@pytest.mark.parametrize(
+    ("defect", "shown"), [(a_layer_goes_aside, "gradient drift"), (a_layer_goes_anywhere, "gradient noise")]
+)
+def test_a_layer_whose_gradient_goes_aside_is_not_hidden_by_bfloat16(defect, shown, ruler, register):
+    plan = Plan([register(claim(defect))()]).to_dict() | {"bf16_autocast": {}}
     verdict = ruler.judge(plan)
     assert verdict["kept"] is False
     broken = {check["quantity"] for check in verdict["checks"] if check["kept"] is False}
-    assert "gradient drift" in broken
+    assert shown in broken
     assert "gradient bias" not in broken

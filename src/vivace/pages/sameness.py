@@ -19,6 +19,7 @@ _PLAIN = {  # what the ruler's figures are called where no one has read how it m
     "evaluation under the plan": "outputs in evaluation mode",
     "gradient bias": "mean gradient",
     "gradient drift": "direction of the mean gradient",
+    "gradient noise": "noise of the gradient",
     "gradient residual": "direction of the gradient",
     "gradient scale": "size of the gradient",
     "loss": "loss",

@@ -33,6 +33,7 @@ class Quantity(enum.StrEnum):
     GRADIENT_BIAS = "gradient bias"
     GRADIENT_SIZE = "gradient size"
     GRADIENT_DRIFT = "gradient drift"
+    GRADIENT_NOISE = "gradient noise"
     GRADIENT_SPREAD = "gradient spread"
     INITIAL = "initial value"
 

@@ -234,6 +234,8 @@ class Ruler(Runner):
             ran.rehearsal = self._rehearse(session, tap, self.effort.rehearsal)
             if fault := self._agreed(fault_of(ran.rehearsal, standing.rehearsal)):
                 return ran.ended(fault)
+        if fault := self._agreed(self._overflow_fault(session, tap)):
+            return ran.ended(fault)
         rest = list(enumerate(self.snapshots))[1:]
         ran.outcomes += [self._lockstep(session, s, stream=i) for i, s in rest]
         ran.curve, ran.end = self._course(session)
@@ -289,7 +291,7 @@ class Ruler(Runner):
         fresh = not any(card.compiles or card.captures for card in cards)
         size = sum(p.numel() * p.element_size() for model in session.build.models for p in model.parameters())
         resumed = partial(self._resumed, session.plan) if fresh and size < MOST_RESUMED_BYTES else None
-        ran.life = self._live(session, loaders=Loaders(self.job), resumed=resumed)
+        ran.life = self._unskipped_life(session, resumed)
         ran.fault = ran.life.fault
         if not (ran.same_streams or ran.silent or ran.fault):
             ran.life = self._mean_life(session, OTHER_STREAMS, ran.life)

@@ -19,6 +19,7 @@ from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.session.opening import call, first_batches, readable, start
 from vivace.session.session import Session
+from vivace.technique import Numerics
 from vivace.tensors.randomness import derive
 from vivace.tensors.trees import digest, tensors
 from vivace.training.ranks import Ranks, met_under
@@ -30,6 +31,7 @@ from vivace.verifying.evaluation import Evaluation
 from vivace.verifying.feeding import Loaders
 from vivace.verifying.life import Course, Life, live, reopened, shape_of
 from vivace.verifying.rehearsal import DictatedLoss, Rehearsal, rehearse
+from vivace.verifying.skipping import num_skipped, overflow_fault
 from vivace.verifying.states import Snapshot, clone, restore, state_of
 from vivace.verifying.tap import Tap, random_state
 
@@ -195,6 +197,16 @@ class Runner:
             resumed,
         )
 
+    def _unskipped_life(self, session: Session, resumed: Callable[[Session], Session] | None) -> Life:
+        """A plan's life; again where a loss scale had to fall in it. In a resumed session it need not."""
+        for _ in range(SETTLING_STEPS):
+            life = self._live(session, loaders=Loaders(self.job), resumed=resumed)
+            if not (life.skipped or life.skipped_resumed):
+                break
+        if life.skipped_resumed and not life.skipped:
+            life.fault = life.fault or "after each resume it skips steps, because its loss scale begins anew"
+        return life
+
     def _mean_life(self, session: Session, stream: int, first: Life) -> Life:
         """The mean of lives under several random streams, with what the first one's evaluations were."""
         seeds = range(self.effort.life_seeds)
@@ -225,6 +237,13 @@ class Runner:
             roundoff=session.build.unit_roundoff,
             share=partial(self._share, session),
         )
+
+    def _overflow_fault(self, session: Session, tap: Tap) -> str:
+        if session.promise == Numerics.SEMANTICS:
+            return ""
+        dictate = DictatedLoss(self.slopes, session.build.device)
+        batch = self._share(session, self.batches[0])
+        return overflow_fault(session, tap, self.snapshots[0], batch, dictate)
 
     def _opened(self, plan: Plan, tap: Tap) -> Session:
         session = start(tap.job, plan, self.machine)
@@ -279,9 +298,9 @@ class Runner:
     def _unskipped(self, session: Session, run: Callable[[], Found]) -> Found:
         """What `run` brings; again where a loss scale had to fall in it, because a skipped step is none."""
         for _ in range(SETTLING_STEPS):
-            before = int(session.build.facts.skipped_steps or 0)
+            before = num_skipped(session)
             found = run()
-            if int(session.build.facts.skipped_steps or 0) == before:
+            if num_skipped(session) == before:
                 break
         return found
 
