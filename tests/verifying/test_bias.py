@@ -13,6 +13,7 @@ from vivace.plan import Plan
 from vivace.testing import jobs
 from vivace.verifying.bias import WHOLE, Gradient, Pair, checks_of, estimates, pair_of, sketch, spread_of
 from vivace.verifying.figures import Measure, Quantity
+from vivace.verifying.masks import Kept, fault_of
 from vivace.verifying.ruler import Ruler
 
 MACHINE = vivace.inspect().to_dict()
@@ -176,6 +177,48 @@ def one_mask_for_the_batch(build):
     own_masks(build, RATE, 1 / (1 - RATE), shared=True)
 
 
+class OtherMask(torch.autograd.Function):
+    """Dropout whose backward pass draws anew, as blocks do that are computed again without their stream."""
+
+    @staticmethod
+    def forward(context, hidden):
+        return hidden * torch.empty_like(hidden).bernoulli_(1 - RATE) / (1 - RATE)
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * torch.empty_like(gradient).bernoulli_(1 - RATE) / (1 - RATE)
+
+
+def other_masks_backward(build):
+    (module,) = (m for m in build.model.modules() if isinstance(m, nn.Dropout))
+    module.forward = lambda hidden: OtherMask.apply(hidden) if module.training else hidden
+    build.on_close(lambda: module.__dict__.pop("forward"))
+
+
+def in_halves(build, *, shared):
+    """A batch in two pieces, which draw one after the other, or both the same."""
+
+    def gradients(batch):
+        state, total = torch.get_rng_state(), 0.0
+        for half in zip(*(part.chunk(2) for part in batch), strict=True):
+            if shared:
+                torch.set_rng_state(state)
+            loss = build.seams.forward(half) / 2
+            build.seams.backward(loss)
+            total = total + loss.detach()
+        return total
+
+    build.replace(Seam.GRADIENTS, gradients)
+
+
+def halves(build):
+    in_halves(build, shared=False)
+
+
+def halves_with_one_mask(build):
+    in_halves(build, shared=True)
+
+
 def head_learns_less(build):
     def finish(following):
         following()
@@ -204,16 +247,38 @@ def ruler():
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("defect", [half_the_rate, unscaled, one_mask_for_the_batch])
+@pytest.mark.parametrize(
+    "defect", [half_the_rate, unscaled, one_mask_for_the_batch, other_masks_backward, halves_with_one_mask]
+)
 def test_wrong_masks_of_a_plans_own_are_caught(defect, ruler, register):
     verdict = ruler.judge(Plan([register(claim(defect))()]).to_dict())
     assert verdict["kept"] is False, verdict["reason"]
 
 
-def test_right_masks_of_a_plans_own_are_kept(ruler, register):
-    verdict = ruler.judge(Plan([register(claim(right_masks))()]).to_dict())
+@pytest.mark.parametrize("right", [right_masks, halves])
+def test_right_masks_of_a_plans_own_are_kept(right, ruler, register):
+    verdict = ruler.judge(Plan([register(claim(right))()]).to_dict())
     assert verdict["kept"], verdict["reason"]
     assert any("seen_from" in check for check in verdict["checks"])
+    handed = any("with the plan's masks" in check["name"] for check in verdict["checks"])
+    assert handed is (right is halves)
+
+
+def test_a_step_that_draws_too_little_or_twice_the_same_is_told():
+    def drawn(*shapes, again=False):
+        kept, state = Kept(), torch.get_rng_state()
+        with kept:
+            for shape in shapes:
+                if again:
+                    torch.set_rng_state(state)
+                nn.functional.dropout(torch.ones(shape), RATE)
+        return kept
+
+    job = drawn((64, 8), (64, 8))
+    assert "at 1 instead of 2 places" in fault_of(drawn((64, 8)), job)
+    assert fault_of(drawn((128, 8)), job) == ""  # all at once
+    assert fault_of(drawn((60, 8), (60, 8)), job) == ""  # without padding
+    assert "the same random numbers twice" in fault_of(drawn((64, 8), (64, 8), again=True), job)
 
 
 def test_a_layer_that_learns_two_percent_less_is_not_hidden_by_bfloat16(ruler, register):

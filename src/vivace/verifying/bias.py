@@ -224,7 +224,7 @@ def spread_of(shadows: Sequence[Sequence[Pair]]) -> dict[Measure, float]:
 
 
 def checks_of(
-    found: dict[Measure, Estimate], shadows: dict[Measure, float], position: int
+    found: dict[Measure, Estimate], shadows: dict[Measure, float], position: int, when: str = ""
 ) -> list[dict[str, Any]]:
     """The figures: what is certain of each bias, against its margin or what right rounding brings.
 
@@ -238,6 +238,7 @@ def checks_of(
         margin = (LAYER_MARGINS if layer else MARGINS)[measure.quantity]
         envelope = shadows.get(measure, 0.0)
         figure = check(measure, position, estimate.certain, envelope, 0.0, floor=margin / limit, limit=limit)
+        figure["name"] += when
         seen = max(margin, limit * envelope) + (CERTAIN + POWER) * estimate.error
         checks.append(figure if layer else figure | {"seen_from": seen})
     return checks

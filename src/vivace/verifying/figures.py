@@ -26,6 +26,7 @@ class Quantity(enum.StrEnum):
     DICTATED_LOSS = "dictated loss"
     DICTATED_SCALE = "dictated scale"
     DICTATED_RESIDUAL = "dictated residual"
+    DICTATED_AVERAGES = "dictated averages"
     FACTS = "facts"
     BITS = "bit-identical"
     DRAWS = "random numbers drawn"
@@ -40,7 +41,7 @@ class Quantity(enum.StrEnum):
 
 LOSSES = (Quantity.LOSS, Quantity.LOSS_CURVE)
 GRADIENTS = (Quantity.GRADIENT_SCALE, Quantity.GRADIENT_RESIDUAL)
-DICTATED = (Quantity.DICTATED_LOSS, Quantity.DICTATED_SCALE, Quantity.DICTATED_RESIDUAL)
+DICTATED = tuple(quantity for quantity in Quantity if quantity.startswith("dictated"))
 
 
 class Measure(NamedTuple):

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -49,6 +49,7 @@ from vivace.verifying.judgement import (
 )
 from vivace.verifying.life import WHEN, Life, course_of
 from vivace.verifying.life import checks_of as life_checks
+from vivace.verifying.masks import Unlike
 from vivace.verifying.rehearsal import (
     checks_of,
     fault_of,
@@ -240,6 +241,9 @@ class Ruler(Runner):
         ran.outcomes += [self._lockstep(session, s, stream=i) for i, s in rest]
         ran.curve, ran.end = self._course(session)
         self._compare_streams(session, ran)
+        apart = self._draws_apart(session, ran)
+        if apart and (fault := self._fault_of_draws(session)):
+            return ran.ended(fault)
         if not (ran.same_streams or ran.silent or session.promise == Numerics.EXACT):
             ran.outcomes = [self._mean_lockstep(session, s, OTHER_STREAMS) for s in self.snapshots]
             ran.curve, ran.end = self._mean_course(session, OTHER_STREAMS)
@@ -247,6 +251,8 @@ class Ruler(Runner):
         if session.promise == Numerics.ROUNDING:
             stream = PAIRS_STREAM if ran.same_streams else OTHER_PAIRS_STREAM
             ran.biases = estimates(self._pairs(session, self._num_pairs(ran), stream=stream))
+            with suppress(Unlike):
+                ran.handed = estimates(self._handed_pairs(session, self._num_pairs(ran) if apart else 0))
         if session.promise < Numerics.SEMANTICS:
             self._run_life(session, ran)
         ran.last = state_of(session)
@@ -279,6 +285,16 @@ class Ruler(Runner):
         silent = any(r.drew and not o.drew for o, r in pairs)
         seen = self.ranks.gather((same, silent))
         ran.same_streams, ran.silent = all(one for one, _ in seen), any(one for _, one in seen)
+
+    def _draws_apart(self, session: Session, ran: Ran) -> bool:
+        """Does it draw other random numbers, and can be seen doing so?
+
+        Not of several ranks, of which each draws for its share, nor of compiled code.
+        """
+        blind = any(one.card.compiles or one.card.captures for one in session.plan.techniques)
+        alone = (session.build.facts.ranks or 1) == 1 and self.job.loss is not None
+        apart = alone and not (ran.same_streams or ran.silent or blind)
+        return apart and session.promise == Numerics.ROUNDING
 
     def _num_pairs(self, ran: Ran) -> int:
         """Pairs of gradients that differ, be it by their masks; none of a job with its own step."""
@@ -367,7 +383,9 @@ class Ruler(Runner):
         inside = output_distance(ran.evaluated, plain)
         under_plan = Measure(Quantity.EVALUATION_UNDER_PLAN)
         checks.append(check(under_plan, 0, inside, 0.0, roundoff, floor=roundoff / 4))
-        checks += bias_checks(ran.biases, ground.biases, self.snapshots[len(self.snapshots) // 2].position)
+        middle = self.snapshots[len(self.snapshots) // 2].position
+        checks += bias_checks(ran.biases, ground.biases, middle)
+        checks += bias_checks(ran.handed, ground.biases, middle, ", with the plan's masks")
         if ran.life is not None:
             checks += self._life_checks(ran.life, ground, roundoff)
         if ran.rehearsal is not None and self.standing.rehearsal is not None:
