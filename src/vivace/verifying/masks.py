@@ -153,7 +153,7 @@ def _kind(func: Operator) -> str:
 
 def _varied(numbers: torch.Tensor) -> bool:
     """Are there so many different ones that another draw would not give the same?"""
-    _, counts = numbers.unique(return_counts=True)
+    _, counts = numbers.unique(return_counts=True)  # type: ignore[no-untyped-call]
     return len(counts) > LEAST_RARE or (len(counts) > 1 and int(counts.min()) >= LEAST_RARE)
 
 
