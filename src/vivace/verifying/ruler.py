@@ -376,8 +376,8 @@ class Ruler(Runner):
             found = [check(k, snapshot.position, v, envelopes[k], roundoff) for k, v in values.items()]
             if same_streams and are_near(found):
                 reach = self._reach(index, roundoff, ground.references[index], ran.precision)
-                wide = {k: max(envelopes[k], reach[k] / limit_of(k)) for k in values}
-                found = [check(k, snapshot.position, v, wide[k], roundoff) for k, v in values.items()]
+                wider = {k: max(envelopes[k], reach[k] / limit_of(k)) for k in values}
+                found = [check(k, snapshot.position, v, wider[k], roundoff) for k, v in values.items()]
             checks += found
             if not same_streams:
                 spread = ground.references[index].spread

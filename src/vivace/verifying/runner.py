@@ -183,6 +183,7 @@ class Runner:
         """Pairs in which the reference's step gets the masks that the session's drew, be these of streams or
         pieces of its own. Raises Unlike where they do not fit.
         """
+        kept = Kept()
 
         def mine(number: int) -> Gradient:
             nonlocal kept
@@ -202,7 +203,6 @@ class Runner:
                 raise Unlike("the plan draws more random numbers than the job")
             return found
 
-        kept = Kept()
         return pairs_of(mine, theirs, None, count)
 
     def _fault_of_draws(self, session: Session) -> str:
