@@ -13,6 +13,7 @@ from vivace.plan import Plan
 from vivace.testing import jobs
 from vivace.verifying.bias import WHOLE, Gradient, Pair, checks_of, estimates, pair_of, sketch, spread_of
 from vivace.verifying.figures import Measure, Quantity
+from vivace.verifying.masks import Kept, fault_of
 from vivace.verifying.ruler import Ruler
 
 MACHINE = vivace.inspect().to_dict()
@@ -37,18 +38,26 @@ def broken(pairs, shadows=None):
     return [c["quantity"] for c in checks_of(estimates(pairs), shadows or {}, 0) if not c["kept"]]
 
 
+NOISY = {Measure(Quantity.GRADIENT_NOISE, layer): 0.3 for layer in (WHOLE, "0.w")}
+
+
 def test_noise_is_kept_and_a_bias_of_two_percent_is_not():
     assert broken(drawn(0)) == []
-    assert broken(drawn(0, noise=0.3)) == []
+    assert broken(drawn(0, noise=0.3), NOISY) == []
     assert broken(drawn(1, bias=0.02)) == ["gradient bias", "gradient bias"]
     assert broken(drawn(1, lose=0.01)) == ["loss bias"]
-    assert broken(drawn(1, noise=1.0)) == ["gradient size"]
+    assert broken(drawn(1, noise=1.0), NOISY) == ["gradient size"]
+
+
+def test_more_noise_than_rounding_brings_is_none_of_it():
+    assert broken(drawn(0, noise=0.3)) == ["gradient noise", "gradient noise"]
+    assert "gradient noise" in broken(drawn(0, noise=1.5), NOISY)
 
 
 def test_what_goes_one_way_beside_the_gradients_is_no_noise():
     """The projection on the gradients does not see it, nor does their size."""
-    assert broken(drawn(0, aside=0.1)) == ["gradient drift", "gradient drift"]
-    assert broken(drawn(0, aside=0.1, noise=0.3)) == ["gradient drift", "gradient drift"]
+    assert broken(drawn(0, aside=0.1), NOISY) == ["gradient drift", "gradient drift"]
+    assert broken(drawn(0, aside=0.1, noise=0.3), NOISY) == ["gradient drift", "gradient drift"]
     assert broken(drawn(0, aside=0.01)) == []
 
 
@@ -168,6 +177,48 @@ def one_mask_for_the_batch(build):
     own_masks(build, RATE, 1 / (1 - RATE), shared=True)
 
 
+class OtherMask(torch.autograd.Function):
+    """Dropout whose backward pass draws anew, as blocks do that are computed again without their stream."""
+
+    @staticmethod
+    def forward(context, hidden):
+        return hidden * torch.empty_like(hidden).bernoulli_(1 - RATE) / (1 - RATE)
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * torch.empty_like(gradient).bernoulli_(1 - RATE) / (1 - RATE)
+
+
+def other_masks_backward(build):
+    (module,) = (m for m in build.model.modules() if isinstance(m, nn.Dropout))
+    module.forward = lambda hidden: OtherMask.apply(hidden) if module.training else hidden
+    build.on_close(lambda: module.__dict__.pop("forward"))
+
+
+def in_halves(build, *, shared):
+    """A batch in two pieces, which draw one after the other, or both the same."""
+
+    def gradients(batch):
+        state, total = torch.get_rng_state(), 0.0
+        for half in zip(*(part.chunk(2) for part in batch), strict=True):
+            if shared:
+                torch.set_rng_state(state)
+            loss = build.seams.forward(half) / 2
+            build.seams.backward(loss)
+            total = total + loss.detach()
+        return total
+
+    build.replace(Seam.GRADIENTS, gradients)
+
+
+def halves(build):
+    in_halves(build, shared=False)
+
+
+def halves_with_one_mask(build):
+    in_halves(build, shared=True)
+
+
 def head_learns_less(build):
     def finish(following):
         following()
@@ -196,16 +247,38 @@ def ruler():
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("defect", [half_the_rate, unscaled, one_mask_for_the_batch])
+@pytest.mark.parametrize(
+    "defect", [half_the_rate, unscaled, one_mask_for_the_batch, other_masks_backward, halves_with_one_mask]
+)
 def test_wrong_masks_of_a_plans_own_are_caught(defect, ruler, register):
     verdict = ruler.judge(Plan([register(claim(defect))()]).to_dict())
     assert verdict["kept"] is False, verdict["reason"]
 
 
-def test_right_masks_of_a_plans_own_are_kept(ruler, register):
-    verdict = ruler.judge(Plan([register(claim(right_masks))()]).to_dict())
+@pytest.mark.parametrize("right", [right_masks, halves])
+def test_right_masks_of_a_plans_own_are_kept(right, ruler, register):
+    verdict = ruler.judge(Plan([register(claim(right))()]).to_dict())
     assert verdict["kept"], verdict["reason"]
     assert any("seen_from" in check for check in verdict["checks"])
+    handed = any("with the plan's masks" in check["name"] for check in verdict["checks"])
+    assert handed is (right is halves)
+
+
+def test_a_step_that_draws_too_little_or_twice_the_same_is_told():
+    def drawn(*shapes, again=False):
+        kept, state = Kept(), torch.get_rng_state()
+        with kept:
+            for shape in shapes:
+                if again:
+                    torch.set_rng_state(state)
+                nn.functional.dropout(torch.ones(shape), RATE)
+        return kept
+
+    job = drawn((64, 8), (64, 8))
+    assert "at 1 instead of 2 places" in fault_of(drawn((64, 8)), job)
+    assert fault_of(drawn((128, 8)), job) == ""  # all at once
+    assert fault_of(drawn((60, 8), (60, 8)), job) == ""  # without padding
+    assert "the same random numbers twice" in fault_of(drawn((64, 8), (64, 8), again=True), job)
 
 
 def test_a_layer_that_learns_two_percent_less_is_not_hidden_by_bfloat16(ruler, register):
@@ -216,30 +289,41 @@ def test_a_layer_that_learns_two_percent_less_is_not_hidden_by_bfloat16(ruler, r
 
 
 class Aside(torch.autograd.Function):
-    """A weight whose gradient always gets a little of one direction, orthogonal to it."""
+    """A weight whose gradient gets a share of a direction that is orthogonal to it, drawn from `numbers`."""
 
     @staticmethod
-    def forward(context, weight):
+    def forward(context, weight, share, numbers):
+        context.share, context.numbers = share, numbers
         return weight.view_as(weight)
 
     @staticmethod
     def backward(context, gradient):
-        fixed = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(5))
-        across = fixed - gradient * ((fixed * gradient).sum() / gradient.square().sum())
-        return gradient + 0.1 * gradient.norm() * across / across.norm()
+        drawn = torch.randn(gradient.shape, generator=context.numbers())
+        across = drawn - gradient * ((drawn * gradient).sum() / gradient.square().sum())
+        return gradient + context.share * gradient.norm() * across / across.norm(), None, None
 
 
-def a_layer_goes_aside(build):
-    """In the model's own backward pass, where a rehearsal does not come."""
+def a_layer_goes_aside(build, share=0.1, numbers=lambda: torch.Generator().manual_seed(5)):
+    """In the model's own backward pass, where a rehearsal does not come; always the same way."""
     layer = next(m for m in build.model.modules() if isinstance(m, nn.Linear))
-    layer.forward = lambda inputs: nn.functional.linear(inputs, Aside.apply(layer.weight), layer.bias)
+    aside = lambda: Aside.apply(layer.weight, share, numbers)  # noqa: E731
+    layer.forward = lambda inputs: nn.functional.linear(inputs, aside(), layer.bias)
     build.on_close(lambda: layer.__dict__.pop("forward"))
 
 
-def test_a_layer_whose_gradient_goes_aside_is_not_hidden_by_bfloat16(ruler, register):
-    plan = Plan([register(claim(a_layer_goes_aside))()]).to_dict() | {"bf16_autocast": {}}
+def a_layer_goes_anywhere(build):
+    """Another way each time: no mean shows it."""
+    generator = torch.Generator().manual_seed(5)
+    a_layer_goes_aside(build, share=0.3, numbers=lambda: generator)
+
+
+@pytest.mark.parametrize(
+    ("defect", "shown"), [(a_layer_goes_aside, "gradient drift"), (a_layer_goes_anywhere, "gradient noise")]
+)
+def test_a_layer_whose_gradient_goes_aside_is_not_hidden_by_bfloat16(defect, shown, ruler, register):
+    plan = Plan([register(claim(defect))()]).to_dict() | {"bf16_autocast": {}}
     verdict = ruler.judge(plan)
     assert verdict["kept"] is False
     broken = {check["quantity"] for check in verdict["checks"] if check["kept"] is False}
-    assert "gradient drift" in broken
+    assert shown in broken
     assert "gradient bias" not in broken

@@ -295,3 +295,70 @@ def test_what_it_keeps_does(judge):
 def test_correct_plans_outlive_it(plan, judge):
     verdict = judge(fed_from_a_list, further=plan)
     assert verdict["kept"], verdict["reason"]
+
+
+class Scale:
+    """A loss scale as techniques keep one; `forgets` says that it begins anew where it is loaded."""
+
+    def __init__(self, forgets=False):
+        self.scale, self.forgets = 2.0**16, forgets
+
+    def state_dict(self):
+        return {"scale": self.scale}
+
+    def load_state_dict(self, state):
+        self.scale = 2.0**16 if self.forgets else state["scale"]
+
+
+def scaled(build, *, forgets=False, moves="", again=False):
+    """Skip steps whose gradients are not finite, and the first after a resume: once, or `again` each time."""
+    scale, optimizer = Scale(forgets), build.optimizer
+    build.keep(scale)
+    build.facts.skipped_steps = 0
+    OPENED.append(build)
+    resumed = len(OPENED) > 1 if again else len(OPENED) == 2
+    begun = []
+
+    def update(following):
+        finite = all(bool(p.grad.isfinite().all()) for p in build.model.parameters() if p.grad is not None)
+        too_large = resumed and not begun
+        begun.append(True)
+        if finite and not too_large:
+            return following()
+        build.facts.skipped_steps += 1
+        scale.scale /= 2
+        with torch.no_grad():
+            if moves == "weights":
+                for parameter in build.model.parameters():
+                    parameter.mul_(1 - 1e-4)
+            for state in optimizer.state.values() if moves == "momentum" else ():
+                state["momentum_buffer"].mul_(0.9)
+        return None
+
+    build.wrap(Seam.UPDATE, update)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"moves": "weights"}, "a step that it skips changes 0."),
+        ({"moves": "momentum"}, "a step that it skips changes the optimizer's state"),
+        ({"forgets": True}, "loses what 'life_one' kept"),
+        ({"again": True}, "after each resume it skips steps"),
+    ],
+    ids=str,
+)
+def test_a_skipped_step_changes_nothing_and_its_scale_outlives_a_resume(wrong, words, judge):
+    def one(build):
+        scaled(build, **wrong)
+
+    OPENED.clear()
+    verdict = judge(one)
+    assert verdict["kept"] is False
+    assert words in verdict["reason"]
+
+
+def test_a_plan_that_skips_a_step_rightly_is_kept(judge):
+    OPENED.clear()
+    verdict = judge(scaled)
+    assert verdict["kept"], verdict["reason"]

@@ -121,6 +121,38 @@ def test_correct_plans_are_kept(job, name, rulers):
     assert verdict["curves"]["low"][0] <= verdict["curves"]["plan"][0] <= verdict["curves"]["high"][0]
 
 
+def test_gradients_that_are_rounded_once_are_kept(rulers):
+    """As they travel between ranks: of a small layer one gradient may be all, and rounds by a whole unit."""
+
+    def round_the_gradients(build):
+        def finish(following):
+            following()
+            for parameter in build.model.parameters():
+                parameter.grad.copy_(parameter.grad.bfloat16())
+
+        build.wrap(Seam.FINISH, finish)
+
+    for job in ("mlp", "cnn"):
+        verdict = rulers(job).judge(Plan([claim(round_the_gradients)]).to_dict())
+        assert verdict["kept"], verdict["reason"]
+
+
+def test_averages_in_too_few_bits_stand_still_and_are_caught(rulers):
+    """Adam's second moments move by a thousandth a step: less than bfloat16 can tell apart."""
+
+    def halve_the_averages(build):
+        def update(following):
+            following()
+            for kept in build.optimizer.state.values():
+                kept["exp_avg_sq"].copy_(kept["exp_avg_sq"].bfloat16())
+
+        build.wrap(Seam.UPDATE, update)
+
+    verdict = rulers("mlp").judge(Plan([claim(halve_the_averages)]).to_dict())
+    broken = {c["name"]: c["score"] for c in verdict["checks"] if not c["kept"]}
+    assert broken["dictated averages of exp_avg_sq of 0.0.weight, from step 0"] > 80
+
+
 def test_exact_is_bit_for_bit(rulers):
     kept = rulers("mlp").judge(Plan([claim(nothing, Numerics.EXACT, 0.0)]).to_dict())
     assert kept["kept"]

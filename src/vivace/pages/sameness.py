@@ -12,6 +12,7 @@ from vivace.pages.answer import capital
 _FROM_STEP = re.compile(r"(?P<kind>.*), from step (?P<step>\d+)")
 _DICTATED = "dictated "
 _PLAIN = {  # what the ruler's figures are called where no one has read how it measures
+    "averages": "running averages of the optimizer",
     "bit-identical": "all numbers, bit by bit",
     "decay": "weight decay",
     "displacement of the course": "all weights at the end",
@@ -19,6 +20,7 @@ _PLAIN = {  # what the ruler's figures are called where no one has read how it m
     "evaluation under the plan": "outputs in evaluation mode",
     "gradient bias": "mean gradient",
     "gradient drift": "direction of the mean gradient",
+    "gradient noise": "noise of the gradient",
     "gradient residual": "direction of the gradient",
     "gradient scale": "size of the gradient",
     "loss": "loss",

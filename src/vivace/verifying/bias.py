@@ -30,12 +30,13 @@ MARGINS = {
     Quantity.LOSS_BIAS: 0.005,
     Quantity.GRADIENT_BIAS: 0.005,
     Quantity.GRADIENT_DRIFT: 0.01,
+    Quantity.GRADIENT_NOISE: 0.05,
     Quantity.GRADIENT_SIZE: 0.1,
     Quantity.GRADIENT_SPREAD: 0.2,
 }
-LAYER_MARGINS = {Quantity.GRADIENT_BIAS: 0.01, Quantity.GRADIENT_DRIFT: 0.03}
+LAYER_MARGINS = {Quantity.GRADIENT_BIAS: 0.01, Quantity.GRADIENT_DRIFT: 0.03, Quantity.GRADIENT_NOISE: 0.1}
 # Envelopes. A length over many numbers varies little from one right rounding to another.
-LIMITS = {Quantity.GRADIENT_DRIFT: (LIMIT / 2, LAYER_LIMIT / 2)}
+LIMITS = dict.fromkeys((Quantity.GRADIENT_DRIFT, Quantity.GRADIENT_NOISE), (LIMIT / 2, LAYER_LIMIT / 2))
 FEWEST = 4  # pairs
 SKETCH_WIDTH = 64  # numbers
 SMALLEST_LAYER = 1e-8  # of the mean layer's gradient, squared: less is all rounding
@@ -141,12 +142,13 @@ def pairs_of(
 
 
 def estimates(pairs: Sequence[Pair]) -> dict[Measure, Estimate]:
-    """By quantity: `loss bias`, `gradient bias` and `gradient drift` in all and of each parameter, and as
-    logarithms of ratios `gradient size` and, where random numbers differ, `gradient spread` over them.
+    """By quantity: `loss bias`, `gradient bias`, `gradient drift` and, where random numbers are the same,
+    `gradient noise` in all and of each parameter, and as logarithms of ratios `gradient size` and, where
+    random numbers differ, `gradient spread` over them.
 
     A bias is the projection of the mean difference on the reference's gradients, as a share of these. The
     drift is the length of the mean difference, whatever its direction, in units of the typical length of a
-    gradient.
+    gradient; the noise is the typical length of a difference.
     """
     if len(pairs) < FEWEST:
         return {}
@@ -157,7 +159,7 @@ def estimates(pairs: Sequence[Pair]) -> dict[Measure, Estimate]:
         parts = [k[:2] for k in known]
         if len(known) == len(pairs) and _is_clear([part[1] for part in parts]):
             found[Measure(Quantity.GRADIENT_BIAS, name)] = _ratio(parts)
-    found |= _drifts(pairs)
+    found |= _lengths(pairs)
     squares = [pair.products[WHOLE][2:] for pair in pairs]
     found[Measure(Quantity.GRADIENT_SIZE)] = _logarithm(_ratio(squares))
     if sum(pair.spreads[1] for pair in pairs) > SMALLEST_SPREAD * sum(square for _, square in squares):
@@ -165,10 +167,14 @@ def estimates(pairs: Sequence[Pair]) -> dict[Measure, Estimate]:
     return found
 
 
-def _drifts(pairs: Sequence[Pair]) -> dict[Measure, Estimate]:
-    """Of the whole and of each parameter whose gradient is more than rounding beside the others'."""
+def _lengths(pairs: Sequence[Pair]) -> dict[Measure, Estimate]:
+    """How long the mean difference is, and the differences typically are, beside a typical gradient.
+
+    Of the whole and of each parameter whose gradient is more than rounding beside the others'. Where random
+    numbers differ, these make the differences, and only their mean says something.
+    """
     found = {}
-    num_layers = max(1, len(pairs[0].products) - 1)
+    num_layers, own_masks = max(1, len(pairs[0].products) - 1), any(sum(pair.spreads) for pair in pairs)
     for name in pairs[0].products:
         if not all(name in pair.sketches for pair in pairs):
             continue
@@ -177,7 +183,16 @@ def _drifts(pairs: Sequence[Pair]) -> dict[Measure, Estimate]:
             length = _length_of_mean(torch.stack([pair.sketches[name] for pair in pairs]))
             unit = math.sqrt(size)
             found[Measure(Quantity.GRADIENT_DRIFT, name)] = Estimate(length.value / unit, length.error / unit)
+            if not own_masks:
+                found[Measure(Quantity.GRADIENT_NOISE, name)] = _noise([p.products[name] for p in pairs])
     return found
+
+
+def _noise(products: Sequence[Products]) -> Estimate:
+    """The typical length of a difference, in units of that of a gradient."""
+    share = _ratio([(own + other - 2.0 * along, other) for along, _, own, other in products])
+    length = math.sqrt(max(0.0, 1.0 + share.value))
+    return Estimate(length, share.error / length / 2 if length else 0.0)
 
 
 def _length_of_mean(vectors: torch.Tensor) -> Estimate:
@@ -209,7 +224,7 @@ def spread_of(shadows: Sequence[Sequence[Pair]]) -> dict[Measure, float]:
 
 
 def checks_of(
-    found: dict[Measure, Estimate], shadows: dict[Measure, float], position: int
+    found: dict[Measure, Estimate], shadows: dict[Measure, float], position: int, when: str = ""
 ) -> list[dict[str, Any]]:
     """The figures: what is certain of each bias, against its margin or what right rounding brings.
 
@@ -223,6 +238,7 @@ def checks_of(
         margin = (LAYER_MARGINS if layer else MARGINS)[measure.quantity]
         envelope = shadows.get(measure, 0.0)
         figure = check(measure, position, estimate.certain, envelope, 0.0, floor=margin / limit, limit=limit)
+        figure["name"] += when
         seen = max(margin, limit * envelope) + (CERTAIN + POWER) * estimate.error
         checks.append(figure if layer else figure | {"seen_from": seen})
     return checks

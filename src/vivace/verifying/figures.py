@@ -26,6 +26,7 @@ class Quantity(enum.StrEnum):
     DICTATED_LOSS = "dictated loss"
     DICTATED_SCALE = "dictated scale"
     DICTATED_RESIDUAL = "dictated residual"
+    DICTATED_AVERAGES = "dictated averages"
     FACTS = "facts"
     BITS = "bit-identical"
     DRAWS = "random numbers drawn"
@@ -33,13 +34,14 @@ class Quantity(enum.StrEnum):
     GRADIENT_BIAS = "gradient bias"
     GRADIENT_SIZE = "gradient size"
     GRADIENT_DRIFT = "gradient drift"
+    GRADIENT_NOISE = "gradient noise"
     GRADIENT_SPREAD = "gradient spread"
     INITIAL = "initial value"
 
 
 LOSSES = (Quantity.LOSS, Quantity.LOSS_CURVE)
 GRADIENTS = (Quantity.GRADIENT_SCALE, Quantity.GRADIENT_RESIDUAL)
-DICTATED = (Quantity.DICTATED_LOSS, Quantity.DICTATED_SCALE, Quantity.DICTATED_RESIDUAL)
+DICTATED = tuple(quantity for quantity in Quantity if quantity.startswith("dictated"))
 
 
 class Measure(NamedTuple):

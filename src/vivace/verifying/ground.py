@@ -46,7 +46,8 @@ class Standing:
 @dataclasses.dataclass
 class Ran:
     """What a plan's session did. `fault` is a plain one, which ends it; `last`: before closing; `notes`: what
-    could not be compared; `long_curve`: the losses of many more steps, if an edit's first ones were equal.
+    could not be compared; `handed`: biases where the reference got the plan's masks; `long_curve`: the losses
+    of many more steps, if an edit's first ones were equal.
     """
 
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
@@ -57,6 +58,7 @@ class Ran:
     rehearsal: Rehearsal | None = None
     life: Life | None = None
     biases: dict[Measure, Estimate] = dataclasses.field(default_factory=dict)
+    handed: dict[Measure, Estimate] = dataclasses.field(default_factory=dict)
     evaluated: torch.Tensor = dataclasses.field(default_factory=lambda: torch.zeros(1))
     precision: Plan = dataclasses.field(default_factory=Plan)
     same_streams: bool = True

@@ -24,6 +24,7 @@ from vivace.verifying.displacement import Outcome, State
 from vivace.verifying.feeding import Loaders
 from vivace.verifying.figures import Measure
 from vivace.verifying.judgement import LAYER_LIMIT, LIMIT, check
+from vivace.verifying.skipping import num_skipped, same_values
 from vivace.verifying.states import Snapshot, clone, optimizer_states, restore, state_of
 
 EPOCHS = 3
@@ -52,11 +53,16 @@ class Course:
 
 @dataclasses.dataclass
 class Life:
-    """What a session came to: losses and weights, and after each evaluation the state and the outputs."""
+    """What a session came to: losses and weights, and after each evaluation the state and the outputs.
+
+    `skipped`: the steps for which a loss scale was too large; `skipped_resumed` in the resumed session.
+    """
 
     outcome: Outcome
     evaluated: list[tuple[State, torch.Tensor]]
     fault: str = ""
+    skipped: int = 0
+    skipped_resumed: int = 0
 
 
 def course_of(loaders: Loaders, seen: Iterable[Any]) -> Course:
@@ -99,10 +105,13 @@ def live(
     """
     restore(session, begin)
     seed()
+    first, before = session, num_skipped(session)
     losses, evaluated = list[float](), list[tuple[State, torch.Tensor]]()
     for epoch, end in enumerate(course.ends):
         if resumed is not None and epoch == EPOCHS - 1:
-            session = resumed(session)
+            session = resumed(first)
+            if lost := _forgotten(session, first):
+                return Life(_outcome(losses, session), evaluated, f"a resumed run loses what '{lost}' kept")
         fed, expected = 0, len(end)
         for batch in _fed(session, loaders, epoch, end):
             losses.append(step(session, batch))
@@ -115,7 +124,9 @@ def live(
             _validate(session, job)
         state = state_of(session)
         evaluated.append((state, outputs(session)))
-    return Life(_outcome(losses, session), evaluated)
+    life = Life(_outcome(losses, session), evaluated, skipped=num_skipped(first) - before)
+    life.skipped_resumed = num_skipped(session) if session is not first else 0
+    return life
 
 
 def reopened(session: Session, opened: Callable[[], Session]) -> Session:
@@ -153,6 +164,15 @@ def _fed(session: Session, loaders: Loaders | None, epoch: int, end: list[Any]) 
             yield from islice((batch for batch in batches if batch is not None), STEPS)
             return
     yield from map(clone, end)
+
+
+def _forgotten(resumed: Session, before: Session) -> str:
+    """The first technique whose kept state is another one than before the resume; empty where none is."""
+    for name, held in before.build.kept.items():
+        again = resumed.build.kept.get(name)
+        if again is None or not same_values(again.state_dict(), held.state_dict()):
+            return name
+    return ""
 
 
 def _validate(session: Session, job: Job) -> None:

@@ -26,7 +26,7 @@ from vivace.verifying.displacement import Tensors, scale_and_residual
 from vivace.verifying.facts import Facts, difference, settings_of
 from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.judgement import LIMIT, check
-from vivace.verifying.states import Snapshot, clone, restore, state_of
+from vivace.verifying.states import Snapshot, averages_of, clone, restore, state_of
 from vivace.verifying.tap import Tap, same_data
 
 EARLY = 3  # steps after which the weights are looked at for the first time: Adam's averages are young there
@@ -38,7 +38,8 @@ LARGEST_SLOPE = 10.0
 @dataclasses.dataclass
 class Rehearsal:
     """What a rehearsal left behind: `settings` of the optimizers' groups after each step, `groups` the number
-    of each parameter's. `fault` names data that never came, or another schedule.
+    of each parameter's; `averages`: how the last step moved what the optimizers keep, and how large that is.
+    `fault` names data that never came, or another schedule.
     """
 
     losses: list[float]
@@ -46,6 +47,7 @@ class Rehearsal:
     groups: dict[str, int]
     early: Tensors
     end: Tensors
+    averages: dict[str, tuple[torch.Tensor, float]] = dataclasses.field(default_factory=dict)
     fault: str = ""
 
 
@@ -129,6 +131,7 @@ def rehearse(
             batch = share(batches[step % len(batches)])
             tap.pieces = []
             dictate.begin(step)
+            before = averages_of(session) if step == steps - 1 else {}
             found.losses.append(float(torch.as_tensor(session.step(clone(batch))).detach()))
             if tap.pieces and not found.fault and not same_data(tap.pieces, batch, roundoff):
                 found.fault = f"other data than the loader's reached the loss in step {step}"
@@ -141,6 +144,10 @@ def rehearse(
     finally:
         tap.dictated, tap.pieces = None, []
         session.forget()
+    for name, after in averages_of(session).items():
+        if name in before:
+            size = float(torch.maximum(after.double().square(), before[name].double().square()).sum())
+            found.averages[name] = after - before[name], size
     if not tap.asked:
         found.fault = "its step never evaluates the job's loss"
     found.end = state_of(session).parameters
@@ -175,12 +182,16 @@ def same_rehearsals(mine: Rehearsal | None, theirs: Rehearsal | None) -> bool:
 def checks_of(
     mine: Rehearsal, theirs: Rehearsal, before: Tensors, slopes: Tensors, roundoff: float
 ) -> list[dict[str, Any]]:
-    """The figures: reported losses, and the updates of all parameters together and of each."""
+    """The figures: reported losses, the updates of all parameters together and of each, and how the
+    optimizers' averages move. What is kept in too few bits stands still, though its size is right.
+    """
     found = []
     finest = roundoff / 16
 
     def figure(measure: Measure, value: float, envelope: float = 0.0) -> None:
-        found.append(check(measure, 0, value, envelope, roundoff, floor=finest, limit=LIMIT))
+        # A single gradient may be rounded by a whole unit, and of a parameter one element may be all.
+        limit = 2 * LIMIT if measure.layer else LIMIT
+        found.append(check(measure, 0, value, envelope, roundoff, floor=finest, limit=limit))
 
     losses = zip(mine.losses, theirs.losses, strict=True)
     figure(Measure(Quantity.DICTATED_LOSS), max(abs(a - b) / (abs(b) or 1.0) for a, b in losses))
@@ -198,6 +209,12 @@ def checks_of(
                 figure(Measure(quantity, name, when), value, envelope)
         for quantity, value, envelope in _figures(*sums):
             figure(Measure(quantity, moment=when), value, envelope)
+    for name, (moved, size) in theirs.averages.items():
+        if name in mine.averages:
+            due, unit = float(moved.double().norm()), torch.finfo(moved.dtype).eps * math.sqrt(size)
+            value = float((mine.averages[name][0] - moved).double().norm()) / (due or 1.0)
+            measure = Measure(Quantity.DICTATED_AVERAGES, name)
+            found.append(check(measure, 0, value, unit / (due or 1.0), roundoff, floor=roundoff, limit=LIMIT))
     return found
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -51,6 +51,7 @@ from vivace.verifying.judgement import (
 )
 from vivace.verifying.life import WHEN, Life, course_of
 from vivace.verifying.life import checks_of as life_checks
+from vivace.verifying.masks import Unlike
 from vivace.verifying.rehearsal import (
     checks_of,
     fault_of,
@@ -236,10 +237,15 @@ class Ruler(Runner):
             ran.rehearsal = self._rehearse(session, tap, self.effort.rehearsal)
             if fault := self._agreed(fault_of(ran.rehearsal, standing.rehearsal)):
                 return ran.ended(fault)
+        if fault := self._agreed(self._overflow_fault(session, tap)):
+            return ran.ended(fault)
         rest = list(enumerate(self.snapshots))[1:]
         ran.outcomes += [self._lockstep(session, s, stream=i) for i, s in rest]
         ran.curve, ran.end = self._course(session)
         self._compare_streams(session, ran)
+        apart = self._draws_apart(session, ran)
+        if apart and (fault := self._fault_of_draws(session)):
+            return ran.ended(fault)
         if not (ran.same_streams or ran.silent or session.promise == Numerics.EXACT):
             ran.outcomes = [self._mean_lockstep(session, s, OTHER_STREAMS) for s in self.snapshots]
             ran.curve, ran.end = self._mean_course(session, OTHER_STREAMS)
@@ -247,6 +253,8 @@ class Ruler(Runner):
         if session.promise == Numerics.ROUNDING:
             stream = PAIRS_STREAM if ran.same_streams else OTHER_PAIRS_STREAM
             ran.biases = estimates(self._pairs(session, self._num_pairs(ran), stream=stream))
+            with suppress(Unlike):
+                ran.handed = estimates(self._handed_pairs(session, self._num_pairs(ran) if apart else 0))
         if session.promise < Numerics.SEMANTICS:
             self._run_life(session, ran)
         ran.last = state_of(session)
@@ -280,6 +288,16 @@ class Ruler(Runner):
         seen = self.ranks.gather((same, silent))
         ran.same_streams, ran.silent = all(one for one, _ in seen), any(one for _, one in seen)
 
+    def _draws_apart(self, session: Session, ran: Ran) -> bool:
+        """Does it draw other random numbers, and can be seen doing so?
+
+        Not of several ranks, of which each draws for its share, nor of compiled code.
+        """
+        blind = any(one.card.compiles or one.card.captures for one in session.plan.techniques)
+        alone = (session.build.facts.ranks or 1) == 1 and self.job.loss is not None
+        apart = alone and not (ran.same_streams or ran.silent or blind)
+        return apart and session.promise == Numerics.ROUNDING
+
     def _num_pairs(self, ran: Ran) -> int:
         """Pairs of gradients that differ, be it by their masks; none of a job with its own step."""
         drew = any(self.ranks.gather(any(outcome.drew for outcome in ran.outcomes)))
@@ -291,7 +309,7 @@ class Ruler(Runner):
         fresh = not any(card.compiles or card.captures for card in cards)
         size = sum(p.numel() * p.element_size() for model in session.build.models for p in model.parameters())
         resumed = partial(self._resumed, session.plan) if fresh and size < MOST_RESUMED_BYTES else None
-        ran.life = self._live(session, loaders=Loaders(self.job), resumed=resumed)
+        ran.life = self._unskipped_life(session, resumed)
         ran.fault = ran.life.fault
         if not (ran.same_streams or ran.silent or ran.fault):
             ran.life = self._mean_life(session, OTHER_STREAMS, ran.life)
@@ -358,8 +376,8 @@ class Ruler(Runner):
             found = [check(k, snapshot.position, v, envelopes[k], roundoff) for k, v in values.items()]
             if same_streams and are_near(found):
                 reach = self._reach(index, roundoff, ground.references[index], ran.precision)
-                wide = {k: max(envelopes[k], reach[k] / limit_of(k)) for k in values}
-                found = [check(k, snapshot.position, v, wide[k], roundoff) for k, v in values.items()]
+                wider = {k: max(envelopes[k], reach[k] / limit_of(k)) for k in values}
+                found = [check(k, snapshot.position, v, wider[k], roundoff) for k, v in values.items()]
             checks += found
             if not same_streams:
                 spread = ground.references[index].spread
@@ -372,7 +390,9 @@ class Ruler(Runner):
         inside = output_distance(ran.evaluated, plain)
         under_plan = Measure(Quantity.EVALUATION_UNDER_PLAN)
         checks.append(check(under_plan, 0, inside, 0.0, roundoff, floor=roundoff / 4))
-        checks += bias_checks(ran.biases, ground.biases, self.snapshots[len(self.snapshots) // 2].position)
+        middle = self.snapshots[len(self.snapshots) // 2].position
+        checks += bias_checks(ran.biases, ground.biases, middle)
+        checks += bias_checks(ran.handed, ground.biases, middle, ", with the plan's masks")
         if ran.life is not None:
             checks += self._life_checks(ran.life, ground, roundoff)
         if ran.rehearsal is not None and self.standing.rehearsal is not None:

@@ -19,6 +19,7 @@ from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.session.opening import call, first_batches, readable, start
 from vivace.session.session import Session
+from vivace.technique import Numerics
 from vivace.tensors.randomness import derive
 from vivace.tensors.trees import digest, tensors
 from vivace.training.ranks import Ranks, met_under
@@ -29,7 +30,9 @@ from vivace.verifying.effort import MOST_REHEARSED, Effort
 from vivace.verifying.evaluation import Evaluation
 from vivace.verifying.feeding import Loaders
 from vivace.verifying.life import Course, Life, live, reopened, shape_of
+from vivace.verifying.masks import Handed, Kept, Unlike, fault_of
 from vivace.verifying.rehearsal import DictatedLoss, Rehearsal, rehearse
+from vivace.verifying.skipping import num_skipped, overflow_fault
 from vivace.verifying.states import Snapshot, clone, restore, state_of
 from vivace.verifying.tap import Tap, random_state
 
@@ -148,19 +151,7 @@ class Runner:
         The reference draws from `PAIRS_STREAM` on, the session from `stream` on; `noise` is made anew for
         each step.
         """
-        snapshot = self.snapshots[len(self.snapshots) // 2]
-
-        def gradient(
-            acting: Session, seed: int, number: int, around: AbstractContextManager[Any]
-        ) -> Gradient:
-            restore(acting, snapshot)
-            self._seed(acting, seed + number)
-            tap = self.taps[acting]
-            tap.watch()
-            with around:
-                loss = self._step(acting, number)
-            tap.watching = False
-            return Gradient(loss, tap.gradients)
+        gradient = self._gradient
 
         def others(number: int) -> tuple[Gradient, Gradient]:
             again = gradient(session, AGAIN_STREAM, number, nullcontext())
@@ -172,6 +163,54 @@ class Runner:
             None if stream == PAIRS_STREAM else others,
             count,
         )
+
+    def _gradient(
+        self, acting: Session, stream: int, number: int, around: AbstractContextManager[Any]
+    ) -> Gradient:
+        """Of one step on the batch of this number, from the middle snapshot."""
+        restore(acting, self.snapshots[len(self.snapshots) // 2])
+        self._seed(acting, stream + number)
+        tap = self.taps[acting]
+        tap.watch()
+        try:
+            with around:
+                loss = self._step(acting, number)
+        finally:
+            tap.watching = False
+        return Gradient(loss, tap.gradients)
+
+    def _handed_pairs(self, session: Session, count: int) -> list[Pair]:
+        """Pairs in which the reference's step gets the masks that the session's drew, be these of streams or
+        pieces of its own. Raises Unlike where they do not fit.
+        """
+        kept = Kept()
+
+        def mine(number: int) -> Gradient:
+            nonlocal kept
+            kept = Kept()
+
+            def forward(following: Callable[[Any], Any], batch: Batch) -> Any:
+                kept.begin_piece()
+                return following(batch)
+
+            with session.seams.observed(forward=forward):
+                return self._gradient(session, PAIRS_STREAM, number, kept)
+
+        def theirs(number: int) -> Gradient:
+            handed = Handed(kept.pieces)
+            found = self._gradient(self.session, PAIRS_STREAM, number, handed)
+            if handed.num_drawn != len(kept.pieces[0]):
+                raise Unlike("the plan draws more random numbers than the job")
+            return found
+
+        return pairs_of(mine, theirs, None, count)
+
+    def _fault_of_draws(self, session: Session) -> str:
+        """Does a step of the session draw too little, or twice the same?"""
+        kept = {acting: Kept() for acting in (session, self.session)}
+        for acting, around in kept.items():
+            self._gradient(acting, PAIRS_STREAM, 0, around)
+        return fault_of(kept[session], kept[self.session])
 
     def _live(
         self,
@@ -194,6 +233,16 @@ class Runner:
             loaders,
             resumed,
         )
+
+    def _unskipped_life(self, session: Session, resumed: Callable[[Session], Session] | None) -> Life:
+        """A plan's life; again where a loss scale had to fall in it. In a resumed session it need not."""
+        for _ in range(SETTLING_STEPS):
+            life = self._live(session, loaders=Loaders(self.job), resumed=resumed)
+            if not (life.skipped or life.skipped_resumed):
+                break
+        if life.skipped_resumed and not life.skipped:
+            life.fault = life.fault or "after each resume it skips steps, because its loss scale begins anew"
+        return life
 
     def _mean_life(self, session: Session, stream: int, first: Life) -> Life:
         """The mean of lives under several random streams, with what the first one's evaluations were."""
@@ -225,6 +274,13 @@ class Runner:
             roundoff=session.build.unit_roundoff,
             share=partial(self._share, session),
         )
+
+    def _overflow_fault(self, session: Session, tap: Tap) -> str:
+        if session.promise == Numerics.SEMANTICS:
+            return ""
+        dictate = DictatedLoss(self.slopes, session.build.device)
+        batch = self._share(session, self.batches[0])
+        return overflow_fault(session, tap, self.snapshots[0], batch, dictate)
 
     def _opened(self, plan: Plan, tap: Tap) -> Session:
         session = start(tap.job, plan, self.machine)
@@ -279,9 +335,9 @@ class Runner:
     def _unskipped(self, session: Session, run: Callable[[], Found]) -> Found:
         """What `run` brings; again where a loss scale had to fall in it, because a skipped step is none."""
         for _ in range(SETTLING_STEPS):
-            before = int(session.build.facts.skipped_steps or 0)
+            before = num_skipped(session)
             found = run()
-            if int(session.build.facts.skipped_steps or 0) == before:
+            if num_skipped(session) == before:
                 break
         return found
 

@@ -15,7 +15,7 @@ from vivace.session.session import Session
 from vivace.tensors.optimizers import IMPLEMENTATION_FLAGS, align_state
 from vivace.tensors.shards import whole
 from vivace.tensors.trees import map_tensors
-from vivace.verifying.displacement import State
+from vivace.verifying.displacement import State, Tensors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +71,20 @@ def optimizer_states(session: Session) -> list[dict[str, Any]]:
     states = [copy.deepcopy(optimizer.state_dict()) for optimizer in session.optimizers]
     shards = session.build.shards
     return states if shards is None else [shards.gathered(state, keep=True) for state in states]
+
+
+def averages_of(session: Session) -> Tensors:
+    """Copies of what the optimizers keep of each number of a parameter, such as running averages, whole on
+    each rank: ``exp_avg of 0.weight``.
+    """
+    names = {id(p): f"{i}.{n}" for i, m in enumerate(session.build.models) for n, p in m.named_parameters()}
+    return {
+        f"{key} of {names[id(parameter)]}": whole(value).clone()
+        for optimizer in session.optimizers
+        for parameter, kept in optimizer.state.items()
+        for key, value in kept.items()
+        if isinstance(value, torch.Tensor) and value.shape == parameter.shape and id(parameter) in names
+    }
 
 
 def load_state(session: Session, state: State) -> None:

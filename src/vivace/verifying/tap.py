@@ -38,6 +38,7 @@ class Tap:
         self.modules: Facts | None = None
         self.gradients: dict[str, torch.Tensor] = {}
         self.watching = False
+        self.overflows = False  # then `on_gradients` is left out: what a job keeps would not recover
         own: dict[str, Any] = {"step": self._step} if job.step else {"loss": self._loss}
         own |= {"on_gradients": self._on_gradients} if job.on_gradients else {}
         self.job = dataclasses.replace(job, **own)
@@ -80,6 +81,8 @@ class Tap:
     def _on_gradients(self, model: nn.Module) -> None:
         self._note_gradients(model.named_parameters())
         assert self.person.on_gradients is not None
+        if self.overflows:
+            return
         self.person.on_gradients(model)
 
     def _note_gradients(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:

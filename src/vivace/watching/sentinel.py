@@ -33,8 +33,8 @@ from vivace.verifying.facts import Facts, difference, facts_of_session
 from vivace.verifying.figures import Measure
 from vivace.verifying.halves import Place
 from vivace.verifying.judgement import LIMIT
+from vivace.verifying.masks import Handed, Kept, Unlike
 from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
-from vivace.watching.draws import Handed, Kept, Unlike
 from vivace.watching.findings import MOST_SHADOWS, STEP_LIMIT, Envelopes, Finding, judged
 from vivace.watching.outside import Outside, assign
 from vivace.watching.schedule import Schedule

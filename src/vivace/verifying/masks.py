@@ -1,4 +1,4 @@
-"""The random numbers of a step, kept and handed to its repetition.
+"""The random numbers of a step under a plan, kept and handed to the same step under the reference.
 
 A plan may draw in another order than the reference: dropout on channels-last tensors goes through memory,
 pieces of a batch draw one after the other, and 16-bit numbers come from other bits of the stream. Which
@@ -8,18 +8,28 @@ and the repetition under the reference uses the same ones.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from vivace.tensors.trees import digest
 from vivace.torch_internals.tensors import Operator, OperatorMode, schema_of
 from vivace.verifying.tap import random_state, recomputing
 
 FUSED_DROPOUT = "native_dropout"  # gives its input, partly zero, and the mask
+MASKS = (FUSED_DROPOUT, "bernoulli", "bernoulli_")  # which draw the same: zeros and ones
+LEAST_RARE = 16  # elements of the rarer kind: two masks with as many are not equal by chance
 
 
 class Unlike(Exception):
     """The repetition does not draw what the real step drew; the message says how."""
+
+
+class Drawn(NamedTuple):
+    """What one operator drew: `kind` is its name, or that of all that draw masks."""
+
+    kind: str
+    numbers: torch.Tensor
 
 
 class Kept(OperatorMode):  # type: ignore[no-untyped-call]
@@ -31,7 +41,7 @@ class Kept(OperatorMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.pieces: list[list[torch.Tensor]] = [[]]
+        self.pieces: list[list[Drawn]] = [[]]
         self.hidden = ""
         self._begun = False
 
@@ -51,7 +61,8 @@ class Kept(OperatorMode):  # type: ignore[no-untyped-call]
             return found
         drawn = found[1] if _name(func) == FUSED_DROPOUT else found
         if isinstance(drawn, torch.Tensor):
-            self.pieces[-1].append(drawn.detach().clone(memory_format=torch.contiguous_format))
+            copied = drawn.detach().clone(memory_format=torch.contiguous_format)
+            self.pieces[-1].append(Drawn(_kind(func), copied))
         else:
             self.hidden = f"{_name(func)}, inside of its kernel"
         return found
@@ -61,6 +72,34 @@ class Kept(OperatorMode):  # type: ignore[no-untyped-call]
         """How many times the step drew."""
         return sum(map(len, self.pieces))
 
+    @property
+    def num_numbers(self) -> int:
+        """How many numbers that were."""
+        return sum(drawn.numbers.numel() for piece in self.pieces for drawn in piece)
+
+    @property
+    def repeats(self) -> bool:
+        """Did it draw the same numbers twice, where chance does not?"""
+        seen = set()
+        for drawn in (drawn for piece in self.pieces for drawn in piece if _varied(drawn.numbers)):
+            key = digest(drawn.numbers)
+            if key in seen:
+                return True
+            seen.add(key)
+        return False
+
+
+def fault_of(mine: Kept, theirs: Kept) -> str:
+    """What is wrong with how a step draws, beside how the reference's does; empty where nothing is."""
+    if mine.hidden or theirs.hidden:
+        return ""
+    if mine.num_drawn < theirs.num_drawn and mine.num_numbers < theirs.num_numbers:
+        places = f"{mine.num_drawn} instead of {theirs.num_drawn} places of a step"
+        return f"the plan draws random numbers at {places}: some dropout or noise is off"
+    if mine.repeats and not theirs.repeats:
+        return "the plan draws the same random numbers twice in a step: parts of it share their masks"
+    return ""
+
 
 class Handed(OperatorMode):  # type: ignore[no-untyped-call]
     """While a step is repeated, random operators give what the real step's `pieces` drew.
@@ -68,7 +107,7 @@ class Handed(OperatorMode):  # type: ignore[no-untyped-call]
     Raises Unlike where there is nothing of the right shape left for one.
     """
 
-    def __init__(self, pieces: list[list[torch.Tensor]]) -> None:
+    def __init__(self, pieces: list[list[Drawn]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.pieces = pieces
         self.num_drawn = 0
@@ -83,17 +122,19 @@ class Handed(OperatorMode):  # type: ignore[no-untyped-call]
             return found
         if _name(func) == FUSED_DROPOUT:
             values, share = args[0], args[1]
-            mask = self._next(found[1])
+            mask = self._next(func, found[1])
             return values * mask * (1.0 / (1.0 - share)), found[1].copy_(mask)
         if not isinstance(found, torch.Tensor):
             raise Unlike(f"{_name(func)} draws inside of its kernel")
-        return found.copy_(self._next(found))
+        return found.copy_(self._next(func, found))
 
-    def _next(self, like: torch.Tensor) -> torch.Tensor:
+    def _next(self, func: Operator, like: torch.Tensor) -> torch.Tensor:
         index, self.num_drawn = self.num_drawn, self.num_drawn + 1
         if any(index >= len(piece) for piece in self.pieces):
             raise Unlike("the plan draws fewer random numbers")
-        drawn = [piece[index] for piece in self.pieces]
+        if any(piece[index].kind != _kind(func) for piece in self.pieces):
+            raise Unlike("the plan draws random numbers of another kind")
+        drawn = [piece[index].numbers for piece in self.pieces]
         joined = drawn[0] if len(drawn) == 1 else torch.cat(drawn) if drawn[0].dim() else None
         if joined is None or joined.shape != like.shape:
             raise Unlike("the plan draws random numbers of other shapes")
@@ -104,6 +145,16 @@ def _state(named: dict[str, Any]) -> torch.Tensor:
     """Of the stream that an operator with these arguments draws from."""
     own = named.get("generator")
     return random_state() if own is None else own.get_state()
+
+
+def _kind(func: Operator) -> str:
+    return "masks" if _name(func) in MASKS else _name(func)
+
+
+def _varied(numbers: torch.Tensor) -> bool:
+    """Are there so many different ones that another draw would not give the same?"""
+    _, counts = numbers.unique(return_counts=True)  # type: ignore[no-untyped-call]
+    return len(counts) > LEAST_RARE or (len(counts) > 1 and int(counts.min()) >= LEAST_RARE)
 
 
 def _name(func: Operator) -> str:
