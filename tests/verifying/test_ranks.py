@@ -64,6 +64,16 @@ def test_divided_weights_are_compared_whole(judged, beside):
     assert first["num_checks"] > 20
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, {"regional": True}])
+def test_a_compiled_model_of_divided_weights_is_the_same(judged, settings):
+    first, second = judged("blocked", {"fsdp": {}, "compile": settings})
+    assert first == second
+    assert first["kept"], first["reason"]
+    assert first["num_checks"] > 20
+    assert first["compiled_graphs"] > 0
+
+
 def test_divided_weights_do_not_hide_another_model(judged):
     first, _ = judged("blocked_weighted", {"fsdp": {}})
     assert first["kept"] is False, first

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vivace.command.options import AsJson, Debug, Details, JobName, OnDevice, Quiet, app
+from vivace.command.options import Address, AsJson, Debug, Details, JobName, OnDevice, Quiet, app
 from vivace.command.screen import Screen, screen
 from vivace.errors import AnswerIsNo, InputError, VivaceError
 
@@ -296,6 +296,11 @@ def train(
     tune: Annotated[
         bool, typer.Option("--tune", help="find a plan on the run's own steps, and go over to it")
     ] = False,
+    engine: Annotated[
+        str | None, typer.Option(metavar="ray", help="several ranks, on a Ray cluster, without torchrun")
+    ] = None,
+    address: Address = None,
+    ranks: Annotated[int | None, typer.Option(help="with --engine ray; left out, one a GPU or node")] = None,
     device: OnDevice = None,
     details: Details = False,
     as_json: AsJson = False,
@@ -304,6 +309,8 @@ def train(
 ) -> None:
     """Train under a plan, without losing work."""
     with screen(as_json and os.environ.get("RANK", "0") == "0", quiet, debug, device) as shown:
+        if engine is not None and device is not None:
+            raise InputError(f"Ray chooses each rank's device: leave --device {device} out")
         from vivace.inspection.gather import require_torch
 
         require_torch()  # before anything imports it
@@ -328,6 +335,9 @@ def train(
                 watch=watch,
                 on_broken=on_broken,  # type: ignore[arg-type]  # train checks it
                 tune=tune,
+                engine=engine,
+                address=address,
+                ranks=ranks,
             )
         shown.document(result.to_dict())
         if progress.ended:

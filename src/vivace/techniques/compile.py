@@ -31,6 +31,7 @@ class Compile(Technique):
         source="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
         unit_roundoff=UNIT_ROUNDOFF["float32"],
         measured_on=("cpu",),
+        on_shards="",
         compiles=True,
     )
 

@@ -99,7 +99,8 @@ class Company:
         for rank in range(1, self.world_size):
             text = self._read(f"answer/{number}/{rank}", deadline)
             if text is None:
-                found[rank] = RankLost(self._silent(rank, seconds))
+                self.lost = self._silent(rank, seconds)
+                found[rank] = RankLost(self.lost)
             elif text:
                 found[rank] = VivaceError.from_dict(json.loads(text))
         return found
@@ -210,7 +211,7 @@ class Crew:
             self._raise_first(None, company.failures(errand, PATIENCE_SECONDS))
         except BaseException as error:
             self.close()
-            company.lost = str(error) if isinstance(error, RankLost) else ""
+            company.lost = company.lost or (str(error) if isinstance(error, RankLost) else "")
             raise
 
     def ask(self, command: str, timeout: float, **arguments: object) -> Any:

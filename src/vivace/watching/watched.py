@@ -40,6 +40,9 @@ def train(
     watch: float = 0.01,
     on_broken: OnBroken = "stop",
     tune: bool = False,
+    engine: str | None = None,
+    address: str | None = None,
+    ranks: int | None = None,
 ) -> Run:
     """Train `job` under `plan` in the run folder `out`, on top of strict fp32.
 
@@ -68,13 +71,27 @@ def train(
             before it, ``fallback`` to the reference from there on, or ``ignore`` it and only write it down.
         tune: find a plan on the run's own first steps, all of which train, and go over to it; see ``tune/``
             in the run folder. In one process, without a `plan`. A resumed run keeps the plan it has found.
+        engine: ``ray``: several ranks train on a Ray cluster whose nodes share `out`; left out, those that
+            torchrun has started.
+        address: of the Ray cluster: ``auto``, or ``HOST:PORT`` of its head.
+        ranks: how many; left out, one a GPU of the cluster, or where it has none one a node.
 
     Raises FolderError, CheckpointError, PlanError, JobError, Refused, Diverged, PromiseBroken and RankLost,
     on all ranks alike.
     """
+    if engine not in (None, "ray"):
+        raise InputError(f"ranks are started by torchrun, or with engine ray, not '{engine}'")
+    if engine is None and (address is not None or ranks is not None):
+        option = f"address '{address}'" if address is not None else f"number of ranks {ranks}"
+        raise InputError(f"the {option} is for a Ray cluster: give --engine ray with it")
     first = (seed, max_steps, checkpoint_every_seconds, checkpoint_every_steps)
     options = vars(Options(*first, rank_timeout_seconds, deadline_seconds, changed, on_nan))
     options |= {"out": out, "resume": resume, "restart": restart, "on_event": on_event}
+    if engine is not None:
+        from vivace.watching import on_ray
+
+        more = {"watch": watch, "on_broken": on_broken, "tune": tune}
+        return on_ray.train(job, plan, address=address or "auto", ranks=ranks, **options, **more)
     if tune:
         _require_alone(plan)
     name = job if isinstance(job, str) else ""
