@@ -328,7 +328,7 @@ def test_a_rank_that_falls_silent_ends_the_search_with_the_best_so_far(tmp_path)
     assert launcher.returncode == 1
     text = json.loads(output)["error"]["message"]
     assert text.startswith(f"rank 1 (process {second.pid} on ")
-    assert "has given no answer for 8 s: it is stopped (SIGSTOP): the search ended" in text
+    assert re.search(r"has given no answer for \d+ s: it is stopped \(SIGSTOP\): the search ended", text)
     assert text.endswith(f"the best so far stands in '{out / 'plan.toml'}'")
     assert {"ddp", "planted_quick"} <= set(Plan.load(out / "plan.toml").names)
 

@@ -58,7 +58,8 @@ class Place(tune.Trainable):  # type: ignore[misc]
         try:
             if self._child is None:
                 self._child = self._start()
-                said: object = {"command": "train", "arguments": json.loads(self._trial)}
+                told = {"command": "train", "arguments": json.loads(self._trial), "seconds": SILENCE_SECONDS}
+                said: object = told
             else:
                 said = {"prune": False}  # a pruned trial has no further step
             turn = self._child.say(said, "train", SILENCE_SECONDS)
