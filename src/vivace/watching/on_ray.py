@@ -180,21 +180,26 @@ class Launch:
             own |= {"LOCAL_WORLD_SIZE": str(on_one[node]), "TORCHELASTIC_RESTART_COUNT": str(attempt)}
             running[actor.train.remote(self._environment | own, self.threads, *arguments)] = rank
         self._follow(list(running), places, attempt)
-        found: list[Run | VivaceError] = []
+        told: list[RankLost] = []
+        raised: list[VivaceError] = []
         for answer, rank in running.items():
             try:
-                found.append(ray.get(answer))
+                ended = ray.get(answer)
             except ray.exceptions.RayActorError as error:
-                host = in_order[rank][0][1]
-                found.append(RankLost(f"rank {rank} on {host} has died: {lines_of(error)[-1]}"))
-        if isinstance(found[0], Run):
-            return found[0]
-        for error in found:
-            if isinstance(error, VivaceError) and not isinstance(error, RankLost):
-                raise error
-        # One that is left says more than what is known of one that is not.
-        told = [error for error in found if isinstance(error, RankLost)]
-        return next((error for error in told if "has died: " not in str(error)), told[0])
+                why = f"rank {rank} on {in_order[rank][0][1]} has died: {lines_of(error)[-1]}"
+                told.append(RankLost(why))
+                continue
+            if rank == 0 and isinstance(ended, Run):
+                return ended
+            if isinstance(ended, RankLost):
+                told.insert(0, ended)  # one that is left says more than what is known of one that is not
+            elif isinstance(ended, VivaceError):
+                raised.append(ended)
+        if raised:
+            for lost in told[:1]:  # it says what was kept
+                self.tell(Event(EventKind.NOTICE, {"text": str(lost)}))
+            raise raised[0]
+        return told[0]
 
     def _follow(self, answers: list[Any], places: list[tuple[str, str, int]], attempt: int) -> None:
         """Hand on what is told and asked, until all have ended."""
