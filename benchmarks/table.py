@@ -1,6 +1,6 @@
 """Write the tables of measured figures from the records: records/README.md, docs/cases.md in both languages,
-docs/faults.md, and the parts of both READMEs between the markers. <!-- tasks --> and its end, where a README
-has them, hold the time to the same accuracy by task, and <!-- scripts --> public scripts under `vivace run`.
+docs/faults.md, both READMEs' picture and their parts between the markers. <!-- tasks --> and its end, where
+a README has them, hold the time to the same accuracy by task, <!-- scripts --> scripts under `vivace run`.
 
     scripts/bench table [--check]
 
@@ -19,6 +19,7 @@ from pathlib import Path
 import _cases
 import _evidence
 import _faults
+import _picture
 import _scripts
 import _tasks
 from cpu import DEMANDED
@@ -118,6 +119,7 @@ def wanted(records: list[dict]) -> dict[Path, str]:
             )
         text = MARKERS.sub(lambda match, parts=parts: match[1] + parts[match[2]] + match[3], _present(path))
         files[path] = text
+        files |= {ROOT / _picture.name_of(name): drawn} if (drawn := _picture.picture(trained, name)) else {}
     return files
 
 

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import _picture
 import pytest
 import table
 
@@ -79,6 +80,30 @@ def test_techniques_that_ran_nowhere_are_named(name):
     text = (ROOT / name).read_text(encoding="utf-8")
     nowhere = [n for n in registry.own_names() if not registry.find(n).card.measured_on]
     assert [n for n in nowhere if f"`{n}`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("plan", "equal", "said"),
+    [
+        ({"bf16_weights": {}}, True, "30 s, 2.00x<"),
+        ({"bf16_weights": {}}, False, "30 s, 2.00x; the same accuracy not shown<"),
+        ({}, True, "30 s, no plan helped<"),
+    ],
+)
+def test_the_picture_says_what_a_plan_brought(plan, equal, said):
+    ways = {"strict": {"seconds": 60.0}, "plan": {"seconds": 30.0}}
+    done = {"plan": plan, "equal": equal, "seeds": 3, "ways": ways, "speed": {"strict": {"estimate": 2.0}}}
+    recipes = {"segmentation": done, "detection": {"reason": "it ended"}}
+    machine = {"device": "a CPU", "cores": 2}
+    drawn = _picture.picture([{"recipes": recipes, "date": "2026-01-02", "machine": machine}], "README.md")
+    assert said in drawn
+    assert "detection" not in drawn
+    widths = [float(width) for width in re.findall(r'width="([\d.]+)" height="16"', drawn)]
+    assert widths[-2] == pytest.approx(2 * widths[-1])
+
+
+def test_there_is_no_picture_of_nothing():
+    assert _picture.picture([], "README.md") == ""
 
 
 def test_a_reference_and_an_exact_plan_have_words():

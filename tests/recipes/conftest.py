@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from vivace import recipes
-from vivace.recipes.sources import cutouts, debian, folders, snownlp, standard_library
+from vivace.recipes.sources import cutouts, debian, folders, snownlp, standard_library, wordnet
 
-CACHED = (cutouts, debian, folders, snownlp, standard_library)
+CACHED = (cutouts, debian, folders, snownlp, standard_library, wordnet)
 
 
 def forget():

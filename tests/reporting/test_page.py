@@ -13,6 +13,7 @@ import pytest
 import vivace
 from vivace.errors import FolderError
 from vivace.reporting import phrases
+from vivace.reporting.reading import load
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 
@@ -391,3 +392,31 @@ def test_report_imports_no_torch(ledger, tune_folder):
 )
 def test_steps_that_gain_back_a_cost(said, expected):
     assert said == expected
+
+
+def test_speeds_beside_each_other_were_measured_in_turns(ledger, tune_folder):
+    """The machine was twice as fast when the plan was confirmed: that is none of the plan's gain."""
+    for document in ledger:
+        if document.get("role") == "confirmation":
+            document["samples_per_second"] *= 2
+    content = load(tune_folder(ledger))
+    strict, usual, _, plan = (bar.value for bar in content.baselines)
+    assert usual == pytest.approx(1.21 * strict)
+    assert plan == pytest.approx(2.31 * strict)
+    assert content.over_default == pytest.approx(2.31 / 1.21)
+
+
+@pytest.mark.parametrize(
+    ("energy", "told"),
+    [
+        ({"reason": "no counter is here"}, "energy: no counter is here not measured"),
+        (
+            {"joules": 50.0, "joules_per_sample": 0.02, "counters": ["package-0", "dram"]},
+            "a sample; counted by package-0, dram 0.02 J",
+        ),
+    ],
+)
+def test_what_a_sample_of_a_training_took(train_folder, energy, told):
+    facts = json.loads((train_folder / "run.json").read_text())
+    (train_folder / "run.json").write_text(json.dumps(facts | {"energy": energy}))
+    assert told in read(train_folder).text

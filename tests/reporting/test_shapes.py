@@ -103,3 +103,12 @@ def test_a_report_of_any_training_is_a_page(data, train_folder, bad_input):
     finally:
         for name, text in before.items():
             (train_folder / name).write_text(text)
+
+
+@pytest.mark.fault(41)
+@pytest.mark.parametrize("field", ["techniques", "reason", "predicted", "evidence"])
+def test_a_trial_without_a_field_is_a_page(field, ledger, tune_folder, bad_input):
+    bad_input()
+    for record in ledger:
+        record.update({field: None} if record.get("record") == "trial" else {})
+    assert "<html" in shown(tune_folder(ledger))

@@ -35,6 +35,7 @@ class Recipe:
 
 
 EMOJI = "apt install fonts-noto-color-emoji"
+WORDNET = "apt install wordnet-base"
 RECIPES = {
     "classification": Recipe(
         "image classification",
@@ -75,6 +76,16 @@ RECIPES = {
         "tasks",
         0.8,
         0.02,
+    ),
+    "similarity": Recipe(
+        "semantic similarity",
+        "WordNet's glosses and synonyms, against people's ratings of words (SimLex-999, in gensim)",
+        "Spearman's rho",
+        999,
+        "tasks",
+        1,
+        0.03,
+        WORDNET,
     ),
     "segmentation": Recipe(
         "semantic segmentation",

@@ -1,5 +1,5 @@
 """Where are faces, animals, food, vehicles and buildings? Pictures of the Noto Color Emoji font on
-photographs, with exact boxes, by a small FCOS; or the pedestrians of Penn-Fudan.
+photographs, with exact boxes, by a small FCOS or torchvision's SSDlite; or the pedestrians of Penn-Fudan.
 
 Neither the pictures nor the photographs that validate have trained.
 """
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from vivace.errors import InputError
 from vivace.job import Job
 from vivace.recipes import showing
-from vivace.recipes.networks.detector import Detector, found, loss, mean_average_precision
+from vivace.recipes.networks import detector, ssdlite
 from vivace.recipes.networks.schedules import adamw, clip, warm_cosine
 from vivace.recipes.sources import check_choice, cutouts, scenes
 
@@ -25,7 +25,9 @@ SIZE = 96  # pixels of a scene's side
 BATCH = 16
 SCENES = 1600  # of an epoch
 VALIDATED, TESTED = 320, 1000
+WIDTH, DEPTH = 16, 1
 DATA = ("scenes", "penn_fudan")
+NETWORKS: dict[str, Any] = {"fcos": detector, "ssdlite": ssdlite}
 NUM_CLASSES = {"scenes": len(cutouts.NAMES), "penn_fudan": 1}
 
 Row = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -59,34 +61,41 @@ def unseen(data: str = "scenes") -> DataLoader[Any]:
     return DataLoader(images("test", data), batch_size=2 * BATCH)
 
 
-def pictures(model: nn.Module, batches: Iterable[Any], *, data: str) -> showing.Shown:
+def pictures(model: nn.Module, batches: Iterable[Any], *, data: str, network: str) -> showing.Shown:
     """Images with their boxes, and the model's."""
     names = cutouts.NAMES if data == "scenes" else ("pedestrian",)
-    return showing.detected(batches, lambda images: found(*model(images)), names)
+    return showing.detected(batches, functools.partial(NETWORKS[network].found, model), names)
 
 
-def job(*, width: int = 16, depth: int = 1, epochs: int = 4, data: str = "scenes") -> Job:
-    """The job. `data` is ``scenes`` or ``penn_fudan``; `width` in channels of the first convolution, a
-    multiple of 8; `depth` in residual units of each of three levels.
+def job(
+    *, width: int = WIDTH, depth: int = DEPTH, epochs: int = 4, data: str = "scenes", network: str = "fcos"
+) -> Job:
+    """The job. `data` is ``scenes`` or ``penn_fudan``; `network` is ``fcos`` or ``ssdlite``, which is far
+    more work. FCOS has a `width` in channels of the first convolution, a multiple of 8, and a `depth` in
+    residual units of each of three levels.
     """
     check_choice("data", data, DATA)
+    check_choice("network", network, tuple(NETWORKS))
+    if network == "ssdlite" and (width, depth) != (WIDTH, DEPTH):
+        raise InputError(f"width={width},depth={depth} are of network=fcos: SSDlite has one size")
     if width % 8 or width < 8:
         raise InputError(f"width must be a multiple of 8, not {width}")
 
     def model() -> nn.Module:
-        return Detector(NUM_CLASSES[data], width, depth)
+        number = NUM_CLASSES[data]
+        return ssdlite.build(number) if network == "ssdlite" else detector.Detector(number, width, depth)
 
     return Job(
         model=model,
         data=lambda: DataLoader(images("training", data), batch_size=BATCH, shuffle=True, drop_last=True),
-        loss=loss,
+        loss=NETWORKS[network].loss,
         optimizer=adamw(2e-3),
         scheduler=lambda optimizer: warm_cosine(epochs * (len(images("training", data)) // BATCH))(optimizer),
         scheduler_every="step",
         on_gradients=clip,
-        metric=mean_average_precision,
+        metric=functools.partial(detector.mean_average_precision, found=NETWORKS[network].found),
         metric_name="mAP",
         validation=lambda: DataLoader(images("validation", data), batch_size=2 * BATCH),
-        pictures=functools.partial(pictures, data=data),
+        pictures=functools.partial(pictures, data=data, network=network),
         epochs=epochs,
     )

@@ -283,11 +283,19 @@ def _took(content: Content, seconds: float | None, speedup: Ratio | None) -> tup
     return figure, f"to train {content.trained}"
 
 
+def _energy(found: Mapping[str, Any]) -> tuple[str, str]:
+    """Of a sample and who counted it, or why nobody did."""
+    if found.get("reason"):
+        return f"energy: {found['reason']}", "not measured"
+    counters = ", ".join(map(str, found.get("counters") or []))
+    return f"a sample; counted by {counters}", words.quantity(found.get("joules_per_sample"), "J")
+
+
 def _run_facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     facts = [
         ("samples a second", words.number(run.get("samples_per_second") or None)),
         ("resumed from step", words.number(run.get("resumed_from_step") or None)),
-        ("energy", phrases.energy(_mapping(run.get("energy")))),
+        _energy(_mapping(run.get("energy"))),
         ("machine", str(run.get("device") or words.UNKNOWN)),
     ]
     return [(name, value) for name, value in facts if value != words.UNKNOWN]

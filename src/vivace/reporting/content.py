@@ -143,7 +143,9 @@ class Content:
 
     @property
     def baselines(self) -> list[Bar]:
-        """The three baselines and the kept plan, in samples a second."""
+        """The three baselines and the kept plan, in samples a second: strict fp32's, times what was measured
+        in turn with it. Speeds of different minutes would not compare.
+        """
         if not self.tuned:
             return []
         speeds, notes = self.result.get("baselines") or {}, self.result.get("baseline_notes") or {}
@@ -152,13 +154,15 @@ class Content:
             trial = self._baseline(key)
             fallback = trial.samples_per_second if trial and key not in speeds else None
             value = words.real(speeds.get(key)) or fallback
+            if bars and bars[0].value and value and trial and trial.ratio:
+                value = bars[0].value * trial.ratio.counts
             note = str(notes.get(key) or (trial.reason if trial else "") or ("" if value else "not measured"))
             bars.append(Bar(phrases.plan_name({key: {}}, f"baseline_{key}"), value, note))
         if self.plan:
             known = self.final.samples_per_second if self.final else None
             start = bars[0].value
             product = start * self.speedup.counts if start and self.speedup else None
-            bars.append(Bar("The plan", known or product, kept=True))
+            bars.append(Bar("The plan", product or known, kept=True))
         return bars
 
     def _baseline(self, key: str) -> Trial | None:

@@ -101,7 +101,8 @@ def _trials(records: list[dict[str, Any]]) -> tuple[list[Trial], int]:
     for record in records:
         if record.get("record") == "trial":
             try:
-                trials.append(Trial.from_dict({k: v for k, v in record.items() if k in _TRIAL_FIELDS}))
+                known = {k: v for k, v in record.items() if k in _TRIAL_FIELDS and v is not None}
+                trials.append(Trial.from_dict(known))
             except (TypeError, ValueError, AssertionError):
                 unread += 1
     return trials, unread

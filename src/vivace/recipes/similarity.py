@@ -1,0 +1,195 @@
+"""How alike are two words? A network that reads a text and says which word it means (a reverse dictionary:
+Hill et al., 2016, arXiv:1504.00548), trained on WordNet's glosses and synonyms.
+
+Two words are as alike as what the network says of each. That is judged by Spearman's rank correlation with
+people's ratings, of which none is trained on.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset
+
+from vivace.job import Job
+from vivace.pictures import Picture, Text
+from vivace.recipes import showing
+from vivace.recipes.networks.classifying import loss
+from vivace.recipes.networks.schedules import adamw, clip, warm_cosine
+from vivace.recipes.networks.transformer import Transformer, check_width
+from vivace.recipes.sources import wordnet
+from vivace.recipes.sources.characters import Vocabulary, padded
+
+LENGTH = 32  # words of a text that are read
+BATCH = 128
+LEAST = 5  # times that a word stands in WordNet, to be known
+BY_SYNONYM = 0.3  # how often a word is asked for by another word of its synset, where it has one
+TOKENS = re.compile(r"[a-z]+|[0-9]+")
+
+Row = tuple[torch.Tensor, int]
+Alike = tuple[torch.Tensor, torch.Tensor, float]
+
+
+def units(text: str) -> list[str]:
+    """What the network reads of a text: words and numbers."""
+    return TOKENS.findall(text)[:LENGTH]
+
+
+@functools.cache
+def vocabulary() -> Vocabulary:
+    """The words of WordNet's glosses and lemmas."""
+    texts = (text for synset in wordnet.synsets() for text in (*synset.words, synset.gloss))
+    return Vocabulary(map(units, texts), LEAST)
+
+
+def encoded(text: str) -> torch.Tensor:
+    """(words,) of int64."""
+    return vocabulary().encode(units(text))
+
+
+class Meanings(Dataset[Row]):
+    """A text and the word that it means, another word of the synset each time; synsets without a known single
+    word are left out.
+    """
+
+    def __init__(self) -> None:
+        known = vocabulary().numbers
+        self.rows: list[tuple[tuple[int, ...], torch.Tensor]] = []
+        for synset in wordnet.synsets():
+            words = tuple(known[word] for word in synset.words if word in known)
+            if words and units(synset.gloss):
+                self.rows.append((words, encoded(synset.gloss)))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Row:
+        words, gloss = self.rows[index]
+        order = torch.randperm(len(words)).tolist()
+        if len(words) > 1 and torch.rand(()) < BY_SYNONYM:
+            return torch.tensor([words[order[1]]]), words[order[0]]
+        return gloss, words[order[0]]
+
+
+class Ratings(Dataset[Alike]):
+    """Pairs of words and people's ratings."""
+
+    def __init__(self, name: str) -> None:
+        self.rows = [(encoded(one.first), encoded(one.second), one.rating) for one in wordnet.rated(name)]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Alike:
+        return self.rows[index]
+
+
+def collate(rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Texts (batch, length) and words (batch,)."""
+    return padded([text for text, _ in rows]), torch.tensor([word for _, word in rows])
+
+
+def collate_rated(rows: list[Alike]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Both words, (batch, length) each, and the ratings (batch,)."""
+    first, second, ratings = zip(*rows, strict=True)
+    return padded(first), padded(second), torch.tensor(ratings)
+
+
+class Dictionary(nn.Module):
+    """Texts (batch, length) -> logits of the words that they mean (batch, words): the mean over what is no
+    padding, a layer, and the embedding once more (tied: Press and Wolf, 2017, arXiv:1608.05859).
+    """
+
+    def __init__(self, num_words: int, width: int, depth: int) -> None:
+        super().__init__()
+        self.body = Transformer(num_words, LENGTH, width, depth, causal=False, dropout=0.1)
+        self.head = nn.Linear(width, width)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The logits."""
+        there = (tokens != 0).unsqueeze(-1)
+        mean = (self.body(tokens) * there).sum(1) / there.sum(1).clamp(min=1)
+        return functional.linear(self.head(mean), self.body.tokens.weight)
+
+
+def cosines(model: nn.Module, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """How alike the model's answers to two batches of words are: (batch,)."""
+    answers = model(torch.cat([first, second])).float()
+    one, other = (answers - answers.mean(1, keepdim=True)).chunk(2)
+    return functional.cosine_similarity(one, other)
+
+
+def spearman(model: nn.Module, batches: Iterable[Any]) -> float:
+    """The rank correlation of the model's likeness with people's ratings."""
+    from torchmetrics.regression import SpearmanCorrCoef
+
+    found = SpearmanCorrCoef()
+    for first, second, ratings in batches:
+        found.to(ratings.device).update(cosines(model, first, second), ratings.float())
+    return float(found.compute())
+
+
+def pictures(model: nn.Module, batches: Iterable[Any]) -> showing.Shown:
+    """Pairs whose rank among all pairs the model and people see alike, and those they see least alike."""
+    rows = [(first, second, ratings) for first, second, ratings in batches]
+    likeness = torch.cat([cosines(model, first, second) for first, second, _ in rows])
+    ratings = torch.cat([ratings for _, _, ratings in rows])
+    said, meant = (ranks(values.detach().float().cpu()) for values in (likeness, ratings))
+    pairs = [pair for first, second, _ in rows for pair in zip(first, second, strict=True)]
+    samples = (
+        showing.Sample(-abs(a - b), told, (pair, a, b))
+        for pair, a, b in zip(pairs, said.tolist(), meant.tolist(), strict=True)
+    )
+    best, worst = showing.extremes(samples)
+    return {"Ranked as people do": best, "Ranked least as people do": worst}
+
+
+def ranks(values: torch.Tensor) -> torch.Tensor:
+    """Of each value the share of the values that are smaller."""
+    return values.argsort().argsort() / max(1, len(values) - 1)
+
+
+def told(pair: tuple[torch.Tensor, torch.Tensor], said: float, meant: float) -> Picture:
+    """Two words, and how alike the model and people find them, of 100 pairs."""
+    first, second = (" ".join(vocabulary().decode(tokens)) for tokens in pair)
+    title = f"more alike than {100 * said:.0f} of 100 pairs; people: {100 * meant:.0f}"
+    return Text(title, [f"{first} - {second}"])
+
+
+def held_out(name: str) -> DataLoader[Any]:
+    """SimLex-999 or WordSim-353, in its order."""
+    return DataLoader(Ratings(name), batch_size=BATCH, collate_fn=collate_rated)
+
+
+def unseen() -> DataLoader[Any]:
+    """What neither trained nor chose anything."""
+    return held_out("wordsim")
+
+
+def job(*, width: int = 96, depth: int = 1, epochs: int = 1) -> Job:
+    """The job. `width` in hidden units, a multiple of 32."""
+    check_width(width)
+
+    def training() -> DataLoader[Any]:
+        return DataLoader(Meanings(), batch_size=BATCH, shuffle=True, drop_last=True, collate_fn=collate)
+
+    return Job(
+        model=lambda: Dictionary(len(vocabulary()), width, depth),
+        data=training,
+        loss=loss,
+        optimizer=adamw(2e-3),
+        scheduler=lambda optimizer: warm_cosine(epochs * (len(Meanings()) // BATCH))(optimizer),
+        scheduler_every="step",
+        on_gradients=clip,
+        metric=spearman,
+        metric_name="Spearman's rho",
+        validation=lambda: held_out("simlex"),
+        pictures=pictures,
+        epochs=epochs,
+    )
