@@ -66,11 +66,12 @@ def rulers():
     registry._registered.update(examined.defects.REGISTERED)
     made: dict[str, Ruler] = {}
 
-    def get(name):
-        if name not in made:
-            made[name] = Ruler(examined.JOBS[name](0), MACHINE)
-            made[name].prepare()
-        return made[name]
+    def get(name, seed=0):
+        key = f"{name}_{seed}"
+        if key not in made:
+            made[key] = Ruler(examined.JOBS[name](seed), MACHINE)
+            made[key].prepare()
+        return made[key]
 
     get.planted = planted
     yield get
@@ -109,6 +110,14 @@ def test_a_defect_that_cannot_act_refuses(rulers):
 def test_correct_plans_are_kept(job, plan, rulers):
     verdict = rulers(job).judge(plan)
     assert verdict["kept"], verdict["reason"]
+
+
+def test_a_unit_that_rounding_switches_off_is_no_defect(rulers):
+    """At one point fp16 throws a ReLU of this job to the other side of zero, and no shadow does."""
+    verdict = rulers("mlp", seed=2).judge({"fp16_autocast": {}})
+    assert verdict["kept"], verdict["reason"]
+    defect = {"fp16_autocast": {}, "defect_gradient_of_a_layer_scaled": {}}
+    assert not rulers("mlp", seed=2).judge(defect)["kept"]
 
 
 def test_the_demanded_defects_are_there(rulers):

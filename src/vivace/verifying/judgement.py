@@ -45,9 +45,14 @@ def check(
         Quantity.DECAY: max(SMALLEST_DECAY, roundoff / 2),
     }
     floor = smallest.get(quantity, share * roundoff) if floor is None else floor
-    limit = (LAYER_LIMIT if layer else LIMIT) if limit is None else limit
+    limit = limit_of(measure) if limit is None else limit
     score = abs(value) / max(envelope, floor) if value else 0.0
     return figure_of(measure, position, value, envelope, score, limit)
+
+
+def limit_of(measure: Measure) -> float:
+    """Of a figure of lockstep, in envelopes."""
+    return LAYER_LIMIT if measure.layer else LIMIT
 
 
 def band(reference: Sequence[float], courses: Sequence[Sequence[float]], scale: float) -> list[float]:
@@ -147,7 +152,13 @@ def is_near(document: dict[str, Any]) -> bool:
     A rehearsal's figures need none.
     """
     broken = [check for check in document["checks"] if check["kept"] is False]
-    return not any(c["quantity"] in DICTATED or c["score"] > NEAR * c["limit"] for c in broken)
+    return not any(c["quantity"] in DICTATED for c in broken) and (are_near(broken) or not broken)
+
+
+def are_near(checks: Sequence[dict[str, Any]]) -> bool:
+    """Are some of these broken, and none of them far beyond its limit?"""
+    broken = [c for c in checks if c["kept"] is False]
+    return bool(broken) and all(c["score"] <= NEAR * c["limit"] for c in broken)
 
 
 def outright(kept: bool, reason: str, quantity: Quantity) -> dict[str, Any]:

@@ -38,10 +38,12 @@ from vivace.verifying.halves import Halves, Place
 from vivace.verifying.judgement import (
     LAYER_LIMIT,
     LIMIT,
+    are_near,
     band,
     check,
     curve_check,
     is_near,
+    limit_of,
     outright,
     root_mean_square,
     spread_check,
@@ -56,7 +58,7 @@ from vivace.verifying.rehearsal import (
     slopes_like,
 )
 from vivace.verifying.runner import PAIRS_STREAM, SETTLING_STEPS, Runner
-from vivace.verifying.shadow import FINEST_ROUNDOFF, Rounding
+from vivace.verifying.shadow import COARSER, COARSER_SEEDS, FINEST_ROUNDOFF, Rounding
 from vivace.verifying.states import Snapshot, clone, decay_of, optimizer_states, repeatable, state_of
 from vivace.verifying.tap import Tap, random_state
 
@@ -353,7 +355,12 @@ class Ruler(Runner):
         for index, (outcome, snapshot) in enumerate(zip(outcomes, self.snapshots, strict=True)):
             values = self._distances(outcome, snapshot, ground.references[index])
             envelopes = ground.envelopes[index]
-            checks += [check(k, snapshot.position, v, envelopes[k], roundoff) for k, v in values.items()]
+            found = [check(k, snapshot.position, v, envelopes[k], roundoff) for k, v in values.items()]
+            if same_streams and are_near(found):
+                reach = self._reach(index, roundoff, ground.references[index], ran.precision)
+                wide = {k: max(envelopes[k], reach[k] / limit_of(k)) for k in values}
+                found = [check(k, snapshot.position, v, wide[k], roundoff) for k, v in values.items()]
+            checks += found
             if not same_streams:
                 spread = ground.references[index].spread
                 checks.append(spread_check(snapshot.position, outcome.spread, spread))
@@ -439,6 +446,21 @@ class Ruler(Runner):
         ground = Ground(references, envelopes, curve, end, widths, end_envelope, life, life_envelopes, biases)
         standing.grounds[key] = ground
         return ground
+
+    def _reach(
+        self, index: int, roundoff: float, reference: Outcome, precision: Plan
+    ) -> dict[Measure, float]:
+        """How far shadows get from a snapshot that round more coarsely, yet less so than the limit allows.
+
+        Where the input of a ReLU or of a maximum lies next to a kink, rounding throws a gradient to the other
+        side by the same whole step, however small it is itself: the coarser it is, the more often.
+        """
+        halves, snapshot, runs = self.halves[precision.id], self.snapshots[index], []
+        for seed in range(COARSER_SEEDS):
+            noise = Rounding(COARSER * roundoff, 39_000 + seed, halves)
+            outcome = self._lockstep(self.session, snapshot, stream=index, noise=noise)
+            runs.append(self._distances(outcome, snapshot, reference))
+        return {measure: max(run[measure] for run in runs) for measure in runs[0]}
 
     def _life_ground(
         self, roundoff: float, same_streams: bool, halves: dict[Place, list[bool]]
