@@ -136,6 +136,7 @@ found["refused"] = {
     "order": refusal({"fsdp": {}}, model=lambda: nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)),
     "optimizer": refusal({"fsdp": {}}, optimizer=torch.optim.Adagrad),
     "number of a part": refusal({"fsdp": {}}, on_gradients=clip_by_hand),
+    "compiled whole": refusal({"fsdp": {}, "compile": {}}),
     "copied weights": refusal({"fsdp": {}, "bf16_weights": {}}),
     "untried": refusal({"fsdp": {}, "optimizer_in_backward": {}}),
     "unlike": refusal({"fsdp": {}}, model=lambda: nn.Linear(6, 3 + RANK)),
@@ -201,6 +202,7 @@ def test_what_it_cannot_divide_is_refused_by_name(found):
     assert "Adagrad has not been tried on parts of weights: SGD, Adam, AdamW" in refused["optimizer"]
     assert "on_gradients reads a number (.item(), float(), an if)" in refused["number of a part"]
     assert "the ranks have different models" in refused["unlike"]
+    assert "gathered and compiled one by one: set regional = true" in refused["compiled whole"]
     assert refused["copied weights"] == (
         "bf16_weights: it copies all weights before the forward pass, and a rank that holds a part of them "
         "has those of one block at a time: use bf16_autocast"
