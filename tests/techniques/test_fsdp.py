@@ -202,7 +202,7 @@ def test_what_it_cannot_divide_is_refused_by_name(found):
     assert "Adagrad has not been tried on parts of weights: SGD, Adam, AdamW" in refused["optimizer"]
     assert "on_gradients reads a number (.item(), float(), an if)" in refused["number of a part"]
     assert "the ranks have different models" in refused["unlike"]
-    assert "gathered and compiled one by one: set regional = true" in refused["compiled whole"]
+    assert "gathered and compiled singly: set regional = true" in refused["compiled whole"]
     assert refused["copied weights"] == (
         "bf16_weights: it copies all weights before the forward pass, and a rank that holds a part of them "
         "has those of one block at a time: use bf16_autocast"

@@ -68,7 +68,7 @@ class Compile(Technique):
         sharded = build.shards is not None
         build.require(
             self.regional or not sharded,
-            "where ranks divide the weights, blocks are gathered and compiled one by one: set regional = true",
+            "where ranks divide the weights, blocks are gathered and compiled singly: set regional = true",
         )
         config = compiler.dynamo_config()
         build.set_flag(config, "suppress_errors", False)
