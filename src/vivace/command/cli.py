@@ -25,6 +25,17 @@ Changed = Annotated[
     str, typer.Option(metavar="ok", help="resume though source or hyper-parameters have changed")
 ]
 OnNan = Annotated[str, typer.Option(help="where the loss is no finite number: rollback (once) or stop")]
+Restart = Annotated[bool, typer.Option("--restart", help="delete the checkpoints, train from zero")]
+WatchShare = Annotated[
+    float, typer.Option(max=1.0, help="share of the time to repeat steps under the reference; 0: none")
+]
+OnBroken = Annotated[
+    str, typer.Option(help="where a repeated step is not the same: stop, fallback or ignore")
+]
+TuneIt = Annotated[bool, typer.Option("--tune", help="find a plan on the run's own steps, and go over to it")]
+Engine = Annotated[
+    str | None, typer.Option(metavar="ray", help="several ranks, on a Ray cluster, without torchrun")
+]
 JobOrScript = Annotated[
     list[str], typer.Argument(metavar="JOB | -- COMMAND", help="JOB, or -- python train.py")
 ]
@@ -278,27 +289,17 @@ def train(
     plan: Annotated[Path | None, typer.Option(help="plan file; left out, strict fp32")] = None,
     out: Annotated[Path, typer.Option(help="run folder")] = Path("runs/train"),
     resume: Annotated[bool, typer.Option("--resume", help="go on from the newest checkpoint")] = False,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="delete the checkpoints, train from zero")
-    ] = False,
+    restart: Restart = False,
     seed: Annotated[int, typer.Option(help="of weights, data order and all randomness")] = 0,
     max_steps: Annotated[int | None, typer.Option(help="stop after so many steps in all")] = None,
     changed: Changed = "refuse",
     on_nan: OnNan = "rollback",
     deadline: Deadline = None,
     rank_timeout: RankTimeout = "5m",
-    watch: Annotated[
-        float, typer.Option(max=1.0, help="share of the time to repeat steps under the reference; 0: none")
-    ] = 0.01,
-    on_broken: Annotated[
-        str, typer.Option(help="where a repeated step is not the same: stop, fallback or ignore")
-    ] = "stop",
-    tune: Annotated[
-        bool, typer.Option("--tune", help="find a plan on the run's own steps, and go over to it")
-    ] = False,
-    engine: Annotated[
-        str | None, typer.Option(metavar="ray", help="several ranks, on a Ray cluster, without torchrun")
-    ] = None,
+    watch: WatchShare = 0.01,
+    on_broken: OnBroken = "stop",
+    tune: TuneIt = False,
+    engine: Engine = None,
     address: Address = None,
     ranks: Annotated[int | None, typer.Option(help="with --engine ray; left out, one a GPU or node")] = None,
     device: OnDevice = None,
