@@ -26,9 +26,10 @@ from vivace.sweeping.folder import LOG, RAY, SweepFolder
 from vivace.words import count
 
 try:
+    import ray
     from ray import tune
 
-    from vivace.processes.on_ray import MOST_LOSSES, REACHED_SECONDS, Connection, lines_of, ray, shares_of
+    from vivace.processes.on_ray import MOST_LOSSES, REACHED_SECONDS, Connection, lines_of, shares_of
 except ImportError:
     raise InputError("a sweep on a Ray cluster needs Ray: pip install 'vivace[ray]'") from None
 

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,7 @@ class Rank:
         self,
         environment: dict[str, str],
         threads: int,
+        train: Callable[..., Run],
         source: Source,
         plan: Path | str | None,
         options: dict[str, Any],
@@ -69,8 +70,6 @@ class Rank:
 
         What it raises is returned, too.
         """
-        from vivace.watching.watched import train
-
         os.environ.update(environment)
         os.chdir(source.folder)
         torch.set_num_threads(threads)
@@ -125,15 +124,18 @@ class Launch:
             "WORLD_SIZE": str(self.num),
         }
 
-    def train(self, source: Source, plan: Path | str | None, options: dict[str, Any]) -> Run:
-        """What rank 0 returns. Raises what a rank raised, or RankLost where too many were lost."""
+    def train(self, *arguments: Any) -> Run:
+        """Let ranks train with these arguments of `Rank.train`: what rank 0 returns.
+
+        Raises what a rank raised, or RankLost where too many were lost.
+        """
         with self.stop:
             for attempt in range(MOST_LOSSES + 1):
                 if attempt:
                     again = f"{self.lost}; Ray begins the ranks again, {attempt} of {MOST_LOSSES}"
                     self.tell(Event(EventKind.NOTICE, {"text": again}))
                 with self._placed() as ranks:
-                    ended = self._attempt(ranks, attempt, (source, plan, options))
+                    ended = self._attempt(ranks, attempt, arguments)
                 if isinstance(ended, Run):
                     return ended
                 self.lost = str(ended)
@@ -218,6 +220,7 @@ class Launch:
 
 
 def train(
+    train_here: Callable[..., Run],
     job: Job | str,
     plan: Plan | str | os.PathLike[str] | None,
     *,
@@ -227,7 +230,7 @@ def train(
     on_event: OnEvent | None,
     **options: Any,
 ) -> Run:
-    """See `vivace.train`, which this is with ``engine="ray"``."""
+    """See `vivace.train`, which this is with ``engine="ray"``, and which is `train_here` in each rank."""
     if num_ranks() > 1:
         raise InputError(f"{num_ranks()} ranks were started, and Ray starts them itself: leave torchrun out")
     if ranks is not None and ranks < 1:
@@ -238,7 +241,7 @@ def train(
     with contextlib.closing(Connection(address)) as connection:
         connection.require_able(_made(folder))
         launch = Launch(connection, ranks, hear, options["rank_timeout_seconds"])
-        return launch.train(source, sent, {"out": str(folder), **options})
+        return launch.train(train_here, source, sent, {"out": str(folder), **options})
 
 
 def _made(folder: Path) -> Path:
