@@ -21,15 +21,16 @@ from vivace.job import Job
 from vivace.pictures import Picture, Text
 from vivace.recipes import showing
 from vivace.recipes.networks.classifying import loss
-from vivace.recipes.networks.schedules import adamw, clip, warm_cosine
+from vivace.recipes.networks.schedules import clip, warm_cosine
 from vivace.recipes.networks.transformer import Transformer, check_width
 from vivace.recipes.sources import wordnet
 from vivace.recipes.sources.characters import Vocabulary, padded
 
 LENGTH = 32  # words of a text that are read
 BATCH = 128
-LEAST = 5  # times that a word stands in WordNet, to be known
-BY_SYNONYM = 0.3  # how often a word is asked for by another word of its synset, where it has one
+LEAST = 20  # times that a word stands in WordNet, to be known
+RATE, RATE_OF_WORDS = 3e-3, 5e-2  # of learning; a word's own row is seldom in a batch
+BY_SYNONYM = 0.5  # how often a word is asked for by another word of its synset, where it has one
 TOKENS = re.compile(r"[a-z]+|[0-9]+")
 
 Row = tuple[torch.Tensor, int]
@@ -43,9 +44,10 @@ def units(text: str) -> list[str]:
 
 @functools.cache
 def vocabulary() -> Vocabulary:
-    """The words of WordNet's glosses and lemmas."""
+    """The usual words of WordNet's glosses and lemmas, and those that people rated."""
     texts = (text for synset in wordnet.synsets() for text in (*synset.words, synset.gloss))
-    return Vocabulary(map(units, texts), LEAST)
+    rated = (word for name in wordnet.RATINGS for one in wordnet.rated(name) for word in one[:2])
+    return Vocabulary([*map(units, texts), *([word] * LEAST for word in rated)], LEAST)
 
 
 def encoded(text: str) -> torch.Tensor:
@@ -110,6 +112,7 @@ class Dictionary(nn.Module):
         super().__init__()
         self.body = Transformer(num_words, LENGTH, width, depth, causal=False, dropout=0.1)
         self.head = nn.Linear(width, width)
+        nn.init.normal_(self.body.tokens.weight, std=0.3)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """The logits."""
@@ -127,12 +130,11 @@ def cosines(model: nn.Module, first: torch.Tensor, second: torch.Tensor) -> torc
 
 def spearman(model: nn.Module, batches: Iterable[Any]) -> float:
     """The rank correlation of the model's likeness with people's ratings."""
-    from torchmetrics.regression import SpearmanCorrCoef
+    from torchmetrics.functional.regression import spearman_corrcoef
 
-    found = SpearmanCorrCoef()
-    for first, second, ratings in batches:
-        found.to(ratings.device).update(cosines(model, first, second), ratings.float())
-    return float(found.compute())
+    rows = [(cosines(model, first, second), ratings.float()) for first, second, ratings in batches]
+    said, meant = (torch.cat(parts) for parts in zip(*rows, strict=True))
+    return float(spearman_corrcoef(said, meant))
 
 
 def pictures(model: nn.Module, batches: Iterable[Any]) -> showing.Shown:
@@ -162,6 +164,17 @@ def told(pair: tuple[torch.Tensor, torch.Tensor], said: float, meant: float) -> 
     return Text(title, [f"{first} - {second}"])
 
 
+def optimizer(model: nn.Module) -> torch.optim.AdamW:
+    """AdamW with two rates; words do not decay."""
+    words = model.body.tokens.weight  # type: ignore[union-attr]
+    others = [parameter for parameter in model.parameters() if parameter is not words]
+    groups: list[dict[str, Any]] = [
+        {"params": [words], "lr": RATE_OF_WORDS, "weight_decay": 0.0},
+        {"params": others, "lr": RATE},
+    ]
+    return torch.optim.AdamW(groups, weight_decay=0.05, betas=(0.9, 0.95))
+
+
 def held_out(name: str) -> DataLoader[Any]:
     """SimLex-999 or WordSim-353, in its order."""
     return DataLoader(Ratings(name), batch_size=BATCH, collate_fn=collate_rated)
@@ -172,7 +185,7 @@ def unseen() -> DataLoader[Any]:
     return held_out("wordsim")
 
 
-def job(*, width: int = 96, depth: int = 1, epochs: int = 1) -> Job:
+def job(*, width: int = 64, depth: int = 1, epochs: int = 3) -> Job:
     """The job. `width` in hidden units, a multiple of 32."""
     check_width(width)
 
@@ -183,8 +196,8 @@ def job(*, width: int = 96, depth: int = 1, epochs: int = 1) -> Job:
         model=lambda: Dictionary(len(vocabulary()), width, depth),
         data=training,
         loss=loss,
-        optimizer=adamw(2e-3),
-        scheduler=lambda optimizer: warm_cosine(epochs * (len(Meanings()) // BATCH))(optimizer),
+        optimizer=optimizer,
+        scheduler=lambda built: warm_cosine(epochs * (len(Meanings()) // BATCH))(built),
         scheduler_every="step",
         on_gradients=clip,
         metric=spearman,

@@ -7,13 +7,15 @@ from typing import Any
 import torch
 from torch import nn
 
+MOST_TOLD = 100  # boxes of an image, as many as COCO's score counts
+
 
 def build(num_classes: int) -> nn.Module:
     """The network; its class 0 is the background. It resizes images to 320 pixels."""
     from torchvision.models.detection import ssdlite320_mobilenet_v3_large
 
     made: nn.Module = ssdlite320_mobilenet_v3_large(
-        weights=None, weights_backbone=None, num_classes=num_classes + 1
+        weights=None, weights_backbone=None, num_classes=num_classes + 1, detections_per_img=MOST_TOLD
     )
     return made
 
