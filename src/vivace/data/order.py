@@ -79,8 +79,9 @@ def require_index(loader: Iterable[Any], job: Job) -> None:
             f"damaged='{job.damaged}' needs a DataLoader over data with an index; your {kind} ends at a "
             "sample that cannot be read, unless it passes over such samples itself"
         )
-    listed = _rebuildable(loader) and path_of(getattr(loader, "dataset", None), 0)
-    if job.checksums is not None and not listed:
+    if job.checksums is None:
+        return
+    if not _rebuildable(loader) or not path_of(getattr(loader, "dataset", None), 0):
         raise JobError(
             f"checksums need a DataLoader over data that list their files, as ImageFolder does; your {kind} "
             "does not: leave checksums out"
