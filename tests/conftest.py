@@ -1,10 +1,19 @@
+import contextlib
 import multiprocessing
+import os
 import runpy
+import shutil
 import signal
 import socket
+import subprocess
+import sys
+import tempfile
+import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -102,6 +111,45 @@ def trained(tmp_path_factory):
         return done[name]
 
     return run
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """A head and a second node with a processor each, as a person starts them, but for their addresses."""
+    pytest.importorskip("ray", reason="Ray is not installed (pip install 'vivace[ray]')")
+    home = tempfile.mkdtemp(prefix="ray")  # a short name: the paths of sockets are limited
+    sources = Path(__file__).parents[1] / "src"
+    environment = os.environ | {"HOME": home, "PYTHONPATH": str(sources), "OMP_NUM_THREADS": "1"}
+    host = "127.0.0.2"  # not .1, for which Ray takes an address that others reach
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
+    start += ["--disable-usage-stats", "--object-store-memory=80000000", f"--temp-dir={home}/ray"]
+    start += ["--min-worker-port=0", "--max-worker-port=0"]
+    head = ["--head", f"--node-ip-address={host}", f"--port={port}", "--include-dashboard=false"]
+    further = ["--node-ip-address=127.0.0.3", f"--address={host}:{port}"]
+    nodes, log = [], Path(home, "log")
+    try:
+        with log.open("wb") as output:
+            for number, which in enumerate((head, further), 1):
+                nodes.append(
+                    subprocess.Popen([*start, *which], env=environment, stdout=output, stderr=output)
+                )
+                deadline = time.monotonic() + 90
+                while log.read_text().count("--block") < number:
+                    assert time.monotonic() < deadline, log.read_text()
+                    time.sleep(0.05)
+        yield SimpleNamespace(address=f"{host}:{port}", environment=environment, nodes=nodes)
+    finally:
+        family = [p for node in nodes for p in psutil.Process(node.pid).children(recursive=True)]
+        for process in [*nodes, *family]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        for node in nodes:
+            node.wait(20)
+        psutil.wait_procs(family, timeout=20)
+        shutil.rmtree(home, ignore_errors=True)
 
 
 @pytest.fixture

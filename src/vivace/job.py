@@ -8,6 +8,7 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
 import sysconfig
@@ -53,6 +54,7 @@ class Job:
             into forward, backward and update (GANs, several optimizers). Takes the place of `loss`.
         damaged: what becomes of samples that cannot be read: ``"raise"``, ``"skip"`` (a smaller batch) or
             ``"replace"`` (by another sample of the batch); counted and listed by `train`.
+        checksums: a file of ``sha256sum`` that lists the files of the data. One that has changed is damaged.
         epochs: passes over `data`.
         scheduler_every: ``"epoch"`` or ``"step"``.
         on_trained: ``(model, folder) -> None``; called by `train` when it has come to its end, with the
@@ -76,6 +78,7 @@ class Job:
     metric_name: str = "metric"
     on_trained: Callable[[Any, Path], None] | None = None
     pictures: Callable[[Any, Iterable[Any]], Mapping[str, Sequence[Picture]]] | None = None
+    checksums: str | os.PathLike[str] | None = None
 
     @classmethod
     def from_keras(
@@ -132,7 +135,7 @@ class Job:
             raise JobError("a Job needs optimizer=(model) -> torch.optim.Optimizer")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name in ("epochs", "scheduler_every", "damaged", "metric_name"):
+            if field.name in ("epochs", "scheduler_every", "damaged", "checksums", "metric_name"):
                 continue
             # A module can be called, and gives outputs.
             built = field.name == "model" and not isinstance(value, type) and hasattr(value, "state_dict")
@@ -147,6 +150,8 @@ class Job:
             raise JobError(f"Job's scheduler_every must be 'epoch' or 'step', not {self.scheduler_every!r}")
         if self.damaged not in ("raise", "skip", "replace"):
             raise JobError(f"Job's damaged must be 'raise', 'skip' or 'replace', not {self.damaged!r}")
+        if not isinstance(self.checksums, str | os.PathLike | None):
+            raise JobError(f"Job's checksums must be the path of a file, not {self.checksums!r}")
         if not isinstance(self.metric_name, str) or not self.metric_name.strip():
             raise JobError(f"Job's metric_name must be a word, such as 'accuracy', not {self.metric_name!r}")
         if self.step is not None and self.on_gradients is not None:

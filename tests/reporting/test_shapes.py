@@ -75,6 +75,12 @@ def shown(folder):
     return text
 
 
+def test_a_technique_whose_settings_are_empty_is_shown(ledger, tune_folder):
+    result = next(record for record in ledger if record["record"] == "result")
+    result["plan"] = dict.fromkeys(result["plan"])
+    assert all(name in shown(tune_folder(ledger)) for name in result["plan"])
+
+
 @pytest.mark.fault(41)
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())

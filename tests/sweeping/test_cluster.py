@@ -3,16 +3,11 @@
 import contextlib
 import importlib.util
 import json
-import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -21,53 +16,13 @@ import vivace
 from vivace.errors import InputError
 
 JOBS = Path(__file__).parent / "jobs.py"
-ROOT = Path(__file__).parents[2]
 
-on_ray = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="Ray is not installed (pip install 'vivace[ray]')"
-)
+on_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 
 
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    """A head and a second node with a processor each, as a person starts them, but for their addresses."""
-    home = tempfile.mkdtemp(prefix="ray")  # a short name: the paths of sockets are limited
-    environment = os.environ | {"HOME": home, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    host, port = "127.0.0.2", free_port()  # not .1, for which Ray takes an address that others reach
-    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
-    start += ["--disable-usage-stats", "--object-store-memory=80000000", f"--temp-dir={home}/ray"]
-    start += ["--min-worker-port=0", "--max-worker-port=0"]
-    head = ["--head", f"--node-ip-address={host}", f"--port={port}", "--include-dashboard=false"]
-    further = ["--node-ip-address=127.0.0.3", f"--address={host}:{port}"]
-    nodes, log = [], Path(home, "log")
-    try:
-        with log.open("wb") as output:
-            for which in (head, further):
-                command = [*start, *which]
-                nodes.append(subprocess.Popen(command, env=environment, stdout=output, stderr=output))
-                wait_for(lambda: reached(host, port), "the head does not start")
-        wait_for(lambda: log.read_text().count("--block") == 2, "the second node does not start")
-        yield SimpleNamespace(address=f"{host}:{port}", environment=environment, nodes=nodes)
-    finally:
-        family = [p for node in nodes for p in psutil.Process(node.pid).children(recursive=True)]
-        for process in [*nodes, *family]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        for node in nodes:
-            node.wait(20)
-        psutil.wait_procs(family, timeout=20)
-        shutil.rmtree(home, ignore_errors=True)
-
-
-def reached(host, port):
-    with socket.socket() as there:
-        return there.connect_ex((host, port)) == 0
+@pytest.fixture
+def cluster(ray_cluster):
+    return ray_cluster
 
 
 def wait_for(condition, what, seconds=90):

@@ -136,7 +136,9 @@ found["refused"] = {
     "order": refusal({"fsdp": {}}, model=lambda: nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)),
     "optimizer": refusal({"fsdp": {}}, optimizer=torch.optim.Adagrad),
     "number of a part": refusal({"fsdp": {}}, on_gradients=clip_by_hand),
-    "compile": refusal({"fsdp": {}, "compile": {}}),
+    "compiled whole": refusal({"fsdp": {}, "compile": {}}),
+    "copied weights": refusal({"fsdp": {}, "bf16_weights": {}}),
+    "untried": refusal({"fsdp": {}, "optimizer_in_backward": {}}),
     "unlike": refusal({"fsdp": {}}, model=lambda: nn.Linear(6, 3 + RANK)),
 }
 torch.save(found, f"{FOLDER}/{RANK}.pt")
@@ -200,8 +202,13 @@ def test_what_it_cannot_divide_is_refused_by_name(found):
     assert "Adagrad has not been tried on parts of weights: SGD, Adam, AdamW" in refused["optimizer"]
     assert "on_gradients reads a number (.item(), float(), an if)" in refused["number of a part"]
     assert "the ranks have different models" in refused["unlike"]
-    assert refused["compile"] == (
-        "compile: it has not been tried on weights that 'fsdp' divides among the ranks"
+    assert "gathered and compiled singly: set regional = true" in refused["compiled whole"]
+    assert refused["copied weights"] == (
+        "bf16_weights: it copies all weights before the forward pass, and a rank that holds a part of them "
+        "has those of one block at a time: use bf16_autocast"
+    )
+    assert refused["untried"] == (
+        "optimizer_in_backward: it has not been tried on weights that are divided among the ranks"
     )
 
 
@@ -228,4 +235,11 @@ def test_it_stands_in_the_place_of_ddp():
 def test_what_sees_weights_must_say_that_it_was_tried():
     able = {cls.name for cls in registry.everything() if cls.card.acts_on_shards}
     fed = {cls.name for cls in registry.everything() if cls.card.stage <= Stage.DATA}
-    assert able - fed == {"fsdp", "micro_batches", "checkpoint", "bf16_autocast", "fused_optimizer"}
+    assert able - fed == {
+        "fsdp",
+        "micro_batches",
+        "checkpoint",
+        "bf16_autocast",
+        "fused_optimizer",
+        "compile",
+    }

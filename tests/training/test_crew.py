@@ -107,7 +107,7 @@ def test_a_rank_that_answers_no_more_is_named_and_nothing_is_begun_without_it(co
         begun(company)
     assert time.monotonic() - begin < 5.0
     company.end(None)
-    assert json.loads(company._store.get("errand/2"))["do"] == "end"
+    assert json.loads(company._store.get("errand/1"))["do"] == "end"
 
 
 def test_ranks_that_answer_are_not_lost(company):

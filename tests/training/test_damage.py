@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -18,6 +19,7 @@ from vivace.data.damage import Damage, path_of
 from vivace.data.order import ordered
 from vivace.errors import JobError, SampleError, is_lost_worker
 from vivace.job import Job, blame
+from vivace.testing.jobs import TINY_JOBS
 from vivace.torch_internals.loaders import end_workers_of
 from vivace.training import losses
 from vivace.training.training import train
@@ -140,7 +142,7 @@ def folder(tmp_path):
     return tmp_path / "pictures"
 
 
-def job_on(folder, damaged="raise", workers=0):
+def job_on(folder, damaged="raise", workers=0, checksums=None):
     transform = transforms.Compose([transforms.RandomCrop(32), transforms.ToTensor()])
     return Job(
         model=lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 2)),
@@ -149,6 +151,7 @@ def job_on(folder, damaged="raise", workers=0):
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.01),
         epochs=2,
         damaged=damaged,
+        checksums=checksums,
     )
 
 
@@ -177,12 +180,50 @@ class TestTraining:
         assert json.loads((tmp_path / "run" / "run.json").read_text())["damaged"] == list(run.damaged)
         assert any(event.kind == "notice" for event in events)
 
-    @pytest.mark.fault(18)
-    def test_a_flipped_bit_decodes_without_a_word_as_the_documentation_says(self, folder, tmp_path):
+    def flip_a_bit(self, folder):
         file = min((folder / "a").iterdir())
         content = bytearray(file.read_bytes())
         content[len(content) // 2] ^= 1
         file.write_bytes(content)
+        return file
+
+    @pytest.mark.fault(18)
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_a_flipped_bit_is_found_where_the_job_names_checksums(self, folder, tmp_path, workers, bad_input):
+        sums = tmp_path / "SHA256SUMS"
+        command = "find pictures -type f | xargs sha256sum"
+        sums.write_bytes(subprocess.run(["sh", "-c", command], cwd=tmp_path, stdout=subprocess.PIPE).stdout)
+        whole = train(job_on(folder, "skip", workers, sums), out=tmp_path / "whole")
+        assert (whole.damaged, whole.steps) == ((), 6)
+        file = self.flip_a_bit(folder)
+        bad_input()
+        run = train(job_on(folder, "skip", workers, sums), out=tmp_path / "run")
+        assert [(entry["path"], entry["times"]) for entry in run.damaged] == [(str(file), 2)]
+        with pytest.raises(SampleError, match=r"00.jpg'\) cannot be read: OSError: it has changed: its sha"):
+            train(job_on(folder, workers=workers, checksums=sums), out=tmp_path / "refused")
+
+    @pytest.mark.parametrize(
+        ("text", "sentence"),
+        [
+            ("no sums\n", "line 1 of the Job's checksums '.*' is 'no sums', and not as sha256sum writes it"),
+            (None, "cannot be read: .*No such file"),
+        ],
+    )
+    def test_checksums_that_are_none_are_refused(self, folder, tmp_path, text, sentence):
+        if text is not None:
+            (tmp_path / "sums").write_text(text)
+        with pytest.raises(JobError, match=sentence):
+            train(job_on(folder, checksums=tmp_path / "sums"), out=tmp_path / "run")
+
+    def test_checksums_of_data_without_files_are_refused(self, tmp_path):
+        (tmp_path / "sums").write_text("")
+        job = dataclasses.replace(TINY_JOBS["mlp"](), checksums=tmp_path / "sums")
+        with pytest.raises(JobError, match="does not: leave checksums out"):
+            train(job, out=tmp_path / "run")
+
+    @pytest.mark.fault(18)
+    def test_a_flipped_bit_decodes_without_a_word_as_the_documentation_says(self, folder, tmp_path):
+        self.flip_a_bit(folder)
         assert train(job_on(folder, "skip"), out=tmp_path / "run").damaged == ()
         page = (Path(__file__).parents[2] / "docs" / "train.md").read_text()
         assert "A bit that flipped inside a JPEG decodes without" in page

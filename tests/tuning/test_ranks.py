@@ -1,5 +1,6 @@
 """A search on several ranks: every plan makes them train one model, and what fails on one ends on all."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -297,6 +298,45 @@ def test_a_rank_that_fails_inside_a_trial_is_named_with_its_cause_and_the_search
     assert max(trial.seconds for trial in (crowd, hang, stop)) < 25.0 + GRACE_SECONDS
     assert {"ddp", "planted_quick"} <= set(document["plan"])
     assert not {f"planted_{name}" for name in faults} & set(document["plan"])
+
+
+@pytest.mark.slow
+@pytest.mark.fault(13)
+def test_a_rank_that_falls_silent_ends_the_search_with_the_best_so_far(tmp_path):
+    """Its own process is stopped, from outside, beside a child that works on."""
+    out = tmp_path / "tune"
+    words = command("tune", "silent", "--budget", "500", "--out", str(out), "--json")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, env=ENVIRONMENT, **pipes) as launcher:
+        try:
+            ledger, deadline = Ledger(out / "ledger.jsonl"), time.monotonic() + 300
+            while not measured(ledger):
+                assert launcher.poll() is None, launcher.communicate()
+                assert time.monotonic() < deadline, "no candidate was measured"
+                time.sleep(0.2)
+            first, second = sorted(
+                psutil.Process(launcher.pid).children(), key=lambda process: process.environ()["RANK"]
+            )
+            second.suspend()
+            first.wait(200)
+            second.kill()  # else torchrun waits for it
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for process in psutil.Process(launcher.pid).children(recursive=True):
+                    process.kill()
+        output, _ = launcher.communicate(timeout=100)
+    assert launcher.returncode == 1
+    text = json.loads(output)["error"]["message"]
+    assert text.startswith(f"rank 1 (process {second.pid} on ")
+    assert re.search(r"has given no answer for \d+ s: it is stopped \(SIGSTOP\): the search ended", text)
+    assert text.endswith(f"the best so far stands in '{out / 'plan.toml'}'")
+    kept = tomllib.loads((out / "plan.toml").read_text())["techniques"]
+    assert kept in [trial.techniques for trial in measured(ledger)]
+
+
+def measured(ledger):
+    """The candidates that have been timed."""
+    return [trial for trial in ledger.trials() if trial.ratio and trial.role == "candidate"]
 
 
 @pytest.mark.slow

@@ -64,6 +64,15 @@ def test_divided_weights_are_compared_whole(judged, beside):
     assert first["num_checks"] > 20
 
 
+@pytest.mark.slow
+def test_compiled_blocks_of_divided_weights_are_the_same_model(judged):
+    first, second = judged("blocked", {"fsdp": {}, "compile": {"regional": True}})
+    assert first == second
+    assert first["kept"], first["reason"]
+    assert first["num_checks"] > 20
+    assert first["compiled_graphs"] > 0
+
+
 def test_divided_weights_do_not_hide_another_model(judged):
     first, _ = judged("blocked_weighted", {"fsdp": {}})
     assert first["kept"] is False, first

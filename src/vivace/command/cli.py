@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vivace.command.options import AsJson, Debug, Details, JobName, OnDevice, Quiet, app
+from vivace.command.options import Address, AsJson, Debug, Details, JobName, OnDevice, Quiet, app
 from vivace.command.screen import Screen, screen
 from vivace.errors import AnswerIsNo, InputError, VivaceError
 
@@ -25,6 +25,17 @@ Changed = Annotated[
     str, typer.Option(metavar="ok", help="resume though source or hyper-parameters have changed")
 ]
 OnNan = Annotated[str, typer.Option(help="where the loss is no finite number: rollback (once) or stop")]
+Restart = Annotated[bool, typer.Option("--restart", help="delete the checkpoints, train from zero")]
+WatchShare = Annotated[
+    float, typer.Option(max=1.0, help="share of the time to repeat steps under the reference; 0: none")
+]
+OnBroken = Annotated[
+    str, typer.Option(help="where a repeated step is not the same: stop, fallback or ignore")
+]
+TuneIt = Annotated[bool, typer.Option("--tune", help="find a plan on the run's own steps, and go over to it")]
+Engine = Annotated[
+    str | None, typer.Option(metavar="ray", help="several ranks, on a Ray cluster, without torchrun")
+]
 JobOrScript = Annotated[
     list[str], typer.Argument(metavar="JOB | -- COMMAND", help="JOB, or -- python train.py")
 ]
@@ -278,24 +289,19 @@ def train(
     plan: Annotated[Path | None, typer.Option(help="plan file; left out, strict fp32")] = None,
     out: Annotated[Path, typer.Option(help="run folder")] = Path("runs/train"),
     resume: Annotated[bool, typer.Option("--resume", help="go on from the newest checkpoint")] = False,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="delete the checkpoints, train from zero")
-    ] = False,
+    restart: Restart = False,
     seed: Annotated[int, typer.Option(help="of weights, data order and all randomness")] = 0,
     max_steps: Annotated[int | None, typer.Option(help="stop after so many steps in all")] = None,
     changed: Changed = "refuse",
     on_nan: OnNan = "rollback",
     deadline: Deadline = None,
     rank_timeout: RankTimeout = "5m",
-    watch: Annotated[
-        float, typer.Option(max=1.0, help="share of the time to repeat steps under the reference; 0: none")
-    ] = 0.01,
-    on_broken: Annotated[
-        str, typer.Option(help="where a repeated step is not the same: stop, fallback or ignore")
-    ] = "stop",
-    tune: Annotated[
-        bool, typer.Option("--tune", help="find a plan on the run's own steps, and go over to it")
-    ] = False,
+    watch: WatchShare = 0.01,
+    on_broken: OnBroken = "stop",
+    tune: TuneIt = False,
+    engine: Engine = None,
+    address: Address = None,
+    ranks: Annotated[int | None, typer.Option(help="with --engine ray; left out, one a GPU or node")] = None,
     device: OnDevice = None,
     details: Details = False,
     as_json: AsJson = False,
@@ -304,6 +310,8 @@ def train(
 ) -> None:
     """Train under a plan, without losing work."""
     with screen(as_json and os.environ.get("RANK", "0") == "0", quiet, debug, device) as shown:
+        if engine is not None and device is not None:
+            raise InputError(f"Ray chooses each rank's device: leave --device {device} out")
         from vivace.inspection.gather import require_torch
 
         require_torch()  # before anything imports it
@@ -328,6 +336,9 @@ def train(
                 watch=watch,
                 on_broken=on_broken,  # type: ignore[arg-type]  # train checks it
                 tune=tune,
+                engine=engine,
+                address=address,
+                ranks=ranks,
             )
         shown.document(result.to_dict())
         if progress.ended:

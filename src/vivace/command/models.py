@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vivace.command.options import AsJson, Debug, Details, JobName, OnDevice, Quiet, app, draw_rows
+from vivace.command.options import Address, AsJson, Debug, Details, JobName, OnDevice, Quiet, app, draw_rows
 from vivace.command.screen import screen
 from vivace.errors import InputError
 
@@ -144,7 +144,6 @@ Transfer = Annotated[
 Engine = Annotated[
     str | None, typer.Option(metavar="ray", help="run trials on a Ray cluster; left out, on this machine")
 ]
-Address = Annotated[str | None, typer.Option(help="of the Ray cluster: auto, or HOST:PORT of its head")]
 
 
 @app.command()

@@ -20,6 +20,7 @@ LONGEST_UNBROKEN = 24  # characters of a table's cell
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="file.py:name, module:name, or a recipe")]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON document on standard output")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress, no tables")]
+Address = Annotated[str | None, typer.Option(help="of the Ray cluster: auto, or HOST:PORT of its head")]
 Details = Annotated[bool, typer.Option("--details", help="all that the page holds, before the answer")]
 Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks")]
 OnDevice = Annotated[

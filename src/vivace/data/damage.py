@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vivace.data.checksums import Checksums
 from vivace.errors import JobError, SampleError
 from vivace.files import open_own, read_own
-from vivace.job import blame
+from vivace.job import Job, blame
 from vivace.tensors.randomness import seed_streams
 from vivace.torch_internals.loaders import FILE_LISTS
 
@@ -38,12 +39,20 @@ class Damage:
     Args:
         policy: ``raise``, ``skip`` (the batch is smaller) or ``replace`` (by the batch's next readable one).
         path: where they are listed, one JSON line each; None: nowhere.
+        checksums: of the files; one that differs cannot be read.
     """
 
-    def __init__(self, policy: str = "raise", path: Path | None = None) -> None:
-        self.policy, self.path = policy, path
+    def __init__(
+        self, policy: str = "raise", path: Path | None = None, checksums: Checksums | None = None
+    ) -> None:
+        self.policy, self.path, self.checksums = policy, path, checksums
         self.before = self._times()  # of an earlier part of the run
         self.reading: Callable[[str | int], None] = _nobody  # is told what is read, or the sample's index
+
+    @classmethod
+    def of(cls, job: Job, path: Path | None = None) -> Damage:
+        """As a Job says."""
+        return cls(job.damaged, path, None if job.checksums is None else Checksums(job.checksums))
 
     def read(self, dataset: Dataset[Any], indices: Sequence[Any], seed: int, many: bool = True) -> list[Any]:
         """The samples of one batch; none where all are skipped. `seed` is where its random streams begin.
@@ -57,7 +66,7 @@ class Damage:
 
     def _read(self, dataset: Dataset[Any], indices: Sequence[Any], seed: int, many: bool) -> list[Any]:
         at_once = getattr(dataset, "__getitems__", None) if many else None
-        if at_once is not None:
+        if at_once is not None and self.checksums is None:
             self.reading(f"samples {list(indices)}")
             try:
                 return list(at_once(indices))
@@ -76,12 +85,15 @@ class Damage:
     def _one(self, dataset: Dataset[Any], index: object) -> tuple[Any] | None:
         """The sample in a tuple; None where it is damaged and the policy says how to go on."""
         self.reading(index if type(index) is int else f"sample {index!r}")
+        path = path_of(dataset, index)
         try:
+            if self.checksums is not None:
+                self.checksums.require(path)
             return (dataset[index],)
         except _MISTAKES:
             raise
         except Exception as error:
-            path, text = path_of(dataset, index), blame(error)
+            text = blame(error)
             if self.policy == "raise":
                 where = f" ('{path}')" if path else ""
                 raise SampleError(

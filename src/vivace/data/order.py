@@ -27,10 +27,10 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from vivace.data.damage import Damage
+from vivace.data.damage import Damage, path_of
 from vivace.data.iterable import IterableData, Place
 from vivace.errors import JobError
-from vivace.job import Batch
+from vivace.job import Batch, Job
 from vivace.tensors.loaders import CollatingDataset, known_length
 from vivace.tensors.randomness import SeededStreams, Streams, derive
 from vivace.tensors.trees import batch_size, split
@@ -71,13 +71,20 @@ def ordered(
     return loader
 
 
-def require_index(loader: Iterable[Any], policy: str) -> None:
-    """Raises JobError where the data cannot be read as a policy about damaged samples needs it."""
-    if policy != "raise" and not _rebuildable(loader):
-        kind = type(getattr(loader, "dataset", loader)).__name__
+def require_index(loader: Iterable[Any], job: Job) -> None:
+    """Raises JobError where the data cannot be read as a Job's `damaged` and `checksums` need it."""
+    kind = type(getattr(loader, "dataset", loader)).__name__
+    if job.damaged != "raise" and not _rebuildable(loader):
         raise JobError(
-            f"damaged='{policy}' needs a DataLoader over data with an index; your {kind} ends at a sample "
-            "that cannot be read, unless it passes over such samples itself"
+            f"damaged='{job.damaged}' needs a DataLoader over data with an index; your {kind} ends at a "
+            "sample that cannot be read, unless it passes over such samples itself"
+        )
+    if job.checksums is None:
+        return
+    if not _rebuildable(loader) or not path_of(getattr(loader, "dataset", None), 0):
+        raise JobError(
+            f"checksums need a DataLoader over data that list their files, as ImageFolder does; your {kind} "
+            "does not: leave checksums out"
         )
 
 

@@ -157,7 +157,7 @@ class Worker:
         seed_everything(0)
         loader = call(self.job, "data")
         length = known_length(loader)
-        read = ordered(loader, seed=0, epoch=0, damage=Damage(self.job.damaged))
+        read = ordered(loader, seed=0, epoch=0, damage=Damage.of(self.job))
         (first,) = first_batches((batch for batch in read if batch is not None), 1)
         found = self.ranks.gather((length, digest(first)))
         length, own = found[0]
@@ -225,7 +225,7 @@ class Worker:
         assert self.session is not None
         deadline, read = time.monotonic() + FIRST_PASS_SECONDS, 0
         rank, num = self.ranks.rank, self.ranks.world_size
-        damage = Damage(self.job.damaged)
+        damage = Damage.of(self.job)
         first = ordered(loader, seed=seed, epoch=0, damage=damage, rank=rank, world_size=num)
         for read, _ in enumerate(self.session.batches(first), 1):  # noqa: B007
             if time.monotonic() > deadline:

@@ -14,8 +14,7 @@ import traceback
 from typing import Any, TextIO
 
 from vivace import job as jobs
-from vivace.processes.launch import own_error
-from vivace.technique import registry
+from vivace.processes.launch import own_error, unpacked
 
 _parent: tuple[TextIO, TextIO] | None = None
 _limit = math.inf
@@ -74,9 +73,7 @@ def serve(payload: int, read: int, write: int) -> None:
 
 
 def _begin(head: dict[str, Any]) -> Any:
-    job, classes = pickle.loads(head["body"])
-    for cls in classes:
-        registry.register(cls)
+    job = unpacked(head["body"])
     if isinstance(job, str):
         job = jobs.load(job)
     module, _, name = head["entry"].partition(":")

@@ -11,6 +11,7 @@ import contextlib
 import importlib.machinery
 import json
 import os
+import pickle
 import select
 import signal
 import socket
@@ -56,14 +57,15 @@ class Source:
 
     def pickled(self, entry: str, arguments: dict[str, Any], environment: dict[str, str]) -> bytes:
         """What a child needs to begin: search path, registered techniques, the job, and its entry point."""
-        head: dict[str, Any] = {"entry": entry, "arguments": arguments, "body": self._body()}
+        head: dict[str, Any] = {"entry": entry, "arguments": arguments, "body": self.body()}
         head |= {"sys_path": sys.path, "folder": self.folder, "environment": os.environ | environment}
         return bytes(cloudpickle.dumps(head))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"reference": self.reference, "name": self.name, "folder": self.folder, "_sent": self._body()}
+        return {"reference": self.reference, "name": self.name, "folder": self.folder, "_sent": self.body()}
 
-    def _body(self) -> bytes:
+    def body(self) -> bytes:
+        """The job, for `unpacked` in another process."""
         if self._sent is not None:
             return self._sent
         classes = registry.registered() if self.reference is None else []
@@ -99,6 +101,14 @@ def _modules_out_of_reach(job: object, classes: list[type]) -> list[Any]:
         if not any(Path(folder or ".", at).resolve() == Path(file) for folder in sys.path):
             found[module.__name__] = module
     return list(found.values())
+
+
+def unpacked(body: bytes) -> Any:
+    """In another process, the job or its reference; the techniques that came with it are registered."""
+    job, classes = pickle.loads(body)  # which this person's own process has written
+    for cls in classes:
+        registry.register(cls)
+    return job
 
 
 def plan_of(plan: Plan | str | os.PathLike[str], job: Job | str) -> Plan:

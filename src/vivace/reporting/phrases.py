@@ -42,9 +42,9 @@ def steps(value: object) -> str:
     return "at once" if whole <= 0 else words.count(whole, "step")
 
 
-def setting(settings: Mapping[str, Any]) -> str:
-    """A technique's settings: ``mode=default, dynamic=False``."""
-    return ", ".join(f"{name}={value}" for name, value in settings.items())
+def setting(settings: Mapping[str, Any] | None) -> str:
+    """A technique's settings: ``mode=default, dynamic=False``; a file of any kind may have none."""
+    return ", ".join(f"{name}={value}" for name, value in (settings or {}).items())
 
 
 def plan_name(techniques: Mapping[str, Mapping[str, Any]], role: str = "candidate") -> str:

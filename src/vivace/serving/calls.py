@@ -104,7 +104,7 @@ def _batches(job: Job, most: int | None) -> tuple[list[Any], bool]:
     with Streams(derive(0, "data")):
         loader = call(job, field)
     found, num_bytes = list[Any](), 0
-    source = ordered(loader, seed=derive(0, "validation"), epoch=0, damage=Damage(job.damaged))
+    source = ordered(loader, seed=derive(0, "validation"), epoch=0, damage=Damage.of(job))
     for batch in source:
         if batch is None:
             continue

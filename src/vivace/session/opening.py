@@ -261,10 +261,10 @@ def readable(loader: Iterable[Batch], job: Job) -> Any:
 
     Raises JobError where that cannot be.
     """
-    if job.damaged == "raise":
+    if job.damaged == "raise" and job.checksums is None:
         return loader
-    require_index(loader, job.damaged)
-    found = ordered(loader, seed=0, epoch=0, damage=Damage(job.damaged))
+    require_index(loader, job)
+    found = ordered(loader, seed=0, epoch=0, damage=Damage.of(job))
     return (batch for batch in found if batch is not None)
 
 
@@ -312,7 +312,7 @@ def endless_batches(
     """
     for epoch in itertools.count():
         number = 0 if again else epoch
-        drawn, damage = 0, Damage(job.damaged)
+        drawn, damage = 0, Damage.of(job)
         source = ordered(loader, seed=seed, epoch=number, damage=damage, rank=rank, world_size=world_size)
         batches = fed(session, source, derive(seed, number, "feed"))
         for drawn, batch in enumerate(itertools.islice(batches, again), 1):  # noqa: B007

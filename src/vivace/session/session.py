@@ -52,15 +52,12 @@ class Session:
             Seam.UPDATE: lambda: self.optimizer.step() and None,  # type: ignore[union-attr]
             Seam.STEP: step or self._default_step,
         }
-        sharding = next((one.name for one in plan.techniques if one.card.shards_weights), "")
+        sharding = any(technique.card.shards_weights for technique in plan.techniques)
         try:
             for technique in plan.techniques:
                 try:
                     build.begin(technique)
-                    build.require(
-                        not sharding or technique.card.acts_on_shards,
-                        f"it has not been tried on weights that '{sharding}' divides among the ranks",
-                    )
+                    build.require(not sharding or technique.card.acts_on_shards, technique.card.on_shards)
                     technique.apply(build)
                 except Refused as refused:
                     raise refused.by(technique.name) from None

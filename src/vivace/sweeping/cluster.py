@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import queue
-import re
 import shutil
-import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -23,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vivace.errors import ChildFailed, FolderError, InputError, VivaceError
+from vivace.errors import ChildFailed, InputError, VivaceError
 from vivace.processes.launch import Child, Source
 from vivace.sweeping.folder import LOG, RAY, SweepFolder
 from vivace.words import count
@@ -31,12 +28,11 @@ from vivace.words import count
 try:
     import ray
     from ray import tune
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from vivace.processes.on_ray import MOST_LOSSES, REACHED_SECONDS, Connection, lines_of, shares_of
 except ImportError:
     raise InputError("a sweep on a Ray cluster needs Ray: pip install 'vivace[ray]'") from None
 
-MOST_LOSSES = 3  # of places, before a trial is told to have failed
-REACHED_SECONDS = 10.0  # for the connection; Ray's own wait is a minute and ends the process
 SILENCE_SECONDS = 7 * 86400.0  # of an epoch
 
 
@@ -173,20 +169,14 @@ class Cluster:
     def __init__(self, address: str, folder: SweepFolder, workers: int | None) -> None:
         self.lost = ""
         self._folder, self._desk, self._thread = folder, Desk(), threading.Thread()
-        self._own = not ray.is_initialized()
-        if self._own:
-            _connect(address)
+        self._connection = Connection(address)
         try:
-            nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
-            if not nodes:
-                raise InputError("no node of the cluster has a CPU for a trial")
-            for node in nodes:
-                _require_able(node, folder)
-            self.shares, self._resources = shares_of([node["Resources"] for node in nodes], workers)
+            self._connection.require_able(folder.path)
         except BaseException:
-            self.close()
+            self._connection.close()
             raise
-        self.name = f"Ray {ray.__version__} on {count(len(nodes), 'node')}"
+        self.shares, self._resources = shares_of(self._connection.nodes, workers)
+        self.name = f"Ray {ray.__version__} on {count(len(self._connection.nodes), 'node')}"
 
     def begin(self, entry: str, source: Source) -> None:
         """Let Tune wait for trials; each is the command ``train`` of `entry`."""
@@ -237,8 +227,7 @@ class Cluster:
         self.stop()
         if self._thread.is_alive():
             self._thread.join(REACHED_SECONDS)
-        if self._own:
-            ray.shutdown()
+        self._connection.close()
         shutil.rmtree(self._folder.path / RAY, ignore_errors=True)
 
     def _tuned(self, tuner: tune.Tuner) -> None:
@@ -246,63 +235,5 @@ class Cluster:
             tuner.fit()
         except Exception as error:
             if not self._desk.closed.is_set():
-                self.lost = f"the Ray cluster was lost: {_lines(error)[0]}"
+                self.lost = f"the Ray cluster was lost: {lines_of(error)[0]}"
         self._desk.end(KeyboardInterrupt())  # a sweep without its cluster ends as on Ctrl-C
-
-
-def shares_of(nodes: list[dict[str, float]], workers: int | None) -> tuple[tuple[int, int], dict[str, float]]:
-    """How many trials run at once, with how many threads each; and what Ray keeps free for each.
-
-    Args:
-        nodes: the resources of each node, by Ray's names.
-        workers: trials at a time; None: one a GPU, or a core.
-    """
-    gpus = int(sum(node.get("GPU", 0) for node in nodes))
-    able = [node for node in nodes if not gpus or node.get("GPU", 0) >= 1]
-    cores = int(sum(node["CPU"] for node in able))
-    workers = workers or gpus or cores
-    least = min(node["CPU"] // max(1, node.get("GPU", 0)) for node in able)  # so that a node's places fit
-    threads = int(max(1, min(least, cores // workers)))
-    resources = {"cpu": min(threads, cores / workers)}
-    return (workers, threads), resources | ({"gpu": 1 / math.ceil(workers / gpus)} if gpus else {})
-
-
-def _connect(address: str) -> None:
-    if not re.fullmatch(r"auto|[^/]+:\d+", address):
-        raise InputError(
-            f"a Ray cluster's address is auto, on one of its nodes, or its head's HOST:PORT, not '{address}'"
-        )
-    host, _, port = address.rpartition(":")
-    try:
-        if port != "auto":  # for Ray itself waits for a minute
-            socket.create_connection((host, int(port)), REACHED_SECONDS).close()
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (OSError, RuntimeError) as error:
-        raise InputError(
-            f"there is no Ray cluster at '{address}' ({_lines(error)[0]}): start one with "
-            "'ray start --head', or give --address HOST:PORT of its head"
-        ) from None
-
-
-def _require_able(node: dict[str, Any], folder: SweepFolder) -> None:
-    """Raises InputError where a node has not this Vivace, FolderError where it does not see the folder."""
-    name = node["NodeManagerAddress"]
-    there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-    look = ray.remote(num_cpus=0, scheduling_strategy=there, max_retries=0)(_sees)
-    try:
-        seen = ray.get(look.remote(str(folder.journal.resolve().parent)))
-    except ray.exceptions.RayError as error:
-        raise InputError(f"the node {name} of the cluster cannot run trials: {_lines(error)[-1]}") from None
-    if not seen:
-        raise FolderError(
-            f"the node {name} of the cluster does not see '{folder.path}': --out must lie on a disk that "
-            "all nodes share, under the same name"
-        )
-
-
-def _sees(folder: str) -> bool:
-    return Path(folder).is_dir()
-
-
-def _lines(error: Exception) -> list[str]:
-    return str(error).strip().splitlines() or [type(error).__name__]

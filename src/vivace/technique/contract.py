@@ -73,8 +73,8 @@ class Card:
         baseline: the name under which its speed alone stands among the baselines of every report.
         averages_ranks: it makes several ranks train one model.
         shards_weights: each rank holds a part of the weights (`Build.shards`).
-        takes_shards: it has been tried where ranks do. What feeds the step never sees a weight, and need not
-            say so.
+        on_shards: why it does not act where ranks do; empty where it has been tried and does. What feeds the
+            step never sees a weight, and need not say so.
         compiles: it is slow to start, and compiled code draws random numbers in an order of its own.
         captures: it replays a recorded step, in which no Python runs.
     """
@@ -95,7 +95,7 @@ class Card:
     baseline: str = ""
     averages_ranks: bool = False
     shards_weights: bool = False
-    takes_shards: bool = False
+    on_shards: str = "it has not been tried on weights that are divided among the ranks"
     compiles: bool = False
     captures: bool = False
 
@@ -110,7 +110,7 @@ class Card:
     @property
     def acts_on_shards(self) -> bool:
         """Can it stand in a plan in which each rank holds a part of the weights?"""
-        return self.shards_weights or self.takes_shards or self.stage <= Stage.DATA
+        return self.shards_weights or not self.on_shards or self.stage <= Stage.DATA
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ class Bf16Autocast(Technique):
         slot="precision",
         unit_roundoff=UNIT_ROUNDOFF["bfloat16"],
         measured_on=("cpu",),
-        takes_shards=True,
+        on_shards="",
         lowers_peak=True,
     )
 

@@ -33,6 +33,8 @@ class Bf16Weights(Technique):
         slot="precision",
         unit_roundoff=UNIT_ROUNDOFF["bfloat16"],
         measured_on=("cpu",),
+        on_shards="it copies all weights before the forward pass, and a rank that holds a part of them has "
+        "those of one block at a time: use bf16_autocast",
     )
 
     def apply(self, build: Build) -> None:

@@ -30,7 +30,7 @@ class Checkpoint(Technique):
         summary="activations of blocks computed again in the backward pass instead of kept",
         source="https://arxiv.org/abs/1604.06174",
         measured_on=("cpu",),
-        takes_shards=True,
+        on_shards="",
         saves_memory="activations",
         by_block=True,
     )

@@ -31,6 +31,7 @@ class Compile(Technique):
         source="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
         unit_roundoff=UNIT_ROUNDOFF["float32"],
         measured_on=("cpu",),
+        on_shards="",
         compiles=True,
     )
 
@@ -64,17 +65,25 @@ class Compile(Technique):
             blocks = [m for model in modules for block in repeated_blocks(model) for m in block.modules]
             modules = list({id(module): module for module in blocks}.values())
         build.require(modules, "no block of the model is repeated: compile the whole model")
+        sharded = build.shards is not None
+        build.require(
+            self.regional or not sharded,
+            "where ranks divide the weights, blocks are gathered and compiled singly: set regional = true",
+        )
         config = compiler.dynamo_config()
         build.set_flag(config, "suppress_errors", False)
         build.set_flag(config, "fail_on_recompile_limit_hit", True)
         build.set_flag(config, "recompile_limit", 8 + 4 * len(modules))
         own = compiler.eager_numerics() if self.strict else {}
         how: Any = {"options": compiler.options_of(self.mode) | own} if own else {"mode": self.mode}
-        compiled = [torch.compile(plain_call(m), dynamic=self.dynamic, **how) for m in modules]
+        # Hooks gather a block's weights around its forward, and are not to be traced.
+        name = "forward" if sharded else COMPILED_CALL
+        plain = [m.forward if sharded else plain_call(m) for m in modules]
+        compiled = [torch.compile(one, dynamic=self.dynamic, **how) for one in plain]
 
         def run(following: Callable[[Any], Any], batch: Batch) -> Any:
             try:
-                with patched(modules, COMPILED_CALL, compiled):
+                with patched(modules, name, compiled):
                     if not self.slot:
                         return following(batch)
                     torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]

@@ -28,7 +28,7 @@ class FusedOptimizer(Technique):
         source="https://docs.pytorch.org/docs/stable/optim.html#algorithms",
         unit_roundoff=UNIT_ROUNDOFF["float32"],
         measured_on=("cpu",),
-        takes_shards=True,
+        on_shards="",
     )
 
     kind: Literal["fused", "foreach"] = "fused"

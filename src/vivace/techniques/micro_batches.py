@@ -35,7 +35,7 @@ class MicroBatches(Technique):
         source="https://arxiv.org/abs/1811.06965",
         unit_roundoff=UNIT_ROUNDOFF["float32"],
         measured_on=("cpu",),
-        takes_shards=True,
+        on_shards="",
         saves_memory="activations",
         cuts_batches=True,
     )

@@ -14,6 +14,7 @@ import math
 import os
 import signal
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -25,7 +26,8 @@ from vivace.errors import RankLost, TimedOut, VivaceError
 from vivace.processes.launch import Child, Source, preload
 
 PATIENCE_SECONDS = 300.0
-GRACE_SECONDS = 30.0  # for the answers of the others, once rank 0's child has its own
+GRACE_SECONDS = 30.0  # for the answers of the others, once rank 0's child has its own; and without a beat
+BEAT_SECONDS = 1.0
 LAST_SECONDS = 3.0  # for them to hear that it is over
 _PR_SET_PDEATHSIG = 1
 LOOK_SECONDS = 0.05  # between two looks for an errand
@@ -57,6 +59,7 @@ class Company:
     ) -> None:
         self.source, self.rank, self.world_size = source, rank, world_size
         self._store, self._launch = store, launch
+        self._ended = threading.Event()
         self.lost = ""  # which rank does not answer any more: nothing can be begun without it
         self._crews, self._errands = itertools.count(), itertools.count()
 
@@ -93,16 +96,28 @@ class Company:
         return number
 
     def failures(self, number: int, seconds: float) -> dict[int, VivaceError]:
-        """How an errand failed, by rank; one that does not answer within `seconds` has failed, too."""
+        """How an errand failed, by rank; one that does not answer within `seconds`, or gives no sign of life
+        for a while, has failed, too, and is `lost`.
+        """
         found: dict[int, VivaceError] = {}
-        deadline = time.monotonic() + seconds
+        begin = time.monotonic()
         for rank in range(1, self.world_size):
-            text = self._read(f"answer/{number}/{rank}", deadline)
+            text = self._read(f"answer/{number}/{rank}", begin + seconds, rank)
             if text is None:
-                found[rank] = RankLost(self._silent(rank, seconds))
+                self.lost = self._silent(rank, time.monotonic() - begin)
+                found[rank] = RankLost(self.lost)
             elif text:
                 found[rank] = VivaceError.from_dict(json.loads(text))
         return found
+
+    def _beat(self) -> None:
+        """Let rank 0 know each second that this process runs, whatever its main thread does."""
+        store = self._store.clone()
+        for number in itertools.count():
+            with contextlib.suppress(RuntimeError):  # it cannot be reached, which the main thread notices
+                store.set(f"alive/{self.rank}", str(number))
+            if self._ended.wait(BEAT_SECONDS):
+                return
 
     def here(self) -> None:
         """Let rank 0 know which process this rank is."""
@@ -137,6 +152,7 @@ class Company:
     def follow(self) -> dict[str, Any]:
         """On a rank other than 0: run errands until the end. What came of it on rank 0, or its error."""
         children: dict[int, Child] = {}
+        threading.Thread(target=self._beat, name="vivace-beat", daemon=True).start()
         preload([])  # what every child begins with is imported meanwhile
         try:
             for number in itertools.count():
@@ -147,6 +163,7 @@ class Company:
                 if errand["do"] == "end":
                     break
         finally:
+            self._ended.set()
             for child in children.values():
                 child.close()
         if errand["error"] is not None:
@@ -171,15 +188,21 @@ class Company:
             return error.to_dict()
         return ""
 
-    def _read(self, key: str, deadline: float) -> str | None:
-        """What stands under a key, once it does; None where it does not in time."""
+    def _read(self, key: str, deadline: float, of: int | None = None) -> str | None:
+        """What stands under a key, once it does; None where it does not in time, or the rank that it is to
+        come `of` does not live.
+        """
+        sign, since = b"", time.monotonic()
         while True:
             try:
                 if self._store.check([key]):
                     return str(self._store.get(key).decode())
+                if of is not None and self._store.check([f"alive/{of}"]):
+                    last, sign = sign, self._store.get(f"alive/{of}")
+                    since = since if sign == last else time.monotonic()
             except RuntimeError as error:
                 raise self._cut_off(error) from None
-            if time.monotonic() > deadline:
+            if time.monotonic() > min(deadline, since + GRACE_SECONDS if of is not None else deadline):
                 return None
             time.sleep(LOOK_SECONDS)
 
@@ -210,7 +233,7 @@ class Crew:
             self._raise_first(None, company.failures(errand, PATIENCE_SECONDS))
         except BaseException as error:
             self.close()
-            company.lost = str(error) if isinstance(error, RankLost) else ""
+            company.lost = company.lost or (str(error) if isinstance(error, RankLost) else "")
             raise
 
     def ask(self, command: str, timeout: float, **arguments: object) -> Any:

@@ -66,7 +66,7 @@ class Evaluation:
             for module in modules:
                 module.training = False
             with Streams(derive(self.seed, "metric"), device), torch.no_grad():
-                seed, damage = derive(self.seed, "validation"), Damage(self.job.damaged)
+                seed, damage = derive(self.seed, "validation"), Damage.of(self.job)
                 batches = ordered(self._loader, seed=seed, epoch=0, damage=damage)
                 fed = self.session.validation(batches)
                 placed = (place(batch, device=device) for batch in fed if batch is not None)

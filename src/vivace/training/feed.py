@@ -34,12 +34,12 @@ class Feed:
 
     def __init__(self, job: Job, ranks: Ranks, seed: int, path: Path, notice: Callable[[str], None]) -> None:
         self.job, self.ranks, self.seed, self.notice = job, ranks, seed, notice
-        self.damage = Damage(job.damaged, path / "damaged.jsonl")
+        self.damage = Damage.of(job, path / "damaged.jsonl")
         self.workers, self.hangs = WorkerWatch(), HangWatch(notice)
         self.damage.reading = self.hangs.board.write
         with Streams(derive(seed, "data")):
             self.own_loader = call(job, "data")
-        require_index(self.own_loader, job.damaged)
+        require_index(self.own_loader, job)
         self.loader = self.own_loader
         self.place: Place | None = None  # where a stream stood when it was left
         self._pass: IterableData | None = None

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 import time
+import warnings
 from pathlib import Path
 from typing import Any, Literal
 
@@ -312,7 +313,12 @@ class Loop:
             on_plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
             watched = (self._watched(),) if on_plateau else ()
             try:
-                scheduler.step(*watched)
+                with warnings.catch_warnings():
+                    if (
+                        not self.samples
+                    ):  # the update before it was an earlier process's, which torch cannot know
+                        warnings.simplefilter("ignore", UserWarning)
+                    scheduler.step(*watched)
             except Exception as error:
                 self.between_steps = False  # it may have counted already
                 raise JobError(

@@ -37,7 +37,7 @@ def read_epochs(job: Job, field: str, num_epochs: int, seconds: float, least: in
     """The first epochs of a Job's `data` or `validation`, in the order in which `train` feeds them."""
     passes = []
     for epoch in range(num_epochs):
-        loader = ordered(call(job, field), seed=0, epoch=epoch, damage=Damage(job.damaged))
+        loader = ordered(call(job, field), seed=0, epoch=epoch, damage=Damage.of(job))
         passes.append(read(loader, seconds / num_epochs, least))
     return passes
 

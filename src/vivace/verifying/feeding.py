@@ -39,7 +39,7 @@ class Loaders:
         if self.loader is None or not isinstance(self.loader, DataLoader):
             self.loader = call(self.job, self.field)  # what is no DataLoader may live for one pass
         mine: dict[str, Any] = {"rank": self.rank, "world_size": self.world_size}
-        found = ordered(self.loader, seed=0, epoch=number, damage=Damage(self.job.damaged), **mine)
+        found = ordered(self.loader, seed=0, epoch=number, damage=Damage.of(self.job), **mine)
         known = _length(found)
         if last is not None and known is not None and isinstance(found, DataLoader):
             found = ordered(found, seed=0, epoch=number, start_batch=max(0, known - last), **mine)

@@ -40,6 +40,9 @@ def train(
     watch: float = 0.01,
     on_broken: OnBroken = "stop",
     tune: bool = False,
+    engine: str | None = None,
+    address: str | None = None,
+    ranks: int | None = None,
 ) -> Run:
     """Train `job` under `plan` in the run folder `out`, on top of strict fp32.
 
@@ -68,6 +71,8 @@ def train(
             before it, ``fallback`` to the reference from there on, or ``ignore`` it and only write it down.
         tune: find a plan on the run's own first steps, all of which train, and go over to it; see ``tune/``
             in the run folder. In one process, without a `plan`. A resumed run keeps the plan it has found.
+        engine: ``ray``: ranks train on a Ray cluster whose nodes share `out`, without torchrun.
+        address, ranks: of its head, ``HOST:PORT`` or ``auto``; and how many, left out, one a GPU or node.
 
     Raises FolderError, CheckpointError, PlanError, JobError, Refused, Diverged, PromiseBroken and RankLost,
     on all ranks alike.
@@ -75,12 +80,34 @@ def train(
     first = (seed, max_steps, checkpoint_every_seconds, checkpoint_every_steps)
     options = vars(Options(*first, rank_timeout_seconds, deadline_seconds, changed, on_nan))
     options |= {"out": out, "resume": resume, "restart": restart, "on_event": on_event}
+    return _begun(job, plan, (engine, address, ranks), (watch, on_broken, tune), options)
+
+
+def _begun(
+    job: Job | str,
+    plan: Plan | str | os.PathLike[str] | None,
+    cluster: tuple[str | None, str | None, int | None],
+    watching: tuple[float, OnBroken, bool],
+    options: dict[str, Any],
+) -> Run:
+    """`train` here, or by its engine, address and number of ranks."""
+    engine, address, ranks = cluster
+    watch, on_broken, tune = watching
+    if engine not in (None, "ray"):
+        raise InputError(f"ranks are started by torchrun, or with engine ray, not '{engine}'")
+    if engine is not None:
+        from vivace.watching import on_ray
+
+        options |= {"watch": watch, "on_broken": on_broken, "tune": tune}
+        return on_ray.train(train, job, plan, address=address or "auto", ranks=ranks, **options)
+    if address is not None or ranks is not None:
+        option = f"address '{address}'" if address is not None else f"number of ranks {ranks}"
+        raise InputError(f"the {option} is for a Ray cluster: give --engine ray with it")
     if tune:
         _require_alone(plan)
     name = job if isinstance(job, str) else ""
-    return training.train(
-        job, plan, watched_by=_watching(watch, on_broken, name if tune else None), **options
-    )
+    watched_by = _watching(watch, on_broken, name if tune else None)
+    return training.train(job, plan, watched_by=watched_by, **options)
 
 
 def _watching(share: float, on_broken: OnBroken, tuned: str | None) -> WatchedBy:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.nn.utils import clip_grad_norm_ as clip
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -59,7 +60,18 @@ def blocks():
 
 
 plain = job()
-blocked = dataclasses.replace(plain, model=blocks, on_gradients=lambda model: clip(model.parameters(), 0.5))
+
+
+class Compiled:
+    graphs = 0
+
+
+def clipped(model):
+    Compiled.graphs = max(Compiled.graphs, counters["stats"]["unique_graphs"])
+    clip(model.parameters(), 0.5)
+
+
+blocked = dataclasses.replace(plain, model=blocks, on_gradients=clipped)
 dropping = job(drop=0.4)
 weighted = job(weighted_loss)
 blocked_weighted = dataclasses.replace(weighted, model=blocks)
@@ -73,7 +85,7 @@ def main(scene):
     try:
         ruler = Ruler(globals()[scene["job"]], vivace.inspect().to_dict(), scene["meeting"])
         ruler.prepare(6.0)
-        answer = ruler.judge(scene["plan"])
+        answer = ruler.judge(scene["plan"]) | {"compiled_graphs": Compiled.graphs}
     except vivace.VivaceError as error:
         answer = {"error": str(error)}
     Path(scene["answer"]).write_text(json.dumps(answer))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vivace.data.damage import Damage
 from vivace.data.order import ordered
 from vivace.errors import Refused
 from vivace.job import Job
@@ -65,7 +66,7 @@ class Row:
 
     def batches(self, epoch: int) -> Iterator[Any]:
         """The placed batches of an epoch, as `train` feeds them to this run alone."""
-        source = ordered(self.loader, seed=self.seed, epoch=epoch)
+        source = ordered(self.loader, seed=self.seed, epoch=epoch, damage=Damage.of(self.job))
         return map(self.session.place, fed(self.session, source, derive(self.seed, epoch, "feed")))
 
     def step_alone(self, batch: object) -> float:
