@@ -12,6 +12,7 @@ LIMIT = 8.0  # envelopes, for figures over the whole model
 SPREAD_LIMIT = math.log(8.0)  # of 5 runs; by chance in fewer than one of a thousand pairs
 LAYER_LIMIT = 20.0  # envelopes, for each of many layers
 NEAR = 4.0  # times its limit: as far off as few shadows may put a plan that more of them keep
+FAR = 8.0  # times its limit: further off no shadow is asked
 COMPUTED = ("loss", "gradient", "scale", "residual", "decay", "buffer")  # in this order; then the rest
 SMALLEST_LOSS, SMALLEST_DECAY = 2.0**-22, 1e-3  # floors of an envelope beside those from the unit roundoff
 
@@ -45,14 +46,17 @@ def check(
         Quantity.DECAY: max(SMALLEST_DECAY, roundoff / 2),
     }
     floor = smallest.get(quantity, share * roundoff) if floor is None else floor
-    limit = limit_of(measure) if limit is None else limit
+    limit = (LAYER_LIMIT if layer else LIMIT) if limit is None else limit
     score = abs(value) / max(envelope, floor) if value else 0.0
     return figure_of(measure, position, value, envelope, score, limit)
 
 
-def limit_of(measure: Measure) -> float:
-    """Of a figure of lockstep, in envelopes."""
-    return LAYER_LIMIT if measure.layer else LIMIT
+def widened(figure: dict[str, Any], reach: float) -> dict[str, Any]:
+    """A broken figure where `reach` is allowed: how far from the reference shadows get."""
+    limit, value = figure["limit"], abs(figure["value"])
+    score = min(figure["score"], limit * value / reach) if reach > 0 else figure["score"]
+    envelope = max(figure["envelope"], reach / limit)
+    return {**figure, "envelope": envelope, "score": score, "kept": score <= limit}
 
 
 def band(reference: Sequence[float], courses: Sequence[Sequence[float]], scale: float) -> list[float]:
@@ -152,13 +156,7 @@ def is_near(document: dict[str, Any]) -> bool:
     A rehearsal's figures need none.
     """
     broken = [check for check in document["checks"] if check["kept"] is False]
-    return not any(c["quantity"] in DICTATED for c in broken) and (are_near(broken) or not broken)
-
-
-def are_near(checks: Sequence[dict[str, Any]]) -> bool:
-    """Are some of these broken, and none of them far beyond its limit?"""
-    broken = [c for c in checks if c["kept"] is False]
-    return bool(broken) and all(c["score"] <= NEAR * c["limit"] for c in broken)
+    return not any(c["quantity"] in DICTATED or c["score"] > NEAR * c["limit"] for c in broken)
 
 
 def outright(kept: bool, reason: str, quantity: Quantity) -> dict[str, Any]:
