@@ -112,9 +112,10 @@ def test_a_report_of_any_training_is_a_page(data, train_folder, bad_input):
 
 
 @pytest.mark.fault(41)
-@pytest.mark.parametrize("field", ["techniques", "reason", "predicted", "evidence"])
-def test_a_trial_without_a_field_is_a_page(field, ledger, tune_folder, bad_input):
+@pytest.mark.parametrize("value", [None, {"estimate": None, "low": 1.0, "high": 2.0}])
+@pytest.mark.parametrize("field", ["techniques", "reason", "predicted", "evidence", "ratio"])
+def test_a_trial_without_a_field_is_a_page(field, value, ledger, tune_folder, bad_input):
     bad_input()
     for record in ledger:
-        record.update({field: None} if record.get("record") == "trial" else {})
+        record.update({field: value} if record.get("record") == "trial" else {})
     assert "<html" in shown(tune_folder(ledger))

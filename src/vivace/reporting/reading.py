@@ -13,7 +13,7 @@ from vivace.files import read_own
 from vivace.ledger import Ledger, Trial
 from vivace.pictures import PICTURES, read
 from vivace.reporting import shapes
-from vivace.reporting.content import Content
+from vivace.reporting.content import Content, ratio_of
 from vivace.reporting.shapes import fitting
 
 _SHAPES = {
@@ -102,6 +102,8 @@ def _trials(records: list[dict[str, Any]]) -> tuple[list[Trial], int]:
         if record.get("record") == "trial":
             try:
                 known = {k: v for k, v in record.items() if k in _TRIAL_FIELDS and v is not None}
+                if ratio_of(known.get("ratio")) is None:
+                    known.pop("ratio", None)
                 trials.append(Trial.from_dict(known))
             except (TypeError, ValueError, AssertionError):
                 unread += 1
