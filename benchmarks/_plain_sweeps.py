@@ -94,7 +94,8 @@ def ray_tune(name: str, seconds: float, seed: int, folder: str, found: str) -> N
         def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **_: object) -> None:
             if time.monotonic() < deadline:
                 state = "complete" if trial.last_result["epoch"] >= EPOCHS else "pruned"
-                ended.append({"state": state, "metric": trial.last_result["metric"], "fused": 1})
+                told = {"metric": trial.last_result["metric"], "epochs": trial.last_result["epoch"]}
+                ended.append({"state": state, "fused": 1, **told})
 
     def objective(config: dict[str, Any]) -> None:
         train_plainly(name, config, lambda epoch, metric: tune.report({"metric": metric, "epoch": epoch}))

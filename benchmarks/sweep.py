@@ -9,8 +9,8 @@ backward and update alone; then with the rows' own loaders, as a sweep meets the
 
 `engines`: for each job, `vivace sweep`, plain Optuna (as many processes as cores, one journal for all) and
 Ray Tune with Optuna's sampler and ASHA get equal minutes in turn, on the same space; the last two train with
-the loop that a person writes. What counts are trials an hour and the best metric. A cell that stands in the
-record is not run again, so that a stopped benchmark goes on.
+the loop that a person writes. What counts are trials an hour, the epochs in them, and the best metric. A cell
+that stands in the record is not run again, so that a stopped benchmark goes on.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from _plain_sweeps import SPACE, optuna_study, optuna_worker, ray_tune
 
 import vivace
 from vivace.measuring.statistics import speed_ratio
-from vivace.sweeping.stacking.choice import clock_of, measured
+from vivace.sweeping.stacking.choice import clock_of, measured, rows_at_once
 from vivace.sweeping.stacking.feeding import Feed
 from vivace.sweeping.stacking.proof import Tightest, prove, worst
 from vivace.sweeping.stacking.rows import Row
@@ -101,10 +101,12 @@ def stacks(cells: dict[str, Any], record: dict[str, Any], seconds: float) -> Non
         for row in rows:
             feed.enter(row)
         stack = Stack(rows, feed)
+        at_once = rows_at_once(stack)
         proofs = prove(stack, rows[:4], Tightest())
         steps, loaded = steps_alone(stack, seconds), measured(stack)[0]
         cells[cell] = {
             "by_hand": by_hand,
+            "at_once": at_once,
             "steps": dataclasses.asdict(steps),
             "loaded": dataclasses.asdict(loaded),
             "sameness": worst([p for p in proofs.values() if not isinstance(p, Exception)]).sentence,
@@ -169,6 +171,7 @@ def run_vivace(job: str, seconds: float, seed: int) -> dict[str, Any]:
         found = json.loads((Path(folder) / "out" / "sweep.json").read_text(encoding="utf-8"))
         ended = [t for t in found["trials"] if t["state"] in ("complete", "pruned")]
         told = {"packing": found["packing"]["sentence"], "fusing": found["fusing"]}
+        ended = [{**trial, "epochs": len(trial["curve"])} for trial in ended]
         return {**figures(ended, time.monotonic() - begin), **told}
 
 
@@ -179,7 +182,12 @@ def run_optuna(job: str, seconds: float, seed: int) -> dict[str, Any]:
         cores = range(vivace.inspect().num_cores)
         children([(optuna_worker, (job, journal, begin + seconds, seed + number)) for number in cores])
         ended = [
-            {"state": t.state.name.lower(), "metric": t.value, "fused": 1}
+            {
+                "state": t.state.name.lower(),
+                "metric": t.value,
+                "fused": 1,
+                "epochs": len(t.intermediate_values),
+            }
             for t in optuna_study(journal, seed).trials
             if t.state.name in ("COMPLETE", "PRUNED")  # what the end cut off is no trial
         ]
@@ -222,6 +230,7 @@ def figures(ended: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
         "trials_an_hour": len(ended) * 3600 / seconds,
         "trials": len(ended),
         "complete": len(complete),
+        "epochs_an_hour": sum(t["epochs"] for t in ended) * 3600 / seconds,
         "fused": sum(t["fused"] > 1 for t in ended),
         "best": max(complete, default=None),
         "seconds": seconds,

@@ -1,4 +1,5 @@
 import contextlib
+import gc
 import multiprocessing
 import os
 import runpy
@@ -9,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,15 +33,68 @@ PRELOADED = (
     "vivace.command.cli",
 )
 
+# What the longest files take on two cores, about: a hint for their order.
+SECONDS = {
+    "live/test_run": 190,
+    "tuning/test_ranks": 180,
+    "verifying/test_defects": 180,
+    "training/test_on_ray": 140,
+    "test_strangers": 130,
+    "profiling/test_recorder": 130,
+    "benchmarks/test_gpu_script": 120,
+    "training/test_survival": 120,
+    "sweeping/test_cluster": 110,
+    "testing/test_contract": 110,
+    "tuning/test_tune": 100,
+    "live/test_search": 90,
+    "exporting/test_layers": 90,
+    "compressing/test_further": 90,
+    "verifying/test_masks_and_noise": 85,
+    "verifying/test_ranks": 70,
+    "sweeping/test_sweep": 65,
+    "verifying/test_verify": 65,
+    "profiling/test_guard": 55,
+    "profiling/test_verb": 55,
+    "advising/test_advise": 50,
+    "profiling/test_together": 50,
+    "watching/test_sentinel": 40,
+    "verifying/test_edits": 40,
+    "training/test_fsdp": 35,
+    "measuring/test_paired": 35,
+    "exporting/test_verb": 35,
+    "techniques/test_compile": 35,
+    "command/test_cli": 30,
+    "reporting/test_browser": 30,
+    "training/test_damage": 30,
+    "training/test_training": 30,
+    "compressing/test_verb": 30,
+    "comparing/test_recipe": 30,
+    "test_frameworks": 25,
+    "test_house": 25,
+    "advising/test_counted_jobs": 25,
+    "cuda_stand_in/test_no_kernels": 25,
+    "cuda_stand_in/test_exclusive": 25,
+}
+
 
 def pytest_addoption(parser):
     parser.addoption("--kills", type=int, default=6, help="SIGKILLs at random times, in all")
 
 
 def pytest_collection_modifyitems(items):
-    """Files with the most slow tests come first: what one process is still at, the others wait for."""
-    slow = Counter(item.path for item in items if item.get_closest_marker("slow") is not None)
-    items.sort(key=lambda item: -slow[item.path])
+    """The longest files come first: what one process is still at, the others wait for."""
+    here = Path(__file__).parent
+    items.sort(key=lambda item: -SECONDS.get(item.path.relative_to(here).with_suffix("").as_posix(), 0))
+
+
+def pytest_collection_finish(session):
+    """What is there before the first test stays: searches for garbage need not look through it."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure(config):
+    gc.unfreeze()  # what is never taken apart some libraries call leaked
 
 
 @pytest.fixture
@@ -86,6 +139,33 @@ def command_on_ranks(fork_server, tmp_path):
         return [child.exitcode for child in children], "".join(path.read_text() for path in errors)
 
     return run
+
+
+@pytest.fixture
+def forked_torchrun(fork_server, tmp_path):
+    """``(words, **environment) -> (exit code, output, errors)``: torchrun with `vivace` on two ranks.
+
+    Launcher and ranks are forked, so that none of them imports anything.
+    """
+    children = []
+
+    def start(words, **environment):
+        written = [tmp_path / "output", tmp_path / "errors"]
+        scene = {"words": words, "folder": str(tmp_path), "written": list(map(str, written))}
+        scene["environment"] = {"OMP_NUM_THREADS": "1", **environment}
+        path = (str(Path(__file__).parent / "scenes" / "torchrun.py"),)
+        named = {"init_globals": {"SCENE": scene}, "run_name": "scene"}
+        children.append(fork_server.Process(target=runpy.run_path, args=path, kwargs=named))
+        children[-1].start()
+        children[-1].join(400)
+        return children[-1].exitcode, *(path.read_text() for path in written)
+
+    yield start
+    for child in children:
+        if child.exitcode is None:
+            for one in [*psutil.Process(child.pid).children(recursive=True), child]:
+                one.kill()
+        child.join()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -152,6 +152,7 @@ READERS_OF_SENTENCES = {
     "profiling/rules.py": "torch.compile tells why it compiles anew by a sentence alone",
 }
 SENTENCES = {"reason", "message", "sentence", "why"}
+SENTENCES |= {f"{one}s" for one in SENTENCES}
 READING = {"startswith", "endswith", "partition", "rpartition", "find", "index", "count", "split", "rsplit"}
 READING |= {"removeprefix", "removesuffix", "search", "match", "fullmatch", "findall", "replace"}
 OF_LINES = {"\n", "(HINT", "Explanation:"}  # to show less of it
@@ -183,6 +184,7 @@ WORDS_LIKE_TECHNIQUES = {
     "verifying/verification.py": {"tf32"},
     "tuning/tuner.py": {"tf32"},  # a key of the document, where the device has no such format
 }
+HANDS_NOTES_ON = {"measuring/worker.py", "observing/observe.py"}  # to a technique's `confirm`, all of them
 FOREIGN = ("torch", "torchvision", "triton", "PIL", "numpy")
 INTERNALS = "torch_internals/"
 # Private attributes of their objects, also where we call an attribute of our own the same.
@@ -361,6 +363,8 @@ def sentences_read(function: ast.AST) -> list[str]:
                 return name in told
             case ast.Call(func=ast.Name(id="str"), args=[inner]):
                 return is_told(inner) or (isinstance(inner, ast.Name) and inner.id in caught)
+            case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=key), *_]):
+                return key in SENTENCES
             case ast.Call(func=ast.Attribute(value=inner)):  # str(error).strip().lower()
                 return is_told(inner)
             case ast.Subscript(slice=ast.Constant(value=key)) if key in SENTENCES:
@@ -419,6 +423,20 @@ def test_the_core_names_no_technique() -> None:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vivace.techniques"):
                 found.setdefault(relative(path), set()).add(str(node.module))
     assert found == WORDS_LIKE_TECHNIQUES
+
+
+def test_the_core_reads_no_notes() -> None:
+    """They are each technique's own evidence; what others must know of a step is a typed field of `Facts`."""
+    found = {
+        relative(path)
+        for path in FILES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute)
+        and node.attr == "notes"
+        and ast.unparse(node.value).rpartition(".")[2] in ("build", "seen")
+    }
+    core = {name for name in found if not name.startswith(("techniques/", "mechanisms/"))}
+    assert core == HANDS_NOTES_ON
 
 
 def test_private_names_of_other_libraries_are_touched_in_one_place() -> None:

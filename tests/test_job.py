@@ -1,6 +1,7 @@
 """Jobs: what a Job refuses, and the loader's one clear sentence for every bad reference."""
 
 import dataclasses
+import gc
 
 import pytest
 import torch
@@ -33,6 +34,21 @@ def job_file(tmp_path):
     path = tmp_path / "their_job.py"
     path.write_text(GOOD)
     return path
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_searches_for_garbage_are_its_files_own_affair(job_file, collecting):
+    job_file.write_text(
+        f"import gc\nfound = gc.isenabled()\n{'gc.disable()' if collecting else 'gc.enable()'}\n{GOOD}"
+    )
+    before = gc.isenabled()
+    (gc.enable if collecting else gc.disable)()
+    try:
+        job = load(f"{job_file}:job")
+        assert gc.isenabled() == (not collecting)
+    finally:
+        (gc.enable if before else gc.disable)()
+    assert job.model.__globals__["found"] == collecting
 
 
 def test_a_job_or_a_function_that_returns_one(job_file):

@@ -132,7 +132,7 @@ class Scenes:
             model.load_state_dict(saved[0])
             optimizer.load_state_dict(saved[1])
             again = [float(session.step(batch)) for batch in batches[5:]]
-            notes = dict(session.build.notes)
+            notes = session.build.notes | session.build.facts.to_dict()
         gap = max(abs(a - b) / abs(a) for a, b in zip(first, again, strict=True))
         assert gap < 1e-4, (first, again)
         return {"largest relative difference": gap, **notes}
@@ -293,7 +293,7 @@ class Scenes:
             for batch in job.data():
                 losses.append(float(session.step(batch)))
                 scheduler.step()
-            return losses, dict(session.build.notes)
+            return losses, session.build.facts.to_dict()
 
     def _errors(self) -> Found:
         """Relative errors of a product and a convolution against float64."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import gc
 import importlib
 import importlib.util
 import inspect
@@ -238,7 +239,12 @@ class JobFunction:
     def __init__(self, source: str | Callable[..., Job]) -> None:
         self.reference = source if isinstance(source, str) else ""
         self.function = None if isinstance(source, str) else source
+        self._own: Callable[..., Any] | None = self.function  # what this process has loaded
         self.name = self.reference or getattr(source, "__name__", "job")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process loads for itself."""
+        return {**vars(self), "_own": self.function}
 
     def __call__(self, **parameters: object) -> Job:
         """The Job of these parameters; those left out have the function's own defaults.
@@ -266,15 +272,16 @@ class JobFunction:
         return {name: parameter for name, parameter in found.items() if parameter.kind in named}
 
     def _loaded(self) -> Callable[..., Any]:
-        if self.function is not None:
-            return self.function
+        if self._own is not None:
+            return self._own
         place, name, found = _found(self.reference)
         if isinstance(found, Job) or not callable(found):
             raise JobError(
                 f"'{name}' in '{place}' is a {type(found).__name__}: a sweep needs a function with "
                 f"parameters, such as def {name}(lr: float = 0.1) -> vivace.Job"
             )
-        return cast(Callable[..., Any], found)
+        self._own = cast(Callable[..., Any], found)
+        return self._own
 
 
 def _found(reference: str) -> tuple[str, str, Any]:
@@ -399,6 +406,27 @@ def _bound(statement: ast.stmt) -> list[str]:
     return names
 
 
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Python does not look for garbage inside: modules are many objects that stay.
+
+    Looking through them again and again is a fifth of what importing torch takes.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _import_torch() -> None:
+    """Before a person's file does: while that runs, searching for garbage is the person's affair."""
+    with importing(), contextlib.suppress(ImportError):  # the file may not need it, and says so else
+        importlib.import_module("torch")
+
+
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise JobError(f"there is no file '{path}'")
@@ -414,6 +442,7 @@ def _load_file(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    _import_torch()
     with _loading(str(path), forget=name):
         spec.loader.exec_module(module)
     _WRITTEN[name] = written
@@ -423,6 +452,7 @@ def _load_file(path: Path) -> ModuleType:
 def _load_module(name: str) -> ModuleType:
     if "" not in sys.path:
         sys.path.insert(0, "")
+    _import_torch()
     with _loading(name):
         return importlib.import_module(name)
 

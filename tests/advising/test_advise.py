@@ -340,7 +340,7 @@ def test_a_deadline_is_kept_with_a_probability_and_not_by_the_estimate(profile):
         for p in (0.8, 0.5)
     )
     assert (sure.exit_code, even.exit_code) == (1, 0)
-    assert sure.reasons["RTX 4090"].startswith("too slow: 5")
+    assert sure.refusals["RTX 4090"].told.startswith("too slow: 5")
     assert slow.chance(slow.hours) == pytest.approx(0.5)
     assert slow.chance(slow.high_hours) == pytest.approx(0.9)
     assert slow.chance(slow.low_hours) == pytest.approx(0.1)
@@ -389,14 +389,14 @@ def test_what_nobody_rents_alone_is_no_offer_of_one(profile, tmp_path):
     prices = {offer.name: offer.usd for offer in advice.offers}
     assert prices["H100-SXM5-80GB"] is prices["4 x H100-SXM5-80GB"] is None
     assert prices["8 x H100-SXM5-80GB"] > 0
-    assert advice.reasons["H100-SXM5-80GB"] == "is rented only by 8"
+    assert advice.refusals["H100-SXM5-80GB"].told == "is rented only by 8"
     assert "8 x H100-SXM5-80GB" in [offer.name for offer in advice.asked]
 
 
 def test_cards_that_people_ask_about_are_always_there_with_a_reason():
     advice = vivace.advise("own:gpt3_27", target="1M")
     assert {o.prediction.gpu.name for o in advice.asked} >= {"RTX 3090", "RTX 4090", "H100-SXM5-80GB"}
-    assert advice.reasons["RTX 3090"].startswith("does not fit: needs")
+    assert advice.refusals["RTX 3090"].told.startswith("does not fit: needs")
 
 
 def test_what_is_no_gpu_of_pytorch_is_told_and_not_predicted():

@@ -161,7 +161,8 @@ def test_help_is_quick_and_imports_no_torch():
         (["tune"], "Missing argument 'JOB | -- COMMAND'"),
         (["verify", "digits"], "either a plan or"),
         (["tune", "digits", "--bogus"], "No such option: --bogus"),
-        (["train", "digits", "--seed", "x"], "Invalid value for '--seed'"),
+        (["train", "digits", "--seed", "x"], "--seed is 'x'; it must be a whole number"),
+        (["advise", "digits", "--budget-usd=free"], "--budget-usd is 'free'; it must be a number"),
         (["report", "nowhere"], "there is no folder 'nowhere'"),
     ],
 )

@@ -1,9 +1,11 @@
 """The demo's recipe and its last screen."""
 
+import pytest
 import torch
 
 from vivace.command.demo import JOB, compared
 from vivace.job import load
+from vivace.ledger import Ratio
 from vivace.recipes import RECIPES, photographs
 from vivace.training.training import Run
 
@@ -34,7 +36,18 @@ def test_the_last_screen_compares_both_trainings():
     def run(seconds, metric):
         return Run("", 300, 12, metric, 0.1, seconds, 100.0, None)
 
-    lines = compared(run(90.0, 0.9), run(30.0, None), 100)
+    lines = compared(run(90.0, 0.9), run(30.0, None), 100, Ratio(3.1, 2.9, 3.3))
     assert "accuracy 0.900 +- 0.030" in lines[0]
     assert "accuracy not measured" in lines[1]
     assert lines[2].endswith("3.00x as fast")
+    assert len(lines) == 3
+
+
+@pytest.mark.parametrize("seconds", [175.0, 39.0])
+def test_the_last_screen_says_where_one_run_each_says_nothing_as_the_machine_was_busy_in_one(seconds):
+    def run(seconds):
+        return Run("", 300, 12, 0.7, 0.1, seconds, 100.0, None)
+
+    lines = compared(run(seconds), run(46.0), 100, Ratio(1.68, 1.6, 1.8))
+    assert lines[-1].startswith("the machine was not alike in both")
+    assert lines[-1].endswith("1.68x as fast (1.60-1.80)")

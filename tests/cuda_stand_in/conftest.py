@@ -8,11 +8,14 @@ to be had. The libraries take the place of the true ones by LD_PRELOAD, in child
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,9 +41,13 @@ class StandIn:
     at a time may use the GPU), ``start_error`` (the number with which CUDA fails to start), ``full_after``
     (so many allocations of a process succeed), ``capability`` (90) and ``cuda`` (13020) as NVML tells them.
     ``computes`` (False): operators compute, on the CPU; Triton's kernels and cuDNN still do not.
+
+    Programs are forked from a process that has made their imports (server.py): one of those that compute, and
+    one of the others.
     """
 
     libraries: Path
+    servers: dict[bool, subprocess.Popen[str]] = dataclasses.field(default_factory=dict)
 
     def environment(self, *, computes: bool = False, **settings: object) -> dict[str, str]:
         """The environment of a child process that runs on this machine."""
@@ -58,26 +65,39 @@ class StandIn:
             **{f"STAND_IN_{name.upper()}": str(value) for name, value in settings.items()},
         }
 
-    def run(self, *command: object, **settings: object) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end."""
-        environment = self.environment(**settings)
-        return subprocess.run(
-            [str(word) for word in command], capture_output=True, text=True, env=environment, check=False
-        )
+    def run(self, code: str | None, *words: object, **settings: object) -> subprocess.CompletedProcess[str]:
+        """Run a program, or ``vivace``, with these words to its end."""
+        computes = bool(settings.get("computes"))
+        if computes not in self.servers:
+            self.servers[computes] = subprocess.Popen(
+                [sys.executable, str(HERE / "server.py")],
+                env=self.environment(computes=computes),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        server, given = self.servers[computes], [str(word) for word in words]
+        with tempfile.TemporaryDirectory() as folder:
+            output, errors = Path(folder, "output"), Path(folder, "errors")
+            request = {"code": code, "words": given, "environment": self.environment(**settings)}
+            request |= {"folder": os.getcwd(), "output": str(output), "errors": str(errors)}
+            print(json.dumps(request), file=server.stdin, flush=True)
+            ended = int(server.stdout.readline())
+            return subprocess.CompletedProcess(given, ended, output.read_text(), errors.read_text())
 
     def vivace(self, *words: object, **settings: object) -> subprocess.CompletedProcess[str]:
         """Run ``vivace`` with these words."""
-        return self.run(sys.executable, "-m", "vivace", *words, **settings)
+        return self.run(None, *words, **settings)
 
     def python(self, code: str, *arguments: object, **settings: object) -> str:
         """What a program prints; the test fails where the program does."""
-        done = self.run(sys.executable, "-c", code, *arguments, **settings)
+        done = self.run(code, *arguments, **settings)
         assert done.returncode == 0, done.stderr[-4000:]
         return done.stdout
 
 
 @pytest.fixture(scope="session")
-def stand_in(tmp_path_factory) -> StandIn:
+def stand_in(tmp_path_factory) -> Iterator[StandIn]:
     """The libraries, compiled once for all tests."""
     compiler, symbols = shutil.which("cc"), shutil.which("nm")
     if not compiler or not symbols:
@@ -98,7 +118,10 @@ def stand_in(tmp_path_factory) -> StandIn:
     }.items():
         command = [compiler, "-shared", "-fPIC", "-O1", "-w", f"-I{HERE}", f"-I{headers}"]
         subprocess.run([*command, "-o", folder / library, *sources, "-ldl", "-lpthread"], check=True)
-    return StandIn(folder)
+    made = StandIn(folder)
+    yield made
+    for server in made.servers.values():
+        server.communicate()
 
 
 def _headers() -> Path | None:

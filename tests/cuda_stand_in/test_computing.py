@@ -23,7 +23,7 @@ def trained(shown, settings):
         with start(job, Plan.from_dict(settings), machine) as session:
             losses = [float(session.step(batch)) for batch in [*job.data(), *job.data()]]
             losses += [float(buffer.sum()) for buffer in session.build.model.buffers()]
-            found[name] = [str(session.build.device), losses, session.build.notes.get("replays", 0)]
+            found[name] = [str(session.build.device), losses, session.build.facts.replays or 0]
     return found
 
 def masks():

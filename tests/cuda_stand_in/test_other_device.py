@@ -30,7 +30,7 @@ with vivace.attach(plan, model=model, optimizer=optimizer, loss=loss) as session
     for _ in range(6):
         session.step(torch.randn(4, 8))
     assert torch.cuda.current_device() == 0
-    print(session.build.notes.get("replays"), used)
+    print(session.build.facts.replays, used)
 """
 
 
@@ -44,11 +44,12 @@ def test_a_graph_in_which_nothing_was_recorded_is_refused(stand_in):
     printed = stand_in.python(
         """
 import torch
+from vivace.technique.facts import Facts
 from vivace.techniques.untried.cuda_graph_step.graph import StepGraph
 from vivace.errors import Refused
 weight = torch.ones(3, device="cuda:1", requires_grad=True)
 optimizer = torch.optim.SGD([weight], lr=torch.tensor(0.1), fused=True)
-graph = StepGraph(optimizer, {"replays": 0})
+graph = StepGraph(optimizer, Facts(), {})
 def step(batch):
     return (weight * batch).sum().detach()
 try:

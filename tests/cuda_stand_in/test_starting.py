@@ -20,7 +20,7 @@ def plan(tmp_path):
 def test_a_working_gpu_is_what_a_job_trains_on(stand_in, tmp_path):
     machine = json.loads(stand_in.vivace("inspect", "--json").stdout)
     assert (machine["devices"][0]["kind"], machine["devices"][0]["served"]) == ("cuda", True)
-    trained = stand_in.vivace("train", JOB, "--out", tmp_path / "run", "--json")
+    trained = stand_in.vivace("train", JOB, "--out", tmp_path / "run", "--json", computes=True)
     assert trained.returncode == 0, trained.stderr
     assert "on the processor" not in trained.stderr
 

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from vivace.pages.answer import MOST_LINES, Answer, ending, shown_parts
 from vivace.pages.sameness import of_run, plain, sameness
+from vivace.verifying.figures import DICTATED, Quantity
 from vivace.verifying.table import draw
 from vivace.verifying.verdict import Verdict
 
@@ -129,10 +130,23 @@ def test_a_verdict_in_one_line(verdict, said):
         ("dictated scale of 0.bias, late", "size of the update of 0.bias with given gradients, late"),
         ("displacement of the course, from step 0", "all weights at the end"),
         ("buffer 1.running_mean, from step 40", "buffer 1.running_mean, step 40"),
+        ("gradient size, from step 40", "typical size of the gradient, step 40"),
+        ("scale, over evaluations and epochs", "size of the update after evaluations and ends of epochs"),
+        (
+            "decay of body.bias, over evaluations and epochs",
+            "weight decay of body.bias after evaluations and ends of epochs",
+        ),
     ],
 )
 def test_checks_have_plain_names(name, said):
     assert plain(name) == said
+
+
+def test_every_quantity_of_a_verdict_has_plain_words():
+    """Those of single buffers and outputs, of the job's facts and of first values say it by themselves."""
+    itself = {"buffer", "output", "output scale", "facts", "random numbers drawn", "initial value"}
+    quantities = {quantity for quantity in Quantity if quantity not in DICTATED}
+    assert {q for q in quantities if plain(q) == q} - {"loss", "loss curve"} == itself
 
 
 def test_verify_ends_with_the_line_and_what_the_plan_does(tmp_path):
@@ -157,7 +171,22 @@ def test_verify_ends_with_the_line_and_what_the_plan_does(tmp_path):
         ({"plan": {}, "watched": None, "found": {"outcome": "not_faster"}}, "", None),
         ({"plan": {"compile": {}}}, "Same model: not verified yet", None),
         ({"plan": {"compile": {}}, "watched": {"kept": None}}, "Same model: not verified yet", None),
-        ({"plan": {"compile": {}}, "watched": {"kept": True}}, "yes, in every step that was watched", True),
+        (
+            {"plan": {"compile": {}}, "watched": {"kept": True, "steps": 12}, "steps": 900},
+            "yes, in all 12 of 900 steps that were watched",
+            True,
+        ),
+        ({"plan": {"compile": {}}, "watched": {"kept": True, "steps": 4}, "steps": 4}, "yes, in all 4", True),
+        (
+            {
+                "plan": {"compile": {}},
+                "watched": {"kept": True, "steps": 1},
+                "steps": 900,
+                "resumed_from_step": 660,
+            },
+            "not verified. Only 1 of 240 steps was watched; there it was the same",
+            None,
+        ),
         ({"plan": {"compile": {}}, "watched": {"kept": False}}, "Same model: no", False),
         (
             {"plan": {"compile": {}}, "found": {"outcome": "faster"}},

@@ -8,7 +8,7 @@ import torch
 
 from vivace.machine import Device, Machine
 from vivace.profiling.judge import judge
-from vivace.profiling.record import RECORD, TRACE
+from vivace.profiling.record import RECORD, TRACE, shadow
 from vivace.profiling.record.recorder import Recorder
 
 CEILINGS = {
@@ -41,6 +41,12 @@ def _nothing_compiled():
     forget()
     yield
     forget()
+
+
+@pytest.fixture
+def brief_experiments(monkeypatch):
+    """Experiments in blocks too short to tell anything, for tests that read nothing off their times."""
+    monkeypatch.setattr(shadow, "BLOCK_SECONDS", 0.005)
 
 
 @pytest.fixture

@@ -91,6 +91,7 @@ def planted(*_, **__):
     raise IndexError("planted")
 
 
+@pytest.mark.usefixtures("brief_experiments")
 @pytest.mark.parametrize(("owner", "name"), FAULTS, ids=lambda part: getattr(part, "__name__", part))
 def test_a_fault_in_a_hook_costs_a_part_of_the_record_and_nothing_else(
     owner, name, tmp_path, monkeypatch, batches, one_thread, alone

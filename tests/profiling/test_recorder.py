@@ -128,6 +128,7 @@ def test_a_healthy_loop_is_healthy_and_described(recorded, batches):
     assert document["work"]["steps_per_epoch"] == 16
 
 
+@pytest.mark.usefixtures("brief_experiments")
 def test_training_goes_the_way_it_would_have_gone(recorded, batches):
     def weights(run):
         torch.manual_seed(0)
@@ -169,6 +170,7 @@ def test_a_sleeping_dataset_is_named(recorded, batches):
     assert first["gain"]["low"] <= 1 / (1 - share) <= first["gain"]["high"]
 
 
+@pytest.mark.usefixtures("brief_experiments")
 def test_workers_own_time_is_seen(recorded, batches):
     loop = Loop(batches, pause=0.01, num_workers=1)
     _, record = recorded(loop)
@@ -209,6 +211,7 @@ def test_values_asked_in_a_loop_are_named_by_line(recorded, batches):
     assert "test_recorder.py" in document["verdicts"][0]["evidence"]
 
 
+@pytest.mark.usefixtures("brief_experiments")
 def test_lines_that_take_turns_in_a_loop_share_its_seconds(recorded, batches, monkeypatch):
     ticks = itertools.count()  # each look at the clock takes ten microseconds, whoever else computes
     monkeypatch.setattr(waits, "time", SimpleNamespace(perf_counter=lambda: next(ticks) * 1e-5))
@@ -225,11 +228,13 @@ def test_lines_that_take_turns_in_a_loop_share_its_seconds(recorded, batches, mo
     assert sum(row["span"] for row in record["waits"]) <= next(ticks) * 1e-5
 
 
+@pytest.mark.usefixtures("brief_experiments")
 def test_printing_a_tensor_asks_for_its_values(recorded, batches):
     _, record = recorded(Loop(batches, after=lambda loss, *_: [str(loss), f"{loss:.3f}"]))
     assert sum(row["count"] for row in record["waits"]) == 2 * record["watched_steps"]
 
 
+@pytest.mark.usefixtures("brief_experiments")
 def test_values_that_a_data_set_asks_for_are_its_fetching(recorded, batches):
     class Labelled(Dataset):
         def __len__(self):
@@ -322,6 +327,7 @@ def freeze_by_hand(loop):
     loop.model[0].weight.grad[:8] = 0
 
 
+@pytest.mark.usefixtures("brief_experiments")
 @pytest.mark.parametrize(
     ("change", "second_loss", "misused"),
     [
@@ -451,6 +457,7 @@ def test_where_an_optimizer_lives_nothing_is_updated_by_hand():
     assert optimizer.param_groups
 
 
+@pytest.mark.usefixtures("brief_experiments")
 def test_many_passes_of_an_optimizer_are_one_step(recorded, batches):
     class Accumulating(Loop):
         """The update comes after sixteen batches, as the Trainer of transformers does it."""

@@ -3,8 +3,10 @@
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from vivace.profiling.answering import answer
 from vivace.profiling.law import Law, link_of
 from vivace.profiling.page import render
 
+SCENE = Path(__file__).parent / "scenes" / "linked_hosts.py"
 LAW = Law(
     ranks=2,
     samples=64,
@@ -71,6 +74,15 @@ def test_what_ran_is_told_as_it_ran_and_other_numbers_by_the_law():
     assert LAW.predicted == pytest.approx(0.055)
 
 
+def test_a_loop_that_is_faster_than_the_steps_alone_is_divided_as_they_were():
+    """Both vary on a slow link: the exchange of one, taken from the other, left less than no compute."""
+    slow = dataclasses.replace(LAW, stepping=0.5, looping=0.4)
+    row = slow.on(2)
+    assert row["step_seconds"] == pytest.approx(0.4)
+    assert row["seconds"]["communication"] == pytest.approx(0.399 * 448 / 500)
+    assert row["seconds"]["compute"] == pytest.approx(0.399 * 52 / 500)
+
+
 @pytest.fixture
 def document():
     rows = LAW.expected()
@@ -112,18 +124,25 @@ def test_a_command_is_profiled_before_torchrun(monkeypatch, tmp_path):
         vivace.profile(command=[sys.executable, "train.py"], out=tmp_path / "out")
 
 
-JOB = """
+def perceptron(width, outputs, samples, batch_size):
+    """A job's file."""
+    return f"""
 import torch, vivace
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.set_num_threads(1)
+samples = TensorDataset(torch.randn({samples}, 32), torch.arange({samples}) % 4)
 job = vivace.Job(
-    model=lambda: torch.nn.Sequential(torch.nn.Linear(32, 256), torch.nn.ReLU(), torch.nn.Linear(256, 4)),
-    data=lambda: DataLoader(TensorDataset(torch.randn(256, 32), torch.arange(256) % 4), batch_size=12),
+    model=lambda: nn.Sequential(nn.Linear(32, {width}), nn.ReLU(), nn.Linear({width}, {outputs})),
+    data=lambda: DataLoader(samples, batch_size={batch_size}),
     loss=lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1]),
     optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
 )
 """
+
+
+JOB = perceptron(256, 4, 256, 12)
 
 
 def launched(folder, *more):
@@ -202,3 +221,58 @@ def test_of_divided_weights_each_block_is_gathered_twice_and_scattered_once(tmp_
     assert document["plan"] == {"fsdp": {}}
     assert document["law"]["stepping"] > document["law"]["compute"]["2"]
     assert "2 ranks" in told
+
+
+LINKED = perceptron(2000, 32, 64, 16)
+
+
+@pytest.fixture(scope="module")
+def linked(tmp_path_factory):
+    """``(megabits a second, milliseconds) -> document`` of a profile on two hosts with such a link."""
+    folder = tmp_path_factory.mktemp("linked")
+    (folder / "job.py").write_text(LINKED)
+
+    def profile(mbit, milliseconds):
+        out = folder / f"{mbit}_{milliseconds}"
+        scene = [sys.executable, str(SCENE), str(mbit), str(milliseconds), str(out), "-m", "vivace"]
+        words = ["profile", "job.py:job", "--out", f"profile_{out.name}", "--json"]
+        done = subprocess.run(
+            ["unshare", "--map-root-user", "--net", *scene, *words],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            check=False,
+            timeout=280,
+        )
+        if done.returncode == 77 or "unshare failed" in done.stderr:
+            pytest.skip(f"no network namespaces and TUN devices here: {done.stderr}")
+        told = Path(f"{out}.0").read_text()
+        assert done.returncode == 0, told
+        return next(json.loads(line) for line in told.splitlines() if line.startswith("{"))
+
+    if shutil.which("unshare") is None or shutil.which("ip") is None:
+        pytest.skip("no unshare or no ip here")
+    return profile
+
+
+@pytest.mark.slow
+def test_the_rate_of_a_limited_link_is_measured_and_what_it_costs_foretold(linked):
+    slow, fast = linked(20, 0), linked(200, 0)
+    rates = [document["law"]["rate"] * 8 / 1e6 for document in (slow, fast)]
+    assert 10 < rates[0] < 40
+    assert 100 < rates[1] < 400
+    for row, other in zip(slow["expected"][1:], fast["expected"][1:], strict=True):
+        assert row["seconds"]["communication"] > 0.5 * row["step_seconds"]
+        assert row["speedup"] < other["speedup"] < 1.0
+        assert min(row["seconds"].values()) >= 0
+    assert [row["ranks"] for row in slow["expected"]] == [1, 2, 4, 8]
+    assert slow["shares"]["communication"] > 0.5
+    assert any("No number of ranks makes this batch faster" in note for note in answer(slow).notes)
+
+
+@pytest.mark.slow
+def test_the_delay_of_a_link_is_that_of_a_hop(linked):
+    law = linked(200, 20)["law"]
+    assert 0.02 < law["latency"] < 0.04
+    assert law["exposed"] > 2 * law["messages"] * 0.02

@@ -75,6 +75,14 @@ def test_a_train_run(train_folder):
     assert "4 min 12 s" in text
 
 
+def test_a_stopped_run_of_several_ranks_goes_on_with_as_many(train_folder):
+    path = train_folder / "run.json"
+    stopped = {"interrupted": True, "interrupted_by": "SIGTERM", "job": "job.py:job"}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **stopped, "ranks": 2}))
+    text = " ".join(shown(train_folder).split())
+    assert f"torchrun --nproc-per-node 2 -m vivace train job.py:job --out {train_folder} --resume" in text
+
+
 def test_what_watching_a_run_found(train_folder):
     path = train_folder / "run.json"
     watched = {"steps": 214, "kept": True, "worst": 2.1, "limit": 16.0, "share": 0.007}

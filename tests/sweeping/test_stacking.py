@@ -1,20 +1,24 @@
 """Runs that are trained as one: each is the run that it would be alone, or it is refused with a reason."""
 
 import copy
+import dataclasses
 import itertools
 
 import pytest
 import torch
+from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler, TensorDataset
 
 from vivace.errors import Refused
 from vivace.inspection import inspect
 from vivace.job import JobFunction
 from vivace.sweeping.stacking import choice, updates
+from vivace.sweeping.stacking.child import StackedTrials
 from vivace.sweeping.stacking.feeding import Feed
 from vivace.sweeping.stacking.keeping import Keeper
 from vivace.sweeping.stacking.proof import Proof, Tightest, prove
 from vivace.sweeping.stacking.rows import Row, structure_of
 from vivace.sweeping.stacking.stack import Stack
+from vivace.sweeping.stacking.tables import in_order
 from vivace.training.training import train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -44,18 +48,21 @@ def stacked(rows):
 
 
 @pytest.mark.parametrize(
-    ("rule", "fixed"),
+    ("rule", "fixed", "at_once"),
     [
-        ("SGD", {"decay": 0.01}),
-        ("SGD", {"optimizer": "plain", "schedule": "step"}),
-        ("Adam", {"optimizer": "adam", "decay": 0.01, "dropout": 0.3}),
-        ("AdamW", {"optimizer": "adamw", "decay": 0.01, "clip": 0.1}),
-        ("AdamW", {"optimizer": "groups", "decay": 0.1}),
-        ("Own", {"optimizer": "rmsprop", "clip": 0.1}),
+        ("SGD", {"decay": 0.01}, 3),
+        ("SGD", {"optimizer": "plain", "schedule": "step"}, 1),
+        ("Adam", {"optimizer": "adam", "decay": 0.01, "dropout": 0.3}, 3),
+        ("Adam", {"optimizer": "adam", "decay": 0.01, "dropout": 0.3}, 2),
+        ("AdamW", {"optimizer": "adamw", "decay": 0.01, "clip": 0.1}, 2),
+        ("AdamW", {"optimizer": "groups", "decay": 0.1}, 3),
+        ("Own", {"optimizer": "rmsprop", "clip": 0.1}, 2),
     ],
 )
-def test_each_row_is_the_run_that_train_makes_of_it(jobs, opened, tmp_path, rule, fixed):
-    """To the end: other learning rates, weight decays, dropouts and seeds, all in one stack."""
+def test_each_row_is_the_run_that_train_makes_of_it(jobs, opened, tmp_path, rule, fixed, at_once):
+    """To the end: other learning rates, weight decays, dropouts and seeds, all in one stack, of which
+    `at_once` are computed at a time.
+    """
     settings = [{**fixed, "lr": lr} for lr in (0.05, 0.1, 0.2)]
     settings[1]["dropout"] = 0.5
     seeds = [0, 1, 2]
@@ -63,6 +70,7 @@ def test_each_row_is_the_run_that_train_makes_of_it(jobs, opened, tmp_path, rule
     assert len({structure_of(row) for row in rows}) == 1
     stack = stacked(rows)
     assert type(stack.rule).__name__ == rule
+    stack.at_once = at_once
     assert all(isinstance(found, Proof) for found in prove(stack, rows, Tightest()).values())
     for _ in range(3):
         for leaves in stack.feed.epoch(stack.rows):
@@ -257,7 +265,7 @@ def test_a_loader_of_any_kind_feeds_the_same(jobs, opened, monkeypatch):
     rows = opened(jobs.job, {}, {"lr": 0.2}, seeds=[3, 4])
     quick = stacked(rows)
     looked_up = list(quick.feed.epoch(rows))
-    monkeypatch.setattr("vivace.sweeping.stacking.feeding._table_of", lambda loader: None)
+    monkeypatch.setattr("vivace.sweeping.stacking.feeding.table_of", lambda loader: None)
     feed = Feed()
     for row in rows:
         feed.enter(row)
@@ -267,6 +275,83 @@ def test_a_loader_of_any_kind_feeds_the_same(jobs, opened, monkeypatch):
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
+def test_what_is_measured_faster_is_computed_at_a_time(jobs, opened, monkeypatch):
+    stack = stacked(opened(jobs.job, *({"lr": 0.01 * number, "dropout": 0.3} for number in range(1, 10))))
+    before, costs = stack.saved(), {9: 3.0, 5: 2.0, 3: 1.0, 2: 0.5}
+    computed = []
+
+    def seconds(stack):
+        while True:
+            computed.append(stack.at_once)
+            stack.step(next(iter(stack.feed.epoch(stack.rows))))
+            yield costs[stack.at_once]
+
+    monkeypatch.setattr(choice, "_fused", seconds)
+    assert choice.rows_at_once(stack) == stack.at_once == 5  # half of it would be fewer than 4
+    assert set(computed) == {9, 5}
+    after = stack.saved()
+    assert torch.equal(after.weights, before.weights)
+    assert all(torch.equal(a, b) for a, b in zip(after.generators, before.generators, strict=True))
+    costs[5] = 4.0
+    stack.at_once = 9
+    assert choice.rows_at_once(stack) == 9
+
+
 def test_long_steps_are_not_worth_measuring():
     assert choice.too_large(0.2)
     assert not choice.too_large(0.001)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_what_a_metric_sees_is_what_its_loader_gives(drop_last):
+    table = TensorDataset(torch.randn(50, 3), torch.arange(50))
+    loader = DataLoader(table, batch_size=16, drop_last=drop_last)
+    for looked_up, loaded in zip(in_order(loader), loader, strict=True):
+        assert type(looked_up) is type(loaded)
+        assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(looked_up, loaded, strict=True))
+        looked_up[0].zero_()  # a metric may write in its batch
+    assert table.tensors[0].abs().min() > 0
+    assert in_order(DataLoader(table, batch_size=16, shuffle=True)) is None
+    split = BatchSampler(SubsetRandomSampler([3, 9, 15, 2, 7, 4]), 2, drop_last=False)
+    assert in_order(DataLoader(table, batch_sampler=split)) is None
+    assert in_order(DataLoader(table, batch_sampler=BatchSampler([0, 2, 4], 2, drop_last=False))) is None
+    turned = TensorDataset(torch.randn(6, 4, 3).permute(0, 2, 1))
+    (batch,) = next(iter(in_order(DataLoader(turned, batch_size=4))))
+    assert batch.is_contiguous()
+    assert torch.equal(batch, turned.tensors[0][:4])
+    assert in_order(DataLoader(table, batch_size=16, collate_fn=list)) is None
+    assert in_order(list(loader)) is None
+
+
+def test_what_torch_cannot_compute_as_one_is_decided_not_failed(jobs, tmp_path):
+    trials = [
+        {"number": number, "parameters": {"lr": lr}, "out": str(tmp_path / f"trial_{number}")}
+        for number, lr in enumerate((0.1, 0.2))
+    ]
+    child = StackedTrials(JobFunction(jobs.restless), 1)
+    found = child.train(trials, seed=0)
+    for row in child.stack.rows:
+        row.close()
+    assert not found["decision"]["fused"]
+    assert found["decision"]["reason"].startswith("torch cannot compute the runs as one")
+    assert found["failed"] == {}
+
+
+def test_a_later_stack_of_a_shape_is_proven_and_not_timed_again(jobs, tmp_path, monkeypatch):
+    trials = [
+        {"number": number, "parameters": {"lr": 0.1 * number}, "out": str(tmp_path / f"trial_{number}")}
+        for number in range(1, 5)
+    ]
+    child = StackedTrials(JobFunction(jobs.job), 1)
+    first = child._decided(child._opened(trials[:2], 0), None)
+    monkeypatch.setattr("vivace.sweeping.stacking.child.measured", None)
+    monkeypatch.setattr("vivace.sweeping.stacking.child.rows_at_once", None)
+    again = StackedTrials(JobFunction(jobs.job), 1)
+    known = {**dataclasses.asdict(first), "fused": True, "at_once": 1}
+    decision = again._decided(again._opened(trials[2:], 0), known)
+    for row in (*child.stack.rows, *again.stack.rows):
+        row.close()
+    assert decision.fused
+    assert (decision.rows, decision.at_once, again.stack.at_once) == (2, 1, 1)
+    assert decision.ratio == first.ratio
+    assert len(again.proofs) == 2

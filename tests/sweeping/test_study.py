@@ -61,7 +61,7 @@ def test_a_journal_cut_anywhere_is_resumed_with_no_trial_twice(tmp_path):
     (tmp_path / "whole").mkdir()
     study = study_in(tmp_path / "whole", epochs=1)
     run(study, 4)
-    study.ask()
+    study.ask({"width": 8})
     data = study.path.read_bytes()
     lines = data.splitlines(keepends=True)
     for count in range(1, len(lines) + 1):
@@ -70,6 +70,7 @@ def test_a_journal_cut_anywhere_is_resumed_with_no_trial_twice(tmp_path):
         (folder / "study.journal").write_bytes(b"".join(lines[:count]) + b'{"op_code":5,"wor')
         os.symlink("study.journal", folder / "study.journal.lock")
         again = study_in(folder, epochs=1)
+        assert again.num_begun == len(again.counted()) + len(again.open())
         left = again.left_over()
         for asked in left:
             assert set(asked.parameters) == {"lr", "width"}

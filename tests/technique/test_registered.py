@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import vivace
-from vivace.errors import PlanError, Refused
+from vivace.errors import PlanError, Refused, TechniqueWarning
+from vivace.exporting.plans import in_words
 from vivace.ledger import Ledger
 from vivace.measuring.worker import Worker
 from vivace.mechanisms.recompute import Recomputer
@@ -25,6 +26,8 @@ from vivace.testing import TINY_JOBS
 from vivace.training import survival
 from vivace.training.ranks import Ranks, joined
 from vivace.tuning.bench import Bench
+from vivace.tuning.budget import smaller_plans
+from vivace.tuning.candidates import stricter
 
 ROOT = Path(vivace.__file__).parent
 
@@ -359,3 +362,44 @@ def test_notes_are_a_techniques_own_and_facts_are_for_all(register):
     assert {seen.notes[word] for word in words} == {"mine"}
     assert seen.facts.pop("updates_in_backward") >= 4  # weights
     assert seen.facts == {"batches_per_step": 1, "pieces": 2}
+
+
+class Fails(Technique):
+    """Every hook of it raises."""
+
+    name = "fails"
+    card = card(Stage.MEMORY, saves_memory="activations")
+
+    @classmethod
+    def rescues(cls):
+        raise KeyError("setting")
+
+    def apply(self, build):
+        raise KeyError("layer")
+
+    refined = stricter = plain = lambda self: self.nothing
+
+
+@pytest.mark.filterwarnings("ignore::vivace.errors.TechniqueWarning")
+def test_a_technique_whose_hooks_raise_costs_no_other_its_place(register):
+    others = list(smaller_plans("cpu", Numerics.ROUNDING))
+    register(Fails)
+    with pytest.warns(TechniqueWarning, match="'fails' cannot say what saves memory: KeyError: 'setting'"):
+        assert list(smaller_plans("cpu", Numerics.ROUNDING)) == others
+    broken = Plan([Fails(), registry.find("fused_optimizer")()])
+    with pytest.warns(TechniqueWarning, match="'fails' cannot say what would be stricter: AttributeError"):
+        assert stricter(broken, set()) is None
+    with pytest.warns(TechniqueWarning, match="'fails' cannot say itself in plain PyTorch"):
+        assert "fails" in in_words(broken)
+
+
+def test_a_technique_that_raises_as_it_acts_is_refused_by_name(register):
+    register(Fails)
+    model = torch.nn.Linear(2, 1)
+    given = {
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "loss": lambda model, batch: model(batch).mean(),
+    }
+    with pytest.raises(Refused, match=r"^fails: it fails on this job: KeyError: 'layer'"):
+        vivace.attach(Plan([Fails()]), model=model, **given)
+    vivace.attach(Plan(), model=model, **given).close()

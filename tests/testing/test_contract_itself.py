@@ -243,3 +243,13 @@ def test_evidence_that_is_missing_names_job_and_setting():
         AssertionError, match=r"silent\(\) on the job 'mlp': confirm\(\) returned no evidence"
     ):
         Contract().test_confirms_with_evidence_or_refuses()
+
+
+def test_what_replays_a_step_is_known_by_its_card_and_not_by_its_stage():
+    @dataclasses.dataclass(frozen=True)
+    class Replays(Clean):
+        name = "replays"
+        card = dataclasses.replace(Clean.card, captures=True)
+
+    assert contract._captures(Plan([Clean(), Replays()]))
+    assert not contract._captures(Plan([Clean()]))

@@ -180,11 +180,11 @@ def test_loaded_states_are_what_the_graph_trains_on():
             session.step(batch)
         saved = copy.deepcopy((session.model.state_dict(), session.optimizer.state_dict()))
         first = [float(session.step(batch)) for batch in batches[4:]]
-        replays = session.build.notes["replays"]
+        replays = session.build.facts.replays
         session.model.load_state_dict(saved[0])
         session.optimizer.load_state_dict(saved[1])
         again = [float(session.step(batch)) for batch in batches[4:]]
-        assert session.build.notes["replays"] == replays + 4, "the graph should have been kept"
+        assert session.build.facts.replays == replays + 4, "the graph should have been kept"
         state = session.optimizer.state_dict()["state"][0]["step"]
     assert again == first
     assert float(state) == 8

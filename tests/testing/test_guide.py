@@ -71,6 +71,13 @@ def test_every_key_of_profile_and_observation_is_named():
     assert set(plain_profile().features) - named == set()
 
 
+def test_every_hook_is_in_the_table():
+    table = PAGE.partition("\n## Hooks\n")[2].partition("\n## ")[0]
+    listed = set(re.findall(r"`(\w+)", "\n".join(re.findall(r"^\| (`.*?) \|", table, re.MULTILINE))))
+    hooks = {name for name in vars(vivace.Technique) if not name.startswith("_")}
+    assert hooks - {"settings"} - listed == set()  # `settings` is for those that write plans
+
+
 def test_every_slot_is_named():
     slots = {cls.card.slot for cls in registry.everything()} - {None}
     assert {slot for slot in slots if f"`{slot}`" not in PAGE} == set()

@@ -1,9 +1,6 @@
 """Ranks that divide the weights: trained, evaluated, killed, resumed on any number, and ended by a fault."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -123,22 +120,13 @@ def test_several_ranks_are_told_of_both_ways():
 
 @pytest.mark.slow
 @pytest.mark.fault(7)
-def test_a_launch_of_torchrun_stops_and_resumes_bit_for_bit(train, tmp_path, digest):
+def test_a_launch_of_torchrun_stops_and_resumes_bit_for_bit(train, forked_torchrun, tmp_path, digest):
     train(tmp_path / "whole", FSDP)
     (tmp_path / "fsdp.toml").write_text(FSDP)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "vivace", "train", f"{DIVIDED}:job", "--plan", str(tmp_path / "fsdp.toml")]
-    command += ["--out", str(tmp_path / "run")]
-    for more, stops_after, code in (((), "3", 1), (("--resume",), "", 0)):
-        done = subprocess.run(
-            [*command, *more],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "STOPS_AFTER": stops_after},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
-        assert done.returncode == code, done.stderr  # torchrun's own is 1, for any other than 0
+    words = ["train", f"{DIVIDED}:job", "--plan", str(tmp_path / "fsdp.toml"), "--out", str(tmp_path / "run")]
+    for more, stops_after, wanted in (((), "3", 1), (("--resume",), "", 0)):
+        code, _, errors = forked_torchrun([*words, *more], STOPS_AFTER=stops_after)
+        assert code == wanted, errors  # torchrun's own is 1, for any other than 0
     found = json.loads((tmp_path / "run" / "run.json").read_text())
     assert 3 <= found["resumed_from_step"] < 9
     assert found["notices"] == []

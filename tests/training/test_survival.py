@@ -327,16 +327,13 @@ def test_all_ranks_go_on_together_when_one_runs_out(ranks, fails):
 
 @pytest.fixture
 def torchrun(tmp_path):
-    """``(*options, out, job, more, **environment) -> (exit code, output)`` of `vivace train` on two ranks.
-
-    `options` are torchrun's, `more` those of `train`.
-    """
+    """``(*options, out, **environment) -> (exit code, output)`` of torchrun: `vivace train` on two ranks."""
     agents = []
 
-    def start(*options, out, job=f"{CROWDED}:job", more=(), **environment):
+    def start(*options, out, **environment):
         (tmp_path / "ddp.toml").write_text(DDP)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        command += [*options, "-m", "vivace", "train", job, "--plan", str(tmp_path / "ddp.toml"), *more]
+        command += [*options, "-m", "vivace", "train", f"{CROWDED}:job", "--plan", str(tmp_path / "ddp.toml")]
         shared = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
         with (tmp_path / "output").open("w") as output:
             agents.append(
@@ -355,6 +352,19 @@ def torchrun(tmp_path):
         for pid in reversed(with_descendants(agent.pid)):
             os.kill(pid, signal.SIGKILL)
         agent.wait()
+
+
+@pytest.fixture
+def ranks_of(forked_torchrun, tmp_path):
+    """``(out, job, more) -> (exit code, output)``: the same, forked; `more` are options of `train`."""
+    (tmp_path / "ddp.toml").write_text(DDP)
+
+    def start(*, out, job, more=()):
+        words = ["train", job, "--plan", str(tmp_path / "ddp.toml"), *more, "--out", str(out)]
+        code, output, errors = forked_torchrun(words)
+        return code, output + errors
+
+    return start
 
 
 def with_descendants(pid):
@@ -387,9 +397,9 @@ def test_a_rank_that_is_killed_costs_a_restart_and_no_bit(ranks, torchrun, tmp_p
 
 @pytest.mark.fault(13)
 @pytest.mark.slow
-def test_a_rank_that_hangs_is_named_with_its_line_and_what_was_trained_is_kept(torchrun, tmp_path):
+def test_a_rank_that_hangs_is_named_with_its_line_and_what_was_trained_is_kept(ranks_of, tmp_path):
     out, job = tmp_path / "run", f"{CROWDED.with_name('stuck.py')}:job"
-    code, output = torchrun(out=out, job=job, more=("--rank-timeout", "10s"))
+    code, output = ranks_of(out=out, job=job, more=("--rank-timeout", "10s"))
     assert code == 1, output
     where = "has been at step 6 for 1"
     (told,) = [line for line in output.splitlines() if line.startswith("vivace: rank 1 (process")]
@@ -434,9 +444,9 @@ def test_a_link_that_is_cut_between_two_hosts_is_told_on_both_and_what_was_train
 
 @pytest.mark.fault(12)
 @pytest.mark.slow
-def test_a_rank_that_raises_is_blamed_and_no_other(torchrun, tmp_path):
+def test_a_rank_that_raises_is_blamed_and_no_other(ranks_of, tmp_path):
     out, job = tmp_path / "run", f"{CROWDED.with_name('raising.py')}:job"
-    code, output = torchrun(out=out, job=job)
+    code, output = ranks_of(out=out, job=job)
     assert code == 1, output
     first, second = (line for line in output.splitlines() if line.startswith("vivace: "))
     assert first.startswith("vivace: step 4 of the training failed: ValueError: the labels are from another")
@@ -478,10 +488,10 @@ def test_what_counts_as_running_out_of_memory():
 
 
 @pytest.mark.slow
-def test_a_stream_shorter_than_it_says_is_trained_whole_and_told(torchrun, tmp_path):
+def test_a_stream_shorter_than_it_says_is_trained_whole_and_told(ranks_of, tmp_path):
     """The rank that does not write ends first, and must not take the other one with it."""
     out, job = tmp_path / "run", f"{CROWDED.with_name('nominal.py')}:short"
-    code, output = torchrun(out=out, job=job)
+    code, output = ranks_of(out=out, job=job)
     assert code == 1, output
     assert output.count("Epoch 2 ended 3 steps early: the data's length promises 12, and 9 came") == 1
     found = json.loads((out / "run.json").read_text())

@@ -415,7 +415,7 @@ class TestJobs:
         train(job, out=tmp_path / "a", max_steps=50, on_event=told.append)
         assert sum("it diverges" in event.payload.get("text", "") for event in told) == 1
         steps, grown = iter(range(1, 1000)), 1e6
-        with pytest.raises(Diverged, match=r", and began at 1\.\d+ at step (3\d|4\d)"):
+        with pytest.raises(Diverged, match=r", which began at 1\.\d+ at step (3\d|4\d)"):
             train(job, out=tmp_path / "b")
 
     def test_data_that_end_before_their_length_are_no_success(self, tmp_path, tiny):

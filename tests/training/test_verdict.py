@@ -116,3 +116,22 @@ def test_a_rank_that_died_of_a_verdict_is_not_told_as_the_cause():
     assert watch.why(5.0) == Verdict((0,), judged["sentence"])
     store.set("farewell/1", "stopped")
     assert watch.why(5.0) == Verdict((0,), judged["sentence"])
+
+
+def test_stacks_of_all_ranks_are_kept_though_one_looks_late_and_has_judged_nothing(tmp_path):
+    """It looks seldom, as on a crowded machine."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True)
+    first = RankWatch(store, rank=0, world_size=2, patience=2.0, cut=lambda: None)
+    second = RankWatch(store, rank=1, world_size=2, patience=PATIENCE, cut=lambda: None)
+    second._listen = lambda _: RankWatch._listen(second, 3.0)
+    for watch in (second, first):
+        watch.told_to(tmp_path, lambda _: None)
+        watch.start()
+    try:
+        first._thread.join(60)
+        told = (tmp_path / "stacks.txt").read_text()
+        assert f"rank 0, process {os.getpid()}" in told
+        assert told.count("test_verdict.py") == 2
+    finally:
+        for watch in (first, second):
+            watch.close()

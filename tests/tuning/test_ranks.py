@@ -34,16 +34,17 @@ from vivace.tuning.setting import ONE, Setting
 from vivace.verifying.verdict import Verdict
 
 SCENE = Path(__file__).parent / "scenes" / "ranks.py"
-DDP, FUSED, HOST = (find(name) for name in ("ddp", "fused_optimizer", "host_allocator"))
+DDP, FSDP, FUSED, HOST = (find(name) for name in ("ddp", "fsdp", "fused_optimizer", "host_allocator"))
 NEEDED = Plan([DDP()])
 OFFERED = (HOST(), FUSED(), DDP(bucket_mib=1))
 
 
-def played(ratio, kept=lambda plan: True, left=500.0):
+def played(ratio, kept=lambda plan: True, left=500.0, offered=OFFERED, peak=lambda plan: 1, memory=None):
     """A search on ranks at its end, and all that it asked for; ``ratio(plan)`` is a plan's speed."""
-    candidates = tuple(Candidate(one, (1.0, 1.5)) for one in OFFERED)
+    candidates = tuple(Candidate(one, (1.0, 1.5)) for one in offered)
     times = {"budget_seconds": left, "left_seconds": left, "step_seconds": 0.01, "opening_seconds": 3.0}
-    setting = Setting(candidates, **times, peak_bytes=1, base=NEEDED, needed=NEEDED)
+    plans = {"base": NEEDED, "needed": NEEDED}
+    setting = Setting(candidates, **times, peak_bytes=peak(NEEDED), memory=memory, **plans)
     assert Setting.from_dict(json.loads(json.dumps(setting.to_dict()))) == setting
     search, asked = Search(setting), []
     while (request := search.ask()) is not None:
@@ -57,7 +58,7 @@ def played(ratio, kept=lambda plan: True, left=500.0):
             told = Trial(plan.to_dict(), plan.id, "m", "j", "refused", reason=request.reason)
         else:
             found = Ratio(ratio(plan), 0.99 * ratio(plan), 1.01 * ratio(plan))
-            more = {"pairs": ((0.01, 0.01 / found.estimate),), "peak_bytes": 1, "seconds": 9.0}
+            more = {"pairs": ((0.01, 0.01 / found.estimate),), "peak_bytes": peak(plan), "seconds": 9.0}
             role = "confirmation" if isinstance(request, Confirm) else "candidate"
             told = Trial(plan.to_dict(), plan.id, "m", "j", "measured", ratio=found, role=role, **more)
         search.tell(told)
@@ -81,6 +82,25 @@ def test_every_plan_that_is_tried_makes_the_ranks_train_one_model():
     assert any(DDP(bucket_mib=1) in plan.techniques for plan in measured)
     assert search.conclusion.plan == Plan([DDP(), FUSED(), HOST()])
     assert search.conclusion.outcome == Outcome.FASTER
+
+
+def test_weights_are_divided_first_where_they_do_not_fit_and_what_is_faster_comes_on_top():
+    def peak(plan):
+        return 30 if "ddp" in plan.names else 20
+
+    search, asked = played(faster, offered=(*OFFERED, FSDP()), peak=peak, memory=25)
+    assert asked[0].plan == Plan([FSDP()])
+    assert search.conclusion.plan == Plan([FSDP(), FUSED(), HOST()])
+    assert search.conclusion.outcome == Outcome.FASTER
+    search, asked = played(lambda plan: 0.3, offered=(FSDP(),), peak=peak, memory=25)
+    assert search.conclusion.plan == Plan([FSDP()])
+    assert search.conclusion.outcome == Outcome.FITS
+    assert played(lambda plan: 0.3, offered=(FSDP(),), peak=peak, memory=15)[0].conclusion.verdict is None
+
+
+def test_weights_are_divided_where_that_is_faster():
+    search, _ = played(lambda plan: 1.4 if "fsdp" in plan.names else 1.0, offered=(*OFFERED, FSDP()))
+    assert search.conclusion.plan == Plan([FSDP()])
 
 
 def test_another_bucket_that_was_not_tried_is_listed():
@@ -130,6 +150,9 @@ def test_the_profile_of_ranks_knows_their_exchange(profile):
     machine = dataclasses.replace(Machine.from_dict(_machine()), num_cores=8)
     assert DDP.gain(found, machine)[1] == pytest.approx(4 / 3)
     assert [one.bucket_mib for one in DDP.candidates(found, machine)] == [5, 1, 100, 400]
+    updating = dataclasses.replace(found, shares={"update": 0.4, "communication": 0.25})
+    assert find("fsdp").gain(updating, machine)[1] == pytest.approx(1 / (1 - 0.4 * 3 / 4))
+    assert find("fsdp").gain(profile, machine)[1] == 1.0
     small = dataclasses.replace(found, parameter_bytes=2**19)
     assert DDP.candidates(small, machine) == []
     threads = find("cpu_threads").candidates(found, machine)
@@ -143,17 +166,12 @@ def _machine():
     return vivace.inspect().to_dict()
 
 
-@pytest.mark.parametrize(
-    ("asked", "sentence"),
-    [
-        ((2, 2**30, Numerics.ROUNDING), "a limit of memory is searched for in one process, and 2 ranks"),
-        ((4, None, Numerics.EXACT), "4 ranks average their gradients, which rounds, and EXACT is allowed"),
-    ],
-)
-def test_what_ranks_cannot_be_searched_for_is_refused(asked, sentence):
-    with pytest.raises(InputError, match=sentence):
-        require_searchable(*asked)
-    require_searchable(2, None, Numerics.ROUNDING)
+def test_what_ranks_cannot_be_searched_for_is_refused():
+    with pytest.raises(
+        InputError, match="4 ranks average their gradients, which rounds, and EXACT is allowed"
+    ):
+        require_searchable(4, Numerics.EXACT)
+    require_searchable(2, Numerics.ROUNDING)
 
 
 def test_statistics_of_a_share_need_to_be_allowed():
@@ -201,10 +219,10 @@ def test_the_other_ranks_return_what_rank_0_found_and_its_page_says_where(tmp_pa
     )
 
 
-def command(verb, name, *arguments, scene=SCENE):
+def command(verb, name, *arguments, scene=SCENE, program=("-m", "vivace")):
     """A command on two ranks, as a person types it."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return [*launcher, "-m", "vivace", verb, f"{scene}:{name}", *arguments]
+    return [*launcher, *program, verb, f"{scene}:{name}", *arguments]
 
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -244,7 +262,7 @@ def until_then_ended(condition, out, scene=SCENE):
 def found(tmp_path_factory):
     """A whole search on two ranks: what came of the command, and its folder."""
     out = tmp_path_factory.mktemp("found") / "tune"
-    done = launched("tune", "job", "--budget", "100", "--out", str(out), "--json")
+    done = launched("tune", "job", "--budget", "75", "--out", str(out), "--json")
     assert done.returncode == 0, done.stderr
     return done, out
 
@@ -265,6 +283,23 @@ def test_a_launch_finds_a_plan_that_a_launch_trains(found, tmp_path):
     trained = launched("train", "job", "--plan", plan, "--out", str(tmp_path / "run"), "--json")
     assert trained.returncode == 0, trained.stderr
     assert {json.loads(line)["steps"] for line in trained.stdout.splitlines()} == {16}
+
+
+@pytest.mark.slow
+def test_a_launch_divides_the_weights_where_they_do_not_fit_otherwise(tmp_path):
+    """Adam's 36 MiB of the model, its states and gradients are 25 on each of two ranks that divide them."""
+    words = ("--budget", "40", "--memory", "30MiB", "--out", str(tmp_path / "tune"), "--json")
+    done = launched("tune", "job", *words, scene=SCENE.with_name("divided.py"))
+    assert done.returncode == 0, done.stderr
+    (document,) = [json.loads(line) for line in done.stdout.splitlines()]
+    assert "fsdp" in document["plan"]
+    assert document["outcome"] in ("fits", "faster")
+    assert (document["verdict"]["kept"], document["memory_bytes"]) == (True, 30 * 2**20)
+    measured = [trial["techniques"] for trial in document["trials"] if trial["status"] == "measured"]
+    assert measured[0] == {"fsdp": {}}
+    assert "within 30.0 MiB" in done.stderr
+    setting = Ledger(tmp_path / "tune" / "ledger.jsonl").read("search")[0]
+    assert setting["peak_bytes"] > 30 * 2**20
 
 
 @pytest.mark.slow
@@ -295,28 +330,31 @@ def test_a_rank_that_fails_inside_a_trial_is_named_with_its_cause_and_the_search
     assert re.search(r"and stands still at faulty.py:\d+ in fail; rank 0 waits for it$", hang.reason)
     assert re.match(r"no answer to 'warm' within \d+ s: rank 1 \(process \d+ on ", stop.reason)
     assert stop.reason.endswith("it is stopped (SIGSTOP); rank 0 waits for it")
-    assert max(trial.seconds for trial in (crowd, hang, stop)) < 25.0 + GRACE_SECONDS
+    assert max(trial.seconds for trial in (crowd, hang, stop)) < 15.0 + GRACE_SECONDS
     assert {"ddp", "planted_quick"} <= set(document["plan"])
     assert not {f"planted_{name}" for name in faults} & set(document["plan"])
 
 
-@pytest.mark.slow
-@pytest.mark.fault(13)
-def test_a_rank_that_falls_silent_ends_the_search_with_the_best_so_far(tmp_path):
-    """Its own process is stopped, from outside, beside a child that works on."""
-    out = tmp_path / "tune"
-    words = command("tune", "silent", "--budget", "500", "--out", str(out), "--json")
+def stopped_once(condition, name, out, program=("-m", "vivace")):
+    """A search on two ranks, of which the second is stopped once a condition holds of its process.
+
+    That one's process id, the launcher's exit code and the search's document. Rank 0 must end by itself.
+    """
+    words = command("tune", name, "--budget", "500", "--out", str(out), "--json", program=program)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+
+    def ranks():
+        found = psutil.Process(launcher.pid).children()
+        return sorted(found, key=lambda process: process.environ()["RANK"])
+
     with subprocess.Popen(words, env=ENVIRONMENT, **pipes) as launcher:
         try:
-            ledger, deadline = Ledger(out / "ledger.jsonl"), time.monotonic() + 300
-            while not measured(ledger):
+            deadline = time.monotonic() + 300
+            while len(ranks()) < 2 or not condition(ranks()[1]):
                 assert launcher.poll() is None, launcher.communicate()
-                assert time.monotonic() < deadline, "no candidate was measured"
+                assert time.monotonic() < deadline, "the search did not get so far"
                 time.sleep(0.2)
-            first, second = sorted(
-                psutil.Process(launcher.pid).children(), key=lambda process: process.environ()["RANK"]
-            )
+            first, second = ranks()
             second.suspend()
             first.wait(200)
             second.kill()  # else torchrun waits for it
@@ -325,9 +363,38 @@ def test_a_rank_that_falls_silent_ends_the_search_with_the_best_so_far(tmp_path)
                 for process in psutil.Process(launcher.pid).children(recursive=True):
                     process.kill()
         output, _ = launcher.communicate(timeout=100)
-    assert launcher.returncode == 1
-    text = json.loads(output)["error"]["message"]
-    assert text.startswith(f"rank 1 (process {second.pid} on ")
+    return second.pid, launcher.returncode, json.loads(output)
+
+
+@pytest.mark.slow
+@pytest.mark.fault(13)
+def test_a_rank_that_falls_silent_before_its_child_begins_ends_the_search_long_before_the_trials_time(
+    tmp_path,
+):
+    """A trial has half of the time that is left, 250 s; a rank is given up after 8."""
+    out = tmp_path / "tune"
+    second, code, document = stopped_once(
+        lambda process: process.status() == psutil.STATUS_STOPPED,
+        "silent",
+        out,
+        program=(str(SCENE.with_name("deaf.py")),),
+    )
+    assert code == 1
+    text = document["error"]["message"]
+    assert re.match(rf"rank 1 \(process {second} on \S+\) has given no answer for \d+ s: it is stopped", text)
+    assert int(re.search(r"for (\d+) s", text)[1]) < 100
+
+
+@pytest.mark.slow
+@pytest.mark.fault(13)
+def test_a_rank_that_falls_silent_ends_the_search_with_the_best_so_far(tmp_path):
+    """Its own process is stopped, from outside, beside a child that works on."""
+    out = tmp_path / "tune"
+    ledger = Ledger(out / "ledger.jsonl")
+    second, code, document = stopped_once(lambda _: measured(ledger), "silent", out)
+    assert code == 1
+    text = document["error"]["message"]
+    assert text.startswith(f"rank 1 (process {second} on ")
     assert re.search(r"has given no answer for \d+ s: it is stopped \(SIGSTOP\): the search ended", text)
     assert text.endswith(f"the best so far stands in '{out / 'plan.toml'}'")
     kept = tomllib.loads((out / "plan.toml").read_text())["techniques"]

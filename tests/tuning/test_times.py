@@ -1,6 +1,7 @@
 """How long the parts of a search take, and what a budget's words mean."""
 
 import dataclasses
+import textwrap
 
 import pytest
 
@@ -99,7 +100,8 @@ def test_auto_is_a_tenth_of_the_trainings():
 
 def test_a_short_training_is_told_so():
     assert too_short(330, 0.02, 3) == (
-        "This training takes 6.6 s (330 steps of 20.0 ms), 3 times, and tuning at least 1 min: that is more "
-        "than a tenth of it; give --runs where you train it more often, a --budget such as 2m, or search "
-        "while it trains with vivace train --tune"
+        "This training takes 6.6 s (330 steps of 20.0 ms), 3 times; tuning, at least 1 min. Give --runs N if "
+        "you train it often, --budget 2m, or train it with --tune"
     )
+    for steps, seconds, runs in ((240, 0.101, 1), (99_999, 0.00312, 1), (330, 0.02, 3)):
+        assert len(textwrap.wrap(too_short(steps, seconds, runs) + ".", 80)) <= 2  # so it is not cut

@@ -103,8 +103,8 @@ class Metrics:
         return None
 
     def ask(self, command, timeout, plan=None, seed=0):
-        if command == "metric_data":
-            return "validation"
+        if command == "metric_facts":
+            return {"name": "F1", "data": "validation"}
         if command == "untrained":
             return self.source["untrained"]
         found = self.source["plan" if plan else "reference"][seed]
@@ -146,6 +146,7 @@ def test_it_stops_as_soon_as_it_is_decided(judge):
     assert verdict.kept
     assert verdict.metric["n"] == 3
     assert [payload["n"] for kind, payload in judge.events if kind == "seed"] == [1, 2, 3]
+    assert {payload["name"] for kind, payload in judge.events if kind == "seed"} == {"F1"}
 
 
 def test_interrupted_or_out_of_time_it_says_what_the_seeds_show(judge):

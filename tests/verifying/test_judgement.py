@@ -86,5 +86,19 @@ def test_figures_say_for_programs_what_they_are_of():
     assert whole["limit"] < check(Measure(Quantity.SCALE, "of the course"), 0, 0.0, 1.0, 0.0)["limit"]
 
 
+@pytest.mark.parametrize(
+    ("measure", "floor"),
+    [(Measure(Quantity.DECAY), 1e-3), (LOSS, 2.0**-22), (Measure(Quantity.GRADIENT_NOISE), 0.5)],
+)
+def test_a_figure_holds_the_envelope_by_which_it_was_scored(measure, floor):
+    """Value over envelope is the score that stands beside them, also where the measured spread was finer."""
+    narrow, wide = (check(measure, 0, 3 * floor, part * floor, 0.0, floor=floor) for part in (0.25, 2.0))
+    assert [narrow["envelope"], wide["envelope"]] == [floor, 2 * floor]
+    for figure in (narrow, wide):
+        assert figure["score"] == pytest.approx(figure["value"] / figure["envelope"])
+    assert math.isnan(check(measure, 0, 1.0, math.nan, 0.0)["envelope"])
+    assert check(measure, 0, 1.0, math.inf, 0.0)["envelope"] == math.inf
+
+
 def test_a_plain_fault_is_never_near():
     assert not is_near(outright(False, "closing the session changes the weights", Quantity.FACTS))

@@ -230,7 +230,7 @@ def judge(rulers, register):
 @pytest.mark.parametrize(
     ("defect", "words"),
     [
-        (norm_frozen_after_an_evaluation, "momentum of 0.1 (BatchNorm2d) is 0.0"),
+        (norm_frozen_after_an_evaluation, "momentum of 1 (BatchNorm2d) is 0.0"),
         (evaluated_from_a_stale_copy, "evaluation under the plan"),
         (momentum_reset_each_epoch, "over evaluations and epochs"),
         (padded_to_a_static_shape, "over evaluations and epochs"),

@@ -118,8 +118,8 @@ def stale_buffers_after_resume(build, count):
         (frozen_from(30), 30, "envelopes off, most in the "),
         (every(50), 50, "envelopes off"),
         (spike_guard, None, "envelopes off"),
-        (decay_ends_with_an_epoch, 5, "weight_decay of 0.0.weight is 0.0, and 0.001 in the job"),
-        (dropout_ends_with_an_evaluation, 5, "p of 0.3 (Dropout) is 0.0, and 0.3 in the job"),
+        (decay_ends_with_an_epoch, 5, "weight_decay of 0.weight is 0.0, and 0.001 in the job"),
+        (dropout_ends_with_an_evaluation, 5, "p of 3 (Dropout) is 0.0, and 0.3 in the job"),
         (other_shapes_in_evaluation_mode, 4, ""),
     ],
 )
@@ -137,7 +137,7 @@ def test_a_late_defect_stops_the_run(plant, watched, dropping, lines, tmp_path, 
 def test_a_defect_that_a_resumed_run_brings(plant, watched, dropping, tmp_path):
     job, plan = dropping(epochs=5), plant(stale_buffers_after_resume)
     assert watched(job, plan, max_steps=6).watched["kept"]
-    with pytest.raises(PromiseBroken, match=r"step 7 .* buffer 0.1.running_"):
+    with pytest.raises(PromiseBroken, match=r"step 7 .* buffer 1.running_"):
         watched(job, plan, resume=True)
 
 

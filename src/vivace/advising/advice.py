@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from vivace.advising.choose import Offer
+from vivace.advising.choose import Against, Offer
 from vivace.advising.question import Amount
 from vivace.advising.source import Subject
 from vivace.errors import AnswerIsNo
@@ -19,9 +19,9 @@ class Advice:
     """The answer: offers in order, the picks among those that meet budget and deadline, and what to know.
 
     `hints` are what a person should know before anything else, `notes` what is doubtful.
-    `reasons` say by an offer's name what speaks against it; `asked` are offers of the cards that people ask
-    about; `probability` is that with which budget and deadline are kept; `how` says in what precision is
-    predicted.
+    `refusals` say by an offer's name what speaks against it, None where nothing does; `asked` are offers of
+    the cards that people ask about; `probability` is that with which budget and deadline are kept; `how` says
+    in what precision is predicted.
     """
 
     subject: Subject
@@ -30,7 +30,7 @@ class Advice:
     deadline_seconds: float | None
     offers: tuple[Offer, ...]
     allowed: tuple[Offer, ...]
-    reasons: Mapping[str, str]
+    refusals: Mapping[str, Against | None]
     asked: tuple[Offer, ...]
     probability: float
     how: str
@@ -49,6 +49,10 @@ class Advice:
     def exit_code(self) -> int:
         """0, or 1 where no offer meets budget and deadline."""
         return 0 if self.allowed else AnswerIsNo.exit_code
+
+    def told_against(self, offer: Offer) -> str:
+        """What speaks against an offer, in words; empty where nothing does."""
+        return str(self.refusals[offer.name] or "")
 
     def to_dict(self) -> dict[str, Any]:
         """The document that ``vivace advise --json`` prints."""
@@ -69,7 +73,7 @@ class Advice:
             "probability": self.probability,
             "how": self.how,
             "offers": [
-                {**offer.to_dict(), "reason_against": self.reasons[offer.name] or None}
+                {**offer.to_dict(), "reason_against": self.told_against(offer) or None}
                 for offer in self.offers
             ],
             "asked": [offer.name for offer in self.asked],

@@ -59,14 +59,15 @@ def _faster(advice: Advice, best: Offer) -> Offer | None:
     free = [
         o
         for o in advice.asked
-        if not advice.reasons[o.name] and o.usd and o.risk != UNKNOWN and o.hours < best.hours / FASTER
+        if advice.refusals[o.name] is None and o.usd and o.risk != UNKNOWN and o.hours < best.hours / FASTER
     ]
     return min(free, key=lambda offer: offer.hours, default=None)
 
 
 def _told(advice: Advice, offer: Offer) -> str:
     """What speaks against an offer, else its cost and memory; the time in any case where it can train."""
-    against = advice.reasons.get(offer.name, "" if offer.prediction.fits else tables.fit_of(offer))
+    fit = "" if offer.prediction.fits else tables.fit_of(offer)
+    against = advice.told_against(offer) if offer.name in advice.refusals else fit
     if not offer.prediction.fits:
         return against
     cost = "" if offer.usd is None else f", {words.money(offer.usd)}"

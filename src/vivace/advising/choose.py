@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 import dataclasses
+import enum
 import itertools
 import math
 import statistics
@@ -23,7 +24,6 @@ DOLLARS_A_KWH = 0.25
 PROBABILITY = 0.8  # with which a deadline and a budget are kept, unless said
 ALIKE, CENT = 1.02, 0.01  # costs that differ by less are one: fewer cards win
 UNKNOWN = "no evidence"
-TOO = "too "  # what begins a reason that another deadline or budget would lift
 RISKS = ((1.25, "low"), (1.5, "medium"))
 
 
@@ -130,27 +130,53 @@ def risk_of(p: Prediction) -> str:
     return next((word for limit, word in RISKS if p.high / p.seconds <= limit), "high")
 
 
-def reason_against(
+class Hindrance(enum.Enum):
+    """What keeps an offer from being one for this person."""
+
+    MEMORY = "the job does not fit"
+    SIZE = "nobody rents so many"
+    PRICE = "no price is known"
+    DEADLINE = "it may miss the deadline"
+    BUDGET = "it may cost more than the budget"
+
+
+LIFTED = (Hindrance.DEADLINE, Hindrance.BUDGET)  # by another deadline or budget
+
+
+@dataclasses.dataclass(frozen=True)
+class Against:
+    """What speaks against an offer, and how that is told."""
+
+    hindrance: Hindrance
+    told: str
+
+    def __str__(self) -> str:
+        return self.told
+
+
+def against(
     offer: Offer, prices: Prices, limits: tuple[float | None, float | None], probability: float
-) -> str:
-    """Why an offer is none for this person, in words: memory, rentable sizes, budget in dollars, deadline in
-    seconds, the last two with the probability that is asked for. Empty where nothing speaks against it."""
+) -> Against | None:
+    """Why an offer is none for this person: memory, rentable sizes, budget in dollars, deadline in seconds,
+    the last two with the probability that is asked for. None where nothing speaks against it."""
     budget, deadline = limits
     p = offer.prediction
     if not p.fits:
-        return f"does not fit: needs {words.size(p.needed_bytes)} of {words.size(p.gpu.memory_bytes)}"
+        room = f"{words.size(p.needed_bytes)} of {words.size(p.gpu.memory_bytes)}"
+        return Against(Hindrance.MEMORY, f"does not fit: needs {room}")
     sizes = prices.sizes(p.gpu.name)
     if offer.usd is None and sizes:
-        return f"is rented only by {' or '.join(map(str, sizes))}"
+        return Against(Hindrance.SIZE, f"is rented only by {' or '.join(map(str, sizes))}")
     if budget is not None and offer.usd is None:
-        return "no price is known"
+        return Against(Hindrance.PRICE, "no price is known")
     if deadline is not None and offer.chance(deadline / 3600) < probability:
-        return f"{TOO}slow: {words.percent(offer.chance(deadline / 3600))} sure of the deadline"
+        sure = words.percent(offer.chance(deadline / 3600))
+        return Against(Hindrance.DEADLINE, f"too slow: {sure} sure of the deadline")
     if budget is not None and offer.usd is not None:
         within = offer.chance(offer.hours * budget / offer.usd)
         if within < probability:
-            return f"{TOO}dear: {words.percent(within)} sure of the budget"
-    return ""
+            return Against(Hindrance.BUDGET, f"too dear: {words.percent(within)} sure of the budget")
+    return None
 
 
 def picks(offers: Sequence[Offer]) -> dict[str, Offer]:

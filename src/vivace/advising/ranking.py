@@ -116,14 +116,13 @@ def _compared(
     notes += _learnt(predictor, profiled)
     budget, deadline = question.limits
     offers = choose.make_offers(predictor, cards, question.length, costs, question.most)
-    reasons = {
-        offer.name: choose.reason_against(offer, costs, question.limits, question.probability)
-        for offer in offers
+    refusals = {
+        offer.name: choose.against(offer, costs, question.limits, question.probability) for offer in offers
     }
-    allowed = [offer for offer in offers if not reasons[offer.name]]
+    allowed = [offer for offer in offers if refusals[offer.name] is None]
     found = choose.picks(allowed)
     chosen = list(dict.fromkeys(offer.prediction.gpu.name for offer in found.values()))
-    asked = _asked(offers, reasons, question.asked)
+    asked = _asked(offers, refusals, question.asked)
     single = {o.prediction.gpu.name: o for o in offers if o.prediction.num_gpus == 1 and o.prediction.fits}
     bought = [*chosen, *(o.prediction.gpu.name for o in asked)]
     at_hand = copy.copy(predictor)
@@ -136,7 +135,7 @@ def _compared(
         deadline,
         tuple(offers),
         tuple(allowed),
-        reasons,
+        refusals,
         tuple(asked),
         question.probability,
         question.how,
@@ -156,7 +155,9 @@ def _compared(
     )
 
 
-def _asked(offers: Sequence[Offer], reasons: Mapping[str, str], names: Sequence[str]) -> list[Offer]:
+def _asked(
+    offers: Sequence[Offer], refusals: Mapping[str, choose.Against | None], names: Sequence[str]
+) -> list[Offer]:
     """One offer of each card that is asked about: the least number against which nothing speaks, else one
     card."""
     found = []
@@ -165,7 +166,7 @@ def _asked(offers: Sequence[Offer], reasons: Mapping[str, str], names: Sequence[
             (o for o in offers if o.prediction.gpu.name == name), key=lambda o: o.prediction.num_gpus
         )
         if own:
-            found.append(next((offer for offer in own if not reasons[offer.name]), own[0]))
+            found.append(next((offer for offer in own if refusals[offer.name] is None), own[0]))
     return found
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vivace import words
 from vivace.advising.advice import Advice
-from vivace.advising.choose import TOO, Offer, picks
+from vivace.advising.choose import LIFTED, Offer, picks
 from vivace.advising.predict import LIMITS
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ def none_is_good(advice: Advice) -> str:
     """Why no card is a choice, and what comes nearest to the limits that were asked for."""
     limits = {"deadline": advice.deadline_seconds, "budget": advice.budget_usd}
     asked = [f"the {name}" for name, value in limits.items() if value is not None]
-    near = picks([o for o in advice.offers if advice.reasons[o.name].startswith(TOO)])
+    refusals = [(offer, advice.refusals[offer.name]) for offer in advice.offers]
+    near = picks([offer for offer, against in refusals if against and against.hindrance in LIFTED])
     if not any(offer.prediction.fits for offer in advice.offers):
         return "The job fits on none of these cards"
     if not near:
@@ -99,7 +100,7 @@ def draw(advice: Advice, console: Console) -> None:
             offer.name + (f" ({marks[offer.name]})" if offer.name in marks else ""),
             time_of(offer),
             words.money(offer.usd, *((offer.low_usd, offer.high_usd) if wide else ())),
-            advice.reasons[offer.name] or fit_of(offer),
+            advice.told_against(offer) or fit_of(offer),
             LIMITS[offer.prediction.limit],
             offer.risk,
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import importlib
 import os
 import sys
 from functools import partial
@@ -61,6 +63,17 @@ def _require_alone(verb: str) -> None:
             f"{verb} works in one process, and {os.environ['WORLD_SIZE']} ranks were started: start it "
             "without torchrun; a JOB is tuned on several ranks"
         )
+
+
+def _import_torch() -> None:
+    """Import what trains. Raises InputError where torch is missing or too old."""
+    from vivace.inspection.gather import require_torch
+    from vivace.job import importing
+
+    require_torch()
+    with importing():
+        importlib.import_module("vivace.watching.watched")
+    gc.freeze()  # what stays to the end is not looked through for garbage, at the end either
 
 
 def _print_version(wanted: bool) -> None:
@@ -226,8 +239,9 @@ def tune(
 
     After -- stands any script, unmodified: it is run until the plan is found, and nothing it writes is kept.
     """
-    with screen(as_json, quiet, debug, device, one_speaks=True) as shown:
-        if "--" in sys.argv or len(words) > 1:
+    script = "--" in sys.argv or len(words) > 1
+    with screen(as_json, quiet, debug, device, one_speaks=True, forks=not script) as shown:
+        if script:
             _require_alone("tune of a script")
             needing = {
                 "--memory": memory,
@@ -312,9 +326,7 @@ def train(
     with screen(as_json and os.environ.get("RANK", "0") == "0", quiet, debug, device) as shown:
         if engine is not None and device is not None:
             raise InputError(f"Ray chooses each rank's device: leave --device {device} out")
-        from vivace.inspection.gather import require_torch
-
-        require_torch()  # before anything imports it
+        _import_torch()
         from vivace.command.endings import trained
         from vivace.command.progress import TrainProgress
         from vivace.watching.watched import train as run
@@ -425,7 +437,7 @@ def verify(
 
     Exit code 1 if not.
     """
-    with screen(as_json, quiet, debug, device, one_speaks=True) as out:
+    with screen(as_json, quiet, debug, device, one_speaks=True, forks=True) as out:
         from vivace.command.progress import VerifyProgress
         from vivace.verifying import verify as run
         from vivace.verifying.table import draw
@@ -538,6 +550,18 @@ from vivace.command import lists as lists  # noqa: E402
 from vivace.command import models as models  # noqa: E402
 
 
+def _not_a_number(error: Exception) -> str:
+    """Which option was given what, where a number was wanted; empty for other mistakes."""
+    from pydantic import ValidationError
+
+    names = [name for name in getattr(getattr(error, "param", None), "opts", ()) if name.startswith("-")]
+    if not names or not isinstance(error.__cause__, ValidationError):
+        return ""
+    wrong = error.__cause__.errors()[0]
+    kind = {"int_parsing": "a whole number", "float_parsing": "a number"}.get(wrong["type"])
+    return f"{max(names, key=len)} is '{wrong['input']}'; it must be {kind}" if kind else ""
+
+
 def main() -> None:
     """The entry point; bad options end with one sentence and exit code 2 like every other bad input."""
     try:
@@ -551,7 +575,7 @@ def main() -> None:
         else:
             context = getattr(error, "ctx", None)
             command = context.command_path if context is not None else "vivace"
-            message = " ".join(explain().split()).rstrip(".")
+            message = _not_a_number(error) or " ".join(explain().split()).rstrip(".")
             Screen("--json" in sys.argv, False, False).fail("UsageError", f"{message}; see {command} --help")
         code = 2
     sys.exit(code if isinstance(code, int) else 0)

@@ -62,7 +62,7 @@ def compress(
     It is measured to be faster, and loses no more of the metric than the margin. Exit code 1 if there is
     none.
     """
-    with screen(as_json, quiet, debug, device or "cpu") as shown:
+    with screen(as_json, quiet, debug, device or "cpu", forks=True) as shown:
         require_processor("compress", device)
         from vivace.command.progress import CompressProgress
         from vivace.compressing import compress as find
@@ -179,7 +179,7 @@ def sweep(
 
     JOB is a function with parameters: def job(lr: float = 0.1, width: int = 64) -> vivace.Job
     """
-    with screen(as_json, quiet, debug, device) as shown:
+    with screen(as_json, quiet, debug, device, forks=engine is None) as shown:
         if engine is not None and device is not None:
             raise InputError(f"Ray chooses each trial's device: leave --device {device} out")
         from vivace.command.endings import swept

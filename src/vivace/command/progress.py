@@ -209,8 +209,8 @@ class VerifyProgress(_Lines):
     def _told_of_seed(self, payload: dict[str, Any]) -> None:
         at_most = f"at most {words.duration(payload['left_seconds'])} for the rest"
         self._print(
-            f"seed {payload['n']} of at most {payload['seeds']}: metric {payload['reference']:.4g}, "
-            f"under the plan {payload['plan']:.4g}; {at_most}",
+            f"seed {payload['n']} of at most {payload['seeds']}: {payload['name']} "
+            f"{payload['reference']:.4g}, under the plan {payload['plan']:.4g}; {at_most}",
             "dim",
         )
         self._doing(f"both are trained to the end, {at_most}")

@@ -155,12 +155,19 @@ def _no_silent_end(shown: Screen) -> Iterator[None]:
 
 @contextmanager
 def screen(
-    as_json: bool, quiet: bool, debug: bool, device: str | None = None, *, one_speaks: bool = False
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+    device: str | None = None,
+    *,
+    one_speaks: bool = False,
+    forks: bool = False,
 ) -> Iterator[Screen]:
     """Run a command's body on the named device; every error becomes one sentence and an exit code.
 
     Where `one_speaks`, of several ranks only rank 0 does, and its exit code is the command's: the others end
-    with 0, for torchrun ends all where one does otherwise. One that has lost the others says so.
+    with 0, for torchrun ends all where one does otherwise. One that has lost the others says so. Where it
+    `forks` children, these get their imports while the command has its own.
     """
     follows = one_speaks and os.environ.get("RANK", "0") != "0"
     current = Screen(as_json and not follows, quiet or follows, debug)
@@ -171,6 +178,10 @@ def screen(
             from vivace.inspection.device_choice import train_on
 
             train_on(device)
+        if forks:
+            from vivace.processes.launch import begin
+
+            begin()
         with _no_silent_end(current):
             yield current
         code = current.exit_code if not follows else 0

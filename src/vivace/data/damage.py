@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import TensorDataset
 
 from vivace.data.checksums import Checksums
 from vivace.errors import JobError, SampleError
@@ -66,6 +69,8 @@ class Damage:
 
     def _read(self, dataset: Dataset[Any], indices: Sequence[Any], seed: int, many: bool) -> list[Any]:
         at_once = getattr(dataset, "__getitems__", None) if many else None
+        if at_once is None and type(dataset) is TensorDataset:  # rows of tensors neither hang nor are damaged
+            at_once = partial(map, dataset.__getitem__)
         if at_once is not None and self.checksums is None:
             self.reading(f"samples {list(indices)}")
             try:
@@ -85,15 +90,14 @@ class Damage:
     def _one(self, dataset: Dataset[Any], index: object) -> tuple[Any] | None:
         """The sample in a tuple; None where it is damaged and the policy says how to go on."""
         self.reading(index if type(index) is int else f"sample {index!r}")
-        path = path_of(dataset, index)
         try:
             if self.checksums is not None:
-                self.checksums.require(path)
+                self.checksums.require(path_of(dataset, index))
             return (dataset[index],)
         except _MISTAKES:
             raise
         except Exception as error:
-            text = blame(error)
+            path, text = path_of(dataset, index), blame(error)
             if self.policy == "raise":
                 where = f" ('{path}')" if path else ""
                 raise SampleError(

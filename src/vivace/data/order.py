@@ -29,6 +29,7 @@ from torch.utils.data import (
 
 from vivace.data.damage import Damage, path_of
 from vivace.data.iterable import IterableData, Place
+from vivace.data.witness import Witness
 from vivace.errors import JobError
 from vivace.job import Batch, Job
 from vivace.tensors.loaders import CollatingDataset, known_length
@@ -47,6 +48,7 @@ def ordered(
     damage: Damage | None = None,
     place: Place | None = None,
     renew: Callable[[], Any] | None = None,
+    witness: Witness | None = None,
 ) -> Iterable[Any]:
     """One epoch of `loader` from batch `start_batch` on, in an order that depends on `seed` and `epoch`.
 
@@ -65,7 +67,7 @@ def ordered(
     order = loader.batch_sampler
     if not isinstance(order, _Order):
         order = _Order(loader, seed, rank, world_size)
-        loader = _rebuild(loader, order, damage or Damage())
+        loader = _rebuild(loader, order, damage or Damage(), witness)
     order.begin(epoch, start_batch)
     loader.generator.manual_seed(derive(seed, epoch, "workers"))
     return loader
@@ -96,15 +98,22 @@ def _rebuildable(loader: Iterable[Any]) -> bool:
     return reads is DataLoader.__iter__ or reads.__module__.startswith("torchdata.stateful_dataloader")
 
 
-def _rebuild(loader: DataLoader[Any], order: _Order, damage: Damage) -> DataLoader[Any]:
+def _rebuild(
+    loader: DataLoader[Any], order: _Order, damage: Damage, witness: Witness | None
+) -> DataLoader[Any]:
     if damage.policy == "skip" and order.world_size > 1:
         raise JobError(
             f"damaged='skip' would leave {order.world_size} ranks with unequal batches: choose 'replace'"
         )
+    dataset = SeededDataset(
+        loader.dataset, loader.collate_fn, order.batches is None, order.rank, order.world_size, damage
+    )
+    methods = loader.multiprocessing_context or multiprocessing.get_context()
+    shared = not loader.num_workers or methods.get_start_method() == "fork"  # memory, with the workers
+    if witness is not None and not witness.mark and shared and (first := order.first_ticket()) is not None:
+        dataset.first = (witness, first)
     return DataLoader(
-        SeededDataset(
-            loader.dataset, loader.collate_fn, order.batches is None, order.rank, order.world_size, damage
-        ),
+        dataset,
         batch_sampler=order,
         num_workers=loader.num_workers,
         collate_fn=_as_it_is,
@@ -141,6 +150,7 @@ class SeededDataset(CollatingDataset):
         self.single = single
         self.rank, self.world_size = rank, world_size
         self.damage = damage
+        self.first: tuple[Witness, list[Any]] | None = None  # who looks at the first batch, and its ticket
         self._streams = SeededStreams(0)
 
     def __len__(self) -> int:
@@ -154,10 +164,22 @@ class SeededDataset(CollatingDataset):
         """The collated batch of a ticket: the batch's seed, then the indices of its samples."""
         if get_worker_info() is not None:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process to answer
+        if self.first is None:
+            return self._read(ticket, self.damage)
+        (witness, first), self.first = self.first, None
+        if ticket != first:
+            unlisted = Damage(self.damage.policy, checksums=self.damage.checksums)
+            witness.look(lambda: self._read(first, unlisted))
+            return self._read(ticket, self.damage)
+        batch = self._read(ticket, self.damage)
+        witness.look(lambda: batch)
+        return batch
+
+    def _read(self, ticket: list[Any], damage: Damage) -> Any:
         seed, *indices = ticket
         self._streams.seed = seed
         with self._streams:
-            samples = self.damage.read(self.dataset, indices, seed, many=not self.single)
+            samples = damage.read(self.dataset, indices, seed, many=not self.single)
             if not samples:
                 return None
             if self.single:
@@ -199,6 +221,15 @@ class _Order(Sampler[list[Any]]):
             if self.batches is not None:
                 share = _share(indices, self.rank, self.world_size)
             yield [derive(self.seed, self.epoch, position, self.rank), *share]
+
+    def first_ticket(self) -> list[Any] | None:
+        """That of the first batch of all, where it can be known without drawing from the person's sampler."""
+        known = self._known_order(derive(self.seed, 0))
+        if known is None:
+            return None
+        whole = list(known[: 1 if self.batches is None else self.batches.batch_size])  # type: ignore[attr-defined]
+        share = whole if self.batches is None else _share(whole, self.rank, self.world_size)
+        return [derive(self.seed, 0, 0, self.rank), *share]
 
     def _indices(self) -> Iterator[list[Any]]:
         """The whole batches of indices, skipped forward."""

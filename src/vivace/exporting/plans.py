@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from vivace.errors import InputError, nearest
 from vivace.plan import Plan
+from vivace.technique.registry import asked
 
 if TYPE_CHECKING:
     from vivace.technique import Plain, Technique
@@ -56,7 +57,7 @@ def in_words(plan: Plan | str | os.PathLike[str], to: str = "torch") -> str:
             f"a plan is told in the words of {', '.join(TARGETS)}, not '{to}'{nearest(to, TARGETS)}"
         )
     plan = plan if isinstance(plan, Plan) else Plan.load(plan)
-    told = {technique: technique.plain() for technique in plan.techniques}
+    told = {t: asked(t, "itself in plain PyTorch", t.plain, None) for t in plan.techniques}
     found = {technique: plain for technique, plain in told.items() if plain is not None}
     parts = [_head(plan, found, to)]
     parts += [_trainer(found, to)] if TARGETS[to] else []

@@ -340,13 +340,18 @@ def measured(
             ready[key] = prepare()
         except Exception as error:  # what a driver lacks, or computes wrongly
             lines = str(error).strip().splitlines()
-            absent[key] = lines[0] if lines else type(error).__name__
+            absent[key] = _once(lines[0]) if lines else type(error).__name__
     end = time.monotonic() + seconds
     readings: dict[str, list[float]] = {key: [] for key in ready}
     while ready and (time.monotonic() < end or not all(len(values) > 1 for values in readings.values())):
         for key, job in ready.items():
             readings[key].append(rate(*job))
     return {"readings": readings, "absent": absent}
+
+
+def _once(line: str) -> str:
+    """A sentence of a driver's, of which wrappers repeat parts."""
+    return " - ".join(dict.fromkeys(line.split(" - ")))
 
 
 def rate(run: Callable[[], None], work: float) -> float:

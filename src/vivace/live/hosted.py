@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from vivace.errors import Refused
 from vivace.live.kept import Weights
 from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.technique import Build, Seam, Stage
+from vivace.technique.registry import acting
 
 
 class HostedBuild(Build):
@@ -45,11 +45,9 @@ class Hosted:
         try:
             for technique in plan.techniques:
                 build = self.of_update if technique.card.stage == Stage.OPTIMIZER else self.of_call
-                try:
+                with acting(technique):
                     build.begin(technique)
                     technique.apply(build)
-                except Refused as refused:
-                    raise refused.by(technique.name) from None
         except BaseException:
             self.close()
             raise

@@ -316,10 +316,15 @@ class Worker:
                 self._validation = found or first_batches(readable(call(self.job, field), self.job), 1)
         batches = self._validation
         one = dataclasses.replace(self.job, validation=lambda: batches)
-        evaluation, device = Evaluation(one, self.session, 0), self.session.build.device
-        with contextlib.suppress(JobError):
-            return live_bytes(self.session, None) + peak_of(evaluation.metric, device)
-        return 0
+        session, evaluation = self.session, Evaluation(one, self.session, 0)
+
+        def evaluated() -> None:
+            with session.whole(), contextlib.suppress(JobError):
+                found.append(evaluation.metric())
+
+        found = list[float]()
+        peak = live_bytes(session, None) + peak_of(evaluated, session.build.device)
+        return peak if found else 0
 
     @_together("the proof that the plan acts")
     def confirm(self, reference: dict[str, Any], evaluated: bool = False) -> dict[str, Any]:

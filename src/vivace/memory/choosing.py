@@ -22,7 +22,7 @@ from vivace.plan import Plan
 from vivace.session.opening import call, first_batches, readable, start
 from vivace.session.session import Session
 from vivace.technique import Numerics, Technique
-from vivace.technique.registry import find, lowering_the_peak, savers
+from vivace.technique.registry import find, lowering_the_peak, rescues, savers
 
 ATTEMPTS = 5
 STEPS = 5
@@ -130,8 +130,8 @@ def _reliefs(device: str, allow: Numerics) -> list[list[Technique]]:
     others also with what is less coarse.
     """
     others = [cls for cls in savers(device, allow) if not cls.card.by_block]
-    exact = [one for cls in others if cls.card.numerics == Numerics.EXACT for one in cls.rescues()[:2]]
-    coarser = [one for cls in others if cls.card.numerics > Numerics.EXACT for one in cls.rescues()[:2]]
+    exact = [one for cls in others if cls.card.numerics == Numerics.EXACT for one in rescues(cls)[:2]]
+    coarser = [one for cls in others if cls.card.numerics > Numerics.EXACT for one in rescues(cls)[:2]]
     smaller = [cls() for cls in lowering_the_peak(device, allow)]
     beside = []
     for at, one in enumerate(smaller):

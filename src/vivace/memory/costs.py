@@ -25,7 +25,7 @@ from vivace.memory.planner import KEEP, Choice, Option
 from vivace.observing.observe import now, peak_of
 from vivace.session.session import Session
 from vivace.technique import Numerics, Way
-from vivace.technique.registry import savers
+from vivace.technique.registry import asked, savers
 from vivace.tensors.modules import patched
 from vivace.tensors.randomness import capture, restore
 from vivace.tensors.trees import map_tensors, tensors
@@ -194,7 +194,10 @@ class _Call:
         build, name = self.session.build, self.block.name
         ways = {KEEP: Way(_plainly, {})}
         for cls in savers(build.device.type, allow):
-            offered = cls.ways(build, name) if cls.card.by_block else {}
+            ask = partial(cls.ways, build, name)
+            offered: dict[str, Way] = (
+                asked(cls, "what it can do to a block", ask, {}) if cls.card.by_block else {}
+            )
             ways |= {Choice(cls.name, word): way for word, way in offered.items()}
         peaks: dict[Choice, int] = {}
         for choice, way in ways.items():

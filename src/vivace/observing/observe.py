@@ -129,12 +129,18 @@ def kept_by_graphs(segments: Iterable[dict[str, Any]]) -> int:
 
 
 def live_bytes(session: Session, batch: Batch) -> int:
-    """Bytes of the distinct storages that a step finds: weights, buffers, optimizer state, and the batch."""
-    storages = {}
+    """Bytes of the distinct storages that a step finds: weights, buffers, optimizer state, and the batch; of
+    weights that ranks divide, this rank's part. DistributedDataParallel keeps the buckets of all gradients.
+    """
+    storages, shards = {}, session.build.shards
     for tensor in _held_tensors(session, batch):
-        storage = tensor.untyped_storage()
+        storage = (tensor if shards is None else shards.local(tensor)).untyped_storage()
         storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
+    wrapped: list[nn.Parameter] = [
+        weight for parallel in session.build.parallel for weight in parallel.parameters()
+    ]
+    buckets = [weight for weight in wrapped if weight.requires_grad and weight.grad is None]
+    return sum(storages.values()) + sum(weight.nbytes for weight in buckets)
 
 
 def _held_tensors(session: Session, batch: Batch) -> Iterable[torch.Tensor]:

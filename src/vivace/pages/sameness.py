@@ -11,6 +11,8 @@ from vivace.pages.answer import capital
 
 _FROM_STEP = re.compile(r"(?P<kind>.*), from step (?P<step>\d+)")
 _DICTATED = "dictated "
+_LIFE = ", over evaluations and epochs"  # as `verifying.life` ends the names of its checks
+LEAST_WATCHED = 5  # steps of a run, before they say something about all of them
 _PLAIN = {  # what the ruler's figures are called where no one has read how it measures
     "averages": "running averages of the optimizer",
     "bit-identical": "all numbers, bit by bit",
@@ -23,6 +25,8 @@ _PLAIN = {  # what the ruler's figures are called where no one has read how it m
     "gradient noise": "noise of the gradient",
     "gradient residual": "direction of the gradient",
     "gradient scale": "size of the gradient",
+    "gradient size": "typical size of the gradient",
+    "gradient spread": "spread of the gradient over random streams",
     "loss": "loss",
     "loss bias": "mean loss",
     "loss curve": "loss curve",
@@ -65,11 +69,25 @@ def of_run(run: Mapping[str, Any]) -> tuple[str, bool | None]:
     if verdict:
         return f"{sameness(verdict)}, as tune verified", verdict.get("kept")
     if watched.get("kept") is not None:
-        kept = watched["kept"] is True
-        return "Same model: yes, in every step that was watched" if kept else "Same model: no", kept
+        return _as_watched(run, watched)
     if found.get("outcome") == "faster":
         return "Same model: yes. Proven on a step of this run before the plan acted", True
     return sameness({}), None
+
+
+def _as_watched(run: Mapping[str, Any], watched: Mapping[str, Any]) -> tuple[str, bool | None]:
+    if watched["kept"] is not True:
+        return "Same model: no", False
+    watched_steps, last, first = (
+        round(words.real(at) or 0)
+        for at in (watched.get("steps"), run.get("steps"), run.get("resumed_from_step"))
+    )
+    steps = max(watched_steps, last - first)
+    if watched_steps < min(LEAST_WATCHED, steps):
+        told = f"{watched_steps} of {words.count(steps, 'step')} {'was' if watched_steps == 1 else 'were'}"
+        return f"Same model: not verified. Only {told} watched; there it was the same", None
+    told = f"{words.number(watched_steps)} of {words.count(steps, 'step')}"
+    return f"Same model: yes, in all {told} that were watched", True
 
 
 def worst_check(verdict: Mapping[str, Any]) -> str:
@@ -88,6 +106,8 @@ def plain(name: str) -> str:
     found = _FROM_STEP.fullmatch(name)
     kind, step = (found["kind"], found["step"]) if found else (name, "")
     when = f", step {step}" if step and step != "0" else ""
+    if kind.endswith(_LIFE):
+        kind, when = kind.removesuffix(_LIFE), f" after evaluations and ends of epochs{when}"
     if kind.startswith(_DICTATED):
         kind, comma, phase = kind.removeprefix(_DICTATED).partition(", ")
         when = f" with given gradients{comma}{phase}{when}"

@@ -308,8 +308,8 @@ class _Zygote:
 
     def close(self) -> None:
         self._socket.close()
-        self.process.kill()  # it may be importing torch still, after an interrupt
         with contextlib.suppress(KeyboardInterrupt):  # pressed as Python ends: the zygote ends in any case
+            self.process.kill()  # it may be importing torch still, after an interrupt
             self.process.wait()
 
 
@@ -323,6 +323,11 @@ def _zygote() -> _Zygote:
         found = _zygotes[os.getpid()] = _Zygote()
         atexit.register(found.close)
     return found
+
+
+def begin() -> None:
+    """Start what children are forked from: it imports beside this process, which has imports of its own."""
+    _zygote()
 
 
 def preload(names: list[str]) -> None:

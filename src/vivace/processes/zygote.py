@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -19,6 +20,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from vivace.job import importing
 from vivace.torch_internals.compiler import DYNAMO
 
 PRELOADED = ("torch", DYNAMO, "vivace.session.opening")
@@ -100,9 +102,11 @@ def _report_the_dead(statuses: dict[int, int]) -> None:
 
 
 def _import(names: Iterable[str]) -> None:
-    for name in names:
-        with contextlib.suppress(Exception):  # a child that needs it will say so
-            importlib.import_module(name)
+    with importing():
+        for name in names:
+            with contextlib.suppress(Exception):  # a child that needs it will say so
+                importlib.import_module(name)
+    gc.freeze()  # children look for garbage among their own objects alone, and share these in memory
 
 
 def die_with_parent(parent: int) -> None:

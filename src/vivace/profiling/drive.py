@@ -49,9 +49,9 @@ def _trained(session: Session, batch: Batch, recorder: Recorder) -> None:
     if recorder.counts:
         session.plain_step(batch)
         return
-    replays = session.build.notes.get("replays", 0)
+    replays = session.build.facts.replays
     session.step(batch)
-    if session.build.notes.get("replays", 0) > replays:
+    if session.build.facts.replays != replays:
         recorder.hooks.replayed(session.optimizers[0])
 
 

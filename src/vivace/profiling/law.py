@@ -72,9 +72,11 @@ class Law:
     def on(self, ranks: int) -> dict[str, Any]:
         """The step on so many ranks: seconds by what they are spent on; measured where these ranks ran."""
         here = ranks == self.ranks
-        exposed = self.exposed_on(ranks)
-        waiting = self.waited if here else self.waiting_on(ranks, self.compute[ranks] + exposed)
-        compute = self.looping - waiting - exposed if here else self.compute[ranks]
+        exposed, compute = self.exposed_on(ranks), self.compute[ranks]
+        waiting = self.waited if here else self.waiting_on(ranks, compute + exposed)
+        if here:  # divided as the steps were whose data were at hand: these took more or less than the loop
+            exposed = (self.looping - waiting) * exposed / self.stepping
+            compute = self.looping - waiting - exposed
         return {
             "ranks": ranks,
             "measured": here,

@@ -168,5 +168,5 @@ def _exchanged(session: Session) -> tuple[int, int]:
         (parallel,) = build.parallel
         messages = math.ceil(num_bytes / parallel.bucket_bytes_cap)
     else:
-        messages = 3 * int(build.notes["sharded_blocks"]) + 2
+        messages = 3 * (build.facts.sharded_blocks or 0) + 2
     return int(num_bytes * (build.facts.exchanged_share or 1.0)), messages + 1

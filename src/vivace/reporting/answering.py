@@ -68,7 +68,7 @@ def _gain(content: Content) -> tuple[str, str, str]:
         return "", "Not the same model", "bad"
     bounds = words.interval(speedup.low, speedup.high)
     if outcome == Outcome.FITS and content.final and content.final.peak_bytes:
-        budget = words.size(content.run.get("memory_bytes"))
+        budget = words.size(result.get("memory_bytes") or content.run.get("memory_bytes"))
         rest = f"at its peak, within {budget}; {words.fast(speedup)} as strict fp32 ({bounds})"
         return words.size(content.final.peak_bytes), rest, "good"
     if speedup.low <= 1:
@@ -209,8 +209,7 @@ def _next(content: Content) -> tuple[str, ...]:
     """The command worth typing: to train by the plan, or to learn why there is none."""
     result, command = content.result, str(content.run.get("command") or "")
     in_python = command.startswith("vivace.")
-    ranks = int(words.real(result.get("ranks")) or 1)
-    vivace = f"torchrun --nproc-per-node {ranks} -m vivace" if ranks > 1 else "vivace"
+    vivace = _launched(result)
     job, plan = shlex.quote(_subject(content)), str(result.get("plan_path") or "")
     folder = shlex.quote(str(Path(plan).parent)) if plan else shlex.quote(str(content.folder))
     if content.plan and plan and not content.broken and content.verdict.get("kept") is None:
@@ -226,6 +225,12 @@ def _next(content: Content) -> tuple[str, ...]:
     return ("vivace.profile(job)",) if in_python else (f"{vivace} profile {job}",)
 
 
+def _launched(document: Mapping[str, Any]) -> str:
+    """How the command is started with as many ranks as a run or a search had."""
+    ranks = int(words.real(document.get("ranks")) or 1)
+    return f"torchrun --nproc-per-node {ranks} -m vivace" if ranks > 1 else "vivace"
+
+
 def _trained(content: Content) -> Answer:
     """What a training run ended with, and what `tune` had found of its plan."""
     run, tuned = content.training, _mapping(content.training.get("tuned"))
@@ -238,7 +243,8 @@ def _trained(content: Content) -> Answer:
     notes += [f"Its steps are {words.fast(speedup)} as in strict fp32, as tune measured"] if speedup else []
     notes += _found(found)
     name = str(run.get("job") or "")
-    again = f"vivace train {shlex.quote(name or 'JOB')} --out {shlex.quote(str(content.folder))} --resume"
+    job, folder = shlex.quote(name or "JOB"), shlex.quote(str(content.folder))
+    again = f"{_launched(run)} train {job} --out {folder} --resume"
     same, same_kept = of_run(run)
     return Answer(
         command="train",

@@ -106,6 +106,7 @@ RESULT = {
     "report_path": TEXT,
     "seconds": NUMBER,
     "interrupted": FLAG,
+    "memory_bytes": NUMBER,
 }
 TRIAL = {
     "techniques": TECHNIQUES,
@@ -167,6 +168,7 @@ TRAINING = {
     "watched": Each(ANY),
     "machine": MACHINE,
     "energy": ENERGY,
+    "ranks": NUMBER,
 }
 NAMES = {Number: "number", Positive: "number above 0", str: "text", bool: "truth value"}
 

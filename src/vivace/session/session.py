@@ -9,10 +9,11 @@ from typing import Any, Self
 
 import torch
 
-from vivace.errors import JobError, Refused
+from vivace.errors import JobError
 from vivace.job import Batch
 from vivace.plan import Plan
 from vivace.technique import Build, Numerics, Seam
+from vivace.technique.registry import acting
 from vivace.tensors.trees import map_tensors
 
 
@@ -55,12 +56,10 @@ class Session:
         sharding = any(technique.card.shards_weights for technique in plan.techniques)
         try:
             for technique in plan.techniques:
-                try:
+                with acting(technique):
                     build.begin(technique)
                     build.require(not sharding or technique.card.acts_on_shards, technique.card.on_shards)
                     technique.apply(build)
-                except Refused as refused:
-                    raise refused.by(technique.name) from None
             self.seams = build.compose(defaults)
         except BaseException:
             self.close()

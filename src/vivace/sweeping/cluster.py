@@ -23,6 +23,7 @@ from typing import Any
 from vivace.errors import ChildFailed, InputError, VivaceError
 from vivace.processes.launch import Child, Source
 from vivace.sweeping.folder import LOG, RAY, SweepFolder
+from vivace.sweeping.packing import SILENCE_SECONDS
 from vivace.words import count
 
 try:
@@ -32,8 +33,6 @@ try:
     from vivace.processes.on_ray import MOST_LOSSES, REACHED_SECONDS, Connection, lines_of, shares_of
 except ImportError:
     raise InputError("a sweep on a Ray cluster needs Ray: pip install 'vivace[ray]'") from None
-
-SILENCE_SECONDS = 7 * 86400.0  # of an epoch
 
 
 class Place(tune.Trainable):  # type: ignore[misc]

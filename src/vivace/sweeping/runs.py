@@ -138,7 +138,7 @@ class Runs:
 
     def _ask(self, like: Parameters | None = None) -> Asked | None:
         """A new trial, while fewer are counted or open than are wanted."""
-        if len(self.study.counted()) + len(self.study.open()) >= self._wanted:
+        if self.study.num_begun >= self._wanted:
             return None
         return self.study.ask(like)
 
@@ -167,6 +167,12 @@ class Runs:
             if not known:
                 self.decisions.append({"shape": dict(shape)})
             (known or self.decisions[-1:])[0].update(decision)
+
+    def _known(self, shape: Shape) -> dict[str, Any] | None:
+        """What was decided of an earlier stack of this shape."""
+        with self._lock:
+            found = (one for one in self.decisions if one["shape"] == dict(shape))
+            return next(({k: v for k, v in one.items() if k != "shape"} for one in found), None)
 
     def _shape_of(self, asked: Asked) -> Shape:
         return tuple((name, asked.parameters[name]) for name in self.shaping)
@@ -234,6 +240,7 @@ class Runs:
                     fused.heard,
                     trials=[fused.told(asked) for asked in together],
                     seed=self.seed,
+                    known=self._known(shape),
                 )
             fused.end(answer)
         except FolderError:

@@ -113,6 +113,11 @@ class Study:
             )
             self._require_same()
         self.path = path
+        begun = [
+            t for t in self.trials() if t.user_attrs.get("code") != REPEATS and t.state != TrialState.WAITING
+        ]
+        self.num_begun = len(begun)  # that are open or count
+        self._tried = {key_of({**setting.fixed, **t.params}) for t in begun if set(t.params) == set(space)}
 
     @property
     def sampler_name(self) -> str:
@@ -148,22 +153,24 @@ class Study:
                     trial = optuna.trial.Trial(self._study, own)
                     self._trials[frozen.number] = trial
                     found.append(Asked(frozen.number, self._suggested(trial)))
+                    self._tried.add(key_of(found[-1].parameters))
             return found
 
     def ask(self, like: Parameters | None = None) -> Asked | None:
         """A new trial, `like` with these values; None where every combination has been tried."""
         with self._lock, writing(self.path):
             for _ in range(MOST_REPEATS):
-                tried = self.tried()
-                if len(tried) >= size_of(self.space):
+                if len(self._tried) >= size_of(self.space):
                     return None
                 self._study.sampler = self._sampler(len(self.trials()))
                 if like:
                     self._study.enqueue_trial(like)
                 trial = self._study.ask()
                 found = Asked(trial.number, self._suggested(trial))
-                if key_of(found.parameters) not in tried:
+                if (key := key_of(found.parameters)) not in self._tried:
+                    self._tried.add(key)
                     self._trials[trial.number] = trial
+                    self.num_begun += 1
                     return found
                 trial.set_user_attr("code", REPEATS)
                 self._study.tell(trial, state=TrialState.FAIL)
@@ -219,14 +226,6 @@ class Study:
     def open(self) -> list[FrozenTrial]:
         """Those that are being run, or were when a sweep was killed."""
         return [t for t in self.trials() if t.state == TrialState.RUNNING]
-
-    def tried(self) -> set[str]:
-        """The combinations that are done or being tried."""
-        return {
-            key_of({**self.setting.fixed, **t.params})
-            for t in self.trials()
-            if set(t.params) == set(self.space) and t.user_attrs.get("code") != REPEATS
-        }
 
     def importances(self, trials: list[FrozenTrial]) -> dict[str, float]:
         """The share of each parameter in the variance of the metric among `trials` (PED-ANOVA)."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.metadata
 import pkgutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from types import ModuleType
 from typing import Any, TypeVar
 
-from vivace.errors import PlanError, TechniqueWarning, nearest
+from vivace.errors import PlanError, Refused, TechniqueWarning, VivaceError, nearest, ran_out_of_memory
 from vivace.job import blame
 from vivace.ledger import Profile
 from vivace.machine import Machine
@@ -21,6 +22,7 @@ from vivace.technique import Card, Numerics, Stage, Technique
 ENTRY_POINTS = "vivace.techniques"
 _registered: dict[str, type[Technique]] = {}
 
+Answer = TypeVar("Answer")
 AnyTechnique = TypeVar("AnyTechnique", bound=type[Technique])
 
 
@@ -207,6 +209,37 @@ def offers(profile: Profile, machine: Machine) -> list[Offer]:
         except Exception as error:
             _leave_out(f"the technique '{cls.name}' cannot say what it offers: {blame(error)}")
     return found
+
+
+def asked(
+    technique: Technique | type[Technique], what: str, ask: Callable[[], Answer], otherwise: Answer
+) -> Answer:
+    """What a hook of a technique answers; `otherwise`, with a warning, where it raises."""
+    try:
+        return ask()
+    except Exception as error:
+        _leave_out(f"the technique '{technique.name}' cannot say {what}: {blame(error)}")
+        return otherwise
+
+
+@contextlib.contextmanager
+def acting(technique: Technique) -> Iterator[None]:
+    """What a technique refuses while entered bears its name; so does what it fails at, which is a refusal."""
+    try:
+        yield
+    except Refused as refused:
+        raise refused.by(technique.name) from None
+    except VivaceError:
+        raise
+    except Exception as error:
+        if ran_out_of_memory(error):
+            raise
+        raise Refused(f"it fails on this job: {blame(error)}").by(technique.name) from error
+
+
+def rescues(cls: type[Technique]) -> Sequence[Technique]:
+    """Its settings that may fit where the job does not; none where it fails to say them."""
+    return asked(cls, "what saves memory", cls.rescues, [])
 
 
 def _leave_out(reason: str) -> None:

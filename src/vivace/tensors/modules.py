@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -30,6 +31,35 @@ def has_batch_norm(model: nn.Module) -> bool:
 def has_float32(models: Sequence[nn.Module]) -> bool:
     """Is any weight float32? Autocast and casts of weights leave float64 and 16-bit ones alone."""
     return any(p.dtype == torch.float32 for model in models for p in model.parameters())
+
+
+def named_parameters(models: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
+    """Those of all models, by the names that the person knows. Of several models the name begins with the
+    model's number: ``1.head.weight``.
+    """
+    for before, model in _numbered(models):
+        yield from ((before + name, parameter) for name, parameter in model.named_parameters())
+
+
+def named_buffers(models: Iterable[nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Those of all models, named as `named_parameters` does."""
+    for before, model in _numbered(models):
+        yield from ((before + name, buffer) for name, buffer in model.named_buffers())
+
+
+def named_modules(models: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """Those of all models, named as `named_parameters` does; a model itself: ``the model`` or its number."""
+    for before, model in _numbered(models):
+        yield from (
+            ((before + name).rstrip(".") or "the model", part) for name, part in model.named_modules()
+        )
+
+
+def _numbered(models: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """Each model with what its names begin with."""
+    every = list(models)
+    numbers = (f"{number}." for number in itertools.count()) if len(every) > 1 else itertools.repeat("")
+    yield from zip(numbers, every, strict=False)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,8 @@ from vivace.torch_internals.tensors import Operator, OperatorMode, read_number
 class Shards:
     """What `torch.distributed.fsdp.fully_shard` has made of the modules in a tree.
 
-    Every method is an exchange: all ranks call it at the same place, or wait for one another for ever.
+    Every method but `local` is an exchange: all ranks call it at the same place, or wait for one another
+    for ever.
 
     Args:
         root: the module that was sharded last, around the others.
@@ -92,10 +93,13 @@ class Shards:
         dist.all_reduce(total)
         return total / dist.get_world_size()
 
+    def local(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What this rank holds of a tensor, without an exchange."""
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
     def finite(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
         """Which of these are finite, on all ranks and in all parts."""
-        local = [one.to_local() if isinstance(one, DTensor) else one for one in tensors]
-        flags = [torch.isfinite(one).all() for one in local]
+        flags = [torch.isfinite(self.local(one)).all() for one in tensors]
         if not flags:
             return []
         found = torch.stack(flags).int()

@@ -24,7 +24,7 @@ from vivace.operators import CLASSES
 from vivace.plan import Plan
 from vivace.session.opening import start, training_device
 from vivace.session.session import Session
-from vivace.technique import Numerics, Stage, Technique
+from vivace.technique import Numerics, Technique
 from vivace.tensors.modules import DROPOUTS
 from vivace.testing.jobs import TINY_JOBS
 from vivace.testing.leftovers import left_behind, process, random_streams
@@ -265,7 +265,7 @@ def _described(technique: Technique) -> str:
 
 def _hold(plan: Plan, build_job: Callable[[], Job]) -> str:
     exact = plan.promise == Numerics.EXACT and training_device(_machine()).type == "cuda"
-    if any(technique.card.stage == Stage.COMPILE for technique in plan.techniques):
+    if any(technique.card.compiles for technique in plan.techniques):
         _compile_once()
     reference = _reference(build_job, exact, repr(process_flags()))
     before, reason, refusing = process(), "", ""
@@ -376,7 +376,7 @@ def _trained_by_a_copy(job: Job, session: Session, batch: Batch) -> list[str]:
 
 def _captures(plan: Plan) -> bool:
     """Is the step replayed from a graph, in which nobody can read a number?"""
-    return any(technique.card.stage == Stage.CAPTURE for technique in plan.techniques)
+    return any(technique.card.captures for technique in plan.techniques)
 
 
 def _recording(job: Job, norms: list[float]) -> Job:
@@ -411,7 +411,7 @@ def _compare(what: str, course: Course, seen: list[float], wanted: list[float]) 
 @contextmanager
 def _same_dropout(plan: Plan) -> Iterator[None]:
     """Compiled code draws the random numbers that eager code draws, so that the two can be compared."""
-    if not any(technique.card.stage == Stage.COMPILE for technique in plan.techniques):
+    if not any(technique.card.compiles for technique in plan.techniques):
         yield
         return
     with compiler.equal_random_numbers():

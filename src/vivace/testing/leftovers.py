@@ -156,7 +156,6 @@ def _python_flags() -> dict[str, Any]:
         **{f"the handler of {name.name}": handler for name, handler in handlers.items()},
         "gc.isenabled": gc.isenabled(),
         "gc.get_threshold": gc.get_threshold(),
-        "gc.get_freeze_count": gc.get_freeze_count(),
         "sys.getswitchinterval": sys.getswitchinterval(),
         "os.getcwd": os.getcwd(),
         "os.sched_getaffinity": os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else MISSING,

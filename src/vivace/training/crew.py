@@ -61,6 +61,7 @@ class Company:
         self._store, self._launch = store, launch
         self._ended = threading.Event()
         self.lost = ""  # which rank does not answer any more: nothing can be begun without it
+        self._signs: dict[int, tuple[bytes, float]] = {}  # each rank's last sign of life, and since when
         self._crews, self._errands = itertools.count(), itertools.count()
 
     def child(
@@ -104,11 +105,42 @@ class Company:
         for rank in range(1, self.world_size):
             text = self._read(f"answer/{number}/{rank}", begin + seconds, rank)
             if text is None:
-                self.lost = self._silent(rank, time.monotonic() - begin)
+                self.lost = self._silent(rank, time.monotonic() - min(begin, self._signs[rank][1]))
                 found[rank] = RankLost(self.lost)
             elif text:
                 found[rank] = VivaceError.from_dict(json.loads(text))
         return found
+
+    @contextmanager
+    def attended(self, child: Child) -> Iterator[None]:
+        """Meanwhile `child` is killed once a rank gives no sign of life: it may wait for that one's child,
+        which nobody tells what to do.
+        """
+        done = threading.Event()
+
+        def attend() -> None:
+            with contextlib.suppress(RuntimeError):  # cut off, which the main thread tells
+                while not done.wait(BEAT_SECONDS):
+                    if any(self._has_fallen_silent(rank) for rank in range(1, self.world_size)):
+                        with contextlib.suppress(ProcessLookupError):  # it leads no group yet
+                            os.killpg(child.pid, signal.SIGKILL)
+
+        thread = threading.Thread(target=attend, name="vivace-attend", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def _has_fallen_silent(self, rank: int) -> bool:
+        """Has a rank given no sign of life for long, since its last, or since this was first asked?"""
+        key = f"alive/{rank}"
+        sign = self._store.get(key) if self._store.check([key]) else b""
+        last, since = self._signs.get(rank, (None, 0.0))
+        if sign != last:
+            self._signs[rank] = (sign, since := time.monotonic())
+        return time.monotonic() - since > GRACE_SECONDS
 
     def _beat(self) -> None:
         """Let rank 0 know each second that this process runs, whatever its main thread does."""
@@ -192,17 +224,14 @@ class Company:
         """What stands under a key, once it does; None where it does not in time, or the rank that it is to
         come `of` does not live.
         """
-        sign, since = b"", time.monotonic()
         while True:
             try:
                 if self._store.check([key]):
                     return str(self._store.get(key).decode())
-                if of is not None and self._store.check([f"alive/{of}"]):
-                    last, sign = sign, self._store.get(f"alive/{of}")
-                    since = since if sign == last else time.monotonic()
+                silent = of is not None and self._has_fallen_silent(of)
             except RuntimeError as error:
                 raise self._cut_off(error) from None
-            if time.monotonic() > min(deadline, since + GRACE_SECONDS if of is not None else deadline):
+            if silent or time.monotonic() > deadline:
                 return None
             time.sleep(LOOK_SECONDS)
 
@@ -246,11 +275,14 @@ class Crew:
         errand = self._company.tell(do="ask", crew=self._number, **asked)
         own, answer = None, None
         try:
-            answer = self._child.ask(command, timeout, **arguments)
+            with self._company.attended(self._child):
+                answer = self._child.ask(command, timeout, **arguments)
         except VivaceError as error:
             own = error
         others = self._company.failures(errand, GRACE_SECONDS)
         self._failed = own is not None or bool(others)
+        if self._company.lost:  # whatever its child died of
+            raise RankLost(self._company.lost)
         late = isinstance(own, TimedOut) or any(isinstance(error, TimedOut) for error in others.values())
         if late and self._meeting and (awaited := self._company.awaited(self._meeting)):
             raise TimedOut(f"no answer to '{command}' within {timeout:.0f} s: {awaited}")

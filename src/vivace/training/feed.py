@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
+import platform
 import re
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from vivace.data.damage import Damage, path_of
 from vivace.data.hanging import HangWatch
 from vivace.data.iterable import IterableData, Place, first_mark
 from vivace.data.order import ordered, require_index
+from vivace.data.witness import Witness
 from vivace.errors import JobError, VivaceError, is_lost_worker, is_no_shared_memory
 from vivace.inspection.limits import LITTLE_SHARED_MEMORY, little_shared_memory, shared_memory
 from vivace.job import Job, blame
@@ -22,6 +28,8 @@ from vivace.training.checkpoints import Position
 from vivace.training.losses import WorkerWatch
 from vivace.training.ranks import Ranks
 
+_READERS = ("torch", "torchvision", "numpy", "pillow")
+
 
 class Feed:
     """Reads the Job's data for a run. While entered, workers that die or hang are noticed.
@@ -30,10 +38,22 @@ class Feed:
         job, ranks, seed: of the run.
         path: the run folder, where damaged samples are listed.
         notice: ``(sentence) -> None``, for the person.
+        changed: may the data be others than those of the run that this one continues?
     """
 
-    def __init__(self, job: Job, ranks: Ranks, seed: int, path: Path, notice: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        ranks: Ranks,
+        seed: int,
+        path: Path,
+        notice: Callable[[str], None],
+        *,
+        changed: bool = False,
+    ) -> None:
         self.job, self.ranks, self.seed, self.notice = job, ranks, seed, notice
+        self._changed = changed
+        self.witness = Witness()
         self.damage = Damage.of(job, path / "damaged.jsonl")
         self.workers, self.hangs = WorkerWatch(), HangWatch(notice)
         self.damage.reading = self.hangs.board.write
@@ -44,6 +64,7 @@ class Feed:
         self.place: Place | None = None  # where a stream stood when it was left
         self._pass: IterableData | None = None
         self._asked = self._compared = False
+        self._read_under: list[str] = []  # the facts under which the first batch was marked
 
     def __enter__(self) -> Feed:
         self.workers.__enter__()
@@ -91,7 +112,35 @@ class Feed:
             return 0
 
     def state(self, session: Session, position: Position) -> Place | None:
-        """What a checkpoint keeps of a stream in the middle of an epoch."""
+        """What a checkpoint keeps: of data with an index a mark of the first batch, which holds under the
+        same facts alone; else where a stream stands in the middle of an epoch.
+        """
+        if mark := self.witness.mark or self.witness.wanted:
+            return {"first_batch": mark, "of": self._read_under}
+        return self._place(session, position)
+
+    def _facts(self, session: Session) -> list[str]:
+        """What the last bit of a batch may depend on beside the data."""
+        workers = "workers" if getattr(self.own_loader, "num_workers", 0) else "no workers"
+        machine = [platform.machine(), torch.backends.cpu.get_cpu_capability(), str(torch.get_num_threads())]
+        plan = [session.plan.id, str(self.ranks.world_size), workers]
+        return [*map(_version_of, _READERS), *machine, *plan]
+
+    def _begin_witness(self, session: Session) -> None:
+        """Expect the first batch of the run that is continued. Only rank 0 looks: each has another share."""
+        kept, self.place = self.place or {}, None
+        if kept.get("of") == self._facts(session) and not self._changed:
+            self.witness = Witness(str(kept["first_batch"]))
+
+    def _require_same(self) -> None:
+        if self.witness.changed:
+            raise JobError(
+                "the data are others than those with which the run began (the first batch is not what it was)"
+                ": resume with the data it was started with, choose a new name, or accept the change with "
+                "--changed ok (changed='ok')"
+            )
+
+    def _place(self, session: Session, position: Position) -> Place | None:
         if self._pass is None or not position.batch:
             return None
         return self._pass.place(position.batch * _batches_per_step(session))
@@ -101,7 +150,7 @@ class Feed:
         asked, self._compared = self._compared, True
         if asked or self.ranks.world_size == 1:
             return
-        place = self.state(session, position)
+        place = self._place(session, position)
         if len(set(self.ranks.gather(place["mark"] if place is not None else ""))) > 1:
             raise JobError(
                 "the ranks read different streams, and Vivace splits every batch itself: most of "
@@ -145,7 +194,9 @@ class Feed:
     def _until_a_worker_is_lost(self, session: Session, position: Position) -> Generator[Any, None, bool]:
         """Batches, drawn without touching the training's random streams; returns whether a worker died."""
         epoch = position.epoch
-        self.place = self.state(session, position) or self.place
+        self.place = self._place(session, position) or self.place
+        if isinstance(self.place, dict) and "first_batch" in self.place:
+            self._begin_witness(session)
         if isinstance(self.loader, Iterator):  # a generator lives for one epoch
             self._renewed(epoch)
         loader = ordered(
@@ -158,8 +209,11 @@ class Feed:
             damage=self.damage,
             place=self.place,
             renew=lambda: self._renewed(epoch),
+            witness=None if self.ranks.rank else self.witness,
         )
         self._pass = loader if isinstance(loader, IterableData) else None
+        if self._pass is None and not self.witness.mark:
+            self._read_under = self._facts(session)
         if type(loader) is type(self.loader):
             self.loader = loader
         batches = fed(session, loader, derive(self.seed, epoch, "feed"))
@@ -180,12 +234,21 @@ class Feed:
                     return True
                 why = _little_shared_memory() if is_no_shared_memory(error) else ""
                 raise JobError(f"the data failed at {_where(position)}: {why or blame(error)}") from error
+            self._require_same()
             self._tell_notices()
             yield batch
 
     def _tell_notices(self) -> None:
         while self._pass is not None and self._pass.notices:
             self.notice(self._pass.notices.pop(0))
+
+
+@functools.cache
+def _version_of(package: str) -> str:
+    try:
+        return f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:
+        return package
 
 
 def _where(position: Position) -> str:

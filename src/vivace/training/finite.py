@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 FAR = 10.0  # times the loss with which a run began: told
 LOST = 1e4  # times: no training comes back from there
+_LOWER = 0.1  # of the loss with which a run began: less is noise
+_SMALL = 0.1  # root mean square of the weights that a start below it counts as: some begin with zeros
+_FEW_WEIGHTS, _FEW_NUMBERS = 8, 4096
+_SEEN = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
 class NotFinite(Exception):
@@ -114,20 +118,50 @@ def _finite(tree: object) -> bool:
 
 
 class Growth:
-    """Notices a loss far above the one with which the run, or this part of it, began."""
+    """Notices a loss far above the one with which the run, or this part of it, began, and weights that have
+    grown as far while the loss came no lower, as those of a bounded loss do.
 
-    def __init__(self) -> None:
+    Updates far larger than the weights end there: looked at are the first numbers of a few weights.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._in_the_dark = session.build.own_step  # what its loss means is not known
         self._first: float | None = None
+        self._session: Session | None = None
+        self._weights: Sequence[torch.Tensor] = ()
         self.told = False
+        self._norm = 1.0
+        self._norm = max(self.of_weights(session), _SMALL)
 
-    def times(self, loss: float) -> float:
-        """How many times above its start the loss is; 1 for an unknown start. A start below 1 counts as 1."""
-        if self._first is None:
-            self._first = loss if math.isfinite(loss) else None
+    def of_weights(self, session: Session) -> float:
+        """How many times as large as in the beginning this rank's weights are."""
+        if self._in_the_dark:
             return 1.0
-        return loss / max(abs(self._first), 1.0)
+        if session is not self._session:
+            weights = (p for model in session.build.models for p in model.parameters())
+            trained = [p for p in weights if p.requires_grad and p.dtype in _SEEN]
+            self._session, self._weights = session, trained[:: max(1, len(trained) // _FEW_WEIGHTS)]
+        parts = [_beginning(weight, session.build.shards) for weight in self._weights]
+        num = max(1, sum(part.numel() for part in parts))
+        return float(torch.nn.utils.get_total_norm(parts)) / math.sqrt(num) / self._norm
 
-    @property
-    def first(self) -> float:
-        """The loss with which it began."""
-        return self._first if self._first is not None else math.nan
+    def judge(self, loss: float, weights: float) -> tuple[float, str]:
+        """How many times above its start the worse of both is, and that in words; 1 for an unknown start. A
+        loss that began below 1 counts as one that began at 1.
+        """
+        if self._first is None or self._in_the_dark:
+            self._first = loss if math.isfinite(loss) else None
+            return 1.0, ""
+        risen = loss / max(abs(self._first), 1.0)
+        if weights > max(risen, FAR) and loss > self._first - _LOWER * abs(self._first):
+            grown = f"the weights have grown {weights:.4g} times (from at least {_SMALL})"
+            return weights, f"{grown}, and the loss is no lower"
+        return risen, f"the loss is {loss:.4g}, which began at {self._first:.4g}"
+
+
+def _beginning(weight: torch.Tensor, shards: Shards | None) -> torch.Tensor:
+    """A view of about the first numbers of a weight, or of this rank's part of it."""
+    own = weight.detach() if shards is None else shards.local(weight.detach())
+    if not own.dim() or not own.numel():
+        return own
+    return own[: max(1, _FEW_NUMBERS * len(own) // own.numel())]

@@ -86,7 +86,8 @@ class Loop:
     ) -> None:
         self.job, self.session, self.ranks, self.path, self.options = job, session, ranks, path, options
         self.device = session.build.device
-        self.feed = Feed(job, ranks, options.seed, path, lambda text: self.progress.notice(text))
+        changed, seed = options.changed == "ok", options.seed
+        self.feed = Feed(job, ranks, seed, path, lambda text: self.progress.notice(text), changed=changed)
         self.damage = self.feed.damage
         self.scheduler = call(job, "scheduler", session.optimizer) if job.scheduler is not None else None
         if ranks.rank:
@@ -95,7 +96,7 @@ class Loop:
         facts["course"] = course_of(job, session.optimizers or session.optimizer, self.scheduler)
         self.checkpoints = Checkpoints(path / "checkpoints", facts, path / LEDGER)
         found = self.checkpoints.newest()
-        notice = self._compared(found, facts) if found is not None else ""
+        notice = compare(found.manifest, facts, path, changed_ok=changed) if found is not None else ""
         self.resumed_from_step = found.position.step if found is not None else None
         self.position, self.saved, self.seconds_before = Position(), Position(), 0.0
         self.lost_streams: list[int] = []
@@ -118,8 +119,7 @@ class Loop:
         for text in filter(None, (notice, self._lost(), counts_steps(job, self.scheduler))):
             self.progress.notice(text)
         self.evaluation = Evaluation(job, session, options.seed)
-        self.survival = Survival(session, ranks)
-        self.pace = Pace()
+        self.survival, self.pace = Survival(session, ranks), Pace()
         if ranks.watch is not None:
             ranks.watch.told_to(path, self.progress.notice)
         self.watch = watch
@@ -128,7 +128,7 @@ class Loop:
         self.last_loss: Any = None
         self.between_steps = True  # not in one that has changed what cannot be put back
         self.bad_looks = self.glanced_at = 0
-        self.growth = Growth()
+        self.growth = Growth(session)
         self.samples = self.seen_samples = 0
         self.stepping_seconds = self.slowest_save = self.slowest_look = 0.0
         self.look_at_step = self.position.step + 1
@@ -175,9 +175,6 @@ class Loop:
             self._evaluate()
             found = {"metric": self.position.metric, **self._metric_facts()}
             self.progress.log(EventKind.METRIC, {"step": self.position.step, **found})
-
-    def _compared(self, found: Found, facts: dict[str, Any]) -> str:
-        return compare(found.manifest, facts, self.path, changed_ok=self.options.changed == "ok")
 
     def _lost(self) -> str:
         if not self.lost_streams:
@@ -314,9 +311,8 @@ class Loop:
             watched = (self._watched(),) if on_plateau else ()
             try:
                 with warnings.catch_warnings():
-                    if (
-                        not self.samples
-                    ):  # the update before it was an earlier process's, which torch cannot know
+                    # The update before a resumed run's first is an earlier process's; torch cannot know it.
+                    if not self.samples:
                         warnings.simplefilter("ignore", UserWarning)
                     scheduler.step(*watched)
             except Exception as error:
@@ -375,9 +371,10 @@ class Loop:
         self.feed.require_one_stream(self.session, position)
         steps = position.step - self.looked_at_step
         seconds = max(time.monotonic() - self.looked_at, 1e-9)
-        rows = self.ranks.numbers(float(self.last_loss), seconds, *self.survival.own.take())
+        loss, weights = float(self.last_loss), self.growth.of_weights(self.session)
+        rows = self.ranks.numbers(loss, seconds, weights, *self.survival.own.take())
         loss = sum(row[0] for row in rows) / len(rows)
-        if len(rows) > 1 and (text := self.pace.add([row[2:] for row in rows], steps, seconds)):
+        if len(rows) > 1 and (text := self.pace.add([row[3:] for row in rows], steps, seconds)):
             self.progress.notice(text)
         samples = (self.samples - self.seen_samples) * self.ranks.world_size
         self.stepping_seconds += seconds
@@ -391,32 +388,32 @@ class Loop:
         self.slowest_look = max(self.slowest_look, slowest)
         self.look_at_step = position.step + max(1, min(2 * steps, int(_LOOK_SECONDS / slowest * steps)))
         self._mark()
-        self._judge(loss)
+        self._judge(loss, max(row[2] for row in rows))
 
-    def _judge(self, loss: float) -> None:
-        """Stop where the loss stays out of bounds; while it does, every step is looked at."""
-        grown = 1.0 if self.session.build.own_step else self.growth.times(loss)
+    def _judge(self, loss: float, weights: float) -> None:
+        """Stop where the loss or the weights stay out of bounds; while they do, every step is looked at."""
+        grown, words = self.growth.judge(loss, weights)
         bad = not math.isfinite(loss) or grown > LOST
         self.bad_looks = self.bad_looks + 1 if bad else 0
         if bad:
             self.look_at_step = self.position.step + 1
         if self.bad_looks >= _MAX_BAD_LOOKS:
-            far = f", and began at {self.growth.first:.4g}" if math.isfinite(loss) else ""
-            raise self._diverged(f"the loss is {loss:.4g}{far}", may_pass=not math.isfinite(loss))
+            may_pass = not math.isfinite(loss)
+            raise self._diverged(f"the loss is {loss:.4g}" if may_pass else words, may_pass=may_pass)
         if grown > FAR and not self.growth.told:
             self.growth.told = True
-            began = f"it began at {self.growth.first:.4g}"
-            self.progress.notice(f"the loss is {loss:.4g} at step {self.position.step}; {began}: it diverges")
+            self.progress.notice(f"at step {self.position.step} {words}: it diverges")
 
     def _glance(self) -> None:
-        """Between two looks see whether the loss, which all ranks have alike, calls for one now."""
+        """Between two looks see whether what all ranks have alike calls for one now."""
         build = self.session.build
         alike = self.ranks.world_size == 1 or build.facts.ranks is not None
         if not alike or self.position.step - max(self.glanced_at, self.looked_at_step) < _GLANCE_STEPS:
             return
         self.glanced_at = self.position.step
         loss = float(self.last_loss)
-        if not math.isfinite(loss) or (not build.own_step and self.growth.times(loss) > FAR):
+        weights = self.growth.of_weights(self.session) if build.shards is None else 1.0
+        if not math.isfinite(loss) or self.growth.judge(loss, weights)[0] > FAR:
             self.look_at_step = self.position.step
 
     def _mark(self) -> None:

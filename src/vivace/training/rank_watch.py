@@ -46,6 +46,7 @@ from vivace.training.verdict import (
 BEAT_SECONDS = 1.0
 WHY_SECONDS = 10.0  # in which is known why an exchange broke
 FAREWELL_SECONDS = 20.0  # for the others to keep what was trained, before a lost rank ends itself
+STACKS_SECONDS = 5.0  # for the others to tell where they stand
 LATE_SECONDS = 5.0  # before a command's time is over, in which is noted whom the others wait for
 _NO_PERSONS = (
     str(Path(str(torch.__file__)).parent),
@@ -94,7 +95,7 @@ class RankWatch:
         answer_or_break(open_sockets() - before)
         self._main = threading.current_thread()
         self._told = self._over = self._is_back = False
-        self._noted = ""
+        self._noted = self._shown = ""
         self._number = 0
         self._sights = [Sight(other, time.monotonic()) for other in range(world_size)]
         self._signals, self._signalled = os.pipe()
@@ -233,9 +234,11 @@ class RankWatch:
             self.post(AWAITED, awaited)
         verdict, ends = judge(seen, self.patience)
         self._told = self._told and verdict is not None
+        if (asked := self.read("stacks")) != self._shown:
+            self._shown = asked
+            self._store.set(f"stack/{asked}/{self.rank}", self._stack())
         if verdict is None:
             return
-        self._store.set(f"stack/{self.rank}", self._stack())
         if self.rank != next(one.rank for one in seen if not one.silent):
             return
         if not self._told:
@@ -291,10 +294,15 @@ class RankWatch:
     def _write_stacks(self, seen: list[Seen]) -> None:
         if self._folder is None:
             return
-        time.sleep(BEAT_SECONDS)  # the others post theirs
+        asked, deadline = str(self._number), time.monotonic() + STACKS_SECONDS
+        self.post("stacks", asked)
+        self.post(f"stack/{asked}/{self.rank}", self._stack())
+        expected = [f"stack/{asked}/{one.rank}" for one in seen if not one.silent]
+        while not all(map(self.read, expected)) and time.monotonic() < deadline:
+            time.sleep(0.1)
         parts = []
         for one in seen:
-            stack = self.read(f"stack/{one.rank}") or "no stack: the process gives no sign of life\n"
+            stack = self.read(f"stack/{asked}/{one.rank}") or "no stack came from the process\n"
             parts.append(f"rank {one.rank}, process {one.beat['pid']} on {one.beat['host']}\n{stack}")
         with contextlib.suppress(FolderError):
             replace_text(self._folder / "stacks.txt", "\n".join(parts))

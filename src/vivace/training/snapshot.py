@@ -19,7 +19,7 @@ from vivace.torch_internals.modules import RunningNorm, own_tensors
 from vivace.torch_internals.tensors import foreach_copy, version_of
 
 FIRST_STEPS = 8  # of a session, before which everything is noted
-MOST_SHARE = 0.01  # of the time, for noting streams that no step has moved
+MOST_SHARE = 0.004  # of the time, for noting streams that no step has moved
 
 
 class Snapshot:
@@ -109,6 +109,10 @@ class _BufferNotes:
         self._num_takes = 0
 
     def take(self) -> None:
+        if not any(self._owned) and not self._copies:  # as in most models without normalization
+            self._held = [{}] * len(self._owned)
+            self._num_takes += 1
+            return
         self._held = [dict(owned) for owned in self._owned]
         copies: dict[int, _Copy] = {}
         stale: list[_Copy] = []

@@ -175,7 +175,8 @@ class Survival:
         """What to do where pieces of a batch would change BatchNorm's statistics: keep fewer activations."""
         plan = self.session.plan
         exact = registry.savers(self.session.build.device.type, Numerics.EXACT)
-        kinder = [cls for cls in exact if cls.card.saves_memory == "activations"]
+        savers = [cls for cls in exact if cls.card.saves_memory == "activations"]
+        kinder = [cls for cls in savers if registry.rescues(cls)]
         tried = [cls.name for cls in kinder if cls.name in plan.names]
         if tried or not kinder:
             under = f" under {' and '.join(tried)}" if tried else ""
@@ -183,7 +184,7 @@ class Survival:
                 f"{where}{under}, and pieces of a batch would change BatchNorm's statistics: "
                 f"{_would_fit(self.session)}"
             )
-        one = kinder[0].rescues()[0]
+        one = registry.rescues(kinder[0])[0]
         text = f"{where}: from here on fewer activations are kept ({one.name}), which changes no number"
         return Smaller(plan.adding(one), text)
 

@@ -58,7 +58,7 @@ class Run:
     trained came to: its ``outcome``, ``reason``, whether it has ``ended``, and of a plan ``ratio``, ``step``
     (its first) and ``saved_seconds``, which are the least, of steps alone. `energy` is what the machine took
     in this process, evaluation and all, whoever used it: ``joules``, ``joules_per_sample`` trained, the
-    ``counters``; or the ``reason`` why it was not measured.
+    ``counters``; or the ``reason`` why it was not measured. `ranks` trained it together.
     """
 
     run_path: str
@@ -86,6 +86,7 @@ class Run:
     missing_steps: int = 0
     found: dict[str, Any] = dataclasses.field(default_factory=dict)
     energy: dict[str, Any] = dataclasses.field(default_factory=dict)
+    ranks: int = 1
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -320,6 +321,7 @@ def _write_results(loop: Loop, machine: Machine, job: Job | str, plan_file: Path
         missing_steps=position.missing,
         found=loop.watch.found(),
         energy=loop.progress.meter.told(loop.samples * num_ranks_here()),
+        ranks=ranks.world_size,
     )
     facts = {"plan_id": plan.id, "machine": machine.to_dict()}
     document = json.dumps({**run.to_dict(), **facts}, indent=1).encode()

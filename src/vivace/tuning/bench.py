@@ -75,7 +75,8 @@ class Bench:
         self.evidence: dict[
             str, dict[str, str]
         ] = {}  # by the plan's id: how its techniques proved that they act
-        self.no_blocks = ""  # why no decisions for blocks fit
+        alone = self.company.world_size == 1
+        self.no_blocks = "" if alone else ", and ranks get no decisions block by block"  # why none fit
         self.effects: dict[tuple[tuple[str, ...], str], Plan] = {}
 
     @property

@@ -11,6 +11,7 @@ from vivace.inspection import inspect
 from vivace.inspection.limits import free_memory
 from vivace.plan import Plan
 from vivace.technique import Numerics, registry
+from vivace.training.crew import num_ranks_here
 from vivace.words import amount
 
 UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
@@ -37,7 +38,8 @@ def parse_memory(memory: str | int | None) -> int | None:
 
 
 def free_bytes() -> int:
-    """What the training device has free now: the first visible GPU, else the host in its container.
+    """What the training device has free now: the first visible GPU, else the host in its container, of which
+    each rank here has its part.
 
     torch is asked, in a child process: it counts GPUs, and parts of them, as training does.
 
@@ -53,7 +55,7 @@ def free_bytes() -> int:
                 'CUDA_VISIBLE_DEVICES="" to train on the processor'
             )
         return int(asked.stdout)
-    return free_memory()
+    return free_memory() // num_ranks_here()
 
 
 def smaller_plans(device: str, allow: Numerics) -> Iterator[Plan]:
@@ -66,10 +68,10 @@ def smaller_plans(device: str, allow: Numerics) -> Iterator[Plan]:
         c for c in savers if c.card.numerics == Numerics.EXACT and c.card.saves_memory == "activations"
     ]
     for cls in savers:
-        settings = cls.rescues()
+        settings = registry.rescues(cls)
         for technique in settings:
             yield Plan([technique])
             for other in company if len(settings) > 1 else ():
-                both = Plan(other.rescues()[:1]).adding(technique)
+                both = Plan(registry.rescues(other)[:1]).adding(technique)
                 if len(both) > 1:
                     yield both

@@ -131,7 +131,10 @@ def stricter(broken: Plan, guilty: set[Technique]) -> Plan | None:
 
     None where none has such. What is guilty and has none is left out.
     """
-    changed = {technique: technique.stricter() for technique in guilty or broken.techniques}
+    changed = {
+        technique: registry.asked(technique, "what would be stricter", technique.stricter, None)
+        for technique in guilty or broken.techniques
+    }
     if not any(changed.values()):
         return None
     return Plan([changed.get(t) or t for t in broken.techniques if t not in guilty or changed[t] is not None])

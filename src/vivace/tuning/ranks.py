@@ -54,13 +54,8 @@ def of_ranks(profile: Profile, measured: dict[str, Any], num_here: int) -> Profi
     )
 
 
-def require_searchable(num_ranks: int, memory: int | None, allow: Numerics) -> None:
+def require_searchable(num_ranks: int, allow: Numerics) -> None:
     """Raises InputError where a search on so many ranks was asked for what it cannot do."""
-    if memory is not None:
-        raise InputError(
-            f"a limit of memory is searched for in one process, and {num_ranks} ranks were started: leave "
-            "out --memory, or start tune without torchrun"
-        )
     if needed_by(num_ranks).promise > allow:
         raise InputError(
             f"{num_ranks} ranks average their gradients, which rounds, and {allow.name} is allowed: give "

@@ -59,7 +59,8 @@ class Result:
     machine can feed the step, and what helped it; it is empty where that was no limit. `has_metric` says
     whether the job can be verified by its metric, `metric_data` whether that is of ``validation`` or
     ``training`` data. Of several `ranks` the figures are of all together, `reference` holds what makes them
-    train one model, and under it they are `over_one_rank` times as fast as one.
+    train one model, and under it they are `over_one_rank` times as fast as one. `memory_bytes` is the
+    largest peak that was allowed, if there was a limit.
     """
 
     plan: Plan
@@ -88,6 +89,7 @@ class Result:
     long_plan: LongPlan | None = None
     ranks: int = 1
     over_one_rank: float | None = None
+    memory_bytes: int | None = None
 
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> Result:
@@ -165,6 +167,7 @@ class Result:
             "long_plan": self.long_plan.to_dict() if self.long_plan is not None else None,
             "ranks": self.ranks,
             "over_one_rank": self.over_one_rank,
+            "memory_bytes": self.memory_bytes,
         }
 
 

@@ -16,6 +16,7 @@ from vivace.ledger import Code, Outcome, Ratio, Trial
 from vivace.plan import Plan
 from vivace.technique import Numerics, Stage, Technique
 from vivace.technique.contract import UNIT_ROUNDOFF
+from vivace.technique.registry import asked
 from vivace.tuning.candidates import Candidate, stricter
 from vivace.tuning.ending import does_not_pay, ending, not_confirmed
 from vivace.tuning.objective import Length
@@ -110,8 +111,13 @@ class Search:
     # Finding
 
     def _try_blocks(self) -> Steps[None]:
-        """Decisions for the model's blocks, where the job does not fit into the memory budget as it is."""
-        if self._free() <= 0:
+        """Decisions for the model's blocks, where the job does not fit into the memory budget as it is. They
+        are timed in one process; several ranks divide the weights instead.
+        """
+        for candidate in self.setting.candidates if len(self.setting.needed) else ():
+            if candidate.technique.card.shards_weights:
+                yield from self._try(candidate.on(self.setting.base), candidate)
+        if self._free() <= 0 or len(self.setting.needed):
             return
         done = yield ChooseBlocks(max(PATIENCE_SECONDS, 0.5 * self._free()))
         assert isinstance(done, Done)
@@ -207,7 +213,8 @@ class Search:
         for name in self.best.names:
             found = True
             while found:
-                refined = next(one for one in self.best.techniques if one.name == name).refined()
+                own = next(one for one in self.best.techniques if one.name == name)
+                refined = asked(own, "what would refine it", own.refined, None)
                 if refined is None:
                     break
                 found = yield from self._try(self.best.adding(refined), by=CLEARLY_BETTER)

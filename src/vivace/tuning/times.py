@@ -54,9 +54,9 @@ def too_short(steps: int, step_seconds: float, runs: int) -> str:
     one = f"{count(steps, 'step')} of {duration(step_seconds)}"
     repeated = f", {count(runs, 'time')}" if runs > 1 else ""
     return (
-        f"This training takes {duration(steps * step_seconds)} ({one}){repeated}, and tuning at least "
-        f"{duration(LEAST_SECONDS)}: that is more than a tenth of it; give --runs where you train it more "
-        "often, a --budget such as 2m, or search while it trains with vivace train --tune"
+        f"This training takes {duration(steps * step_seconds)} ({one}){repeated}; tuning, at "
+        f"least {duration(LEAST_SECONDS)}. Give --runs N if you train it often, --budget 2m, or train it "
+        "with --tune"
     )
 
 

@@ -93,7 +93,8 @@ def tune(
         runs: how often the job will be trained with the plan; for ``auto``.
         steps: how long one training is, where its data have no length, or another is meant than the Job's.
         memory: the largest peak a plan may need, such as ``"20GiB"`` or bytes; ``"auto"``: what is free,
-            less a tenth. A job that does not fit as it is starts from a smaller plan (`Result.reference`).
+            less a tenth. Each of several ranks may need as much. A job that does not fit as it is starts
+            from a smaller plan (`Result.reference`).
         allow: the largest change of numbers: ``exact``, ``rounding`` or ``semantics``.
         out: folder for plan, ledger and report; an earlier run there on the same job is built upon.
         on_event: called with a `vivace.Event` as the search goes on.
@@ -112,7 +113,7 @@ def tune(
         check_runs(runs, budget)
         check_steps(steps)
         if company.world_size > 1:
-            require_searchable(company.world_size, limit, allowed)
+            require_searchable(company.world_size, allowed)
         asked = _Asked(given, limit, allowed, runs, steps, output_folder(Path(out), OWN), command)
         found.append(_tuned(asked, company, teller(listening(on_event)), begin))
         return found[0].to_dict()
@@ -235,7 +236,7 @@ class _Tuning:
         bench.open_reference()
         opening = time.monotonic() - opening
         self.baselines["strict_fp32"] = bench.facts["batch_size"] / bench.reference.step_seconds
-        if bench.memory is not None:
+        if bench.memory is not None and bench.company.world_size == 1:
             bench.measure_batches(0.05 * self.seconds)
         self._enter("searching")
         offered, ruled_out = candidates(
@@ -432,6 +433,7 @@ class _Tuning:
             loading=sentence(self.limit, bench.trials),
             ranks=bench.company.world_size,
             over_one_rank=here(bench.law)["speedup"] if bench.law else None,
+            memory_bytes=bench.memory,
         )
         document = {key: value for key, value in result.to_dict().items() if key != "trials"}
         bench.ledger.append("result", document)

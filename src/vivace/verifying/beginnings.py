@@ -9,6 +9,7 @@ import torch
 
 from vivace.job import Job
 from vivace.session.opening import call, models_of, seed_everything
+from vivace.tensors.modules import named_buffers, named_parameters
 from vivace.verifying.displacement import Tensors
 from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.judgement import figure_of
@@ -25,10 +26,10 @@ def draw(job: Job) -> Tensors:
     found: dict[str, list[torch.Tensor]] = {}
     for seed in range(SEEDS):
         seed_everything(seed)
-        for index, model in enumerate(models_of(job, call(job, "model"))):
-            for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-                flat = tensor.detach().flatten().double()
-                found.setdefault(f"{index}.{name}", []).append(flat[:: 1 + len(flat) // MOST_ELEMENTS].cpu())
+        models = models_of(job, call(job, "model"))
+        for name, tensor in [*named_parameters(models), *named_buffers(models)]:
+            flat = tensor.detach().flatten().double()
+            found.setdefault(name, []).append(flat[:: 1 + len(flat) // MOST_ELEMENTS].cpu())
     return {name: torch.cat(parts) for name, parts in found.items()}
 
 

@@ -18,6 +18,7 @@ from vivace.job import Job
 from vivace.plan import Plan
 from vivace.session.opening import checked_step
 from vivace.session.session import Session
+from vivace.tensors.modules import named_parameters
 from vivace.tensors.trees import map_tensors
 from vivace.verifying import beginnings
 from vivace.verifying.digests import Pass, first_other, read_epochs
@@ -278,7 +279,7 @@ def facts_of_job(job: Job) -> Facts:
 def renamed(thing: object, names: dict[str, str]) -> Any:
     """A copy of nested dataclasses, lists and dicts whose text keys are called as `names` says.
 
-    In a key such as ``lr of 0.weight`` the last word is the name.
+    In a key such as ``lr of head.weight`` the last word is the name.
     """
 
     def new(key: object) -> Any:
@@ -321,8 +322,7 @@ def _strides(session: Session) -> list[tuple[int, ...]]:
 
 
 def _parameter_names(session: Session) -> dict[int, str]:
-    models = enumerate(session.build.models)
-    return {id(p): f"{index}.{name}" for index, model in models for name, p in model.named_parameters()}
+    return {id(p): name for name, p in named_parameters(session.build.models)}
 
 
 def _by_name(session: Session, saved: list[dict[str, Any]]) -> StatesByName:

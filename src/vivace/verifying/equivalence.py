@@ -58,9 +58,9 @@ class Trainer:
         with start(self.job, Plan(), inspect()) as session:
             return Evaluation(self.job, session, 0).metric()
 
-    def metric_data(self) -> str | None:
-        """What data the metric is of: ``validation`` or ``training``."""
-        return self.job.metric_data
+    def metric_facts(self) -> dict[str, str | None]:
+        """The metric's ``name``, and of what ``data`` it is: ``validation`` or ``training``."""
+        return {"name": self.job.metric_name, "data": self.job.metric_data}
 
 
 @dataclasses.dataclass
@@ -146,7 +146,7 @@ def judge_by_metric(
     what lockstep said; it stands beside the metric's answer, and for a plan that promises SEMANTICS the
     metric alone decides. `margin` in units of the metric; default: half a percent of what training brings.
     Several ranks of a `company` train together under the plan, the original trains in one process.
-    `tell` is told ``("seed", {"n", "seeds", "reference", "plan", "left_seconds"})`` after each pair.
+    `tell` is told ``("seed", {"n", "seeds", "reference", "plan", "name", "left_seconds"})`` after each pair.
 
     Ctrl-C ends it with what the finished pairs say. Raises InputError where no margin can be derived.
     """
@@ -154,7 +154,7 @@ def judge_by_metric(
     pairs = Pairs(margin or 0.0, seeds)
     own = original or company.source
     with company.child(TRAINER) as mine, Child(TRAINER, own, environment=ALONE) as theirs:
-        data = theirs.ask("metric_data", hours)
+        metric = theirs.ask("metric_facts", hours)
         try:
             for seed in range(seeds):
                 pairs.reference.append(theirs.ask("train", hours, plan={}, seed=seed))
@@ -170,6 +170,7 @@ def judge_by_metric(
                         "seeds": seeds,
                         "reference": pairs.reference[-1],
                         "plan": pairs.candidate[-1],
+                        "name": metric["name"],
                         "left_seconds": each * (seeds - seed - 1),
                     },
                 )
@@ -183,14 +184,16 @@ def judge_by_metric(
             interrupted = True
             if not pairs.candidate:
                 raise
-    return _with_metric(verdict, pairs, why, data, interrupted=interrupted)
+    return _with_metric(verdict, pairs, why, metric, interrupted=interrupted)
 
 
-def _with_metric(verdict: Verdict, pairs: Pairs, why: str, data: str | None, *, interrupted: bool) -> Verdict:
+def _with_metric(
+    verdict: Verdict, pairs: Pairs, why: str, metric: dict[str, str | None], *, interrupted: bool
+) -> Verdict:
     count = len(pairs.candidate)
     differences, decision = pairs.differences, pairs.decision()
     p = equivalence_p(differences, pairs.margin) if count > 1 else 1.0
-    name = "metric on the training data" if data == "training" else "metric"
+    name = f"{metric['name']} on the training data" if metric["data"] == "training" else metric["name"]
     text = (
         f"{name} {mean(pairs.candidate):.4g} against {mean(pairs.reference[:count]):.4g}, difference "
         f"{mean(differences):+.2g} within a margin of {pairs.margin:.2g}: p = {p:.2g}, n = {count}"
@@ -209,7 +212,7 @@ def _with_metric(verdict: Verdict, pairs: Pairs, why: str, data: str | None, *, 
         "kept": decision,
         "needed": None if decision is not None else pairs.needed(),
         "interrupted": interrupted,
-        "data": data,
+        "data": metric["data"],
     }
     reason = "; ".join(filter(None, ("" if only_metric else verdict.reason, text)))
     checks = () if only_metric else verdict.checks

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from vivace.session.session import Session
+from vivace.tensors.modules import named_buffers, named_modules, named_parameters
 from vivace.tensors.optimizers import IMPLEMENTATION_FLAGS
 
 Facts = dict[str, Any]
@@ -24,13 +25,12 @@ def facts_of_session(session: Session) -> Facts:
     """Names, shapes and ``requires_grad`` of parameters, names of buffers, and how each is updated."""
     facts: Facts = {}
     names: dict[int, str] = {}
-    for index, model in enumerate(session.build.models):
-        for name, parameter in model.named_parameters():
-            names[id(parameter)] = f"{index}.{name}"
-            facts[f"{SHAPE}{index}.{name}"] = tuple(parameter.shape)
-            facts[f"requires_grad of {index}.{name}"] = parameter.requires_grad
-        for name, buffer in model.named_buffers():
-            facts[f"{SHAPE}{index}.{name}"] = tuple(buffer.shape)
+    for name, parameter in named_parameters(session.build.models):
+        names[id(parameter)] = name
+        facts[f"{SHAPE}{name}"] = tuple(parameter.shape)
+        facts[f"requires_grad of {name}"] = parameter.requires_grad
+    for name, buffer in named_buffers(session.build.models):
+        facts[f"{SHAPE}{name}"] = tuple(buffer.shape)
     for optimizer in session.optimizers:
         for group in optimizer.param_groups:
             for key, value in settings_of(group).items():
@@ -47,15 +47,14 @@ def settings_of(group: dict[str, Any]) -> Facts:
 def facts_of_modules(models: Iterable[nn.Module]) -> Facts:
     """The mode of every module, and the public settings of torch's own ones, by name and class."""
     facts: Facts = {}
-    for index, model in enumerate(models):
-        for name, module in model.named_modules():
-            where = f"{index}.{name} ({type(module).__name__})"
-            facts[f"training of {where}"] = module.training
-            if not type(module).__module__.startswith("torch.nn."):
-                continue
-            for key, value in vars(module).items():
-                if not key.startswith("_") and key not in NOT_NUMERIC and _is_plain(value):
-                    facts[f"{key} of {where}"] = value
+    for name, module in named_modules(models):
+        where = f"{name} ({type(module).__name__})"
+        facts[f"training of {where}"] = module.training
+        if not type(module).__module__.startswith("torch.nn."):
+            continue
+        for key, value in vars(module).items():
+            if not key.startswith("_") and key not in NOT_NUMERIC and _is_plain(value):
+                facts[f"{key} of {where}"] = value
     return facts
 
 

@@ -34,8 +34,9 @@ def check(
 ) -> dict[str, Any]:
     """One figure of the verdict: `value` in units of its envelope, against the limit of its quantity.
 
-    `floor` and `limit` stand in place of the quantity's own smallest envelope and limit. An envelope that is
-    NaN comes from a shadow that is not finite: then nothing is known, and `kept` and `score` are None.
+    `floor` and `limit` stand in place of the quantity's own smallest envelope and limit; the figure holds the
+    larger of envelope and floor, by which the value was divided. An envelope that is NaN comes from a shadow
+    that is not finite: then nothing is known, and `kept` and `score` are None.
     Infinite is that of a layer which does not move.
     """
     quantity, layer, _ = measure
@@ -47,8 +48,9 @@ def check(
     }
     floor = smallest.get(quantity, share * roundoff) if floor is None else floor
     limit = (LAYER_LIMIT if layer else LIMIT) if limit is None else limit
-    score = abs(value) / max(envelope, floor) if value else 0.0
-    return figure_of(measure, position, value, envelope, score, limit)
+    used = max(envelope, floor)  # NaN where the envelope is: it stands first
+    score = abs(value) / used if value else 0.0
+    return figure_of(measure, position, value, used, score, limit)
 
 
 def widened(figure: dict[str, Any], reach: float) -> dict[str, Any]:

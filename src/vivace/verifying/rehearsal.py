@@ -20,6 +20,7 @@ from torch import nn
 from vivace.job import Batch, Job
 from vivace.session.opening import call
 from vivace.session.session import Session
+from vivace.tensors.modules import named_parameters
 from vivace.tensors.shards import Shards
 from vivace.tensors.trees import batch_size, tensors
 from vivace.verifying.displacement import Tensors, scale_and_residual
@@ -73,7 +74,7 @@ class DictatedLoss:
 
     def __call__(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """The scalar loss of a batch."""
-        named = [(p, self.slopes[f"0.{n}"]) for n, p in model.named_parameters() if f"0.{n}" in self.slopes]
+        named = [(p, self.slopes[name]) for name, p in model.named_parameters() if name in self.slopes]
         factor = _of_samples(batch, next(model.parameters()).device).mean()
         total: Any
         if self.shards is None:
@@ -239,8 +240,7 @@ def _of_samples(batch: Batch, device: torch.device) -> torch.Tensor:
 
 def _groups(session: Session) -> dict[str, int]:
     """The number of each parameter's group, counted over all optimizers."""
-    models = enumerate(session.build.models)
-    names = {id(p): f"{index}.{name}" for index, model in models for name, p in model.named_parameters()}
+    names = {id(p): name for name, p in named_parameters(session.build.models)}
     groups = [group for optimizer in session.optimizers for group in optimizer.param_groups]
     return {names[id(p)]: i for i, g in enumerate(groups) for p in g["params"] if id(p) in names}
 

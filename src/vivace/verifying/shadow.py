@@ -22,9 +22,9 @@ from vivace.verifying.halves import Place, place_of
 # Shadows round no finer than this: at fp32's last bit it is a rare event that a ReLU flips, which few shadows
 # show, and sums in another order differ by many roundings.
 FINEST_ROUNDOFF = 2.0**-16
-# Times as coarse are the shadows that look for kinks: half of what the limits allow, so that nothing else
-# that is broken is kept for their sake.
-COARSER, COARSER_SEEDS = 4.0, 16
+# Times as coarse are the shadows that look for kinks: what is smooth they move by less than the limits allow,
+# so that nothing else that is broken is kept for their sake.
+COARSER, COARSER_SEEDS = 2.0, 16
 # A bias's gradient is the sum of its product's output gradient, which lower precision rounds as well.
 SUM = "sum.dim_IntList"
 # Attention's statistic, one number a row, which every kernel keeps in fp32.

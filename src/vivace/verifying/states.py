@@ -12,6 +12,7 @@ import torch
 
 from vivace.job import Batch
 from vivace.session.session import Session
+from vivace.tensors.modules import named_buffers, named_parameters
 from vivace.tensors.optimizers import IMPLEMENTATION_FLAGS, align_state
 from vivace.tensors.shards import whole
 from vivace.tensors.trees import map_tensors
@@ -59,11 +60,9 @@ def state_of(session: Session) -> State:
     """Copies of all parameters and buffers, by name, whole on each rank: where ranks hold parts, all of them
     call this together.
     """
-    parameters, buffers = {}, {}
-    for index, model in enumerate(session.build.models):
-        parameters.update({f"{index}.{n}": whole(p).clone() for n, p in model.named_parameters()})
-        buffers.update({f"{index}.{n}": b.detach().clone() for n, b in model.named_buffers()})
-    return State(parameters, buffers)
+    models = session.build.models
+    parameters = {name: whole(p).clone() for name, p in named_parameters(models)}
+    return State(parameters, {name: b.detach().clone() for name, b in named_buffers(models)})
 
 
 def optimizer_states(session: Session) -> list[dict[str, Any]]:
@@ -75,9 +74,9 @@ def optimizer_states(session: Session) -> list[dict[str, Any]]:
 
 def averages_of(session: Session) -> Tensors:
     """Copies of what the optimizers keep of each number of a parameter, such as running averages, whole on
-    each rank: ``exp_avg of 0.weight``.
+    each rank: ``exp_avg of head.weight``.
     """
-    names = {id(p): f"{i}.{n}" for i, m in enumerate(session.build.models) for n, p in m.named_parameters()}
+    names = {id(p): name for name, p in named_parameters(session.build.models)}
     return {
         f"{key} of {names[id(parameter)]}": whole(value).clone()
         for optimizer in session.optimizers
@@ -91,12 +90,11 @@ def load_state(session: Session, state: State) -> None:
     """Copy parameters and buffers back in place."""
     shards = session.build.shards
     with torch.no_grad():
-        for index, model in enumerate(session.build.models):
-            for name, parameter in model.named_parameters():
-                value = state.parameters[f"{index}.{name}"]
-                parameter.copy_(value if shards is None else shards.parted(value, parameter))
-            for name, buffer in model.named_buffers():
-                buffer.copy_(state.buffers[f"{index}.{name}"])
+        for name, parameter in named_parameters(session.build.models):
+            value = state.parameters[name]
+            parameter.copy_(value if shards is None else shards.parted(value, parameter))
+        for name, buffer in named_buffers(session.build.models):
+            buffer.copy_(state.buffers[name])
 
 
 def restore(session: Session, snapshot: Snapshot) -> None:
@@ -115,7 +113,7 @@ def restore(session: Session, snapshot: Snapshot) -> None:
 
 def decay_of(session: Session) -> dict[str, float]:
     """Learning rate times weight decay of every parameter, by name."""
-    names = {id(p): f"{i}.{n}" for i, m in enumerate(session.build.models) for n, p in m.named_parameters()}
+    names = {id(p): name for name, p in named_parameters(session.build.models)}
     groups = [group for optimizer in session.optimizers for group in optimizer.param_groups]
     return {
         names[id(p)]: float(group["lr"]) * float(group.get("weight_decay", 0.0))

@@ -89,7 +89,7 @@ class Tap:
         if self.watching and not capturing():
             for name, p in parameters:
                 if p.grad is not None:
-                    self.gradients.setdefault(f"0.{name}", whole(p.grad).to_dense().clone())
+                    self.gradients.setdefault(name, whole(p.grad).to_dense().clone())
 
     def _note_piece(self, batch: Batch) -> None:
         self.asked = True

@@ -22,6 +22,7 @@ from vivace.session.opening import call, reopened, start
 from vivace.session.session import Session
 from vivace.technique import Stage
 from vivace.tensors import randomness
+from vivace.tensors.modules import named_buffers, named_parameters
 from vivace.tensors.trees import map_tensors
 from vivace.verifying.displacement import Outcome, State, Tensors
 from vivace.verifying.facts import Facts, facts_of_modules, facts_of_session
@@ -163,7 +164,6 @@ class Twin:
 def seen(session: Session, begin_piece: Callable[[], None] = lambda: None) -> Iterator[Seen]:
     """Look at the step that `session` takes inside. `begin_piece` is called before each forward pass."""
     found = Seen()
-    models = list(enumerate(session.build.models))
 
     def look(function: Callable[[], None]) -> None:
         try:
@@ -176,10 +176,9 @@ def seen(session: Session, begin_piece: Callable[[], None] = lambda: None) -> It
         found.modules = found.modules or facts_of_modules(session.build.models)
 
     def see_gradients() -> None:
-        for index, model in models:
-            for name, parameter in model.named_parameters():
-                if parameter.grad is not None:
-                    found.gradients[f"{index}.{name}"] = to_host(parameter.grad)
+        for name, parameter in named_parameters(session.build.models):
+            if parameter.grad is not None:
+                found.gradients[name] = to_host(parameter.grad)
 
     def forward(following: Callable[[Any], Any], batch: Batch) -> Any:
         look(see_modules)
@@ -217,10 +216,10 @@ def outcome_of(loss: object, after: State, gradients: Tensors) -> Outcome:
 
 def named(session: Session) -> tuple[Tensors, Tensors]:
     """The session's own parameters and buffers, by name, as they are."""
-    models = list(enumerate(session.build.models))
+    models = session.build.models
     return (
-        {f"{i}.{name}": p.detach() for i, model in models for name, p in model.named_parameters()},
-        {f"{i}.{name}": b.detach() for i, model in models for name, b in model.named_buffers()},
+        {name: p.detach() for name, p in named_parameters(models)},
+        {name: b.detach() for name, b in named_buffers(models)},
     )
 
 

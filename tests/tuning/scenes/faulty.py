@@ -17,10 +17,11 @@ from vivace import Card, Numerics, Seam, Stage, Technique
 from vivace.tuning.times import Times
 
 DELAY_SECONDS = 0.03
-LIMIT_SECONDS = 25.0
+LIMIT_SECONDS = 15.0
 RANK = int(os.environ.get("RANK", "0"))
 torch.set_num_threads(1)
 Times.limit = lambda self, plan, left: LIMIT_SECONDS  # else half of the time left
+Times.comparing = lambda self, plan, left: 3.0
 
 
 def data():

@@ -5,6 +5,7 @@ standard error and leaves the script alone. The script's Python need not be Viva
 Python 3, and what it loads of Vivace needs nothing but torch.
 """
 
+import gc
 import importlib
 import importlib.machinery
 import importlib.util
@@ -44,10 +45,16 @@ class _AfterTorch:
         original = spec.loader.exec_module
 
         def execute(module):  # type: ignore[no-untyped-def]
-            original(module)
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
-                _hook(module)
+            collects = gc.isenabled()
+            gc.disable()  # to look for garbage among what stays is a fifth of what this takes
+            try:
+                original(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    _hook(module)
+            finally:
+                if collects:
+                    gc.enable()
 
         spec.loader.exec_module = execute  # type: ignore[method-assign]
         return spec

@@ -17,7 +17,7 @@ from vivace.inspection import inspect
 from vivace.job import JobFunction
 from vivace.processes.child import ask_parent
 from vivace.processes.launch import own_error
-from vivace.sweeping.stacking.choice import measured, most_rows, step_seconds, too_large
+from vivace.sweeping.stacking.choice import measured, most_rows, rows_at_once, step_seconds, too_large
 from vivace.sweeping.stacking.feeding import Feed
 from vivace.sweeping.stacking.keeping import LOG, Keeper
 from vivace.sweeping.stacking.proof import Proof, Tightest, prove, worst
@@ -37,6 +37,7 @@ class Decision:
     fused: bool
     reason: str = ""
     rows: int = 0
+    at_once: int = 0
     ratio: dict[str, float] | None = None
     sameness: str = ""
     baseline: str = ""
@@ -60,14 +61,17 @@ class StackedTrials:
         self.keepers: dict[int, Keeper] = {}
         self.kept_at, self.keeping_seconds = time.monotonic(), 0.0
 
-    def train(self, trials: list[dict[str, Any]], seed: int) -> dict[str, Any]:
+    def train(
+        self, trials: list[dict[str, Any]], seed: int, known: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         """Train trials as one until all have ended, if that is faster; the parent is asked after each epoch.
 
-        A trial is ``{number, parameters, out}``. Returns ``{decision, refused, failed}``: trials that were
-        not trained here by the reason, and those that could not be built by their error.
+        A trial is ``{number, parameters, out}``. `known` is what was decided of an earlier stack of this
+        shape, which is not timed again. Returns ``{decision, refused, failed}``: trials that were not trained
+        here by the reason, and those that could not be built by their error.
         """
         rows = self._opened(trials, seed)
-        decision = self._decided(rows)
+        decision = self._decided(rows, known)
         if decision.fused:
             assert self.stack is not None
             self.kept_at, self.keeping_seconds = time.monotonic(), FIRST_GUESS_SECONDS * len(self.stack.rows)
@@ -100,7 +104,7 @@ class StackedTrials:
                 self.failed[number] = own_error(error).to_dict()
         return rows
 
-    def _decided(self, rows: list[Row]) -> Decision:
+    def _decided(self, rows: list[Row], known: dict[str, Any] | None) -> Decision:
         """May and should these rows be one? Those that must not be leave."""
         if len(rows) < 2:
             told = next(iter(self.refused.values()), "there is only one run of this shape")
@@ -114,11 +118,18 @@ class StackedTrials:
             alone = step_seconds(stack, rows[0])
             if reason := too_large(alone):
                 return Decision(False, reason, len(stack.rows), baseline=baseline, alone_step_seconds=alone)
+            if known is not None and not (known["fused"] and 2 * len(stack.rows) >= known["rows"]):
+                known = None
+            stack.at_once = known["at_once"] if known else len(stack.rows)
             self._prove(stack, stack.rows)
+            if not known and len(stack.rows) > 1 and rows_at_once(stack) < len(stack.rows):
+                self._prove(stack, stack.rows)
             if len(stack.rows) < 2:
-                return Decision(
-                    False, next(iter(self.refused.values()), "one run is left"), baseline=baseline
-                )
+                told = next(iter(self.refused.values()), "one run is left")
+                return Decision(False, told, baseline=baseline)
+            if known:
+                same = {"rows": len(stack.rows), "sameness": worst(self.proofs).sentence}
+                return Decision(**known | same)
             ratio, alone = measured(stack)
         except Refused as refused:
             return Decision(False, str(refused), baseline=baseline)
@@ -126,6 +137,7 @@ class StackedTrials:
             fused=ratio.low > 1.0,
             reason="" if ratio.low > 1.0 else "it was not measured faster",
             rows=len(stack.rows),
+            at_once=min(stack.at_once, len(stack.rows)),
             ratio=dataclasses.asdict(ratio),
             sameness=worst(self.proofs).sentence,
             baseline=baseline,

@@ -21,6 +21,7 @@ LONGEST_STEP_SECONDS = 0.05
 BLOCK_SECONDS = 0.15
 LEAST_PAIRS, MOST_PAIRS = 4, 12
 MOST_SECONDS = 8.0
+FEWEST_AT_ONCE = 4
 MEMORY_SHARE = 0.25
 COPIES = 5  # of a model's weights: they, their gradients twice, and two states of an optimizer
 
@@ -80,6 +81,34 @@ def measured(stack: Stack) -> tuple[Ratio, float]:
             break
     stack.put_back(saved)
     return speed_ratio(pairs), single / len(stack.rows)
+
+
+def rows_at_once(stack: Stack) -> int:
+    """How many rows to compute at a time: all, or half as many for as long as that is measured faster; the
+    stack is afterwards as it was.
+    """
+    saved, fused, deadline = stack.saved(), _fused(stack), time.monotonic() + MOST_SECONDS
+    next(fused)  # the first one allocates
+    best = count = len(stack.rows)
+    begin = time.monotonic()
+    single = next(fused)
+    most = MOST_SECONDS / (8 * LEAST_PAIRS * max(time.monotonic() - begin, 1e-6))  # of a step that waits
+    block = max(1, round(min(BLOCK_SECONDS / 2 / max(single, 1e-6), most)))
+    while (count := -(-count // 2)) >= FEWEST_AT_ONCE:
+        pairs: list[tuple[float, float]] = []
+        while time.monotonic() < deadline and len(pairs) < MOST_PAIRS:
+            times = []
+            for stack.at_once in (best, count):
+                times.append(sum(itertools.islice(fused, block)))
+            pairs.append((times[0], times[1]))
+            if len(pairs) >= LEAST_PAIRS and not _open(speed_ratio(pairs)):
+                break
+        if len(pairs) < LEAST_PAIRS or speed_ratio(pairs).low <= 1.0:
+            break
+        best = count
+    stack.at_once = best
+    stack.put_back(saved)
+    return best
 
 
 def _open(ratio: Ratio) -> bool:

@@ -18,6 +18,7 @@ class Rates:
     def __init__(self) -> None:
         self.by_name: dict[str, list[float]] = {}
         self.generators: list[torch.Generator] = []
+        self.part = slice(None)  # of the rows, that is computed now
 
     def read(self, rows: Sequence[Row]) -> None:
         """From the rows' own modules, in the order of the stack."""
@@ -41,7 +42,7 @@ class RowDropout(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The same shape, scaled so that its expectation stays."""
-        if not self.training or not any(self.rates.by_name[self.name]):
+        if not self.training or not any(self.rates.by_name[self.name][self.rates.part]):
             return x
         found: torch.Tensor = _Dropped.apply(x, self)
         return found
@@ -49,9 +50,9 @@ class RowDropout(nn.Module):
     def noise(self, like: torch.Tensor) -> torch.Tensor:
         """What `like` of shape (rows, ...) is multiplied by."""
         found = torch.empty(like.shape, dtype=like.dtype, device=like.device)
-        for place, rate, generator in zip(
-            found, self.rates.by_name[self.name], self.rates.generators, strict=True
-        ):
+        rates, generators = self.rates.by_name[self.name], self.rates.generators
+        part = self.rates.part
+        for place, rate, generator in zip(found, rates[part], generators[part], strict=True):
             if not rate:
                 place.fill_(1.0)
             elif rate == 1.0:

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, TensorDataset, default_collate
+from torch.utils.data import DataLoader
 
 from vivace.data.order import ordered
 from vivace.errors import Refused
 from vivace.sweeping.stacking.rows import Row
+from vivace.sweeping.stacking.tables import Leaves, table_of
 from vivace.tensors.trees import map_tensors, tensors
-
-Leaves = tuple[torch.Tensor, ...]
 
 
 class Feed:
@@ -37,7 +36,7 @@ class Feed:
             self.like = batch
         if _outline(batch) != _outline(self.like):
             raise Refused("its batches are built otherwise than those of the other runs")
-        table = _table_of(row.loader)
+        table = table_of(row.loader)
         if table is None:
             self._tables, self._shared = {}, None
             return
@@ -79,7 +78,7 @@ class Feed:
             chosen = indices[:, begin : begin + size]
             begin += size
             if shared:
-                yield tuple(tensor[chosen] for tensor in tables[0])
+                yield tuple(tensor[chosen].contiguous() for tensor in tables[0])
                 continue
             parts = [tuple(t[own] for t in table) for table, own in zip(tables, chosen, strict=True)]
             yield tuple(torch.stack(leaves).to(indices.device) for leaves in zip(*parts, strict=True))
@@ -96,17 +95,6 @@ def _tickets(row: Row) -> list[list[int]]:
     loader = ordered(row.loader, seed=row.seed, epoch=row.epoch)
     assert isinstance(loader, DataLoader)
     return [ticket[1:] for ticket in loader.batch_sampler]  # type: ignore[union-attr]  # a seed comes first
-
-
-def _table_of(loader: Any) -> Leaves | None:
-    """All samples of a loader whose batches are look-ups in them; None where they may be more than that."""
-    plain = (
-        type(loader) is DataLoader
-        and type(loader.dataset) is TensorDataset
-        and loader.collate_fn is default_collate
-        and type(loader.batch_sampler) is BatchSampler
-    )
-    return tuple(loader.dataset.tensors) if plain else None
 
 
 def _equal(known: Leaves, table: Leaves) -> bool:

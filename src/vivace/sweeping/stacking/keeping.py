@@ -11,6 +11,7 @@ import torch
 
 from vivace.errors import Refused
 from vivace.files import own_folder
+from vivace.sweeping.folder import PLAN
 from vivace.sweeping.stacking.rows import Row
 from vivace.sweeping.stacking.stack import Stack
 from vivace.tensors.randomness import from_plain, to_plain
@@ -21,7 +22,6 @@ from vivace.training.folder import LEDGER
 from vivace.training.resuming import compare, facts_of, load_into, state_of
 
 LOG = "metrics.jsonl"
-PLAN = "plan.toml"  # what a folder holds from its first checkpoint on
 CHECKPOINTS = "checkpoints"
 
 

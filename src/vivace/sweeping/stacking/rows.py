@@ -18,6 +18,7 @@ from vivace.machine import Machine
 from vivace.plan import Plan
 from vivace.session.opening import call, fed, start
 from vivace.sweeping.space import Parameters
+from vivace.sweeping.stacking.tables import in_order
 from vivace.tensors.randomness import Streams, capture, derive, restore, same_host_state
 from vivace.torch_internals.modules import all_hooks, is_compiled
 from vivace.training.evaluation import Evaluation
@@ -45,7 +46,7 @@ class Row:
         with Streams(derive(seed, "data")):
             self.loader = call(job, "data")
         self.scheduler = call(job, "scheduler", self.optimizer) if job.scheduler is not None else None
-        self.evaluation = Evaluation(job, self.session, seed)
+        self.evaluation = Evaluation(job, self.session, seed, in_order)
         self.streams = capture(self.device)
         self.generator = torch.Generator(self.device)
         self._kind = "cuda" if self.device.type == "cuda" else "torch"

@@ -20,8 +20,9 @@ from torch.func import functional_call, vmap
 
 from vivace.errors import Refused
 from vivace.sweeping.stacking.dropping import Rates, with_row_dropouts
-from vivace.sweeping.stacking.feeding import Feed, Leaves, rebuilt
+from vivace.sweeping.stacking.feeding import Feed, rebuilt
 from vivace.sweeping.stacking.rows import Row
+from vivace.sweeping.stacking.tables import Leaves
 from vivace.sweeping.stacking.updates import Own, Rule, rule_of
 
 _MODEL = "model."
@@ -63,10 +64,14 @@ class _Loss(nn.Module):
 
 
 class Stack:
-    """Rows of one structure (see `structure_of`), at least one."""
+    """Rows of one structure (see `structure_of`), at least one.
+
+    `at_once` of them are computed at a time: as few as the processor's caches hold may be fastest.
+    """
 
     def __init__(self, rows: Sequence[Row], feed: Feed) -> None:
         self.rows, self.feed = list(rows), feed
+        self.at_once = len(self.rows)
         first = self.rows[0]
         self._layout, self._groups = _layout_of(first)
         self._rates = Rates()
@@ -82,19 +87,27 @@ class Stack:
 
     def step(self, leaves: Leaves) -> torch.Tensor:
         """Train every row on its part of a stacked batch; returns the losses, (rows,), on the device."""
-        losses = self._forward(self._views, self.buffers, leaves)
-        found = torch.autograd.grad(losses.sum(), list(self._views.values()), allow_unused=True)
-        names = list(self._views)
-        for name, gradient in zip(names, found, strict=True):
-            if gradient is None:
-                raise Refused(f"'{name.removeprefix(_MODEL)}' takes no part in the loss")
         count = len(self.rows)
+        parts = [slice(begin, begin + self.at_once) for begin in range(0, count, self.at_once)]
+        found = [self._computed(part, leaves) for part in parts]
+        losses, gradient = (torch.cat(of_parts) for of_parts in zip(*found, strict=True))
         with torch.no_grad():
-            gradient = torch.cat([g.reshape(count, -1) for g in found if g is not None], dim=1)
             self._on_gradients(gradient)
             self.rule.update(self.rows, self.weights, gradient)
         self._forget_gradients()
-        return losses.detach()
+        return losses
+
+    def _computed(self, part: slice, leaves: Leaves) -> tuple[torch.Tensor, torch.Tensor]:
+        """Losses and gradients of a part of the rows, (rows,) and (rows, weights)."""
+        views = {name: view[part] for name, view in self._views.items()}
+        buffers = {name: buffer[part] for name, buffer in self.buffers.items()}
+        self._rates.part = part
+        losses = self._forward(views, buffers, tuple(leaf[part] for leaf in leaves))
+        found = torch.autograd.grad(losses.sum(), list(views.values()), allow_unused=True)
+        for name, gradient in zip(views, found, strict=True):
+            if gradient is None:
+                raise Refused(f"'{name.removeprefix(_MODEL)}' takes no part in the loss")
+        return losses.detach(), torch.cat([g.reshape(len(g), -1) for g in found if g is not None], dim=1)
 
     def replace(self, slot: int, row: Row) -> None:
         """Another row takes the place of one that leaves."""

@@ -60,8 +60,8 @@ class CudaGraphStep(Technique):
         build.on_close(switch_optimizer(optimizer, settings))
         if scaled:
             build.facts.skipped_steps = torch.zeros((), device=build.device)
-        build.notes["replays"] = 0
-        captured = StepGraph(optimizer, build.notes, self.num_shapes)
+        build.facts.replays = 0
+        captured = StepGraph(optimizer, build.facts, build.notes, self.num_shapes)
         build.wrap(Seam.STEP, captured.step)
         build.on_close(optimizer.register_load_state_dict_post_hook(captured.take_over).remove)
         build.on_forget(captured.forget)
@@ -69,10 +69,10 @@ class CudaGraphStep(Technique):
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """Evidence: the number of steps that were replayed from the graph."""
-        if not seen.notes.get("replays"):
+        if not seen.facts.get("replays"):
             raise Refused("it changed nothing: no step was replayed from the graph")
         graphs = seen.notes["graphs"]
-        return f"{seen.notes['replays']} steps replayed from {graphs} graph{'s'[: graphs != 1]}"
+        return f"{seen.facts['replays']} steps replayed from {graphs} graph{'s'[: graphs != 1]}"
 
     @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:

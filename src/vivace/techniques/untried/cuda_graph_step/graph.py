@@ -12,6 +12,7 @@ import torch
 
 from vivace.errors import Refused
 from vivace.job import Batch, blame
+from vivace.technique.facts import Facts
 from vivace.tensors.trees import map_tensors, tensors
 
 WARM_UP_STEPS = 2  # the optimizer's first step makes its state, the second is like all others
@@ -34,12 +35,15 @@ class StepGraph:
 
     Args:
         optimizer: capturable, or fused with a learning rate on the device.
-        notes: ``replays`` counts the steps that ran from a graph, ``graphs`` the shapes that have one.
+        facts: ``replays`` counts the steps that ran from a graph.
+        notes: ``graphs`` counts the shapes that have one.
         num_shapes: so many shapes of a batch are captured, as they come; others run uncaptured.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, notes: dict[str, Any], num_shapes: int = 1) -> None:
-        self.optimizer, self.notes, self.num_shapes = optimizer, notes, num_shapes
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, facts: Facts, notes: dict[str, Any], num_shapes: int = 1
+    ) -> None:
+        self.optimizer, self.facts, self.notes, self.num_shapes = optimizer, facts, notes, num_shapes
         self.side: Any = None
         self.rates: list[torch.Tensor] = []
         self.forget()
@@ -73,7 +77,7 @@ class StepGraph:
         for static, tensor in zip(tensors(recorded.batch), tensors(batch), strict=True):
             static.copy_(tensor, non_blocking=True)
         recorded.graph.replay()
-        self.notes["replays"] += 1
+        self.facts.replays = (self.facts.replays or 0) + 1
         return recorded.loss.clone()
 
     def beside(self, following: Callable[[Any], torch.Tensor], batch: Batch) -> torch.Tensor:

@@ -1,0 +1,112 @@
+"""A resumed run knows its data again by the first batch, which it reads once more."""
+
+import dataclasses
+import functools
+import hashlib
+import random
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from vivace.errors import JobError
+from vivace.training.training import train
+
+
+class Scaled(torch.utils.data.Dataset):
+    """The samples of another, times a number, and those that were read."""
+
+    def __init__(self, inner, scale, drawn=False):
+        self.inner, self.scale, self.drawn, self.read = inner, scale, drawn, []
+
+    def __len__(self):
+        return len(self.inner)
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        noise = random.SystemRandom().random() if self.drawn else 0.0
+        inputs, label = self.inner[index]
+        return self.scale * inputs + noise, label
+
+
+class Files(torch.utils.data.Dataset):
+    """Tensors in files."""
+
+    def __init__(self, files):
+        self.samples = [(str(file), 0) for file in files]
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        return torch.load(self.samples[index][0])
+
+
+@pytest.fixture
+def of(tiny):
+    """``(scale) -> (Job, dataset)``, of the same source."""
+
+    def made(scale, num_workers=0, drawn=False):
+        data = Scaled(tiny.Noisy(), scale, drawn)
+        loader = functools.partial(
+            DataLoader, data, batch_size=tiny.BATCH, shuffle=True, num_workers=num_workers
+        )
+        return dataclasses.replace(tiny.job, data=loader, metric=None), data
+
+    return made
+
+
+@pytest.mark.fault(34)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_other_data_are_refused_unless_accepted(tmp_path, of, num_workers):
+    job, first = of(1.0, num_workers)
+    train(job, out=tmp_path / "run", max_steps=7)
+    if not num_workers:
+        assert len(first.read) == (7 + 1) * 8  # one ahead; the first batch is marked as it passes
+    other, _ = of(1.5, num_workers)
+    with pytest.raises(JobError, match=r"the first batch is not what it was\): resume with .* --changed ok"):
+        train(other, out=tmp_path / "run", resume=True)
+    same, second = of(1.0, num_workers)
+    train(same, out=tmp_path / "run", resume=True, max_steps=9)
+    if not num_workers:
+        assert len(second.read) == (1 + 2 + 1) * 8
+    train(other, out=tmp_path / "run", resume=True, changed="ok", max_steps=11)
+    with pytest.raises(JobError, match="the first batch is not what it was"):
+        train(same, out=tmp_path / "run", resume=True)
+    assert train(other, out=tmp_path / "run", resume=True).steps == 15
+
+
+def test_data_that_come_otherwise_each_time_prove_nothing(tmp_path, of):
+    train(of(1.0, drawn=True)[0], out=tmp_path / "run", max_steps=7)
+    assert train(of(1.0, drawn=True)[0], out=tmp_path / "run", resume=True).steps == 15
+
+
+def test_where_threads_may_move_the_last_bit_nothing_is_compared(tmp_path, of):
+    threads = torch.get_num_threads()
+    train(of(1.0)[0], out=tmp_path / "run", max_steps=7)
+    try:
+        torch.set_num_threads(threads + 1)
+        assert train(of(1.5)[0], out=tmp_path / "run", resume=True, max_steps=9).steps == 9
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_sample_that_was_left_out_is_left_out_of_the_second_reading(tmp_path, tiny):
+    """Its file has changed, and can be read."""
+    files = [tmp_path / f"{number}.pt" for number in range(16)]
+    for number, file in enumerate(files):
+        torch.save(torch.full((3,), float(number)), file)
+    sums = "".join(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file}\n" for file in files)
+    (tmp_path / "SHA256SUMS").write_text(sums)
+    torch.save(torch.full((3,), -1.0), files[1])
+    job = dataclasses.replace(
+        tiny.job,
+        model=lambda: torch.nn.Linear(3, 1),
+        data=lambda: DataLoader(Files(files), batch_size=8),
+        loss=lambda model, batch: model(batch).square().mean(),
+        metric=None,
+        damaged="skip",
+        checksums=str(tmp_path / "SHA256SUMS"),
+    )
+    train(job, out=tmp_path / "run", max_steps=3)
+    assert train(job, out=tmp_path / "run", resume=True, max_steps=5).steps == 5
