@@ -5,11 +5,15 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from vivace.training.rank_watch import RankWatch
+from vivace.training.stranded import leave
 from vivace.training.verdict import Sight, Verdict, has_died, is_stopped, judge
 
 PATIENCE = 300.0
@@ -135,3 +139,28 @@ def test_stacks_of_all_ranks_are_kept_though_one_looks_late_and_has_judged_nothi
     finally:
         for watch in (first, second):
             watch.close()
+
+
+def test_who_kept_what_was_trained_stays_until_the_others_have_heard_it(tmp_path, monkeypatch):
+    """Else the store, which may be its own, ends before a rank on a crowded machine has read where to go on."""
+    store = torch.distributed.HashStore()
+    ended = Verdict((), "rank 0 has come to the end of its data")
+    left, texts = [], {}
+
+    def leave_as(rank, seconds):
+        watch = RankWatch(store, rank, 2, 60.0, cut=lambda: None)
+        watch.verdict, read = ended, watch.read
+        late = lambda key: time.sleep(seconds if key == "kept" else 0) or read(key)  # noqa: E731
+        monkeypatch.setattr(watch, "read", late)
+        ranks = SimpleNamespace(watch=watch, rank=rank, world_size=2)
+        texts[rank] = str(leave(ranks, 6, "", lambda: tmp_path / "step_6"))
+        left.append(rank)
+
+    threads = [threading.Thread(target=leave_as, args=each) for each in ((0, 0.0), (1, 2.0))]
+    for thread in threads:
+        thread.start()
+    threads[0].join(60)
+    assert store.check(["heard/1"])
+    threads[1].join(60)
+    assert sorted(left) == [0, 1]
+    assert all("step_6 in" in text and text.endswith("go on with --resume") for text in texts.values())

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import FolderError, RankLost
-from vivace.training.rank_watch import WHY_SECONDS
+from vivace.training.rank_watch import WHY_SECONDS, RankWatch
 from vivace.training.ranks import Ranks
 from vivace.training.verdict import Verdict
 
 ELECTION_SECONDS = 5.0
 KEEPING_SECONDS = 60.0
+HEARING_SECONDS = 20.0
 
 
 def leave(ranks: Ranks, step: int, lost: str, save: Callable[[], Path | None]) -> RankLost:
@@ -48,8 +49,19 @@ def leave(ranks: Ranks, step: int, lost: str, save: Callable[[], Path | None]) -
             time.sleep(0.1)
     elif watch is not None:
         watch.post("kept", "nothing")
+    if watch is not None:
+        watch.post(f"heard/{ranks.rank}", "all")
+        if ranks.rank == 0:
+            _let_others_hear(watch, set(left))
     rest = kept if kept and kept != "nothing" else "go on from the last checkpoint with --resume"
     return RankLost(f"{verdict.sentence}: training stopped; {rest}", interrupted_by=verdict.signal)
+
+
+def _let_others_hear(watch: RankWatch, others: set[int]) -> None:
+    """Wait until the others know what was kept: without torchrun they hear it through rank 0's own store."""
+    deadline = time.monotonic() + HEARING_SECONDS
+    while not all(watch.read(f"heard/{other}") for other in others) and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def _those_left(ranks: Ranks, verdict: Verdict) -> dict[int, Any]:
