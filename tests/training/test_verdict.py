@@ -142,7 +142,7 @@ def test_stacks_of_all_ranks_are_kept_though_one_looks_late_and_has_judged_nothi
 
 
 def test_who_kept_what_was_trained_stays_until_the_others_have_heard_it(tmp_path, monkeypatch):
-    """Else the store, which may be its own, ends before a rank on a crowded machine has read where to go on."""
+    """Else the store, which may be its own, ends before a rank on a crowded machine has read it."""
     store = torch.distributed.HashStore()
     ended = Verdict((), "rank 0 has come to the end of its data")
     left, texts = [], {}
