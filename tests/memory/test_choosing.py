@@ -145,7 +145,7 @@ def test_the_plan_fits_and_the_smallest_is_named():
     budget = int(0.7 * loose.kept_bytes)
     tight = choose(job(), vivace.inspect(), budget)
     assert tight.peak_bytes <= budget
-    assert tight.plan.names == ("checkpoint",)
+    assert "checkpoint" in tight.plan.names  # beside what else was measured to cost no time
     assert tight.plan.promise is Numerics.EXACT
     peaks = [peak for peak, _ in tight.curve]
     assert peaks == sorted(peaks)

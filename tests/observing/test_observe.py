@@ -112,15 +112,18 @@ def test_profile_of_every_job(name):
 
 @pytest.mark.parametrize("name", ["lstm", "transformer"])
 def test_the_parts_of_a_step_in_pieces_are_timed_too(name):
-    shares = []
-    for plan in ({}, {"micro_batches": {"num": 2}}):
+    def shares(plan):
         job = TINY_JOBS[name]()
         with start(job, Plan.from_dict(plan), MACHINE) as session:
-            profile = profile_reference(session, job, list(session.batches(job.data())))
-        shares.append(profile.shares)
-    whole, pieces = ((s["forward"] + s["backward"]) / (1 - s["data"]) for s in shares)
+            return profile_reference(session, job, list(session.batches(job.data()))).shares
+
+    for _ in range(3):  # in a step of a millisecond another process may have its turn
+        both = shares({}), shares({"micro_batches": {"num": 2}})
+        whole, pieces = ((s["forward"] + s["backward"]) / (1 - s["data"]) for s in both)
+        assert min(both[1]["forward"], both[1]["backward"]) > 0
+        if pieces > 0.5 * whole:
+            break
     assert pieces > 0.5 * whole  # without the pieces nothing of them is seen
-    assert min(shares[1]["forward"], shares[1]["backward"]) > 0
 
 
 def test_a_loader_that_waits_shows_in_the_share_of_data():

