@@ -106,6 +106,23 @@ def test_the_error_is_as_wide_as_the_estimates_scatter():
     assert sum(estimate.certain != 0.0 for estimate in found) == 0
 
 
+def test_a_gradient_that_is_rounding_alone_says_nothing():
+    """A bias in front of a BatchNorm has none; what is computed is the sum of the last bits of others."""
+    numbers, pairs = torch.Generator().manual_seed(0), []
+    for _ in range(32):
+        true = torch.randn(400, generator=numbers)
+        last_bits = [2.0**-24 * torch.randn(40, generator=numbers) for _ in range(2)]
+        pairs.append(pair_of(*(Gradient(1.0, {"w": true, "b": bits}) for bits in last_bits)))
+    assert Measure(Quantity.GRADIENT_BIAS, "b") not in estimates(pairs)
+    assert broken(pairs) == []
+    large = [
+        pair_of(*(Gradient(1.0, {"w": true, "b": 0.1 * torch.randn(40, generator=numbers)}) for _ in "ab"))
+        for _ in range(32)
+    ]
+    assert estimates(large)[Measure(Quantity.GRADIENT_BIAS, "b")].certain < -0.5
+    assert broken(large)
+
+
 def test_the_smallest_bias_that_would_be_seen_is_stated():
     (whole,) = (
         c

@@ -157,7 +157,7 @@ def estimates(pairs: Sequence[Pair]) -> dict[Measure, Estimate]:
     for name in pairs[0].products:
         known = [p.products[name] for p in pairs if name in p.products]
         parts = [k[:2] for k in known]
-        if len(known) == len(pairs) and _is_clear([part[1] for part in parts]):
+        if len(known) == len(pairs) and _is_clear([part[1] for part in parts]) and _size_of(pairs, name):
             found[Measure(Quantity.GRADIENT_BIAS, name)] = _ratio(parts)
     found |= _lengths(pairs)
     squares = [pair.products[WHOLE][2:] for pair in pairs]
@@ -174,18 +174,24 @@ def _lengths(pairs: Sequence[Pair]) -> dict[Measure, Estimate]:
     numbers differ, these make the differences, and only their mean says something.
     """
     found = {}
-    num_layers, own_masks = max(1, len(pairs[0].products) - 1), any(sum(pair.spreads) for pair in pairs)
+    own_masks = any(sum(pair.spreads) for pair in pairs)
     for name in pairs[0].products:
-        if not all(name in pair.sketches for pair in pairs):
-            continue
-        size = mean(pair.products[name][3] for pair in pairs)
-        if size > SMALLEST_LAYER * mean(pair.products[WHOLE][3] for pair in pairs) / num_layers:
+        if all(name in pair.sketches for pair in pairs) and (size := _size_of(pairs, name)):
             length = _length_of_mean(torch.stack([pair.sketches[name] for pair in pairs]))
             unit = math.sqrt(size)
             found[Measure(Quantity.GRADIENT_DRIFT, name)] = Estimate(length.value / unit, length.error / unit)
             if not own_masks:
                 found[Measure(Quantity.GRADIENT_NOISE, name)] = _noise([p.products[name] for p in pairs])
     return found
+
+
+def _size_of(pairs: Sequence[Pair], name: str) -> float:
+    """The typical square of a parameter's gradient; 0 where that is rounding alone, such as of a bias in
+    front of a BatchNorm, which takes every constant out again.
+    """
+    size = mean(pair.products[name][3] for pair in pairs)
+    mean_layer = mean(pair.products[WHOLE][3] for pair in pairs) / max(1, len(pairs[0].products) - 1)
+    return size if size > SMALLEST_LAYER * mean_layer else 0.0
 
 
 def _noise(products: Sequence[Products]) -> Estimate:
