@@ -36,7 +36,6 @@ LIKELY = (
     ("tf32", "channels_last", "fused_optimizer"),
     ("channels_last", "fp16_autocast", "fused_optimizer"),
     ("bf16_autocast", "compile", "fused_optimizer"),
-    ("bf16_autocast", "fp8_linear", "fused_optimizer"),
 )
 SCENES = (
     "children_see_the_gpu",
