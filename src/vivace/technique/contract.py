@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vivace.technique.build import Build
     from vivace.technique.plain import Plain
 
-_BITS = {"float64": 53, "float32": 24, "tf32": 11, "float16": 11, "bfloat16": 8}
+_BITS = {"float64": 53, "float32": 24, "tf32": 11, "float16": 11, "bfloat16": 8, "float8_e4m3fn": 4}
 UNIT_ROUNDOFF = {dtype: 2.0**-bits for dtype, bits in _BITS.items()}
 
 
