@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from vivace.job import Batch
+from vivace.tensors.trees import Tree
 from vivace.torch_internals.modules import BatchNorm
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -103,6 +103,6 @@ class Shell(nn.Module):
         self.model = model
         self.function = function
 
-    def forward(self, batch: Batch) -> torch.Tensor:
+    def forward(self, batch: Tree) -> torch.Tensor:
         """The scalar loss of a batch."""
         return self.function(batch)
