@@ -32,6 +32,7 @@ TECHNIQUE_LINES = 400
 LOOSE_MODULES = 13
 UNTYPED_SHARE = 0.03
 COINED_WORDS = 12
+FLOORS = 12
 
 EXPORTS = {
     "Advice",
@@ -544,6 +545,20 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         graphlib.TopologicalSorter(imports).prepare()
     except graphlib.CycleError as circle:
         pytest.fail(" is imported by ".join(circle.args[1]))
+
+
+def test_no_chain_of_imports_goes_through_more_than_twelve_rooms() -> None:
+    graph = grimp.build_graph("vivace", exclude_type_checking_imports=True, cache_dir=None)
+    below: dict[str, set[str]] = {}
+    for module in graph.modules:
+        room = ".".join(module.split(".")[:2])
+        found = {".".join(one.split(".")[:2]) for one in graph.find_modules_directly_imported_by(module)}
+        below.setdefault(room, set()).update(found - {room})
+    chains: dict[str, list[str]] = {}  # the longest one from each room down
+    for room in graphlib.TopologicalSorter(below).static_order():
+        chains[room] = [room, *max((chains[one] for one in below[room]), key=len, default=[])]
+    longest = max(chains.values(), key=len)
+    assert len(longest) <= FLOORS, " > ".join(longest)
 
 
 def test_importing_the_package_loads_nothing_else() -> None:

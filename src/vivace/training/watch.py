@@ -1,4 +1,4 @@
-"""Who may stand around the steps of a run and look at them; `vivace.watching` does."""
+"""Who may stand around the steps of a run and look at them; `vivace.watching` and `vivace.live` do."""
 
 from __future__ import annotations
 
