@@ -82,6 +82,11 @@ def patched(modules: Sequence[nn.Module], name: str, values: Sequence[Any]) -> I
                 module.__dict__[name] = value
 
 
+def is_product(module: nn.Conv2d) -> bool:
+    """Is a convolution a matrix product of pixels by channels: has it a 1x1 window, one group, no padding?"""
+    return module.kernel_size == (1, 1) and module.groups == 1 and module.padding in ((0, 0), "valid", "same")
+
+
 def lookup(module: nn.Embedding, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
     """An embedding's forward to `dtype` from its rows as they are now, in whose own type gradients add up."""
     rows, options = module.weight, (module.padding_idx, module.max_norm, module.norm_type)
