@@ -684,6 +684,15 @@ def test_few_words_are_our_own() -> None:
     assert 0 < len(re.findall(r"^: ", glossary, re.MULTILINE)) <= COINED_WORDS
 
 
+def test_a_page_that_uses_a_coined_word_links_the_glossary() -> None:
+    coined = re.compile(r"\b(envelopes?|ledger|promise|ruler|seams?|shadow runs?)\b")
+    written = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)  # code
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        if page.name != "glossary.md" and coined.search(written.sub("", text)):
+            assert "](glossary.md)" in text, page.name
+
+
 def test_links_lead_somewhere_and_every_decision_is_listed() -> None:
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "decisions").glob("*.md")]
     pages += (ROOT / "records").glob("*.md")
