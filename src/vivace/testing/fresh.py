@@ -32,7 +32,7 @@ Bits = dict[str, torch.Tensor]
 
 @cache
 def this_machine() -> Machine:
-    """The machine, read once."""
+    """The facts of this machine, which are read once."""
     return inspect()
 
 
