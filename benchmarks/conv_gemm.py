@@ -23,9 +23,9 @@ from torchvision import models
 
 import vivace
 from vivace.measuring.statistics import speed_ratio
-from vivace.mechanisms.columns import convolution_by_columns
 from vivace.operators import SMALL_MAP
 from vivace.technique.registry import find
+from vivace.techniques.conv_gemm.columns import convolution_by_columns
 
 BATCH, PIXELS, WARM = 16, 128, 3
 WAYS = {"1x1": 0, "1x1 and small maps": SMALL_MAP}

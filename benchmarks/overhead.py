@@ -1,10 +1,10 @@
-"""What Vivace costs a step: microseconds of `Session.step`, and of the loop of `vivace.train`, above the same
-loop written by hand.
+"""What Vivace costs a step: microseconds of `Session.step`, of the steps that `vivace.tune` times, and of the
+loop of `vivace.train`, above the same loop written by hand; and of that loop above what `tune` times.
 
     scripts/bench overhead [NUMBER OF BLOCKS, 15 unless given]
 
 A linear model does next to nothing, so that nothing hides the seams; a multilayer perceptron and a
-convolutional network with BatchNorm read a DataLoader. Blocks of the three loops alternate in one process;
+convolutional network with BatchNorm read a DataLoader. Blocks of the four loops alternate in one process;
 the figures are median differences of processor time on one thread, with 95 % intervals. Demanded: at most 20
 for the seams.
 
@@ -34,6 +34,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import vivace
 from vivace.measuring.statistics import speed_ratio
+from vivace.measuring.worker import Worker
 from vivace.training.snapshot import Snapshot
 
 DEMANDED_MICROSECONDS, DEMANDED_OF_NOTES = 20.0, 10.0
@@ -111,7 +112,7 @@ def difference(pairs: list[tuple[float, float]]) -> tuple[float, float, float, f
 
 
 def loops(blocks: int, name: str, model: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
-    """Print what `Session.step` and the loop of `vivace.train` add to a loop over a DataLoader."""
+    """Print what `Session.step`, what `tune` times and the loop of `train` add to a loop by hand."""
     samples = torch.randn(BATCH * LOOP_STEPS, *shape)
     data = TensorDataset(samples, torch.randint(10, (len(samples),)))
     watch = Watch()
@@ -121,7 +122,7 @@ def loops(blocks: int, name: str, model: Callable[[], nn.Module], shape: tuple[i
         loss=watch.loss,
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.01),
     )
-    ways: tuple[Callable[[vivace.Job], None], ...] = (by_hand, by_session, by_train)
+    ways: tuple[Callable[[vivace.Job], None], ...] = (by_hand, by_session, by_tune, by_train)
     found: list[list[float]] = []
     for _ in range(blocks + 1):
         found.append([])
@@ -129,9 +130,11 @@ def loops(blocks: int, name: str, model: Callable[[], nn.Module], shape: tuple[i
             watch.calls = 0
             way(job)
             found[-1].append(watch.seconds())
-    for number, way_name in ((1, "Session.step"), (2, "the train loop")):
+    for number, way_name in ((1, "Session.step"), (2, "what tune times"), (3, "the train loop")):
         hand, extra, low, high = difference([(block[0], block[number]) for block in found[1:]])
         print(f"{name}: by hand {hand:.0f} us a step; {way_name} adds {extra:.0f} ({low:.0f} to {high:.0f})")
+    timed, extra, low, high = difference([(block[2], block[3]) for block in found[1:]])
+    print(f"{name}: tune times {timed:.0f} us a step; train adds {extra:.0f} ({low:.0f} to {high:.0f})")
 
 
 def notes(
@@ -195,6 +198,15 @@ def by_session(job: vivace.Job) -> None:
     with vivace.attach(vivace.Plan(), model=model, optimizer=optimizer, loss=job.loss) as session:
         for batch in session.batches(job.data()):
             session.step(batch)
+
+
+def by_tune(job: vivace.Job) -> None:
+    """The steps of a timed block, in the object that answers `tune` in a child process."""
+    worker = Worker(job, vivace.inspect().to_dict())
+    worker.open({})
+    worker.block(LOOP_STEPS)
+    assert worker.session is not None
+    worker.session.close()
 
 
 def by_train(job: vivace.Job) -> None:

@@ -28,7 +28,7 @@ PRELOADED = (
     "tensorboard.summary.writer.record_writer",
     "tensorboard.compat.proto.event_pb2",
     "vivace.training.training",
-    "vivace.watching",
+    "vivace.live.training",
     "vivace.tune",
     "vivace.command.cli",
 )

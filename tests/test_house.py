@@ -32,6 +32,7 @@ TECHNIQUE_LINES = 400
 LOOSE_MODULES = 13
 UNTYPED_SHARE = 0.03
 COINED_WORDS = 12
+FLOORS = 12
 
 EXPORTS = {
     "Advice",
@@ -546,6 +547,20 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         pytest.fail(" is imported by ".join(circle.args[1]))
 
 
+def test_no_chain_of_imports_goes_through_more_than_twelve_rooms() -> None:
+    graph = grimp.build_graph("vivace", exclude_type_checking_imports=True, cache_dir=None)
+    below: dict[str, set[str]] = {}
+    for module in graph.modules:
+        room = ".".join(module.split(".")[:2])
+        found = {".".join(one.split(".")[:2]) for one in graph.find_modules_directly_imported_by(module)}
+        below.setdefault(room, set()).update(found - {room})
+    chains: dict[str, list[str]] = {}  # the longest one from each room down
+    for room in graphlib.TopologicalSorter(below).static_order():
+        chains[room] = [room, *max((chains[one] for one in below[room]), key=len, default=[])]
+    longest = max(chains.values(), key=len)
+    assert len(longest) <= FLOORS, " > ".join(longest)
+
+
 def test_importing_the_package_loads_nothing_else() -> None:
     run_python(
         "import sys, vivace\n"
@@ -667,6 +682,15 @@ def test_no_tracked_file_names_a_machine_or_a_registry() -> None:
 def test_few_words_are_our_own() -> None:
     glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     assert 0 < len(re.findall(r"^: ", glossary, re.MULTILINE)) <= COINED_WORDS
+
+
+def test_a_page_that_uses_a_coined_word_links_the_glossary() -> None:
+    coined = re.compile(r"\b(envelopes?|ledger|promise|ruler|seams?|shadow runs?)\b")
+    written = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)  # code
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        if page.name != "glossary.md" and coined.search(written.sub("", text)):
+            assert "](glossary.md)" in text, page.name
 
 
 def test_links_lead_somewhere_and_every_decision_is_listed() -> None:

@@ -64,7 +64,7 @@ _HOME = {
     "profile": "vivace.profiling",
     "tune": "vivace.tuning",
     "verify": "vivace.verifying",
-    "train": "vivace.watching",
+    "train": "vivace.live.training",
     "report": "vivace.reporting",
     "run": "vivace.live",
     "run_here": "vivace.live",
@@ -126,6 +126,7 @@ if TYPE_CHECKING:
     from vivace.live import Ran as Ran
     from vivace.live import run as run
     from vivace.live import run_here as run_here
+    from vivace.live.training import train as train
     from vivace.machine import Machine as Machine
     from vivace.plan import Plan as Plan
     from vivace.profiling import Profiled as Profiled
@@ -149,4 +150,3 @@ if TYPE_CHECKING:
     from vivace.tuning import tune as tune
     from vivace.verifying import Verdict as Verdict
     from vivace.verifying import verify as verify
-    from vivace.watching import train as train

@@ -31,15 +31,15 @@ class Estimate(Protocol):
 
     @property
     def estimate(self) -> float:
-        """The most likely value."""
+        """The most likely value of the ratio."""
 
     @property
     def low(self) -> float:
-        """Where the interval begins."""
+        """The lower end of its 95 % interval."""
 
     @property
     def high(self) -> float:
-        """Where it ends."""
+        """The upper end of its 95 % interval."""
 
     @property
     def wide(self) -> bool:

@@ -14,7 +14,7 @@ from types import ModuleType
 import torch._dynamo  # noqa: F401
 
 import vivace.command.cli
-import vivace.watching  # noqa: F401
+import vivace.live.training  # noqa: F401
 
 
 def serve(request):

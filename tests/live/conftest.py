@@ -7,6 +7,7 @@ import pytest
 
 from vivace.live import conductor, spending
 from vivace.live import loop as loop_module
+from vivace.live.ending import tell
 from vivace.live.errand import Errand
 from vivace.live.loop import Loop
 from vivace.live.pairs import Timing
@@ -49,7 +50,7 @@ def led(tmp_path, monkeypatch, one_thread):
     monkeypatch.setattr(conductor, "SEGMENT_SECONDS", 0.0)
 
     def run(train, *favoured, plan=None):
-        watching = Loop(Errand(str(tmp_path), "runs/run", "python train.py", plan))
+        watching = Loop(Errand(str(tmp_path), "runs/run", "python train.py", plan), tell=tell)
 
         def timing(wall, cpu):
             acting = watching.conductor._acting if watching.conductor is not None else None

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import vivace
 from vivace.live import conductor, loop, spending
+from vivace.live.ending import tell
 from vivace.live.errand import Errand
 from vivace.live.hosted import Hosted
 from vivace.live.loop import Loop
@@ -64,7 +65,9 @@ def timed(tmp_path, monkeypatch, one_thread, turned):
         turned()
         Timed.turned, Timed.seconds, Timed.gain = turned, seconds, staticmethod(gain)
         Timed.acting = Timed.steps = 0
-        watching = Loop(Errand(str(tmp_path), "runs/run", "python train.py", plan), turned.current.clock)
+        watching = Loop(
+            Errand(str(tmp_path), "runs/run", "python train.py", plan), turned.current.clock, tell=tell
+        )
         watching.install()
         try:
             train()
@@ -327,7 +330,7 @@ def test_a_fault_while_giving_up_leaves_no_hook(monkeypatch, tmp_path):
         raise ZeroDivisionError("again")
 
     before = torch.autograd.backward
-    watching = Loop(Errand(str(tmp_path), "runs/run", "python train.py"))
+    watching = Loop(Errand(str(tmp_path), "runs/run", "python train.py"), tell=tell)
     watching.install()
     watching.conductor = type("Broken", (), {"fail": fails})()
     assert isinstance(watching.guard, Guard)

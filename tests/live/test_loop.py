@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from vivace.live import conductor, spending
 from vivace.live import loop as loop_module
 from vivace.live.conductor import Conductor
+from vivace.live.ending import tell
 from vivace.live.errand import Errand
 from vivace.live.hosted import Hosted
 from vivace.live.kept import Kept, KeptCall
@@ -93,7 +94,9 @@ def watched(tmp_path, monkeypatch, one_thread, turned):
     Slow.turned = turned
 
     def run(train, plan=None):
-        loop = Loop(Errand(str(tmp_path), "runs/run", "python train.py", plan), turned.current.clock)
+        loop = Loop(
+            Errand(str(tmp_path), "runs/run", "python train.py", plan), turned.current.clock, tell=tell
+        )
         loop.install()
         try:
             return train(), loop

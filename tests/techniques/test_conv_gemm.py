@@ -10,10 +10,10 @@ from torch import nn
 from vivace.errors import Refused
 from vivace.job import Job
 from vivace.ledger import Observation
-from vivace.mechanisms.columns import convolution_by_columns
 from vivace.plan import Plan
 from vivace.session.opening import attach
 from vivace.technique import registry
+from vivace.techniques.conv_gemm.columns import convolution_by_columns
 from vivace.testing import TINY_JOBS, TechniqueContract
 
 ConvGemm = registry.find("conv_gemm")

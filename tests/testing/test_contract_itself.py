@@ -5,6 +5,7 @@ import gc
 import os
 import random
 import sys
+import threading
 import types
 from typing import ClassVar
 
@@ -17,7 +18,7 @@ from vivace.errors import Refused
 from vivace.job import Job
 from vivace.plan import Plan
 from vivace.technique import Card, Numerics, Stage, Technique, registry
-from vivace.testing import TINY_JOBS, TechniqueContract, check, contract, jobs
+from vivace.testing import TINY_JOBS, TechniqueContract, check, contract, fresh, jobs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -25,7 +26,15 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(autouse=True)
 def _references_of_this_process():
     """Leaks are undone between these tests, so a reference made before is none for the next."""
+    _forget()
+    yield
+    _forget()
+
+
+def _forget():
     contract._reference.cache_clear()
+    contract._bits_before.cache_clear()
+    contract._reported.clear()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,6 +172,75 @@ def test_a_leak_is_not_blamed_on_the_next(monkeypatch):
     with pytest.raises(AssertionError, match="leaky"):
         check(Plan([technique()]), "mlp")
     assert check(Plan([Clean()]), "mlp") == ""
+
+
+def contract_of(technique_class, **job_functions):
+    class Contract(TechniqueContract):
+        technique = technique_class
+        jobs: ClassVar = job_functions
+
+    return Contract()
+
+
+def test_what_was_there_before_the_first_session_shows_beside_a_fresh_process(monkeypatch):
+    """The reference that this process gives is as wrong before as after: only another process tells."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Early(Clean):
+        name = "early"
+
+        @classmethod
+        def candidates(cls, profile, machine):
+            patches_what_nobody_watches(monkeypatch)
+            return []
+
+    with pytest.raises(
+        AssertionError, match=r"early.* on the job 'mlp': before the session is opened.*step 0"
+    ):
+        contract_of(Early, mlp=jobs.mlp).test_acts_within_its_promise_or_refuses()
+
+
+def patches_another_job(monkeypatch):
+    """The recurrent network, of which a session on another job knows nothing."""
+    original = jobs._Recurrent.forward
+    monkeypatch.setattr(jobs._Recurrent, "forward", lambda model, inputs: 0.5 * original(model, inputs))
+
+
+def test_what_only_another_job_meets_is_found(monkeypatch):
+    def leave(build):
+        if not any(isinstance(module, torch.nn.LSTM) for module in build.model.modules()):
+            build.on_close(lambda: patches_another_job(monkeypatch))
+
+    both = {"lstm": jobs.lstm, "mlp": jobs.mlp}
+    with pytest.raises(AssertionError, match=r"'lstm': a session on another job left something behind"):
+        contract_of(leaky(leave), **both).test_acts_within_its_promise_or_refuses()
+
+
+def test_a_job_that_cannot_be_sent_is_compared_with_itself():
+    lock = threading.Lock()
+
+    def guarded() -> Job:
+        job = jobs.mlp()
+
+        def loss(model, batch):
+            with lock:
+                return job.loss(model, batch)
+
+        return dataclasses.replace(job, loss=loss)
+
+    assert fresh.fresh_bits(guarded) is None
+    contract_of(Clean, guarded=guarded).test_acts_within_its_promise_or_refuses()
+
+
+def test_a_fresh_process_has_the_threads_and_the_default_dtype_of_this_one():
+    here = fresh.bits(jobs.mlp())
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = fresh.fresh_bits(jobs.mlp)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found["'0.weight' of model 0"].dtype == torch.float64
+    assert fresh.difference(fresh.fresh_bits(jobs.mlp), here) == ""
 
 
 def test_a_job_that_differs_by_itself_is_no_leak():

@@ -85,7 +85,7 @@ def test_what_no_cluster_can_do_is_one_sentence(tmp_path, asked, sentence):
 
 def test_without_ray_the_line_that_installs_it_is_told(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    for name in ("vivace.watching.on_ray", "vivace.processes.on_ray"):
+    for name in ("vivace.live.on_ray", "vivace.processes.on_ray"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(InputError, match=r"need Ray: pip install 'vivace\[ray\]'"):
         vivace.train(f"{SCENE}:job", out=tmp_path / "run", engine="ray")

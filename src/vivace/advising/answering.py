@@ -34,7 +34,7 @@ def answer(advice: Advice) -> Answer:
 
 
 def _counted(offer: Offer) -> str:
-    """``1 x RTX 3090``."""
+    """A number of cards and their name, such as ``1 x RTX 3090``."""
     return f"{offer.prediction.num_gpus} x {offer.prediction.gpu.name}"
 
 

@@ -68,7 +68,7 @@ class Offer:
         return self.energy(self.hours)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """The offer as a document: JSON types, under the names that ``vivace advise --json`` prints."""
         p = self.prediction
         return {
             "name": self.name,

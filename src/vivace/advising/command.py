@@ -26,10 +26,10 @@ class Screen(Protocol):
         """Print JSON where it was asked for."""
 
     def show(self, draw: Callable[[Any], None]) -> None:
-        """Draw on a console."""
+        """Let `draw` put tables and lines on a `rich` console, unless JSON was asked for."""
 
     def say(self, text: str) -> None:
-        """Print a line."""
+        """Print one line of text on standard error."""
 
 
 def answer(

@@ -51,7 +51,7 @@ class Demand:
 
     @property
     def flops(self) -> float:
-        """Operations per sample."""
+        """Operations of a step per sample, over all kinds of kernels."""
         return sum(b.flops for b in self.bins)
 
     @property
@@ -61,7 +61,7 @@ class Demand:
 
     @property
     def count(self) -> int:
-        """Kernels of one step."""
+        """Kernels of one step, of all kinds."""
         return sum(b.count for b in self.bins)
 
     @property
@@ -71,11 +71,11 @@ class Demand:
         return sum(b.flops for b in self.bins if b.kind in kinds) > self.flops / 2
 
     def count_of(self, kind: str) -> int:
-        """Kernels of a kind."""
+        """Kernels of one step that are of this kind, such as ``conv``."""
         return sum(b.count for b in self.bins if b.kind == kind)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """All fields as JSON types."""
         return dataclasses.asdict(self)
 
     @classmethod

@@ -315,7 +315,7 @@ def _joined(one: Any, other: Any, power: Any) -> Any:
 
 
 def predict_parts(theta: Mapping[str, Any], cases: Sequence[Case]) -> dict[str, Any]:
-    """`step_parts` of cases."""
+    """`step_parts` of a list of cases, whose columns are made here."""
     return step_parts(theta, make_columns(cases))
 
 

@@ -45,7 +45,7 @@ class Trainable:
     epoch_hours: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """All fields as JSON types."""
         p = self.prediction
         speed = (
             None

@@ -72,7 +72,7 @@ def _import_torch() -> None:
 
     require_torch()
     with importing():
-        importlib.import_module("vivace.watching.watched")
+        importlib.import_module("vivace.live.training")
     gc.freeze()  # what stays to the end is not looked through for garbage, at the end either
 
 
@@ -329,7 +329,7 @@ def train(
         _import_torch()
         from vivace.command.endings import trained
         from vivace.command.progress import TrainProgress
-        from vivace.watching.watched import train as run
+        from vivace.live.training import train as run
 
         with TrainProgress(quiet) as progress:
             result = run(

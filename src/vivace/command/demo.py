@@ -11,12 +11,12 @@ from vivace.command.endings import trained, tuned
 from vivace.command.progress import TrainProgress, TuneProgress
 from vivace.errors import FolderError
 from vivace.ledger import Ratio
+from vivace.live.training import train
 from vivace.plan import Plan
 from vivace.recipes import RECIPES
 from vivace.reporting import report
 from vivace.training.training import Run
 from vivace.tuning import tune
-from vivace.watching import train
 from vivace.words import duration
 
 JOB = "photographs"

@@ -224,7 +224,7 @@ def compare(
     """What differs between two runs, profiles or records. Exit code 1 if B is slower than allowed."""
     with screen(as_json, quiet, debug) as shown:
         from vivace.comparing import compare as run
-        from vivace.comparing.answering import COLUMNS, answer, rows
+        from vivace.comparing.compared import COLUMNS, answer, rows
         from vivace.pages.answer import ending
 
         found = run(before, after, max_regression=max_regression, out=out)

@@ -9,8 +9,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from vivace import words
-from vivace.comparing.answering import answer
-from vivace.comparing.compared import Compared
+from vivace.comparing.compared import Compared, answer
 from vivace.comparing.sides import Side
 from vivace.files import replace_text
 from vivace.pages import charts

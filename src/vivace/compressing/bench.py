@@ -182,7 +182,7 @@ class Bench:
         return {"folder": str(self.folder), "threads": self.threads}
 
     def close(self) -> None:
-        """End all processes."""
+        """End the judge's and the timed processes."""
         self.judge.close()
         if self._reference is not None:
             self._reference.close()

@@ -24,11 +24,11 @@ class Journal:
         self.path, self.asked = path, asked
 
     def begin(self) -> None:
-        """Forget what is there."""
+        """Begin a new file, which forgets what an earlier search has written."""
         self.path.write_text(json.dumps({"asked": self.asked}) + "\n", encoding="utf-8")
 
     def add(self, one: Tried) -> None:
-        """A form was tried."""
+        """Write down a form that was tried, so that it need not be tried again."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(one.to_dict(), default=str) + "\n")
 

@@ -34,7 +34,7 @@ def render(found: Compressed) -> str:
 
 
 def judged(found: Compressed, one: Tried) -> bool:
-    """Is its metric known?"""
+    """Is the metric of this form known beside that of the model as it was trained?"""
     return one.change is not None or one is found.reference
 
 

@@ -51,7 +51,7 @@ class Tried:
     run: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
+        """All fields as JSON types, as the journal and the document hold them."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -106,7 +106,7 @@ class Compressed:
 
     @property
     def winner(self) -> Tried:
-        """The form to deploy."""
+        """The form to deploy, which may be the model as it is."""
         return next(one for one in self.tried if one.name == self.chosen)
 
     @property

@@ -99,7 +99,7 @@ class Search:
 
     @property
     def left(self) -> float:
-        """Seconds of the budget."""
+        """Seconds of the budget that are left; negative once it is spent."""
         return self.bench.deadline - time.monotonic()
 
     def _try_all(self) -> None:

@@ -54,7 +54,7 @@ class Damage:
 
     @classmethod
     def of(cls, job: Job, path: Path | None = None) -> Damage:
-        """As a Job says."""
+        """The policy and the checksums of a Job; `path` is the list of damaged samples."""
         return cls(job.damaged, path, None if job.checksums is None else Checksums(job.checksums))
 
     def read(self, dataset: Dataset[Any], indices: Sequence[Any], seed: int, many: bool = True) -> list[Any]:

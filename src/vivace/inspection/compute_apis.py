@@ -97,7 +97,7 @@ class Wrong(Exception):
 
 
 def opencl(seconds: float) -> tuple[list[dict[str, Any]], str]:
-    """Every OpenCL device's rates."""
+    """The rates of every OpenCL device within `seconds` in all, and why there is none."""
     import pyopencl
 
     devices = [device for platform in pyopencl.get_platforms() for device in platform.get_devices()]
@@ -113,7 +113,7 @@ def opencl(seconds: float) -> tuple[list[dict[str, Any]], str]:
 
 
 def opencl_copy(pyopencl: Any, context: Any, queue: Any) -> tuple[Callable[[], None], float]:
-    """One buffer into another."""
+    """A run that copies one buffer into another, and the bytes that it reads and writes."""
     host = numpy.arange(COPY_BYTES // 4, dtype=numpy.int32)
     flags = pyopencl.mem_flags
     source = pyopencl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=host)
@@ -184,7 +184,7 @@ def vulkan(seconds: float) -> tuple[list[dict[str, Any]], str]:
 
 
 def vulkan_copy(wgpu: Any, device: Any) -> tuple[Callable[[], None], float]:
-    """One buffer into another."""
+    """A run that copies one buffer into another, and the bytes that it reads and writes."""
     host = numpy.arange(COPY_BYTES // 4, dtype=numpy.int32)
     usage = wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
     source = device.create_buffer_with_data(data=host, usage=usage)
@@ -258,7 +258,7 @@ def sycl(seconds: float) -> tuple[list[dict[str, Any]], str]:
 
 
 def sycl_copy(dpnp: Any, queue: Any) -> tuple[Callable[[], None], float]:
-    """One array into another."""
+    """A run that copies one array into another, and the bytes that it reads and writes."""
     host = numpy.arange(COPY_BYTES // 4, dtype=numpy.int32)
     source = dpnp.asarray(host, sycl_queue=queue)
     target = dpnp.empty_like(source)

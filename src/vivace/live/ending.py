@@ -7,13 +7,11 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vivace.files import replace_text
 from vivace.live.errand import DOCUMENT, PAGE, PLAN
-
-if TYPE_CHECKING:
-    from vivace.live.loop import Loop
+from vivace.live.loop import Loop
 
 
 def tell(loop: Loop) -> None:

@@ -43,6 +43,7 @@ def _begin(errand: Errand) -> None:
     if _begun:
         return
     _begun = True
+    from vivace.live.ending import tell
     from vivace.live.loop import Loop
 
-    Loop(errand).install()
+    Loop(errand, tell=tell).install()

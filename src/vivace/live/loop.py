@@ -24,7 +24,6 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from vivace import words
 from vivace.job import Batch
-from vivace.live.ending import tell
 from vivace.live.errand import DOCUMENT, Errand
 from vivace.live.kept import Weights
 from vivace.live.length import Length
@@ -61,7 +60,7 @@ class Loop:
         errand: Errand,
         clock: Clock | None = None,
         *,
-        tell: Callable[[Loop], object] = tell,
+        tell: Callable[[Loop], object],
         total_steps: int | None = None,
     ) -> None:
         self.errand, self.tell, self.total_steps = errand, tell, total_steps

@@ -51,7 +51,7 @@ class Curve:
     rule: str
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
+        """All fields as JSON types, to cross to the parent process."""
         return dataclasses.asdict(self)
 
 

@@ -105,7 +105,7 @@ class Timed:
         return self.child.ask(command, self.timeout, **arguments)
 
     def close(self) -> None:
-        """End the process."""
+        """Let the child process go on, should it be halted, and end it."""
         self._signal(signal.SIGCONT)
         self.child.close()
 

@@ -336,9 +336,3 @@ def _without_traces(owner: nn.Module, trace: Callable[[], fx.Graph]) -> fx.Graph
 
 def _same(one: list[Any], other: list[Any]) -> bool:
     return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
-
-
-def is_product(module: nn.Conv2d) -> bool:
-    """Is a 2-D convolution a matrix product of pixels by channels?"""
-    ones = (module.kernel_size, module.stride) == ((1, 1), (1, 1)) and module.padding in ((0, 0), "valid")
-    return ones and module.groups == 1

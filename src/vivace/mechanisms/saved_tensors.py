@@ -132,7 +132,7 @@ class Visit:
 
 
 class Bfloat16Store(Store):
-    """fp32 storages in bfloat16."""
+    """Keeps the storages of saved fp32 tensors in bfloat16, which is half of their bytes."""
 
     def suits(self, tensor: torch.Tensor) -> bool:
         """Is the saved tensor fp32, so that this store takes it?"""

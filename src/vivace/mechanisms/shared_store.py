@@ -74,7 +74,7 @@ class SharedStore:
         return dict(zip(_COUNTERS, (value for (value,) in found), strict=True))
 
     def count(self, name: str, amount: int = 1) -> None:
-        """Add to a counter."""
+        """Add to a counter that all processes share."""
         with self._locked():
             self._add(name, amount)
 

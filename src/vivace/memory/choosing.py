@@ -50,7 +50,7 @@ class Chosen:
         return self.step_seconds + self.decision.seconds
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
+        """All fields as JSON types, to cross to the parent process."""
         named = {key: value for key, value in vars(self).items() if key not in ("decision", "base")}
         return {**named, "plan": self.plan.to_dict(), "seconds": self.decision.seconds}
 

@@ -37,7 +37,7 @@ class Fit:
         return self.needed_bytes <= self.usable_bytes
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
+        """All fields as JSON types."""
         return {**dataclasses.asdict(self), "fits": self.fits}
 
 

@@ -46,7 +46,7 @@ class Prediction:
     reserved: Reserved
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
+        """All fields as JSON types."""
         return dataclasses.asdict(self)
 
 

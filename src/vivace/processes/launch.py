@@ -31,7 +31,7 @@ from vivace.errors import ChildFailed, Code, JobError, PlanError, TimedOut, Viva
 from vivace.files import open_own
 from vivace.job import Job, JobFunction, blame, load
 from vivace.plan import Plan
-from vivace.technique import registry
+from vivace.technique import Technique, registry
 
 _by_value = threading.RLock()
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -64,11 +64,15 @@ class Source:
     def __getstate__(self) -> dict[str, Any]:
         return {"reference": self.reference, "name": self.name, "folder": self.folder, "_sent": self.body()}
 
+    def techniques(self) -> list[type[Technique]]:
+        """Which have to be registered where the job is unpacked: a job's file registers its own."""
+        return registry.registered() if self.reference is None else []
+
     def body(self) -> bytes:
         """The job, for `unpacked` in another process."""
         if self._sent is not None:
             return self._sent
-        classes = registry.registered() if self.reference is None else []
+        classes = self.techniques()
         by_value = [] if self.reference is not None else _modules_out_of_reach(self.payload, classes)
         with _by_value:  # what cloudpickle has registered is the process's, and may be the person's
             by_value = [m for m in by_value if m.__name__ not in cloudpickle.list_registry_pickle_by_value()]

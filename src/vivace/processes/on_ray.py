@@ -56,7 +56,7 @@ class Connection:
                 )
 
     def close(self) -> None:
-        """Leave the cluster."""
+        """Leave the cluster, where this process has joined it by itself."""
         if self._own:
             ray.shutdown()
 

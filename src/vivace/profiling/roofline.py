@@ -81,7 +81,7 @@ def bound_of(rows: list[Roof]) -> float | None:
 
 
 def to_dict(row: Roof) -> dict[str, Any]:
-    """A row for JSON."""
+    """A row of the roofline as JSON types, with its share of the limit."""
     return {**dataclasses.asdict(row), "share": row.share}
 
 

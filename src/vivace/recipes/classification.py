@@ -44,7 +44,7 @@ class Pictures(Dataset[tuple[torch.Tensor, int]]):
 
 
 def images(split: str, data: str) -> Any:
-    """One split."""
+    """The data set of a split: ``training``, ``validation`` or ``test``."""
     if data == "scenes":
         return Pictures(split, {"training": SCENES, "validation": VALIDATED, "test": TESTED}[split])
     from vivace.recipes.sources import folders

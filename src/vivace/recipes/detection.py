@@ -48,7 +48,7 @@ class Boxes(Dataset[Row]):
 
 
 def images(split: str, data: str) -> Any:
-    """One split."""
+    """The data set of a split: ``training``, ``validation`` or ``test``."""
     if data == "penn_fudan":
         from vivace.recipes.sources.folders import penn_fudan
 

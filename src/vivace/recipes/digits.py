@@ -28,7 +28,7 @@ class Residual(nn.Module):
         self.second_norm = nn.BatchNorm2d(channels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The block's output."""
+        """The input plus what the block's convolutions make of it."""
         inner = functional.relu(self.first_norm(self.first(x)))
         return functional.relu(x + self.second_norm(self.second(inner)))
 
@@ -71,7 +71,7 @@ def data() -> DataLoader[Any]:
 
 
 def validation() -> DataLoader[Any]:
-    """The 360 held-out digits."""
+    """The 360 digits that no training step sees, in their order."""
     images, labels = _digits()
     return DataLoader(TensorDataset(images[NUM_TRAINING:], labels[NUM_TRAINING:]), batch_size=360)
 

@@ -124,7 +124,7 @@ class Recurrent(nn.Module):
         self.lstm = nn.LSTM(width, width // 2, depth, batch_first=True, bidirectional=True)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The hidden states."""
+        """The hidden states (batch, length, width) of tokens (batch, length)."""
         given = functional.dropout(self.tokens(tokens), 0.3, self.training)
         hidden: torch.Tensor = self.lstm(given)[0]
         return functional.dropout(hidden, 0.3, self.training)
@@ -189,7 +189,7 @@ class Score:
         return {"With fewest mistakes": best, "With most mistakes": worst}
 
     def named(self, tags: torch.Tensor) -> list[str]:
-        """The tags' names."""
+        """The names of tags that are given by their numbers."""
         return [names(self.data)[number] for number in tags.tolist()]
 
 

@@ -107,7 +107,7 @@ def bits_per_byte(model: nn.Module, batches: Iterable[Any]) -> float:
 
 
 def letters(tokens: torch.Tensor) -> str:
-    """Bytes as text."""
+    """The text that a row of byte tokens stands for."""
     return bytes(tokens.tolist()).decode("utf-8", errors="replace")
 
 

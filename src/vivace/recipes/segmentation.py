@@ -45,7 +45,7 @@ class Masks(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def images(split: str, data: str) -> Any:
-    """One split."""
+    """The data set of a split: ``training``, ``validation`` or ``test``."""
     if data == "voc":
         from vivace.recipes.sources.folders import voc_masks
 

@@ -51,7 +51,7 @@ def vocabulary() -> Vocabulary:
 
 
 def encoded(text: str) -> torch.Tensor:
-    """(words,) of int64."""
+    """The numbers (words,) of a text's words in the vocabulary, as int64."""
     return vocabulary().encode(units(text))
 
 
@@ -115,7 +115,7 @@ class Dictionary(nn.Module):
         nn.init.normal_(self.body.tokens.weight, std=0.3)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The logits."""
+        """For every word of the vocabulary the logit (batch, words) that the tokens define it."""
         there = (tokens != 0).unsqueeze(-1)
         mean = (self.body(tokens) * there).sum(1) / there.sum(1).clamp(min=1)
         return functional.linear(self.head(mean), self.body.tokens.weight)

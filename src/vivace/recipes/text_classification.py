@@ -111,7 +111,7 @@ class Classifier(nn.Module):
         self.head = nn.Linear(width, num_classes)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The logits."""
+        """The logits (batch, classes) of tokens (batch, length)."""
         there = (tokens != 0).unsqueeze(-1)
         mean = (self.body(tokens) * there).sum(1) / there.sum(1)
         logits: torch.Tensor = self.head(mean)

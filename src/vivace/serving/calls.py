@@ -66,7 +66,7 @@ class Recording:
 
     @property
     def samples(self) -> int:
-        """In all batches."""
+        """How many samples all batches hold together."""
         return sum(map(batch_size, self.batches))
 
 
@@ -288,6 +288,6 @@ def read_arrays(path: Path) -> list[list[numpy.ndarray[Any, Any]]]:
 
 
 def write_arrays(path: Path, calls: Sequence[Sequence[numpy.ndarray[Any, Any]]]) -> None:
-    """The inverse of `read_arrays`."""
+    """Write the arrays of every call into one file, for `read_arrays`."""
     named = {f"{i}.{k}": array for i, arrays in enumerate(calls) for k, array in enumerate(arrays)}
     numpy.savez(path, **named)  # type: ignore[arg-type]

@@ -41,7 +41,7 @@ class Check:
         return not self.problem and self.envelopes is not None and self.envelopes <= LIMIT
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
+        """All fields as JSON types."""
         return {**dataclasses.asdict(self), "kept": self.kept, "limit": LIMIT}
 
 

@@ -33,7 +33,7 @@ def input_names(count: int) -> list[str]:
 
 
 def output_names(count: int) -> list[str]:
-    """What outputs are called."""
+    """The names that a file's outputs have, by their place."""
     return [f"output_{place}" for place in range(count)]
 
 

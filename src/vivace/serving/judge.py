@@ -29,7 +29,7 @@ ADDITIVE = 1e-6  # of the metric: so near must the mean over samples be
 
 
 class Judge:
-    """Serves `vivace.processes.launch.Child`."""
+    """Judges forms in a child process: each method is a command of `vivace.processes.launch.Child`."""
 
     def __init__(self, job: Job, run: str, folder: str) -> None:
         self.job, self.folder = job, Path(folder)

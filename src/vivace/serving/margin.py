@@ -45,7 +45,7 @@ class Change:
         return False if self.high < -self.margin else None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
+        """All fields as JSON types."""
         return {**dataclasses.asdict(self), "difference": self.difference, "kept": self.kept}
 
 

@@ -33,7 +33,7 @@ class Trained:
     plan: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
+        """All fields as JSON types."""
         return dataclasses.asdict(self)
 
 

@@ -52,7 +52,7 @@ def write_best(path: Path, function: JobFunction, parameters: Parameters, title:
 
 
 def title_of(trials: int, function: str, parameters: Parameters) -> str:
-    """The file's first line."""
+    """The first line of the file that holds the best job: of which trials it is the best."""
     return f"The best of {trials} trials of {function}: {told(parameters)}."
 
 

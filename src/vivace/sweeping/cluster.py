@@ -41,14 +41,14 @@ class Place(tune.Trainable):  # type: ignore[misc]
     def setup(
         self, config: dict[str, Any], entry: str, source: Source, threads: int, log: str, path: list[str]
     ) -> None:
-        """Tune's; see `Cluster.begin`."""
+        """What Ray Tune calls first, with the parameters that `Cluster.begin` has bound."""
         sys.path += [folder for folder in path if folder not in sys.path]
         self._start = partial(Child, entry, source, {"threads": threads}, log=Path(log))
         self._child: Child | None = None
         self._trial = config["trial"]
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Another trial's turn."""
+        """What Ray Tune calls to run another trial at this place, in a new process."""
         self.cleanup()
         self._trial = new_config["trial"]
         return True
@@ -117,10 +117,10 @@ class Desk(tune.search.Searcher, tune.Stopper):  # type: ignore[misc]
         return {}  # Tune writes copies of what it asks; the journal is what a sweep goes on from
 
     def save(self, checkpoint_path: str) -> None:
-        """Tune's; see `__getstate__`."""
+        """Nothing: Ray Tune asks for copies, and none is gone on from; see `__getstate__`."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Tune's; see `__getstate__`."""
+        """Nothing: what a sweep goes on from is its journal; see `__getstate__`."""
 
     def suggest(self, trial_id: str) -> Any:
         """The next trial; None while there is none."""
@@ -222,7 +222,7 @@ class Cluster:
         self._desk.end(VivaceError("the sweep is being stopped"))
 
     def close(self) -> None:
-        """Leave the cluster."""
+        """End all trials and leave the cluster."""
         self.stop()
         if self._thread.is_alive():
             self._thread.join(REACHED_SECONDS)

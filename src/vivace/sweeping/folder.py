@@ -59,7 +59,7 @@ class SweepFolder:
         return own_folder(self.path / "seeds") / f"trial_{number:04d}_seed_{seed}"
 
     def close(self) -> None:
-        """Let another sweep in."""
+        """Give the folder's lock back, so that another sweep may write there."""
         self._lock.close()
 
     def __enter__(self) -> Self:

@@ -42,7 +42,7 @@ class Packing:
     reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
+        """All fields as JSON types, with the decision in a sentence."""
         return {**dataclasses.asdict(self), "sentence": self.sentence}
 
     @property

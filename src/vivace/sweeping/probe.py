@@ -22,7 +22,7 @@ OTHERS = (*LIBRARIES, "tensorboard")
 
 
 class Probe:
-    """Serves `vivace.processes.launch.Child`."""
+    """Looks at the job in a child process: each method is a command of its parent's `Child`."""
 
     def __init__(self, job: JobFunction, threads: int) -> None:
         torch.set_num_threads(threads)

@@ -40,7 +40,7 @@ class TrialRecord:
     kind: str
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
+        """All fields as JSON types."""
         return dataclasses.asdict(self)
 
 
@@ -81,7 +81,7 @@ class Spread:
     high: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
+        """All fields as JSON types."""
         return dataclasses.asdict(self)
 
 
@@ -127,7 +127,7 @@ class Finalist:
         return self.spread.mean if self.spread is not None else self.metric
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
+        """All fields as JSON types."""
         return dataclasses.asdict(self)
 
 

@@ -46,7 +46,7 @@ class Setting:
     transfer: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
+        """All fields as JSON types."""
         return {**dataclasses.asdict(self), "objectives": list(self.objectives)}
 
 
@@ -69,7 +69,7 @@ class Journal(JournalFileBackend):
         self._path = path
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Optuna's."""
+        """What Optuna calls to keep its log: lines are added to the file in one write."""
         lines = [json.dumps(log, separators=(",", ":")) + "\n" for log in logs]
         with self._path.open("ab") as file:
             file.write("".join(lines).encode())
@@ -126,7 +126,7 @@ class Study:
 
     @property
     def pruner_name(self) -> str:
-        """For the record."""
+        """What stops trials early, in words for the record."""
         if not self.prunes:
             return "none"
         return f"Hyperband over {self.setting.epochs} epochs, reduction {REDUCTION}"
@@ -215,7 +215,7 @@ class Study:
             return self._study.get_trials(deepcopy=False)
 
     def trial(self, number: int) -> FrozenTrial:
-        """One of them."""
+        """The trial of this number, finished or not."""
         return self.trials()[number]
 
     def counted(self) -> list[FrozenTrial]:
@@ -277,7 +277,7 @@ def _suggest(trial: optuna.trial.Trial, name: str, found: Any) -> Any:
 
 
 def key_of(parameters: Parameters) -> str:
-    """Equal for equal parameters."""
+    """A text that is the same for equal parameters, in whatever order they stand."""
     return repr(sorted(parameters.items()))
 
 

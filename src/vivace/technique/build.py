@@ -27,7 +27,7 @@ class Stateful(Protocol):
     """What can tell its state and be brought back to it, such as a GradScaler."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Its state now."""
+        """The state as it is now, by name."""
 
     def load_state_dict(self, state: dict[str, Any], /) -> object:
         """Become what a state tells."""

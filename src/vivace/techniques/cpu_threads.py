@@ -51,7 +51,7 @@ class CpuThreads(Technique):
         return f"{during} threads instead of {before}"
 
     def plain(self) -> Plain:
-        """PyTorch's own call."""
+        """PyTorch's own call that sets the number of threads."""
         return Plain(start=(f"torch.set_num_threads({self.num_threads})",))
 
     @classmethod

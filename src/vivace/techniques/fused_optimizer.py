@@ -67,7 +67,7 @@ class FusedOptimizer(Technique):
         return ", ".join(found[:3])
 
     def plain(self) -> Plain:
-        """The optimizer's own keyword."""
+        """The keyword `fused` of PyTorch's own optimizer."""
         return Plain(optimizer={self.kind: True})
 
     @classmethod

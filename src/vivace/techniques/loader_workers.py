@@ -97,7 +97,7 @@ class LoaderWorkers(Technique):
         return dataclasses.replace(self, prefetch_factor=2 * self.prefetch_factor)
 
     def plain(self) -> Plain:
-        """The DataLoader's own keywords."""
+        """The keywords of PyTorch's own DataLoader that start these workers."""
         loader: dict[str, object] = {"num_workers": self.num_workers}
         if self.num_workers:
             loader |= {"prefetch_factor": self.prefetch_factor, "persistent_workers": self.persistent}

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from vivace.job import Batch
+from vivace.tensors.trees import Tree
 from vivace.torch_internals.modules import BatchNorm
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -82,6 +82,11 @@ def patched(modules: Sequence[nn.Module], name: str, values: Sequence[Any]) -> I
                 module.__dict__[name] = value
 
 
+def is_product(module: nn.Conv2d) -> bool:
+    """Is a convolution a matrix product of pixels by channels: has it a 1x1 window, one group, no padding?"""
+    return module.kernel_size == (1, 1) and module.groups == 1 and module.padding in ((0, 0), "valid", "same")
+
+
 def lookup(module: nn.Embedding, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
     """An embedding's forward to `dtype` from its rows as they are now, in whose own type gradients add up."""
     rows, options = module.weight, (module.padding_idx, module.max_norm, module.norm_type)
@@ -103,6 +108,6 @@ class Shell(nn.Module):
         self.model = model
         self.function = function
 
-    def forward(self, batch: Batch) -> torch.Tensor:
+    def forward(self, batch: Tree) -> torch.Tensor:
         """The scalar loss of a batch."""
         return self.function(batch)

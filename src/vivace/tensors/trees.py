@@ -6,17 +6,18 @@ import dataclasses
 import hashlib
 from collections import UserDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from vivace.job import Batch
+Tree: TypeAlias = object
+"""Tensors in any containers, as batches are (`vivace.job.Batch`), and whatever else stands among them."""
 
 Digest = tuple[str, ...]  # of each tensor of a batch
 
 
-def map_tensors(batch: Batch, function: Callable[[torch.Tensor], Any]) -> Any:
+def map_tensors(batch: Tree, function: Callable[[torch.Tensor], Any]) -> Any:
     """A copy of `batch` with `function` applied to each tensor in tuples, lists, mappings and dataclasses."""
     if isinstance(batch, torch.Tensor):
         return function(batch)
@@ -49,7 +50,7 @@ def _mapped_sequence(batch: PackedSequence, function: Callable[[torch.Tensor], A
     return PackedSequence(data, batch.batch_sizes, *orders)
 
 
-def tensors(batch: Batch) -> Iterator[torch.Tensor]:
+def tensors(batch: Tree) -> Iterator[torch.Tensor]:
     """Every tensor of a batch, depth first."""
     if isinstance(batch, torch.Tensor):
         yield batch
@@ -65,17 +66,17 @@ def tensors(batch: Batch) -> Iterator[torch.Tensor]:
         yield from tensors(part)
 
 
-def cast(batch: Batch, before: torch.dtype, after: torch.dtype) -> Any:
+def cast(batch: Tree, before: torch.dtype, after: torch.dtype) -> Any:
     """A copy of `batch` in which tensors of dtype `before` have dtype `after`."""
     return map_tensors(batch, lambda tensor: tensor.to(after) if tensor.dtype == before else tensor)
 
 
-def batch_size(batch: Batch) -> int:
+def batch_size(batch: Tree) -> int:
     """Samples in a batch: the length of its first tensor that has a dimension, else 1."""
     return next((int(t.shape[0]) for t in tensors(batch) if t.dim()), 1)
 
 
-def split(batch: Batch, size: int) -> list[Any]:
+def split(batch: Tree, size: int) -> list[Any]:
     """Cut a batch into pieces of at most `size` samples; tensors of another length stand in every piece."""
     total = batch_size(batch)
 
@@ -99,7 +100,7 @@ def joined(batches: Sequence[Any]) -> Any:
     return map_tensors(batches[0], join)
 
 
-def digest(batch: Batch) -> Digest:
+def digest(batch: Tree) -> Digest:
     """A digest of each tensor of a batch: of its dtype, its shape and its bytes."""
     return tuple(_of_tensor(tensor) for tensor in tensors(batch))
 

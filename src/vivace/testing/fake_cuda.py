@@ -29,12 +29,12 @@ class Stream:
     def __init__(self, *_: object, **__: object) -> None: ...
 
     def wait_stream(self, _: object) -> None:
-        """Nothing to wait for."""
+        """Return at once: what is stood in for has happened already."""
 
     wait_event = record = wait_stream
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Return at once: what is stood in for has happened already."""
 
     def record_event(self) -> Stream:
         """An event that has happened."""

@@ -44,7 +44,7 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """What torch calls."""
+        """What torch calls in the place of each operator while the mode is entered."""
         return self.run_operator(func, args, kwargs or {})
 
     def run_operator(self, function: Operator, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

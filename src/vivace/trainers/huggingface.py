@@ -122,7 +122,7 @@ def _loader(trainer: Any, method: str) -> Any:
 
 
 def _measured(trainer: Any) -> dict[str, Any]:
-    """Validation data and metric."""
+    """The Job's validation data and metric, of the Trainer's evaluation data and `compute_metrics`."""
     arguments = trainer.args
     name = (arguments.metric_for_best_model or "loss").removeprefix("eval_")
     if name != "loss" and trainer.compute_metrics is None:

@@ -39,7 +39,7 @@ class Careful:
         self._observing.enter_context(session.seams.observed(gradients=self._gradients, finish=self._finish))
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop looking, and take the observers out of the session."""
         self._observing.close()
 
     def _gradients(self, following: Callable[[Any], Any], batch: object) -> Any:

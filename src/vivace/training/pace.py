@@ -29,11 +29,11 @@ class Own:
     _since: float = 0.0
 
     def fetches(self) -> None:
-        """The wait for a batch begins."""
+        """Called before a batch is asked for: the wait for it begins."""
         self._since = time.perf_counter()
 
     def fetched(self) -> None:
-        """The batch is here."""
+        """Called when the batch has come: the wait for it counts."""
         self.data += time.perf_counter() - self._since
 
     def in_forward(self, following: Callable[[Any], Any], batch: object) -> Any:

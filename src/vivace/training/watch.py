@@ -1,4 +1,4 @@
-"""Who may stand around the steps of a run and look at them; `vivace.watching` does."""
+"""Who may stand around the steps of a run and look at them; `vivace.watching` and `vivace.live` do."""
 
 from __future__ import annotations
 
@@ -62,26 +62,26 @@ class Better(Exception):
 
 
 class Unwatched:
-    """Looks at nothing."""
+    """The watch of a run that nobody looks at: every step is taken as it is."""
 
     seconds = 0.0
 
     def begin(self, progress: Progress, total_steps: int | None) -> None:
-        """Nothing to do."""
+        """Nothing: there is no one to be told."""
 
     def step(self, session: Session, position: Position, batch: Batch, take: Callable[[Any], Any]) -> Any:
-        """Just the step."""
+        """What ``take(batch)`` returns."""
         return take(batch)
 
     def aside(self) -> None:
-        """Nothing to take out."""
+        """None: nothing of its own is in the run's objects."""
 
     def end(self) -> None:
-        """Nothing to do."""
+        """Nothing: it holds nothing."""
 
     def to_dict(self) -> None:
-        """Nothing was seen."""
+        """None: no step was looked at."""
 
     def found(self) -> dict[str, Any]:
-        """Nothing was sought."""
+        """Empty: no faster plan was sought."""
         return {}

@@ -46,7 +46,7 @@ class Kept(OperatorMode):  # type: ignore[no-untyped-call]
         self._begun = False
 
     def begin_piece(self) -> None:
-        """Another forward pass begins."""
+        """What is drawn from here on belongs to another piece of the batch."""
         if self._begun:
             self.pieces.append([])
         self._begun = True

@@ -1,3 +1,1 @@
-"""`vivace.train`: a training whose steps are watched while it runs."""
-
-from vivace.watching.watched import train as train
+"""A training whose steps are watched while it runs."""

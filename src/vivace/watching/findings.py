@@ -64,7 +64,7 @@ class Known(Protocol):
 
     @property
     def num(self) -> int:
-        """From how many shadows."""
+        """From how many shadows the envelopes are known."""
 
     def of(self, measure: Measure) -> float:
         """The envelope of a figure; NaN where it is not known."""

@@ -140,7 +140,7 @@ def attributes(models: list[nn.Module]) -> Attributes:
 
 
 def changed(now: Attributes, before: Attributes) -> Iterator[tuple[int, str, str]]:
-    """Which attributes differ."""
+    """The model, module and name of each attribute that is not what it was, or is new or gone."""
     for key in now.keys() | before.keys():
         mine, theirs = now.get(key), before.get(key)
         if isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor):
@@ -151,7 +151,7 @@ def changed(now: Attributes, before: Attributes) -> Iterator[tuple[int, str, str
 
 
 def assign(models: list[nn.Module], values: Attributes) -> None:
-    """Give modules these attributes."""
+    """Give the attributes of these models' modules copies of these values."""
     for (index, name, key), value in values.items():
         copy = value.clone() if isinstance(value, torch.Tensor) else value
         vars(models[index].get_submodule(name))[key] = copy

@@ -105,7 +105,7 @@ class Sentinel:
         return self.schedule.spent
 
     def begin(self, progress: Progress, total_steps: int | None) -> None:
-        """The run begins."""
+        """The run begins: from here on what watching takes is held against its time."""
         self.progress = progress
         self.schedule = Schedule(self.schedule.share, total_steps)
         self.schedule.spent = self.setup_seconds
@@ -132,7 +132,7 @@ class Sentinel:
         """The twin goes with the run."""
 
     def found(self) -> dict[str, Any]:
-        """It seeks no plan."""
+        """Empty: it seeks no faster plan."""
         return {}
 
     def to_dict(self) -> dict[str, Any] | None:

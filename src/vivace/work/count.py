@@ -80,7 +80,7 @@ class Work:
 
     @property
     def count(self) -> int:
-        """Number of kernels."""
+        """How many kernels run, where each operator is one."""
         return sum(totals.count for totals in self.operators.values())
 
     def to_dict(self) -> dict[str, dict[str, int]]:

@@ -15,7 +15,7 @@ class Access:
 
     @property
     def bytes(self) -> int:
-        """Size in bytes."""
+        """Bytes that are read or written: elements times the size of one."""
         return self.num_elements * self.item_bytes
 
 

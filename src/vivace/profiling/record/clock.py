@@ -77,7 +77,7 @@ class Clock:
         self._stack.append(name)
 
     def pop(self) -> None:
-        """Leave the innermost phase."""
+        """Leave the innermost phase, and charge it with the time since the last change."""
         if self._stack:
             self._charge(self._stack.pop())
 

@@ -32,7 +32,7 @@ class CountedStep:
         self._stack = contextlib.ExitStack()
 
     def install(self) -> None:
-        """Begin to count."""
+        """Begin to count operators, what they keep for the backward pass, and gradients."""
         self._parameters = {storage_id(p.untyped_storage()) for p in facts.parameters(self.hooks)}
         self.modules.install()
         pre_hook = register_optimizer_step_pre_hook(self.guard.looking(self._before_update))

@@ -106,7 +106,7 @@ def allocated_bytes() -> int | None:
 
 
 class _Mallinfo(ctypes.Structure):
-    """What glibc's mallinfo2 returns."""
+    """What glibc's mallinfo2 returns: bytes and blocks by how they were allocated."""
 
     _fields_ = [
         (name, ctypes.c_size_t)

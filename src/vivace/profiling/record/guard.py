@@ -22,7 +22,7 @@ class Guard:
         self.off = False
 
     def fail(self, error: Exception) -> None:
-        """Switch the part off."""
+        """Switch the part off because of this error, and tell it once."""
         if not self.off:
             self.off = True
             with contextlib.suppress(Exception):

@@ -49,7 +49,7 @@ class LatePeak:
         self._eval, self._backward = Patches(self._guard), Patches(self._guard)
 
     def install(self) -> None:
-        """Begin to watch."""
+        """Begin to watch for modules that go into evaluation mode."""
         self._pid = os.getpid()
         self._eval.replace(torch.nn.Module, "eval", self._evaluating)
         atexit.register(self.finish)

@@ -29,7 +29,7 @@ class ModuleRanges:
         self._handles: list[Any] = []
 
     def install(self) -> None:
-        """Begin to follow modules."""
+        """Hook every module's call, to know inside of which one an operator runs."""
         if self.silent:
             return
         self._handles = [
@@ -38,7 +38,7 @@ class ModuleRanges:
         ]
 
     def restore(self) -> None:
-        """Stop following."""
+        """Remove the hooks, and leave the ranges that are open."""
         for handle in self._handles:
             handle.remove()
         while self._ranges:

@@ -48,7 +48,7 @@ class WaitWatch:
             row["last"] = 0.0
 
     def restore(self) -> None:
-        """Remove the patches."""
+        """Give torch back the functions that `install` has patched."""
         self._patches.restore()
 
     def result(self) -> list[dict[str, Any]]:

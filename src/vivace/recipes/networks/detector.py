@@ -37,7 +37,7 @@ class Unit(nn.Module):
             self.way = nn.Conv2d(num_inputs, num_outputs, 1, stride, bias=False)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The unit's output."""
+        """The feature map behind the unit, smaller by its stride."""
         return functional.relu(self.body(hidden) + self.way(hidden))
 
 

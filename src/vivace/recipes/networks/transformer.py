@@ -35,7 +35,7 @@ class Block(nn.Module):
         self.narrow = nn.Linear(4 * width, width)
 
     def forward(self, hidden: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """The block's output."""
+        """The hidden states behind attention and the two layers, in the input's shape."""
         parts = self.query_key_value(self.attention_norm(hidden)).unflatten(-1, (3, self.num_heads, -1))
         query, key, value = parts.permute(2, 0, 3, 1, 4)
         seen = functional.scaled_dot_product_attention(

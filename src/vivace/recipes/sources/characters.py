@@ -23,7 +23,7 @@ class Vocabulary:
         return len(self.numbers) + UNKNOWN + 1
 
     def encode(self, text: Iterable[str]) -> torch.Tensor:
-        """(length,) of int64."""
+        """The numbers (length,) of a text's units, as int64."""
         return torch.tensor([self.numbers.get(unit, UNKNOWN) for unit in text], dtype=torch.int64)
 
     def decode(self, row: torch.Tensor) -> list[str]:

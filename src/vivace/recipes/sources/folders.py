@@ -104,7 +104,7 @@ def _imagenet(part: str) -> Path:
 
 
 def num_imagenet_classes() -> int:
-    """Of the folder."""
+    """How many classes the person's ImageNet folder has."""
     return sum(path.is_dir() for path in _imagenet("train").iterdir())
 
 

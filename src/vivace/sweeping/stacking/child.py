@@ -46,7 +46,7 @@ class Decision:
 
 
 class StackedTrials:
-    """Serves `vivace.processes.launch.Child`."""
+    """Trains several trials as one in a child process; its methods are its parent's commands."""
 
     def __init__(self, job: JobFunction, threads: int) -> None:
         torch.set_num_threads(threads)

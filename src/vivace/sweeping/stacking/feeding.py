@@ -46,7 +46,7 @@ class Feed:
         self._tables[row.number] = known if known is not None and _equal(known, table) else table
 
     def leave(self, row: Row) -> None:
-        """A row goes."""
+        """Forget the data of a row whose trial has ended."""
         self._tables.pop(row.number, None)
 
     def epoch(self, rows: Sequence[Row]) -> Iterator[Leaves]:

@@ -36,7 +36,7 @@ class Proof:
 
     @property
     def sentence(self) -> str:
-        """In a few words."""
+        """The proof in a few words, with its worst figure where it is not exact."""
         if self.exact:
             return "exact: bit-identical"
         return f"rounding: worst {self.score:.2g} of {STEP_LIMIT:.0f} allowed ({self.figure})"

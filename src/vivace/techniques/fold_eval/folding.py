@@ -2,8 +2,7 @@
 
 With running statistics a BatchNorm is a factor and a shift a channel. Both are worked out anew in each call,
 from the weights as they are: that costs a pass over the weights, spares two over the feature map, and cannot
-be out of date. Parameters and buffers stay what they are.
-Source: https://arxiv.org/abs/1712.05877 (section 3.2)
+be out of date. Parameters and buffers stay what they are. (`vivace.serving.folding` folds a copy for good.)
 """
 
 from __future__ import annotations
@@ -14,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx, nn
 
+from vivace.mechanisms.folding import foldable, has_norm
 from vivace.mechanisms.graphs import (
     AsksForTypes,
     Change,
     Untraceable,
     add_change,
-    called_module,
-    is_touched,
     tensors_only,
     trace,
 )
@@ -29,9 +27,6 @@ from vivace.torch_internals.modules import Convolution, convolution_with
 
 if TYPE_CHECKING:
     from vivace.torch_internals.modules import Convolution
-
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def install(model: nn.Module, report: set[str]) -> tuple[Callable[[], None], bool]:
@@ -50,7 +45,7 @@ def install(model: nn.Module, report: set[str]) -> tuple[Callable[[], None], boo
     with patched(modules, "training", [False] * len(modules)):
         for owner in modules:
             signature = tensors_only(owner)
-            if signature is None or not any(type(m) in NORMS for m in owner.modules() if m is not owner):
+            if signature is None or not has_norm(owner):
                 continue
             try:
                 graph, passed_over = trace(owner, signature)
@@ -73,23 +68,14 @@ def install(model: nn.Module, report: set[str]) -> tuple[Callable[[], None], boo
 def fold(graph: fx.Graph, owner: nn.Module, passed_over: list[nn.Module]) -> list[str]:
     """Make each convolution whose result goes to a BatchNorm and nowhere else one call with it."""
     found = []
-    for node in list(graph.nodes):
-        norm, source = called_module(node, owner), node.args[0] if node.args else None
-        if type(norm) not in NORMS or not isinstance(source, fx.Node) or len(source.users) > 1:
-            continue
-        convolution = called_module(source, owner)
-        plain = all(len(n.args) == 1 and not n.kwargs for n in (node, source))
-        if type(convolution) not in CONVOLUTIONS or not plain or norm is None or convolution is None:
-            continue
-        if norm.running_mean is None or is_touched(norm) or is_touched(convolution):
-            continue
+    for source, node in list(foldable(graph, owner)):
         with graph.inserting_before(node):
             parts = [graph.get_attr(str(n.target)) for n in (source, node)]
             folded = graph.call_function(convolve, (*parts, source.args[0]))
         node.replace_all_uses_with(folded)
         graph.erase_node(node)
         graph.erase_node(source)
-        passed_over += [convolution, norm]
+        passed_over += [owner.get_submodule(str(each.target)) for each in (source, node)]
         found.append(str(node.target))
     return found
 

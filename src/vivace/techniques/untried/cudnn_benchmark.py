@@ -38,7 +38,7 @@ class CudnnBenchmark(Technique):
         build.set_flag(cudnn, "benchmark", True)
 
     def plain(self) -> Plain:
-        """PyTorch's own switch."""
+        """PyTorch's own switch, set before the model is built."""
         return Plain(start=("torch.backends.cudnn.benchmark = True",), lightning={"benchmark": True})
 
     def confirm(self, seen: Observation, reference: Observation) -> str:

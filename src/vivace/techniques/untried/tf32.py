@@ -44,7 +44,7 @@ class Tf32(Technique):
         set_fp32_precision(build, flags, "tf32")
 
     def plain(self) -> Plain:
-        """PyTorch's own switches."""
+        """PyTorch's own switches for products and convolutions."""
         places = ("cuda.matmul", "cudnn.conv", "cudnn.rnn")
         return Plain(
             start=tuple(f'torch.backends.{place}.fp32_precision = "tf32"' for place in places),

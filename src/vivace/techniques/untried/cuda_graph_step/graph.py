@@ -57,7 +57,7 @@ class StepGraph:
         self.pool: Any = None
 
     def step(self, following: Callable[[Any], torch.Tensor], batch: Batch) -> torch.Tensor:
-        """One training step."""
+        """Take one training step: replay the graph of the batch's shapes, or record it first."""
         shapes = repr(map_tensors(batch, lambda t: (t.shape, t.dtype)))
         with self.rates_on_device():
             if shapes not in self.recorded:

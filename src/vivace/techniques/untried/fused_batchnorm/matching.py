@@ -22,7 +22,6 @@ from vivace.mechanisms.graphs import (
     Untraceable,
     add_change,
     called_module,
-    is_product,
     is_touched,
     tensors_only,
     trace,
@@ -30,7 +29,7 @@ from vivace.mechanisms.graphs import (
 from vivace.techniques.untried.fused_batchnorm.kernels.batch_norm import apply_activation, fused
 from vivace.techniques.untried.fused_batchnorm.kernels.product import product
 from vivace.techniques.untried.fused_batchnorm.kernels.splits import split_rows
-from vivace.tensors.modules import modules_of, patched
+from vivace.tensors.modules import is_product, modules_of, patched
 
 NORMS = (nn.BatchNorm2d, nn.BatchNorm3d)
 _ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
@@ -117,7 +116,8 @@ def _may_leave_statistics(module: nn.Module) -> bool:
     """
     if type(module) is not nn.Conv2d or module.bias is not None or is_touched(module):
         return False
-    return is_product(module) and module.in_channels % 8 == module.out_channels % 8 == 0
+    unit = module.stride == (1, 1)  # the kernel reads every row
+    return is_product(module) and unit and module.in_channels % 8 == module.out_channels % 8 == 0
 
 
 def find_chains(graph: fx.Graph, owner: nn.Module, passed_over: list[nn.Module]) -> list[Chain]:

@@ -49,16 +49,16 @@ class ConvGemm(Technique):
         """Put a matrix product in the place of every such convolution's forward."""
         from torch import nn
 
-        from vivace.mechanisms.columns import padding_of
         from vivace.mechanisms.graphs import put_in_place
-        from vivace.tensors.modules import modules_of
+        from vivace.techniques.conv_gemm.columns import padding_of
+        from vivace.tensors.modules import is_product, modules_of
 
         build.require(self.window_pixels >= 0, f"window_pixels is {self.window_pixels}; it must be 0 or more")
 
         def suits(module: nn.Conv2d) -> bool:
             plain = module.groups == 1 and module.padding_mode == "zeros" and padding_of(module) is not None
             if module.kernel_size == (1, 1):
-                return plain and padding_of(module) == (0, 0)
+                return plain and is_product(module)
             wide = min(module.in_channels, module.out_channels) >= NARROWEST
             return plain and wide and module.dilation == (1, 1) and self.window_pixels > 0
 
@@ -102,7 +102,7 @@ def _product(
 ) -> torch.Tensor:
     from torch.nn.functional import linear
 
-    from vivace.mechanisms.columns import convolution_by_columns, output_size, padding_of
+    from vivace.techniques.conv_gemm.columns import convolution_by_columns, output_size, padding_of
 
     padding = padding_of(module)
     if not module.training or x.dim() != 4 or padding is None:
