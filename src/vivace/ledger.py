@@ -135,7 +135,7 @@ class Trial:
     where it is one. `predicted` are the bounds of the gain that the cards named beforehand; `rounds` counts
     the pairs of processes behind the ratio; `foreign_share` is the largest share of the processor that other
     processes used during the timing. `joules` are what the machine took a sample, under the reference and
-    under the candidate, where its counters can be read.
+    under the candidate, where its counters can be read; `evaluations` the seconds of one of the metric.
     """
 
     techniques: dict[str, dict[str, Any]]
@@ -159,12 +159,18 @@ class Trial:
     foreign_share: float = 0.0
     technique: str = ""
     joules: tuple[float, float] | None = None
+    evaluations: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if self.status == "measured" and (self.ratio is None or not self.pairs):
             raise AssertionError("a measured trial needs timings paired with the reference")
         if self.status != "measured" and not self.reason:
             raise AssertionError("a trial that was not measured needs its reason")
+
+    @property
+    def evaluating(self) -> float:
+        """How many times as long as under the reference an evaluation takes; 1 where that was not timed."""
+        return self.evaluations[1] / self.evaluations[0] if self.evaluations else 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """The trial as JSON types."""
@@ -176,15 +182,14 @@ class Trial:
         fields = dict(document)
         code = Code(fields.pop("code", Code.NONE))
         ratio = fields.pop("ratio", None)
-        predicted, joules = fields.pop("predicted", None), fields.pop("joules", None)
+        for name in ("predicted", "joules", "evaluations"):
+            fields[name] = tuple(fields[name]) if fields.get(name) else None
         pairs = tuple((a, b) for a, b in fields.pop("pairs", ()))
         return cls(
             **fields,
             code=code,
             ratio=Ratio(**ratio) if ratio else None,
             pairs=pairs,
-            predicted=tuple(predicted) if predicted else None,
-            joules=tuple(joules) if joules else None,
         )
 
 

@@ -238,9 +238,7 @@ def test_the_plan_for_longer_trainings_and_the_minutes_are_named():
         cold_warmup_seconds=9.0,
         long_plan=longer,
     )
-    assert said.startswith(
-        "3.3 s -> 2.7 s (2.6 s to 2.9 s) for one training of 1,000 steps, warm-up included;"
-    )
+    assert said.startswith("3.3 s -> 2.7 s (2.6 s to 2.9 s) for one training of 1,000 steps, all included;")
     assert "For trainings of 6,614 steps and more: compile, 1.42x as fast, after a warm-up of 20 s" in said
 
 

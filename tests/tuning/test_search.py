@@ -14,7 +14,7 @@ from vivace.technique import Numerics
 from vivace.technique.registry import find
 from vivace.tuning.candidates import Candidate, candidates, known_best, stricter, waits_for_data
 from vivace.tuning.ending import ending
-from vivace.tuning.objective import Length
+from vivace.tuning.objective import Beside
 from vivace.tuning.requests import (
     ChooseBlocks,
     Confirm,
@@ -227,6 +227,39 @@ def test_the_plan_is_the_one_with_which_the_training_ends_first(steps, first):
     assert (long_plan.plan.names if long_plan else None) == (names if steps in (330, 5) else None)
 
 
+@pytest.mark.parametrize(("runs", "first"), [(1, "fused_optimizer"), (50, "compile")])
+def test_of_many_runs_only_the_first_one_compiles(runs, first):
+    """Compiled, a run warms up for 3 s instead of 20."""
+    names = ("compile", "fused_optimizer")
+    answers = {
+        "fused_optimizer": (near(1.26), 1.0),
+        "+".join(names): (near(1.9), 20.0),
+    }
+    _, search = play(
+        lambda plan, spent: answers.get("+".join(plan.names), STEADY),
+        names=names,
+        seconds=600.0,
+        steps=2000,
+        runs=runs,
+    )
+    assert search.ranking()[0].names[0] == first
+
+
+def test_evaluations_that_a_plan_slows_down_count_in_its_confirmation():
+    class Evaluated(Player):
+        def trial(self, plan, answers, role="candidate"):
+            found = super().trial(plan, answers, role)
+            return dataclasses.replace(found, evaluations=(1.0, 1.5)) if role == "confirmation" else found
+
+    beside = Beside(evaluation=1.0, evaluations=20)
+    player = Evaluated(lambda plan, spent: near(2.0) if plan == BF16 else STEADY)
+    search = player.play(setting(offer(*NAMES), steps=1500, beside=beside))
+    assert search.conclusion.outcome == Outcome.NOTHING_HELPS
+    assert "has faster steps, and the training would not end sooner" in search.conclusion.reason
+    search = player.play(setting(offer(*NAMES), steps=15_000, beside=beside))
+    assert search.conclusion.plan == BF16
+
+
 def test_a_warm_up_with_all_compiled_decides():
     names = ("compile", "fused_optimizer")
     fast = {names: (Ratio(1.42, 1.36, 1.49), 20.0), names[1:]: (Ratio(1.26, 1.2, 1.3), 1.03)}
@@ -240,26 +273,6 @@ def test_a_warm_up_with_all_compiled_decides():
     player = Warmed(lambda plan, spent: fast.get(plan.names, STEADY))
     search = player.play(setting(offer(*names), seconds=600.0, steps=330))
     assert search.ranking()[0].names == names
-
-
-def test_from_when_on_the_longer_warm_up_pays():
-    length = Length(330, 0.010)
-    later, sooner = (Ratio(2.0, 1.9, 2.1), 21.0), (Ratio(1.25, 1.2, 1.3), 0.2)
-    steps = length.wins_from(later, sooner)
-    assert steps == pytest.approx(20 / 0.003, rel=1e-3)
-    assert length.wins_from(sooner, later) is None
-    for count, wins in ((steps - 5, False), (steps + 5, True)):
-        longer = Length(count, 0.010)
-        assert (longer.seconds(*later) < longer.seconds(*sooner)) is wins
-    assert length.pays(*sooner)
-    assert not length.pays(*later)
-    assert Length(None, 0.010).pays(*later)
-
-
-def test_a_training_is_foretold_with_its_interval():
-    found = Length(1000, 0.010).foretold(Ratio(2.0, 1.6, 2.5), 1.0)
-    assert found == pytest.approx({"reference": 10.0, "plan": 6.0, "plan_low": 5.0, "plan_high": 7.25})
-    assert Length(None, 0.010).foretold(Ratio(2.0, 1.6, 2.5), 1.0) == {}
 
 
 def test_what_breaks_its_promise_is_banned_and_the_search_goes_on():

@@ -81,7 +81,7 @@ def _gain(content: Content) -> tuple[str, str, str]:
     steps = words.number(result.get("job_steps"))
     low, high = (words.duration(found.get(f"plan_{end}")) for end in ("low", "high"))
     rest = "" if words.UNKNOWN in (low, high) else f"({low} to {high}) "
-    rest += f"for one training of {steps} steps, warm-up included; a step is {words.fast(speedup)} as"
+    rest += f"for one training of {steps} steps, all included; a step is {words.fast(speedup)} as"
     return (
         f"{words.duration(before)} \N{RIGHTWARDS ARROW} {words.duration(after)}",
         f"{rest} in strict fp32 ({bounds})",

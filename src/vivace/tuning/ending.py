@@ -63,7 +63,15 @@ def not_confirmed(trial: Trial, steps: int | None) -> tuple[Outcome, str]:
 
 
 def does_not_pay(trial: Trial, steps: int | None) -> str:
-    """That faster steps do not make up for a trial's warm-up, as the rest of a sentence about its plan."""
+    """That faster steps do not make up for a trial's warm-up, or for slower evaluations, as the rest of a
+    sentence about its plan.
+    """
+    if trial.evaluations is not None and trial.evaluating > 1.0:
+        before, after = map(duration, trial.evaluations)
+        return (
+            f" has faster steps, and the training would not end sooner: its warm-up takes "
+            f"{duration(trial.warmup_seconds)}, and an evaluation {after} instead of {before}"
+        )
     return (
         f" has faster steps, and its warm-up of {duration(trial.warmup_seconds)} does not pay in the "
         f"{steps or 0:,} steps of this training"

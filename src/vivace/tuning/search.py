@@ -19,7 +19,7 @@ from vivace.technique.contract import UNIT_ROUNDOFF
 from vivace.technique.registry import asked
 from vivace.tuning.candidates import Candidate, stricter
 from vivace.tuning.ending import does_not_pay, ending, not_confirmed
-from vivace.tuning.objective import Length
+from vivace.tuning.objective import ONE, Length
 from vivace.tuning.requests import (
     Answer,
     ChooseBlocks,
@@ -33,7 +33,7 @@ from vivace.tuning.requests import (
     WarmAgain,
 )
 from vivace.tuning.result import LongPlan, prefixes
-from vivace.tuning.setting import ONE, Conclusion, Setting
+from vivace.tuning.setting import Conclusion, Setting
 from vivace.tuning.times import PATIENCE_SECONDS, ROUNDS, TIMING_SECONDS, Times
 from vivace.verifying.verdict import Verdict
 
@@ -396,16 +396,27 @@ class Search:
     def length(self) -> Length:
         """How long the training takes as it is."""
         steps = [pair[0] for trial in self.measured.values() for pair in trial.pairs]
-        return Length(self.setting.steps, statistics.median(steps) if steps else self.setting.step_seconds)
+        return self.setting.length(statistics.median(steps) if steps else self.setting.step_seconds)
+
+    def warmup(self, trial: Trial) -> float:
+        """What a plan loses at the beginning of a training: its warm-up, of several runs what it is in the
+        middle, as only the first one compiles; and what its first pass over the data takes longer.
+        """
+        plan, length = self._plans.get(trial.plan_id) or Plan.from_dict(trial.techniques), self.length()
+        cold = trial.warmup_seconds or 0.0
+        again = min(cold, self.times.warmup_again(plan))
+        lost = self._warm.get(plan.id, (cold + (length.runs - 1) * again) / length.runs)
+        first = any(technique.first_pass_differs for technique in plan.techniques)
+        return lost + (length.first_pass(trial.ratio.counts) if first and trial.ratio is not None else 0.0)
 
     def _promise(self, plan: Plan) -> Numerics:
         return max(plan.promise, Numerics[self.measured[plan.id].promise.upper()])
 
-    def _wins(self, ratio: Ratio, warmup_seconds: float) -> bool:
+    def _wins(self, ratio: Ratio, warmup_seconds: float, evaluating: float = 1.0) -> bool:
         """Is it better than the reference: faster beyond noise, and over the whole training too?"""
         if not self.reference_fits:
             return True
-        return ratio.low > 1.0 and self.length().pays(ratio, warmup_seconds)
+        return ratio.low > 1.0 and self.length().pays(ratio, warmup_seconds, evaluating)
 
     def _faster(self) -> list[tuple[Plan, Ratio, float]]:
         """What beats the reference a step, or only fits where that does not, with its ratio and warm-up."""
@@ -416,8 +427,7 @@ class Search:
             if trial.ratio is None or banned or not self._fits(trial.peak_bytes):
                 continue
             if trial.ratio.low > 1.0 or not self.reference_fits:
-                warmup = self._warm.get(name, trial.warmup_seconds or 0.0)
-                found.append((plan, trial.ratio, warmup))
+                found.append((plan, trial.ratio, self.warmup(trial)))
         return found
 
     # Settling
@@ -436,7 +446,7 @@ class Search:
             seconds = max(TIMING_SECONDS, self.left)
             trial = yield Confirm(plan, seconds, self.times.round(seconds))
             assert isinstance(trial, Trial)
-            if trial.ratio is not None and self._wins(trial.ratio, trial.warmup_seconds or 0.0):
+            if trial.ratio is not None and self._wins(trial.ratio, self.warmup(trial), trial.evaluating):
                 outcome = Outcome.FASTER if trial.ratio.low > 1.0 else Outcome.FITS
                 long_plan = self._long_plan(plan, verified=long_kept)
                 self.conclusion = Conclusion(plan, trial.ratio, outcome, "", verdict, long_plan)
@@ -536,7 +546,7 @@ class Search:
         assert trial.ratio is not None
         later = (trial.ratio, trial.warmup_seconds or 0.0)
         chosen = (own.ratio, own.warmup_seconds or 0.0) if own is not None and own.ratio is not None else None
-        steps = length.wins_from(later, chosen) if chosen is not None else length.wins_from(later)
+        steps = length.wins_from(later, chosen)
         if steps is None or steps <= length.steps:
             return None
         return LongPlan(fastest, "", trial.ratio, later[1], steps, verified)
