@@ -158,6 +158,11 @@ def test_what_tuning_cost_stands_beside_what_it_saves():
     assert "Tuning took" not in answer({}, outcome=Outcome.NOTHING_HELPS)
 
 
+def test_that_a_length_is_not_known_is_said_with_the_answer():
+    assert "tune it with --steps N" in answer(job_steps=None, verdict=VERDICT)
+    assert "--steps" not in answer(job_steps=300, verdict=VERDICT)
+
+
 VERDICT = Verdict(True, "rounding", 0.5, 0.5, 40, 8, "")
 
 

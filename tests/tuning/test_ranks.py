@@ -30,7 +30,8 @@ from vivace.tuning.ranks import needed_by, of_ranks, require_allowed, require_se
 from vivace.tuning.requests import Confirm, LeaveOut, Measure, Verify
 from vivace.tuning.result import Result, prefixes
 from vivace.tuning.search import Search
-from vivace.tuning.setting import ONE, Setting
+from vivace.tuning.objective import ONE
+from vivace.tuning.setting import Setting
 from vivace.verifying.verdict import Verdict
 
 SCENE = Path(__file__).parent / "scenes" / "ranks.py"

@@ -15,6 +15,7 @@ from vivace.tuning.times import (
     ROUNDS,
     Times,
     auto_budget,
+    beforehand,
     compiling_seconds,
     too_short,
 )
@@ -99,6 +100,21 @@ def test_auto_is_a_tenth_of_the_trainings():
     assert auto_budget(Length(10_000_000, 0.1)) == BUDGETS["max"]
     whole = Length(10_000, 0.1, Beside(start=8.0, evaluation=20.0, evaluations=10, end=2.0))
     assert auto_budget(whole) == pytest.approx(121.0)
+
+
+def test_what_is_said_before_a_search():
+    unknown = beforehand(Length(None, 0.1), 600.0, given=False)
+    assert unknown.startswith("How long this training is cannot be told from its data: give --steps N.")
+    assert "sought for 10 min" in unknown
+    short = Length(330, 0.1, Beside(start=7.0))
+    assert beforehand(short, 120.0, given=True) == (
+        "The training takes about 40 s, the budget is 2 min: tuning may take longer than it can save; give "
+        "--runs N if you train it more often, or --budget auto"
+    )
+    often = dataclasses.replace(short, runs=2)
+    assert beforehand(often, 120.0, given=True).startswith("2 trainings take about 1 min 20 s, the budget")
+    assert beforehand(dataclasses.replace(short, runs=3), 120.0, given=True) == ""
+    assert beforehand(short, 120.0, given=False) == ""  # with a limit of memory it is searched in any case
 
 
 def test_a_short_training_is_told_so():

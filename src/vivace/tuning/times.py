@@ -59,6 +59,28 @@ def too_short(length: Length) -> str:
     )
 
 
+def beforehand(length: Length, budget_seconds: float, *, given: bool) -> str:
+    """What a person should know before a search begins; empty where that is nothing.
+
+    `given` says whether the budget is the person's own.
+    """
+    budget = duration(budget_seconds)
+    if length.steps is None:
+        return (
+            "How long this training is cannot be told from its data: give --steps N. Without that one "
+            f"training of any length is meant: the plan with the fastest step is sought for {budget}, and no "
+            "warm-up is weighed against it"
+        )
+    whole = length.runs * length.reference().seconds
+    if not given or budget_seconds <= whole:
+        return ""
+    what = "The training takes" if length.runs == 1 else f"{length.runs} trainings take"
+    return (
+        f"{what} about {duration(whole)}, the budget is {budget}: tuning may take longer than it can save; "
+        "give --runs N if you train it more often, or --budget auto"
+    )
+
+
 def compiling_seconds(operators: int, cores: int) -> float:
     """About how long a model takes to compile of which a step runs so many distinct operators."""
     if not operators:

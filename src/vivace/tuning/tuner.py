@@ -56,6 +56,7 @@ from vivace.tuning.times import (
     LEAST_SECONDS,
     PATIENCE_SECONDS,
     auto_budget,
+    beforehand,
     check_length,
     compiling_seconds,
     too_short,
@@ -168,6 +169,8 @@ def _tuned(asked: _Asked, company: Company, tell: Tell, begin: float) -> Result:
         tuning = _Tuning(bench, machine, profile, folder, begin, seconds)
         if given is None and length.steps is not None and seconds < LEAST_SECONDS:
             return tuning.finish(Conclusion(bench.base, ONE, Outcome.TOO_SHORT, too_short(length)))
+        if told := beforehand(length, seconds, given=given is not None):
+            tell("notice", {"text": told})
         return tuning.run()
 
 
