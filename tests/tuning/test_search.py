@@ -1,6 +1,7 @@
 """What the search asks for and decides, told from a table; its time is counted, not waited for."""
 
 import dataclasses
+import itertools
 import json
 
 import pytest
@@ -80,7 +81,7 @@ class Player:
         if isinstance(request, Confirm):
             return self.trial(request.plan, self.confirms, role="confirmation")
         if isinstance(request, LeaveOut):
-            names = {"reason": request.reason, "code": Code.NOT_TRIED}
+            names = {"reason": request.reason, "code": request.code}
             return Trial(request.plan.to_dict(), request.plan.id, "m", "j", "refused", **names)
         if isinstance(request, Verify):
             kept = self.kept(request.plan)
@@ -311,6 +312,35 @@ def test_a_change_of_numbers_that_adds_nothing_is_dropped_whatever_the_budget(se
     assert search.conclusion.plan == Plan([*CHANNELS.techniques, *FUSED.techniques])
 
 
+def test_a_change_of_numbers_that_adds_nothing_is_dropped_also_once_the_time_is_over():
+    gains = dict(zip(NAMES, (1.3, 1.0, 1.2), strict=True))
+    player, search = play(multiplied(gains), left_seconds=TRIAL_SECONDS)
+    assert search.left < 0
+    assert player.measured[0].names == Plan([*CHANNELS.techniques, *BF16.techniques, *FUSED.techniques]).names
+    assert search.conclusion.plan == Plan([*CHANNELS.techniques, *FUSED.techniques])
+
+
+def test_without_time_for_each_what_is_exact_and_adds_nothing_is_dropped_at_once():
+    gains = {"host_allocator": 1.5, "loader_workers": 1.0, "uint8_transfer": 1.0, "decoded_cache": 1.0}
+    predictions = dict(zip(gains, (1.9, 1.15, 1.2, 1.3), strict=True))
+    player = Player(multiplied(gains))
+    search = player.play(setting(offered_with(predictions), left_seconds=TRIAL_SECONDS))
+    assert [set(plan.names) for plan in player.measured] == [set(gains), {"host_allocator"}]
+    assert search.conclusion.plan.names == ("host_allocator",)
+
+
+def test_the_plan_for_this_training_is_made_less_where_a_longer_one_has_another():
+    """Compiled, the steps are faster, and its warm-up of a minute does not pay in this training."""
+
+    def answers(plan, spent):
+        estimate = 1.3 if "fused_optimizer" in plan.names else 1.0
+        return (near(2 * estimate), 60.0) if "compile" in plan.names else (near(estimate), 0.1)
+
+    _, search = play(answers, names=("compile", *NAMES), seconds=2000.0, steps=2000)
+    assert search.conclusion.plan == FUSED
+    assert "compile" in search.conclusion.long_plan.plan.names
+
+
 def test_precision_is_dropped_first_and_what_is_exact_last():
     gains = {"host_allocator": 1.0, "channels_last": 1.0, "bf16_autocast": 1.0, "fused_optimizer": 1.5}
     player, search = play(multiplied(gains), names=tuple(gains), seconds=600.0)
@@ -378,6 +408,66 @@ def test_what_takes_longer_to_start_than_is_left_is_not_begun():
     player, search = play(lambda plan, spent: near(1.5), names=("compile",), left_seconds=15.0)
     assert not player.measured
     assert search.conclusion.outcome == Outcome.NOTHING_TRIED
+
+
+# What cannot pay
+
+
+def spared(player):
+    """Why techniques were not tried that cannot pay, by their names."""
+    requests = [one for one in player.asked if isinstance(one, LeaveOut) and one.code == Code.CANNOT_PAY]
+    return {one.plan.names[0]: one.reason for one in requests}
+
+
+@pytest.mark.parametrize(
+    ("more", "tried"),
+    [
+        ({"steps": 60_000, "auto": True}, False),  # ten minutes: 6 s can be saved
+        ({"steps": 60_000, "auto": True, "runs": 10}, True),
+        ({"steps": 60_000, "auto": False}, True),
+        ({"steps": None, "auto": True}, True),
+    ],
+)
+def test_what_can_save_less_than_trying_it_costs_is_not_tried(more, tried):
+    player = Player(lambda plan, spent: STEADY)
+    search = player.play(setting(offer("fused_optimizer", predicted=(1.0, 1.01)), **more))
+    assert bool(player.measured) is tried
+    if not tried:
+        why = "it can save 5.9 s of this training at most, and trying it takes 9 s"
+        assert spared(player) == {"fused_optimizer": why}
+        assert search.conclusion.outcome == Outcome.NOTHING_HELPS
+        assert "Nothing that can act on this job saves what trying it costs" in search.conclusion.reason
+
+
+def test_the_search_stops_once_what_is_left_cannot_pay():
+    """After a gain of five times, two minutes of steps are left of ten."""
+    offered = (*offer("compile", predicted=(3.0, 6.0)), *offer("fused_optimizer", predicted=(1.0, 1.05)))
+    player = Player(lambda plan, spent: (near(5.0), 1.0) if "compile" in plan.names else STEADY)
+    search = player.play(setting(offered, seconds=600.0, steps=60_000, auto=True))
+    assert [plan.names for plan in player.measured] == [("compile",)]
+    assert list(spared(player)) == ["fused_optimizer"]
+    assert search.conclusion.plan.names == ("compile",)
+
+
+def test_little_that_together_is_enough_is_tried_together():
+    gains = dict.fromkeys(("channels_last", "bf16_autocast", "fused_optimizer"), 1.01)
+    player = Player(multiplied(gains, width=0.001))
+    player.play(setting(offer(*gains, predicted=(1.0, 1.014)), steps=60_000, auto=True))
+    assert player.measured
+    assert set(player.measured[0].names) == set(gains)
+
+
+def test_what_can_gain_nothing_is_not_tried_where_the_job_fits_as_it_is():
+    offered = (*offer("checkpoint", predicted=(0.7, 0.98)), *offer("fused_optimizer"))
+    player = Player(lambda plan, spent: near(1.2) if plan == FUSED else STEADY)
+    player.play(setting(offered, steps=60_000, memory=2, seconds=600.0))
+    assert player.measured == [FUSED]
+    assert spared(player) == {
+        "checkpoint": "at most 0.98x is predicted, and without it the job fits into memory"
+    }
+    player = Player(lambda plan, spent: STEADY)
+    player.play(setting(offered, steps=60_000, memory=0, seconds=600.0))  # it does not fit
+    assert any("checkpoint" in plan.names for plan in player.measured)
 
 
 # A machine whose step waits for data
@@ -535,8 +625,12 @@ def test_whatever_it_is_told(gains, predictions, unsteady, broken, budget, secon
     ]
     steady = [trial.plan_id for trial in answered if trial.code != Code.UNSTEADY]
     assert len(steady) == len(set(steady))  # nothing is asked twice that was answered
-    finding = sum(trial.seconds for trial in answered)
-    assert finding <= budget + seconds  # at most one trial too long
+    begun_late = [
+        t for t, before in zip(answered, itertools.count(), strict=False) if seconds * before >= budget
+    ]
+    for trial in begun_late:  # only what may make a plan less
+        earlier = [t.techniques for t in answered[: answered.index(trial)]]
+        assert any(trial.techniques.items() < one.items() for one in earlier)
 
     ratios = [trial.ratio.counts for trial in answered if trial.ratio is not None]
     conclusion = search.conclusion

@@ -9,6 +9,18 @@ from vivace.plan import Plan
 from vivace.words import count, duration, percent
 
 
+def cannot_pay(saved_seconds: float, trial_seconds: float, high: float) -> str:
+    """Why a technique is not tried by which so much can be saved at most, its steps being `high` times as
+    fast.
+    """
+    if saved_seconds <= 0:
+        return f"at most {high:.2f}x is predicted, and without it the job fits into memory"
+    return (
+        f"it can save {duration(saved_seconds)} of this training at most, and trying it takes "
+        f"{duration(trial_seconds)}"
+    )
+
+
 def ending(trials: Sequence[Trial], budget_seconds: float) -> tuple[Outcome, str]:
     """The outcome of a search in which no plan was faster, and why, in one sentence without its full stop."""
     timed = [trial for trial in trials if trial.role == "candidate" and trial.techniques]
@@ -19,15 +31,20 @@ def ending(trials: Sequence[Trial], budget_seconds: float) -> tuple[Outcome, str
         told = _failures(failed)
         again = "; the same command goes on" if any(t.code == Code.UNSTEADY for t in failed) else ""
         return Outcome.COULD_NOT_MEASURE, f"{told[0].upper()}{told[1:]}{again}"
+    spared = sum(trial.code == Code.CANNOT_PAY for trial in timed)
     if not measured and left_out:
         told = f"The budget of {duration(budget_seconds)} ended before the first technique was timed"
         return Outcome.NOTHING_TRIED, f"{told}; give --budget more"
     if measured:
         told = f"{count(len(measured), 'trial')} measured, and none was faster beyond noise"
+    elif spared:
+        told = "Nothing that can act on this job saves what trying it costs"
     else:
         told = "No technique can act on this job"
     told += f"; {_failures(failed)}" if failed else ""
     told += f"; {count(left_out, 'technique')} not tried, because the time ended" if left_out else ""
+    if measured and spared:
+        told += f"; {count(spared, 'technique')} not tried, which can save less than trying costs"
     return Outcome.NOTHING_HELPS, told
 
 

@@ -112,6 +112,12 @@ class Length:
         warmed = self._told_apart(later[1]) - self._told_apart(sooner[1] if sooner is not None else 0.0)
         return max(1, math.ceil(warmed / gained) + 1)
 
+    def at_most_saved(self, speed: float, more: float) -> float:
+        """Seconds of all runs, if steps that are so many times as fast became `more` times as fast again;
+        of no use where the length is not known.
+        """
+        return self.runs * (self.steps or 0) * self.step_seconds / speed * (1 - 1 / max(more, 1e-9))
+
     def first_pass(self, speed: float) -> float:
         """What a plan loses that is so much faster from the second pass over the data on."""
         return min(self.epoch_steps or 0, self.steps or 0) * self.step_seconds * (1 - 1 / speed)

@@ -25,6 +25,8 @@ class Setting:
         budget_seconds: of the whole tuning; `left_seconds` of it are left when the search begins.
         step_seconds, peak_bytes: of the reference, whose process took `opening_seconds` to be warm.
         base: the reference; `needed` is the part of it that every plan holds, if with other settings.
+        auto: does the budget follow from the training? Then nothing is tried that can save less than trying
+            it costs.
         memory: the largest peak in bytes that a plan may need, if there is a limit.
         steps: of the whole training; None where its length is not known. An epoch has `epoch_steps`.
         runs: how often it is trained; `beside` is what one training takes beside its steps.
@@ -42,6 +44,7 @@ class Setting:
     peak_bytes: int
     base: Plan = dataclasses.field(default_factory=Plan)
     needed: Plan = dataclasses.field(default_factory=Plan)
+    auto: bool = False
     memory: int | None = None
     steps: int | None = None
     epoch_steps: int | None = None

@@ -166,7 +166,7 @@ def _tuned(asked: _Asked, company: Company, tell: Tell, begin: float) -> Result:
         ledger.append("profile", dataclasses.asdict(profile))
         if bench.law:
             ledger.append("ranks", bench.law)
-        tuning = _Tuning(bench, machine, profile, folder, begin, seconds)
+        tuning = _Tuning(bench, machine, profile, folder, begin, seconds, auto=given is None)
         if given is None and length.steps is not None and seconds < LEAST_SECONDS:
             return tuning.finish(Conclusion(bench.base, ONE, Outcome.TOO_SHORT, too_short(length)))
         if told := beforehand(length, seconds, given=given is not None):
@@ -178,10 +178,18 @@ class _Tuning:
     """One run of `tune`, after the job has been checked: does what the search asks for."""
 
     def __init__(
-        self, bench: Bench, machine: Machine, profile: Profile, folder: Path, begin: float, seconds: float
+        self,
+        bench: Bench,
+        machine: Machine,
+        profile: Profile,
+        folder: Path,
+        begin: float,
+        seconds: float,
+        *,
+        auto: bool,
     ) -> None:
         self.bench, self.machine, self.profile, self.folder = bench, machine, profile, folder
-        self.begin, self.seconds = begin, seconds
+        self.begin, self.seconds, self.auto = begin, seconds, auto
         self.interrupted = False
         self.search: Search | None = None
         self.verifier: Verifier | None = None
@@ -256,6 +264,7 @@ class _Tuning:
             peak_bytes=bench.observed["peak_bytes"],
             base=bench.base,
             needed=bench.needed,
+            auto=self.auto,
             memory=bench.memory,
             steps=length.steps,
             epoch_steps=length.epoch_steps,
@@ -284,8 +293,8 @@ class _Tuning:
                 return bench.measure(
                     plan, seconds=seconds, comparing=comparing, predicted=predicted, target=target
                 )
-            case LeaveOut(plan, reason, predicted):
-                return bench.refuse(plan, reason, Code.NOT_TRIED, predicted)
+            case LeaveOut(plan, reason, predicted, code):
+                return self._left_out(plan, reason, predicted, code)
             case Confirm(plan, seconds, round_seconds):
                 self._enter("confirming")
                 return bench.confirm(plan, seconds=seconds, round_seconds=round_seconds)
@@ -305,6 +314,12 @@ class _Tuning:
         done = Done(time.monotonic() - begin, chosen, warmup)
         bench.ledger.append("done", {"asked": type(request).__name__, **done.to_dict()})
         return done
+
+    def _left_out(self, plan: Plan, reason: str, predicted: tuple[float, float], code: Code) -> Trial:
+        if code == Code.CANNOT_PAY and not any(trial.code == code for trial in self.bench.trials):
+            text = "the search stops: what is left to try can save less of this training than trying it costs"
+            self.bench.on_event("notice", {"text": text})
+        return self.bench.refuse(plan, reason, code, predicted)
 
     def _enter(self, phase: str) -> None:
         if phase != self.phase:
