@@ -36,6 +36,12 @@ class Profile:
     peak_bytes: int
     features: dict[str, Any] = dataclasses.field(default_factory=dict)
 
+    @property
+    def has_index(self) -> bool:
+        """Can the job's samples be asked for by number, in a torch DataLoader? True where that is unknown."""
+        loader = self.features.get("loader", {})
+        return bool(loader.get("is_dataloader", True)) and not loader.get("is_iterable", False)
+
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         from vivace.pages.card import card  # only then: a template engine

@@ -473,6 +473,19 @@ def test_what_can_gain_nothing_is_not_tried_where_the_job_fits_as_it_is():
 # A machine whose step waits for data
 
 
+@pytest.mark.parametrize("loader", [{"is_iterable": True}, {"is_dataloader": False}])
+def test_what_needs_an_index_costs_no_trial_where_the_data_are_a_stream(loader):
+    profile = waiting_profile(0.6, "cpu", {})
+    needing = {"loader_workers", "uint8_transfer", "device_augment", "length_bucketing"}
+    for known, tried in ((profile.features["loader"] | loader, set()), (profile.features["loader"], needing)):
+        profile.features["loader"] = known
+        offered, ruled_out = candidates(profile, vivace.inspect(), allow=Numerics.SEMANTICS, memory=None)
+        assert needing & {one.technique.name for one in offered} == tried
+        assert needing & {one.technique.name for one in ruled_out} == needing - tried
+        profile = waiting_profile(0.6, "cpu", {})
+    assert Profile("cpu", 0.1, {}, {}, 9, 0, 10, 10).has_index  # as long as nothing is known
+
+
 def waiting_profile(waiting, device, operators):
     shares = {"data": waiting, "place": 0.01, "forward": 0.0, "backward": 0.99 - waiting, "update": 0.0}
     facts = {"loader": {"is_dataloader": True, "num_workers": 0}, "epochs": 9, "num_threads": 1}

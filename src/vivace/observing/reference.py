@@ -202,6 +202,7 @@ def _loader_facts(loader: Iterable[Batch]) -> dict[str, Any]:
     dataset = loader.dataset
     return {
         "is_dataloader": True,
+        "is_iterable": isinstance(dataset, IterableDataset),
         "num_workers": loader.num_workers,
         "batch_size": loader.batch_size,
         "dataset_length": known_length(dataset),
@@ -214,7 +215,17 @@ def _decodes_jpeg(dataset: Dataset[Any]) -> bool:
     """Does a sample of the dataset decode a JPEG with Pillow? True where no sample can be asked for."""
     if find_spec("PIL") is None:
         return False
-    if isinstance(dataset, IterableDataset):
-        return True
     with DecodingSeen() as seen:
-        return notices(dataset, lambda: seen.count)
+        return notices(
+            _Indexed(dataset) if isinstance(dataset, IterableDataset) else dataset, lambda: seen.count
+        )
+
+
+class _Indexed(Dataset[Any]):
+    """The first sample of an iterable dataset, whatever number is asked for."""
+
+    def __init__(self, dataset: IterableDataset[Any]) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, index: int) -> Any:
+        return next(iter(self.dataset))
