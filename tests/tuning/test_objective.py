@@ -50,8 +50,9 @@ def test_all_of_a_training_counts_with_the_plan_and_without_it():
         "warmup": 0.5,
         "steps": 10.0,
         "evaluations": 20.0,
-        "checkpoints": 1.5,
+        "checkpoints": 1.0,
         "watching": 0.0,
+        "end": 0.5,
     }
     plan = length.under(2.0, 3.0, evaluating=1.5)
     assert (plan.start, plan.warmup, plan.steps, plan.evaluations) == (4.0, 3.0, 5.0, 30.0)

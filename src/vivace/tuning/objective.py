@@ -43,11 +43,12 @@ class Parts:
     evaluations: float
     checkpoints: float
     watching: float
+    end: float
 
     @property
     def seconds(self) -> float:
         """Of all parts together."""
-        beside = self.start + self.warmup + self.evaluations + self.checkpoints + self.watching
+        beside = self.start + self.warmup + self.evaluations + self.checkpoints + self.watching + self.end
         return beside + self.steps
 
 
@@ -81,8 +82,8 @@ class Length:
         watching = WATCHED_SHARE * (stepping + evaluations) if watched else 0.0
         until_saved = warmup_seconds + stepping + evaluations + watching
         saved = 1 + int(until_saved / (CHECKPOINT_SECONDS + beside.checkpoint))
-        checkpoints = saved * beside.checkpoint + beside.end
-        return Parts(beside.start, warmup_seconds, stepping, evaluations, checkpoints, watching)
+        checkpoints = saved * beside.checkpoint
+        return Parts(beside.start, warmup_seconds, stepping, evaluations, checkpoints, watching, beside.end)
 
     def seconds(self, ratio: Ratio, warmup_seconds: float, evaluating: float = 1.0) -> float:
         """Of one training under a plan; of one step where its length is not known.
