@@ -150,7 +150,8 @@ def test_a_loader_that_waits_shows_in_the_share_of_data():
 
 
 @pytest.mark.parametrize("decodes", [True, False])
-def test_of_a_stream_the_first_sample_is_looked_at(decodes):
+@pytest.mark.parametrize("in_a_loader", [True, False])
+def test_of_a_stream_what_comes_first_is_looked_at(in_a_loader, decodes):
     image = pytest.importorskip("PIL.Image")
     file = io.BytesIO()
     image.new("RGB", (8, 8)).save(file, "JPEG")
@@ -162,16 +163,19 @@ def test_of_a_stream_the_first_sample_is_looked_at(decodes):
                     image.open(io.BytesIO(file.getvalue())).load()
                 yield torch.ones(8)
 
+    class Batches:
+        def __iter__(self):
+            return (sample[None] for sample in Stream())
+
     job = vivace.Job(
         model=lambda: nn.Linear(8, 1),
-        data=lambda: torch.utils.data.DataLoader(Stream(), batch_size=2),
+        data=lambda: torch.utils.data.DataLoader(Stream(), batch_size=2) if in_a_loader else Batches(),
         loss=lambda model, batch: model(batch).mean(),
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
     )
     with start(job, Plan(), MACHINE) as session:
         profile = profile_reference(session, job, [torch.ones(2, 8)])
     assert profile.features["loader"]["decodes_jpeg"] is decodes
-    assert profile.features["loader"]["is_iterable"]
     assert not profile.has_index
 
 
