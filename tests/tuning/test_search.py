@@ -435,6 +435,8 @@ def test_what_can_save_less_than_trying_it_costs_is_not_tried(more, tried):
     if not tried:
         why = "it can save 5.9 s of this training at most, and trying it takes 9 s"
         assert spared(player) == {"fused_optimizer": why}
+    assert search.cannot_pay_more is not tried
+    if not tried:
         assert search.conclusion.outcome == Outcome.NOTHING_HELPS
         assert "Nothing that can act on this job saves what trying it costs" in search.conclusion.reason
 
@@ -446,6 +448,7 @@ def test_the_search_stops_once_what_is_left_cannot_pay():
     search = player.play(setting(offered, seconds=600.0, steps=60_000, auto=True))
     assert [plan.names for plan in player.measured] == [("compile",)]
     assert list(spared(player)) == ["fused_optimizer"]
+    assert search.cannot_pay_more
     assert search.conclusion.plan.names == ("compile",)
 
 

@@ -47,7 +47,8 @@ Steps = Generator[Request, Answer, Found]
 class Search(Standing):
     """Finds the fastest plan that keeps its promise: do what `ask` says, `tell` what came of it, and again.
 
-    `conclusion` stands where `ask` returns None. `ranking` may be read at any time.
+    `conclusion` stands where `ask` returns None. `ranking` may be read at any time. `cannot_pay_more` says
+    that the search stopped because nothing that was left could save what trying it costs.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -55,6 +56,7 @@ class Search(Standing):
         self.left = setting.left_seconds  # of the budget
         self.trials: list[Trial] = []
         self.conclusion = Conclusion(setting.base, ONE, Outcome.NOTHING_TRIED)
+        self.cannot_pay_more = False
         self._too_slow: dict[Technique, float] = {}  # seconds after which it had not started yet
         self._cannot_pay: dict[Technique, str] = {}  # why what could still be tried is not
         self._too_coarse: set[str] = set()  # techniques that promise more on this job than is allowed
@@ -272,16 +274,21 @@ class Search(Standing):
                 yield from self._measure(plan, self._free())
 
     def _list_untried(self) -> Steps[None]:
-        """Say of each technique that was timed neither alone nor with others that the time ended first."""
+        """Say of each technique that was timed neither alone nor with others that it cannot pay, or that the
+        time ended first.
+        """
         names = [(trial, self.setting.chosen_names(trial.techniques)) for trial in self.trials]
         tried = {name for t, own in names if t.status != "failed" or len(own) == 1 for name in own}
+        untried = dict[str, Candidate]()
         for candidate in self.setting.candidates:
             if candidate.technique.name not in tried:
-                tried.add(candidate.technique.name)
-                reason, code = "the time for the search ended before it could be tried", Code.NOT_TRIED
-                if candidate.technique in self._cannot_pay:
-                    reason, code = self._cannot_pay[candidate.technique], Code.CANNOT_PAY
-                yield LeaveOut(self.setting.alone(candidate.technique), reason, candidate.predicted, code)
+                untried.setdefault(candidate.technique.name, candidate)
+        reasons = {name: self._cannot_pay.get(one.technique, "") for name, one in untried.items()}
+        self.cannot_pay_more = bool(reasons) and all(reasons.values())
+        for name, candidate in untried.items():
+            code = Code.CANNOT_PAY if reasons[name] else Code.NOT_TRIED
+            reason = reasons[name] or "the time for the search ended before it could be tried"
+            yield LeaveOut(self.setting.alone(candidate.technique), reason, candidate.predicted, code)
 
     def _try(self, plan: Plan, candidate: Candidate | None = None, by: float = BETTER) -> Steps[bool]:
         """Measure a plan unless that was done or there is no time; is it the best one now?"""

@@ -316,7 +316,8 @@ class _Tuning:
         return done
 
     def _left_out(self, plan: Plan, reason: str, predicted: tuple[float, float], code: Code) -> Trial:
-        if code == Code.CANNOT_PAY and not any(trial.code == code for trial in self.bench.trials):
+        first = not any(trial.code == code for trial in self.bench.trials)
+        if self.search is not None and self.search.cannot_pay_more and first:
             text = "the search stops: what is left to try can save less of this training than trying it costs"
             self.bench.on_event("notice", {"text": text})
         return self.bench.refuse(plan, reason, code, predicted)
