@@ -261,6 +261,14 @@ def test_evaluations_that_a_plan_slows_down_count_in_its_confirmation():
     assert search.conclusion.plan == BF16
 
 
+def test_a_gain_that_watching_the_steps_takes_up_is_none():
+    gains = {"fused_optimizer": 1.008}
+    _, search = play(multiplied(gains, width=0.001), names=tuple(gains), steps=100_000)
+    assert search.conclusion.outcome == Outcome.NOTHING_HELPS
+    told = "has faster steps, by no more than it costs to watch them while it trains"
+    assert search.conclusion.reason.endswith(told)
+
+
 def test_a_warm_up_with_all_compiled_decides():
     names = ("compile", "fused_optimizer")
     fast = {names: (Ratio(1.42, 1.36, 1.49), 20.0), names[1:]: (Ratio(1.26, 1.2, 1.3), 1.03)}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from vivace.ledger import Code, Outcome, Trial
 from vivace.plan import Plan
+from vivace.tuning.objective import START_SECONDS
 from vivace.words import count, duration, percent
 
 
@@ -89,6 +90,8 @@ def does_not_pay(trial: Trial, steps: int | None) -> str:
             f" has faster steps, and the training would not end sooner: its warm-up takes "
             f"{duration(trial.warmup_seconds)}, and an evaluation {after} instead of {before}"
         )
+    if (trial.warmup_seconds or 0.0) <= START_SECONDS:
+        return " has faster steps, by no more than it costs to watch them while it trains"
     return (
         f" has faster steps, and its warm-up of {duration(trial.warmup_seconds)} does not pay in the "
         f"{steps or 0:,} steps of this training"
