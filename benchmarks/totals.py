@@ -161,6 +161,7 @@ def run(arguments: list[str], cache: Path) -> Row:
     if "error" in document:
         raise SystemExit(f"totals: {' '.join(arguments)}: {document['error']['message']}")
     kept = ("plan", "speedup", "outcome", "job_steps", "training_seconds", "warmup_seconds", "seconds")
+    kept += ("training_parts",)
     kept += ("cold_warmup_seconds", "steps", "stepping_seconds", "metric", "loss")
     return {
         "seconds": seconds,
@@ -172,8 +173,7 @@ def run(arguments: list[str], cache: Path) -> Row:
 def summary(rows: Iterable[Row]) -> Row:
     """A job's rows in figures: measured totals, their ratio, and what `tune` had predicted.
 
-    `predicted_total` takes start, evaluations and the end from the trainings without a plan, which `tune`
-    does not predict, and steps and warm-up from `tune`.
+    `error` is by how much the foretold total with the plan was off, `reference_error` that without it.
     """
     found = list(rows)
     totals = {
@@ -182,6 +182,7 @@ def summary(rows: Iterable[Row]) -> Row:
     search = next(row for row in found if row["way"] == "tune")
     document = search["document"]
     predicted = document.get("training_seconds") or {}
+    strict = statistics.median(totals["strict"]) if totals["strict"] else None
     figures: Row = {
         "epochs": search["epochs"],
         "plan": document["plan"],
@@ -189,30 +190,35 @@ def summary(rows: Iterable[Row]) -> Row:
         "speedup": document["speedup"],
         "tuning_seconds": search["seconds"],
         "predicted": predicted,
+        "parts": document.get("training_parts") or {},
         "totals": totals,
         "foreign_share": max(row["foreign_share"] for row in found),
     }
-    if not totals["plan"] or not totals["strict"]:
+    if strict is not None and "reference" in predicted:
+        figures["reference_error"] = predicted["reference"] / strict - 1
+    if not totals["plan"] or strict is None:
         return figures
-    strict = statistics.median(totals["strict"])
     pairs = list(zip(totals["strict"], totals["plan"], strict=False))
     measured = statistics.median(totals["plan"])
     figures["ratio"] = vars(speed_ratio(pairs)) if len(pairs) >= 3 else None
     figures["saved_seconds"] = strict - measured
-    if predicted:
-        total = strict - (predicted["reference"] - predicted["plan"])
-        figures |= {"predicted_total": total, "error": total / measured - 1}
+    if "plan" in predicted:
+        figures["error"] = predicted["plan"] / measured - 1
     return figures
 
 
 def told(figures: Row) -> str:
     """A job's summary in a line."""
     strict = statistics.median(figures["totals"]["strict"])
+    foretold = figures["predicted"]
+    before = ""
+    if "reference_error" in figures:
+        before = f" (predicted {foretold['reference']:.1f} s, {figures['reference_error']:+.1%})"
     if "saved_seconds" not in figures:
-        return f"{strict:.1f} s; no plan"
-    parts = [f"{strict:.1f} s -> {strict - figures['saved_seconds']:.1f} s"]
+        return f"{strict:.1f} s{before}; no plan"
+    parts = [f"{strict:.1f} s{before} -> {strict - figures['saved_seconds']:.1f} s"]
     if "error" in figures:
-        parts.append(f"predicted {figures['predicted_total']:.1f} s, {figures['error']:+.1%}")
+        parts.append(f"predicted {foretold['plan']:.1f} s, {figures['error']:+.1%}")
     if figures["totals"]["cold"]:
         parts.append(f"cold {figures['totals']['cold'][0]:.1f} s")
     parts.append(" + ".join(figures["plan"]))

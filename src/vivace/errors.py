@@ -40,6 +40,7 @@ class Code(enum.StrEnum):
     RULED_OUT = "ruled_out"  # by its card: no process was started
     TOO_COARSE = "too_coarse"  # on this job it promises more than is allowed
     NOT_TRIED = "not_tried"  # the budget ended first
+    CANNOT_PAY = "cannot_pay"  # to try it costs more than it can save
     TIMED_OUT = "timed_out"
     UNSTEADY = "unsteady"  # timed, and the interval holds both faster and slower
     OUT_OF_MEMORY = "out_of_memory"

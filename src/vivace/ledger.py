@@ -36,6 +36,12 @@ class Profile:
     peak_bytes: int
     features: dict[str, Any] = dataclasses.field(default_factory=dict)
 
+    @property
+    def has_index(self) -> bool:
+        """Can the job's samples be asked for by number, in a torch DataLoader? True where that is unknown."""
+        loader = self.features.get("loader", {})
+        return bool(loader.get("is_dataloader", True)) and not loader.get("is_iterable", False)
+
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         from vivace.pages.card import card  # only then: a template engine
@@ -135,7 +141,7 @@ class Trial:
     where it is one. `predicted` are the bounds of the gain that the cards named beforehand; `rounds` counts
     the pairs of processes behind the ratio; `foreign_share` is the largest share of the processor that other
     processes used during the timing. `joules` are what the machine took a sample, under the reference and
-    under the candidate, where its counters can be read.
+    under the candidate, where its counters can be read; `evaluations` the seconds of one of the metric.
     """
 
     techniques: dict[str, dict[str, Any]]
@@ -159,12 +165,18 @@ class Trial:
     foreign_share: float = 0.0
     technique: str = ""
     joules: tuple[float, float] | None = None
+    evaluations: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if self.status == "measured" and (self.ratio is None or not self.pairs):
             raise AssertionError("a measured trial needs timings paired with the reference")
         if self.status != "measured" and not self.reason:
             raise AssertionError("a trial that was not measured needs its reason")
+
+    @property
+    def evaluating(self) -> float:
+        """How many times as long as under the reference an evaluation takes; 1 where that was not timed."""
+        return self.evaluations[1] / self.evaluations[0] if self.evaluations else 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """The trial as JSON types."""
@@ -176,15 +188,14 @@ class Trial:
         fields = dict(document)
         code = Code(fields.pop("code", Code.NONE))
         ratio = fields.pop("ratio", None)
-        predicted, joules = fields.pop("predicted", None), fields.pop("joules", None)
+        for name in ("predicted", "joules", "evaluations"):
+            fields[name] = tuple(fields[name]) if fields.get(name) else None
         pairs = tuple((a, b) for a, b in fields.pop("pairs", ()))
         return cls(
             **fields,
             code=code,
             ratio=Ratio(**ratio) if ratio else None,
             pairs=pairs,
-            predicted=tuple(predicted) if predicted else None,
-            joules=tuple(joules) if joules else None,
         )
 
 

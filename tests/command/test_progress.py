@@ -158,6 +158,11 @@ def test_what_tuning_cost_stands_beside_what_it_saves():
     assert "Tuning took" not in answer({}, outcome=Outcome.NOTHING_HELPS)
 
 
+def test_that_a_length_is_not_known_is_said_with_the_answer():
+    assert "tune it with --steps N" in answer(job_steps=None, verdict=VERDICT)
+    assert "--steps" not in answer(job_steps=300, verdict=VERDICT)
+
+
 VERDICT = Verdict(True, "rounding", 0.5, 0.5, 40, 8, "")
 
 
@@ -238,9 +243,7 @@ def test_the_plan_for_longer_trainings_and_the_minutes_are_named():
         cold_warmup_seconds=9.0,
         long_plan=longer,
     )
-    assert said.startswith(
-        "3.3 s -> 2.7 s (2.6 s to 2.9 s) for one training of 1,000 steps, warm-up included;"
-    )
+    assert said.startswith("3.3 s -> 2.7 s (2.6 s to 2.9 s) for one training of 1,000 steps, all included;")
     assert "For trainings of 6,614 steps and more: compile, 1.42x as fast, after a warm-up of 20 s" in said
 
 

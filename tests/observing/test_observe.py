@@ -1,3 +1,4 @@
+import io
 import time
 
 import pytest
@@ -99,6 +100,7 @@ def test_profile_of_every_job(name):
     assert profile.features["own_step"] == (name == "gan")
     assert profile.features["loader"] == {
         "is_dataloader": True,
+        "is_iterable": False,
         "num_workers": 0,
         "batch_size": 16,
         "dataset_length": 64,
@@ -148,6 +150,36 @@ def test_a_loader_that_waits_shows_in_the_share_of_data():
     assert profile.shares["data"] > 0.8
     assert profile.features["loader"]["dataset_length"] == 4
     assert not profile.features["loader"]["in_memory"]
+
+
+@pytest.mark.parametrize("decodes", [True, False])
+@pytest.mark.parametrize("in_a_loader", [True, False])
+def test_of_a_stream_what_comes_first_is_looked_at(in_a_loader, decodes):
+    image = pytest.importorskip("PIL.Image")
+    file = io.BytesIO()
+    image.new("RGB", (8, 8)).save(file, "JPEG")
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            for _ in range(4):
+                if decodes:
+                    image.open(io.BytesIO(file.getvalue())).load()
+                yield torch.ones(8)
+
+    class Batches:
+        def __iter__(self):
+            return (sample[None] for sample in Stream())
+
+    job = vivace.Job(
+        model=lambda: nn.Linear(8, 1),
+        data=lambda: torch.utils.data.DataLoader(Stream(), batch_size=2) if in_a_loader else Batches(),
+        loss=lambda model, batch: model(batch).mean(),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    with start(job, Plan(), MACHINE) as session:
+        profile = profile_reference(session, job, [torch.ones(2, 8)])
+    assert profile.features["loader"]["decodes_jpeg"] is decodes
+    assert not profile.has_index
 
 
 class SlowSamples(torch.utils.data.Dataset):

@@ -26,11 +26,12 @@ from vivace.technique import Numerics
 from vivace.technique.registry import find
 from vivace.training.crew import GRACE_SECONDS
 from vivace.tuning.candidates import Candidate
+from vivace.tuning.objective import ONE
 from vivace.tuning.ranks import needed_by, of_ranks, require_allowed, require_searchable
 from vivace.tuning.requests import Confirm, LeaveOut, Measure, Verify
 from vivace.tuning.result import Result, prefixes
 from vivace.tuning.search import Search
-from vivace.tuning.setting import ONE, Setting
+from vivace.tuning.setting import Setting
 from vivace.verifying.verdict import Verdict
 
 SCENE = Path(__file__).parent / "scenes" / "ranks.py"

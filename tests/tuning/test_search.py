@@ -1,6 +1,7 @@
 """What the search asks for and decides, told from a table; its time is counted, not waited for."""
 
 import dataclasses
+import itertools
 import json
 
 import pytest
@@ -14,7 +15,7 @@ from vivace.technique import Numerics
 from vivace.technique.registry import find
 from vivace.tuning.candidates import Candidate, candidates, known_best, stricter, waits_for_data
 from vivace.tuning.ending import ending
-from vivace.tuning.objective import Length
+from vivace.tuning.objective import Beside
 from vivace.tuning.requests import (
     ChooseBlocks,
     Confirm,
@@ -80,7 +81,7 @@ class Player:
         if isinstance(request, Confirm):
             return self.trial(request.plan, self.confirms, role="confirmation")
         if isinstance(request, LeaveOut):
-            names = {"reason": request.reason, "code": Code.NOT_TRIED}
+            names = {"reason": request.reason, "code": request.code}
             return Trial(request.plan.to_dict(), request.plan.id, "m", "j", "refused", **names)
         if isinstance(request, Verify):
             kept = self.kept(request.plan)
@@ -227,6 +228,47 @@ def test_the_plan_is_the_one_with_which_the_training_ends_first(steps, first):
     assert (long_plan.plan.names if long_plan else None) == (names if steps in (330, 5) else None)
 
 
+@pytest.mark.parametrize(("runs", "first"), [(1, "fused_optimizer"), (50, "compile")])
+def test_of_many_runs_only_the_first_one_compiles(runs, first):
+    """Compiled, a run warms up for 3 s instead of 20."""
+    names = ("compile", "fused_optimizer")
+    answers = {
+        "fused_optimizer": (near(1.26), 1.0),
+        "+".join(names): (near(1.9), 20.0),
+    }
+    _, search = play(
+        lambda plan, spent: answers.get("+".join(plan.names), STEADY),
+        names=names,
+        seconds=600.0,
+        steps=2000,
+        runs=runs,
+    )
+    assert search.ranking()[0].names[0] == first
+
+
+def test_evaluations_that_a_plan_slows_down_count_in_its_confirmation():
+    class Evaluated(Player):
+        def trial(self, plan, answers, role="candidate"):
+            found = super().trial(plan, answers, role)
+            return dataclasses.replace(found, evaluations=(1.0, 1.5)) if role == "confirmation" else found
+
+    beside = Beside(evaluation=1.0, evaluations=20)
+    player = Evaluated(lambda plan, spent: near(2.0) if plan == BF16 else STEADY)
+    search = player.play(setting(offer(*NAMES), steps=1500, beside=beside))
+    assert search.conclusion.outcome == Outcome.NOTHING_HELPS
+    assert "has faster steps, and the training would not end sooner" in search.conclusion.reason
+    search = player.play(setting(offer(*NAMES), steps=15_000, beside=beside))
+    assert search.conclusion.plan == BF16
+
+
+def test_a_gain_that_watching_the_steps_takes_up_is_none():
+    gains = {"fused_optimizer": 1.008}
+    _, search = play(multiplied(gains, width=0.001), names=tuple(gains), steps=100_000)
+    assert search.conclusion.outcome == Outcome.NOTHING_HELPS
+    told = "has faster steps, by no more than it costs to watch them while it trains"
+    assert search.conclusion.reason.endswith(told)
+
+
 def test_a_warm_up_with_all_compiled_decides():
     names = ("compile", "fused_optimizer")
     fast = {names: (Ratio(1.42, 1.36, 1.49), 20.0), names[1:]: (Ratio(1.26, 1.2, 1.3), 1.03)}
@@ -240,26 +282,6 @@ def test_a_warm_up_with_all_compiled_decides():
     player = Warmed(lambda plan, spent: fast.get(plan.names, STEADY))
     search = player.play(setting(offer(*names), seconds=600.0, steps=330))
     assert search.ranking()[0].names == names
-
-
-def test_from_when_on_the_longer_warm_up_pays():
-    length = Length(330, 0.010)
-    later, sooner = (Ratio(2.0, 1.9, 2.1), 21.0), (Ratio(1.25, 1.2, 1.3), 0.2)
-    steps = length.wins_from(later, sooner)
-    assert steps == pytest.approx(20 / 0.003, rel=1e-3)
-    assert length.wins_from(sooner, later) is None
-    for count, wins in ((steps - 5, False), (steps + 5, True)):
-        longer = Length(count, 0.010)
-        assert (longer.seconds(*later) < longer.seconds(*sooner)) is wins
-    assert length.pays(*sooner)
-    assert not length.pays(*later)
-    assert Length(None, 0.010).pays(*later)
-
-
-def test_a_training_is_foretold_with_its_interval():
-    found = Length(1000, 0.010).foretold(Ratio(2.0, 1.6, 2.5), 1.0)
-    assert found == pytest.approx({"reference": 10.0, "plan": 6.0, "plan_low": 5.0, "plan_high": 7.25})
-    assert Length(None, 0.010).foretold(Ratio(2.0, 1.6, 2.5), 1.0) == {}
 
 
 def test_what_breaks_its_promise_is_banned_and_the_search_goes_on():
@@ -296,6 +318,35 @@ def test_a_change_of_numbers_that_adds_nothing_is_dropped_whatever_the_budget(se
     gains = dict(zip(NAMES, (1.3, 1.012, 1.2), strict=True))
     _, search = play(multiplied(gains), seconds=seconds)
     assert search.conclusion.plan == Plan([*CHANNELS.techniques, *FUSED.techniques])
+
+
+def test_a_change_of_numbers_that_adds_nothing_is_dropped_also_once_the_time_is_over():
+    gains = dict(zip(NAMES, (1.3, 1.0, 1.2), strict=True))
+    player, search = play(multiplied(gains), left_seconds=TRIAL_SECONDS)
+    assert search.left < 0
+    assert player.measured[0].names == Plan([*CHANNELS.techniques, *BF16.techniques, *FUSED.techniques]).names
+    assert search.conclusion.plan == Plan([*CHANNELS.techniques, *FUSED.techniques])
+
+
+def test_without_time_for_each_what_is_exact_and_adds_nothing_is_dropped_at_once():
+    gains = {"host_allocator": 1.5, "loader_workers": 1.0, "uint8_transfer": 1.0, "decoded_cache": 1.0}
+    predictions = dict(zip(gains, (1.9, 1.15, 1.2, 1.3), strict=True))
+    player = Player(multiplied(gains))
+    search = player.play(setting(offered_with(predictions), left_seconds=TRIAL_SECONDS))
+    assert [set(plan.names) for plan in player.measured] == [set(gains), {"host_allocator"}]
+    assert search.conclusion.plan.names == ("host_allocator",)
+
+
+def test_the_plan_for_this_training_is_made_less_where_a_longer_one_has_another():
+    """Compiled, the steps are faster, and its warm-up of a minute does not pay in this training."""
+
+    def answers(plan, spent):
+        estimate = 1.3 if "fused_optimizer" in plan.names else 1.0
+        return (near(2 * estimate), 60.0) if "compile" in plan.names else (near(estimate), 0.1)
+
+    _, search = play(answers, names=("compile", *NAMES), seconds=2000.0, steps=2000)
+    assert search.conclusion.plan == FUSED
+    assert "compile" in search.conclusion.long_plan.plan.names
 
 
 def test_precision_is_dropped_first_and_what_is_exact_last():
@@ -367,7 +418,83 @@ def test_what_takes_longer_to_start_than_is_left_is_not_begun():
     assert search.conclusion.outcome == Outcome.NOTHING_TRIED
 
 
+# What cannot pay
+
+
+def spared(player):
+    """Why techniques were not tried that cannot pay, by their names."""
+    requests = [one for one in player.asked if isinstance(one, LeaveOut) and one.code == Code.CANNOT_PAY]
+    return {one.plan.names[0]: one.reason for one in requests}
+
+
+@pytest.mark.parametrize(
+    ("more", "tried"),
+    [
+        ({"steps": 60_000, "auto": True}, False),  # ten minutes: 6 s can be saved
+        ({"steps": 60_000, "auto": True, "runs": 10}, True),
+        ({"steps": 60_000, "auto": False}, True),
+        ({"steps": None, "auto": True}, True),
+    ],
+)
+def test_what_can_save_less_than_trying_it_costs_is_not_tried(more, tried):
+    player = Player(lambda plan, spent: STEADY)
+    search = player.play(setting(offer("fused_optimizer", predicted=(1.0, 1.01)), **more))
+    assert bool(player.measured) is tried
+    if not tried:
+        why = "it can save 5.9 s of this training at most, and trying it takes 9 s"
+        assert spared(player) == {"fused_optimizer": why}
+    assert search.cannot_pay_more is not tried
+    if not tried:
+        assert search.conclusion.outcome == Outcome.NOTHING_HELPS
+        assert "Nothing that can act on this job saves what trying it costs" in search.conclusion.reason
+
+
+def test_the_search_stops_once_what_is_left_cannot_pay():
+    """After a gain of five times, two minutes of steps are left of ten."""
+    offered = (*offer("compile", predicted=(3.0, 6.0)), *offer("fused_optimizer", predicted=(1.0, 1.05)))
+    player = Player(lambda plan, spent: (near(5.0), 1.0) if "compile" in plan.names else STEADY)
+    search = player.play(setting(offered, seconds=600.0, steps=60_000, auto=True))
+    assert [plan.names for plan in player.measured] == [("compile",)]
+    assert list(spared(player)) == ["fused_optimizer"]
+    assert search.cannot_pay_more
+    assert search.conclusion.plan.names == ("compile",)
+
+
+def test_little_that_together_is_enough_is_tried_together():
+    gains = dict.fromkeys(("channels_last", "bf16_autocast", "fused_optimizer"), 1.01)
+    player = Player(multiplied(gains, width=0.001))
+    player.play(setting(offer(*gains, predicted=(1.0, 1.014)), steps=60_000, auto=True))
+    assert player.measured
+    assert set(player.measured[0].names) == set(gains)
+
+
+def test_what_can_gain_nothing_is_not_tried_where_the_job_fits_as_it_is():
+    offered = (*offer("checkpoint", predicted=(0.7, 0.98)), *offer("fused_optimizer"))
+    player = Player(lambda plan, spent: near(1.2) if plan == FUSED else STEADY)
+    player.play(setting(offered, steps=60_000, memory=2, seconds=600.0))
+    assert player.measured == [FUSED]
+    assert spared(player) == {
+        "checkpoint": "at most 0.98x is predicted, and without it the job fits into memory"
+    }
+    player = Player(lambda plan, spent: STEADY)
+    player.play(setting(offered, steps=60_000, memory=0, seconds=600.0))  # it does not fit
+    assert any("checkpoint" in plan.names for plan in player.measured)
+
+
 # A machine whose step waits for data
+
+
+@pytest.mark.parametrize("loader", [{"is_iterable": True}, {"is_dataloader": False}])
+def test_what_needs_an_index_costs_no_trial_where_the_data_are_a_stream(loader):
+    profile = waiting_profile(0.6, "cpu", {})
+    needing = {"loader_workers", "uint8_transfer", "device_augment", "length_bucketing"}
+    for known, tried in ((profile.features["loader"] | loader, set()), (profile.features["loader"], needing)):
+        profile.features["loader"] = known
+        offered, ruled_out = candidates(profile, vivace.inspect(), allow=Numerics.SEMANTICS, memory=None)
+        assert needing & {one.technique.name for one in offered} == tried
+        assert needing & {one.technique.name for one in ruled_out} == needing - tried
+        profile = waiting_profile(0.6, "cpu", {})
+    assert Profile("cpu", 0.1, {}, {}, 9, 0, 10, 10).has_index  # as long as nothing is known
 
 
 def waiting_profile(waiting, device, operators):
@@ -522,8 +649,12 @@ def test_whatever_it_is_told(gains, predictions, unsteady, broken, budget, secon
     ]
     steady = [trial.plan_id for trial in answered if trial.code != Code.UNSTEADY]
     assert len(steady) == len(set(steady))  # nothing is asked twice that was answered
-    finding = sum(trial.seconds for trial in answered)
-    assert finding <= budget + seconds  # at most one trial too long
+    begun_late = [
+        t for t, before in zip(answered, itertools.count(), strict=False) if seconds * before >= budget
+    ]
+    for trial in begun_late:  # only what may make a plan less
+        earlier = [t.techniques for t in answered[: answered.index(trial)]]
+        assert any(trial.techniques.items() < one.items() for one in earlier)
 
     ratios = [trial.ratio.counts for trial in answered if trial.ratio is not None]
     conclusion = search.conclusion

@@ -9,11 +9,13 @@ from vivace.ledger import Ratio, Trial
 from vivace.measuring.budget import BUDGETS
 from vivace.plan import Plan
 from vivace.technique.registry import find
+from vivace.tuning.objective import Beside, Length
 from vivace.tuning.times import (
     COMPILING_SECONDS,
     ROUNDS,
     Times,
     auto_budget,
+    beforehand,
     compiling_seconds,
     too_short,
 )
@@ -92,16 +94,38 @@ def test_what_is_kept_for_settling_is_not_most_of_a_short_budget():
 
 
 def test_auto_is_a_tenth_of_the_trainings():
-    assert auto_budget(None, 0.1, 1) == BUDGETS["balanced"]
-    assert auto_budget(10_000, 0.1, 1) == pytest.approx(100.0)
-    assert auto_budget(10_000, 0.1, 5) == pytest.approx(500.0)
-    assert auto_budget(10_000_000, 0.1, 1) == BUDGETS["max"]
+    assert auto_budget(Length(None, 0.1)) == BUDGETS["balanced"]
+    assert auto_budget(Length(10_000, 0.1)) == pytest.approx(100.0)
+    assert auto_budget(Length(10_000, 0.1, runs=5)) == pytest.approx(500.0)
+    assert auto_budget(Length(10_000_000, 0.1)) == BUDGETS["max"]
+    whole = Length(10_000, 0.1, Beside(start=8.0, evaluation=20.0, evaluations=10, end=2.0))
+    assert auto_budget(whole) == pytest.approx(121.0)
+
+
+def test_what_is_said_before_a_search():
+    unknown = beforehand(Length(None, 0.1), 600.0, given=False)
+    assert unknown.startswith("How long this training is cannot be told from its data: give --steps N.")
+    assert "sought for 10 min" in unknown
+    short = Length(330, 0.1, Beside(start=7.0))
+    assert beforehand(short, 120.0, given=True) == (
+        "The training takes about 40 s, the budget is 2 min: tuning may take longer than it can save; give "
+        "--runs N if you train it more often, or --budget auto"
+    )
+    often = dataclasses.replace(short, runs=2)
+    assert beforehand(often, 120.0, given=True).startswith("2 trainings take about 1 min 20 s, the budget")
+    assert beforehand(dataclasses.replace(short, runs=3), 120.0, given=True) == ""
+    assert beforehand(short, 120.0, given=False) == ""  # with a limit of memory it is searched in any case
 
 
 def test_a_short_training_is_told_so():
-    assert too_short(330, 0.02, 3) == (
+    assert too_short(Length(330, 0.02, runs=3)) == (
         "This training takes 6.6 s (330 steps of 20.0 ms), 3 times; tuning, at least 1 min. Give --runs N if "
         "you train it often, --budget 2m, or train it with --tune"
     )
-    for steps, seconds, runs in ((240, 0.101, 1), (99_999, 0.00312, 1), (330, 0.02, 3)):
-        assert len(textwrap.wrap(too_short(steps, seconds, runs) + ".", 80)) <= 2  # so it is not cut
+    with_start = Length(330, 0.02, Beside(start=4.2))
+    assert too_short(with_start).startswith(
+        "This training takes 11 s (4.2 s and 330 steps of 20.0 ms); tuning"
+    )
+    lengths = (Length(240, 0.101, with_start.beside), Length(99_999, 0.00312), Length(330, 0.02, runs=3))
+    for length in lengths:
+        assert len(textwrap.wrap(too_short(length) + ".", 80)) <= 2  # so it is not cut

@@ -114,6 +114,8 @@ def test_a_confirmation_takes_several_pairs_of_processes(tmp_path, monkeypatch):
     assert trial.rounds >= 3 or trial.seconds > 10
     assert trial.ratio.low <= trial.ratio.estimate <= trial.ratio.high
     assert len(trial.pairs) >= 4 * trial.rounds
+    assert all(seconds > 0 for seconds in trial.evaluations)
+    assert Trial.from_dict(json.loads(json.dumps(trial.to_dict()))) == trial
     assert (refused.status, refused.rounds) == ("refused", 1)
 
 
@@ -197,12 +199,72 @@ def test_a_training_of_a_second_is_told_before_the_search_that_it_is_too_short(t
     heard = []
     result = vivace.tune(STAGE, out=tmp_path, on_event=lambda event: heard.append(event.payload.get("name")))
     assert (result.outcome, result.exit_code, len(result.plan)) == ("too_short", 0, 0)
-    assert "(16 steps of " in result.reason
+    assert " and 16 steps of " in result.reason  # of a second the start is the larger part
+    parts = result.training_parts["reference"]
+    assert result.training_seconds == {"reference": pytest.approx(sum(parts.values()))}
+    assert parts["start"] > parts["steps"] > 0
     assert "--runs" in result.reason
     assert result.baselines["strict_fp32"] > 0
     assert [phase for phase in heard if phase] == ["checking the job"]
     assert Plan.load(tmp_path / "plan.toml") == Plan()
     assert "too short to tune" in (tmp_path / "report.html").read_text()
+
+
+STREAM = """
+import torch
+import vivace
+from torch.utils.data import DataLoader, IterableDataset
+from vivace.testing.jobs import mlp
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        for number in range(64):
+            yield torch.full((16,), float(number)), number % 4
+
+
+def job():
+    plain = mlp()
+    return vivace.Job(
+        model=lambda: torch.nn.Linear(16, 4),
+        data=lambda: DataLoader(Stream(), batch_size=8),
+        loss=lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        optimizer=plain.optimizer,
+        epochs=3,
+    )
+"""
+
+
+def heard_until(phase, job, **settings):
+    """What was told until a phase began, at which the person pressed Ctrl-C; and the result."""
+    heard = []
+
+    def listen(event):
+        heard.append(event.payload.get("text", ""))
+        if event.payload.get("name") == phase:
+            raise KeyboardInterrupt
+
+    result = vivace.tune(job, on_event=listen, **settings)
+    return " ".join(filter(None, heard)), result
+
+
+def test_a_budget_longer_than_the_training_is_told_before_the_search(tmp_path):
+    told, result = heard_until("opening the reference", STAGE, budget="2m", out=tmp_path)
+    assert "The training takes about " in told
+    assert ", the budget is 2 min: tuning may take longer than it can save" in told
+    assert result.interrupted
+
+
+def test_the_length_of_a_stream_is_asked_for(tmp_path):
+    (tmp_path / "stream.py").write_text(STREAM)
+    job = f"{tmp_path / 'stream.py'}:job"
+    told, result = heard_until("opening the reference", job, out=tmp_path / "out")
+    assert "give --steps N" in told
+    assert "sought for 10 min" in told
+    assert (result.job_steps, result.training_seconds) == (None, {})
+    told, result = heard_until("opening the reference", job, steps=100_000_000, out=tmp_path / "out")
+    assert "--steps" not in told
+    assert result.job_steps == 100_000_000
 
 
 def test_blocks_that_do_not_fit_are_an_answer_with_the_smallest_peak(tmp_path):
@@ -225,7 +287,6 @@ def test_blocks_that_do_not_fit_are_an_answer_with_the_smallest_peak(tmp_path):
         ({"budget": 1}, "the budget is 1"),
         ({"budget": float("nan")}, "the budget is nan"),
         ({"runs": 0}, "runs is 0; it must be 1 or more"),
-        ({"runs": 3, "budget": "fast"}, "runs is 3; it counts for the budget auto only, not for fast"),
         ({"memory": "lots"}, "the memory budget is 'lots'"),
         ({"memory": "-3GiB"}, "the memory budget is '-3GiB'"),
         ({"allow": "anything"}, "allow is 'anything'; it must be exact, rounding or semantics"),

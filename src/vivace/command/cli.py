@@ -224,7 +224,7 @@ def tune(
     budget: Annotated[
         str, typer.Option(help="auto (a tenth of the training), fast, balanced, max, or a time such as 5m")
     ] = "auto",
-    runs: Annotated[int, typer.Option(help="how often you will train it, for the budget auto")] = 1,
+    runs: Annotated[int, typer.Option(help="how often you will train it")] = 1,
     steps: Annotated[int | None, typer.Option(help="of one training, where its data have no length")] = None,
     memory: Annotated[str | None, typer.Option(help="largest peak memory, such as 20GiB, or auto")] = None,
     allow: Annotated[str, typer.Option(help="exact, rounding or semantics")] = "rounding",

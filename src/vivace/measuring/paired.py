@@ -155,6 +155,12 @@ class Contestant(Timed):
         self.processes = self.child.ask("open", self.timeout, **arguments)["processes"]
         self.promise = self.warm(warm_seconds, max(1.0, deadline - time.monotonic()))["promise"]
 
+    def evaluate(self) -> float | None:
+        """Seconds of one evaluation of the Job's metric; None where it has none, or where that fails."""
+        seconds: float | None = self.ask("evaluate")
+        self._signal(signal.SIGSTOP)
+        return seconds
+
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
@@ -162,7 +168,8 @@ class Comparison:
 
     `foreign_share` is the largest share of the processor that other processes used meanwhile. Where it was so
     large that the wall's clock gave no answer, the ratio rests on what the processor worked: `working`.
-    `joules` are a sample's, of reference and candidate, where they were counted.
+    `joules` are a sample's, of reference and candidate, where they were counted; `evaluations` the seconds of
+    one evaluation of the metric under each.
     """
 
     ratio: Ratio
@@ -170,6 +177,7 @@ class Comparison:
     foreign_share: float = 0.0
     working: tuple[tuple[float, float], ...] = ()
     joules: tuple[float, float] | None = None
+    evaluations: tuple[float, float] | None = None
 
     @property
     def counted(self) -> tuple[tuple[float, float], ...]:

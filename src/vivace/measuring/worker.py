@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -22,10 +23,12 @@ from vivace.errors import JobError, VivaceError
 from vivace.job import Batch, Job
 from vivace.ledger import Observation
 from vivace.machine import Machine
+from vivace.measuring.beside import evaluation_seconds, saving_seconds
 from vivace.measuring.loading import limit_beside
 from vivace.observing.observe import live_bytes, observe, peak_of
 from vivace.observing.reference import profile_reference
 from vivace.plan import Plan
+from vivace.processes.child import begun_after
 from vivace.processes.launch import own_error
 from vivace.session.opening import (
     LOOKING_SECONDS,
@@ -49,6 +52,7 @@ from vivace.training.ranks import Ranks, met_under
 from vivace.training.snapshot import Snapshot
 
 FIRST_PASS_SECONDS = 10.0
+EXIT_SHARE = 0.35  # of importing torch: to take that apart again as Python ends, of three tries 0.36 to 0.44
 LIBRARIES = (
     "sklearn",
     "skimage",
@@ -115,9 +119,14 @@ class Worker:
 
         Of `num_ranks` that are to train together it is the step of one, alone.
         """
+        importing, loading = begun_after()
+        begin = time.perf_counter()
         loader = call(self.job, "data")
-        batches = first_batches(readable(loader, self.job), 4)
+        arrived = list[float]()
+        batches = first_batches(_noted(readable(loader, self.job), arrived), 4)
+        reading, begin = arrived[0] - begin, time.perf_counter()
         with start(self.job, Plan.from_dict(plan or {}), self.machine, strict=False) as session:
+            opening = time.perf_counter() - begin
             model = session.build.models[0]
             size, part = batch_size(batches[0]), share_of(batches[0], 0, num_ranks)
             checked_step(session, part)
@@ -131,6 +140,8 @@ class Worker:
                 "device": session.build.device.type,
                 "steps_per_epoch": known_length(loader),
                 "epochs": self.job.epochs,
+                "start_seconds": importing + loading + reading + opening,
+                "exit_seconds": EXIT_SHARE * importing,
                 "has_metric": self.job.metric is not None,
                 "metric_data": self.job.metric_data,
                 "registered": [cls.name for cls in registry.registered()],
@@ -140,8 +151,14 @@ class Worker:
         """Well-known slow imports that the job has made; later children find them imported already."""
         return [name for name in sys.modules if name.partition(".")[0] in LIBRARIES]
 
-    def profile(self, plan: dict[str, Any] | None = None, num_ranks: int = 1) -> dict[str, Any]:
-        """The reference's `Profile`: what bounds the gain of each technique; with `num_ranks` as `check`."""
+    def profile(
+        self, plan: dict[str, Any] | None = None, num_ranks: int = 1, folder: str | None = None
+    ) -> dict[str, Any]:
+        """The reference's `Profile`: what bounds the gain of each technique; with `num_ranks` as `check`.
+
+        Its features hold what a training takes beside its steps: ``evaluation_seconds`` and, on the disk of
+        `folder`, ``checkpoint_seconds`` and ``end_seconds``.
+        """
         with start(self.job, Plan.from_dict(plan or {}), self.machine) as session:
             loader = call(self.job, "data")
             batches = [share_of(b, 0, num_ranks) for b in first_batches(readable(loader, self.job), 4)]
@@ -149,6 +166,10 @@ class Worker:
             if num_ranks == 1:  # the cores of several are not divided among them
                 beside = limit_beside(session, self.job, loader, batches[0], found)
                 found.features["loading_limit"] = found.features["loading_limit"] or beside
+            found.features["evaluation_seconds"] = evaluation_seconds(session, self.job)
+            if folder is not None:
+                saving = saving_seconds(session, Path(folder))
+                found.features.update(zip(("checkpoint_seconds", "end_seconds"), saving, strict=True))
             return dataclasses.asdict(found)
 
     @_together("its data")
@@ -279,6 +300,11 @@ class Worker:
             done["processor"] = time.process_time() - worked
         return done
 
+    def evaluate(self) -> float | None:
+        """What one evaluation of the metric takes under the open plan; see `evaluation_seconds`."""
+        assert self.session is not None
+        return evaluation_seconds(self.session, self.job)
+
     @_together("an observed step")
     def observe(self, evaluated: bool = False) -> dict[str, Any]:
         """What one step of the open session really did; on the largest batch, where batches differ.
@@ -386,3 +412,10 @@ class Worker:
         ranks = (num_ranks,) if num_ranks > 1 else ()
         text = repr((shapes, inputs, optimizers, *ranks))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _noted(loader: Iterable[Batch], arrived: list[float]) -> Iterator[Batch]:
+    """The batches of a loader; it is noted when each arrives."""
+    for batch in loader:
+        arrived.append(time.perf_counter())
+        yield batch

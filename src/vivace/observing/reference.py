@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
+import psutil
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -198,10 +199,11 @@ def in_cores(number: int) -> str:
 
 def _loader_facts(loader: Iterable[Batch]) -> dict[str, Any]:
     if not isinstance(loader, DataLoader):
-        return {"is_dataloader": False}
+        return {"is_dataloader": False, "decodes_jpeg": _decodes_jpeg(loader)}
     dataset = loader.dataset
     return {
         "is_dataloader": True,
+        "is_iterable": isinstance(dataset, IterableDataset),
         "num_workers": loader.num_workers,
         "batch_size": loader.batch_size,
         "dataset_length": known_length(dataset),
@@ -210,11 +212,24 @@ def _loader_facts(loader: Iterable[Batch]) -> dict[str, Any]:
     }
 
 
-def _decodes_jpeg(dataset: Dataset[Any]) -> bool:
-    """Does a sample of the dataset decode a JPEG with Pillow? True where no sample can be asked for."""
+def _decodes_jpeg(data: Iterable[Any] | Dataset[Any]) -> bool:
+    """Does a sample of a dataset, or a batch of another source, decode a JPEG with Pillow? True where none
+    can be asked for, or another process may do it.
+    """
     if find_spec("PIL") is None:
         return False
-    if isinstance(dataset, IterableDataset):
-        return True
+    indexed = isinstance(data, Dataset) and not isinstance(data, IterableDataset)
     with DecodingSeen() as seen:
-        return notices(dataset, lambda: seen.count)
+        found = notices(cast("Dataset[Any]", data) if indexed else _First(data), lambda: seen.count)
+    elsewhere = not isinstance(data, Dataset) and bool(psutil.Process().children())
+    return found or elsewhere
+
+
+class _First(Dataset[Any]):
+    """What comes first of data that have no index, whatever number is asked for."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __getitem__(self, index: int) -> Any:
+        return next(iter(self.data))

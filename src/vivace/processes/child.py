@@ -18,6 +18,7 @@ from vivace.processes.launch import own_error, unpacked
 
 _parent: tuple[TextIO, TextIO] | None = None
 _limit = math.inf
+_begun = 0.0, 0.0
 
 
 def ask_parent(question: object) -> Any:
@@ -40,9 +41,20 @@ def limit() -> float:
     return _limit
 
 
-def serve(payload: int, read: int, write: int) -> None:
-    """Load the job of the open file `payload`, then answer commands until the parent closes its end."""
-    global _parent, _limit
+def begun_after() -> tuple[float, float]:
+    """Seconds in which torch was imported for this process, before it began, and in which it loaded the
+    job: a process of its own takes as long.
+    """
+    return _begun
+
+
+def serve(payload: int, read: int, write: int, imported: float) -> None:
+    """Load the job of the open file `payload`, then answer commands until the parent closes its end.
+
+    `imported` are the seconds in which torch was imported.
+    """
+    global _parent, _limit, _begun
+    begin = time.monotonic()
     commands, answers = os.fdopen(read, "r"), os.fdopen(write, "w")
     _parent = commands, answers
     handler, problem = None, None
@@ -56,6 +68,7 @@ def serve(payload: int, read: int, write: int) -> None:
         handler = _begin(head)
     except BaseException as error:
         problem = _describe(error)
+    _begun = imported, time.monotonic() - begin
     for line in commands:
         message = json.loads(line)
         _limit = time.monotonic() + message["seconds"]

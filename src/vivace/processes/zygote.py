@@ -17,8 +17,11 @@ import signal
 import socket
 import struct
 import sys
+import time
 from collections.abc import Iterable
 from typing import Any
+
+import psutil
 
 from vivace.job import importing
 from vivace.torch_internals.compiler import DYNAMO
@@ -35,6 +38,7 @@ def main(channel: int, parent: int) -> None:
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _import(PRELOADED)
+    imported = max(0.0, time.time() - psutil.Process().create_time())
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -55,10 +59,10 @@ def main(channel: int, parent: int) -> None:
                     _import(request["preload"])
                     requests.sendall(b"\n")
                 else:
-                    _fork(descriptors, statuses, (requests, wake_read, wake_write))
+                    _fork(descriptors, statuses, imported, (requests, wake_read, wake_write))
 
 
-def _fork(descriptors: list[int], statuses: dict[int, int], own: tuple[Any, ...]) -> None:
+def _fork(descriptors: list[int], statuses: dict[int, int], imported: float, own: tuple[Any, ...]) -> None:
     commands, answers, log, status, payload = descriptors
     zygote = os.getpid()
     pid = os.fork()
@@ -83,7 +87,7 @@ def _fork(descriptors: list[int], statuses: dict[int, int], own: tuple[Any, ...]
         os.dup2(log, 2)
         from vivace.processes.child import serve
 
-        serve(payload, commands, answers)
+        serve(payload, commands, answers, imported)
         code = 0
     finally:
         with contextlib.suppress(BaseException):

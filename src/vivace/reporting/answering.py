@@ -14,6 +14,9 @@ from vivace.pages.sameness import of_run, sameness
 from vivace.reporting import phrases
 from vivace.reporting.content import Content, ratio_of
 
+_NO_LENGTH = (
+    "How long the training is was not known, so no warm-up is weighed: for minutes, tune it with --steps N"
+)
 _TRAINING_DATA = "The job has no validation: its metric is of the training data"
 
 
@@ -81,7 +84,7 @@ def _gain(content: Content) -> tuple[str, str, str]:
     steps = words.number(result.get("job_steps"))
     low, high = (words.duration(found.get(f"plan_{end}")) for end in ("low", "high"))
     rest = "" if words.UNKNOWN in (low, high) else f"({low} to {high}) "
-    rest += f"for one training of {steps} steps, warm-up included; a step is {words.fast(speedup)} as"
+    rest += f"for one training of {steps} steps, all included; a step is {words.fast(speedup)} as"
     return (
         f"{words.duration(before)} \N{RIGHTWARDS ARROW} {words.duration(after)}",
         f"{rest} in strict fp32 ({bounds})",
@@ -122,6 +125,8 @@ def _notes(content: Content) -> list[str]:
             "gain by it"
         )
     notes += _of_ranks(result)
+    if content.plan and not content.broken and "job_steps" in result and not content.job_steps:
+        notes.append(_NO_LENGTH)
     notes += _cost(result) if content.plan and not content.broken else []
     longer = result.get("long_plan")
     notes += [_longer(longer)] if isinstance(longer, dict) else []

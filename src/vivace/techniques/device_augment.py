@@ -43,6 +43,11 @@ class DeviceAugment(Technique):
         return f"{', '.join(noted['moved'])} on the device"
 
     @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
+        """One, where samples can be asked for by number."""
+        return [cls()] if profile.has_index else []
+
+    @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
         """At best all waiting for data goes; on a CPU the work is only elsewhere."""
         going = profile.shares.get("data", 0.0) + 0.75 * profile.shares.get("place", 0.0)

@@ -114,7 +114,7 @@ class LoaderWorkers(Technique):
         On a CPU first what divides the cores as loading and step need them.
         """
         loader = profile.features.get("loader", {})
-        if not loader.get("is_dataloader"):
+        if not loader.get("is_dataloader") or not profile.has_index:
             return []
         now, cores = loader["num_workers"], machine.num_cores
         counts = [2**n for n in range(min(cores, 16).bit_length()) if 2**n != now]

@@ -43,6 +43,11 @@ class Uint8Transfer(Technique):
         return f"{' and '.join(noted['moved'])} on the device, {words.size(noted['bytes'])} sent as bytes"
 
     @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
+        """One, where samples can be asked for by number."""
+        return [cls()] if profile.has_index else []
+
+    @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
         """Three quarters of the placing go, and at best all waiting for data."""
         going = profile.shares.get("data", 0.0) + 0.75 * profile.shares.get("place", 0.0)

@@ -35,6 +35,7 @@ from vivace.tuning.budget import smaller_plans
 from vivace.tuning.ranks import here, joined, needed_by, of_ranks, require_allowed
 
 MOST_ROUNDS, SETTLED_WIDTH = 5, 0.04
+FIRST_ROUND = 1  # the seed of a confirmation's first pair of processes, in which the metric is timed, too
 LAW_SECONDS = 2.0  # of each of its parts, of which there are a few
 ENDS = (Refused, ChildFailed, RankLost)  # what ends a trial, and nothing else
 
@@ -128,7 +129,8 @@ class Bench:
         try:
             asked = {"plan": plan.to_dict(), "num_ranks": self.company.world_size}
             self.facts = self.reference.ask("check", **asked)
-            profile = Profile(**self.reference.ask("profile", **asked))
+            folder = str(self.ledger.path.parent)
+            profile = Profile(**self.reference.ask("profile", **asked, folder=folder))
         except (ChildFailed, Refused) as failed:
             if isinstance(failed, Refused) or (isinstance(failed, ChildFailed) and failed.lacked_memory):
                 return None
@@ -281,6 +283,9 @@ class Bench:
             beside = [reference]
             with contextlib.nullcontext() if seed is None else self._ended(reference), self._ended(noted()):
                 comparison = compare(reference, used[0], seconds=seconds, target=target)
+                if seed == FIRST_ROUND and self.facts["has_metric"] and self.company.world_size == 1:
+                    both = reference.evaluate(), used[0].evaluate()
+                    comparison = dataclasses.replace(comparison, evaluations=_positive(both))
         before, after = beside[-1].joules_per_sample, used[0].joules_per_sample
         if before is not None and after is not None:
             comparison = dataclasses.replace(comparison, joules=(before, after))
@@ -344,7 +349,7 @@ class Bench:
         found: dict[str, Any] = {"evidence": self.evidence.get(plan.id, {})}
 
         def opened() -> Contestant:
-            contestant = self._open(plan, seed=len(earlier) + 1)
+            contestant = self._open(plan, seed=FIRST_ROUND + len(earlier))
             with self._ended(contestant, only_on_error=True):
                 if len(earlier) == 2:  # the least that an interval across processes needs
                     self.input_pipeline["plan"] = without_loader(contestant, seconds=seconds / 2)
@@ -352,7 +357,7 @@ class Bench:
             found["peak_bytes"] = seen["peak_bytes"]
             return contestant
 
-        contestant, comparison = self._compared(opened, seconds=seconds, seed=len(earlier) + 1)
+        contestant, comparison = self._compared(opened, seconds=seconds, seed=FIRST_ROUND + len(earlier))
         return comparison, self._measured(contestant, [*earlier, comparison], found)
 
     def _admit(self, contestant: Contestant, plan: Plan, role: str) -> dict[str, Any]:
@@ -387,6 +392,7 @@ class Bench:
             "evidence": confirmed["evidence"],
             "foreign_share": max(comparison.foreign_share for comparison in comparisons),
             "joules": tuple(map(statistics.fmean, zip(*joules, strict=True))) if joules else None,
+            "evaluations": next((one.evaluations for one in comparisons if one.evaluations), None),
         }
 
     def close(self) -> None:
@@ -473,6 +479,12 @@ def _without_ratio(error: VivaceError) -> dict[str, Any]:
         "technique": error.technique,
         "foreign_share": error.foreign_share if isinstance(error, Unsteady) else 0.0,
     }
+
+
+def _positive(both: tuple[float | None, float | None]) -> tuple[float, float] | None:
+    """Two times, where both are known and took any time at all."""
+    before, after = both
+    return (before, after) if before and after else None
 
 
 def _since(begin: float) -> float:

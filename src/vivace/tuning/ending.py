@@ -6,7 +6,20 @@ from collections.abc import Sequence
 
 from vivace.ledger import Code, Outcome, Trial
 from vivace.plan import Plan
+from vivace.tuning.objective import START_SECONDS
 from vivace.words import count, duration, percent
+
+
+def cannot_pay(saved_seconds: float, trial_seconds: float, high: float) -> str:
+    """Why a technique is not tried by which so much can be saved at most, its steps being `high` times as
+    fast.
+    """
+    if saved_seconds <= 0:
+        return f"at most {high:.2f}x is predicted, and without it the job fits into memory"
+    return (
+        f"it can save {duration(saved_seconds)} of this training at most, and trying it takes "
+        f"{duration(trial_seconds)}"
+    )
 
 
 def ending(trials: Sequence[Trial], budget_seconds: float) -> tuple[Outcome, str]:
@@ -19,15 +32,20 @@ def ending(trials: Sequence[Trial], budget_seconds: float) -> tuple[Outcome, str
         told = _failures(failed)
         again = "; the same command goes on" if any(t.code == Code.UNSTEADY for t in failed) else ""
         return Outcome.COULD_NOT_MEASURE, f"{told[0].upper()}{told[1:]}{again}"
+    spared = sum(trial.code == Code.CANNOT_PAY for trial in timed)
     if not measured and left_out:
         told = f"The budget of {duration(budget_seconds)} ended before the first technique was timed"
         return Outcome.NOTHING_TRIED, f"{told}; give --budget more"
     if measured:
         told = f"{count(len(measured), 'trial')} measured, and none was faster beyond noise"
+    elif spared:
+        told = "Nothing that can act on this job saves what trying it costs"
     else:
         told = "No technique can act on this job"
     told += f"; {_failures(failed)}" if failed else ""
     told += f"; {count(left_out, 'technique')} not tried, because the time ended" if left_out else ""
+    if measured and spared:
+        told += f"; {count(spared, 'technique')} not tried, which can save less than trying costs"
     return Outcome.NOTHING_HELPS, told
 
 
@@ -63,7 +81,17 @@ def not_confirmed(trial: Trial, steps: int | None) -> tuple[Outcome, str]:
 
 
 def does_not_pay(trial: Trial, steps: int | None) -> str:
-    """That faster steps do not make up for a trial's warm-up, as the rest of a sentence about its plan."""
+    """That faster steps do not make up for a trial's warm-up, or for slower evaluations, as the rest of a
+    sentence about its plan.
+    """
+    if trial.evaluations is not None and trial.evaluating > 1.0:
+        before, after = map(duration, trial.evaluations)
+        return (
+            f" has faster steps, and the training would not end sooner: its warm-up takes "
+            f"{duration(trial.warmup_seconds)}, and an evaluation {after} instead of {before}"
+        )
+    if (trial.warmup_seconds or 0.0) <= START_SECONDS:
+        return " has faster steps, by no more than it costs to watch them while it trains"
     return (
         f" has faster steps, and its warm-up of {duration(trial.warmup_seconds)} does not pay in the "
         f"{steps or 0:,} steps of this training"

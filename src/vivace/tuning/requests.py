@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from vivace.ledger import Trial
+from vivace.ledger import Code, Trial
 from vivace.plan import Plan
 from vivace.verifying.verdict import Verdict
 
@@ -67,11 +67,12 @@ class Confirm:
 
 @dataclasses.dataclass(frozen=True)
 class LeaveOut:
-    """Record that a plan is not tried, because the time ended first."""
+    """Record that a plan is not tried, because the time ended first or because it cannot pay."""
 
     plan: Plan
     reason: str
     predicted: tuple[float, float]
+    code: Code = Code.NOT_TRIED
 
 
 @dataclasses.dataclass(frozen=True)

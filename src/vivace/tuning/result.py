@@ -49,9 +49,10 @@ class Result:
     ended, and `reason` why the plan is the reference, where it is. `input_pipeline` is the ratio that one
     cached batch instead of the loader would bring to the ``reference`` and to the ``plan``.
 
-    `job_steps` are those of a whole training, where its length is known; `training_seconds` is what its steps
-    and the warm-up take under the ``reference`` and under the ``plan``, from ``plan_low`` to ``plan_high`` by
-    the interval of its speed. `warmup_seconds` is the warm-up that `train` meets next on this machine,
+    `job_steps` are those of a whole training, where its length is known; `training_seconds` is what that
+    takes from the command to its end under the ``reference`` and under the ``plan``, from ``plan_low`` to
+    ``plan_high`` by the interval of its speed, and `training_parts` tells of which parts (see `Parts`) it is
+    the sum. `warmup_seconds` is the warm-up that `train` meets next on this machine,
     `cold_warmup_seconds` the one where nothing is compiled yet; `break_even_steps` counts the steps after
     which the former has paid for itself. `long_plan` wins where the training is longer.
 
@@ -86,6 +87,7 @@ class Result:
     warmup_seconds: float | None = None
     cold_warmup_seconds: float | None = None
     training_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    training_parts: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     long_plan: LongPlan | None = None
     ranks: int = 1
     over_one_rank: float | None = None
@@ -164,6 +166,7 @@ class Result:
             "warmup_seconds": self.warmup_seconds,
             "cold_warmup_seconds": self.cold_warmup_seconds,
             "training_seconds": self.training_seconds,
+            "training_parts": self.training_parts,
             "long_plan": self.long_plan.to_dict() if self.long_plan is not None else None,
             "ranks": self.ranks,
             "over_one_rank": self.over_one_rank,

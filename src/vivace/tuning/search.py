@@ -6,9 +6,7 @@ the same answers lead to the same questions and to the same plan, also from a le
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import statistics
 from collections.abc import Generator, Iterator
 from typing import TypeVar
 
@@ -18,8 +16,8 @@ from vivace.technique import Numerics, Stage, Technique
 from vivace.technique.contract import UNIT_ROUNDOFF
 from vivace.technique.registry import asked
 from vivace.tuning.candidates import Candidate, stricter
-from vivace.tuning.ending import does_not_pay, ending, not_confirmed
-from vivace.tuning.objective import Length
+from vivace.tuning.ending import cannot_pay, does_not_pay, ending, not_confirmed
+from vivace.tuning.objective import ONE
 from vivace.tuning.requests import (
     Answer,
     ChooseBlocks,
@@ -33,8 +31,9 @@ from vivace.tuning.requests import (
     WarmAgain,
 )
 from vivace.tuning.result import LongPlan, prefixes
-from vivace.tuning.setting import ONE, Conclusion, Setting
-from vivace.tuning.times import PATIENCE_SECONDS, ROUNDS, TIMING_SECONDS, Times
+from vivace.tuning.setting import Conclusion, Setting
+from vivace.tuning.standing import Standing
+from vivace.tuning.times import PATIENCE_SECONDS, ROUNDS, TIMING_SECONDS
 from vivace.verifying.verdict import Verdict
 
 BETTER = 1.01  # a technique that brings less is not worth its line in the plan
@@ -45,29 +44,21 @@ Found = TypeVar("Found")
 Steps = Generator[Request, Answer, Found]
 
 
-class Search:
+class Search(Standing):
     """Finds the fastest plan that keeps its promise: do what `ask` says, `tell` what came of it, and again.
 
-    `conclusion` stands where `ask` returns None. `ranking` may be read at any time.
+    `conclusion` stands where `ask` returns None. `ranking` may be read at any time. `cannot_pay_more` says
+    that the search stopped because nothing that was left could save what trying it costs.
     """
 
     def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-        self.times = Times(
-            setting.budget_seconds, setting.step_seconds, setting.opening_seconds, setting.compiling_seconds
-        )
+        super().__init__(setting)
         self.left = setting.left_seconds  # of the budget
         self.trials: list[Trial] = []
-        self.measured: dict[str, Trial] = {}  # by plan, its last trial
-        self.best, self.best_ratio, self.best_peak = setting.base, ONE, setting.peak_bytes
-        self.reference_fits = self._fits(setting.peak_bytes)
         self.conclusion = Conclusion(setting.base, ONE, Outcome.NOTHING_TRIED)
-        self._plans: dict[str, Plan] = {}  # those measured
-        self._warm: dict[str, float] = {}  # by plan, its warm-up where all is compiled, if that was measured
-        self._banned: set[Technique] = set()  # with those settings
-        self._spared: set[str] = set()  # plans of which a part is as fast
-        self._judged: list[Plan] = []  # verified or confirmed already, and not the answer
+        self.cannot_pay_more = False
         self._too_slow: dict[Technique, float] = {}  # seconds after which it had not started yet
+        self._cannot_pay: dict[Technique, str] = {}  # why what could still be tried is not
         self._too_coarse: set[str] = set()  # techniques that promise more on this job than is allowed
         self._ranks_kept: Verdict | None = None  # of the reference of several ranks
         self._kept_seconds: float | None = None  # of the budget, once a promise was broken
@@ -132,7 +123,8 @@ class Search:
             if technique.card.stage != Stage.DATA or technique.name in tried:
                 continue
             tried.add(technique.name)
-            if (yield from self._try(candidate.on(self.setting.base), candidate)):
+            plan = candidate.on(self.setting.base)
+            if self._may_pay(plan, [candidate]) and (yield from self._try(plan, candidate)):
                 break
 
     def _try_together(self) -> Steps[None]:
@@ -142,13 +134,16 @@ class Search:
         channels-last.
         """
         refused = {plan for plan, trial in self.measured.items() if trial.status == "refused"}
-        plan = self.setting.base
+        plan, taken = self.setting.base, list[Candidate]()
         for candidate in self.setting.candidates:
             technique = candidate.technique
             quick = not (technique.card.compiles or technique.card.captures)
             likely = candidate.promise >= 1.0 and candidate.on(self.setting.needed).id not in refused
             if quick and likely and len(plan.adding(technique)) > len(plan):
                 plan = candidate.on(plan)
+                taken.append(candidate)
+        if not self._may_pay(plan, taken):
+            return
         while len(self.setting.chosen(plan)) > 1 and plan.id not in self.measured:
             yield from self._try(plan)
             trial = self.measured.get(plan.id)
@@ -187,26 +182,64 @@ class Search:
             yield left.pop(0)
 
     def _drop(self) -> Steps[None]:
-        """Drop what adds nothing to the best plan, what changes numbers most first.
+        """Drop what adds nothing from the best plan, and from the one with which this training ends first."""
+        least = yield from self._least(self.best)
+        if least != self.best:
+            self._keep(least, self.measured[least.id])
+        for plan in self.ranking()[:1]:
+            if plan != self.best and plan.id not in self._spared:
+                yield from self._least(plan)
 
-        Where that may spare the person a change of numbers it is never left out for want of time.
+    def _least(self, plan: Plan) -> Steps[Plan]:
+        """A plan without what adds nothing to it, what changes numbers most left out first.
+
+        Where that may spare the person a change of numbers it is tried whatever the time; where time is
+        lacking for the others, they are left out at once, but for the one that promises most.
         """
-        fastest = self.best_ratio
-        cards = {technique.name: technique.card for technique in self.setting.chosen(self.best)}
-        for name in sorted(cards, key=lambda name: (cards[name].numerics, cards[name].unit_roundoff))[::-1]:
-            without = self.setting.less(self.best, name)
-            left = self.left - self.times.settling(self.best)
-            is_plan = len(self.setting.chosen(without)) > 0
-            wanted = is_plan and without.id not in self.measured
-            if wanted and (left > 0 or (cards[name].numerics > Numerics.EXACT and self.left > 0)):
-                yield from self._measure(without, left, fastest.counts)
-            trial = self.measured.get(without.id)
-            if not is_plan or trial is None or trial.ratio is None or not self._fits(trial.peak_bytes):
+        names, waiting = self._coarsest_first(plan), list[str]()
+        for name in names:
+            without = self.setting.less(plan, name)
+            card = next(one.card for one in plan.techniques if one.name == name)
+            if not self.setting.chosen(without):
                 continue
-            if trial.ratio.counts >= _as_fast(fastest, coarse=cards[name].unit_roundoff > FP32_ROUNDOFF):
-                self._spared.add(self.best.id)
-                fastest = max(fastest, trial.ratio, key=lambda ratio: ratio.counts)
-                self._keep(without, trial)
+            left = self.left - self.times.settling(plan)
+            if without.id not in self.measured and card.numerics == Numerics.EXACT and left <= 0:
+                waiting.append(name)
+                continue
+            plan = yield from self._less(plan, without, coarse=card.unit_roundoff > FP32_ROUNDOFF)
+        without = plan
+        for name in waiting:
+            if len(self.setting.chosen(self.setting.less(without, name))):
+                without = self.setting.less(without, name)
+        return plan if without == plan else (yield from self._less(plan, without, coarse=False))
+
+    def _coarsest_first(self, plan: Plan) -> list[str]:
+        """The techniques of a plan that may be dropped: what changes numbers most first, then what promises
+        least.
+        """
+        promises = {one.technique.name: one.promise for one in self.setting.candidates}
+
+        def rank(technique: Technique) -> tuple[Numerics, float, float]:
+            card = technique.card
+            return card.numerics, card.unit_roundoff, -promises.get(technique.name, 1.0)
+
+        return [one.name for one in sorted(self.setting.chosen(plan), key=rank)[::-1]]
+
+    def _less(self, plan: Plan, without: Plan, *, coarse: bool) -> Steps[Plan]:
+        """The lesser of two plans where it is as fast; it is measured unless it was."""
+        fastest = self.measured[plan.id].ratio
+        assert fastest is not None
+        if without.id not in self.measured:
+            needed = 2 * self.times.start(without) + TIMING_SECONDS
+            left = max(needed, self.left - self.times.settling(plan))
+            yield from self._measure(without, left, fastest.counts)
+        trial = self.measured[without.id]
+        if trial.ratio is None or not self._fits(trial.peak_bytes):
+            return plan
+        if trial.ratio.counts < _as_fast(fastest, coarse=coarse):
+            return plan
+        self._spared.add(plan.id)
+        return without
 
     def _refine(self) -> Steps[None]:
         """Try each technique of the best plan refined, and again, while that is clearly faster."""
@@ -241,14 +274,21 @@ class Search:
                 yield from self._measure(plan, self._free())
 
     def _list_untried(self) -> Steps[None]:
-        """Say of each technique that was timed neither alone nor with others that the time ended first."""
+        """Say of each technique that was timed neither alone nor with others that it cannot pay, or that the
+        time ended first.
+        """
         names = [(trial, self.setting.chosen_names(trial.techniques)) for trial in self.trials]
         tried = {name for t, own in names if t.status != "failed" or len(own) == 1 for name in own}
+        untried = dict[str, Candidate]()
         for candidate in self.setting.candidates:
             if candidate.technique.name not in tried:
-                tried.add(candidate.technique.name)
-                reason = "the time for the search ended before it could be tried"
-                yield LeaveOut(self.setting.alone(candidate.technique), reason, candidate.predicted)
+                untried.setdefault(candidate.technique.name, candidate)
+        reasons = {name: self._cannot_pay.get(one.technique, "") for name, one in untried.items()}
+        self.cannot_pay_more = bool(reasons) and all(reasons.values())
+        for name, candidate in untried.items():
+            code = Code.CANNOT_PAY if reasons[name] else Code.NOT_TRIED
+            reason = reasons[name] or "the time for the search ended before it could be tried"
+            yield LeaveOut(self.setting.alone(candidate.technique), reason, candidate.predicted, code)
 
     def _try(self, plan: Plan, candidate: Candidate | None = None, by: float = BETTER) -> Steps[bool]:
         """Measure a plan unless that was done or there is no time; is it the best one now?"""
@@ -311,6 +351,8 @@ class Search:
             return True
         if candidate.technique.card.stage == Stage.MEMORY and self._milder_is_slow(plan, candidate):
             return True
+        if not self._may_pay(plan, [candidate]):
+            return True
         alone = self.measured.get(candidate.on(self.setting.needed).id)
         if alone is None:
             return False
@@ -330,7 +372,23 @@ class Search:
             if name in trial.techniques
         )
 
-    # Time and rank
+    def _may_pay(self, plan: Plan, added: list[Candidate]) -> bool:
+        """Can what is added to the best plan save more of this training than trying it costs?
+
+        Of a budget that the person gave only what can save nothing at all is not tried.
+        """
+        if self.setting.steps is None or not self._fits(self.best_peak):
+            return True
+        high = math.prod(candidate.predicted[1] for candidate in added)
+        saved = self.length().at_most_saved(self.best_ratio.counts, high)
+        price = self.times.trial(plan) if self.setting.auto else 0.0
+        if saved > price:
+            return True
+        if len(added) == 1:
+            self._cannot_pay[added[0].technique] = cannot_pay(saved, price, high)
+        return False
+
+    # Time
 
     def _free(self) -> float:
         """Seconds that may still go into finding plans: less what the baselines, dropping, verifying and
@@ -341,11 +399,23 @@ class Search:
         kept = self._baselines_seconds
         ranking = self.ranking()
         if ranking:
-            chosen = self.setting.chosen(self.best)
-            parts = [self.setting.less(self.best, t.name) for t in chosen] if len(chosen) > 1 else []
-            dropping = sum(self.times.trial(part) for part in parts if part.id not in self.measured)
-            kept += self.times.settling(ranking[0]) + min(dropping, 0.2 * self.setting.budget_seconds)
+            kept += self.times.settling(ranking[0]) + self._dropping_seconds
         return self.left - kept
+
+    @property
+    def _dropping_seconds(self) -> float:
+        """What is kept for dropping parts of the best plan: up to a fifth of the budget, and what it takes at
+        least: one trial for each that changes numbers, and one for all others.
+        """
+        chosen = self.setting.chosen(self.best)
+        coarse, exact = list[float](), list[float]()
+        for technique in chosen if len(chosen) > 1 else ():
+            part = self.setting.less(self.best, technique.name)
+            if part.id not in self.measured:
+                kind = exact if technique.card.numerics == Numerics.EXACT else coarse
+                kind.append(self.times.trial(part))
+        least = sum(coarse) + max(exact, default=0.0)
+        return max(least, min(sum(coarse) + sum(exact), 0.2 * self.setting.budget_seconds))
 
     @property
     def _baselines_seconds(self) -> float:
@@ -356,69 +426,6 @@ class Search:
 
     def _time_for(self, plan: Plan) -> bool:
         return self._free() > self.times.start(plan)
-
-    def _fits(self, peak_bytes: int | None) -> bool:
-        memory = self.setting.memory
-        return memory is None or (peak_bytes is not None and peak_bytes <= memory)
-
-    def ranking(self) -> list[Plan]:
-        """Plans that fit and with which the training ends sooner than without, the soonest first; any that
-        fit where the reference does not.
-
-        Of what is as soon within the measurement, the plan that changes numbers least stands first, and
-        `best` before others that are less than 1 % sooner. Plans of which a part is as fast stand last.
-        """
-        length = self.length()
-        faster = [found for found in self._faster() if self._wins(found[1], found[2])]
-        totals = {plan: length.seconds(ratio, warmup) for plan, ratio, warmup in faster}
-        if not totals:
-            return []
-        soonest, ratio, warmup = min(faster, key=lambda found: totals[found[0]])
-        near = 1.01 * totals[soonest]
-        low = ratio if ratio.wide else dataclasses.replace(ratio, estimate=ratio.low)
-        equal = max(near, length.seconds(low, warmup))
-
-        def rank(plan: Plan) -> tuple[bool, float, bool, float]:
-            grade = self._promise(plan) if totals[plan] <= equal else math.inf
-            return plan.id in self._spared, grade, plan != self.best or totals[plan] > near, totals[plan]
-
-        return sorted(totals, key=rank)
-
-    def not_rejected(self) -> list[Plan]:
-        """The ranking without what was verified or confirmed, and turned out not to be the answer."""
-        return [plan for plan in self.ranking() if plan not in self._judged]
-
-    def fastest(self) -> Plan | None:
-        """The plan with the fastest step of those that beat the reference, whatever its warm-up."""
-        faster = self._faster()
-        return max(faster, key=lambda found: found[1].counts)[0] if faster else None
-
-    def length(self) -> Length:
-        """How long the training takes as it is."""
-        steps = [pair[0] for trial in self.measured.values() for pair in trial.pairs]
-        return Length(self.setting.steps, statistics.median(steps) if steps else self.setting.step_seconds)
-
-    def _promise(self, plan: Plan) -> Numerics:
-        return max(plan.promise, Numerics[self.measured[plan.id].promise.upper()])
-
-    def _wins(self, ratio: Ratio, warmup_seconds: float) -> bool:
-        """Is it better than the reference: faster beyond noise, and over the whole training too?"""
-        if not self.reference_fits:
-            return True
-        return ratio.low > 1.0 and self.length().pays(ratio, warmup_seconds)
-
-    def _faster(self) -> list[tuple[Plan, Ratio, float]]:
-        """What beats the reference a step, or only fits where that does not, with its ratio and warm-up."""
-        found = []
-        for name, trial in self.measured.items():
-            plan = self._plans[name]
-            banned = self._banned & set(plan.techniques)
-            if trial.ratio is None or banned or not self._fits(trial.peak_bytes):
-                continue
-            if trial.ratio.low > 1.0 or not self.reference_fits:
-                warmup = self._warm.get(name, trial.warmup_seconds or 0.0)
-                found.append((plan, trial.ratio, warmup))
-        return found
 
     # Settling
 
@@ -436,7 +443,7 @@ class Search:
             seconds = max(TIMING_SECONDS, self.left)
             trial = yield Confirm(plan, seconds, self.times.round(seconds))
             assert isinstance(trial, Trial)
-            if trial.ratio is not None and self._wins(trial.ratio, trial.warmup_seconds or 0.0):
+            if trial.ratio is not None and self._wins(trial.ratio, self.warmup(trial), trial.evaluating):
                 outcome = Outcome.FASTER if trial.ratio.low > 1.0 else Outcome.FITS
                 long_plan = self._long_plan(plan, verified=long_kept)
                 self.conclusion = Conclusion(plan, trial.ratio, outcome, "", verdict, long_plan)
@@ -536,7 +543,7 @@ class Search:
         assert trial.ratio is not None
         later = (trial.ratio, trial.warmup_seconds or 0.0)
         chosen = (own.ratio, own.warmup_seconds or 0.0) if own is not None and own.ratio is not None else None
-        steps = length.wins_from(later, chosen) if chosen is not None else length.wins_from(later)
+        steps = length.wins_from(later, chosen)
         if steps is None or steps <= length.steps:
             return None
         return LongPlan(fastest, "", trial.ratio, later[1], steps, verified)

@@ -10,12 +10,11 @@ from vivace.ledger import Outcome, Ratio
 from vivace.plan import Plan
 from vivace.technique import Technique
 from vivace.tuning.candidates import Candidate
+from vivace.tuning.objective import Beside, Length
 from vivace.tuning.ranks import chosen, joined
 from vivace.tuning.result import LongPlan
 from vivace.tuning.times import COMPILING_SECONDS
 from vivace.verifying.verdict import Verdict
-
-ONE = Ratio(1.0, 1.0, 1.0)  # the reference against itself
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +25,11 @@ class Setting:
         budget_seconds: of the whole tuning; `left_seconds` of it are left when the search begins.
         step_seconds, peak_bytes: of the reference, whose process took `opening_seconds` to be warm.
         base: the reference; `needed` is the part of it that every plan holds, if with other settings.
+        auto: does the budget follow from the training? Then nothing is tried that can save less than trying
+            it costs.
         memory: the largest peak in bytes that a plan may need, if there is a limit.
-        steps: of the whole training; None where its length is not known.
+        steps: of the whole training; None where its length is not known. An epoch has `epoch_steps`.
+        runs: how often it is trained; `beside` is what one training takes beside its steps.
         first: a plan that is tried before all others.
         feeds_first: does the step wait for data most?
         num_baselines: that are measured beside strict fp32.
@@ -42,8 +44,12 @@ class Setting:
     peak_bytes: int
     base: Plan = dataclasses.field(default_factory=Plan)
     needed: Plan = dataclasses.field(default_factory=Plan)
+    auto: bool = False
     memory: int | None = None
     steps: int | None = None
+    epoch_steps: int | None = None
+    runs: int = 1
+    beside: Beside = dataclasses.field(default_factory=Beside)
     first: Plan | None = None
     feeds_first: bool = False
     num_baselines: int = 0
@@ -54,7 +60,12 @@ class Setting:
         first = self.first.to_dict() if self.first is not None else None
         offered = [candidate.to_dict() for candidate in self.candidates]
         plans = {"base": self.base.to_dict(), "needed": self.needed.to_dict(), "first": first}
-        return {**vars(self), **plans, "candidates": offered}
+        beside = dataclasses.asdict(self.beside)
+        return {**vars(self), **plans, "candidates": offered, "beside": beside}
+
+    def length(self, step_seconds: float) -> Length:
+        """How long the training takes as it is, with steps of so many seconds."""
+        return Length(self.steps, step_seconds, self.beside, self.runs, self.epoch_steps)
 
     def alone(self, *techniques: Technique) -> Plan:
         """The plan of these techniques and of nothing that is not needed."""
@@ -79,7 +90,8 @@ class Setting:
         offered = tuple(Candidate.from_dict(one) for one in document["candidates"])
         first = Plan.from_dict(document["first"]) if document["first"] is not None else None
         plans = {name: Plan.from_dict(document.get(name, {})) for name in ("base", "needed")}
-        return cls(**{**document, **plans, "candidates": offered, "first": first})
+        beside = Beside(**document.get("beside", {}))
+        return cls(**{**document, **plans, "candidates": offered, "first": first, "beside": beside})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ from vivace.ledger import Trial
 from vivace.measuring.budget import BUDGETS, SHARE
 from vivace.measuring.paired import BLOCK_SECONDS
 from vivace.plan import Plan
+from vivace.tuning.objective import Length
 from vivace.tuning.requests import Answer
 from vivace.verifying.verdict import Verdict
 from vivace.words import count, duration
@@ -28,35 +29,55 @@ LONGEST_ROUND = 10.0  # of a confirmation: the spread between processes is the l
 ROUNDS = 3  # the least that an interval across processes needs
 
 
-def check_runs(runs: int, budget: str | float) -> None:
-    """Raises InputError where `runs` cannot be, or the budget does not ask for them."""
+def check_length(steps: int | None, runs: int) -> None:
+    """Raises InputError where a training cannot have so many steps, or so many runs."""
     if runs < 1:
         raise InputError(f"runs is {runs}; it must be 1 or more")
-    if runs > 1 and budget != "auto":
-        raise InputError(f"runs is {runs}; it counts for the budget auto only, not for {budget}")
-
-
-def check_steps(steps: int | None) -> None:
-    """Raises InputError where a training cannot have so many steps."""
     if steps is not None and steps < 1:
         raise InputError(f"steps is {steps}; a training has at least 1, or leave it out")
 
 
-def auto_budget(steps: int | None, step_seconds: float, runs: int) -> float:
-    """Seconds that `runs` trainings of so many steps are worth: a tenth of their length, up to an hour; ten
-    minutes where that is not known.
+def auto_budget(length: Length) -> float:
+    """Seconds that all runs of a training are worth: a tenth of their length, up to an hour; ten minutes
+    where that is not known.
     """
-    return BUDGETS["balanced"] if steps is None else min(BUDGETS["max"], SHARE * runs * steps * step_seconds)
+    if length.steps is None:
+        return BUDGETS["balanced"]
+    return min(BUDGETS["max"], SHARE * length.runs * length.reference().seconds)
 
 
-def too_short(steps: int, step_seconds: float, runs: int) -> str:
+def too_short(length: Length) -> str:
     """Why tuning is not worth its time, where a tenth of the trainings is less than it needs at least."""
-    one = f"{count(steps, 'step')} of {duration(step_seconds)}"
-    repeated = f", {count(runs, 'time')}" if runs > 1 else ""
+    whole, stepping = length.reference().seconds, (length.steps or 0) * length.step_seconds
+    beside = f"{duration(whole - stepping)} and " if whole - stepping > 0.05 * whole else ""
+    one = f"{beside}{count(length.steps, 'step')} of {duration(length.step_seconds)}"
+    repeated = f", {count(length.runs, 'time')}" if length.runs > 1 else ""
     return (
-        f"This training takes {duration(steps * step_seconds)} ({one}){repeated}; tuning, at "
+        f"This training takes {duration(whole)} ({one}){repeated}; tuning, at "
         f"least {duration(LEAST_SECONDS)}. Give --runs N if you train it often, --budget 2m, or train it "
         "with --tune"
+    )
+
+
+def beforehand(length: Length, budget_seconds: float, *, given: bool) -> str:
+    """What a person should know before a search begins; empty where that is nothing.
+
+    `given` says whether the budget is the person's own.
+    """
+    budget = duration(budget_seconds)
+    if length.steps is None:
+        return (
+            "How long this training is cannot be told from its data: give --steps N. Without that one "
+            f"training of any length is meant: the plan with the fastest step is sought for {budget}, and no "
+            "warm-up is weighed against it"
+        )
+    whole = length.runs * length.reference().seconds
+    if not given or budget_seconds <= whole:
+        return ""
+    what = "The training takes" if length.runs == 1 else f"{length.runs} trainings take"
+    return (
+        f"{what} about {duration(whole)}, the budget is {budget}: tuning may take longer than it can save; "
+        "give --runs N if you train it more often, or --budget auto"
     )
 
 

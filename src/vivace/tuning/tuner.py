@@ -20,7 +20,7 @@ from vivace.files import LOCK, output_folder, take_lock
 from vivace.inspection import inspect
 from vivace.inspection.gather import require_torch
 from vivace.job import Job
-from vivace.ledger import Code, Ledger, Outcome, Profile, Trial
+from vivace.ledger import Code, Ledger, Outcome, Profile, Ratio, Trial
 from vivace.machine import Machine
 from vivace.measuring.budget import BUDGETS, parse_budget
 from vivace.pages.notebook import listening
@@ -35,6 +35,7 @@ from vivace.tuning.bench import ENDS, Bench
 from vivace.tuning.budget import parse_memory
 from vivace.tuning.candidates import candidates, known_best, waits_for_data
 from vivace.tuning.loading import sentence
+from vivace.tuning.objective import ONE, Beside, Length
 from vivace.tuning.ranks import here, joined, require_searchable
 from vivace.tuning.requests import (
     Answer,
@@ -50,13 +51,13 @@ from vivace.tuning.requests import (
 )
 from vivace.tuning.result import Result, waterfall
 from vivace.tuning.search import Search
-from vivace.tuning.setting import ONE, Conclusion, Setting
+from vivace.tuning.setting import Conclusion, Setting
 from vivace.tuning.times import (
     LEAST_SECONDS,
     PATIENCE_SECONDS,
     auto_budget,
-    check_runs,
-    check_steps,
+    beforehand,
+    check_length,
     compiling_seconds,
     too_short,
 )
@@ -90,7 +91,8 @@ def tune(
             seconds; it is for the search, and verifying and confirming what it finds late go on beyond it.
             ``auto`` is a tenth of the training's length, up to an hour; where that is less than a minute
             nothing is searched (`Outcome.TOO_SHORT`), unless there is a limit of `memory`.
-        runs: how often the job will be trained with the plan; for ``auto``.
+        runs: how often the job will be trained with the plan; ``auto`` takes a tenth of all of them, and what
+            compiles has to do so in the first one only.
         steps: how long one training is, where its data have no length, or another is meant than the Job's.
         memory: the largest peak a plan may need, such as ``"20GiB"`` or bytes; ``"auto"``: what is free,
             less a tenth. Each of several ranks may need as much. A job that does not fit as it is starts
@@ -110,8 +112,7 @@ def tune(
 
     def lead() -> dict[str, Any]:
         given, limit, allowed = parse_budget(budget), parse_memory(memory), parse_allow(allow)
-        check_runs(runs, budget)
-        check_steps(steps)
+        check_length(steps, runs)
         if company.world_size > 1:
             require_searchable(company.world_size, allowed)
         asked = _Asked(given, limit, allowed, runs, steps, output_folder(Path(out), OWN), command)
@@ -154,9 +155,9 @@ def _tuned(asked: _Asked, company: Company, tell: Tell, begin: float) -> Result:
         bench = Bench(company.source, machine, ledger, tell, allow=asked.allow, memory=limit, company=company)
         stack.callback(bench.close)
         profile = bench.check()
-        bench.facts["steps"] = steps
-        length, step, given = job_steps(bench.facts), profile.step_seconds, asked.budget
-        seconds = given if given is not None else auto_budget(length, step, asked.runs)
+        bench.facts |= {"steps": steps, "runs": asked.runs}
+        length, given = job_length(bench.facts, profile), asked.budget
+        seconds = given if given is not None else auto_budget(length)
         if given is None and limit is not None:  # whether it fits is worth a search in any case
             seconds = max(seconds, BUDGETS["fast"])
         document = _run_document(bench, machine, seconds, asked.allow, limit, asked.command)
@@ -165,10 +166,11 @@ def _tuned(asked: _Asked, company: Company, tell: Tell, begin: float) -> Result:
         ledger.append("profile", dataclasses.asdict(profile))
         if bench.law:
             ledger.append("ranks", bench.law)
-        tuning = _Tuning(bench, machine, profile, folder, begin, seconds)
-        if given is None and length is not None and seconds < LEAST_SECONDS:
-            why = too_short(length, step, asked.runs)
-            return tuning.finish(Conclusion(bench.base, ONE, Outcome.TOO_SHORT, why))
+        tuning = _Tuning(bench, machine, profile, folder, begin, seconds, auto=given is None)
+        if given is None and length.steps is not None and seconds < LEAST_SECONDS:
+            return tuning.finish(Conclusion(bench.base, ONE, Outcome.TOO_SHORT, too_short(length)))
+        if told := beforehand(length, seconds, given=given is not None):
+            tell("notice", {"text": told})
         return tuning.run()
 
 
@@ -176,10 +178,18 @@ class _Tuning:
     """One run of `tune`, after the job has been checked: does what the search asks for."""
 
     def __init__(
-        self, bench: Bench, machine: Machine, profile: Profile, folder: Path, begin: float, seconds: float
+        self,
+        bench: Bench,
+        machine: Machine,
+        profile: Profile,
+        folder: Path,
+        begin: float,
+        seconds: float,
+        *,
+        auto: bool,
     ) -> None:
         self.bench, self.machine, self.profile, self.folder = bench, machine, profile, folder
-        self.begin, self.seconds = begin, seconds
+        self.begin, self.seconds, self.auto = begin, seconds, auto
         self.interrupted = False
         self.search: Search | None = None
         self.verifier: Verifier | None = None
@@ -244,6 +254,7 @@ class _Tuning:
         )
         for one in ruled_out:
             bench.refuse(Plan([one.technique]), one.reason, Code.RULED_OUT, one.predicted)
+        length = job_length(bench.facts, profile)
         setting = Setting(
             candidates=tuple(offered),
             budget_seconds=self.seconds,
@@ -253,8 +264,12 @@ class _Tuning:
             peak_bytes=bench.observed["peak_bytes"],
             base=bench.base,
             needed=bench.needed,
+            auto=self.auto,
             memory=bench.memory,
-            steps=job_steps(bench.facts),
+            steps=length.steps,
+            epoch_steps=length.epoch_steps,
+            runs=length.runs,
+            beside=dataclasses.replace(length.beside, warmup=bench.reference.warmup_seconds),
             first=known_best(bench.known.values(), offered, bench.allow, bench.needed.names),
             feeds_first=waits_for_data(profile),
             num_baselines=1 + len(registry.baselines(profile.device)),
@@ -278,8 +293,8 @@ class _Tuning:
                 return bench.measure(
                     plan, seconds=seconds, comparing=comparing, predicted=predicted, target=target
                 )
-            case LeaveOut(plan, reason, predicted):
-                return bench.refuse(plan, reason, Code.NOT_TRIED, predicted)
+            case LeaveOut(plan, reason, predicted, code):
+                return self._left_out(plan, reason, predicted, code)
             case Confirm(plan, seconds, round_seconds):
                 self._enter("confirming")
                 return bench.confirm(plan, seconds=seconds, round_seconds=round_seconds)
@@ -299,6 +314,13 @@ class _Tuning:
         done = Done(time.monotonic() - begin, chosen, warmup)
         bench.ledger.append("done", {"asked": type(request).__name__, **done.to_dict()})
         return done
+
+    def _left_out(self, plan: Plan, reason: str, predicted: tuple[float, float], code: Code) -> Trial:
+        first = not any(trial.code == code for trial in self.bench.trials)
+        if self.search is not None and self.search.cannot_pay_more and first:
+            text = "the search stops: what is left to try can save less of this training than trying it costs"
+            self.bench.on_event("notice", {"text": text})
+        return self.bench.refuse(plan, reason, code, predicted)
 
     def _enter(self, phase: str) -> None:
         if phase != self.phase:
@@ -389,6 +411,21 @@ class _Tuning:
             self.verifier.close()
         self.verifier = None
 
+    def _whole(self, speedup: Ratio, trial: Trial | None) -> dict[str, Any]:
+        """What a whole training takes with the plan of a trial, and without it; all fields of `Result`."""
+        length = job_length(self.bench.facts, self.profile) if self.search is None else self.search.length()
+        if length.steps is None:
+            return {}
+        parts = {"reference": length.reference()}
+        if self.search is None or trial is None:
+            totals = {"reference": length.reference().seconds}
+        else:
+            beside = self.search.warmup(trial), trial.evaluating
+            totals = length.foretold(speedup, *beside)
+            parts["plan"] = length.under(speedup.counts, *beside)
+        told = {name: dataclasses.asdict(part) for name, part in parts.items()}
+        return {"training_seconds": totals, "training_parts": told}
+
     def finish(self, conclusion: Conclusion) -> Result:
         """Write plan, ledger and report."""
         bench, plan, speedup = self.bench, conclusion.plan, conclusion.speedup
@@ -404,7 +441,6 @@ class _Tuning:
             _leave_compiled(Path(bench.environment["TORCHINDUCTOR_CACHE_DIR"]))
         chosen = [t for t in bench.trials if len(plan) and t.plan_id == plan.id and t.ratio is not None]
         warmups = [trial.warmup_seconds or 0.0 for trial in chosen]
-        length = self.search.length() if self.search is not None else None
         measured = self.search.measured if self.search is not None else {}
         result = Result(
             plan=plan,
@@ -416,7 +452,7 @@ class _Tuning:
             break_even_steps=_break_even(chosen[-1]) if chosen else None,
             warmup_seconds=warmups[-1] if chosen else None,
             cold_warmup_seconds=max(warmups) if chosen else None,
-            training_seconds=length.foretold(speedup, warmups[-1]) if chosen and length else {},
+            **self._whole(speedup, chosen[-1] if chosen else None),
             long_plan=long_plan,
             input_pipeline=bench.input_pipeline,
             waterfall=waterfall(plan, speedup, measured, bench.needed),
@@ -446,6 +482,22 @@ def _leave_compiled(cache: Path) -> None:
     usual = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or cache_folder()
     with contextlib.suppress(OSError):  # a full disk costs only the time that this would spare
         shutil.copytree(cache, usual, dirs_exist_ok=True)
+
+
+def job_length(facts: dict[str, Any], profile: Profile) -> Length:
+    """How long a training is by what was seen of it before the search; its first steps are not known yet."""
+    steps, epoch_steps, epochs = job_steps(facts), facts["steps_per_epoch"], facts["epochs"]
+    if facts.get("steps") and epoch_steps:
+        epochs = math.ceil(facts["steps"] / epoch_steps)
+    found = profile.features
+    beside = Beside(
+        start=facts.get("start_seconds", 0.0),
+        evaluation=found.get("evaluation_seconds") or 0.0,
+        evaluations=epochs if facts["has_metric"] else 0,
+        checkpoint=found.get("checkpoint_seconds", 0.0),
+        end=found.get("end_seconds", 0.0) + facts.get("exit_seconds", 0.0),
+    )
+    return Length(steps, profile.step_seconds, beside, facts.get("runs", 1), epoch_steps)
 
 
 def job_steps(facts: dict[str, Any]) -> int | None:

@@ -71,6 +71,11 @@ class LengthBucketing(Technique):
         return f"{words.percent(after)} of a batch is padding instead of {words.percent(before)}"
 
     @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> list[Technique]:
+        """One, where samples can be asked for by number."""
+        return [cls()] if profile.has_index else []
+
+    @classmethod
     def gain(cls, profile: Profile, machine: Machine) -> tuple[float, float]:
         """Steps on less padding; how much there is only the lengths can tell."""
         return (0.95, 1.5)

@@ -1,0 +1,93 @@
+"""What a training takes beside its steps: evaluations cut short, checkpoints that leave nothing."""
+
+import dataclasses
+import time
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import vivace
+from vivace.measuring import beside
+from vivace.measuring.beside import evaluation_seconds, saving_seconds
+from vivace.measuring.worker import Worker
+from vivace.plan import Plan
+from vivace.session.opening import start
+from vivace.testing.jobs import mlp
+
+NUM_BATCHES = 40
+BATCH_SECONDS = 0.01
+
+
+class Metric:
+    """Takes a known time a batch, and counts what it has seen."""
+
+    def __init__(self):
+        self.seen = 0
+
+    def __call__(self, model, batches):
+        assert not model.training
+        for _ in batches:
+            self.seen += 1
+            time.sleep(BATCH_SECONDS)
+        return 1.0
+
+
+def held_out():
+    inputs = torch.randn(4 * NUM_BATCHES, 8)
+    return DataLoader(TensorDataset(inputs, inputs[:, 0]), batch_size=4)
+
+
+def timed(job, seconds):
+    with start(job, Plan(), vivace.inspect()) as session:
+        found = evaluation_seconds(session, job, seconds)
+        assert all(model.training for model in session.build.models)
+    return found
+
+
+@pytest.mark.parametrize(("seconds", "whole"), [(60.0, True), (0.05, False)])
+def test_a_long_evaluation_is_cut_short_and_foretold_by_its_length(seconds, whole):
+    metric = Metric()
+    found = timed(dataclasses.replace(mlp(), metric=metric, validation=held_out), seconds)
+    assert (metric.seen == NUM_BATCHES) is whole
+    assert metric.seen >= beside.FEWEST_BATCHES
+    assert found >= 0.9 * NUM_BATCHES * BATCH_SECONDS
+
+
+def test_of_validation_data_without_a_length_what_was_seen_counts():
+    metric = Metric()
+    job = dataclasses.replace(mlp(), metric=metric, validation=lambda: iter(held_out()))
+    assert timed(job, 0.05) >= metric.seen * BATCH_SECONDS
+    assert metric.seen < NUM_BATCHES
+
+
+def test_without_a_metric_or_with_one_that_fails_nothing_is_known():
+    def failing(model, batches):
+        raise ValueError("no class 3 in it")
+
+    assert timed(dataclasses.replace(mlp(), metric=None), 1.0) is None
+    assert timed(dataclasses.replace(mlp(), metric=failing, validation=held_out), 1.0) is None
+
+
+def test_a_checkpoint_is_timed_and_gone(tmp_path, monkeypatch):
+    job = mlp()
+    with start(job, Plan(), vivace.inspect()) as session:
+        checkpoint, end = saving_seconds(session, tmp_path)
+        assert 0 < end <= checkpoint
+        monkeypatch.setattr(beside, "LARGEST_BYTES", 64)  # so that only a part is written
+        assert saving_seconds(session, tmp_path)[0] > checkpoint / 10
+        assert saving_seconds(session, tmp_path / "gone") == (0.0, 0.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_check_says_how_long_the_job_takes_to_start(tmp_path):
+    def slow_data():
+        time.sleep(0.2)
+        return mlp().data()
+
+    job = dataclasses.replace(mlp(), data=slow_data, metric=Metric(), validation=held_out)
+    worker = Worker(job, vivace.inspect().to_dict())
+    assert worker.check()["start_seconds"] >= 0.2
+    features = worker.profile(folder=str(tmp_path))["features"]
+    assert features["evaluation_seconds"] >= 0.9 * NUM_BATCHES * BATCH_SECONDS
+    assert features["checkpoint_seconds"] >= features["end_seconds"] > 0
