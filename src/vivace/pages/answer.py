@@ -56,6 +56,11 @@ def ending(answer: Answer, console: Console) -> None:
         console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
+def lines(answer: Answer, width: int) -> list[str]:
+    """The same as plain text, for a stream that is a script's own."""
+    return [line for line, _ in _lines(answer, width)]
+
+
 def _lines(answer: Answer, width: int) -> list[tuple[str, str]]:
     first = [(line, _STYLES[answer.tone]) for line in _folded(answer.title + ".", width, 3)]
     colour = {True: "green", False: "red", None: "yellow"}[answer.same_kept]
@@ -75,9 +80,9 @@ def _parts(answer: Answer, width: int, room: int) -> list[str]:
     """The plan's techniques under their title: folded where there is room for it, else a line each."""
     if not answer.parts or room < 2:
         return []
-    title = _plain(f"{answer.title_of_parts}:")
+    title = in_letters(f"{answer.title_of_parts}:")
     column = max(len(name) for name, _ in answer.parts)
-    lines = [_plain(f"  {printable(name):<{column}}  {printable(told)}") for name, told in answer.parts]
+    lines = [in_letters(f"  {printable(name):<{column}}  {printable(told)}") for name, told in answer.parts]
     hanging = textwrap.TextWrapper(
         width, subsequent_indent=" " * (column + 4), break_on_hyphens=False, break_long_words=False
     )
@@ -101,7 +106,7 @@ def capital(text: str) -> str:
 
 def _folded(text: str, width: int, most: int) -> list[str]:
     """At most so many lines, between words."""
-    lines = textwrap.wrap(_plain(printable(text)), width, break_on_hyphens=False, break_long_words=False)
+    lines = textwrap.wrap(in_letters(printable(text)), width, break_on_hyphens=False, break_long_words=False)
     return lines if len(lines) <= most else [*lines[: most - 1], _cut(" ".join(lines[most - 1 :]), width)]
 
 
@@ -110,7 +115,7 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 3].rpartition(" ")[0].rstrip(" ,;:(") + " ..."
 
 
-def _plain(text: str) -> str:
+def in_letters(text: str) -> str:
     """The signs of ratios and intervals in letters that every terminal has: ``2.31x (2.24-2.38)``."""
     return text.translate(_ASCII)
 
