@@ -45,7 +45,7 @@ def test_details_are_the_ledger_before_the_answer(monkeypatch):
     for text in (
         "1.50x (1.30-1.70)",
         "9 of 5 off",
-        "0.70x on a copy",
+        "0.70x as fast on a copy",
         "adopted at step 60",
         "step 260",
         "400",

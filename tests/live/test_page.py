@@ -24,7 +24,7 @@ def test_the_answer_comes_first_and_everything_tried_stands_below():
     ]
     places = [text.index(words) for words in order]
     assert places == sorted(places)
-    assert "0.70x on a copy of the step" in text
+    assert "0.70x as fast on a copy of a step" in text
     assert "the update of &lt;head&gt; is 9 of 5 off" in text
     assert "<script" not in text
     assert "step 260" in text

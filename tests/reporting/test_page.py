@@ -125,6 +125,19 @@ def test_each_section_shows_its_figures(section, figures, ledger, tune_folder):
         assert figure in text, section
 
 
+@pytest.mark.parametrize(
+    "name", ["run.html", "profile.html", "compress.html", "sweep.html", "model_card.html"]
+)
+def test_the_folder_of_another_verb_has_its_page_already(name, tmp_path):
+    """Nothing is written beside it: a run of a script would refuse a folder with another's file in it."""
+    (tmp_path / "run.json").write_text('{"outcome": "faster", "steps": 3}')
+    (tmp_path / name).write_text("<p>")
+    assert vivace.report(tmp_path) == tmp_path / name
+    assert not (tmp_path / "report.html").exists()
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}')
+    assert vivace.report(tmp_path).name == "report.html"
+
+
 def test_trials_are_sorted_by_ratio(ledger, tune_folder):
     text = read(tune_folder(ledger)).text
     table = text[text.index("Pays after") : text.index("Refused and failed")]

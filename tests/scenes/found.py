@@ -24,7 +24,7 @@ FASTER = {
             "answer": "not_kept",
             "verdict": {**VERDICT, "kept": False, "reason": "the update of <head> is 9 of 5 off"},
         },
-        {"plan": {"channels_last": {}}, "answer": "0.70x on a copy of the step"},
+        {"plan": {"channels_last": {}}, "answer": "0.70x as fast on a copy of a step"},
     ],
     "ratio": RATIO,
     "saved_seconds": 25.0,

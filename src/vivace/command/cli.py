@@ -531,7 +531,7 @@ def advise(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="--out of a tune or train run")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="--out of a tune or train run")],
     beside: Annotated[
         Path | None, typer.Option(metavar="DIR", help="another training, its metric on the same axis")
     ] = None,
@@ -547,7 +547,7 @@ def report(
         page = run(folder, beside=beside)
         out.document({"report_path": str(page)})
         out.show(lambda console: terminal(folder, console))
-        out.say(f"\npage  {page}")
+        out.say(f"\nPage: {page}")
 
 
 # Below the others, as they are listed.

@@ -10,6 +10,7 @@ from vivace.ledger import Ratio
 from vivace.pages.answer import Answer
 from vivace.plan import Plan
 
+TRIED = "What was tried (speed of a step beside the run as it is)"
 LEAST_SECONDS = 0.5  # saved, to be worth telling
 BY_PROCESSOR = "the processor's own clock, as others use the processor: no seconds are claimed"
 
@@ -75,7 +76,7 @@ def searched(document: dict[str, Any], command: str) -> Answer:
         "page": document["report_path"] or "",
     }
     if document["outcome"] != "faster":
-        title, parts = "What was tried", tuple(came_of(document))
+        title, parts = TRIED, tuple(came_of(document))
         reason = f"No plan: {document['reason']}".rstrip(".")
         return Answer(sentence=reason, tone="plain", title_of_parts=title, parts=parts, **known)
     ratio = Ratio(**document["speedup"])
@@ -98,7 +99,7 @@ def _as_it_was(document: dict[str, Any], shown: dict[str, Any]) -> Answer:
     return Answer(
         sentence=sentence,
         tone="plain",
-        title_of_parts="What was tried",
+        title_of_parts=TRIED,
         parts=tuple(came_of(document)),
         next=(document["next"],) if "next" in document else (),
         **shown,
@@ -169,7 +170,7 @@ def details(
     told += [looked_at(r) for r in records if r.get("record") == "watched"]
     run = list(answer_of(document, "").facts)
     sections = (
-        ("What was tried, its speed against the run as it is", tried),
+        (TRIED, tried),
         ("What happened", told),
         ("The run", run),
     )
