@@ -290,6 +290,15 @@ def test_a_plan_for_longer_trainings_stands_beside_the_plan(ledger, tune_folder)
     assert "9 s where nothing is compiled yet 200 ms" in text
 
 
+def test_a_plan_that_makes_one_training_longer_is_no_gain(ledger, tune_folder):
+    """Its steps are faster, and the training is over before its warm-up is gained back."""
+    ledger[-1] |= {"job_steps": 4, "training_seconds": {"reference": 0.003, "plan": 0.62}}
+    text = read(tune_folder(ledger)).text
+    assert "One training of 4 steps gains nothing: 3.00 ms as it is, 620 ms under the plan" in text
+    assert "\N{RIGHTWARDS ARROW} 620 ms" not in text
+    assert "vivace train examples/imagenet.py:job --plan" not in text
+
+
 @pytest.mark.parametrize("low", [0.99, 1.0])
 def test_a_gain_inside_the_noise_is_not_called_faster(low, ledger, tune_folder):
     ledger[-1]["speedup"] = {"estimate": 1.02, "low": low, "high": 1.05}
