@@ -264,7 +264,7 @@ def test_a_wide_interval_is_no_estimate_on_the_page(ledger, tune_folder):
     assert "at least 1.12× 1.12–340" in text
     assert "bf16_autocast 2.02× +80 %" in text
     ledger[-1]["speedup"] = {"estimate": 2.1, "low": 1.4, "high": 3.24}
-    assert "at least 1.40× as fast as strict fp32 (1.40–3.24)" in read(tune_folder(ledger)).text
+    assert "At least 1.40× as fast as strict fp32 (1.40–3.24)" in read(tune_folder(ledger)).text
 
 
 def test_a_plan_for_longer_trainings_stands_beside_the_plan(ledger, tune_folder):

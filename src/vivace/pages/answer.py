@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 MOST_LINES = 12  # of an ending
 MOST_PARTS = 8  # of a plan on the first screen
 _STYLES = {"good": "bold", "plain": "bold", "open": "bold yellow", "bad": "bold red"}
-_ASCII = str.maketrans({"\N{MULTIPLICATION SIGN}": "x", "\N{EN DASH}": "-", "\N{RIGHTWARDS ARROW}": "->"})
+_ASCII = str.maketrans(
+    {
+        "\N{MULTIPLICATION SIGN}": "x",
+        "\N{EN DASH}": "-",
+        "\N{MINUS SIGN}": "-",
+        "\N{RIGHTWARDS ARROW}": "->",
+    }
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +54,7 @@ class Answer:
     @property
     def title(self) -> str:
         """Figure and sentence as plain text."""
-        return f"{self.figure} {self.sentence}".strip()
+        return capital(f"{self.figure} {self.sentence}".strip())
 
 
 def ending(answer: Answer, console: Console) -> None:
@@ -100,8 +107,8 @@ def _last(answer: Answer) -> list[str]:
 
 
 def capital(text: str) -> str:
-    """A sentence begins with a large letter, unless with a name such as `bf16_autocast`; all else stays."""
-    return text if "_" in text.split(" ", 1)[0] else text[:1].upper() + text[1:]
+    """A sentence begins with a large letter, unless with a name such as `bf16_autocast`, or of a file."""
+    return text if {"_", "."} & set(text.split(" ", 1)[0]) else text[:1].upper() + text[1:]
 
 
 def _folded(text: str, width: int, most: int) -> list[str]:
