@@ -15,6 +15,7 @@ ENV PIP_EXTRA_INDEX_URL=$EXTRA_INDEX
 RUN scripts/setup torch
 
 FROM base AS checked
+RUN scripts/browser
 RUN scripts/check
 RUN scripts/test
 RUN scripts/test --lowest

@@ -1,4 +1,6 @@
-"""Write docs/generated: techniques from their cards, names from docstrings, GPUs from the catalogue."""
+"""Write docs/generated: techniques from their cards and the records, names from docstrings, GPUs from the
+catalogue.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from typing import Any
 
 import frameworks_guide
 import gpu_guide
+import measured_gains
 
 import vivace
 from vivace.technique import Technique, registry
@@ -60,7 +63,7 @@ def technique_section(cls: type[Technique]) -> str:
     lines += [f"| {key} | {value} |" for key, value in rows.items()]
     if "cuda" in card.devices and "cuda" not in card.measured_on:
         lines.append("\n**Never run on a GPU**: written for one, tested on CPU only.")
-    return "\n".join([*lines, "", settings_table(cls)])
+    return "\n".join([*lines, "", settings_table(cls), measured_gains.table(cls.name)])
 
 
 def settings_table(cls: type[Technique]) -> str:

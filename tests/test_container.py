@@ -38,9 +38,34 @@ def test_the_image_has_the_packages_of_continuous_integration():
 
 
 def test_the_image_is_checked_by_the_steps_of_continuous_integration():
-    steps = re.findall(r"^(scripts/.*?) \|\| status=1$", PIPELINE, re.MULTILINE)
-    assert steps
+    steps = re.findall(r"^(scripts/.*?)(?: \|\| status=1)?$", PIPELINE, re.MULTILINE)
+    assert steps[:2] == ["scripts/browser", "scripts/check"]
     assert re.findall(r"^RUN (.*)$", stage("checked"), re.MULTILINE) == steps
+
+
+@pytest.mark.parametrize(
+    ("programs", "said"),
+    [
+        ({"chromium": "exit 1"}, ""),  # there already: nothing is asked of it
+        ({}, "there is no apt-get"),
+        ({"apt-get": "exit 0", "id": "echo 1000"}, "only root"),
+        ({"apt-get": "exit 100", "id": "echo 0"}, "the lists of packages cannot be read"),
+        ({"apt-get": '[ "$1" = update ]', "id": "echo 0"}, "Chromium cannot be installed"),
+        ({"apt-get": 'echo "$@" >>asked', "id": "echo 0"}, ""),
+    ],
+)
+def test_where_no_browser_can_be_had_everything_goes_on(tmp_path, programs, said):
+    for name in ("bash", "env", "timeout"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    for name, does in programs.items():
+        (tmp_path / name).write_text(f"#!{tmp_path / 'bash'}\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    command, environment = [tmp_path / "bash", ROOT / "scripts" / "browser"], {"PATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert said in done.stderr
+    assert bool(said) == bool(done.stderr)
+    asked = tmp_path / "asked"
+    assert not asked.exists() or asked.read_text().splitlines()[-1].endswith(" chromium")
 
 
 def test_the_image_starts_the_command_of_the_environment_that_it_made():

@@ -220,7 +220,7 @@ def test_a_job_without_validation_hears_that(data, told):
 
 def test_a_wide_interval_is_told_by_its_lower_end():
     assert answer(speedup=Ratio(2.1, 1.4, 3.24)).startswith(
-        "at least 1.40x as fast as strict fp32 (1.40-3.24). Same model: not verified yet."
+        "At least 1.40x as fast as strict fp32 (1.40-3.24). Same model: not verified yet."
     )
 
 

@@ -1,12 +1,18 @@
 """The page of a compression: the chart shows what was judged."""
 
 import dataclasses
+import io
+import runpy
+from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
+from rich.console import Console
 
 from vivace.compressing.answering import answer
 from vivace.compressing.page import chart, front, render
 from vivace.compressing.result import Compressed, Tried
+from vivace.compressing.table import draw
 from vivace.ledger import Ratio
 from vivace.serving.forms import FORMS
 
@@ -59,6 +65,19 @@ def test_every_answer_stands_on_the_page(found):
     for one in found.tried[1:]:
         assert one.status in page
         assert one.reason in page
+
+
+def test_the_details_fit_80_columns_and_no_name_is_cut():
+    scene = runpy.run_path(str(Path(__file__).parents[1] / "scenes" / "found.py"))
+    console = Console(file=io.StringIO(), width=80)
+    draw(scene["compressed"](), console, details=True)
+    text = console.file.getvalue()
+    commands = [line for line in text.splitlines() if line.startswith("Next: ")]
+    assert max(cell_len(line) for line in text.splitlines() if line not in commands) <= 80
+    assert "…" not in text
+    for form in FORMS:
+        assert form.name in text
+        assert form.does.split()[0] in text
 
 
 def test_the_fastest_of_what_too_few_samples_leave_open_is_told_first(found):

@@ -447,7 +447,7 @@ def test_a_fault_of_ours_does_not_reach_the_script(watched, only, register, monk
     monkeypatch.setattr(owner, name, fails)
     mine, _ = watched(lambda: train(40), plan)
     said = capsys.readouterr().err
-    assert "planted" in said or "vivace: this run was left as it is" in said
+    assert "planted" in said or "vivace: This run was left as it is" in said
     if plan is None:
         assert same_weights(mine, train(40))
 

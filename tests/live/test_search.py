@@ -15,7 +15,8 @@ import vivace
 from vivace.errors import FolderError, InputError
 from vivace.files import take_lock
 from vivace.live import cover
-from vivace.live.search import _searched, lines, search
+from vivace.live.answering import searched as answer_of
+from vivace.live.search import _searched, search
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SOURCE = Path(vivace.__file__).parents[1]
@@ -102,7 +103,7 @@ def test_a_plan_is_found_and_nothing_is_kept_of_what_the_script_wrote(folders, t
     assert vivace.Plan.load(tmp_path / "out/plan.toml").names == tuple(told["plan"])
     assert told["steps"] < 1000
     assert result.exit_code == 0
-    assert any("vivace run --plan" in line for line in lines(told))
+    assert answer_of(told, "python train.py").next[0].startswith("vivace run --plan")
     assert list((tmp_path / "disk").iterdir()) == []
 
 
@@ -231,7 +232,7 @@ def test_what_was_only_refused_is_no_measurement(tmp_path):
     told = _searched(tmp_path, Path("runs/tune"), "python a.py", 0).to_dict()
     assert told["outcome"] == "nothing_tried"
     assert told["trials"] == [{"techniques": ["a"], "status": "refused", "reason": "cannot", "ratio": None}]
-    assert lines(told)[0] == "no plan: because"
+    assert answer_of(told, "python a.py").title == "No plan: because"
 
 
 def test_a_script_in_a_long_step_is_asked_to_say_what_it_found(folders, tmp_path, monkeypatch):

@@ -125,6 +125,19 @@ def test_each_section_shows_its_figures(section, figures, ledger, tune_folder):
         assert figure in text, section
 
 
+@pytest.mark.parametrize(
+    "name", ["run.html", "profile.html", "compress.html", "sweep.html", "model_card.html"]
+)
+def test_the_folder_of_another_verb_has_its_page_already(name, tmp_path):
+    """Nothing is written beside it: a run of a script would refuse a folder with another's file in it."""
+    (tmp_path / "run.json").write_text('{"outcome": "faster", "steps": 3}')
+    (tmp_path / name).write_text("<p>")
+    assert vivace.report(tmp_path) == tmp_path / name
+    assert not (tmp_path / "report.html").exists()
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}')
+    assert vivace.report(tmp_path).name == "report.html"
+
+
 def test_trials_are_sorted_by_ratio(ledger, tune_folder):
     text = read(tune_folder(ledger)).text
     table = text[text.index("Pays after") : text.index("Refused and failed")]
@@ -251,7 +264,7 @@ def test_a_wide_interval_is_no_estimate_on_the_page(ledger, tune_folder):
     assert "at least 1.12× 1.12–340" in text
     assert "bf16_autocast 2.02× +80 %" in text
     ledger[-1]["speedup"] = {"estimate": 2.1, "low": 1.4, "high": 3.24}
-    assert "at least 1.40× as fast as strict fp32 (1.40–3.24)" in read(tune_folder(ledger)).text
+    assert "At least 1.40× as fast as strict fp32 (1.40–3.24)" in read(tune_folder(ledger)).text
 
 
 def test_a_plan_for_longer_trainings_stands_beside_the_plan(ledger, tune_folder):
@@ -275,6 +288,15 @@ def test_a_plan_for_longer_trainings_stands_beside_the_plan(ledger, tune_folder)
     assert "3.3 s → 2.7 s for one training of 330 steps, all included; a step is 2.31× as fast" in text
     assert "after 514 steps, and this job takes 330: one run does not gain by it" in text
     assert "9 s where nothing is compiled yet 200 ms" in text
+
+
+def test_a_plan_that_makes_one_training_longer_is_no_gain(ledger, tune_folder):
+    """Its steps are faster, and the training is over before its warm-up is gained back."""
+    ledger[-1] |= {"job_steps": 4, "training_seconds": {"reference": 0.003, "plan": 0.62}}
+    text = read(tune_folder(ledger)).text
+    assert "One training of 4 steps gains nothing: 3.00 ms as it is, 620 ms under the plan" in text
+    assert "\N{RIGHTWARDS ARROW} 620 ms" not in text
+    assert "vivace train examples/imagenet.py:job --plan" not in text
 
 
 @pytest.mark.parametrize("low", [0.99, 1.0])

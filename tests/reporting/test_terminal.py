@@ -150,3 +150,8 @@ def test_the_limit_of_loading_stands_on_the_page_too(features, told, ledger, tun
     text = told or ("<b>2 cores can load 410" if limited else "")
     assert (f"Loading: {text.replace('<', '&lt;').replace('>', '&gt;')}." in page) is bool(text)
     assert (f"Loading: {text}." in shown(folder)) is bool(text)
+
+
+def test_of_another_verb_it_says_whose_folder_it_is(tmp_path):
+    (tmp_path / "compress.html").write_text("<p>")
+    assert "vivace compress" in shown(tmp_path)

@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import importlib
 import os
+import shlex
 import sys
 from functools import partial
 from pathlib import Path
@@ -249,9 +250,9 @@ def tune(
                 "--device": device,
                 "--allow": allow != "rounding",
                 "--steps": steps is not None,
-                "--details": details,
             }
-            _tune_script(words, budget, out, [option for option, given in needing.items() if given], shown)
+            _refuse_options_of_a_job([option for option, given in needing.items() if given])
+            _tune_script(words, budget, out, details, shown)
             return
         job = words[0]
         from vivace.command.endings import tuned
@@ -281,19 +282,21 @@ def tune(
         shown.exit_code = result.exit_code
 
 
-def _tune_script(words: list[str], budget: str, out: Path, needing_a_job: list[str], shown: Screen) -> None:
-    if needing_a_job:
-        raise InputError(
-            f"{needing_a_job[0]} needs a JOB: a script is tuned as it is, on its own device and steps"
-        )
-    from vivace.live.search import BUDGET_SECONDS, lines, search
+def _refuse_options_of_a_job(given: list[str]) -> None:
+    """Raises InputError for the first option that a script has no use for."""
+    if given:
+        raise InputError(f"{given[0]} needs a JOB: a script is tuned as it is, on its own device and steps")
+
+
+def _tune_script(words: list[str], budget: str, out: Path, details: bool, shown: Screen) -> None:
+    from vivace.command.endings import searched
+    from vivace.live.search import BUDGET_SECONDS, search
     from vivace.measuring.budget import parse_budget
 
     seconds = parse_budget(budget)
     result = search(words, out=out, budget_seconds=seconds or BUDGET_SECONDS)
     shown.document(result.to_dict())
-    for line in lines(result.document):
-        shown.say(line)
+    shown.show(lambda console: searched(result, shlex.join(words), out, console, details=details))
     shown.exit_code = result.exit_code
 
 
@@ -364,6 +367,7 @@ def run(
     plan: Annotated[Path | None, typer.Option(help="act under this plan from the first steps on")] = None,
     out: Annotated[Path, typer.Option(help="folder for plan and ledger")] = Path("runs/run"),
     device: OnDevice = None,
+    details: Details = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -388,12 +392,13 @@ def run(
                 script_output=shown.script_output,
                 script_input=shown.script_input,
                 quiet=quiet,
+                details=details,
             )
             shown.document(result.to_dict())
             shown.exit_code = result.exit_code
             return
         shown.give_back()
-        become(words, plan, out, quiet=quiet)
+        become(words, plan, out, quiet=quiet, details=details)
 
 
 @app.command()
@@ -526,7 +531,7 @@ def advise(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="--out of a tune or train run")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="--out of a tune or train run")],
     beside: Annotated[
         Path | None, typer.Option(metavar="DIR", help="another training, its metric on the same axis")
     ] = None,
@@ -542,7 +547,7 @@ def report(
         page = run(folder, beside=beside)
         out.document({"report_path": str(page)})
         out.show(lambda console: terminal(folder, console))
-        out.say(f"\npage  {page}")
+        out.say(f"\nPage: {page}")
 
 
 # Below the others, as they are listed.

@@ -17,6 +17,7 @@ from vivace.reporting.tables import details as draw_details
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from vivace.live.search import Searched
     from vivace.sweeping.result import Swept
     from vivace.training.training import Run
     from vivace.tuning.result import Result
@@ -60,6 +61,25 @@ def swept(result: Swept, console: Console, *, details: bool = False) -> None:
     found = answer_of(result)
     console.print()
     ending(dataclasses.replace(found, page=short(found.page)), console)
+
+
+def searched(
+    result: Searched, command: str, folder: Path, console: Console, *, details: bool = False
+) -> None:
+    """What `tune` found on a script's own steps, and with `details` all that its page holds."""
+    from vivace.command.options import draw_rows
+    from vivace.ledger import Ledger
+    from vivace.live import answering
+    from vivace.live.errand import LEDGER
+
+    sections = answering.details(result.document, Ledger(folder / LEDGER).read()) if details else []
+    console.print()
+    for title, rows in sections:
+        console.print(f"{title}:", markup=False, highlight=False)
+        draw_rows((), [list(row) for row in rows], console)
+        console.print()
+    found = answering.searched(result.document, command)
+    ending(dataclasses.replace(found, page=short(found.page) if found.page else ""), console)
 
 
 def _content(folder: Path, **known: object) -> Content:

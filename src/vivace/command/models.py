@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -64,7 +65,7 @@ def compress(
     """
     with screen(as_json, quiet, debug, device or "cpu", forks=True) as shown:
         require_processor("compress", device)
-        from vivace.command.progress import CompressProgress
+        from vivace.command.progress import CompressProgress, short
         from vivace.compressing import compress as find
         from vivace.compressing.table import draw
 
@@ -82,7 +83,8 @@ def compress(
                 on_event=progress,
             )
         shown.document(result.to_dict())
-        shown.show(lambda console: draw(result, console, details=details))
+        brief = dataclasses.replace(result, page_path=short(result.page_path))
+        shown.show(lambda console: draw(brief, console, details=details))
         shown.exit_code = result.exit_code
 
 
@@ -114,6 +116,7 @@ def export(
     """
     with screen(as_json, quiet, debug, device or "cpu") as shown:
         require_processor("export", device)
+        from vivace.command.progress import short
         from vivace.exporting import export as write
         from vivace.exporting import in_words
         from vivace.exporting.answering import COLUMNS, answer, rows
@@ -131,7 +134,8 @@ def export(
         shown.document(result.to_dict())
         if details:
             shown.show(lambda console: draw_rows(COLUMNS, rows(result), console))
-        shown.show(lambda console: ending(answer(result), console))
+        brief = dataclasses.replace(result, page_path=short(result.page_path))
+        shown.show(lambda console: ending(answer(brief), console))
         shown.exit_code = result.exit_code
 
 

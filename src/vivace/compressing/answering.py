@@ -52,7 +52,7 @@ def _sentence(found: Compressed) -> str:
     if winner is reference:
         return f"No form is better than your model as it is, at a batch of {found.batch}"
     return (
-        f"with {winner.name}: {words.duration(winner.p50)} a call instead of "
+        f"with {winner.name} ({winner.does}): {words.duration(winner.p50)} a call instead of "
         f"{words.duration(reference.p50)}, at a batch of {found.batch}"
     )
 

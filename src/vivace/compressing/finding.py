@@ -272,7 +272,9 @@ def _notes(facts: dict[str, Any], tried: list[Tried], search: Search, seconds: f
     elif search.interrupted:
         found.append("interrupted: all forms were tried, and the best was not measured again")
     elif search.ended_early:
-        found.append(f"the budget of {duration(seconds)} ended before {count(left, 'form')} more")
+        found.append(
+            f"the budget of {duration(seconds)} ended before {count(left, 'more form')} could be tried"
+        )
     if facts["metric_data"] == "training":
         found.append("the metric is of the training data: the job has no validation data of its own")
     if not facts["whole"]:

@@ -60,7 +60,7 @@ def answer(found: Exported) -> Answer:
 
 
 def _same(found: Exported) -> str:
-    sizes = f"{found.samples} of your samples, in batches of {min(found.batches)} to {max(found.batches)}"
+    sizes = f"{found.samples:,} of your samples, in batches of {min(found.batches)} to {max(found.batches)}"
     if not found.kept:
         return f"Same model: no. {capital(found.reason)} ({sizes})"
     if found.change is None:
@@ -82,8 +82,8 @@ def _call(found: Exported) -> tuple[tuple[str, str], ...]:
 def _told(check: dict[str, object]) -> str:
     if check["problem"]:
         return str(check["problem"])
-    times = f"{words.number(check['envelopes'])} times as far off as rounding makes it"
-    return f"{times}, {words.number(check['largest'])} at most"
+    times = words.number(check["envelopes"])
+    return f"off by {times} times what rounding alone causes, {words.number(check['largest'])} at most"
 
 
 def _layers(layers: dict[str, Any]) -> str:
@@ -93,7 +93,7 @@ def _layers(layers: dict[str, Any]) -> str:
     known = [one["envelopes"] for one in layers["checks"] if one["envelopes"] is not None]
     if not known:
         return compared
-    return f"{compared}, the worst {words.number(max(known))} times as far off as rounding makes it"
+    return f"{compared}, the worst off by {words.number(max(known))} times what rounding alone causes"
 
 
 def _facts(found: Exported) -> list[tuple[str, str]]:

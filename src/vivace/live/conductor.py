@@ -383,7 +383,7 @@ class Conductor:
             else:
                 self._note(plan, "not_faster", verdict, comparison)
         if not base.techniques:
-            self.reason = "nothing that could be tried was faster and the same"
+            self.reason = "nothing that was tried is faster and trains the same model"
             self.reason += f"; of its model's calls nothing was tried: {self.rest}" if self.rest else ""
         return base
 
@@ -397,7 +397,7 @@ class Conductor:
             self._note(plan, reason)
         for plan, ratio in times.items():
             if ratio < HOPELESS:
-                self._note(plan, f"{ratio:.2f}x on a copy of the step")
+                self._note(plan, f"{ratio:.2f}x as fast on a copy of a step")
         hopeful = [plan for plan, ratio in times.items() if ratio >= HOPELESS]
         hopeful.sort(key=lambda plan: times[plan] / (1.0 + PRECISION_COSTS * lowers(plan)), reverse=True)
         return [plans[plan] for plan in hopeful]

@@ -5,27 +5,34 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
+from vivace.errors import printable
 from vivace.files import replace_text
+from vivace.live.answering import answer_of, details
 from vivace.live.errand import DOCUMENT, PAGE, PLAN
 from vivace.live.loop import Loop
+from vivace.pages.answer import in_letters, lines
+
+PREFIX = "vivace: "  # before every line on a stream that is the script's
 
 
 def tell(loop: Loop) -> None:
-    """Write the document and say it in a few lines."""
+    """Write the document, its page, and say it in a few lines."""
     document = document_of(loop)
+    if document["steps"] and not document["plan"]:
+        document["next"] = f"vivace profile -- {loop.errand.command}"
+    records = loop.conductor.ledger.read() if loop.conductor is not None else []
     if loop.errand.search_seconds is None and not loop.errand.quiet:  # else the one who asked says it
-        for line in lines(document):
-            print(f"vivace: {line}", file=sys.stderr)
-        sys.stderr.flush()
+        told = said(document, loop.errand.command, records if loop.errand.details else None)
+        print(*told, sep="\n", file=sys.stderr, flush=True)
     replace_text(Path(loop.errand.folder) / DOCUMENT, json.dumps(document))
     if loop.conductor is not None and document["tried"]:
         from vivace.live.page import page
 
-        records = loop.conductor.ledger.read()
         replace_text(Path(loop.errand.folder) / PAGE, page(document, records, loop.errand.command))
 
 
@@ -111,55 +118,12 @@ def _why_nothing_was_seen() -> str:
     return "no training step of torch was seen"
 
 
-def lines(document: dict[str, Any]) -> list[str]:
-    """The sentences for the person."""
-    problems = [text.strip().splitlines()[-1] for text in document["problems"]]
-    notes = [f"a part switched itself off: {text}" for text in problems[:1]]
-    if document["only_the_rest"] and document["plan"]:
-        notes.append(f"its model's calls are as they were: {document['only_the_rest']}")
-    if document["outcome"] == "faster":
-        ratio, watched = document["ratio"], document["watched"]
-        times = "once" if watched == 1 else f"{watched} times"
-        saved = document["saved_seconds"]
-        if saved is None:  # others use the processor: how long the run would have taken is not known
-            begun = "its steps take less of the processor's time"
-        elif saved >= 0.5:
-            begun = f"saved at least {saved:.0f} s of this run"
-        else:
-            begun = "found a faster plan, too late for this run"
-        shown = f"{ratio['estimate']:.2f}x, {ratio['low']:.2f}-{ratio['high']:.2f}"
-        return [
-            f"{begun} ({shown}, by {' + '.join(document['plan'])}), "
-            f"same model: watched {times}, worst {document['worst']:.1f} of {document['limit']:.0f}",
-            f"next time: {document['next']}",
-            f"in your own code: {document['in_your_code']}; what was tried: {document['page']}",
-            *notes,
-        ]
-    if document["outcome"] == "taken_back":
-        return [
-            f"a plan acted for {document['plan_steps']} steps and was taken back: {document['reason']}",
-            *notes,
-        ]
-    tried = _briefly(document)
-    more = f" ({'; '.join(tried)})" if tried else ""
-    page = [f"what was tried: {document['page']}"] if "page" in document else []
-    return [f"this run was left as it is: {document['reason']}{more}", *page, *notes]
-
-
-def _briefly(document: dict[str, Any]) -> list[str]:
-    """What came of each plan that was tried; a reason that several share, or that is told already, once."""
-    ratios: list[str] = []
-    told = document["reason"], document["only_the_rest"]  # the first holds the other
-    reasons: dict[str, list[str]] = {reason: [] for reason in told}
-    for entry in document["tried"]:
-        name = " + ".join(entry["plan"]) or "nothing"
-        if "wall" in entry:
-            ratio = entry["wall"]
-            ratios.append(f"{name} {ratio['estimate']:.2f}x, {ratio['low']:.2f}-{ratio['high']:.2f}")
-            continue
-        verdict = entry.get("verdict")
-        broken = verdict and not verdict["kept"]
-        reasons.setdefault(verdict["reason"] if broken else entry["answer"], []).append(name)
-    for reason in told:
-        reasons.pop(reason, None)
-    return [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()] + ratios
+def said(document: dict[str, Any], command: str, records: list[dict[str, Any]] | None = None) -> list[str]:
+    """The lines for the person; with the ledger's records also all that the page holds, before the answer."""
+    width = shutil.get_terminal_size((80, 24)).columns - len(PREFIX)
+    found: list[str] = []
+    for title, rows in details(document, records) if records is not None else ():
+        column = max(len(name) for name, _ in rows)
+        told = [in_letters(printable(f"  {name:<{column}}  {text}")) for name, text in rows]
+        found += [f"{title}:", *told, ""]
+    return [f"{PREFIX}{line}".rstrip() for line in [*found, *lines(answer_of(document, command), width)]]

@@ -18,8 +18,9 @@ class Errand:
     """`folder` in full and `shown` as the person wrote it; `plan` by technique, or None to search.
 
     `launcher` is the process that started the script, or, `became`, that is it now; 0 where the script asked
-    itself. Where it is `quiet`, nothing is said at the end. Within `search_seconds` the script is run for the
-    plan alone, and ends when that is found; left out, it trains on.
+    itself. Where it is `quiet`, nothing is said at the end; with `details`, all that the page holds. Within
+    `search_seconds` the script is run for the plan alone, and ends when that is found; left out, it trains
+    on.
     """
 
     folder: str
@@ -29,6 +30,7 @@ class Errand:
     launcher: int = 0
     became: bool = False
     quiet: bool = False
+    details: bool = False
     search_seconds: float | None = None
 
     def dumps(self) -> str:

@@ -44,6 +44,7 @@ def run(
     script_output: int | None = None,
     script_input: int | None = None,
     quiet: bool = False,
+    details: bool = False,
 ) -> Ran:
     """Run a script as it is, faster from the moment at which that is proven.
 
@@ -54,10 +55,11 @@ def run(
         script_output: file descriptor of the script's standard output; left out, this process's own.
         script_input: the same of its standard input.
         quiet: say nothing at the script's end.
+        details: say there all that the page holds, before the answer.
 
     Raises InputError, PlanError, FolderError.
     """
-    command, environment, folder, lock = prepared(command, plan, Path(out), quiet=quiet)
+    command, environment, folder, lock = prepared(command, plan, Path(out), quiet=quiet, details=details)
     with lock:
         with scripts.starting(command[0]):
             process = subprocess.Popen(command, env=environment, stdout=script_output, stdin=script_input)
@@ -72,13 +74,18 @@ def run(
 
 
 def become(
-    command: Sequence[str], plan: Plan | str | os.PathLike[str] | None, out: Path, *, quiet: bool = False
+    command: Sequence[str],
+    plan: Plan | str | os.PathLike[str] | None,
+    out: Path,
+    *,
+    quiet: bool = False,
+    details: bool = False,
 ) -> NoReturn:
     """Replace this process by the person's command: its signals and its exit code are the script's own.
 
     Raises InputError, PlanError, FolderError.
     """
-    command, environment, _, lock = prepared(command, plan, out, becoming=True, quiet=quiet)
+    command, environment, _, lock = prepared(command, plan, out, becoming=True, quiet=quiet, details=details)
     os.set_inheritable(lock.fileno(), True)  # the script holds it as long as it lives
     sys.stdout.flush()
     sys.stderr.flush()
@@ -94,6 +101,7 @@ def prepared(
     *,
     becoming: bool = False,
     quiet: bool = False,
+    details: bool = False,
 ) -> tuple[list[str], dict[str, str], Path, IO[bytes]]:
     """The command, its environment, the folder with nothing of an earlier run in it but a given plan, and
     its lock. `becoming`: this process will be the command.
@@ -107,7 +115,7 @@ def prepared(
     leads = os.environ.get("RANK", "0") == "0"  # ranks of one launch share a folder
     lock = take_lock(output_folder(out, OWN), "run") if leads else open(os.devnull, "rb")  # noqa: SIM115
     folder, wanted = prepared_folder(out, given)
-    errand = Errand(str(folder), str(out), shlex.join(words), wanted, os.getpid(), becoming, quiet)
+    errand = Errand(str(folder), str(out), shlex.join(words), wanted, os.getpid(), becoming, quiet, details)
     return words, scripts.injected(**{VARIABLE: errand.dumps()}), folder, lock
 
 

@@ -164,21 +164,6 @@ def _trial(entry: dict[str, Any]) -> dict[str, Any]:
     return {"techniques": list(entry["plan"]), "status": status, "reason": reason, "ratio": entry.get("wall")}
 
 
-def lines(document: dict[str, Any]) -> list[str]:
-    """The sentences for the person."""
-    if document["outcome"] != "faster":
-        return [f"no plan: {document['reason']}", f"next: {document['next']}"]
-    ratio, times = document["speedup"], document["watched"]
-    proven = "once" if times == 1 else f"{times} times"
-    return [
-        f"{ratio['estimate']:.2f}x as fast a step ({ratio['low']:.2f}-{ratio['high']:.2f}), by "
-        f"{' + '.join(document['plan'])}; same model: proven {proven}, worst {document['worst']:.1f} of "
-        f"{document['limit']:.0f}",
-        "nothing that the script wrote was kept",
-        f"next: {document['next']}",
-    ]
-
-
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
     """A folder for what the script writes, gone afterwards."""

@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 MOST_LINES = 12  # of an ending
 MOST_PARTS = 8  # of a plan on the first screen
 _STYLES = {"good": "bold", "plain": "bold", "open": "bold yellow", "bad": "bold red"}
-_ASCII = str.maketrans({"\N{MULTIPLICATION SIGN}": "x", "\N{EN DASH}": "-", "\N{RIGHTWARDS ARROW}": "->"})
+_ASCII = str.maketrans(
+    {
+        "\N{MULTIPLICATION SIGN}": "x",
+        "\N{EN DASH}": "-",
+        "\N{MINUS SIGN}": "-",
+        "\N{RIGHTWARDS ARROW}": "->",
+    }
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,13 +54,18 @@ class Answer:
     @property
     def title(self) -> str:
         """Figure and sentence as plain text."""
-        return f"{self.figure} {self.sentence}".strip()
+        return capital(f"{self.figure} {self.sentence}".strip())
 
 
 def ending(answer: Answer, console: Console) -> None:
     """Print an answer in at most `MOST_LINES` lines of the console's width; what is longer is cut."""
     for line, style in _lines(answer, min(console.width, shutil.get_terminal_size((80, 24)).columns)):
         console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def lines(answer: Answer, width: int) -> list[str]:
+    """The same as plain text, for a stream that is a script's own."""
+    return [line for line, _ in _lines(answer, width)]
 
 
 def _lines(answer: Answer, width: int) -> list[tuple[str, str]]:
@@ -75,9 +87,9 @@ def _parts(answer: Answer, width: int, room: int) -> list[str]:
     """The plan's techniques under their title: folded where there is room for it, else a line each."""
     if not answer.parts or room < 2:
         return []
-    title = _plain(f"{answer.title_of_parts}:")
+    title = in_letters(f"{answer.title_of_parts}:")
     column = max(len(name) for name, _ in answer.parts)
-    lines = [_plain(f"  {printable(name):<{column}}  {printable(told)}") for name, told in answer.parts]
+    lines = [in_letters(f"  {printable(name):<{column}}  {printable(told)}") for name, told in answer.parts]
     hanging = textwrap.TextWrapper(
         width, subsequent_indent=" " * (column + 4), break_on_hyphens=False, break_long_words=False
     )
@@ -95,13 +107,13 @@ def _last(answer: Answer) -> list[str]:
 
 
 def capital(text: str) -> str:
-    """A sentence begins with a large letter, unless with a name such as `bf16_autocast`; all else stays."""
-    return text if "_" in text.split(" ", 1)[0] else text[:1].upper() + text[1:]
+    """A sentence begins with a large letter, unless with a name such as `bf16_autocast`, or of a file."""
+    return text if {"_", "."} & set(text.split(" ", 1)[0]) else text[:1].upper() + text[1:]
 
 
 def _folded(text: str, width: int, most: int) -> list[str]:
     """At most so many lines, between words."""
-    lines = textwrap.wrap(_plain(printable(text)), width, break_on_hyphens=False, break_long_words=False)
+    lines = textwrap.wrap(in_letters(printable(text)), width, break_on_hyphens=False, break_long_words=False)
     return lines if len(lines) <= most else [*lines[: most - 1], _cut(" ".join(lines[most - 1 :]), width)]
 
 
@@ -110,7 +122,7 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 3].rpartition(" ")[0].rstrip(" ,;:(") + " ..."
 
 
-def _plain(text: str) -> str:
+def in_letters(text: str) -> str:
     """The signs of ratios and intervals in letters that every terminal has: ``2.31x (2.24-2.38)``."""
     return text.translate(_ASCII)
 

@@ -78,11 +78,15 @@ def _gain(content: Content) -> tuple[str, str, str]:
         rest = f"Not faster beyond noise: {words.fast(speedup)} as strict fp32 ({bounds})"
         return "", rest, "plain"
     found = _mapping(result.get("training_seconds"))
-    before, after = words.real(found.get("reference")), words.real(found.get("plan"))
+    before, after, steps = _whole(content)
     if before is None or after is None:
         return words.fast(speedup), f"as strict fp32 ({bounds})", "good"
-    steps = words.number(result.get("job_steps"))
     low, high = (words.duration(found.get(f"plan_{end}")) for end in ("low", "high"))
+    if after >= before:
+        gains = f"One training of {steps} steps gains nothing: {words.duration(before)} as it is, "
+        gains += f"{words.duration(after)} under the plan, which pays in longer ones; "
+        gains += f"its steps are {words.fast(speedup)} ({bounds})"
+        return "", gains, "plain"
     rest = "" if words.UNKNOWN in (low, high) else f"({low} to {high}) "
     rest += f"for one training of {steps} steps, all included; a step is {words.fast(speedup)} as"
     return (
@@ -90,6 +94,18 @@ def _gain(content: Content) -> tuple[str, str, str]:
         f"{rest} in strict fp32 ({bounds})",
         "good",
     )
+
+
+def _whole(content: Content) -> tuple[float | None, float | None, str]:
+    """The seconds of one training as it is and under the plan, and its steps."""
+    found = _mapping(content.result.get("training_seconds"))
+    steps = words.number(content.result.get("job_steps"))
+    return words.real(found.get("reference")), words.real(found.get("plan")), steps
+
+
+def _gains_nothing(content: Content) -> bool:
+    before, after, _ = _whole(content)
+    return before is not None and after is not None and after >= before
 
 
 def _unfinished(content: Content) -> str:
@@ -118,7 +134,7 @@ def _notes(content: Content) -> list[str]:
         notes.append("The run was interrupted: this is the best it had found, not verified")
     elif content.tuned and not result:
         notes.append("There is no result yet: what follows is what was measured until then")
-    if content.late_steps and content.job_steps:
+    if content.late_steps and content.job_steps and not _gains_nothing(content):
         late, steps = words.number(int(content.late_steps)), words.number(int(content.job_steps))
         notes.append(
             f"Its warm-up pays for itself after {late} steps, and this job takes {steps}: one run does not "
@@ -222,6 +238,8 @@ def _next(content: Content) -> tuple[str, ...]:
             return (f"vivace.verify(job, {plan!r})",)
         return (f"{vivace} verify {job} --plan {shlex.quote(plan)}",)
     if content.plan and plan and not content.broken:
+        if _gains_nothing(content):
+            return ("vivace.train(job)",) if in_python else (f"{vivace} train {job}",)
         if in_python:
             return (f"vivace.train(job, {plan!r})",)
         return (f"{vivace} train {job} --plan {shlex.quote(plan)}",)

@@ -23,7 +23,7 @@ from vivace.reporting.answering import answer
 from vivace.reporting.content import Bar, Content
 from vivace.reporting.course import Course, course
 from vivace.reporting.pictures import drawn
-from vivace.reporting.reading import load
+from vivace.reporting.reading import load, page_of_another
 
 _TEMPLATE = Path(__file__).parent / "templates" / "report.html.jinja"
 
@@ -34,7 +34,8 @@ def report(
     beside: str | os.PathLike[str] | None = None,
     open_page: bool = False,
 ) -> Path:
-    """Write ``report.html`` into a run's folder and return its path.
+    """Write ``report.html`` into a run's folder and return its path; the path of the page where another verb,
+    such as ``run`` or ``compress``, has written its own into that folder.
 
     `beside` is the folder of another training of the job, such as that in strict fp32, whose metric is drawn
     on the same axis of minutes. `open_page` shows the page in the browser.
@@ -43,16 +44,22 @@ def report(
     either of both), or cannot be written.
     """
     where = Path(folder)
+    other = None
+    if beside is None and (written := page_of_another(where)) is not None:
+        return _shown(written[0], open_page)
     content = load(where)
     path = where / "report.html"
-    other = None
     if beside is not None:
         other = _drawn(load(Path(beside)))
         _drawn(content)
     replace_text(path, render(content, other))
+    return _shown(path, open_page)
+
+
+def _shown(page: Path, open_page: bool) -> Path:
     if open_page:
-        webbrowser.open(path.resolve().as_uri())
-    return path
+        webbrowser.open(page.resolve().as_uri())
+    return page
 
 
 def _drawn(content: Content) -> Course:

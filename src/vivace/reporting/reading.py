@@ -28,6 +28,26 @@ _SHAPES = {
 _TRIAL_FIELDS = {field.name for field in dataclasses.fields(Trial)}
 
 
+# What other verbs write into their --out, each its own page.
+OTHER_PAGES = {
+    "run.html": "run",
+    "profile.html": "profile",
+    "compress.html": "compress",
+    "sweep.html": "sweep",
+    "model_card.html": "export",
+    "compare.html": "compare",
+    "advise.html": "advise",
+}
+
+
+def page_of_another(folder: Path) -> tuple[Path, str] | None:
+    """The page that another verb has written into its folder, and the verb; None of a tune or train."""
+    if (folder / "metrics.jsonl").exists():
+        return None
+    found = [(folder / name, verb) for name, verb in OTHER_PAGES.items() if (folder / name).is_file()]
+    return found[0] if found else None
+
+
 def load(folder: Path) -> Content:
     """Read a run's folder. Raises FolderError where it is missing, unreadable, or holds no run."""
     if not folder.is_dir():

@@ -19,13 +19,19 @@ from vivace.pages.sameness import plain
 from vivace.reporting import memory, phrases
 from vivace.reporting.answering import answer
 from vivace.reporting.content import Content
-from vivace.reporting.reading import load
+from vivace.reporting.reading import load, page_of_another
 
 
 def terminal(folder: str | os.PathLike[str], console: Console) -> None:
     """Print a run's report to `console`. Raises FolderError where the folder is missing or holds no run."""
-    content = load(Path(folder))
+    written = page_of_another(Path(folder))
     console.print()
+    if written is not None:
+        console.print(
+            f"This is the folder of vivace {written[1]}, whose page holds all of it.", highlight=False
+        )
+        return
+    content = load(Path(folder))
     ending(dataclasses.replace(answer(content), page=""), console)
     details(content, console)
 

@@ -1,0 +1,177 @@
+"""The answer of a script's run: what its page opens with, and what is said at its end."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from vivace import words
+from vivace.ledger import Ratio
+from vivace.pages.answer import Answer
+from vivace.plan import Plan
+
+TRIED = "What was tried (speed of a step beside the run as it is)"
+LEAST_SECONDS = 0.5  # saved, to be worth telling
+BY_PROCESSOR = "the processor's own clock, as others use the processor: no seconds are claimed"
+
+
+def answer_of(document: dict[str, Any], command: str) -> Answer:
+    """What `run.json` says of the run of a command."""
+    shown: dict[str, Any] = {
+        "command": "run",
+        "subject": command,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "facts": (
+            ("steps", words.number(document["steps"])),
+            ("whole run", words.duration(document["seconds"])),
+            ("waited for Vivace", words.duration(document["own_seconds"])),
+        ),
+        "notes": tuple(_notes(document)),
+        "page": document.get("page", ""),
+    }
+    return _faster(document, shown) if document["outcome"] == "faster" else _as_it_was(document, shown)
+
+
+def _faster(document: dict[str, Any], shown: dict[str, Any]) -> Answer:
+    ratio = Ratio(**document["ratio"])
+    told = f"{words.fast(ratio)} ({words.interval(ratio.low, ratio.high)})"
+    saved = document["saved_seconds"]
+    if saved is not None and saved >= LEAST_SECONDS:
+        figure, sentence = f"At least {words.duration(saved)}", f"saved in this run; a step is {told}"
+    elif saved is None:
+        figure, sentence = (
+            words.fast(ratio),
+            f"in a step ({words.interval(ratio.low, ratio.high)}), by {BY_PROCESSOR}",
+        )
+    else:
+        figure, sentence = "", f"Found too late to save time in this run: a step is {told}"
+    return Answer(
+        figure=figure,
+        sentence=sentence,
+        same=_same(document),
+        same_kept=True,
+        parts=_does(document),
+        next=(document["next"], f"{document['in_your_code']}  # as your own code"),
+        **shown,
+    )
+
+
+def _same(document: dict[str, Any]) -> str:
+    num, of = document["watched"], f"{document['worst']:.1f} of {document['limit']:.0f} allowed"
+    compared = "One compared step" if num == 1 else f"Worst of {num} compared steps"
+    return f"Same model: yes. {compared}: {of}"
+
+
+def _does(document: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    return tuple((t.name, t.card.summary) for t in Plan.from_dict(document["plan"]).techniques)
+
+
+def searched(document: dict[str, Any], command: str) -> Answer:
+    """What `tune` found on the steps of a script, whose own run was only for that."""
+    known: dict[str, Any] = {
+        "command": "tune",
+        "subject": command,
+        "notes": ("Nothing that the script wrote was kept",),
+        "next": (document["next"],),
+        "page": document["report_path"] or "",
+    }
+    if document["outcome"] != "faster":
+        title, parts = TRIED, tuple(came_of(document))
+        reason = f"No plan: {document['reason']}".rstrip(".")
+        return Answer(sentence=reason, tone="plain", title_of_parts=title, parts=parts, **known)
+    ratio = Ratio(**document["speedup"])
+    return Answer(
+        figure=words.fast(ratio),
+        sentence=f"in a step of the script ({words.interval(ratio.low, ratio.high)})",
+        same=_same(document),
+        same_kept=True,
+        parts=_does(document),
+        **known,
+    )
+
+
+def _as_it_was(document: dict[str, Any], shown: dict[str, Any]) -> Answer:
+    reason = document["reason"].rstrip(".")
+    sentence = f"This run was left as it is: {reason}"
+    if document["outcome"] == "taken_back":
+        steps = words.count(document["plan_steps"], "step")
+        sentence = f"A plan acted for {steps} and was taken back: {reason}"
+    return Answer(
+        sentence=sentence,
+        tone="plain",
+        title_of_parts=TRIED,
+        parts=tuple(came_of(document)),
+        next=(document["next"],) if "next" in document else (),
+        **shown,
+    )
+
+
+def _notes(document: dict[str, Any]) -> list[str]:
+    problems = [text.strip().splitlines()[-1] for text in document["problems"]]
+    notes = [f"a part of Vivace switched itself off: {text}" for text in problems[:1]]
+    if document.get("only_the_rest") and document["plan"]:
+        notes.append(f"its model's calls are as they were: {document['only_the_rest']}")
+    return notes
+
+
+def came_of(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """What came of each plan that was tried: those timed first; a reason that several share, once, and none
+    that is the run's own.
+    """
+    timed = [(name_of(e), words.ratio(Ratio(**e["wall"]))) for e in document["tried"] if "wall" in e]
+    reasons: dict[str, list[str]] = {}
+    for entry in document["tried"]:
+        if "wall" not in entry:
+            reasons.setdefault(why_not(entry), []).append(name_of(entry))
+    for told in (document["reason"], document.get("only_the_rest")):  # the first may hold the other
+        reasons.pop(told, None)
+    return timed + [(", ".join(names), why) for why, names in reasons.items()]
+
+
+def name_of(entry: dict[str, Any]) -> str:
+    """A plan that was tried, by its techniques."""
+    return " + ".join(entry["plan"]) or "the run as it is"
+
+
+def why_not(entry: dict[str, Any]) -> str:
+    """Why a plan was not timed on the script's own steps."""
+    verdict = entry.get("verdict")
+    return str(verdict["reason"] if verdict and not verdict["kept"] else entry["answer"])
+
+
+def event(record: dict[str, Any]) -> tuple[str, str]:
+    """A record of a plan that was adopted, taken back or dropped."""
+    told = {
+        "adopted": f"adopted at step {record.get('step')}",
+        "taken_back": "taken back",
+        "dropped": "dropped",
+    }
+    reason = record.get("reason", "")
+    return name_of(record), told[record["record"]] + (f": {reason}" if reason else "")
+
+
+def looked_at(record: dict[str, Any]) -> tuple[str, str]:
+    """A record of a step on which the plan was compared with the script again."""
+    judged = "same model" if record["kept"] else record["reason"]
+    worst, limit = words.number(record["score"]), words.number(record["limit"])
+    seconds = words.duration(record["seconds"])
+    return f"step {words.number(record['step'])}", f"{judged}: worst {worst} of {limit} allowed, in {seconds}"
+
+
+def details(
+    document: dict[str, Any], records: list[dict[str, Any]]
+) -> list[tuple[str, list[tuple[str, str]]]]:
+    """All that the page holds below its answer: titles, each with its rows."""
+    tried = [
+        (name_of(e), words.ratio(Ratio(**e["wall"])) if "wall" in e else why_not(e))
+        for e in document["tried"]
+    ]
+    told = [event(r) for r in records if r.get("record") in ("adopted", "taken_back", "dropped")]
+    told += [looked_at(r) for r in records if r.get("record") == "watched"]
+    run = list(answer_of(document, "").facts)
+    sections = (
+        (TRIED, tried),
+        ("What happened", told),
+        ("The run", run),
+    )
+    return [(title, rows) for title, rows in sections if rows]

@@ -1,0 +1,80 @@
+"""What a script's run says at its end: twelve lines, and with details all that its page holds."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from vivace.live.answering import searched
+from vivace.live.ending import PREFIX, said
+from vivace.pages.answer import MOST_LINES, lines
+
+SCENE = runpy.run_path(str(Path(__file__).parents[1] / "scenes" / "found.py"))
+FASTER, RECORDS, VERDICT = SCENE["FASTER"], SCENE["RECORDS"], SCENE["VERDICT"]
+COMMAND = "python train.py --epochs 90 --data a/folder/with/pictures --workers 4"
+LONG = " ".join(["the loss of a layer with a long name is 9 of 5 allowed"] * 6)
+MANY = [{"plan": {f"a_technique_{i}": {}}, "answer": f"{i}: {LONG}"} for i in range(30)]
+WORST = {
+    **FASTER,
+    "tried": [*FASTER["tried"], *MANY],
+    "problems": [f"Traceback\n{LONG}", LONG],
+    "only_the_rest": LONG,
+    "page": "runs/run/run.html",
+}
+
+
+@pytest.mark.parametrize("outcome", ["faster", "not_faster", "taken_back", "left_alone", "nothing_seen"])
+def test_the_longest_ending_is_twelve_lines_of_eighty_columns(outcome, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    document = WORST | {"outcome": outcome}
+    if outcome != "faster":
+        document |= {"plan": {}, "reason": LONG, "next": f"vivace profile -- {COMMAND}"}
+    told = said(document, COMMAND)
+    assert len(told) <= MOST_LINES
+    assert all(line.startswith(PREFIX) for line in told)
+    assert [line for line in told if len(line) > 80 and "Next: " not in line] == []
+    assert any(line.startswith(f"{PREFIX}Page: runs/run/run.html") for line in told)
+
+
+def test_details_are_the_ledger_before_the_answer(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    told = said(FASTER, COMMAND, RECORDS)
+    answer = said(FASTER, COMMAND)
+    assert told[-len(answer) :] == answer
+    before = "\n".join(told[: -len(answer)])
+    for text in (
+        "1.50x (1.30-1.70)",
+        "9 of 5 off",
+        "0.70x as fast on a copy",
+        "adopted at step 60",
+        "step 260",
+        "400",
+    ):
+        assert text in before
+
+
+def test_what_a_script_is_called_is_no_control_code():
+    told = said({**FASTER, "problems": ["\x1b[31mred"]}, "python a.py")
+    assert not any("\x1b" in line for line in told)
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_a_search_on_a_script_ends_as_short(found):
+    document = {**WORST, "speedup": FASTER["ratio"], "report_path": "runs/tune/run.html", "reason": LONG}
+    document |= {} if found else {"outcome": "none_kept", "plan": {}}
+    told = lines(searched(document, COMMAND), 80)
+    assert len(told) <= MOST_LINES
+    assert ("1.50x as fast in a step of the script" in told[0]) is found
+    assert "Nothing that the script wrote was kept." in told
+
+
+def test_a_reason_that_several_share_is_told_once():
+    why = "its model is compiled"
+    tried = [{"plan": {name: {}}, "answer": why} for name in ("channels_last", "bf16_autocast")]
+    tried += [
+        {"plan": {"tf32": {}}, "answer": "not_kept", "verdict": {**VERDICT, "kept": False, "reason": "x"}}
+    ]
+    document = {**FASTER, "outcome": "not_faster", "plan": {}, "reason": "nothing was faster", "tried": tried}
+    told = said(document, "python a.py")
+    assert sum(why in line for line in told) == 1
+    assert any("channels_last, bf16_autocast" in line for line in told)

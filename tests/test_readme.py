@@ -1,0 +1,48 @@
+"""Both READMEs have one order: what it is, how to get it, the code, the symptoms, then what was measured."""
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ENGLISH, CHINESE = "README.md", "README.zh-CN.md"
+CHAPTERS = {
+    ENGLISH: ["Install, and two commands", "Ten lines", "From the symptom to the command", "Measured"],
+    CHINESE: ["安装和两条命令", "十行代码", "从问题到命令", "实测结果"],
+}
+BEGINS_ANEW = re.compile(r"[#|!<]|- |```")
+
+
+def text_of(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_the_order_is_that_in_which_a_newcomer_asks(name):
+    head, *_ = text_of(name).partition("\n## ")
+    _, sentence, picture, _ = re.split(r"\n\n", head, maxsplit=3)
+    assert "\n" not in sentence
+    assert picture.startswith("![")
+    assert re.findall(r"^## (.*)$", text_of(name), re.MULTILINE)[:4] == CHAPTERS[name]
+    install = text_of(name).partition(f"## {CHAPTERS[name][0]}\n")[2].partition("\n## ")[0]
+    for command in ("pip install .", "scripts/setup torch", "scripts/demo", "scripts/test"):
+        assert f"$ {command}" in install
+
+
+def test_both_have_the_same_code_and_the_same_commands():
+    blocks = {name: re.findall(r"^```(\w+)\n", text_of(name), re.MULTILINE) for name in CHAPTERS}
+    assert blocks[ENGLISH] == blocks[CHINESE]
+    rows = {name: set(re.findall(r"`(vivace [^`]+)`", text_of(name))) for name in CHAPTERS}
+    assert rows[ENGLISH] == rows[CHINESE]
+
+
+def test_a_paragraph_in_chinese_is_one_line():
+    """A line's end would be a space between two characters."""
+    lines, code, broken = text_of(CHINESE).split("\n"), False, []
+    for before, line in itertools.pairwise(lines):
+        code ^= before.startswith("```")
+        if not code and before and line and not BEGINS_ANEW.match(line) and not BEGINS_ANEW.match(before[:3]):
+            broken.append(line)
+    assert broken == []
