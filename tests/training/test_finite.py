@@ -1,15 +1,12 @@
 """A training that diverges though its loss is bounded: its weights say so."""
 
 import contextlib
-import itertools
 import re
 
 import pytest
 import torch
 
 from vivace.errors import Diverged
-from vivace.training import loop
-from vivace.training.finite import Growth
 from vivace.training.training import train
 
 
@@ -50,24 +47,3 @@ def test_weights_that_explode_behind_a_bounded_loss_are_told_and_stopped(tmp_pat
     assert 2 <= int(re.search(r"at step (\d+) the weights .* no lower: it diverges", notice)[1]) <= 20
     with pytest.raises(Diverged, match=r"the weights have grown \S+ times .* at step (\d|1\d|20) "):
         train(of(1e4), out=tmp_path / "lost")
-
-
-def test_between_two_looks_there_are_few_glances(tmp_path, tiny, monkeypatch):
-    """They cost more than the rest of the loop, and short steps are thousands."""
-    seen = []
-    look, of_weights = loop.Loop._look, Growth.of_weights
-
-    def looked(self):
-        seen.append("look")
-        look(self)
-
-    def asked(self, session):
-        seen.append("weights")
-        return of_weights(self, session)
-
-    monkeypatch.setattr(loop.Loop, "_look", looked)
-    monkeypatch.setattr(Growth, "of_weights", asked)
-    rows = torch.randn(600, 2, 6), torch.zeros(600, 2, dtype=torch.long)
-    train(tiny.make(data=lambda: list(zip(*rows, strict=True)), metric=None, epochs=1), out=tmp_path)
-    runs = [len(list(group)) for what, group in itertools.groupby(seen) if what == "weights"]
-    assert 2 < max(runs) <= loop._GLANCES + 1  # and the look's own

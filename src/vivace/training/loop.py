@@ -48,8 +48,7 @@ from vivace.training.watch import Better, Broken, Watch
 
 _LOOK_SECONDS = 0.5
 _MAX_BAD_LOOKS = 3
-_GLANCE_STEPS = 16  # at least, from one glance to the next
-_GLANCES = 8  # at most, between two looks
+_GLANCE_STEPS = 16
 DEADLINE = "deadline"
 _REASONS = ("", DEADLINE, *SIGNALS)
 GRACE_SECONDS = 30.0  # of torchrun, between SIGTERM and SIGKILL
@@ -409,9 +408,7 @@ class Loop:
         """Between two looks see whether what all ranks have alike calls for one now."""
         build = self.session.build
         alike = self.ranks.world_size == 1 or build.facts.ranks is not None
-        since = self.position.step - max(self.glanced_at, self.looked_at_step)
-        # A glance may cost 0.1 ms, and between two looks there are thousands of steps that take no longer.
-        if not alike or since < max(_GLANCE_STEPS, (self.look_at_step - self.looked_at_step) // _GLANCES):
+        if not alike or self.position.step - max(self.glanced_at, self.looked_at_step) < _GLANCE_STEPS:
             return
         self.glanced_at = self.position.step
         loss = float(self.last_loss)
