@@ -123,7 +123,7 @@ def came_of(document: dict[str, Any]) -> list[tuple[str, str]]:
     for entry in document["tried"]:
         if "wall" not in entry:
             reasons.setdefault(why_not(entry), []).append(name_of(entry))
-    for told in (document["reason"], document.get("only_the_rest")):  # the first may hold the other
+    for told in (document["reason"], document.get("only_the_rest", "")):  # the first may hold the other
         reasons.pop(told, None)
     return timed + [(", ".join(names), why) for why, names in reasons.items()]
 
