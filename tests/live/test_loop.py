@@ -136,7 +136,7 @@ def test_what_is_faster_and_the_same_is_adopted_and_watched(
     assert not loop.problems
     assert (tmp_path / "plan.toml").is_file()
     said = capsys.readouterr().err
-    assert "same model: watched" in said
+    assert "vivace: Same model: yes. Worst of" in said
     assert "vivace run --plan runs/run/plan.toml -- python train.py" in said
 
 
