@@ -346,7 +346,8 @@ def stopped_once(condition, name, out, program=("-m", "vivace")):
 
     def ranks():
         found = psutil.Process(launcher.pid).children()
-        return sorted(found, key=lambda process: process.environ()["RANK"])
+        begun = [process for process in found if "RANK" in process.environ()]  # else it is still a fork
+        return sorted(begun, key=lambda process: process.environ()["RANK"])
 
     with subprocess.Popen(words, env=ENVIRONMENT, **pipes) as launcher:
         try:
