@@ -14,6 +14,7 @@ import pytest
 
 import vivace
 from vivace.errors import AnswerIsNo, FolderError, InputError
+from vivace.events import EventKind
 from vivace.files import take_lock
 from vivace.ledger import Code, Ledger, Trial
 from vivace.plan import Plan
@@ -182,6 +183,22 @@ def test_a_second_run_builds_upon_the_first_and_ctrl_c_keeps_its_best(tuned, tmp
     assert document["plan"] == tried.techniques
     assert Plan.load(tmp_path / "run" / "plan.toml").to_dict() == document["plan"]
     assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+def test_a_trial_that_stands_in_the_ledger_counts_though_ctrl_c_comes_at_once(tmp_path):
+    faster = []
+
+    def listen(event):
+        trial = event.payload["trial"] if event.kind == EventKind.TRIAL_END else None
+        if trial and trial.role == "candidate" and trial.ratio and trial.ratio.low > 1.5:
+            faster.append(trial.techniques)
+            raise KeyboardInterrupt
+
+    result = vivace.tune(STAGE, budget=BUDGET_SECONDS, out=tmp_path / "run", on_event=listen)
+    assert result.interrupted
+    assert [result.plan.to_dict()] == faster
+    assert Plan.load(tmp_path / "run" / "plan.toml") == result.plan
 
 
 @pytest.mark.slow

@@ -192,6 +192,7 @@ class _Tuning:
         self.begin, self.seconds, self.auto = begin, seconds, auto
         self.interrupted = False
         self.search: Search | None = None
+        self.asked: Request | None = None  # what the search asked for last
         self.verifier: Verifier | None = None
         self.phase = ""
         size = bench.facts["batch_size"]
@@ -212,6 +213,7 @@ class _Tuning:
             self.search = self._begun()
             try:
                 while (request := self.search.ask()) is not None:
+                    self.asked = request
                     self.search.tell(self._done(request))
                     if self.bench.company.lost:
                         raise RankLost(self.bench.company.lost)
@@ -232,9 +234,17 @@ class _Tuning:
         return self.finish(conclusion)
 
     def _so_far(self) -> Conclusion:
-        """What a search that ends before its time can say."""
-        left = [] if self.search is None else self.search.not_rejected()
-        if self.search is None or not left:
+        """What a search that ends before its time can say; a trial that stands in the ledger counts, though
+        the end came before the search had heard of it.
+        """
+        if self.search is None:
+            return Conclusion(self.bench.base, ONE, Outcome.INTERRUPTED)
+        wanted = self.asked.plan.id if isinstance(self.asked, Measure) else ""
+        for done in self.bench.trials[-1:]:
+            if done.plan_id == wanted and not any(told is done for told in self.search.trials):
+                self.search.tell(done)
+        left = self.search.not_rejected()
+        if not left:
             return Conclusion(self.bench.base, ONE, Outcome.INTERRUPTED)
         return Conclusion(left[0], self.search.measured[left[0].id].ratio or ONE, Outcome.INTERRUPTED)
 
