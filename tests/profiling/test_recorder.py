@@ -74,6 +74,9 @@ class Loop:
                 self.after(loss, output, labels)
 
 
+TRIES = 10  # in some of the few milliseconds of a record another process may have its turn on the core
+
+
 def fail(error):
     raise error
 
@@ -85,7 +88,7 @@ def causes(document):
 def test_a_healthy_loop_is_healthy_and_described(recorded, batches):
     loop = Loop(batches)
     before = [getattr(owner, name) for owner, name in PATCHED]
-    for _ in range(3):  # in one of these few milliseconds another process may have had its turn
+    for _ in range(TRIES):
         document, record = recorded(loop)
         assert [getattr(owner, name) for owner, name in PATCHED] == before
         if causes(document) == ["healthy"]:
@@ -209,7 +212,10 @@ def test_values_asked_in_a_loop_are_named_by_line(recorded, batches):
             if output[row, 0].item() > output[row, 1].item():
                 labels[row].item()
 
-    document, record = recorded(Loop(batches, after=count))
+    for _ in range(TRIES):
+        document, record = recorded(Loop(batches, after=count))
+        if causes(document)[0] == "sync":
+            break
     assert causes(document)[0] == "sync", (record["waits"], record["step_seconds"])
     assert "test_recorder.py" in document["verdicts"][0]["evidence"]
 
@@ -365,8 +371,6 @@ def test_what_is_done_to_scaled_gradients(recorded, batches, change, second_loss
 
 @pytest.mark.parametrize("state", ["traced", "counted"])
 def test_a_step_that_was_not_finished_is_not_counted(tmp_path, batches, one_thread, judged, state):
-    recorder = Recorder(tmp_path, timed_seconds=0.1)
-
     class Over(Exception):
         pass
 
@@ -374,14 +378,18 @@ def test_a_step_that_was_not_finished_is_not_counted(tmp_path, batches, one_thre
         if recorder._state == state:
             raise Over
 
-    loop = Loop(batches * 20, after=end)
-    recorder.install()
-    with pytest.raises(Over):
-        loop()
-    recorder.finish()
-    document = judged()
-    assert document["bound_seconds"] is None
-    assert bool(document["memory"]["curve"]) == (state == "counted")
+    for _ in range(TRIES):
+        recorder = Recorder(tmp_path, timed_seconds=0.1)
+        loop = Loop(batches * 20, after=end)
+        recorder.install()
+        with pytest.raises(Over):
+            loop()
+        recorder.finish()
+        document = judged()
+        assert document["bound_seconds"] is None
+        assert bool(document["memory"]["curve"]) == (state == "counted")
+        if "until the run ended" in document["verdicts"][0]["evidence"]:
+            break
     assert "until the run ended" in document["verdicts"][0]["evidence"]
 
 

@@ -214,15 +214,15 @@ def _loader_facts(loader: Iterable[Batch]) -> dict[str, Any]:
 
 def _decodes_jpeg(data: Iterable[Any] | Dataset[Any]) -> bool:
     """Does a sample of a dataset, or a batch of another source, decode a JPEG with Pillow? True where none
-    can be asked for, or another process may do it.
+    can be asked for, or a process that was started to read it may do so.
     """
     if find_spec("PIL") is None:
         return False
     indexed = isinstance(data, Dataset) and not isinstance(data, IterableDataset)
+    before = set(psutil.Process().children())
     with DecodingSeen() as seen:
         found = notices(cast("Dataset[Any]", data) if indexed else _First(data), lambda: seen.count)
-    elsewhere = not isinstance(data, Dataset) and bool(psutil.Process().children())
-    return found or elsewhere
+    return found or not before.issuperset(psutil.Process().children())
 
 
 class _First(Dataset[Any]):
