@@ -138,3 +138,16 @@ def test_it_confirms_by_products_that_ran():
     assert "emulated" in EMULATED.confirm(seen({}), seen({}))
     with pytest.raises(Refused, match="changed nothing"):
         EMULATED.confirm(seen({}, (1, 0)), seen({}))
+
+
+def test_its_words_in_plain_pytorch_do_the_same():
+    own, x = nn.Sequential(nn.Linear(32, 48), nn.Linear(48, 10)), torch.randn(5, 32)
+    model = copy.deepcopy(own)
+    names = {"model": model}
+    plain = EMULATED.plain()
+    exec("\n".join((*plain.start, *plain.model)), names)
+    model(x).sum().backward()
+    with opened(own):
+        own(x).sum().backward()
+    for mine, theirs in zip(own.parameters(), model.parameters(), strict=True):
+        assert torch.equal(mine.grad, theirs.grad)

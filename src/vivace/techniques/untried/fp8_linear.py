@@ -96,10 +96,15 @@ class Fp8Linear(Technique):
     def plain(self) -> Plain:
         """torchao's own call."""
         suits = f"not (m.in_features % {MULTIPLE} or m.out_features % {MULTIPLE})"
+        settings = f"emulate={self.emulate}, pad_inner_dim=True"
         return Plain(
-            start=("from torchao.float8 import Float8LinearConfig, convert_to_float8_training",),
+            start=(
+                "import dataclasses",
+                "from torchao.float8 import Float8LinearConfig, convert_to_float8_training",
+            ),
             model=(
                 f"config = Float8LinearConfig.from_recipe_name({self.recipe!r})",
+                f"config = dataclasses.replace(config, {settings})",
                 f"convert_to_float8_training(model, config=config, module_filter_fn=lambda m, _: {suits})",
             ),
             note="torchao's layers stay in float8 while the model is evaluated",
