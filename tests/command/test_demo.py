@@ -3,11 +3,13 @@
 import pytest
 import torch
 
+from vivace.command import demo as main_job
 from vivace.command.demo import JOB, compared
 from vivace.job import load
 from vivace.ledger import Ratio
 from vivace.recipes import RECIPES, photographs
 from vivace.training.training import Run
+from vivace.tuning import tune
 
 
 def test_no_pixel_that_validates_is_trained_on():
@@ -51,3 +53,19 @@ def test_the_last_screen_says_where_one_run_each_says_nothing_as_the_machine_was
     lines = compared(run(seconds), run(46.0), 100, Ratio(1.68, 1.6, 1.8))
     assert lines[-1].startswith("the machine was not alike in both")
     assert lines[-1].endswith("1.68x as fast (1.60-1.80)")
+
+
+def test_ctrl_c_while_it_tunes_is_answered_in_words(tmp_path, monkeypatch, capfd):
+    def interrupted(job, on_event, **settings):
+        def listen(event):
+            on_event(event)
+            if event.payload.get("name") == "searching":
+                raise KeyboardInterrupt
+
+        return tune(job, on_event=listen, **settings)
+
+    monkeypatch.setattr(main_job, "tune", interrupted)
+    assert main_job.demo(tmp_path) == 130
+    told = capfd.readouterr().err
+    assert "Interrupted before anything faster was found" in told
+    assert "2 of 2" not in told

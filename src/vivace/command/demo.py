@@ -37,9 +37,9 @@ def demo(out: Path, quiet: bool = False) -> int:
     command = f"vivace tune {JOB} --budget fast --out {out / 'tune'}"
     with TuneProgress(quiet) as listener:
         result = tune(JOB, budget="fast", out=out / "tune", on_event=listener, command=command)
+    tuned(result, JOB, console)
     if result.interrupted:
         return 130
-    tuned(result, JOB, console)
     if not len(result.plan):
         return result.exit_code
     console.print("\n[bold]2 of 2  train[/] to the end, as it is in strict fp32 and with the plan")
@@ -48,6 +48,7 @@ def demo(out: Path, quiet: bool = False) -> int:
         with TrainProgress(quiet) as progress:
             runs[name] = run = train(JOB, plan, out=folders[name], on_event=progress)
         if run.interrupted:
+            trained(run, console)
             return run.exit_code
     report(folders["as it is"])
     report(folders["the plan"], beside=folders["as it is"])
