@@ -49,7 +49,7 @@ from vivace.tensors.randomness import Streams, derive
 from vivace.tensors.trees import batch_size, digest, tensors
 from vivace.training.evaluation import Evaluation
 from vivace.training.ranks import Ranks, met_under
-from vivace.training.snapshot import Snapshot
+from vivace.training.survival import Survival
 
 FIRST_PASS_SECONDS = 10.0
 EXIT_SHARE = 0.35  # of importing torch: to take that apart again as Python ends, of three tries 0.36 to 0.44
@@ -101,7 +101,7 @@ class Worker:
         self.machine = Machine.from_dict(machine)
         self.ranks = met_under(meeting, IDLE_SECONDS) if meeting else Ranks()
         self.session: Session | None = None
-        self._before: Snapshot | None = None
+        self._survival: Survival | None = None
         self._stream: Iterator[Any] = iter(())
         self._cached: Any = None
         self._waited = 0.0  # seconds for batches to arrive
@@ -223,7 +223,7 @@ class Worker:
         """
         begin = time.perf_counter()
         self.session = start(self.job, Plan.from_dict(plan), self.machine, seed=seed, strict=strict)
-        self._before = Snapshot(self.session)
+        self._survival = Survival(self.session, self.ranks)
         loader = call(self.job, "data")
         self._stream = self._endless(loader, seed)
         if settled and any(one.first_pass_differs for one in self.session.plan.techniques):
@@ -386,15 +386,14 @@ class Worker:
         all ranks.
         """
         assert self.session is not None
-        assert self._before is not None
+        assert self._survival is not None
         samples = 0
         for _ in range(count):
             if not cached:
                 begin = time.perf_counter()
                 self._cached = next(self._stream)
                 self._waited += time.perf_counter() - begin
-            self._before.take()
-            self.session.step(self._cached)
+            self._survival.attempt(self._cached)
             samples += batch_size(self._cached) * self.ranks.world_size
         if self.session.build.device.type == "cuda":
             torch.cuda.synchronize()

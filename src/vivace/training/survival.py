@@ -54,11 +54,8 @@ class Survival:
 
         `inexact` then says why what the step had changed could not be put back; empty where it was.
         """
-        self._updating = False
-        self._updates = self.session.build.facts.updates_in_backward
-        self._before.take()
         try:
-            return self.session.step(batch)
+            return self.attempt(batch)
         except NotFinite as error:
             self._free()
             self._before.put_back()
@@ -81,6 +78,13 @@ class Survival:
             self.inexact = self.inexact or self._changed()
             raise Stranded
         raise self._smaller(batch, reason)
+
+    def attempt(self, batch: Batch) -> Any:
+        """One step of the session, with all that a step of a run costs; what fails in it is raised as it is."""
+        self._updating = False
+        self._updates = self.session.build.facts.updates_in_backward
+        self._before.take()
+        return self.session.step(batch)
 
     def undo(self) -> str:
         """Put back what a step that failed has changed; returns what could not be, else an empty string."""
