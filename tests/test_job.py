@@ -149,6 +149,18 @@ def test_what_a_job_refuses(change, message):
     assert message in str(caught.value)
 
 
+def test_a_metric_is_called_as_its_function_is():
+    def top_one(model, batches):
+        return 1.0
+
+    def evaluate(model, batches):
+        return 1.0
+
+    assert vivace.Job(**PARTS, metric=top_one).metric_name == "top one"
+    assert vivace.Job(**PARTS, metric=top_one, metric_name="accuracy").metric_name == "accuracy"
+    assert vivace.Job(**PARTS, metric=evaluate).metric_name == "metric"
+
+
 def test_a_job_says_what_data_its_metric_is_of():
     job = vivace.Job(**PARTS, metric=lambda model, batches: 1.0)
     assert vivace.Job(**PARTS).metric_data is None

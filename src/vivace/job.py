@@ -34,6 +34,18 @@ _FRAMES = re.compile(r'^  File "(.+)", line (\d+), in .*\n    (.*)$', re.MULTILI
 _ARGUMENTS = re.compile(r"(?P<name>.+?)(?P<given>(,\w+=[^,:/]*)+)")
 # Of each file that was loaded, by its module: time of its last change in ns, and bytes. Notebooks edit files.
 _WRITTEN: dict[str, tuple[int, int]] = {}
+_METRIC = "metric"
+_TELL_NOTHING = (
+    _METRIC,
+    "compute_metric",
+    "eval",
+    "evaluate",
+    "evaluation",
+    "score",
+    "test",
+    "valid",
+    "validate",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +60,8 @@ class Job:
         optimizer: ``(model) -> torch.optim.Optimizer`` (with `step`: anything your step function wants).
         scheduler: ``(optimizer) -> learning-rate scheduler``, stepped once per `scheduler_every`.
         metric: ``(model, batches) -> float``, higher is better; called in evaluation mode without gradients.
-        metric_name: what it is called wherever it is shown, such as ``accuracy``.
+        metric_name: what it is called wherever it is shown, such as ``accuracy``; where it is left out, as
+            the function of `metric` is, unless that has a name which tells nothing.
         validation: ``() -> iterable of batches`` for `metric`; the training data where it is left out.
         on_gradients: ``(model) -> None``; sees true, unscaled gradients, for clipping.
         step: ``(model, optimizer, batch) -> scalar loss``: your own step, for training that cannot be cut
@@ -76,7 +89,7 @@ class Job:
     epochs: int = 1
     scheduler_every: Literal["epoch", "step"] = "epoch"
     damaged: Literal["raise", "skip", "replace"] = "raise"
-    metric_name: str = "metric"
+    metric_name: str = _METRIC
     on_trained: Callable[[Any, Path], None] | None = None
     pictures: Callable[[Any, Iterable[Any]], Mapping[str, Sequence[Picture]]] | None = None
     checksums: str | os.PathLike[str] | None = None
@@ -155,6 +168,9 @@ class Job:
             raise JobError(f"Job's checksums must be the path of a file, not {self.checksums!r}")
         if not isinstance(self.metric_name, str) or not self.metric_name.strip():
             raise JobError(f"Job's metric_name must be a word, such as 'accuracy', not {self.metric_name!r}")
+        name = getattr(self.metric, "__name__", _METRIC).strip("_")
+        if self.metric_name == _METRIC and name.isidentifier() and name not in _TELL_NOTHING:
+            object.__setattr__(self, "metric_name", name.replace("_", " "))
         if self.step is not None and self.on_gradients is not None:
             raise JobError("a Job with its own step clips its gradients there: leave on_gradients out")
 

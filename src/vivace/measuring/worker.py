@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import math
 import os
 import socket
@@ -34,7 +35,6 @@ from vivace.session.opening import (
     LOOKING_SECONDS,
     call,
     checked_step,
-    endless_batches,
     first_batches,
     largest_batch,
     readable,
@@ -48,8 +48,10 @@ from vivace.tensors.loaders import known_length
 from vivace.tensors.randomness import Streams, derive
 from vivace.tensors.trees import batch_size, digest, tensors
 from vivace.training.evaluation import Evaluation
+from vivace.training.feed import Feed
 from vivace.training.ranks import Ranks, met_under
-from vivace.training.survival import Survival
+from vivace.training.strides import Strides
+from vivace.training.watch import Unwatched
 
 FIRST_PASS_SECONDS = 10.0
 EXIT_SHARE = 0.35  # of importing torch: to take that apart again as Python ends, of three tries 0.36 to 0.44
@@ -101,7 +103,7 @@ class Worker:
         self.machine = Machine.from_dict(machine)
         self.ranks = met_under(meeting, IDLE_SECONDS) if meeting else Ranks()
         self.session: Session | None = None
-        self._survival: Survival | None = None
+        self._strides: Strides | None = None
         self._stream: Iterator[Any] = iter(())
         self._cached: Any = None
         self._waited = 0.0  # seconds for batches to arrive
@@ -223,39 +225,53 @@ class Worker:
         """
         begin = time.perf_counter()
         self.session = start(self.job, Plan.from_dict(plan), self.machine, seed=seed, strict=strict)
-        self._survival = Survival(self.session, self.ranks)
-        loader = call(self.job, "data")
-        self._stream = self._endless(loader, seed)
+        self._strides = Strides(self.session, self.ranks, Unwatched())
+        self._strides.begin()
+        feed = Feed(self.job, self.ranks, seed, None, lambda text: None)
+        self._stream = self._endless(feed)
         if settled and any(one.first_pass_differs for one in self.session.plan.techniques):
-            self._stream = self._later_pass(loader, seed)
+            self._stream = self._later_pass(feed)
         places = self.ranks.gather((socket.gethostname(), os.getpid()))
         here = [pid for host, pid in places if host == socket.gethostname()]
         return {"seconds": time.perf_counter() - begin, "processes": here}
 
-    def _endless(self, loader: Iterable[Batch], seed: int, again: int | None = None) -> Iterator[Any]:
-        """This rank's share of `endless_batches`."""
-        assert self.session is not None
-        rank, num = self.ranks.rank, self.ranks.world_size
-        return endless_batches(self.session, self.job, loader, seed, again, rank=rank, world_size=num)
+    def _endless(self, feed: Feed, again: int | None = None) -> Iterator[Any]:
+        """This rank's batches of one epoch after another, as `train` feeds them.
 
-    def _later_pass(self, loader: Iterable[Batch], seed: int) -> Iterator[Any]:
+        With `again`, the first so many batches of the first epoch over and over. Raises JobError where a pass
+        is empty.
+        """
+        assert self.session is not None
+        assert self._strides is not None
+        position = self._strides.position
+        for epoch in itertools.count():
+            position.epoch, position.batch = 0 if again else epoch, 0
+            drawn, batches = 0, feed.batches(self.session, position)
+            for drawn, batch in enumerate(itertools.islice(batches, again), 1):  # noqa: B007
+                if batch is None:
+                    position.batch += 1
+                else:
+                    yield batch
+            if not drawn:
+                later = " when it was read again" if epoch else ""
+                raise JobError(f"the Job's data() gave no batch{later}")
+
+    def _later_pass(self, feed: Feed) -> Iterator[Any]:
         """The batches of passes after the first, whose samples have all been read before.
 
         Of a long epoch as many as `FIRST_PASS_SECONDS` suffice to read once.
         """
         assert self.session is not None
-        deadline, read = time.monotonic() + FIRST_PASS_SECONDS, 0
+        deadline, read, loader = time.monotonic() + FIRST_PASS_SECONDS, 0, feed.own_loader
         rank, num = self.ranks.rank, self.ranks.world_size
         damage = Damage.of(self.job)
-        first = ordered(loader, seed=seed, epoch=0, damage=damage, rank=rank, world_size=num)
+        first = ordered(loader, seed=feed.seed, epoch=0, damage=damage, rank=rank, world_size=num)
         for read, _ in enumerate(self.session.batches(first), 1):  # noqa: B007
             if time.monotonic() > deadline:
                 break
         read, length = min(self.ranks.gather(read)), known_length(loader)
         whole = length is not None and read >= length
-        if isinstance(loader, Iterator):
-            loader = call(self.job, "data")
-        return self._endless(loader, seed, None if whole else read)
+        return self._endless(feed, None if whole else read)
 
     @_together("its first steps")
     def warm(self, seconds: float = 1.0) -> dict[str, Any]:
@@ -382,22 +398,21 @@ class Worker:
         return {"evidence": evidence, "peak_bytes": seen.peak_bytes, "effect": effect}
 
     def _steps(self, count: int, cached: bool = False) -> int:
-        """Take steps as `train` does, which notes before each one what it takes to go back; the samples, of
-        all ranks.
-        """
+        """Take steps by the code of `train`; the samples, of all ranks."""
         assert self.session is not None
-        assert self._survival is not None
-        samples = 0
+        assert self._strides is not None
+        strides, before = self._strides, self._strides.samples
         for _ in range(count):
+            strides.fetches()
             if not cached:
                 begin = time.perf_counter()
                 self._cached = next(self._stream)
                 self._waited += time.perf_counter() - begin
-            self._survival.attempt(self._cached)
-            samples += batch_size(self._cached) * self.ranks.world_size
+            strides.stride(self._cached)
+            strides.glance()
         if self.session.build.device.type == "cuda":
             torch.cuda.synchronize()
-        return samples
+        return (strides.samples - before) * self.ranks.world_size
 
     def _signature(self, session: Session, batch: Batch, num_ranks: int) -> str:
         shapes = [

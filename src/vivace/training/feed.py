@@ -36,7 +36,7 @@ class Feed:
 
     Args:
         job, ranks, seed: of the run.
-        path: the run folder, where damaged samples are listed.
+        path: the run folder, where damaged samples are listed; None: nowhere.
         notice: ``(sentence) -> None``, for the person.
         changed: may the data be others than those of the run that this one continues?
     """
@@ -46,7 +46,7 @@ class Feed:
         job: Job,
         ranks: Ranks,
         seed: int,
-        path: Path,
+        path: Path | None,
         notice: Callable[[str], None],
         *,
         changed: bool = False,
@@ -54,7 +54,7 @@ class Feed:
         self.job, self.ranks, self.seed, self.notice = job, ranks, seed, notice
         self._changed = changed
         self.witness = Witness()
-        self.damage = Damage.of(job, path / "damaged.jsonl")
+        self.damage = Damage.of(job, path and path / "damaged.jsonl")
         self.workers, self.hangs = WorkerWatch(), HangWatch(notice)
         self.damage.reading = self.hangs.board.write
         with Streams(derive(seed, "data")):

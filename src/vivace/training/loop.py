@@ -22,12 +22,11 @@ from vivace.plan import Plan
 from vivace.session.opening import call, reopened, require_one_number, seed_everything
 from vivace.session.session import Session
 from vivace.tensors.randomness import capture, derive, to_plain
-from vivace.tensors.trees import batch_size
 from vivace.training.checkpoints import Checkpoints, Found, Position
 from vivace.training.course import Fresh, counts_steps, course_of
 from vivace.training.evaluation import Evaluation
 from vivace.training.feed import Feed
-from vivace.training.finite import FAR, LOST, Growth, are_finite
+from vivace.training.finite import FAR, LOST, are_finite
 from vivace.training.folder import LEDGER
 from vivace.training.pace import Pace
 from vivace.training.progress import Progress
@@ -42,13 +41,13 @@ from vivace.training.resuming import (
 )
 from vivace.training.stopping import SIGNALS, StopRequest
 from vivace.training.stranded import leave
-from vivace.training.survival import Smaller, Survival
+from vivace.training.strides import Strides
+from vivace.training.survival import Smaller
 from vivace.training.verdict import DATA_ENDED
 from vivace.training.watch import Better, Broken, Watch
 
 _LOOK_SECONDS = 0.5
 _MAX_BAD_LOOKS = 3
-_GLANCE_STEPS = 16
 DEADLINE = "deadline"
 _REASONS = ("", DEADLINE, *SIGNALS)
 GRACE_SECONDS = 30.0  # of torchrun, between SIGTERM and SIGKILL
@@ -71,7 +70,7 @@ class Options:
     on_nan: OnNan = "rollback"
 
 
-class Loop:
+class Loop(Strides):
     """One run in this process: the objects, the position, and the loop."""
 
     def __init__(
@@ -84,7 +83,8 @@ class Loop:
         on_event: OnEvent | None,
         watch: Watch,
     ) -> None:
-        self.job, self.session, self.ranks, self.path, self.options = job, session, ranks, path, options
+        super().__init__(session, ranks, watch)
+        self.job, self.path, self.options = job, path, options
         self.device = session.build.device
         changed, seed = options.changed == "ok", options.seed
         self.feed = Feed(job, ranks, seed, path, lambda text: self.progress.notice(text), changed=changed)
@@ -98,7 +98,7 @@ class Loop:
         found = self.checkpoints.newest()
         notice = compare(found.manifest, facts, path, changed_ok=changed) if found is not None else ""
         self.resumed_from_step = found.position.step if found is not None else None
-        self.position, self.saved, self.seconds_before = Position(), Position(), 0.0
+        self.saved, self.seconds_before = Position(), 0.0
         self.lost_streams: list[int] = []
         if found is not None:
             self._take_up(found)
@@ -119,20 +119,16 @@ class Loop:
         for text in filter(None, (notice, self._lost(), counts_steps(job, self.scheduler))):
             self.progress.notice(text)
         self.evaluation = Evaluation(job, session, options.seed)
-        self.survival, self.pace = Survival(session, ranks), Pace()
+        self.begin()
+        self.pace = Pace()
         if ranks.watch is not None:
             ranks.watch.told_to(path, self.progress.notice)
-        self.watch = watch
         self.stop = StopRequest(quiet_seconds=1.0 if ranks.world_size > 1 else 0.0)
         self.stopped_by = ""
-        self.last_loss: Any = None
         self.between_steps = True  # not in one that has changed what cannot be put back
-        self.bad_looks = self.glanced_at = 0
-        self.growth = Growth(session)
-        self.samples = self.seen_samples = 0
+        self.bad_looks = self.seen_samples = 0
         self.stepping_seconds = self.slowest_save = self.slowest_look = 0.0
         self.look_at_step = self.position.step + 1
-        self.looked_at_step = self.position.step
         self.looked_at = self.saved_at = self.started_at = time.monotonic()
 
     def repeat(self, why: str, resumed_from_step: int | None, notices: list[str]) -> None:
@@ -203,16 +199,14 @@ class Loop:
         position = self.position
         batches = self.feed.batches(self.session, position)
         ended = True
-        self._fetches()
+        self.fetches()
         for batch in batches:
             if batch is None:  # every sample of it is damaged, and skipped
                 position.batch += 1
                 self.damage.require_few(self.samples)
                 continue
-            self.survival.own.fetched()
             try:
-                self.ranks.at(f"step {position.step + 1}", position.step + 1)
-                self.last_loss = self._step(batch)
+                self.stride(batch)
             except (Smaller, Broken, Better) as other:
                 batches.close()
                 if other.plan is None:
@@ -225,9 +219,6 @@ class Loop:
                     return self._train_epoch()
                 self._go_on_under(other.plan, str(other), lost)
                 return self._train_epoch()
-            self.samples += batch_size(batch)
-            position.step += 1
-            position.batch += 1
             if self.job.scheduler_every == "step":
                 for _ in range(self.feed.num_batches_in(position.batch, self._batches_per_step())):
                     self._step_scheduler()
@@ -235,7 +226,7 @@ class Loop:
             self._after_step()
             if self.stopped_by:
                 return False
-            self._fetches()
+            self.fetches()
             if self._reached():
                 ended = next(batches, self) is self
                 break
@@ -246,16 +237,11 @@ class Loop:
         self._take_stock()
         return ended and not self.stopped_by
 
-    def _fetches(self) -> None:
-        position = self.position
-        what = f"its data (batch {position.batch} of epoch {position.epoch + 1})"
-        self.ranks.at(what, position.step)
-        self.survival.own.fetches()
-
     def _batches_per_step(self) -> int:
         return self.session.build.facts.batches_per_step
 
-    def _step(self, batch: Batch) -> Any:
+    def take(self, batch: Batch) -> Any:
+        """One step of the session, which leaves no trace where it fails; its loss."""
         watched = self.watch.seconds
         try:
             loss = self.watch.step(self.session, self.position, batch, self.survival.step)
@@ -269,7 +255,7 @@ class Loop:
         if self.session.build.own_step:
             require_one_number(loss)
         self.looked_at += self.watch.seconds - watched  # no more than evaluation is it a step's
-        return loss.detach() if isinstance(loss, torch.Tensor) else loss
+        return loss
 
     def _go_on_under(self, plan: Plan, why: str, inexact: str = "") -> None:
         """Take the step again under another plan; the run keeps that plan from here on.
@@ -330,7 +316,8 @@ class Loop:
         return self.position.metric
 
     def _after_step(self) -> None:
-        self._glance()
+        if self.glance():
+            self.look_at_step = self.position.step
         step, every = self.position.step, self.options.checkpoint_every_steps
         asked = self.ranks.world_size == 1 and self.stop.signal_name
         due = every is not None and step % every == 0
@@ -403,18 +390,6 @@ class Loop:
         if grown > FAR and not self.growth.told:
             self.growth.told = True
             self.progress.notice(f"at step {self.position.step} {words}: it diverges")
-
-    def _glance(self) -> None:
-        """Between two looks see whether what all ranks have alike calls for one now."""
-        build = self.session.build
-        alike = self.ranks.world_size == 1 or build.facts.ranks is not None
-        if not alike or self.position.step - max(self.glanced_at, self.looked_at_step) < _GLANCE_STEPS:
-            return
-        self.glanced_at = self.position.step
-        loss = float(self.last_loss)
-        weights = self.growth.of_weights(self.session) if build.shards is None else 1.0
-        if not math.isfinite(loss) or self.growth.judge(loss, weights)[0] > FAR:
-            self.look_at_step = self.position.step
 
     def _mark(self) -> None:
         """Speed is counted from here: neither evaluation nor saving belongs to a step."""

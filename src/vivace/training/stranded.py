@@ -52,7 +52,7 @@ def leave(ranks: Ranks, step: int, lost: str, save: Callable[[], Path | None]) -
     if watch is not None:
         watch.post(f"heard/{ranks.rank}", "all")
         if ranks.rank == 0:
-            _let_others_hear(watch, set(left))
+            _let_others_hear(watch, set(range(ranks.world_size)) - set(verdict.ranks))
     rest = kept if kept and kept != "nothing" else "go on from the last checkpoint with --resume"
     return RankLost(f"{verdict.sentence}: training stopped; {rest}", interrupted_by=verdict.signal)
 

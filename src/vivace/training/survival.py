@@ -80,7 +80,7 @@ class Survival:
         raise self._smaller(batch, reason)
 
     def attempt(self, batch: Batch) -> Any:
-        """One step of the session, with all that a step of a run costs; what fails in it is raised as it is."""
+        """One step, with all that a step of a run costs; what fails in it is raised as it is."""
         self._updating = False
         self._updates = self.session.build.facts.updates_in_backward
         self._before.take()
