@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from vivace.training import stranded
 from vivace.training.rank_watch import RankWatch
 from vivace.training.stranded import leave
 from vivace.training.verdict import Sight, Verdict, has_died, is_stopped, judge
@@ -164,3 +165,27 @@ def test_who_kept_what_was_trained_stays_until_the_others_have_heard_it(tmp_path
     threads[1].join(60)
     assert sorted(left) == [0, 1]
     assert all("step_6 in" in text and text.endswith("go on with --resume") for text in texts.values())
+
+
+def test_a_rank_that_is_late_to_say_where_it_stands_keeps_what_was_trained(tmp_path, monkeypatch):
+    """The other one, whose data have ended, waits for it: it holds the store, and keeps nothing itself."""
+    monkeypatch.setattr(stranded, "ELECTION_SECONDS", 0.5)
+    store = torch.distributed.HashStore()
+    ended = Verdict((0,), "rank 0 has come to the end of its data")
+    texts = {}
+
+    def leave_as(rank, seconds):
+        watch = RankWatch(store, rank, 2, 60.0, cut=lambda: None)
+        watch._beat()
+        watch.verdict = ended
+        time.sleep(seconds)
+        ranks = SimpleNamespace(watch=watch, rank=rank, world_size=2)
+        texts[rank] = str(leave(ranks, 6, "", lambda: tmp_path / "step_6"))
+
+    threads = [threading.Thread(target=leave_as, args=each) for each in ((1, 3.0), (0, 0.2))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(texts) == [0, 1]
+    assert all("step_6 in" in text and text.endswith("go on with --resume") for text in texts.values()), texts

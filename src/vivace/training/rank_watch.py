@@ -168,6 +168,12 @@ class RankWatch:
         found = json.loads(text)
         return Verdict(tuple(found["ranks"]), found["sentence"], found["signal"])
 
+    def lives(self, rank: int) -> bool:
+        """Is the process of a rank one of this machine that runs? False where that is not known."""
+        beat = json.loads(self.read(f"beat/{rank}") or "{}")
+        here = beat.get("host") == socket.gethostname()
+        return here and not has_died(beat) and not is_stopped(beat)
+
     def end_stopped(self, ranks: tuple[int, ...]) -> None:
         """Kill those processes of this machine that were judged and cannot end themselves."""
         for rank in ranks:

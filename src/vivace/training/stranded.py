@@ -14,8 +14,8 @@ from vivace.training.ranks import Ranks
 from vivace.training.verdict import Verdict
 
 ELECTION_SECONDS = 5.0
+LATE_SECONDS = 20.0  # for a rank of this machine that lives, which may be a crowded one
 KEEPING_SECONDS = 60.0
-HEARING_SECONDS = 20.0
 
 
 def leave(ranks: Ranks, step: int, lost: str, save: Callable[[], Path | None]) -> RankLost:
@@ -52,16 +52,22 @@ def leave(ranks: Ranks, step: int, lost: str, save: Callable[[], Path | None]) -
     if watch is not None:
         watch.post(f"heard/{ranks.rank}", "all")
         if ranks.rank == 0:
-            _let_others_hear(watch, set(range(ranks.world_size)) - set(verdict.ranks))
+            _let_others_hear(watch, set(range(1, ranks.world_size)) - set(verdict.ranks))
     rest = kept if kept and kept != "nothing" else "go on from the last checkpoint with --resume"
     return RankLost(f"{verdict.sentence}: training stopped; {rest}", interrupted_by=verdict.signal)
 
 
 def _let_others_hear(watch: RankWatch, others: set[int]) -> None:
     """Wait until the others know what was kept: without torchrun they hear it through rank 0's own store."""
-    deadline = time.monotonic() + HEARING_SECONDS
-    while not all(watch.read(f"heard/{other}") for other in others) and time.monotonic() < deadline:
+    begin = time.monotonic()
+    while any(not watch.read(f"heard/{other}") and _is_awaited(watch, other, begin) for other in others):
         time.sleep(0.05)
+
+
+def _is_awaited(watch: RankWatch, rank: int, begin: float) -> bool:
+    """May a rank that has not answered since `begin` still do so?"""
+    seconds = LATE_SECONDS if watch.lives(rank) else ELECTION_SECONDS
+    return time.monotonic() < begin + seconds
 
 
 def _those_left(ranks: Ranks, verdict: Verdict) -> dict[int, Any]:
@@ -73,9 +79,9 @@ def _those_left(ranks: Ranks, verdict: Verdict) -> dict[int, Any]:
     if not watch.read(f"stood/{ranks.rank}"):  # the store is out of reach, and with it the others
         return found
     expected = set(range(ranks.world_size)) - set(verdict.ranks)
-    deadline = time.monotonic() + ELECTION_SECONDS
-    while set(found) != expected and time.monotonic() < deadline:
-        for rank in expected - set(found):
+    begin = time.monotonic()
+    while missing := {one for one in expected - set(found) if _is_awaited(watch, one, begin)}:
+        for rank in missing:
             if text := watch.read(f"stood/{rank}"):
                 found[rank] = json.loads(text)
         time.sleep(0.05)
