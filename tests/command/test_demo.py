@@ -1,12 +1,18 @@
 """The demo's recipe and its last screen."""
 
+import signal
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from vivace.command import demo as main_job
 from vivace.command.demo import JOB, compared
+from vivace.events import EventKind
 from vivace.job import load
 from vivace.ledger import Ratio
+from vivace.live.training import train
+from vivace.plan import Plan
 from vivace.recipes import RECIPES, photographs
 from vivace.training.training import Run
 from vivace.tuning import tune
@@ -69,3 +75,27 @@ def test_ctrl_c_while_it_tunes_is_answered_in_words(tmp_path, monkeypatch, capfd
     told = capfd.readouterr().err
     assert "Interrupted before anything faster was found" in told
     assert "2 of 2" not in told
+
+
+def test_ctrl_c_while_it_trains_keeps_a_checkpoint_and_says_how_to_go_on(tmp_path, monkeypatch, capfd):
+    def found(job, out, **settings):
+        out.mkdir(parents=True)
+        Plan.from_dict({"channels_last": {}}).save(out / "plan.toml")
+        return SimpleNamespace(interrupted=False, plan=["channels_last"], plan_path=out / "plan.toml")
+
+    def interrupted(job, plan, on_event, **settings):
+        def listen(event):
+            on_event(event)
+            if event.kind == EventKind.STEP:
+                signal.raise_signal(signal.SIGINT)
+
+        return train(job, plan, on_event=listen, **settings)
+
+    monkeypatch.setattr(main_job, "tune", found)
+    monkeypatch.setattr(main_job, "tuned", lambda result, job, console: None)
+    monkeypatch.setattr(main_job, "train", interrupted)
+    assert main_job.demo(tmp_path) == 130
+    told = capfd.readouterr().err
+    assert "--resume" in told
+    assert list((tmp_path / "reference" / "checkpoints").glob("step_*"))
+    assert not (tmp_path / "train").exists()
