@@ -111,10 +111,11 @@ def _passes(kernel: Kernel) -> Iterator[Pass]:
         yield Pass("batch_norm_apply", "norm", sum(r for r in reads if 2 * r >= values) + writes[0] + bits, 0)
     elif kernel.name == "batch_norm_backward" and kernel.operator == "norm" and len(writes) == 4:
         gradient, x, bits = reads[:3]
+        maps = sum(r for r in reads if 2 * r >= x)  # two gradients, where the output has come twice
         for_residual = writes[1]
-        yield Pass("batch_norm_backward_sums", "norm", gradient + x + bits + for_residual, 0)
-        again = 0 if for_residual else bits
-        yield Pass("batch_norm_backward_apply", "norm", gradient + x + again + writes[0], 0)
+        yield Pass("batch_norm_backward_sums", "norm", maps + bits + for_residual, 0)
+        again = gradient + x if for_residual else maps + bits
+        yield Pass("batch_norm_backward_apply", "norm", again + writes[0], 0)
     else:
         yield Pass(kernel.name, kernel.operator, kernel.bytes, kernel.flops)
 

@@ -61,11 +61,12 @@ def run(seed):
     more = [None if t is None else exact[id(t)] for t in (weight, bias)]
     z = functional.batch_norm(exact[id(x)], *means, *more, True, momentum, 1e-5)
     wanted = FUNCTIONS[activation](z + exact[id(residual)] if with_residual else z)
-    gradient = torch.randn(shape).to(dtype)
-    wanted.backward(gradient.double())
+    gradients = [torch.randn(shape).to(dtype) for _ in range(draw.choice([1, 2]))]
+    wanted.backward(sum(g.double() for g in gradients))
 
-    seen = batch_norm.fused(x, residual, weight, bias, *running, momentum, 1e-5, activation)
-    seen.backward(gradient)
+    both = batch_norm.fused_twice(x, residual, weight, bias, *running, momentum, 1e-5, activation)
+    torch.autograd.backward(both[: len(gradients)], gradients)
+    seen, gradient = both[0], sum(g.double() for g in gradients)
     assert seen.dtype == dtype
     assert seen.is_contiguous(memory_format=torch.channels_last)
     errors = {"output": distance(seen, wanted, wanted)}
@@ -75,13 +76,9 @@ def run(seed):
             size = exact[id(t)].grad
             if name == "x":  # differences of near numbers: their error is that of the parts
                 spread = exact[id(x)].detach().var((0, 2, 3), correction=0, keepdim=True).add(1e-5).rsqrt()
-                size = (
-                    gradient.double()
-                    * spread
-                    * (1 if weight is None else more[0].detach()[None, :, None, None])
-                )
+                size = gradient * spread * (1 if weight is None else more[0].detach()[None, :, None, None])
             elif name in ("weight", "bias"):
-                size = torch.full_like(size, float(gradient.double().norm()))
+                size = torch.full_like(size, float(gradient.norm()))
             errors[f"gradient of {name}"] = distance(t.grad, exact[id(t)].grad, size)
     for name, mine, true in zip(("mean", "variance"), running, means, strict=True):
         if mine is not None:
@@ -92,6 +89,7 @@ def run(seed):
         "order": order,
         "dtype": str(dtype),
         "activation": activation,
+        "gradients": len(gradients),
         "errors": errors,
     }
 

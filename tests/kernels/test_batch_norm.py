@@ -8,7 +8,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from vivace.techniques.untried.fused_batchnorm.kernels.batch_norm import ACTIVATIONS, fused, pack, unpack
+from vivace.techniques.untried.fused_batchnorm.kernels.batch_norm import (
+    ACTIVATIONS,
+    fused,
+    fused_twice,
+    pack,
+    unpack,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPES = 90
@@ -25,6 +31,7 @@ def test_kernels_are_their_reference_on_random_shapes(interpreted):
     assert {c["order"] for c in cases} == {"nhwc", "nchw", "sliced", "expanded"}
     assert any(c["shape"][0] == 1 for c in cases)
     assert any(c["shape"][1] % 8 for c in cases)
+    assert {c["gradients"] for c in cases} == {1, 2}
 
 
 @pytest.mark.parametrize(
@@ -45,9 +52,11 @@ def test_the_references_gradients_are_those_of_its_values(activation, with_resid
     inputs += [draw(3), draw(3)] if affine else [None, None]
 
     def function(*given):
-        return fused(*given, None, None, 0.1, 1e-5, activation)
+        one, other = fused_twice(*given, None, None, 0.1, 1e-5, activation)
+        return one, other.sin()
 
     assert torch.autograd.gradcheck(function, inputs)
+    assert torch.autograd.gradcheck(lambda *given: function(*given)[1], inputs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -114,5 +123,17 @@ def test_shapes_are_known_without_numbers():
     arguments = (x.movedim(1, -1).reshape(-1, 6), None, norm.weight.detach(), norm.bias.detach(), *options)
     torch.library.opcheck(torch.ops.vivace.batch_norm.default, copy.deepcopy(arguments))
     output, mask, mean, rstd = torch.ops.vivace.batch_norm(*arguments)
-    saved = (mask, mean, rstd, *arguments[2:4], "relu", True)
-    torch.library.opcheck(torch.ops.vivace.batch_norm_backward.default, (output, arguments[0], *saved))
+    for again in (None, output):
+        saved = (mask, mean, rstd, *arguments[2:4], "relu", True, again)
+        torch.library.opcheck(torch.ops.vivace.batch_norm_backward.default, (output, arguments[0], *saved))
+
+
+def test_results_can_be_changed_in_place():
+    """As PyTorch's can, by a Dropout for instance."""
+    x = torch.randn(2, 3, 2, 2, requires_grad=True)
+    result = fused(x, None, None, None, None, None, 0.1, 1e-5, "relu")
+    result *= 2
+    result.sum().backward()
+    wanted = x.detach().requires_grad_()
+    (2 * functional.relu(functional.batch_norm(wanted, None, None, training=True))).sum().backward()
+    torch.testing.assert_close(x.grad, wanted.grad)

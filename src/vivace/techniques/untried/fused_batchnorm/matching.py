@@ -26,7 +26,8 @@ from vivace.mechanisms.graphs import (
     tensors_only,
     trace,
 )
-from vivace.techniques.untried.fused_batchnorm.kernels.batch_norm import apply_activation, fused
+from vivace.techniques.untried.fused_batchnorm.forks import share_forks
+from vivace.techniques.untried.fused_batchnorm.kernels.batch_norm import apply_activation, fused_twice
 from vivace.techniques.untried.fused_batchnorm.kernels.product import product
 from vivace.techniques.untried.fused_batchnorm.kernels.splits import split_rows
 from vivace.tensors.modules import is_product, modules_of, patched
@@ -85,7 +86,7 @@ def install(
         for chain in chains:
             report.setdefault(id(owner.get_submodule(chain.norm)), chain)
 
-    for owner in model.modules():
+    for owner in reversed(list(model.modules())):  # a fork is shared between parts that are known to be able
         signature = tensors_only(owner)
         if signature is None or id(owner) in held or held.isdisjoint(map(id, owner.modules())):
             continue
@@ -123,7 +124,9 @@ def _may_leave_statistics(module: nn.Module) -> bool:
 def find_chains(graph: fx.Graph, owner: nn.Module, passed_over: list[nn.Module]) -> list[Chain]:
     """Make each chain of a graph one call, ``norm(x, other, activation)``."""
     found = [_fuse(graph, node, owner, passed_over) for node in list(graph.nodes)]
-    return [chain for chain in found if chain is not None]
+    chains = [chain for chain in found if chain is not None]
+    share_forks(graph, owner, passed_over, NORMS)
+    return chains
 
 
 class Product(Replacement):
@@ -157,15 +160,17 @@ class FusedNorm(Replacement):
         other: torch.Tensor | None = None,
         activation: str | None = None,
         statistics: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """``activation(norm(x) + other)``; the bookkeeping of running statistics is PyTorch's."""
+        twice: bool = False,
+    ) -> Any:
+        """``activation(norm(x) + other)``, or that `twice`; bookkeeping of running statistics is PyTorch's."""
         norm = self.norm
         if activation is None:
             alone: torch.Tensor = self.own(x)
             return alone
         if not norm.training or (other is not None and other.shape != x.shape):
             z = self.own(x)
-            return apply_activation(z if other is None else z + other, activation)
+            alike = apply_activation(z if other is None else z + other, activation)
+            return (alike, alike) if twice else alike
         momentum, tracked = norm.momentum, norm.track_running_stats
         if tracked and norm.num_batches_tracked is not None:
             norm.num_batches_tracked.add_(1)
@@ -176,7 +181,8 @@ class FusedNorm(Replacement):
         spared = None
         if statistics is not None:
             spared = (statistics, split_rows(x.numel() // x.shape[1], x.shape[1]))
-        return fused(x, other, norm.weight, norm.bias, means[0], means[1], *rest, spared)
+        pair = fused_twice(x, other, norm.weight, norm.bias, means[0], means[1], *rest, spared)
+        return pair if twice else pair[0]
 
 
 def _fuse(graph: fx.Graph, node: fx.Node, root: nn.Module, skipped: list[nn.Module]) -> Chain | None:

@@ -33,11 +33,16 @@ _LIBRARY.define(f"batch_norm(Tensor x, {_REST}")
 _LIBRARY.define(f"batch_norm_from(Tensor x, Tensor statistics, int rows_a_split, {_REST}")
 _LIBRARY.define(
     "batch_norm_backward(Tensor gradient, Tensor x, Tensor mask, Tensor mean, Tensor rstd, Tensor? weight, "
-    "Tensor? bias, str activation, bool has_residual) -> (Tensor, Tensor, Tensor, Tensor)"
+    "Tensor? bias, str activation, bool has_residual, Tensor? again) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 
 
-def fused(
+def fused(*arguments: Any) -> torch.Tensor:
+    """What `fused_twice` returns, once."""
+    return fused_twice(*arguments)[0]
+
+
+def fused_twice(
     x: torch.Tensor,
     residual: torch.Tensor | None,
     weight: torch.Tensor | None,
@@ -48,8 +53,11 @@ def fused(
     epsilon: float,
     activation: str = "none",
     statistics: tuple[torch.Tensor, int] | None = None,
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """``activation(batch_norm(x) + residual)`` in training mode; running statistics change in place.
+
+    It comes twice, in the same memory: where two parts of a network read it, each may take one, and the two
+    gradients are added in the kernels of the backward pass.
 
     Args:
         x: (batch, channels, ...), in any memory order; what is not channels-last is copied.
@@ -59,13 +67,13 @@ def fused(
         statistics: means and sums of squared deviations of splits of x's pixels, (2, splits, channels), and
             the pixels of a split, where the module `product` has left them.
 
-    Returns a tensor of x's shape in channels-last memory order, in the wider type of x and residual. Raises
+    Returns tensors of x's shape in channels-last memory order, in the wider type of x and residual. Raises
     ValueError where there is only one value per channel, as PyTorch does.
     """
     if x.numel() // max(1, x.shape[1]) < 2:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.shape}")
     options = (running_mean, running_variance, momentum, epsilon, activation)
-    result: torch.Tensor = _Fused.apply(  # type: ignore[no-untyped-call]
+    result: tuple[torch.Tensor, torch.Tensor] = _Fused.apply(  # type: ignore[no-untyped-call]
         x, residual, weight, bias, *(statistics or (None, 0)), *options
     )
     return result
@@ -82,7 +90,7 @@ class _Fused(torch.autograd.Function):
         statistics: torch.Tensor | None,
         rows_a_split: int,
         *options: Any,
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         given = (as_matrix(residual) if residual is not None else None, weight, bias, *options)
         if statistics is None:
             output, mask, mean, rstd = torch.ops.vivace.batch_norm(as_matrix(x), *given)
@@ -95,21 +103,29 @@ class _Fused(torch.autograd.Function):
         ctx.save_for_backward(x, mask, mean, rstd, weight, bias)
         ctx.activation = options[-1]
         ctx.residual_dtype = residual.dtype if residual is not None else None
-        return as_image(output, x)
+        ctx.set_materialize_grads(False)
+        image = as_image(output, x)
+        return image.detach(), image.detach()  # a view of another tensor could not be changed in place
 
     @staticmethod
     @once_differentiable  # type: ignore[misc]
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(
+        ctx: Any, gradient: torch.Tensor | None, again: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        if gradient is None:
+            gradient, again = again, None
+        if gradient is None:
+            return (None,) * 11
         x, mask, mean, rstd, weight, bias = ctx.saved_tensors
         has_residual = ctx.residual_dtype is not None
         for_x, for_residual, for_weight, for_bias = torch.ops.vivace.batch_norm_backward(
             *(as_matrix(gradient), as_matrix(x), mask, mean, rstd, weight, bias),
-            *(ctx.activation, has_residual),
+            *(ctx.activation, has_residual, as_matrix(again) if again is not None else None),
         )
         residual = None
         if has_residual:
-            residual = gradient if ctx.activation == "none" else as_image(for_residual, x)
-            residual = residual.to(ctx.residual_dtype)
+            own = writes_for_residual(ctx.activation, has_residual, again)
+            residual = (as_image(for_residual, x) if own else gradient).to(ctx.residual_dtype)
         affine = (for_weight, for_bias) if weight is not None else (None, None)
         return as_image(for_x, x), residual, *affine, *(None,) * 7
 
@@ -118,6 +134,11 @@ def apply_activation(z: torch.Tensor, activation: str) -> torch.Tensor:
     """One of `ACTIVATIONS`, by torch's own function."""
     result: torch.Tensor = _FUNCTIONS[activation](z)
     return result
+
+
+def writes_for_residual(activation: str, has_residual: bool, again: torch.Tensor | None) -> bool:
+    """Does the backward pass write a gradient for the residual that is not the output's own?"""
+    return has_residual and (activation != "none" or again is not None)
 
 
 def as_matrix(x: torch.Tensor) -> torch.Tensor:
@@ -186,9 +207,12 @@ def reference_backward(
     bias: torch.Tensor | None,
     activation: str,
     has_residual: bool,
+    again: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """What the kernels of the backward pass compute, in fp32 or, for float64, in that."""
     normal, before = (wide(x) - mean) * rstd, wide(gradient)
+    if again is not None:
+        before = before + wide(again)
     if activation in MASKED:
         before = before * unpack(mask, x.shape[1])
     elif activation != "none":
@@ -197,7 +221,7 @@ def reference_backward(
     factor = rstd if weight is None else rstd * wide(weight)
     for_x = (factor * (before - sums - normal * products)).to(x.dtype)
     empty = x.new_empty(0)
-    kept = has_residual and activation != "none"
+    kept = writes_for_residual(activation, has_residual, again)
     for_residual = before.to(gradient.dtype) if kept else gradient.new_empty(0)
     if weight is None or bias is None:
         return for_x, for_residual, empty, torch.empty_like(empty)
@@ -266,9 +290,8 @@ def _shapes(x: torch.Tensor, residual: torch.Tensor | None, *rest: Any) -> Any:
 
 
 def _backward_shapes(*arguments: Any) -> Any:
-    gradient, x, _, _, _, weight, bias, activation, has_residual = arguments
-    kept = has_residual and activation != "none"
-    for_residual = torch.empty_like(gradient) if kept else gradient.new_empty(0)
+    gradient, x, _, _, _, weight, bias, *how = arguments
+    for_residual = torch.empty_like(gradient) if writes_for_residual(*how) else gradient.new_empty(0)
     affine = (torch.empty_like(p) if p is not None else x.new_empty(0) for p in (weight, bias))
     return torch.empty_like(x), for_residual, *affine
 

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from vivace.techniques.untried.fused_batchnorm.kernels.batch_norm import writes_for_residual
 from vivace.techniques.untried.fused_batchnorm.kernels.tiles import (
     FINISH_COLUMNS,
     FINISH_SPLITS,
@@ -41,6 +42,7 @@ def _through_activation(gradient, z, ACTIVATION: tl.constexpr):
 @triton.jit
 def batch_norm_backward_sums(
     gradient_ptr,
+    again_ptr,
     x_ptr,
     mask_ptr,
     mean_ptr,
@@ -56,6 +58,7 @@ def batch_norm_backward_sums(
     eighths,
     ALIGNED: tl.constexpr,
     AFFINE: tl.constexpr,
+    AGAIN: tl.constexpr,
     RESIDUAL: tl.constexpr,
     ACTIVATION: tl.constexpr,
     ROWS: tl.constexpr,
@@ -63,7 +66,8 @@ def batch_norm_backward_sums(
 ):
     """Sums of the gradient before the activation, and of its products with x less the mean, over each split.
 
-    That gradient is the residual's; written here, it spares the second pass the mask.
+    That gradient is the residual's; written here, it spares the second pass the mask, and one of two
+    gradients where the output has come twice.
     """
     width = true_width(width, eighths, ALIGNED)
     row_bytes = bytes_of_row(width, eighths, ALIGNED)
@@ -85,6 +89,8 @@ def batch_norm_backward_sums(
         there = (first + rows < end)[:, None] & inside[None, :]
         start = first.to(tl.int64) * width
         gradient = tl.load(gradient_ptr + start + offsets, mask=there, other=0).to(tl.float32)
+        if AGAIN:
+            gradient += tl.load(again_ptr + start + offsets, mask=there, other=0).to(tl.float32)
         x = tl.load(x_ptr + start + offsets, mask=there, other=0).to(tl.float32) - mean[None, :]
         if ACTIVATION == "relu" or ACTIVATION == "relu6":
             bits = load_bits(mask_ptr, first, first_column, end, row_bytes, ROWS, COLUMNS)
@@ -141,6 +147,7 @@ def batch_norm_backward_finish(
 @triton.jit
 def batch_norm_backward_apply(
     gradient_ptr,
+    again_ptr,
     x_ptr,
     mask_ptr,
     mean_ptr,
@@ -154,6 +161,7 @@ def batch_norm_backward_apply(
     eighths,
     ALIGNED: tl.constexpr,
     AFFINE: tl.constexpr,
+    AGAIN: tl.constexpr,
     ACTIVATION: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -164,6 +172,8 @@ def batch_norm_backward_apply(
     tile = tile_of_program(num_rows, width, ROWS, COLUMNS)
     first, first_column, columns, inside, there, start, offsets = tile
     gradient = tl.load(gradient_ptr + start + offsets, mask=there, other=0).to(tl.float32)
+    if AGAIN:
+        gradient += tl.load(again_ptr + start + offsets, mask=there, other=0).to(tl.float32)
     x = tl.load(x_ptr + start + offsets, mask=there, other=0).to(tl.float32)
     mean = tl.load(mean_ptr + columns, mask=inside, other=0)
     rstd = tl.load(rstd_ptr + columns, mask=inside, other=0)
@@ -191,17 +201,19 @@ def backward(
     bias: torch.Tensor | None,
     activation: str,
     has_residual: bool,
+    again: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Launch the three kernels; the gradients of x, residual, weight and bias, empty where there is none.
 
-    A residual without an activation has the output's own gradient: nothing is written for it.
+    `again`: the gradient of the output's second copy. A residual without an activation has the output's own
+    gradient, if that is one: nothing is written for it.
     """
     num_rows, width = x.shape
     tiles = Tiles.of(num_rows, width, x.device)
     partial = x.new_empty((2, tiles.num_splits, width), dtype=torch.float32)
     factors = x.new_empty((3, width), dtype=torch.float32)
     x_gradient = torch.empty_like(x)
-    kept = has_residual and activation != "none"
+    kept = writes_for_residual(activation, has_residual, again)
     residual_gradient = torch.empty_like(gradient) if kept else gradient.new_empty(0)
     weight_gradient = torch.empty_like(weight) if weight is not None else x.new_empty(0)
     bias_gradient = torch.empty_like(bias) if bias is not None else x.new_empty(0)
@@ -209,9 +221,10 @@ def backward(
     saved = (mask, mean, rstd, weight, bias)
     with on_device_of(x):
         batch_norm_backward_sums[(tiles.num_columns, tiles.num_splits)](
-            *(gradient, x, *saved, residual_gradient, partial[0], partial[1]),
+            *(gradient, again, x, *saved, residual_gradient, partial[0], partial[1]),
             *(num_rows, tiles.rows_a_split, width, width // 8),
             **shape,
+            AGAIN=again is not None,
             RESIDUAL=kept,
             ACTIVATION=activation,
             num_warps=SUM_WARPS,
@@ -226,9 +239,10 @@ def backward(
             **FUSED_MULTIPLY_ADD,
         )
         batch_norm_backward_apply[(tiles.num_tiles(num_rows),)](
-            *(residual_gradient if kept else gradient, x, *saved, factors, x_gradient),
-            *(num_rows, width, width // 8),
+            *(residual_gradient if kept else gradient, None if kept else again, x, *saved),
+            *(factors, x_gradient, num_rows, width, width // 8),
             **shape,
+            AGAIN=again is not None and not kept,
             ACTIVATION="none" if kept else activation,
             **FUSED_MULTIPLY_ADD,
         )
