@@ -70,9 +70,8 @@ class NormKernels:
         results = []
         for _ in range(2):
             means = [t.clone() for t in running]
-            seen = batch_norm.fused(
-                x, other if residual else None, weight, bias, *means, 0.1, 1e-5, activation
-            )
+            norm = batch_norm.Norm(weight, bias, *means, 0.1, 1e-5)
+            seen = batch_norm.fused(x, other if residual else None, norm, activation)
             used = inputs if residual else [x, weight, bias]
             results.append([seen, *means, *torch.autograd.grad(seen, used, gradient)])
         assert all(map(torch.equal, *results)), (seed, "not repeatable")
@@ -103,9 +102,8 @@ class NormKernels:
 
         def step() -> None:
             if fused:
-                y = batch_norm.fused(
-                    x, other if residual else None, weight, bias, *running, 0.1, 1e-5, "relu"
-                )
+                norm = batch_norm.Norm(weight, bias, *running, 0.1, 1e-5)
+                y = batch_norm.fused(x, other if residual else None, norm, "relu")
             else:
                 z = functional.batch_norm(x, *running, weight, bias, True, 0.1, 1e-5)
                 y = functional.relu_(z.add_(other) if residual else z)

@@ -24,7 +24,7 @@ import torch
 from torch import fx, nn
 
 from vivace.tensors.modules import patched
-from vivace.torch_internals.modules import form_of_output, has_hooks
+from vivace.torch_internals.modules import form_of_output, has_hooks, is_compiled
 from vivace.torch_internals.tensors import tree_unflatten
 
 AGAIN = "again"  # the name of the placeholder by which an edit says that its graph runs twice
@@ -202,9 +202,11 @@ def runs_twice(module: nn.Module) -> bool:
 
 
 def run_twice(module: nn.Module, x: torch.Tensor, again: torch.Tensor | None = None) -> Any:
-    """Call a module that `runs_twice`, or that did."""
+    """Call a module that `runs_twice`, or that did before it was wrapped or compiled."""
     forward = vars(module).get("forward")
-    return forward.twice(x, again) if isinstance(forward, TracedForward) else (module(x),) * 2
+    if not isinstance(forward, TracedForward) or is_compiled(module):
+        return (module(x),) * 2
+    return forward.twice(x, again)
 
 
 def called_module(node: fx.Node, root: nn.Module) -> nn.Module | None:

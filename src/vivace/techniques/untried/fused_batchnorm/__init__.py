@@ -76,9 +76,9 @@ class FusedBatchnorm(Technique):
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """The chains that ran as one, by what they are made of."""
-        names = ("vivace::batch_norm", "vivace::batch_norm_from", "vivace::statistics_mm")
-        first, later, products = (seen.operators.get(name, 0) for name in names)
-        if not (calls := first + later):
+        names = ("vivace::batch_norm_apply", "vivace::statistics_mm")
+        calls, products = (seen.operators.get(name, 0) for name in names)
+        if not calls:
             raise Refused("it changed nothing: no BatchNorm ran fused")
         if self.products and not products:
             raise Refused("no 1x1 convolution left statistics: leave products off")

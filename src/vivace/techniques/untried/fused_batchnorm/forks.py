@@ -1,4 +1,4 @@
-"""Forks of feature maps: where two parts read a fused BatchNorm's result, its backward pass adds their gradients.
+"""Forks of feature maps: the backward pass of a fused BatchNorm adds the gradients of both its readers.
 
 A residual block reads its input twice, and autograd would add the two gradients in a pass of its own. The
 result of a fused call comes twice instead, and a block hands both copies to the next one, if that reads each
@@ -19,14 +19,17 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 def share_forks(
     graph: fx.Graph, owner: nn.Module, passed_over: list[nn.Module], norms: tuple[type[nn.Module], ...]
-) -> None:
-    """Let forks of fused results have a gradient each: in this graph, and between modules that it calls."""
+) -> list[str]:
+    """Let forks of fused results have a gradient each: in this graph, and between modules that it calls.
+
+    Returns the names of the modules that are called with, or for, both copies.
+    """
     for node in list(graph.nodes):
         if _is_fused(node, owner, norms) and (users := _readers(node, owner, norms)):
             for user, copy in zip(users, _twice(graph, node), strict=True):
                 user.replace_input_with(node, copy)
     _open(graph, owner, norms)
-    _hand_on(graph, owner, passed_over)
+    return _hand_on(graph, owner, passed_over)
 
 
 def _open(graph: fx.Graph, owner: nn.Module, norms: tuple[type[nn.Module], ...]) -> None:
@@ -44,7 +47,7 @@ def _open(graph: fx.Graph, owner: nn.Module, norms: tuple[type[nn.Module], ...])
     output.args = (_twice(graph, result),)
 
 
-def _hand_on(graph: fx.Graph, owner: nn.Module, passed_over: list[nn.Module]) -> None:
+def _hand_on(graph: fx.Graph, owner: nn.Module, passed_over: list[nn.Module]) -> list[str]:
     """Let blocks that follow each other hand both copies on."""
     able = {
         node: module
@@ -54,7 +57,7 @@ def _hand_on(graph: fx.Graph, owner: nn.Module, passed_over: list[nn.Module]) ->
     }
     givers = [node for node in able if len(node.users) == 1 and next(iter(node.users)) in able]
     takers = [next(iter(node.users)) for node in givers]
-    pairs: dict[fx.Node, fx.Node] = {}
+    pairs, names = dict[fx.Node, fx.Node](), list[str]()
     for node in dict.fromkeys([n for n in able if n in givers or n in takers]):
         with graph.inserting_before(node):
             block = graph.get_attr(str(node.target))
@@ -65,6 +68,8 @@ def _hand_on(graph: fx.Graph, owner: nn.Module, passed_over: list[nn.Module]) ->
         graph.erase_node(node)
         pairs[first] = second
         passed_over.append(able[node])
+        names.append(str(node.target))
+    return names
 
 
 def _twice(graph: fx.Graph, node: fx.Node) -> tuple[fx.Node, fx.Node]:
@@ -87,7 +92,7 @@ def _readers(
 
     def reads(user: fx.Node) -> bool:
         module = called_module(user, owner)
-        if type(module) in _CONVOLUTIONS:
+        if isinstance(module, _CONVOLUTIONS) and type(module) in _CONVOLUTIONS:
             return user.args[:1] == (node,) and not is_touched(module)
         return _is_fused(user, owner, norms) and user.args[0] is not node is user.args[1]
 
