@@ -42,6 +42,7 @@ TARGETS = {
 WIDTHS = {"64", "128", "U8", "S8", "U16", "S16"}  # of an access in NVIDIA's machine code; the others have 32
 OBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 HALF = ("x_ptr", "residual_ptr", "y_ptr", "gradient_ptr", "residual_gradient_ptr", "x_gradient_ptr")
+HALF += ("again_ptr", "other_ptr", "other_gradient_ptr")
 SETTINGS = {  # a ResNet's: the last BatchNorm of a block, at a width that is a multiple of 8
     "ALIGNED": True,
     "AFFINE": True,
@@ -51,11 +52,17 @@ SETTINGS = {  # a ResNet's: the last BatchNorm of a block, at a width that is a 
     "ROWS": tiles.TILE // 64,
     "COLUMNS": 64,
 }
+ALONE = dict.fromkeys(("again_ptr", "other_ptr", "other_mean_ptr", "residual_gradient_ptr"), None)
+ADDED = {k: v for k, v in ALONE.items() if k != "residual_gradient_ptr"}
+JOINED = {"residual_gradient_ptr": None}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "relu": {"RESIDUAL": False},
-    "add_relu": {},
-    "silu": {"RESIDUAL": False, "ACTIVATION": "silu"},
-    "odd_width": {"ALIGNED": False},
+    "relu": {"RESIDUAL": False, **ALONE},
+    "add_relu": ADDED,
+    "add_relu_read_twice": {k: v for k, v in ADDED.items() if k != "again_ptr"},
+    "two_norms_relu": JOINED | {"again_ptr": None},
+    "two_norms_relu_read_twice": JOINED,
+    "silu": {"RESIDUAL": False, "ACTIVATION": "silu", **ALONE},
+    "odd_width": {"ALIGNED": False, **ADDED},
     "eight_channels": {  # what is absent, and a number that is one, reach a kernel as constants
         "AFFINE": False,
         "TRACKED": False,
@@ -65,6 +72,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "ROWS": tiles.TILE // 16,
         "eighths": 1,
         "num_splits": 1,
+        **ALONE,
         **dict.fromkeys(("weight_ptr", "bias_ptr", "residual_ptr", "running_mean_ptr"), None),
     },
 }
@@ -132,7 +140,11 @@ def built(target: str) -> dict[str, dict[str, Any]]:
 def facts_of(kernel: Any, constants: dict[str, Any], target: str) -> dict[str, Any]:
     """What one compiled kernel takes, or why it does not compile."""
     signature, attributes = {}, {}
-    warps = tiles.SUM_WARPS if kernel.__name__.endswith(("statistics", "sums")) else 4
+    warps = tiles.APPLY_WARPS
+    if kernel.__name__.endswith(("statistics", "sums")):
+        warps = tiles.SUM_WARPS
+    elif "other_mean_ptr" in kernel.arg_names and "other_mean_ptr" not in constants:
+        warps = tiles.JOINED_WARPS
     half: tuple[str, ...] = HALF
     if kernel is product_forward.statistics_mm:
         warps, half = product_forward.WARPS, (*HALF, "weight_ptr")

@@ -13,15 +13,18 @@ import triton.language as tl
 
 from vivace.techniques.untried.fused_batchnorm.kernels.batch_norm import Gradients, writes_for_residual
 from vivace.techniques.untried.fused_batchnorm.kernels.tiles import (
+    APPLY_WARPS,
     FINISH_COLUMNS,
     FINISH_SPLITS,
     FUSED_MULTIPLY_ADD,
+    JOINED_WARPS,
     SUM_WARPS,
     Tiles,
     bytes_of_row,
     load_bits,
     on_device_of,
     scale_and_bias,
+    split_of_program,
     splits_from,
     tile_of_program,
     true_width,
@@ -37,6 +40,37 @@ def _through_activation(gradient, z, ACTIVATION: tl.constexpr):
     else:
         slope = tl.where(z < -3, 0.0, tl.where(z <= 3, z / 3 + 0.5, 1.0))
         return gradient * slope
+
+
+@triton.jit
+def _before_activation(
+    gradient_ptr,
+    again_ptr,
+    mask_ptr,
+    x,
+    scale,
+    bias,
+    there,
+    start,
+    offsets,
+    first,
+    first_column,
+    end,
+    row_bytes,
+    ACTIVATION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """A tile of the gradient before the activation; `x` is the deviation from the mean."""
+    gradient = tl.load(gradient_ptr + start + offsets, mask=there, other=0).to(tl.float32)
+    if again_ptr is not None:
+        gradient += tl.load(again_ptr + start + offsets, mask=there, other=0).to(tl.float32)
+    if ACTIVATION == "relu" or ACTIVATION == "relu6":
+        bits = load_bits(mask_ptr, first, first_column, end, row_bytes, ROWS, COLUMNS)
+        gradient = tl.where(bits != 0, gradient, 0.0)
+    elif ACTIVATION != "none":
+        gradient = _through_activation(gradient, x * scale[None, :] + bias[None, :], ACTIVATION)
+    return gradient
 
 
 @triton.jit
@@ -61,61 +95,45 @@ def batch_norm_backward_sums(
     eighths,
     ALIGNED: tl.constexpr,
     AFFINE: tl.constexpr,
-    AGAIN: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    JOINED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """Sums of the gradient before the activation, and of its products with x less the mean, over each split.
 
-    That gradient is the residual's; written here, it spares the second pass the mask, and one of two
-    gradients where the output has come twice.
+    That gradient is the residual's; written here, it spares the second pass the mask and a second gradient.
     """
     width = true_width(width, eighths, ALIGNED)
     row_bytes = bytes_of_row(width, eighths, ALIGNED)
-    split = tl.program_id(1)
-    begin = split * rows_a_split
-    end = tl.minimum(begin + rows_a_split, num_rows)
-    first_column = tl.program_id(0) * COLUMNS
-    columns = first_column + tl.arange(0, COLUMNS)
-    inside = columns < width
-    rows = tl.arange(0, ROWS)
-    offsets = rows[:, None] * width + columns[None, :]
+    split = split_of_program(num_rows, rows_a_split, width, ROWS, COLUMNS)
+    begin, end, first_column, columns, inside, offsets, place = split
     mean = tl.load(mean_ptr + columns, mask=inside, other=0)
     rstd = tl.load(rstd_ptr + columns, mask=inside, other=0)
     scale, bias = scale_and_bias(rstd, weight_ptr, bias_ptr, columns, inside, AFFINE)
-    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-    products = tl.zeros([ROWS, COLUMNS], tl.float32)
-    if JOINED:
+    sums, products = tl.zeros([ROWS, COLUMNS], tl.float32), tl.zeros([ROWS, COLUMNS], tl.float32)
+    if other_ptr is not None:
         other_mean = tl.load(other_mean_ptr + columns, mask=inside, other=0)
         other_products = tl.zeros([ROWS, COLUMNS], tl.float32)
     for tile in range(tl.cdiv(end - begin, ROWS)):
         first = begin + tile * ROWS
-        there = (first + rows < end)[:, None] & inside[None, :]
+        there = (first + tl.arange(0, ROWS) < end)[:, None] & inside[None, :]
         start = first.to(tl.int64) * width
-        gradient = tl.load(gradient_ptr + start + offsets, mask=there, other=0).to(tl.float32)
-        if AGAIN:
-            gradient += tl.load(again_ptr + start + offsets, mask=there, other=0).to(tl.float32)
         x = tl.load(x_ptr + start + offsets, mask=there, other=0).to(tl.float32) - mean[None, :]
-        if ACTIVATION == "relu" or ACTIVATION == "relu6":
-            bits = load_bits(mask_ptr, first, first_column, end, row_bytes, ROWS, COLUMNS)
-            gradient = tl.where(bits != 0, gradient, 0.0)
-        elif ACTIVATION != "none":
-            gradient = _through_activation(gradient, x * scale[None, :] + bias[None, :], ACTIVATION)
-        if RESIDUAL:
-            kept = gradient.to(residual_gradient_ptr.dtype.element_ty)
-            tl.store(residual_gradient_ptr + start + offsets, kept, mask=there)
+        gradient = _before_activation(
+            *(gradient_ptr, again_ptr, mask_ptr, x, scale, bias, there, start, offsets),
+            *(first, first_column, end, row_bytes, ACTIVATION, ROWS, COLUMNS),
+        )
+        if residual_gradient_ptr is not None:
+            tl.store(residual_gradient_ptr + start + offsets, gradient, mask=there)
         sums += gradient
         products += tl.where(there, gradient * x, 0.0)
-        if JOINED:
+        if other_ptr is not None:
             other = tl.load(other_ptr + start + offsets, mask=there, other=0).to(tl.float32)
             other_products += tl.where(there, gradient * (other - other_mean[None, :]), 0.0)
-    tl.store(sums_ptr + split * width + columns, tl.sum(sums, axis=0), mask=inside)
-    tl.store(products_ptr + split * width + columns, tl.sum(products, axis=0), mask=inside)
-    if JOINED:
-        tl.store(other_products_ptr + split * width + columns, tl.sum(other_products, axis=0), mask=inside)
+    tl.store(sums_ptr + place, tl.sum(sums, axis=0), mask=inside)
+    tl.store(products_ptr + place, tl.sum(products, axis=0), mask=inside)
+    if other_ptr is not None:
+        tl.store(other_products_ptr + place, tl.sum(other_products, axis=0), mask=inside)
 
 
 @triton.jit
@@ -177,33 +195,26 @@ def batch_norm_backward_apply(
     eighths,
     ALIGNED: tl.constexpr,
     AFFINE: tl.constexpr,
-    AGAIN: tl.constexpr,
-    JOINED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """The input's gradient, and JOINED the residual's through its own norm; one tile a program."""
+    """The input's gradient, and of the residual that goes through a norm; one tile a program."""
     width = true_width(width, eighths, ALIGNED)
     row_bytes = bytes_of_row(width, eighths, ALIGNED)
     tile = tile_of_program(num_rows, width, ROWS, COLUMNS)
     first, first_column, columns, inside, there, start, offsets = tile
-    gradient = tl.load(gradient_ptr + start + offsets, mask=there, other=0).to(tl.float32)
-    if AGAIN:
-        gradient += tl.load(again_ptr + start + offsets, mask=there, other=0).to(tl.float32)
-    x = tl.load(x_ptr + start + offsets, mask=there, other=0).to(tl.float32)
     mean = tl.load(mean_ptr + columns, mask=inside, other=0)
     rstd = tl.load(rstd_ptr + columns, mask=inside, other=0)
-    x -= mean[None, :]
-    if ACTIVATION == "relu" or ACTIVATION == "relu6":
-        bits = load_bits(mask_ptr, first, first_column, num_rows, row_bytes, ROWS, COLUMNS)
-        gradient = tl.where(bits != 0, gradient, 0.0)
-    elif ACTIVATION != "none":
-        scale, bias = scale_and_bias(rstd, weight_ptr, bias_ptr, columns, inside, AFFINE)
-        gradient = _through_activation(gradient, x * scale[None, :] + bias[None, :], ACTIVATION)
+    x = tl.load(x_ptr + start + offsets, mask=there, other=0).to(tl.float32) - mean[None, :]
+    scale, bias = scale_and_bias(rstd, weight_ptr, bias_ptr, columns, inside, AFFINE)
+    gradient = _before_activation(
+        *(gradient_ptr, again_ptr, mask_ptr, x, scale, bias, there, start, offsets),
+        *(first, first_column, num_rows, row_bytes, ACTIVATION, ROWS, COLUMNS),
+    )
     x_gradient = _from_factors(gradient, x, factors_ptr, columns, inside, width)
-    tl.store(x_gradient_ptr + start + offsets, x_gradient.to(x_gradient_ptr.dtype.element_ty), mask=there)
-    if JOINED:
+    tl.store(x_gradient_ptr + start + offsets, x_gradient, mask=there)
+    if other_ptr is not None:
         other = tl.load(other_ptr + start + offsets, mask=there, other=0).to(tl.float32)
         other -= tl.load(other_mean_ptr + columns, mask=inside, other=0)[None, :]
         for_other = _from_factors(gradient, other, other_factors_ptr, columns, inside, width)
@@ -246,17 +257,15 @@ def backward(
     partial = x.new_empty((3 if other else 2, tiles.num_splits, width), dtype=torch.float32)
     kept = writes_for_residual(activation, has_residual, again, other)
     residual_gradient = torch.empty_like(gradient) if kept else gradient.new_empty(0)
-    shape = {**tiles.constants(width), "AFFINE": weight is not None, "JOINED": bool(other)}
+    shape = {**tiles.constants(width), "AFFINE": weight is not None}
     saved = (mask, mean, rstd, weight, bias)
     added, added_mean = other[:2] if other else (None, None)
     with on_device_of(x):
         batch_norm_backward_sums[(tiles.num_columns, tiles.num_splits)](
-            *(gradient, again, x, *saved, residual_gradient, added, added_mean),
+            *(gradient, again, x, *saved, residual_gradient if kept else None, added, added_mean),
             *(partial[0], partial[1], partial[-1]),
             *(num_rows, tiles.rows_a_split, width, width // 8),
             **shape,
-            AGAIN=again is not None,
-            RESIDUAL=kept,
             ACTIVATION=activation,
             num_warps=SUM_WARPS,
             **FUSED_MULTIPLY_ADD,
@@ -273,8 +282,8 @@ def backward(
             *(factors, x_gradient, added, added_mean, own, residual_gradient),
             *(num_rows, width, width // 8),
             **shape,
-            AGAIN=again is not None and not kept,
             ACTIVATION="none" if kept else activation,
+            num_warps=JOINED_WARPS if other else APPLY_WARPS,
             **FUSED_MULTIPLY_ADD,
         )
     return x_gradient, residual_gradient, affine[0], affine[1], more[0], more[1]

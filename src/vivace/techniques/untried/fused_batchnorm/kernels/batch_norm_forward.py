@@ -13,9 +13,11 @@ import triton
 import triton.language as tl
 
 from vivace.techniques.untried.fused_batchnorm.kernels.tiles import (
+    APPLY_WARPS,
     FINISH_COLUMNS,
     FINISH_SPLITS,
     FUSED_MULTIPLY_ADD,
+    JOINED_WARPS,
     SUM_WARPS,
     Tiles,
     bytes_of_row,
@@ -138,12 +140,11 @@ def batch_norm_apply(
     ALIGNED: tl.constexpr,
     AFFINE: tl.constexpr,
     RESIDUAL: tl.constexpr,
-    JOINED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Normalise, add the residual, which JOINED goes through a norm too, activate; one tile a program."""
+    """Normalise, add the residual, through its own norm if it has one, activate; one tile a program."""
     width = true_width(width, eighths, ALIGNED)
     row_bytes = bytes_of_row(width, eighths, ALIGNED)
     tile = tile_of_program(num_rows, width, ROWS, COLUMNS)
@@ -155,7 +156,7 @@ def batch_norm_apply(
     z = (x - mean[None, :]) * scale[None, :] + bias[None, :]
     if RESIDUAL:
         residual = tl.load(residual_ptr + start + offsets, mask=there, other=0).to(tl.float32)
-        if JOINED:
+        if other_mean_ptr is not None:
             mean = tl.load(other_mean_ptr + columns, mask=inside, other=0)
             rstd = tl.load(other_rstd_ptr + columns, mask=inside, other=0)
             scale, bias = scale_and_bias(rstd, other_weight_ptr, other_bias_ptr, columns, inside, AFFINE)
@@ -243,8 +244,8 @@ def apply(
             **tiles.constants(width),
             AFFINE=weight is not None,
             RESIDUAL=residual is not None,
-            JOINED=bool(other),
             ACTIVATION=activation,
+            num_warps=JOINED_WARPS if other else APPLY_WARPS,
             **FUSED_MULTIPLY_ADD,
         )
     return output, mask

@@ -19,7 +19,8 @@ TILE = 4096  # elements that a program holds at a time
 MOST_COLUMNS = 128
 PROGRAMS_A_PROCESSOR = 4  # of the passes that sum
 FINISH_COLUMNS, FINISH_SPLITS = 16, 64  # the tile of the kernels that add splits up
-SUM_WARPS = 8  # of the passes that sum: their accumulators take most registers
+APPLY_WARPS = 4  # of the passes that write
+SUM_WARPS = JOINED_WARPS = 8  # of those that sum, and of two norms: these take most registers
 FUSED_MULTIPLY_ADD = {"enable_fp_fusion": True}  # said at each launch: Triton 3.10 changes the default
 PROCESSORS_WITHOUT_A_GPU = 2  # in Triton's interpreter
 
@@ -50,6 +51,19 @@ def tile_of_program(num_rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     there = (first + rows < num_rows)[:, None] & inside[None, :]
     offsets = rows[:, None] * width + columns[None, :]
     return first, first_column, columns, inside, there, first.to(tl.int64) * width, offsets
+
+
+@triton.jit
+def split_of_program(num_rows, rows_a_split, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The rows that a program sums, from one to before another; its first column, its columns and which of
+    them there are; the offsets of a tile's elements, and the places of a split's sums.
+    """
+    begin = tl.program_id(1) * rows_a_split
+    first_column = tl.program_id(0) * COLUMNS
+    columns = first_column + tl.arange(0, COLUMNS)
+    offsets = tl.arange(0, ROWS)[:, None] * width + columns[None, :]
+    end, place = tl.minimum(begin + rows_a_split, num_rows), tl.program_id(1) * width + columns
+    return begin, end, first_column, columns, columns < width, offsets, place
 
 
 @triton.jit
