@@ -184,9 +184,18 @@ def of_nvidia(cubin: bytes) -> dict[str, Any]:
     widths = collections.Counter(f"{kind}{min(one).lstrip('US') if one else 32}" for kind, one in bits)
     return {
         "registers": int(re.findall(r"REG:(\d+)", usage)[-1]),
+        "barriers_in_loops": _barriers_in_loops(code),
         "spilled_bytes": int(re.findall(r"STACK:(\d+)", usage)[-1]),
         "accesses_by_bits": dict(sorted(widths.items())),
     }
+
+
+def _barriers_in_loops(code: str) -> int:
+    """Barriers of the whole program between a jump backwards and where it leads."""
+    lines = re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]*);", code)
+    jumps = [(int(at, 16), re.search(r"\bBRA\b.*0x([0-9a-f]+)", text)) for at, text in lines]
+    loops = [range(int(to[1], 16), at) for at, to in jumps if to]
+    return sum("BAR.SYNC" in text and any(int(at, 16) in loop for loop in loops) for at, text in lines)
 
 
 def of_amd(code: str) -> dict[str, Any]:

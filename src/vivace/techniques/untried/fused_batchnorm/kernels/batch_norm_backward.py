@@ -17,6 +17,7 @@ from vivace.techniques.untried.fused_batchnorm.kernels.tiles import (
     FINISH_COLUMNS,
     FINISH_SPLITS,
     FUSED_MULTIPLY_ADD,
+    GRADIENT_PROGRAMS,
     JOINED_WARPS,
     SUM_WARPS,
     Tiles,
@@ -253,7 +254,7 @@ def backward(
     written for it.
     """
     num_rows, width = x.shape
-    tiles = Tiles.of(num_rows, width, x.device)
+    tiles = Tiles.of(num_rows, width, x.device, GRADIENT_PROGRAMS)
     partial = x.new_empty((3 if other else 2, tiles.num_splits, width), dtype=torch.float32)
     kept = writes_for_residual(activation, has_residual, again, other)
     residual_gradient = torch.empty_like(gradient) if kept else gradient.new_empty(0)

@@ -17,7 +17,9 @@ import triton.language as tl
 
 TILE = 4096  # elements that a program holds at a time
 MOST_COLUMNS = 128
-PROGRAMS_A_PROCESSOR = 4  # of the passes that sum
+# Of the passes that sum: whole waves, where a processor holds four programs of the statistics, and by their
+# registers two or three of the gradients' sums.
+STATISTICS_PROGRAMS, GRADIENT_PROGRAMS = 4, 6
 FINISH_COLUMNS, FINISH_SPLITS = 16, 64  # the tile of the kernels that add splits up
 APPLY_WARPS = 4  # of the passes that write
 SUM_WARPS = JOINED_WARPS = 8  # of those that sum, and of two norms: these take most registers
@@ -122,11 +124,13 @@ class Tiles(NamedTuple):
     num_splits: int
 
     @classmethod
-    def of(cls, num_rows: int, width: int, device: torch.device) -> Tiles:
-        """Tiles of `TILE` elements; about `PROGRAMS_A_PROCESSOR` programs a processor that sum."""
+    def of(
+        cls, num_rows: int, width: int, device: torch.device, programs: int = STATISTICS_PROGRAMS
+    ) -> Tiles:
+        """Tiles of `TILE` elements; about so many `programs` a processor that sum."""
         columns = min(MOST_COLUMNS, max(16, triton.next_power_of_2(width)))
         rows, num_columns = TILE // columns, triton.cdiv(width, columns)
-        wanted = max(1, PROGRAMS_A_PROCESSOR * _processors(device) // num_columns)
+        wanted = max(1, programs * _processors(device) // num_columns)
         rows_a_split = rows * triton.cdiv(triton.cdiv(num_rows, wanted), rows)
         return cls(rows, columns, num_columns, rows_a_split, triton.cdiv(num_rows, rows_a_split))
 
