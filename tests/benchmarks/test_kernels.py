@@ -13,12 +13,14 @@ MOST_REGISTERS = {
     "batch_norm_apply": 102,
     "batch_norm_backward_sums": 128,
     "batch_norm_backward_apply": 112,
+    "statistics_mm": 255,  # one program: its numbers on the way hide what memory takes
 }
+BARRIERS = {"statistics_mm": 6}  # in a loop: for the inputs in shared memory, and the result's way out
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
-def test_kernels_of_batch_norm_keep_to_what_a_processor_has(monkeypatch, target):
+def test_kernels_keep_to_what_a_processor_has(monkeypatch, target):
     pytest.importorskip("triton")
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import kernels
@@ -33,7 +35,10 @@ def test_kernels_of_batch_norm_keep_to_what_a_processor_has(monkeypatch, target)
         assert "error" not in facts, (name, facts)
         assert facts["spilled_bytes"] == 0, (name, facts)
         assert facts["registers"] <= MOST_REGISTERS[name.partition(" ")[0]], (name, facts)
-        assert facts["barriers_in_loops"] == 0, (name, facts)
+        assert facts["barriers_in_loops"] <= BARRIERS.get(name.partition(" ")[0], 0), (name, facts)
+        if name.startswith("statistics_mm"):
+            assert {"LDGSTS128", "STG128"} <= set(facts["accesses_by_bits"]), (name, facts)
+            continue
         wide = {"LDG128"} | ({"STG128"} if "apply" in name else set())
         assert wide <= set(facts["accesses_by_bits"]), (name, facts)
         # Bits of masks and numbers of a channel are the only others.
