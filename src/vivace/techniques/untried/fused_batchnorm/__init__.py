@@ -23,8 +23,8 @@ _WANTED = "channels in eights, no bias, and a BatchNorm alone behind it"
 class FusedBatchnorm(Technique):
     """Triton kernels, forward and backward, for training BatchNorm with the addition and activation behind.
 
-    A BatchNorm whose result is added to another's runs in that one's kernels, and where two parts of a network
-    read a result, the backward kernels add both gradients.
+    A BatchNorm whose result is added to another's runs in that one's kernels, and where two parts of a
+    network read a result, the backward kernels add both gradients.
 
     They are found in the model's own forward functions; eval mode and whatever does not match runs as it
     was written. Feature maps are kept in NHWC memory order, so it goes well with channels_last; a ReLU leaves

@@ -11,7 +11,6 @@ import torch
 import triton
 import triton.language as tl
 
-from vivace.techniques.untried.fused_batchnorm.kernels.batch_norm import Gradients, writes_for_residual
 from vivace.techniques.untried.fused_batchnorm.kernels.tiles import (
     APPLY_WARPS,
     FINISH_COLUMNS,
@@ -247,7 +246,7 @@ def backward(
     has_residual: bool,
     again: torch.Tensor | None,
     other: list[torch.Tensor],
-) -> Gradients:
+) -> tuple[torch.Tensor, ...]:
     """Launch the kernels; what they return and are given, `batch_norm.reference_backward` says.
 
     A residual with neither activation nor norm has the output's own gradient, if that is one: nothing is
@@ -256,7 +255,7 @@ def backward(
     num_rows, width = x.shape
     tiles = Tiles.of(num_rows, width, x.device, GRADIENT_PROGRAMS)
     partial = x.new_empty((3 if other else 2, tiles.num_splits, width), dtype=torch.float32)
-    kept = writes_for_residual(activation, has_residual, again, other)
+    kept = has_residual and not other and (activation != "none" or again is not None)
     residual_gradient = torch.empty_like(gradient) if kept else gradient.new_empty(0)
     shape = {**tiles.constants(width), "AFFINE": weight is not None}
     saved = (mask, mean, rstd, weight, bias)
