@@ -58,10 +58,8 @@ class NormKernels:
         shape = (whole(1, 9), whole(1, large), whole(1, 24), whole(2, 24))
         activation = batch_norm.ACTIVATIONS[seed % 5]
         residual = activation in ("none", "relu", "relu6") and bool(seed % 2)
-        joined, copies = (
-            residual and seed % 3 == 0,
-            1 + seed % 4 // 2,
-        )  # through the same weights; read by so many
+        joined = residual and seed % 3 == 0  # through a norm of the same weight and bias
+        copies = 1 + seed % 4 // 2
         x, other, gradient = (
             torch.randn(shape, generator=draw).to(self.device, dtype) * 2 + shift for shift in (1.0, 0.0, 0.0)
         )
