@@ -138,7 +138,7 @@ def judged(name: str, parts: list[str]) -> dict[str, Any]:
         except Refused as refused:
             return {"status": "refused", "reason": str(refused)}
         found: dict[str, Any] = {"batch_norms": norms, "fused": dict(kinds), "steps": STEPS}
-        found["unmatched"] = norms - len(chains)
+        found["unmatched"] = norms - len(chains) - sum(bool(chain.other) for chain in chains.values())
         kept = True
         for part in parts:
             more = PARTS[part](name)

@@ -42,6 +42,7 @@ TARGETS = {
 WIDTHS = {"64", "128", "U8", "S8", "U16", "S16"}  # of an access in NVIDIA's machine code; the others have 32
 OBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 HALF = ("x_ptr", "residual_ptr", "y_ptr", "gradient_ptr", "residual_gradient_ptr", "x_gradient_ptr")
+HALF += ("again_ptr", "other_ptr", "other_gradient_ptr")
 SETTINGS = {  # a ResNet's: the last BatchNorm of a block, at a width that is a multiple of 8
     "ALIGNED": True,
     "AFFINE": True,
@@ -51,11 +52,17 @@ SETTINGS = {  # a ResNet's: the last BatchNorm of a block, at a width that is a 
     "ROWS": tiles.TILE // 64,
     "COLUMNS": 64,
 }
+ALONE = dict.fromkeys(("again_ptr", "other_ptr", "other_mean_ptr", "residual_gradient_ptr"), None)
+ADDED = {k: v for k, v in ALONE.items() if k != "residual_gradient_ptr"}
+JOINED = {"residual_gradient_ptr": None}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "relu": {"RESIDUAL": False},
-    "add_relu": {},
-    "silu": {"RESIDUAL": False, "ACTIVATION": "silu"},
-    "odd_width": {"ALIGNED": False},
+    "relu": {"RESIDUAL": False, **ALONE},
+    "add_relu": ADDED,
+    "add_relu_read_twice": {k: v for k, v in ADDED.items() if k != "again_ptr"},
+    "two_norms_relu": JOINED | {"again_ptr": None},
+    "two_norms_relu_read_twice": JOINED,
+    "silu": {"RESIDUAL": False, "ACTIVATION": "silu", **ALONE},
+    "odd_width": {"ALIGNED": False, **ADDED},
     "eight_channels": {  # what is absent, and a number that is one, reach a kernel as constants
         "AFFINE": False,
         "TRACKED": False,
@@ -65,6 +72,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "ROWS": tiles.TILE // 16,
         "eighths": 1,
         "num_splits": 1,
+        **ALONE,
         **dict.fromkeys(("weight_ptr", "bias_ptr", "residual_ptr", "running_mean_ptr"), None),
     },
 }
@@ -132,7 +140,11 @@ def built(target: str) -> dict[str, dict[str, Any]]:
 def facts_of(kernel: Any, constants: dict[str, Any], target: str) -> dict[str, Any]:
     """What one compiled kernel takes, or why it does not compile."""
     signature, attributes = {}, {}
-    warps = tiles.SUM_WARPS if kernel.__name__.endswith(("statistics", "sums")) else 4
+    warps = tiles.APPLY_WARPS
+    if kernel.__name__.endswith(("statistics", "sums")):
+        warps = tiles.SUM_WARPS
+    elif "other_mean_ptr" in kernel.arg_names and "other_mean_ptr" not in constants:
+        warps = tiles.JOINED_WARPS
     half: tuple[str, ...] = HALF
     if kernel is product_forward.statistics_mm:
         warps, half = product_forward.WARPS, (*HALF, "weight_ptr")
@@ -172,9 +184,18 @@ def of_nvidia(cubin: bytes) -> dict[str, Any]:
     widths = collections.Counter(f"{kind}{min(one).lstrip('US') if one else 32}" for kind, one in bits)
     return {
         "registers": int(re.findall(r"REG:(\d+)", usage)[-1]),
+        "barriers_in_loops": _barriers_in_loops(code),
         "spilled_bytes": int(re.findall(r"STACK:(\d+)", usage)[-1]),
         "accesses_by_bits": dict(sorted(widths.items())),
     }
+
+
+def _barriers_in_loops(code: str) -> int:
+    """Barriers of the whole program between a jump backwards and where it leads."""
+    lines = re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]*);", code)
+    jumps = [(int(at, 16), re.search(r"\bBRA\b.*0x([0-9a-f]+)", text)) for at, text in lines]
+    loops = [range(int(to[1], 16), at) for at, to in jumps if to]
+    return sum("BAR.SYNC" in text and any(int(at, 16) in loop for loop in loops) for at, text in lines)
 
 
 def of_amd(code: str) -> dict[str, Any]:

@@ -59,7 +59,9 @@ def main(shape: str) -> None:
     weight, bias = (torch.ones(width, device="cuda", requires_grad=True) for _ in range(2))
     running = (torch.zeros(width, device="cuda"), torch.ones(width, device="cuda"))
     given = other.requires_grad_() if residual else None
-    y = batch_norm.fused(x.requires_grad_(), given, weight, bias, *running, 0.1, 1e-5, "relu")
+    y = batch_norm.fused(
+        x.requires_grad_(), given, batch_norm.Norm(weight, bias, *running, 0.1, 1e-5), "relu"
+    )
     y.backward(gradient)
     torch.cuda.synchronize()
 

@@ -25,7 +25,9 @@ class NormKernels:
         self.dry, self.device = dry, training_device(inspect())
 
     def check(self, dtype: str, few: bool) -> dict[str, Any]:
-        """Worst relative errors against fp64 on random shapes, both ways; equal bits when repeated."""
+        """Worst relative errors against fp64 on random shapes, both ways, some with two gradients or a
+        residual that goes through a norm too; equal bits when repeated.
+        """
         worst: dict[str, float] = {}
         for seed in range(3 if self.dry else FEW_CASES if few else NUM_CASES):
             for name, error in self._case(seed, getattr(torch, dtype)).items():
@@ -56,6 +58,8 @@ class NormKernels:
         shape = (whole(1, 9), whole(1, large), whole(1, 24), whole(2, 24))
         activation = batch_norm.ACTIVATIONS[seed % 5]
         residual = activation in ("none", "relu", "relu6") and bool(seed % 2)
+        joined = residual and seed % 3 == 0  # through a norm of the same weight and bias
+        copies = 1 + seed % 4 // 2
         x, other, gradient = (
             torch.randn(shape, generator=draw).to(self.device, dtype) * 2 + shift for shift in (1.0, 0.0, 0.0)
         )
@@ -65,27 +69,32 @@ class NormKernels:
         running = [torch.zeros(shape[1], device=self.device), torch.ones(shape[1], device=self.device)]
         true = [t.double() for t in running]
         z = functional.batch_norm(exact[0], *true, *exact[2:], True, 0.1, 1e-5)
-        wanted = batch_norm.apply_activation(z + exact[1] if residual else z, activation)
-        wanted.backward(gradient.double())
+        norm = (
+            functional.batch_norm(exact[1], None, None, *exact[2:], True, 0.1, 1e-5) if joined else exact[1]
+        )
+        wanted = batch_norm.apply_activation(z + norm if residual else z, activation)
+        total = copies * gradient.double()
+        wanted.backward(total)
         results = []
         for _ in range(2):
             means = [t.clone() for t in running]
-            seen = batch_norm.fused(
-                x, other if residual else None, weight, bias, *means, 0.1, 1e-5, activation
-            )
+            own = batch_norm.Norm(weight, bias, *means, 0.1, 1e-5)
+            second = batch_norm.Norm(weight, bias, None, None, 0.1, 1e-5) if joined else None
+            seen = batch_norm.fused_twice(x, other if residual else None, own, activation, second)
             used = inputs if residual else [x, weight, bias]
-            results.append([seen, *means, *torch.autograd.grad(seen, used, gradient)])
+            gradients = torch.autograd.grad(seen[:copies], used, [gradient] * copies)
+            results.append([seen[0], *means, *gradients])
         assert all(map(torch.equal, *results)), (seed, "not repeatable")
         errors = {"output": distance(results[0][0], wanted, wanted)}
         errors |= {"running mean": distance(results[0][1], true[0], true[0])}
         errors |= {"running variance": distance(results[0][2], true[1], true[1])}
         places = (0, 1, 2, 3) if residual else (0, 2, 3)
         spread = exact[0].detach().var((0, 2, 3), correction=0, keepdim=True).add(1e-5).rsqrt()
-        parts = gradient.double() * spread * exact[2].detach()[None, :, None, None]
+        parts = total * spread * exact[2].detach()[None, :, None, None]
         for place, found in zip(places, results[0][3:], strict=True):
             true_gradient = exact[place].grad
             assert true_gradient is not None
-            size = parts if place == 0 else gradient.double()
+            size = parts if place == 0 else total
             errors[f"gradient {place}"] = distance(found, true_gradient, size)
         return errors
 
@@ -103,9 +112,8 @@ class NormKernels:
 
         def step() -> None:
             if fused:
-                y = batch_norm.fused(
-                    x, other if residual else None, weight, bias, *running, 0.1, 1e-5, "relu"
-                )
+                norm = batch_norm.Norm(weight, bias, *running, 0.1, 1e-5)
+                y = batch_norm.fused(x, other if residual else None, norm, "relu")
             else:
                 z = functional.batch_norm(x, *running, weight, bias, True, 0.1, 1e-5)
                 y = functional.relu_(z.add_(other) if residual else z)

@@ -44,7 +44,7 @@ class ProductKernels(NormKernels):
         means = [torch.zeros(width, device=self.device), torch.ones(width, device=self.device)]
         true = [t.double() for t in means]
         spared = (statistics, split_rows(y.numel() // width, width))
-        seen = batch_norm.fused(y, None, None, None, *means, 0.1, 1e-5, "none", spared)
+        seen = batch_norm.fused(y, None, batch_norm.Norm(None, None, *means, 0.1, 1e-5, spared))
         wanted = functional.batch_norm(y.double(), *true, None, None, True, 0.1, 1e-5)
         return {
             "product": distance(y, functional.conv2d(*exact), size),
@@ -66,6 +66,6 @@ class ProductKernels(NormKernels):
                 y, statistics = product(x, weight)
                 spared = (statistics, split_rows(rows, width))
             y = functional.conv2d(x, weight) if y is None else y
-            batch_norm.fused(y, None, *options, "relu", spared)
+            batch_norm.fused(y, None, batch_norm.Norm(*options, spared), "relu")
 
         return profiled(step, self.device)

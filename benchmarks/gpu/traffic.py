@@ -103,18 +103,15 @@ def _passes(kernel: Kernel) -> Iterator[Pass]:
         for moved, there in sides:
             if there:
                 yield Pass(kernel.name, kernel.operator, moved, kernel.flops / num_sides)
-    elif kernel.name == "batch_norm_from":
-        yield Pass("batch_norm_apply", "norm", sum(reads) + writes[0] + writes[1], 0)
-    elif kernel.name == "batch_norm":
-        values, bits = reads[0], writes[1] if len(writes) > 3 else 0
-        yield Pass("batch_norm_statistics", "norm", values, 0)
-        yield Pass("batch_norm_apply", "norm", sum(r for r in reads if 2 * r >= values) + writes[0] + bits, 0)
-    elif kernel.name == "batch_norm_backward" and kernel.operator == "norm" and len(writes) == 4:
+    elif kernel.name == "batch_norm_moments":
+        yield Pass("batch_norm_statistics", "norm", reads[0], 0)  # or, of these, the sum
+    elif kernel.name == "batch_norm_backward" and kernel.operator == "norm" and len(writes) == 6:
         gradient, x, bits = reads[:3]
-        for_residual = writes[1]
-        yield Pass("batch_norm_backward_sums", "norm", gradient + x + bits + for_residual, 0)
-        again = 0 if for_residual else bits
-        yield Pass("batch_norm_backward_apply", "norm", gradient + x + again + writes[0], 0)
+        maps = [r for r in reads if 2 * r >= x]  # gradients, one or two, x, and a residual with a norm
+        joined = writes[4] > 0  # the gradient of that norm's weight
+        yield Pass("batch_norm_backward_sums", "norm", sum(maps) + bits + (0 if joined else writes[1]), 0)
+        again = gradient + x if writes[1] and not joined else sum(maps) + bits
+        yield Pass("batch_norm_backward_apply", "norm", again + writes[0] + (writes[1] if joined else 0), 0)
     else:
         yield Pass(kernel.name, kernel.operator, kernel.bytes, kernel.flops)
 

@@ -25,7 +25,11 @@ FACTS = {"device": "H100", "torch": "2.11.0", "dry": False}
 
 
 def test_bytes_and_bounds_of_resnet50_are_the_published_ones(module):
-    """474 MB an image in bf16 and NHWC, 367 with BatchNorm, ReLU and addition fused, from another count."""
+    """474 MB an image in bf16 and NHWC, 367 with BatchNorm, ReLU and addition fused, from another count.
+
+    That count knows neither forks, of which 15 of 16 have their gradients added in the backward kernels, nor
+    the four shortcuts whose BatchNorm runs with the one that it is added to.
+    """
     import torch
     from torchvision import models
 
@@ -35,11 +39,15 @@ def test_bytes_and_bounds_of_resnet50_are_the_published_ones(module):
     )
     assert plain.flops == fused.flops == pytest.approx(24.30e9, rel=1e-3)
     assert plain.bytes == pytest.approx(474e6, rel=0.03)
-    assert fused.bytes == pytest.approx(367e6, rel=0.03)
+    forks, shortcuts = 5.42e6, 1.51e6  # elements of an image
+    spared = 2 * (2 * forks + 4 * shortcuts)
+    assert fused.bytes + spared == pytest.approx(367e6, rel=0.03)
     assert plain.bound(*traffic.H200) == pytest.approx(9341, rel=0.03)
-    assert fused.bound(*traffic.H200) == pytest.approx(11802, rel=0.03)
+    assert fused.bound(*traffic.H200) == pytest.approx(12569, rel=0.01)
     names = [one.name for one in fused.passes]
     assert names.count("batch_norm_apply") == names.count("batch_norm_backward_apply") == 49
+    assert names.count("batch_norm_statistics") == 53
+    assert names.count("add") == 1  # behind the max-pooling, which is not fused
     products = traffic.traffic(models.resnet50, 224, torch.bfloat16, fused=True, products=True, batch=256)
     assert products.flops == fused.flops
     elements = 8.2e6  # an image's, behind the 33 convolutions: read once less, but for partial sums

@@ -55,36 +55,51 @@ def run(seed):
     )
     running = (torch.randn(shape[1]), torch.rand(shape[1])) if draw.random() < 0.8 else (None, None)
     momentum = draw.choice([0.1, 1.0, 0.37])
-    inputs = [t for t in (x, residual, weight, bias) if t is not None]
+    joined = with_residual and draw.random() < 0.5  # the residual goes through a norm of its own
+    affines = [
+        weight,
+        bias,
+        *([t.detach().flip(0).requires_grad_() for t in (weight, bias)] if affine else [None] * 2),
+    ]
+    runnings = [*running, *(None if t is None else t.flip(0) for t in running)]
+    inputs = [t for t in (x, residual, *affines) if t is not None]
     exact = {id(t): t.detach().double().requires_grad_() for t in inputs}
-    means = [None if t is None else t.double() for t in running]
-    more = [None if t is None else exact[id(t)] for t in (weight, bias)]
-    z = functional.batch_norm(exact[id(x)], *means, *more, True, momentum, 1e-5)
-    wanted = FUNCTIONS[activation](z + exact[id(residual)] if with_residual else z)
-    gradient = torch.randn(shape).to(dtype)
-    wanted.backward(gradient.double())
+    means = [None if t is None else t.double() for t in runnings]
+    more = [None if t is None else exact[id(t)] for t in affines]
+    z = functional.batch_norm(exact[id(x)], *means[:2], *more[:2], True, momentum, 1e-5)
+    if with_residual:
+        added = exact[id(residual)]
+        if joined:
+            added = functional.batch_norm(added, *means[2:], *more[2:], True, 0.2, 1e-3)
+        z = z + added
+    wanted = FUNCTIONS[activation](z)
+    gradients = [torch.randn(shape).to(dtype) for _ in range(draw.choice([1, 2]))]
+    wanted.backward(sum(g.double() for g in gradients))
 
-    seen = batch_norm.fused(x, residual, weight, bias, *running, momentum, 1e-5, activation)
-    seen.backward(gradient)
+    norm = batch_norm.Norm(weight, bias, *running, momentum, 1e-5)
+    other = batch_norm.Norm(*affines[2:], *runnings[2:], 0.2, 1e-3) if joined else None
+    both = batch_norm.fused_twice(x, residual, norm, activation, other)
+    torch.autograd.backward(both[: len(gradients)], gradients)
+    seen, gradient = both[0], sum(g.double() for g in gradients)
     assert seen.dtype == dtype
     assert seen.is_contiguous(memory_format=torch.channels_last)
     errors = {"output": distance(seen, wanted, wanted)}
-    for name, t in zip(("x", "residual", "weight", "bias"), (x, residual, weight, bias), strict=True):
-        if t is not None:
+    names = ("x", "residual", "weight", "bias", "other weight", "other bias")
+    for name, t in zip(names, (x, residual, *affines), strict=True):
+        if t is not None and (joined or "other" not in name):
             assert t.grad.dtype == t.dtype
             size = exact[id(t)].grad
-            if name == "x":  # differences of near numbers: their error is that of the parts
-                spread = exact[id(x)].detach().var((0, 2, 3), correction=0, keepdim=True).add(1e-5).rsqrt()
-                size = (
-                    gradient.double()
-                    * spread
-                    * (1 if weight is None else more[0].detach()[None, :, None, None])
-                )
-            elif name in ("weight", "bias"):
-                size = torch.full_like(size, float(gradient.double().norm()))
+            if name == "x" or (joined and name == "residual"):
+                # differences of near numbers: their error is that of the parts
+                spread = exact[id(t)].detach().var((0, 2, 3), correction=0, keepdim=True).add(1e-5).rsqrt()
+                own = more[0 if name == "x" else 2]
+                size = gradient * spread * (1 if own is None else own.detach()[None, :, None, None])
+            elif "weight" in name or "bias" in name:
+                size = torch.full_like(size, float(gradient.norm()))
             errors[f"gradient of {name}"] = distance(t.grad, exact[id(t)].grad, size)
-    for name, mine, true in zip(("mean", "variance"), running, means, strict=True):
-        if mine is not None:
+    names = ("mean", "variance", "other mean", "other variance")
+    for name, mine, true in zip(names, runnings, means, strict=True):
+        if mine is not None and (joined or "other" not in name):
             errors[f"running {name}"] = distance(mine, true, true)
     return {
         "seed": seed,
@@ -92,6 +107,8 @@ def run(seed):
         "order": order,
         "dtype": str(dtype),
         "activation": activation,
+        "gradients": len(gradients),
+        "joined": joined,
         "errors": errors,
     }
 
@@ -102,7 +119,8 @@ def distance(seen, wanted, size):
 
 def main(first, count):
     library = torch.library.Library("vivace", "IMPL")
-    library.impl("batch_norm", batch_norm_forward.forward, "CPU", allow_override=True)
+    library.impl("batch_norm_moments", batch_norm_forward.moments, "CPU", allow_override=True)
+    library.impl("batch_norm_apply", batch_norm_forward.apply, "CPU", allow_override=True)
     library.impl("batch_norm_backward", batch_norm_backward.backward, "CPU", allow_override=True)
     torch.set_num_threads(1)
     print(json.dumps([run(seed) for seed in range(first, first + count)]))

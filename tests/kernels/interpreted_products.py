@@ -52,7 +52,9 @@ def run(seed):
         [torch.zeros(width, dtype=t), torch.ones(width, dtype=t)] for t in (None, torch.float64)
     )
     spared = (statistics, splits.split_rows(num_rows, width))
-    seen = batch_norm.fused(y.detach(), residual, *affine, *running, 0.3, 1e-5, activation, spared)
+    seen = batch_norm.fused(
+        y.detach(), residual, batch_norm.Norm(*affine, *running, 0.3, 1e-5, spared), activation
+    )
     z = functional.batch_norm(y.detach().double(), *means, *(t.double() for t in affine), True, 0.3, 1e-5)
     true = FUNCTIONS[activation](z if residual is None else z + residual.double())
     errors["output"] = distance(seen, true, z)
@@ -65,7 +67,8 @@ def run(seed):
 
 def main(first, count):
     library = torch.library.Library("vivace", "IMPL")
-    library.impl("batch_norm_from", batch_norm_forward.forward_from, "CPU", allow_override=True)
+    library.impl("batch_norm_moments", batch_norm_forward.moments, "CPU", allow_override=True)
+    library.impl("batch_norm_apply", batch_norm_forward.apply, "CPU", allow_override=True)
     library.impl("statistics_mm", product_forward.forward, "CPU", allow_override=True)
     torch.set_num_threads(1)
     print(json.dumps([run(seed) for seed in range(first, first + count)]))

@@ -8,7 +8,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from vivace.techniques.untried.fused_batchnorm.kernels import splits
-from vivace.techniques.untried.fused_batchnorm.kernels.batch_norm import fused
+from vivace.techniques.untried.fused_batchnorm.kernels.batch_norm import Norm, fused
 from vivace.techniques.untried.fused_batchnorm.kernels.product import product
 from vivace.techniques.untried.fused_batchnorm.kernels.splits import split_rows, tile_of
 from vivace.work.count import count_work
@@ -43,7 +43,7 @@ def test_gradients_are_those_of_its_values(monkeypatch):
         y, statistics = product(x, weight)
         assert statistics.shape == (2, 3, 16)
         spared = (statistics, split_rows(24, 16))
-        return fused(y, None, *affine, None, None, 0.1, 1e-5, "relu", spared)
+        return fused(y, None, Norm(*affine, None, None, 0.1, 1e-5, spared), "relu")
 
     assert torch.autograd.gradcheck(function, inputs)
     z = functional.batch_norm(functional.conv2d(*inputs[:2]), None, None, *inputs[2:], True, 0.1, 1e-5)
@@ -56,7 +56,7 @@ def test_a_mean_far_from_zero_does_not_drown_the_variance():
     weight = torch.eye(8)[:, :, None, None]
     y, statistics = product(x + 4096, weight)
     found = [torch.zeros(8), torch.zeros(8)]
-    fused(y, None, None, None, *found, 1.0, 1e-5, "none", (statistics, split_rows(1024, 8)))
+    fused(y, None, Norm(None, None, *found, 1.0, 1e-5, (statistics, split_rows(1024, 8))))
     wanted = (x + 4096).double().var((0, 2, 3))
     torch.testing.assert_close(found[1].double(), wanted, rtol=1e-4, atol=0)
 
@@ -72,10 +72,9 @@ def test_splits_are_whole_tiles_and_few(num_rows, width):
 def test_shapes_and_operations_are_known_without_numbers():
     x, weight = drawn(60, 8, dtype=torch.float32), drawn(24, 8, dtype=torch.float32)
     torch.library.opcheck(torch.ops.vivace.statistics_mm.default, (x, weight))
-    y, statistics = torch.ops.vivace.statistics_mm(x, weight)
-    options = (None, None, torch.zeros(24), torch.ones(24), 0.1, 1e-5, "relu")
-    arguments = (y, statistics, split_rows(60, 24), None, *options)
-    torch.library.opcheck(torch.ops.vivace.batch_norm_from.default, copy.deepcopy(arguments))
+    _, statistics = torch.ops.vivace.statistics_mm(x, weight)
+    arguments = (None, statistics, 60, split_rows(60, 24), torch.zeros(24), torch.ones(24), 0.1, 1e-5)
+    torch.library.opcheck(torch.ops.vivace.batch_norm_moments.default, copy.deepcopy(arguments))
     with FlopCounterMode(display=False) as counter:
         torch.ops.vivace.statistics_mm(x, weight)
     assert counter.get_total_flops() == 2 * 60 * 8 * 24
@@ -87,7 +86,7 @@ def test_one_read_of_the_feature_map_is_spared_and_counted():
     def step(spare):
         y, statistics = product(x, weight)
         spared = (statistics, split_rows(512, 16)) if spare else None
-        fused(y, None, None, None, None, None, 0.1, 1e-5, "relu", spared)
+        fused(y, None, Norm(None, None, None, None, 0.1, 1e-5, spared), "relu")
 
     with_it, without = (
         count_work(lambda spare=spare: step(spare)).operators["norm"] for spare in (True, False)

@@ -24,9 +24,10 @@ import torch
 from torch import fx, nn
 
 from vivace.tensors.modules import patched
-from vivace.torch_internals.modules import form_of_output, has_hooks
+from vivace.torch_internals.modules import form_of_output, has_hooks, is_compiled
 from vivace.torch_internals.tensors import tree_unflatten
 
+AGAIN = "again"  # the name of the placeholder by which an edit says that its graph runs twice
 Signature = tuple[int, ...]  # an argument is a tensor (-1), or a list of so many tensors
 
 
@@ -59,10 +60,15 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Rewritten:
-    """A changed forward function, called with the module and its flattened arguments."""
+    """A changed forward function, called with the module and its flattened arguments.
+
+    `twice`: it returns its result twice, and may be given its argument a second time. The two are in the same
+    memory and have gradients of their own, which whoever made them adds up.
+    """
 
     function: Callable[..., Any]
     passed_over: tuple[nn.Module, ...]
+    twice: bool = False
 
 
 class TracedForward(Replacement):
@@ -88,7 +94,22 @@ class TracedForward(Replacement):
 
     def __call__(self, *arguments: object, **keywords: object) -> Any:
         """What the module's own forward returns."""
-        signature = None if keywords else signature_of(arguments)
+        rewritten = None if keywords else self._that_holds(arguments)
+        if rewritten is None:
+            return self.own(*arguments, **keywords)
+        flat = [item for a in arguments for item in (a if isinstance(a, list) else [a])]
+        result = rewritten.function(self.owner, *flat)
+        return result[0] if rewritten.twice else result
+
+    def twice(self, x: torch.Tensor, again: torch.Tensor | None) -> Any:
+        """The result twice, of an argument that may come twice; see `Rewritten`."""
+        rewritten = self._that_holds((x,))
+        if rewritten is None or not rewritten.twice:
+            return (self.own(x),) * 2
+        return rewritten.function(self.owner, x, again)
+
+    def _that_holds(self, arguments: tuple[object, ...]) -> Rewritten | None:
+        signature = signature_of(arguments)
         rewritten = None
         if signature is not None and self.owner.training == torch.is_grad_enabled():
             if not torch.compiler.is_compiling():
@@ -96,9 +117,8 @@ class TracedForward(Replacement):
             elif self.owner.training:  # the compiler guards the module's facts itself
                 rewritten = self.by_signature.get(signature)
         if rewritten is None or any(map(is_touched, rewritten.passed_over)):
-            return self.own(*arguments, **keywords)
-        flat = [item for a in arguments for item in (a if isinstance(a, list) else [a])]
-        return rewritten.function(self.owner, *flat)
+            return None
+        return rewritten
 
     def _rewrite(self, signature: Signature) -> Rewritten | None:
         changes = [change for change in self.changes if change.training == self.owner.training]
@@ -113,7 +133,8 @@ class TracedForward(Replacement):
         code = graph.python_code("self")
         names: dict[str, Any] = dict(code.globals)
         exec(code.src, names)
-        return Rewritten(names["forward"], tuple(passed_over))
+        twice = any(node.op == "placeholder" and node.target == AGAIN for node in graph.nodes)
+        return Rewritten(names["forward"], tuple(passed_over), twice)
 
 
 def add_change(owner: nn.Module, change: Change) -> Callable[[], None]:
@@ -169,6 +190,23 @@ def tensors_only(owner: nn.Module) -> Signature | None:
         return (-1,) * len(_required(owner)[0])
     except Untraceable:
         return None
+
+
+def runs_twice(module: nn.Module) -> bool:
+    """Can this module be given a tensor twice, and return its result twice?"""
+    forward = vars(module).get("forward")
+    if not isinstance(forward, TracedForward) or is_touched(module):
+        return False
+    rewritten = forward.learn((-1,))
+    return rewritten is not None and rewritten.twice
+
+
+def run_twice(module: nn.Module, x: torch.Tensor, again: torch.Tensor | None = None) -> Any:
+    """Call a module that `runs_twice`, or that did before it was wrapped or compiled."""
+    forward = vars(module).get("forward")
+    if not isinstance(forward, TracedForward) or is_compiled(module):
+        return (module(x),) * 2
+    return forward.twice(x, again)
 
 
 def called_module(node: fx.Node, root: nn.Module) -> nn.Module | None:

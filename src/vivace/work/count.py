@@ -41,8 +41,8 @@ from vivace.work.kernel import Access, Kernel
 _FREE = re.compile(r"^(new_)?empty|^(set|resize)_|^_local_scalar")
 _WRITES_ONLY = re.compile(r"^(copy|fill|zero|normal|uniform|bernoulli|random)_?$")
 _READS_WHAT_IT_WRITES = re.compile(r"^(embedding|index_select|index|gather|_unsafe_index)$")
-# Two passes over their input: the statistics first, then the values; one where the statistics are there.
-_PASSES = re.compile(r"(batch|group|instance)_norm(?!_from)")
+# Two passes over their input: the statistics first, then the values; one where an operator does one of them.
+_PASSES = re.compile(r"(batch|group|instance)_norm(?!_moments|_apply)")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,9 @@ _WANTED = "channels in eights, no bias, and a BatchNorm alone behind it"
 class FusedBatchnorm(Technique):
     """Triton kernels, forward and backward, for training BatchNorm with the addition and activation behind.
 
+    A BatchNorm whose result is added to another's runs in that one's kernels, and where two parts of a
+    network read a result, the backward kernels add both gradients.
+
     They are found in the model's own forward functions; eval mode and whatever does not match runs as it
     was written. Feature maps are kept in NHWC memory order, so it goes well with channels_last; a ReLU leaves
     one bit an element for the backward pass. `products`: 1x1 convolutions in front of a BatchNorm run as
@@ -76,9 +79,9 @@ class FusedBatchnorm(Technique):
 
     def confirm(self, seen: Observation, reference: Observation) -> str:
         """The chains that ran as one, by what they are made of."""
-        names = ("vivace::batch_norm", "vivace::batch_norm_from", "vivace::statistics_mm")
-        first, later, products = (seen.operators.get(name, 0) for name in names)
-        if not (calls := first + later):
+        names = ("vivace::batch_norm_apply", "vivace::statistics_mm")
+        calls, products = (seen.operators.get(name, 0) for name in names)
+        if not calls:
             raise Refused("it changed nothing: no BatchNorm ran fused")
         if self.products and not products:
             raise Refused("no 1x1 convolution left statistics: leave products off")

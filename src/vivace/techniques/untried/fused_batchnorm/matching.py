@@ -26,7 +26,8 @@ from vivace.mechanisms.graphs import (
     tensors_only,
     trace,
 )
-from vivace.techniques.untried.fused_batchnorm.kernels.batch_norm import apply_activation, fused
+from vivace.techniques.untried.fused_batchnorm.forks import share_forks
+from vivace.techniques.untried.fused_batchnorm.kernels.batch_norm import Norm, apply_activation, fused_twice
 from vivace.techniques.untried.fused_batchnorm.kernels.product import product
 from vivace.techniques.untried.fused_batchnorm.kernels.splits import split_rows
 from vivace.tensors.modules import is_product, modules_of, patched
@@ -45,18 +46,20 @@ _BESIDE_A_RESIDUAL = ("relu", "relu6")
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """One BatchNorm by its path below the traced module, whether something is added, what follows, and
-    whether the convolution before it leaves its statistics.
+    """One BatchNorm by its path below the traced module, whether something is added, what follows, whether
+    a convolution leaves statistics, and the BatchNorm that what is added goes through.
     """
 
     norm: str
     adds: bool
     activation: str
     product: bool = False
+    other: str = ""
 
     def __str__(self) -> str:
         first = "product" if self.product else "none"
-        parts = (first, "BatchNorm", "addition" if self.adds else "none", self.activation)
+        addition = "addition of BatchNorm" if self.other else "addition" if self.adds else "none"
+        parts = (first, "BatchNorm", addition, self.activation)
         return " + ".join(part for part in parts if part != "none")
 
 
@@ -81,11 +84,13 @@ def install(
     undone: list[Callable[[], None]] = [undo_products.close]
     waiting = False
 
-    def note(owner: nn.Module, chains: list[Chain]) -> None:
-        for chain in chains:
-            report.setdefault(id(owner.get_submodule(chain.norm)), chain)
+    def note(owner: nn.Module, found: list[Chain | str]) -> None:
+        for chain in (one for one in found if isinstance(one, Chain)):
+            report[id(owner.get_submodule(chain.norm))] = chain  # of the outermost module that sees it
+            if chain.other:
+                report.pop(id(owner.get_submodule(chain.other)), None)
 
-    for owner in model.modules():
+    for owner in reversed(list(model.modules())):  # a fork is shared between parts that are known to be able
         signature = tensors_only(owner)
         if signature is None or id(owner) in held or held.isdisjoint(map(id, owner.modules())):
             continue
@@ -120,10 +125,12 @@ def _may_leave_statistics(module: nn.Module) -> bool:
     return is_product(module) and unit and module.in_channels % 8 == module.out_channels % 8 == 0
 
 
-def find_chains(graph: fx.Graph, owner: nn.Module, passed_over: list[nn.Module]) -> list[Chain]:
-    """Make each chain of a graph one call, ``norm(x, other, activation)``."""
+def find_chains(graph: fx.Graph, owner: nn.Module, passed_over: list[nn.Module]) -> list[Chain | str]:
+    """Make each chain of a graph one call, ``norm(x, other, activation)``; whose results are handed on twice,
+    those modules' names come behind the chains.
+    """
     found = [_fuse(graph, node, owner, passed_over) for node in list(graph.nodes)]
-    return [chain for chain in found if chain is not None]
+    return [chain for chain in found if chain is not None] + share_forks(graph, owner, passed_over, NORMS)
 
 
 class Product(Replacement):
@@ -145,7 +152,11 @@ class Product(Replacement):
 
 
 class FusedNorm(Replacement):
-    """A BatchNorm's forward that can add and activate: ``(x)`` as ever, ``(x, other, activation)`` fused."""
+    """A BatchNorm's forward that can add and activate: ``(x)`` as ever, ``(x, other, activation)`` fused.
+
+    `statistics` are those of `x` that a product has left; `second` is the BatchNorm that `other` has yet to
+    go through, and `other`'s statistics.
+    """
 
     def __init__(self, norm: nn.Module) -> None:
         self.norm: Any = norm
@@ -157,32 +168,43 @@ class FusedNorm(Replacement):
         other: torch.Tensor | None = None,
         activation: str | None = None,
         statistics: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """``activation(norm(x) + other)``; the bookkeeping of running statistics is PyTorch's."""
-        norm = self.norm
+        second: tuple[nn.Module, torch.Tensor | None] | None = None,
+        twice: bool = False,
+    ) -> Any:
+        """``activation(norm(x) + other)``, or that twice; bookkeeping of running statistics is PyTorch's."""
         if activation is None:
-            alone: torch.Tensor = self.own(x)
-            return alone
-        if not norm.training or (other is not None and other.shape != x.shape):
+            return self.own(x)
+        if second is not None and other is not None and not self._joins(x, other, second[0]):
+            other, second = second[0](other), None
+        if not self.norm.training or (other is not None and other.shape != x.shape):
             z = self.own(x)
-            return apply_activation(z if other is None else z + other, activation)
-        momentum, tracked = norm.momentum, norm.track_running_stats
-        if tracked and norm.num_batches_tracked is not None:
-            norm.num_batches_tracked.add_(1)
-            if momentum is None:  # the average over all batches
-                momentum = 1.0 / float(norm.num_batches_tracked)
-        means = (norm.running_mean, norm.running_var) if tracked else (None, None)
-        rest = (momentum or 0.0, norm.eps, activation)
-        spared = None
-        if statistics is not None:
-            spared = (statistics, split_rows(x.numel() // x.shape[1], x.shape[1]))
-        return fused(x, other, norm.weight, norm.bias, means[0], means[1], *rest, spared)
+            alike = apply_activation(z if other is None else z + other, activation)
+            return (alike, alike) if twice else alike
+        added = None if second is None or other is None else _counted(second[0], other, second[1])
+        pair = fused_twice(x, other, _counted(self.norm, x, statistics), activation, added)
+        return pair if twice else pair[0]
+
+    def _joins(self, x: torch.Tensor, other: torch.Tensor, second: Any) -> bool:
+        """May both norms run in one kernel?"""
+        affine = (self.norm.weight is None) == (second.weight is None)
+        return self.norm.training and second.training and other.shape == x.shape and affine
+
+
+def _counted(norm: Any, x: torch.Tensor, statistics: torch.Tensor | None) -> Norm:
+    """A BatchNorm whose counter of batches has moved."""
+    momentum, tracked = norm.momentum, norm.track_running_stats
+    if tracked and norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+        if momentum is None:  # the average over all batches
+            momentum = 1.0 / float(norm.num_batches_tracked)
+    spared = None if statistics is None else (statistics, split_rows(x.numel() // x.shape[1], x.shape[1]))
+    mean, variance = (norm.running_mean, norm.running_var) if tracked else (None, None)
+    return Norm(norm.weight, norm.bias, mean, variance, momentum or 0.0, norm.eps, spared)
 
 
 def _fuse(graph: fx.Graph, node: fx.Node, root: nn.Module, skipped: list[nn.Module]) -> Chain | None:
     """Make a BatchNorm and what follows it one call; None where nothing does, or others need its result."""
-    norm = called_module(node, root)
-    if norm is None or type(norm) not in NORMS or is_touched(norm) or len(node.args) != 1 or node.kwargs:
+    if not _is_norm(node, root) or not node.users:
         return None
     last, other = node, None
     addition = _only_user(node)
@@ -201,24 +223,58 @@ def _fuse(graph: fx.Graph, node: fx.Node, root: nn.Module, skipped: list[nn.Modu
         if other is None or name in _BESIDE_A_RESIDUAL:
             activation, last = (name, following) if name != "none" else ("none", last)
     before = _product_before(node, root)
-    if last is node and before is None:
+    if last is node and (before is None or _joins_later(node, root)):
         return None
-    if (module := called_module(last, root)) is not None:
-        skipped.append(module)
-    skipped.append(norm)
-    given: tuple[Any, ...] = node.args
-    if before is not None:
-        skipped.append(root.get_submodule(str(before.target)))
-        before.args = (*before.args, True)
-        with graph.inserting_before(node):
-            given = tuple(graph.call_function(operator.getitem, (before, place)) for place in (0, 1))
-    with graph.inserting_before(last):
-        fused = graph.call_module(str(node.target), (given[0], other, activation, *given[1:]))
-    last.replace_all_uses_with(fused)
+    skipped.extend(m for m in (called_module(last, root), called_module(node, root)) if m is not None)
     passed = [last, node] if other is None or addition is None else [last, addition, node]
+    x, statistics = _input_of(graph, node, before, root, skipped)
+    second: tuple[fx.Node, fx.Node | None] | None = None
+    left = statistics
+    joined = other if isinstance(other, fx.Node) and _is_norm(other, root) else None
+    if joined is not None and _only_user(joined) is not addition:
+        joined = None
+    if joined is not None:
+        passed.append(joined)
+        skipped.append(root.get_submodule(str(joined.target)))
+        other, its = _input_of(graph, joined, _product_before(joined, root), root, skipped)
+        with graph.inserting_before(last):
+            second = (graph.get_attr(str(joined.target)), its)
+        left = left or its
+    with graph.inserting_before(last):
+        fused = graph.call_module(str(node.target), (x, other, activation, statistics, second))
+    last.replace_all_uses_with(fused)
     for old in dict.fromkeys(passed):
         graph.erase_node(old)
-    return Chain(str(node.target), other is not None, activation, before is not None)
+    name = str(joined.target) if joined is not None else ""
+    return Chain(str(node.target), other is not None, activation, left is not None, name)
+
+
+def _is_norm(node: fx.Node, root: nn.Module) -> bool:
+    """Is it the call of a BatchNorm that may be fused?"""
+    norm = called_module(node, root)
+    return type(norm) in NORMS and len(node.args) == 1 and not node.kwargs and _is_free(node, root)
+
+
+def _joins_later(node: fx.Node, root: nn.Module) -> bool:
+    """Is this BatchNorm's result all that another's is added to?"""
+    addition = _only_user(node)
+    if addition is None or _target(addition, root) not in _ADDITIONS:
+        return False
+    others = [a for a in addition.args if isinstance(a, fx.Node) and a is not node]
+    return any(_is_norm(a, root) and _only_user(a) is addition for a in others)
+
+
+def _input_of(
+    graph: fx.Graph, node: fx.Node, before: fx.Node | None, root: nn.Module, skipped: list[nn.Module]
+) -> tuple[Any, fx.Node | None]:
+    """What a BatchNorm is given, and its statistics where the product before it leaves them."""
+    if before is None:
+        return node.args[0], None
+    skipped.append(root.get_submodule(str(before.target)))
+    before.args = (*before.args, True)
+    with graph.inserting_before(node):
+        x, statistics = (graph.call_function(operator.getitem, (before, place)) for place in (0, 1))
+    return x, statistics
 
 
 def _product_before(node: fx.Node, root: nn.Module) -> fx.Node | None:

@@ -12,15 +12,19 @@ import triton
 import triton.language as tl
 
 from vivace.techniques.untried.fused_batchnorm.kernels.tiles import (
+    APPLY_WARPS,
     FINISH_COLUMNS,
     FINISH_SPLITS,
     FUSED_MULTIPLY_ADD,
+    GRADIENT_PROGRAMS,
+    JOINED_WARPS,
     SUM_WARPS,
     Tiles,
     bytes_of_row,
     load_bits,
     on_device_of,
     scale_and_bias,
+    split_of_program,
     splits_from,
     tile_of_program,
     true_width,
@@ -39,8 +43,40 @@ def _through_activation(gradient, z, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
+def _before_activation(
+    gradient_ptr,
+    again_ptr,
+    mask_ptr,
+    x,
+    scale,
+    bias,
+    there,
+    start,
+    offsets,
+    first,
+    first_column,
+    end,
+    row_bytes,
+    ACTIVATION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """A tile of the gradient before the activation; `x` is the deviation from the mean."""
+    gradient = tl.load(gradient_ptr + start + offsets, mask=there, other=0).to(tl.float32)
+    if again_ptr is not None:
+        gradient += tl.load(again_ptr + start + offsets, mask=there, other=0).to(tl.float32)
+    if ACTIVATION == "relu" or ACTIVATION == "relu6":
+        bits = load_bits(mask_ptr, first, first_column, end, row_bytes, ROWS, COLUMNS)
+        gradient = tl.where(bits != 0, gradient, 0.0)
+    elif ACTIVATION != "none":
+        gradient = _through_activation(gradient, x * scale[None, :] + bias[None, :], ACTIVATION)
+    return gradient
+
+
+@triton.jit
 def batch_norm_backward_sums(
     gradient_ptr,
+    again_ptr,
     x_ptr,
     mask_ptr,
     mean_ptr,
@@ -48,56 +84,56 @@ def batch_norm_backward_sums(
     weight_ptr,
     bias_ptr,
     residual_gradient_ptr,
+    other_ptr,
+    other_mean_ptr,
     sums_ptr,
     products_ptr,
+    other_products_ptr,
     num_rows,
     rows_a_split,
     width,
     eighths,
     ALIGNED: tl.constexpr,
     AFFINE: tl.constexpr,
-    RESIDUAL: tl.constexpr,
     ACTIVATION: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """Sums of the gradient before the activation, and of its products with x less the mean, over each split.
 
-    That gradient is the residual's; written here, it spares the second pass the mask.
+    That gradient is the residual's; written here, it spares the second pass the mask and a second gradient.
     """
     width = true_width(width, eighths, ALIGNED)
     row_bytes = bytes_of_row(width, eighths, ALIGNED)
-    split = tl.program_id(1)
-    begin = split * rows_a_split
-    end = tl.minimum(begin + rows_a_split, num_rows)
-    first_column = tl.program_id(0) * COLUMNS
-    columns = first_column + tl.arange(0, COLUMNS)
-    inside = columns < width
-    rows = tl.arange(0, ROWS)
-    offsets = rows[:, None] * width + columns[None, :]
+    split = split_of_program(num_rows, rows_a_split, width, ROWS, COLUMNS)
+    begin, end, first_column, columns, inside, offsets, place = split
     mean = tl.load(mean_ptr + columns, mask=inside, other=0)
     rstd = tl.load(rstd_ptr + columns, mask=inside, other=0)
     scale, bias = scale_and_bias(rstd, weight_ptr, bias_ptr, columns, inside, AFFINE)
-    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-    products = tl.zeros([ROWS, COLUMNS], tl.float32)
+    sums, products = tl.zeros([ROWS, COLUMNS], tl.float32), tl.zeros([ROWS, COLUMNS], tl.float32)
+    if other_ptr is not None:
+        other_mean = tl.load(other_mean_ptr + columns, mask=inside, other=0)
+        other_products = tl.zeros([ROWS, COLUMNS], tl.float32)
     for tile in range(tl.cdiv(end - begin, ROWS)):
         first = begin + tile * ROWS
-        there = (first + rows < end)[:, None] & inside[None, :]
+        there = (first + tl.arange(0, ROWS) < end)[:, None] & inside[None, :]
         start = first.to(tl.int64) * width
-        gradient = tl.load(gradient_ptr + start + offsets, mask=there, other=0).to(tl.float32)
         x = tl.load(x_ptr + start + offsets, mask=there, other=0).to(tl.float32) - mean[None, :]
-        if ACTIVATION == "relu" or ACTIVATION == "relu6":
-            bits = load_bits(mask_ptr, first, first_column, end, row_bytes, ROWS, COLUMNS)
-            gradient = tl.where(bits != 0, gradient, 0.0)
-        elif ACTIVATION != "none":
-            gradient = _through_activation(gradient, x * scale[None, :] + bias[None, :], ACTIVATION)
-        if RESIDUAL:
-            kept = gradient.to(residual_gradient_ptr.dtype.element_ty)
-            tl.store(residual_gradient_ptr + start + offsets, kept, mask=there)
+        gradient = _before_activation(
+            *(gradient_ptr, again_ptr, mask_ptr, x, scale, bias, there, start, offsets),
+            *(first, first_column, end, row_bytes, ACTIVATION, ROWS, COLUMNS),
+        )
+        if residual_gradient_ptr is not None:
+            tl.store(residual_gradient_ptr + start + offsets, gradient, mask=there)
         sums += gradient
         products += tl.where(there, gradient * x, 0.0)
-    tl.store(sums_ptr + split * width + columns, tl.sum(sums, axis=0), mask=inside)
-    tl.store(products_ptr + split * width + columns, tl.sum(products, axis=0), mask=inside)
+        if other_ptr is not None:
+            other = tl.load(other_ptr + start + offsets, mask=there, other=0).to(tl.float32)
+            other_products += tl.where(there, gradient * (other - other_mean[None, :]), 0.0)
+    tl.store(sums_ptr + place, tl.sum(sums, axis=0), mask=inside)
+    tl.store(products_ptr + place, tl.sum(products, axis=0), mask=inside)
+    if other_ptr is not None:
+        tl.store(other_products_ptr + place, tl.sum(other_products, axis=0), mask=inside)
 
 
 @triton.jit
@@ -141,6 +177,7 @@ def batch_norm_backward_finish(
 @triton.jit
 def batch_norm_backward_apply(
     gradient_ptr,
+    again_ptr,
     x_ptr,
     mask_ptr,
     mean_ptr,
@@ -149,6 +186,10 @@ def batch_norm_backward_apply(
     bias_ptr,
     factors_ptr,
     x_gradient_ptr,
+    other_ptr,
+    other_mean_ptr,
+    other_factors_ptr,
+    other_gradient_ptr,
     num_rows,
     width,
     eighths,
@@ -158,27 +199,39 @@ def batch_norm_backward_apply(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """The input's gradient; one tile a program."""
+    """The input's gradient, and of the residual that goes through a norm; one tile a program."""
     width = true_width(width, eighths, ALIGNED)
     row_bytes = bytes_of_row(width, eighths, ALIGNED)
     tile = tile_of_program(num_rows, width, ROWS, COLUMNS)
     first, first_column, columns, inside, there, start, offsets = tile
-    gradient = tl.load(gradient_ptr + start + offsets, mask=there, other=0).to(tl.float32)
-    x = tl.load(x_ptr + start + offsets, mask=there, other=0).to(tl.float32)
     mean = tl.load(mean_ptr + columns, mask=inside, other=0)
     rstd = tl.load(rstd_ptr + columns, mask=inside, other=0)
-    x -= mean[None, :]
-    if ACTIVATION == "relu" or ACTIVATION == "relu6":
-        bits = load_bits(mask_ptr, first, first_column, num_rows, row_bytes, ROWS, COLUMNS)
-        gradient = tl.where(bits != 0, gradient, 0.0)
-    elif ACTIVATION != "none":
-        scale, bias = scale_and_bias(rstd, weight_ptr, bias_ptr, columns, inside, AFFINE)
-        gradient = _through_activation(gradient, x * scale[None, :] + bias[None, :], ACTIVATION)
+    x = tl.load(x_ptr + start + offsets, mask=there, other=0).to(tl.float32) - mean[None, :]
+    scale, bias = scale_and_bias(rstd, weight_ptr, bias_ptr, columns, inside, AFFINE)
+    gradient = _before_activation(
+        *(gradient_ptr, again_ptr, mask_ptr, x, scale, bias, there, start, offsets),
+        *(first, first_column, num_rows, row_bytes, ACTIVATION, ROWS, COLUMNS),
+    )
+    x_gradient = _from_factors(gradient, x, factors_ptr, columns, inside, width)
+    tl.store(x_gradient_ptr + start + offsets, x_gradient, mask=there)
+    if other_ptr is not None:
+        other = tl.load(other_ptr + start + offsets, mask=there, other=0).to(tl.float32)
+        other -= tl.load(other_mean_ptr + columns, mask=inside, other=0)[None, :]
+        for_other = _from_factors(gradient, other, other_factors_ptr, columns, inside, width)
+        tl.store(
+            other_gradient_ptr + start + offsets,
+            for_other.to(other_gradient_ptr.dtype.element_ty),
+            mask=there,
+        )
+
+
+@triton.jit
+def _from_factors(gradient, x, factors_ptr, columns, inside, width):
+    """The gradient of an input, from its deviation from the mean and what the second kernel has left."""
     direct = tl.load(factors_ptr + columns, mask=inside, other=0)
     along = tl.load(factors_ptr + width + columns, mask=inside, other=0)
     shift = tl.load(factors_ptr + 2 * width + columns, mask=inside, other=0)
-    x = direct[None, :] * gradient + along[None, :] * x + shift[None, :]
-    tl.store(x_gradient_ptr + start + offsets, x.to(x_gradient_ptr.dtype.element_ty), mask=there)
+    return direct[None, :] * gradient + along[None, :] * x + shift[None, :]
 
 
 def backward(
@@ -191,45 +244,68 @@ def backward(
     bias: torch.Tensor | None,
     activation: str,
     has_residual: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Launch the three kernels; the gradients of x, residual, weight and bias, empty where there is none.
+    again: torch.Tensor | None,
+    other: list[torch.Tensor],
+) -> tuple[torch.Tensor, ...]:
+    """Launch the kernels; what they return and are given, `batch_norm.reference_backward` says.
 
-    A residual without an activation has the output's own gradient: nothing is written for it.
+    A residual with neither activation nor norm has the output's own gradient, if that is one: nothing is
+    written for it.
     """
     num_rows, width = x.shape
-    tiles = Tiles.of(num_rows, width, x.device)
-    partial = x.new_empty((2, tiles.num_splits, width), dtype=torch.float32)
-    factors = x.new_empty((3, width), dtype=torch.float32)
-    x_gradient = torch.empty_like(x)
-    kept = has_residual and activation != "none"
+    tiles = Tiles.of(num_rows, width, x.device, GRADIENT_PROGRAMS)
+    partial = x.new_empty((3 if other else 2, tiles.num_splits, width), dtype=torch.float32)
+    kept = has_residual and not other and (activation != "none" or again is not None)
     residual_gradient = torch.empty_like(gradient) if kept else gradient.new_empty(0)
-    weight_gradient = torch.empty_like(weight) if weight is not None else x.new_empty(0)
-    bias_gradient = torch.empty_like(bias) if bias is not None else x.new_empty(0)
     shape = {**tiles.constants(width), "AFFINE": weight is not None}
     saved = (mask, mean, rstd, weight, bias)
+    added, added_mean = other[:2] if other else (None, None)
     with on_device_of(x):
         batch_norm_backward_sums[(tiles.num_columns, tiles.num_splits)](
-            *(gradient, x, *saved, residual_gradient, partial[0], partial[1]),
+            *(gradient, again, x, *saved, residual_gradient if kept else None, added, added_mean),
+            *(partial[0], partial[1], partial[-1]),
             *(num_rows, tiles.rows_a_split, width, width // 8),
             **shape,
-            RESIDUAL=kept,
             ACTIVATION=activation,
             num_warps=SUM_WARPS,
             **FUSED_MULTIPLY_ADD,
         )
-        batch_norm_backward_finish[(triton.cdiv(width, FINISH_COLUMNS),)](
-            *(partial[0], partial[1], rstd, weight, weight_gradient, bias_gradient, factors),
-            *(num_rows, tiles.num_splits, width),
-            AFFINE=weight is not None,
-            SPLITS=FINISH_SPLITS,
-            COLUMNS=FINISH_COLUMNS,
-            **FUSED_MULTIPLY_ADD,
-        )
+        factors, *affine = _finish(partial[0], partial[1], num_rows, rstd, weight, bias)
+        x_gradient, own = torch.empty_like(x), None
+        more = [rstd.new_empty(0) for _ in range(2)]
+        if other:
+            residual_gradient = torch.empty_like(other[0])
+            affine_of_other = (*other[3:], None, None)[:2]
+            own, *more = _finish(partial[0], partial[2], num_rows, other[2], *affine_of_other)
         batch_norm_backward_apply[(tiles.num_tiles(num_rows),)](
-            *(residual_gradient if kept else gradient, x, *saved, factors, x_gradient),
+            *(residual_gradient if kept else gradient, None if kept else again, x, *saved),
+            *(factors, x_gradient, added, added_mean, own, residual_gradient),
             *(num_rows, width, width // 8),
             **shape,
             ACTIVATION="none" if kept else activation,
+            num_warps=JOINED_WARPS if other else APPLY_WARPS,
             **FUSED_MULTIPLY_ADD,
         )
-    return x_gradient, residual_gradient, weight_gradient, bias_gradient
+    return x_gradient, residual_gradient, affine[0], affine[1], more[0], more[1]
+
+
+def _finish(
+    sums: torch.Tensor,
+    products: torch.Tensor,
+    num_rows: int,
+    rstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Three factors a channel, and the gradients of weight and bias."""
+    num_splits, width = sums.shape
+    factors = sums.new_empty((3, width))
+    affine = [torch.empty_like(p) if p is not None else rstd.new_empty(0) for p in (weight, bias)]
+    batch_norm_backward_finish[(triton.cdiv(width, FINISH_COLUMNS),)](
+        *(sums, products, rstd, weight, *affine, factors, num_rows, num_splits, width),
+        AFFINE=weight is not None,
+        SPLITS=FINISH_SPLITS,
+        COLUMNS=FINISH_COLUMNS,
+        **FUSED_MULTIPLY_ADD,
+    )
+    return factors, affine[0], affine[1]

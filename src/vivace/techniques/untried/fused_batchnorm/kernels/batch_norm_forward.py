@@ -8,16 +8,16 @@ Sources: https://arxiv.org/abs/1502.03167 (BatchNorm), Chan, Golub, LeVeque 1983
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
 from vivace.techniques.untried.fused_batchnorm.kernels.tiles import (
+    APPLY_WARPS,
     FINISH_COLUMNS,
     FINISH_SPLITS,
     FUSED_MULTIPLY_ADD,
+    JOINED_WARPS,
     SUM_WARPS,
     Tiles,
     bytes_of_row,
@@ -130,6 +130,10 @@ def batch_norm_apply(
     rstd_ptr,
     weight_ptr,
     bias_ptr,
+    other_mean_ptr,
+    other_rstd_ptr,
+    other_weight_ptr,
+    other_bias_ptr,
     num_rows,
     width,
     eighths,
@@ -140,7 +144,7 @@ def batch_norm_apply(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Normalise, add the residual, activate; one tile a program."""
+    """Normalise, add the residual, through its own norm if it has one, activate; one tile a program."""
     width = true_width(width, eighths, ALIGNED)
     row_bytes = bytes_of_row(width, eighths, ALIGNED)
     tile = tile_of_program(num_rows, width, ROWS, COLUMNS)
@@ -151,7 +155,13 @@ def batch_norm_apply(
     scale, bias = scale_and_bias(rstd, weight_ptr, bias_ptr, columns, inside, AFFINE)
     z = (x - mean[None, :]) * scale[None, :] + bias[None, :]
     if RESIDUAL:
-        z += tl.load(residual_ptr + start + offsets, mask=there, other=0).to(tl.float32)
+        residual = tl.load(residual_ptr + start + offsets, mask=there, other=0).to(tl.float32)
+        if other_mean_ptr is not None:
+            mean = tl.load(other_mean_ptr + columns, mask=inside, other=0)
+            rstd = tl.load(other_rstd_ptr + columns, mask=inside, other=0)
+            scale, bias = scale_and_bias(rstd, other_weight_ptr, other_bias_ptr, columns, inside, AFFINE)
+            residual = (residual - mean[None, :]) * scale[None, :] + bias[None, :]
+        z += residual
     if ACTIVATION == "relu" or ACTIVATION == "relu6":
         negative = z <= 0  # false for NaN, which has to stay
         kept = negative == 0
@@ -167,61 +177,75 @@ def batch_norm_apply(
     tl.store(y_ptr + start + offsets, z.to(y_ptr.dtype.element_ty), mask=there)
 
 
-def forward(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Launch the three kernels on matrices of pixels by channels; running statistics change in place.
-
-    Returns the output, its bit mask (empty without a ReLU), and mean and reciprocal deviation a channel.
-    """
-    num_rows, width = x.shape
-    tiles = Tiles.of(num_rows, width, x.device)
-    statistics = x.new_empty((2, tiles.num_splits, width), dtype=torch.float32)
-    with on_device_of(x):
-        batch_norm_statistics[(tiles.num_columns, tiles.num_splits)](
-            *(x, statistics[0], statistics[1], num_rows, tiles.rows_a_split, width, width // 8),
-            **tiles.constants(width),
-            num_warps=SUM_WARPS,
-            **FUSED_MULTIPLY_ADD,
-        )
-    return forward_from(x, statistics, tiles.rows_a_split, *rest)
-
-
-def forward_from(
-    x: torch.Tensor,
-    statistics: torch.Tensor,
+def moments(
+    x: torch.Tensor | None,
+    statistics: torch.Tensor | None,
+    num_rows: int,
     rows_a_split: int,
-    residual: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
     running_mean: torch.Tensor | None,
     running_variance: torch.Tensor | None,
     momentum: float,
     epsilon: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and reciprocal deviation a channel, of a matrix of pixels by channels or of its statistics.
+
+    Launches two kernels, or where the statistics of splits of the rows are there, one; running statistics
+    change in place.
+    """
+    if statistics is None:
+        assert x is not None
+        width = x.shape[1]
+        tiles = Tiles.of(num_rows, width, x.device)
+        rows_a_split = tiles.rows_a_split
+        statistics = x.new_empty((2, tiles.num_splits, width), dtype=torch.float32)
+        with on_device_of(x):
+            batch_norm_statistics[(tiles.num_columns, tiles.num_splits)](
+                *(x, statistics[0], statistics[1], num_rows, rows_a_split, width, width // 8),
+                **tiles.constants(width),
+                num_warps=SUM_WARPS,
+                **FUSED_MULTIPLY_ADD,
+            )
+    _, num_splits, width = statistics.shape
+    mean, rstd = (statistics.new_empty(width) for _ in range(2))
+    with on_device_of(statistics):
+        batch_norm_finish[(triton.cdiv(width, FINISH_COLUMNS),)](
+            *(statistics[0], statistics[1], running_mean, running_variance, mean, rstd),
+            *(num_rows, rows_a_split, num_splits, width, epsilon, momentum),
+            TRACKED=running_mean is not None,
+            SPLITS=FINISH_SPLITS,
+            COLUMNS=FINISH_COLUMNS,
+            **FUSED_MULTIPLY_ADD,
+        )
+    return mean, rstd
+
+
+def apply(
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    other: list[torch.Tensor],
     activation: str,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The last two kernels, where the statistics of splits of the rows are there."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and bit mask (no rows without a ReLU); `other` holds what mean to bias are, of the residual."""
     num_rows, width = x.shape
     tiles = Tiles.of(num_rows, width, x.device)
-    mean, rstd = x.new_empty((2, width), dtype=torch.float32).unbind()
     output = torch.empty_like(
         x, dtype=x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
     )
     masked = activation in ("relu", "relu6")
     mask = x.new_empty((num_rows if masked else 0, (width + 7) // 8), dtype=torch.uint8)
     with on_device_of(x):
-        batch_norm_finish[(triton.cdiv(width, FINISH_COLUMNS),)](
-            *(statistics[0], statistics[1], running_mean, running_variance, mean, rstd),
-            *(num_rows, rows_a_split, statistics.shape[1], width, epsilon, momentum),
-            TRACKED=running_mean is not None,
-            SPLITS=FINISH_SPLITS,
-            COLUMNS=FINISH_COLUMNS,
-            **FUSED_MULTIPLY_ADD,
-        )
         batch_norm_apply[(tiles.num_tiles(num_rows),)](
-            *(x, residual, output, mask, mean, rstd, weight, bias, num_rows, width, width // 8),
+            *(x, residual, output, mask, mean, rstd, weight, bias, *(*other, *(None,) * 4)[:4]),
+            *(num_rows, width, width // 8),
             **tiles.constants(width),
             AFFINE=weight is not None,
             RESIDUAL=residual is not None,
             ACTIVATION=activation,
+            num_warps=JOINED_WARPS if other else APPLY_WARPS,
             **FUSED_MULTIPLY_ADD,
         )
-    return output, mask, mean, rstd
+    return output, mask

@@ -44,7 +44,9 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable  # type: ignore[misc]
-    def backward(ctx: Any, gradient: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, gradient: torch.Tensor | None, _: Any) -> tuple[torch.Tensor | None, ...]:
+        if gradient is None:
+            return None, None
         x, weight = ctx.saved_tensors
         rows = as_matrix(gradient)
         for_x = as_image(rows @ weight.flatten(1), x) if ctx.needs_input_grad[0] else None

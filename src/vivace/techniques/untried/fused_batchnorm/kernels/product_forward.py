@@ -1,8 +1,9 @@
 """A matrix product in Triton whose programs leave the statistics of what they write, channel by channel.
 
 A program goes down the rows of a split, tile by tile: fp32 sums of a tile's product, rounded once to the
-output's type; mean and squared deviations of those numbers, combined with the tiles before by Chan's formula.
-The order is fixed, so that equal inputs give equal bits. `product` holds the reference.
+output's type; mean and squared deviations of those numbers by Welford's rule for each place of a tile, and at
+the end by Chan's formula over the places. The order is fixed, so that equal inputs give equal bits. `product`
+holds the reference.
 Source: Chan, Golub, LeVeque 1983 (combining variances).
 """
 
@@ -45,33 +46,37 @@ def statistics_mm(
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < width
     rows = tl.arange(0, ROWS)
+    offsets = rows[:, None] * width + columns[None, :]
     weights = weight_ptr + columns[None, :].to(tl.int64) * inner
-    mean = tl.zeros([COLUMNS], tl.float32)
-    squares = tl.zeros([COLUMNS], tl.float32)
-    for tile in range(tl.cdiv(count, ROWS)):
-        first = begin + tile * ROWS
+    trips = tl.cdiv(inner, DEPTH)
+    mean, squares = tl.zeros([ROWS, COLUMNS], tl.float32), tl.zeros([ROWS, COLUMNS], tl.float32)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for step in range(
+        tl.cdiv(count, ROWS) * trips
+    ):  # one loop: a tile's last numbers and the next one's first
+        tile, trip = step // trips, step % trips  # are under way together
+        first = (begin + tile * ROWS).to(tl.int64)
         there = rows < count - tile * ROWS
-        inputs = x_ptr + first.to(tl.int64) * inner + rows[:, None] * inner
-        total = tl.zeros([ROWS, COLUMNS], tl.float32)
-        for start in range(0, inner, DEPTH):
-            depth = start + tl.arange(0, DEPTH)
-            within = depth < inner
-            x = tl.load(inputs + depth[None, :], mask=there[:, None] & within[None, :], other=0)
-            weight = tl.load(weights + depth[:, None], mask=within[:, None] & inside[None, :], other=0)
-            total = tl.dot(x, weight, total, input_precision=PRECISION)
-        rounded = total.to(y_ptr.dtype.element_ty)
-        outputs = y_ptr + first.to(tl.int64) * width + (rows[:, None] * width + columns[None, :])
-        tl.store(outputs, rounded, mask=there[:, None] & inside[None, :])
-        y = rounded.to(tl.float32)
-        seen = 1.0 * tile * ROWS
-        fresh = tl.minimum(count - tile * ROWS, ROWS) * 1.0
-        here = tl.sum(y, axis=0) / fresh  # rows beyond the end are zero
-        apart = tl.where(there[:, None], y - here[None, :], 0.0)
-        further = here - mean
-        mean += further * (fresh / (seen + fresh))
-        squares += tl.sum(apart * apart, axis=0) + further * further * (seen * fresh / (seen + fresh))
-    tl.store(means_ptr + split * width + columns, mean, mask=inside)
-    tl.store(squares_ptr + split * width + columns, squares, mask=inside)
+        depth = trip * DEPTH + tl.arange(0, DEPTH)
+        within = depth < inner
+        inputs = x_ptr + first * inner + (rows[:, None] * inner + depth[None, :])
+        x = tl.load(inputs, mask=there[:, None] & within[None, :], other=0)
+        weight = tl.load(weights + depth[:, None], mask=within[:, None] & inside[None, :], other=0)
+        total = tl.dot(x, weight, total, input_precision=PRECISION)
+        if trip == trips - 1:
+            rounded = total.to(y_ptr.dtype.element_ty)
+            tl.store(y_ptr + first * width + offsets, rounded, mask=there[:, None] & inside[None, :])
+            y = rounded.to(tl.float32)
+            deviation = tl.where(there[:, None], y - mean, 0.0)
+            mean += deviation * (1.0 / (tile + 1))
+            squares += deviation * (y - mean)
+            total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    counts = ((count - rows + ROWS - 1) // ROWS).to(tl.float32)[:, None]  # of tiles that have the row
+    whole = tl.sum(mean * counts, axis=0) / count
+    apart = mean - whole[None, :]
+    squares += apart * apart * counts
+    tl.store(means_ptr + split * width + columns, whole, mask=inside)
+    tl.store(squares_ptr + split * width + columns, tl.sum(squares, axis=0), mask=inside)
 
 
 def forward(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

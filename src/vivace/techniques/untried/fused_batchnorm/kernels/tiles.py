@@ -17,9 +17,12 @@ import triton.language as tl
 
 TILE = 4096  # elements that a program holds at a time
 MOST_COLUMNS = 128
-PROGRAMS_A_PROCESSOR = 4  # of the passes that sum
+# Of the passes that sum: whole waves, where a processor holds four programs of the statistics, and by their
+# registers two or three of the gradients' sums.
+STATISTICS_PROGRAMS, GRADIENT_PROGRAMS = 4, 6
 FINISH_COLUMNS, FINISH_SPLITS = 16, 64  # the tile of the kernels that add splits up
-SUM_WARPS = 8  # of the passes that sum: their accumulators take most registers
+APPLY_WARPS = 4  # of the passes that write
+SUM_WARPS = JOINED_WARPS = 8  # of those that sum, and of two norms: these take most registers
 FUSED_MULTIPLY_ADD = {"enable_fp_fusion": True}  # said at each launch: Triton 3.10 changes the default
 PROCESSORS_WITHOUT_A_GPU = 2  # in Triton's interpreter
 
@@ -50,6 +53,19 @@ def tile_of_program(num_rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     there = (first + rows < num_rows)[:, None] & inside[None, :]
     offsets = rows[:, None] * width + columns[None, :]
     return first, first_column, columns, inside, there, first.to(tl.int64) * width, offsets
+
+
+@triton.jit
+def split_of_program(num_rows, rows_a_split, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The rows that a program sums, from one to before another; its first column, its columns and which of
+    them there are; the offsets of a tile's elements, and the places of a split's sums.
+    """
+    begin = tl.program_id(1) * rows_a_split
+    first_column = tl.program_id(0) * COLUMNS
+    columns = first_column + tl.arange(0, COLUMNS)
+    offsets = tl.arange(0, ROWS)[:, None] * width + columns[None, :]
+    end, place = tl.minimum(begin + rows_a_split, num_rows), tl.program_id(1) * width + columns
+    return begin, end, first_column, columns, columns < width, offsets, place
 
 
 @triton.jit
@@ -108,11 +124,13 @@ class Tiles(NamedTuple):
     num_splits: int
 
     @classmethod
-    def of(cls, num_rows: int, width: int, device: torch.device) -> Tiles:
-        """Tiles of `TILE` elements; about `PROGRAMS_A_PROCESSOR` programs a processor that sum."""
+    def of(
+        cls, num_rows: int, width: int, device: torch.device, programs: int = STATISTICS_PROGRAMS
+    ) -> Tiles:
+        """Tiles of `TILE` elements; about so many `programs` a processor that sum."""
         columns = min(MOST_COLUMNS, max(16, triton.next_power_of_2(width)))
         rows, num_columns = TILE // columns, triton.cdiv(width, columns)
-        wanted = max(1, PROGRAMS_A_PROCESSOR * _processors(device) // num_columns)
+        wanted = max(1, programs * _processors(device) // num_columns)
         rows_a_split = rows * triton.cdiv(triton.cdiv(num_rows, wanted), rows)
         return cls(rows, columns, num_columns, rows_a_split, triton.cdiv(num_rows, rows_a_split))
 
