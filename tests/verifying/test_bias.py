@@ -281,6 +281,18 @@ def test_right_masks_of_a_plans_own_are_kept(right, ruler, register):
     assert handed is (right is halves)
 
 
+def test_why_bias_was_not_tested_is_said(ruler, register):
+    plan = Plan([register(claim(right_masks))()]).to_dict()
+    assert ruler.judge(plan)["bias"] == {"pairs": 32, "not_tested": ""}
+    full = ruler.effort
+    ruler.effort = dataclasses.replace(full, pairs=0)
+    try:
+        found = ruler.judge(plan)["bias"]
+    finally:
+        ruler.effort = full
+    assert found == {"pairs": 0, "not_tested": "so short an effort leaves no time for it"}
+
+
 def test_a_step_that_draws_too_little_or_twice_the_same_is_told():
     def drawn(*shapes, again=False):
         kept, state = Kept(), torch.get_rng_state()
