@@ -46,12 +46,19 @@ def test_noise_is_kept_and_a_bias_of_two_percent_is_not():
     assert broken(drawn(0, noise=0.3), NOISY) == []
     assert broken(drawn(1, bias=0.02)) == ["gradient bias", "gradient bias"]
     assert broken(drawn(1, lose=0.01)) == ["loss bias"]
-    assert broken(drawn(1, noise=1.0), NOISY) == ["gradient size"]
+    assert broken(drawn(1, noise=1.0), dict.fromkeys(NOISY, 0.6)) == ["gradient size"]
 
 
 def test_more_noise_than_rounding_brings_is_none_of_it():
     assert broken(drawn(0, noise=0.3)) == ["gradient noise", "gradient noise"]
     assert "gradient noise" in broken(drawn(0, noise=1.5), NOISY)
+
+
+def test_noise_of_the_whole_may_be_twice_as_long_as_shadows_have_it_and_of_a_layer_four_times():
+    less = dict.fromkeys(NOISY, 0.2)
+    assert broken(drawn(0, noise=0.36), less) == []
+    assert broken(drawn(0, noise=0.44), less) == ["gradient noise"]
+    assert broken(drawn(0, noise=0.9), less).count("gradient noise") == 2
 
 
 def test_what_goes_one_way_beside_the_gradients_is_no_noise():
