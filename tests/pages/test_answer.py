@@ -164,6 +164,36 @@ def test_verify_ends_with_the_line_and_what_the_plan_does(tmp_path):
     assert "direction of the update of 0.bias, step 21" in console.file.getvalue()
 
 
+def shown(details=True, **fields):
+    checks = [{**check, "value": 0.1, "envelope": 0.1, "kept": True} for check in CHECKS[:3]]
+    checks += [
+        {**checks[0], "name": str(quantity), "quantity": quantity, "seen_from": seen}
+        for quantity, seen in ((Quantity.GRADIENT_BIAS, 0.0065), (Quantity.GRADIENT_DRIFT, 0.013))
+    ]
+    verdict = Verdict(True, "rounding", 1.0, 1.0, 33, 8, "", 12.0, tuple(checks), 157, **fields)
+    console = Console(file=io.StringIO(), width=200)
+    draw(verdict, "job.py:job", "", console, details=details)
+    return console.file.getvalue()
+
+
+def test_verify_says_how_small_a_bias_would_have_been_seen_or_why_none():
+    told = shown(bias={"pairs": 32, "not_tested": ""})
+    assert (
+        "over 32 steps of each: seen four times of five from a mean gradient too long or too short by" in told
+    )
+    assert "by 0.7 %, one that is off in any direction by 1.3 % on" in told
+    why = "the job has a step of its own"
+    assert f"Bias was not tested: {why}." in shown(bias={"pairs": 0, "not_tested": why})
+    assert "Bias" not in shown()  # of a plan that does not round
+
+
+def test_verify_says_that_the_data_were_compared_to_their_end():
+    whole, cut = ({"batches": 1200, "whole": whole} for whole in (True, False))
+    told = shown(details=False, fed={"data": [whole] * 3})
+    assert "Batches were compared to the end of the data: 3 epochs of 1,200 batches" in told
+    assert "end of the data" not in shown(fed={"data": [whole, whole, cut]})
+
+
 @pytest.mark.parametrize(
     ("run", "said", "kept"),
     [

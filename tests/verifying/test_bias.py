@@ -46,12 +46,19 @@ def test_noise_is_kept_and_a_bias_of_two_percent_is_not():
     assert broken(drawn(0, noise=0.3), NOISY) == []
     assert broken(drawn(1, bias=0.02)) == ["gradient bias", "gradient bias"]
     assert broken(drawn(1, lose=0.01)) == ["loss bias"]
-    assert broken(drawn(1, noise=1.0), NOISY) == ["gradient size"]
+    assert broken(drawn(1, noise=1.0), dict.fromkeys(NOISY, 0.6)) == ["gradient size"]
 
 
 def test_more_noise_than_rounding_brings_is_none_of_it():
     assert broken(drawn(0, noise=0.3)) == ["gradient noise", "gradient noise"]
     assert "gradient noise" in broken(drawn(0, noise=1.5), NOISY)
+
+
+def test_noise_of_the_whole_may_be_twice_as_long_as_shadows_have_it_and_of_a_layer_four_times():
+    less = dict.fromkeys(NOISY, 0.2)
+    assert broken(drawn(0, noise=0.36), less) == []
+    assert broken(drawn(0, noise=0.44), less) == ["gradient noise"]
+    assert broken(drawn(0, noise=0.9), less).count("gradient noise") == 2
 
 
 def test_what_goes_one_way_beside_the_gradients_is_no_noise():
@@ -279,6 +286,18 @@ def test_right_masks_of_a_plans_own_are_kept(right, ruler, register):
     assert any("seen_from" in check for check in verdict["checks"])
     handed = any("with the plan's masks" in check["name"] for check in verdict["checks"])
     assert handed is (right is halves)
+
+
+def test_why_bias_was_not_tested_is_said(ruler, register):
+    plan = Plan([register(claim(right_masks))()]).to_dict()
+    assert ruler.judge(plan)["bias"] == {"pairs": 32, "not_tested": ""}
+    full = ruler.effort
+    ruler.effort = dataclasses.replace(full, pairs=0)
+    try:
+        found = ruler.judge(plan)["bias"]
+    finally:
+        ruler.effort = full
+    assert found == {"pairs": 0, "not_tested": "so short an effort leaves no time for it"}
 
 
 def test_a_step_that_draws_too_little_or_twice_the_same_is_told():

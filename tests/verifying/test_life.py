@@ -2,18 +2,22 @@
 
 import copy
 import dataclasses
+import itertools
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import vivace
 from vivace import Card, Numerics, Seam, Stage, Technique
 from vivace.plan import Plan
+from vivace.session.opening import start
 from vivace.tensors.trees import batch_size
 from vivace.testing import jobs
+from vivace.verifying.digests import compared, read, read_epochs
+from vivace.verifying.feeding import Loaders, Reach, fed_otherwise
 from vivace.verifying.ruler import Ruler
 
 MACHINE = vivace.inspect().to_dict()
@@ -40,6 +44,20 @@ def job(samples=SAMPLES):
         metric=accuracy,
         epochs=3,
     )
+
+
+def stream(batches):
+    """As many batches without an index, or without an end (None)."""
+    numbers = torch.Generator().manual_seed(1)
+    for _ in itertools.count() if batches is None else range(batches):
+        yield (
+            torch.randn(BATCH, 3, 8, 8, generator=numbers),
+            torch.randint(4, (BATCH,), generator=numbers),
+        )
+
+
+def streaming(batches):
+    return dataclasses.replace(job(), data=lambda: stream(batches))
 
 
 def of_norm(build):
@@ -271,6 +289,73 @@ def test_the_last_batches_are_compared_where_there_is_no_time_for_all(rulers, ju
         ruler.feeding_seconds = before
     assert verdict["kept"] is False
     assert "other batches" in verdict["reason"]
+
+
+@pytest.fixture(scope="module")
+def stream_ruler():
+    """Of 300 batches without an index, with no time for each pass but for all together."""
+    ruler = Ruler(streaming(300), MACHINE)
+    ruler.prepare()
+    ruler.feeding_seconds = 0.0
+    return ruler
+
+
+@pytest.mark.parametrize(
+    ("defect", "words"),
+    [
+        (late_batches_twice, "in epoch 1, from batch 258 on"),
+        (last_batch_lost, "in epoch 1, from batch 300 on"),
+    ],
+)
+def test_a_stream_is_compared_to_its_end(defect, words, stream_ruler, register):
+    technique = register(type(claim(defect, Numerics.EXACT)))()
+    verdict = stream_ruler.judge(Plan([technique]).to_dict())
+    assert verdict["kept"] is False
+    assert words in verdict["reason"]
+
+
+def fed_as_it_is(build):
+    build.wrap(Seam.BATCHES, lambda following, loader: (batch for batch in following(loader)))
+
+
+def test_how_much_of_a_stream_was_compared_is_told(stream_ruler, register):
+    technique = register(type(claim(fed_as_it_is, Numerics.EXACT)))()
+    verdict = stream_ruler.judge(Plan([technique]).to_dict())
+    assert verdict["kept"], verdict["reason"]
+    assert verdict["fed"] == {"data": [{"batches": 300, "whole": True}] * 3}
+    assert verdict["reason"] == ""
+
+
+def test_a_stream_without_an_end_is_compared_for_a_time(register):
+    endless = streaming(None)
+    technique = register(type(claim(fed_as_it_is, Numerics.EXACT)))()
+    with start(endless, Plan([technique]), vivace.inspect()) as session:
+        fault, note, passes = fed_otherwise(session, endless, Reach(0.1, 0.6))
+    assert not fault
+    assert [one.whole for one in passes] == [False] * 3
+    assert passes[0].batches > passes[1].batches >= 3, "what the later epochs can spare goes to the first"
+    assert f"({passes[0].batches:,} of epoch 1, " in note
+    assert "a stream, whose end was not reached" in note
+
+
+def test_an_edits_stream_is_read_to_its_end_as_well():
+    first, second = read_epochs(streaming(300), "data", 2, Reach(0.0, 60.0))
+    assert [len(first.batches), len(second.batches)] == [300, 300]
+    assert first.whole
+    assert compared([first, second], [first, read(stream(300), 0.0, least=8)]) == [(300, True), (8, False)]
+
+
+def test_an_iterable_dataset_that_knows_its_length_is_still_read_to_its_end():
+    class Counted(IterableDataset):
+        def __len__(self):
+            return 4 * BATCH
+
+        def __iter__(self):
+            return iter(range(4 * BATCH))
+
+    loaders = Loaders(dataclasses.replace(job(), data=lambda: DataLoader(Counted(), batch_size=BATCH)))
+    assert len(list(loaders.epoch(0))) == 4
+    assert not loaders.has_index
 
 
 def test_what_a_technique_holds_must_outlive_a_resume(judge):

@@ -77,3 +77,19 @@ def test_again_means_the_next_step():
     assert not schedule.due(2, 1, ())
     schedule.again()
     assert schedule.due(3, 2, ())
+
+
+def test_what_the_first_step_took_is_known_apart():
+    clock = Clock()
+    schedule = Schedule(0.01, 100, clock)
+    for index in range(10):
+        why = schedule.due(index + 1, index, ())
+        clock.now += 1.0
+        if why:
+            clock.now += 10.0 if not index else 2.0
+            schedule.watched(10.0 if not index else 2.0, why)
+        if index < 2:
+            schedule.again()
+    assert schedule.spent == 14.0
+    assert schedule.first_part == pytest.approx(10.0 / 14.0)
+    assert schedule.cost_share == pytest.approx(14.0 / clock.now)

@@ -1,6 +1,8 @@
 """Defects that begin late are caught in the run; healthy plans are not; and watching changes no number."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -289,3 +291,25 @@ def test_a_run_that_had_ended_says_that_no_step_was_left(watched, tiny):
     watched(tiny("mlp", epochs=1), plan)
     again = watched(tiny("mlp", epochs=1), plan, resume=True)
     assert again.watched["sentence"] == "not watched: no step was left to take"
+
+
+def test_a_short_run_says_what_its_first_step_cost(watched, tiny):
+    plan = vivace.Plan.from_dict({"bf16_autocast": {}})
+    short = watched(tiny("mlp", epochs=1), plan, watch=1e-9)
+    assert short.watched["sentence"].endswith(" %, all of that for the first step")
+    assert "first step" not in watched(tiny("mlp", epochs=1), plan, out="dear").watched["sentence"]
+
+
+def test_what_torch_imports_for_any_training_is_no_cost_of_watching():
+    """In a new process, for here it was imported long ago."""
+    code = """
+import sys, vivace
+from vivace.testing.jobs import TINY_JOBS
+from vivace.watching import sentinel
+before = "torch._dynamo" in sys.modules
+sentinel.Twin = lambda *_: print(before, "torch._dynamo" in sys.modules)
+plan = vivace.Plan.from_dict({"bf16_autocast": {}})
+sentinel.Sentinel(TINY_JOBS["mlp"](), plan, vivace.inspect(), seed=0, ranks=1, on_broken="stop", share=0.01)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]

@@ -12,14 +12,19 @@ from vivace.data.order import ordered
 from vivace.job import Job
 from vivace.session.opening import call
 from vivace.tensors.trees import Digest, digest
+from vivace.verifying.feeding import Reach, Read, has_index
 
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """One pass over the data: a digest of every batch; `whole` unless the time was up before its end."""
+    """One pass over the data: a digest of every batch; `whole` unless the time was up before its end.
+
+    `is_stream`: the data have no index.
+    """
 
     batches: list[Digest]
     whole: bool
+    is_stream: bool = False
 
 
 def read(batches: Iterable[Any], seconds: float, least: int) -> Pass:
@@ -33,13 +38,24 @@ def read(batches: Iterable[Any], seconds: float, least: int) -> Pass:
     return Pass(found, whole=True)
 
 
-def read_epochs(job: Job, field: str, num_epochs: int, seconds: float, least: int = 8) -> list[Pass]:
-    """The first epochs of a Job's `data` or `validation`, in the order in which `train` feeds them."""
-    passes = []
+def read_epochs(job: Job, field: str, num_epochs: int, reach: Reach, least: int = 8) -> list[Pass]:
+    """The first epochs of a Job's `data` or `validation`, in the order in which `train` feeds them, as far as
+    `reach` allows.
+    """
+    passes, begin = [], time.perf_counter()
     for epoch in range(num_epochs):
         loader = ordered(call(job, field), seed=0, epoch=epoch, damage=Damage.of(job))
-        passes.append(read(loader, seconds / num_epochs, least))
+        spent, further = time.perf_counter() - begin, num_epochs - 1 - epoch
+        indexed = has_index(loader)
+        found = read(loader, reach.of_pass(indexed, spent, further), least)
+        passes.append(dataclasses.replace(found, is_stream=not indexed))
     return passes
+
+
+def compared(mine: Sequence[Pass], theirs: Sequence[Pass]) -> list[Read]:
+    """How much of each pass both readings hold."""
+    pairs = zip(mine, theirs, strict=True)
+    return [Read(min(len(a.batches), len(b.batches)), a.whole and b.whole) for a, b in pairs]
 
 
 def first_other(mine: Sequence[Pass], theirs: Sequence[Pass], what: str) -> tuple[str, int]:

@@ -21,11 +21,12 @@ from vivace.session.session import Session
 from vivace.tensors.modules import named_parameters
 from vivace.tensors.trees import map_tensors
 from vivace.verifying import beginnings
-from vivace.verifying.digests import Pass, first_other, read_epochs
+from vivace.verifying.digests import Pass, compared, first_other, read_epochs
 from vivace.verifying.displacement import State, Tensors, different_states, identical
 from vivace.verifying.effort import Effort
 from vivace.verifying.evaluation import Evaluation
 from vivace.verifying.facts import SHAPE, Facts, difference, facts_of_session, first_difference
+from vivace.verifying.feeding import Reach, limit_of, unread
 from vivace.verifying.figures import Quantity
 from vivace.verifying.ground import Ran
 from vivace.verifying.halves import Halves, Place
@@ -37,7 +38,6 @@ from vivace.verifying.ruler import (
     equal_random_streams,
     same_streams,
 )
-from vivace.verifying.runner import FEEDING_SECONDS
 from vivace.verifying.shadow import FINEST_ROUNDOFF
 from vivace.verifying.states import Snapshot, clone, restore, state_of
 
@@ -60,6 +60,7 @@ class Loan:
     slopes: Tensors
     rehearsed: bool
     curve: list[float]
+    reach: Reach
 
 
 @dataclasses.dataclass
@@ -83,11 +84,14 @@ class Original(Ruler):
     def lend(self, path: str) -> None:
         """Write the `Loan`. What a plan does to evaluations and data no edit does: no shadow lives for it."""
         self.effort = dataclasses.replace(self.effort, life_seeds=0, pairs=0)
-        self.readings = _readings(self.job)
+        # Both trainings read alone, one after the other: each has half of the time.
+        self.reach = Reach(self.feeding_seconds / EPOCHS, self.stream_seconds / 2)
+        self.readings = _readings(self.job, self.reach)
         snapshots = [(s.state, _by_name(self.session, s.optimizers), s.position) for s in self.snapshots]
         rehearsed = self.standing.rehearsal is not None
         curve = self.standing.curve
-        torch.save(Loan(self.effort, snapshots, self.batches, self.slopes, rehearsed, curve), path)
+        loan = Loan(self.effort, snapshots, self.batches, self.slopes, rehearsed, curve, self.reach)
+        torch.save(loan, path)
 
     def draw(self, path: str) -> None:
         """Write draws of the initial weights."""
@@ -101,7 +105,18 @@ class Original(Ruler):
         """
         found: Answer = _read(answer, self.session.build.device)
         with self._standing_on(repeats=self.repeats, ordered=False):
-            return self._weighed(found, roundoff, drawn)
+            document = self._weighed(found, roundoff, drawn)
+        return document if "ask" in document else document | self._fed(found, document)
+
+    def _fed(self, found: Answer, document: dict[str, Any]) -> dict[str, Any]:
+        """How much of the data was compared, as a verdict's fields."""
+        fed = {field: compared(found.readings[field], own) for field, own in self.readings.items()}
+        notes = []
+        for field, own in self.readings.items():
+            limit = limit_of(not own[0].is_stream, self.reach.stream if own[0].is_stream else self.reach.each)
+            notes += [unread(field, "epoch", fed[field], limit)] if document["kept"] else []
+        reason = "; ".join(filter(None, (document["reason"], *notes)))
+        return {"reason": reason, "fed": {f: [one.to_dict() for one in read] for f, read in fed.items()}}
 
     def _weighed(self, found: Answer, roundoff: float, drawn: list[str] | None) -> dict[str, Any]:
         ran, standing = found.ran, self.standing
@@ -151,7 +166,7 @@ class Original(Ruler):
             text, number = first_other(found.readings[field], reading, field)
             if not text:
                 continue
-            if first_other(_readings(self.job)[field], reading, field)[0]:
+            if first_other(_readings(self.job, self.reach)[field], reading, field)[0]:
                 return unknown(f"the {field} come otherwise each time that they are read: a seed is missing")
             return _fault(f"{text} in {WHOSE}", field, None, number)
         ours, others = found.ran.rehearsal, self.standing.rehearsal
@@ -212,7 +227,7 @@ class Edited(Ruler):
             ran = Ran() if kept_otherwise else self._ran(lent)
             halves = self._halves() if notes_halves else {}
         facts |= facts_of_job(self.job)
-        modules, readings = self.tap.modules or {}, _readings(self.job)
+        modules, readings = self.tap.modules or {}, _readings(self.job, lent.reach)
         self.answer = Answer(
             ran, facts, modules, beginning, readings, halves, _strides(session), kept_otherwise
         )
@@ -310,11 +325,9 @@ def _read(path: str, device: torch.device) -> Any:
     return torch.load(Path(path), map_location=device, weights_only=False)  # our own, of a minute ago
 
 
-def _readings(job: Job) -> Readings:
+def _readings(job: Job, reach: Reach) -> Readings:
     fields = ["data", *(["validation"] if job.validation is not None else [])]
-    return {
-        field: read_epochs(job, field, EPOCHS if field == "data" else 1, FEEDING_SECONDS) for field in fields
-    }
+    return {field: read_epochs(job, field, EPOCHS if field == "data" else 1, reach) for field in fields}
 
 
 def _strides(session: Session) -> list[tuple[int, ...]]:

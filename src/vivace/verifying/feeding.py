@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader
 
+from vivace import words
 from vivace.data.damage import Damage
 from vivace.data.order import isolated, ordered, share_of
 from vivace.job import Batch, Job
@@ -20,6 +21,7 @@ from vivace.tensors.trees import tensors
 
 EPOCHS = 3  # what is recorded in one and replayed in the next shows in the third
 LEAST_BATCHES = 3
+EVALUATIONS = 2
 LAST_BATCHES = 3  # compared too where there is no time for a whole epoch
 
 
@@ -33,6 +35,7 @@ class Loaders:
         self.job, self.field = job, field
         self.rank, self.world_size = rank, world_size
         self.loader: Any = None
+        self.has_index = False  # of the last epoch given: can its end be read without the rest?
 
     def epoch(self, number: int, last: int | None = None) -> Iterable[Any]:
         """One epoch; only its `last` batches where that is asked for and the data have an index."""
@@ -44,19 +47,48 @@ class Loaders:
         if last is not None and known is not None and isinstance(found, DataLoader):
             found = ordered(found, seed=0, epoch=number, start_batch=max(0, known - last), **mine)
         self.loader = found if isinstance(found, DataLoader) else self.loader
+        self.has_index = has_index(found)
         return found
 
-    @property
-    def has_index(self) -> bool:
-        """Can the last batches be read without the others?"""
-        return isinstance(self.loader, DataLoader) and _length(self.loader) is not None
+
+def has_index(loader: Any) -> bool:
+    """Has an epoch's loader, as `ordered` gives it, a length, and can its end be read without the rest?"""
+    return isinstance(loader, DataLoader) and _length(loader) is not None
+
+
+class Reach(NamedTuple):
+    """For how many seconds data are compared: `each` pass over what has an index, whose end can be read
+    without the rest; all passes over a `stream` together, the first as long as the others can spare.
+    """
+
+    each: float
+    stream: float
+
+    def of_pass(self, has_index: bool, spent: float, further: int) -> float:
+        """Of one pass, where those before it took `spent` and `further` follow."""
+        return self.each if has_index else max(self.each, self.stream - spent - further * self.each)
+
+
+class Read(NamedTuple):
+    """How much of one pass was compared: its first batches, and were these all?"""
+
+    batches: int
+    whole: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in a verdict's document."""
+        return {"batches": self.batches, "whole": self.whole}
 
 
 class Fed(NamedTuple):
-    """What is wrong with the batches that a plan feeds, and what of them could not be compared; or empty."""
+    """What is wrong with the batches that a plan feeds, and what of them could not be compared; or empty.
+
+    `read`: how much of each pass was compared; nothing where no technique touches the batches.
+    """
 
     fault: str = ""
     note: str = ""
+    read: tuple[Read, ...] = ()
 
 
 def shared_otherwise(job: Job, rank: int, world_size: int) -> Fed:
@@ -75,25 +107,28 @@ def shared_otherwise(job: Job, rank: int, world_size: int) -> Fed:
     return Fed()
 
 
-def fed_otherwise(session: Session, job: Job, seconds: float, rank: int = 0, world_size: int = 1) -> Fed:
-    """How three epochs come otherwise than `train` would feed them, as far as `seconds` for each reach, and
-    how they end; of several ranks, to one.
+def fed_otherwise(session: Session, job: Job, reach: Reach, rank: int = 0, world_size: int = 1) -> Fed:
+    """How three epochs come otherwise than `train` would feed them, as far as `reach` allows, and how they
+    end; of several ranks, to one.
 
     What travels in another form is compared as the step gets it: both batches placed by the session.
     Nothing is read where no technique touches the batches.
     """
-    note = ""
+    read: list[Read] = []
     theirs, own = (Loaders(job, "data", rank, world_size) for _ in range(2))
+    begin, seconds = time.perf_counter(), 0.0
     for epoch in range(EPOCHS):
         loader = theirs.epoch(epoch)
         fed = session.seams.batches(loader)
         if fed is loader:
             return Fed()
-        alike, whole = _alike(session, fed, own.epoch(epoch), seconds)
-        if not whole:
-            ends = f" and the last {LAST_BATCHES} batches" if own.has_index else ""
-            note = f"of each epoch's data, what {seconds:.3g} s reach{ends} were compared"
-        if alike and not whole and own.has_index:
+        mine, spent = own.epoch(epoch), time.perf_counter() - begin
+        seconds = reach.of_pass(own.has_index, spent, EPOCHS - 1 - epoch)
+        alike, found = _alike(session, fed, mine, seconds)
+        read.append(found)
+        where = f"in epoch {epoch + 1}, from batch {found.batches + 1} on"
+        if alike and not found.whole and own.has_index:
+            where = f"at the end of epoch {epoch + 1}"
             ending = session.seams.batches(theirs.epoch(epoch, LAST_BATCHES))
             alike, _ = _alike(session, ending, own.epoch(epoch, LAST_BATCHES), seconds)
         if not alike:
@@ -102,18 +137,21 @@ def fed_otherwise(session: Session, job: Job, seconds: float, rank: int = 0, wor
                 return Fed(
                     "your data come otherwise each time that they are read: their shuffle needs a seed"
                 )
-            return Fed(f"it feeds other batches, or in another order, in epoch {epoch + 1}")
-    return Fed(note=note)
+            return Fed(f"it feeds other batches, or in another order, {where}")
+    limit = limit_of(own.has_index, reach.each if own.has_index else time.perf_counter() - begin)
+    limit += f", and the last {LAST_BATCHES}" if own.has_index else ""
+    return Fed(note=unread("data", "epoch", read, limit), read=tuple(read))
 
 
-def validated_otherwise(session: Session, job: Job, seconds: float) -> Fed:
+def validated_otherwise(session: Session, job: Job, reach: Reach) -> Fed:
     """How the metric is fed otherwise than by the job's own loader, in two evaluations."""
-    note = ""
     if job.metric is None:
         return Fed()
     field = "validation" if job.validation is not None else "data"
     theirs, own = Loaders(job, field), Loaders(job, field)
-    for number in ("first", "second"):
+    read: list[Read] = []
+    begin = time.perf_counter()
+    for number in range(EVALUATIONS):
         loader = theirs.epoch(0)
 
         def fed(loader: Iterable[Batch] = loader) -> Any:
@@ -121,28 +159,48 @@ def validated_otherwise(session: Session, job: Job, seconds: float) -> Fed:
 
         if fed() is loader:
             return Fed()
-        pairs = isolated(fed, derive(0, "validation")), own.epoch(0)
-        alike, whole = _alike(session, *pairs, seconds)
+        mine, spent = own.epoch(0), time.perf_counter() - begin
+        seconds = reach.of_pass(own.has_index, spent, EVALUATIONS - 1 - number)
+        alike, found = _alike(session, isolated(fed, derive(0, "validation")), mine, seconds)
+        read.append(found)
         if not alike:
-            return Fed(f"its {number} evaluation gets other batches than the job's {field}")
-        if not whole:
-            note = f"of what the metric reads, as much as {seconds:.3g} s reach was compared"
-    return Fed(note=note)
+            which = ("first", "second")[number]
+            return Fed(f"its {which} evaluation gets other batches than the job's {field}")
+    limit = limit_of(own.has_index, reach.each if own.has_index else time.perf_counter() - begin)
+    note = unread(f"{field} that the metric reads", "evaluation", read, limit)
+    return Fed(note=note, read=tuple(read))
 
 
-def _alike(session: Session, fed: Iterable[Any], own: Iterable[Any], seconds: float) -> tuple[bool, bool]:
-    """Are they equal, as far as they were read, and was that the whole?"""
+def unread(what: str, which: str, read: Sequence[Read], limit: str) -> str:
+    """How much of each pass over `what` was compared, and the `limit` to it; empty where all of it was."""
+    if all(one.whole for one in read):
+        return ""
+    told = [f"{words.number(one.batches)} of {which} {i}" for i, one in enumerate(read, 1)]
+    told = [text + " (all)" if one.whole else text for text, one in zip(told, read, strict=True)]
+    return f"of the {what} the first batches were compared ({', '.join(told)}), {limit}"
+
+
+def limit_of(has_index: bool, seconds: float) -> str:
+    """Why no more was compared: `seconds` of each pass over what has an index, of all over a stream."""
+    took = words.duration(max(1.0, round(seconds)))
+    return f"what came in {took}" + (" of each" if has_index else ": a stream, whose end was not reached")
+
+
+def _alike(session: Session, fed: Iterable[Any], own: Iterable[Any], seconds: float) -> tuple[bool, Read]:
+    """Are they equal, as far as they were read? How many were?"""
     missing, deadline = object(), time.perf_counter() + seconds
     pairs: Iterator[Any] = itertools.zip_longest(iter(fed), iter(own), fillvalue=missing)
-    for number, (mine, theirs) in enumerate(pairs):
+    number = 0
+    for mine, theirs in pairs:
         if number >= LEAST_BATCHES and time.perf_counter() > deadline:
             known = _length(fed), _length(own)
-            return None in known or known[0] == known[1], False
+            return None in known or known[0] == known[1], Read(number, whole=False)
         if mine is missing or theirs is missing:
-            return False, True
+            return False, Read(number, whole=True)
         if not _equal(mine, theirs) and not _equal(session.place(mine), session.place(theirs)):
-            return False, True
-    return True, True
+            return False, Read(number, whole=True)
+        number += 1
+    return True, Read(number, whole=True)
 
 
 def _equal(mine: object, theirs: object) -> bool:

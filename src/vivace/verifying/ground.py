@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 
@@ -46,8 +47,9 @@ class Standing:
 @dataclasses.dataclass
 class Ran:
     """What a plan's session did. `fault` is a plain one, which ends it; `last`: before closing; `notes`: what
-    could not be compared; `handed`: biases where the reference got the plan's masks; `long_curve`: the losses
-    of many more steps, if an edit's first ones were equal.
+    could not be compared; `fed`: see `Verdict`; `handed`: biases where the reference got the plan's masks;
+    `num_pairs`: of gradients for the bias; `long_curve`: the losses of many more steps, if an edit's first
+    ones were equal.
     """
 
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
@@ -61,9 +63,11 @@ class Ran:
     handed: dict[Measure, Estimate] = dataclasses.field(default_factory=dict)
     evaluated: torch.Tensor = dataclasses.field(default_factory=lambda: torch.zeros(1))
     precision: Plan = dataclasses.field(default_factory=Plan)
+    num_pairs: int = 0
     same_streams: bool = True
     silent: bool = False
     notes: list[str] = dataclasses.field(default_factory=list)
+    fed: dict[str, list[dict[str, Any]]] = dataclasses.field(default_factory=dict)
     fault: str = ""
 
     def ended(self, fault: str) -> Ran:

@@ -17,8 +17,8 @@ from vivace.session.opening import checked_step, seed_everything, start
 from vivace.session.session import Session
 from vivace.technique import Numerics, Stage
 from vivace.torch_internals import compiler
+from vivace.verifying.bias import FEWEST, estimates, spread_of
 from vivace.verifying.bias import checks_of as bias_checks
-from vivace.verifying.bias import estimates, spread_of
 from vivace.verifying.displacement import (
     Outcome,
     State,
@@ -31,7 +31,7 @@ from vivace.verifying.displacement import (
 from vivace.verifying.effort import SHADOW_PAIRS, Effort
 from vivace.verifying.evaluation import Evaluation
 from vivace.verifying.facts import difference, facts_of_session
-from vivace.verifying.feeding import Fed, Loaders, fed_otherwise, shared_otherwise, validated_otherwise
+from vivace.verifying.feeding import Fed, Loaders, Reach, fed_otherwise, shared_otherwise, validated_otherwise
 from vivace.verifying.figures import Measure, Quantity
 from vivace.verifying.ground import Ground, Ran, Standing
 from vivace.verifying.halves import Halves, Place
@@ -188,6 +188,7 @@ class Ruler(Runner):
             "promise": session.promise.name.lower(),
             "steps": self.effort.course + self.effort.lockstep * len(self.snapshots),
             "seeds": self.effort.seeds,
+            "fed": ran.fed,
             "curves": {
                 "steps": list(range(len(ran.curve))),
                 "reference": self.standing.curve,
@@ -203,6 +204,8 @@ class Ruler(Runner):
                 outcome.outputs if len(outcome.outputs) else self.evaluation(self.session, outcome.after)
             )
         found = self._judge(ran, session)
+        if session.promise == Numerics.ROUNDING:
+            document["bias"] = {"pairs": ran.num_pairs, "not_tested": self._why_no_bias(ran)}
         reason = "; ".join(filter(None, (found["reason"], *ran.notes)))
         return {**document, **found, "reason": reason}
 
@@ -253,7 +256,8 @@ class Ruler(Runner):
         ran.evaluated = self.evaluation(session, ran.end)
         if session.promise == Numerics.ROUNDING:
             stream = PAIRS_STREAM if ran.same_streams else OTHER_PAIRS_STREAM
-            ran.biases = estimates(self._pairs(session, self._num_pairs(ran), stream=stream))
+            pairs = self._pairs(session, self._num_pairs(ran), stream=stream)
+            ran.biases, ran.num_pairs = estimates(pairs), len(pairs)
             with suppress(Unlike):
                 ran.handed = estimates(self._handed_pairs(session, self._num_pairs(ran) if apart else 0))
         if session.promise < Numerics.SEMANTICS:
@@ -267,17 +271,19 @@ class Ruler(Runner):
         """
         if fault := difference(facts_of_session(session), self.facts):
             return fault
-        rank, num, seconds = self.ranks.rank, session.build.facts.ranks or 1, self.feeding_seconds
-        feeds: tuple[Callable[[], Fed], ...] = (
-            partial(shared_otherwise, self.job, rank, num),
-            partial(fed_otherwise, session, self.job, seconds, rank, num),
-            partial(validated_otherwise, session, self.job, seconds),
-        )
-        for compare in feeds:
-            fault, note = compare()
+        rank, num = self.ranks.rank, session.build.facts.ranks or 1
+        reach = Reach(self.feeding_seconds, self.stream_seconds)
+        feeds: dict[str, Callable[[], Fed]] = {
+            "share": partial(shared_otherwise, self.job, rank, num),
+            "data": partial(fed_otherwise, session, self.job, reach, rank, num),
+            "validation": partial(validated_otherwise, session, self.job, reach),
+        }
+        for what, compare in feeds.items():
+            fault, note, read = compare()
             if fault:
                 return fault
             ran.notes += [note] if note else []
+            ran.fed |= {what: [one.to_dict() for one in read]} if read else {}
         return ""
 
     def _compare_streams(self, session: Session, ran: Ran) -> None:
@@ -304,6 +310,16 @@ class Ruler(Runner):
         drew = any(self.ranks.gather(any(outcome.drew for outcome in ran.outcomes)))
         num = self.effort.pairs if drew else min(self.effort.pairs, len(self.batches))
         return num if self.job.loss is not None else 0
+
+    def _why_no_bias(self, ran: Ran) -> str:
+        """Why there is no figure of bias; empty where there are some."""
+        if ran.biases:
+            return ""
+        if self.job.loss is None:
+            return "the job has a step of its own"
+        if not self.effort.pairs:
+            return "so short an effort leaves no time for it"
+        return f"it needs {FEWEST} gradients of different batches, and there were {ran.num_pairs}"
 
     def _run_life(self, session: Session, ran: Ran) -> None:
         cards = [technique.card for technique in session.plan.techniques]

@@ -37,6 +37,10 @@ from vivace.verifying.states import Snapshot, clone, restore, state_of
 from vivace.verifying.tap import Tap, random_state
 
 FEEDING_SECONDS, FEEDING_SHARE = 10.0, 0.02  # at most, of the seconds given
+STREAM_SECONDS, STREAM_SHARE = (
+    60.0,
+    0.1,
+)  # the same for all passes over a stream, whose end has to be waited for
 MOST_BATCH_BYTES = 2**28
 MOST_LONG = 512  # steps
 SETTLING_STEPS = 8  # a loss scale halves until it fits, and skips steps meanwhile
@@ -67,7 +71,7 @@ class Runner:
         self.ordered = False  # do steps draw their random numbers in logical order now?
         self.tap = Tap(job)
         self.taps = WeakKeyDictionary[Session, Tap]()
-        self.feeding_seconds = FEEDING_SECONDS
+        self.feeding_seconds, self.stream_seconds = FEEDING_SECONDS, STREAM_SECONDS
         self.lives = Course([], [])
         self.slopes: Tensors = {}
         self.draws_numbers = False  # does a step of the job?
@@ -76,6 +80,7 @@ class Runner:
         """Batches enough for the course, and for the rehearsal as many more as time and memory allow."""
         if seconds is not None:
             self.feeding_seconds = min(FEEDING_SECONDS, FEEDING_SHARE * seconds)
+            self.stream_seconds = min(STREAM_SECONDS, STREAM_SHARE * seconds)
         deadline, num_bytes = time.perf_counter() + self.feeding_seconds, 0
         loader = readable(call(self.job, "data"), self.job)
 

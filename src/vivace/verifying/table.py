@@ -9,12 +9,19 @@ from vivace import words
 from vivace.pages.answer import Answer, ending
 from vivace.pages.sameness import plain, sameness
 from vivace.plan import Plan
+from vivace.verifying.figures import Quantity
 from vivace.verifying.verdict import Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 HELD = "{} ranks, each with its share of every batch, against one process with whole batches"
+SEEN = {
+    Quantity.LOSS_BIAS: "a mean loss off by",
+    Quantity.GRADIENT_BIAS: "a mean gradient too long or too short by",
+    Quantity.GRADIENT_DRIFT: "one that is off in any direction by",
+    Quantity.GRADIENT_NOISE: "single gradients off by",
+}
 COLOURS = {True: "green", False: "red", None: "yellow"}
 
 
@@ -29,6 +36,8 @@ def draw(verdict: Verdict, job: str, plan: str, console: Console, *, details: bo
     """Print the answer, and with `details` every figure before it."""
     if details:
         _draw_checks(verdict, console)
+        if told := power(verdict):
+            console.print(f"\n{told}", markup=False)
     console.print()
     ending(answer(verdict, job, plan), console)
 
@@ -41,6 +50,7 @@ def answer(verdict: Verdict, job: str, plan: str) -> Answer:
     checked = (f"{ran}; --details shows every figure",) if verdict.num_checks else ()
     held = [HELD.format(verdict.ranks)] if verdict.ranks > 1 else []
     notes = [told] if (told := words.unless_said(verdict.reason, sentence)) else []
+    notes += [whole] if verdict.kept and (whole := _fed_whole(verdict)) else []
     name = shlex.quote(job)
     under = f" --plan {shlex.quote(plan)}" if plan else ""
     launched = f"torchrun --nproc-per-node {verdict.ranks} -m " if verdict.ranks > 1 else ""
@@ -55,6 +65,31 @@ def answer(verdict: Verdict, job: str, plan: str) -> Answer:
         notes=(*held, *notes, *checked),
         next=(following,) if following else (),
     )
+
+
+def power(verdict: Verdict) -> str:
+    """How small a bias would have been seen; or why none would. Empty for a plan that does not round."""
+    if not verdict.bias:
+        return ""
+    if why := verdict.bias["not_tested"]:
+        return f"Bias was not tested: {why}."
+    seen: dict[str, float] = {}
+    for check in verdict.checks:
+        if "seen_from" in check and check["quantity"] not in seen:
+            seen[check["quantity"]] = check["seen_from"]
+    told = [f"{text} {words.percent(seen[of])}" for of, text in SEEN.items() if of in seen]
+    steps = words.count(verdict.bias["pairs"], "step")
+    return f"Bias, over {steps} of each: seen four times of five from {', '.join(told)} on."
+
+
+def _fed_whole(verdict: Verdict) -> str:
+    """How many batches were compared, where all were; what was not stands in the reason."""
+    passes = verdict.fed.get("data") or []
+    if not passes or not all(one["whole"] for one in passes):
+        return ""
+    batches = {one["batches"] for one in passes}
+    each = f"{words.number(min(batches))} batches" if len(batches) == 1 else "all batches"
+    return f"Batches were compared to the end of the data: {words.count(len(passes), 'epoch')} of {each}"
 
 
 def _draw_checks(verdict: Verdict, console: Console) -> None:

@@ -17,7 +17,10 @@ class Verdict:
     `loss_envelopes` and `displacement_envelopes` are the largest distances from the reference, of losses and
     of everything else, in units of what rounding alone causes; `checks` holds every figure; `curves` the loss
     curves; `first` where a broken promise shows first: ``{quantity, layer, step}``, the layer None where it
-    is the whole model. `ranks`: so many processes trained together under the plan.
+    is the whole model. `ranks`: so many processes trained together under the plan. `fed`: where a technique
+    touches the batches, of the passes over ``data``, and over ``validation`` as the metric reads it, how many
+    ``batches`` were compared with the job's own, and whether these were the ``whole``. `bias`: over how many
+    ``pairs`` of gradients a plan that rounds was tested for bias, or why it is ``not_tested``.
     """
 
     kept: bool | None
@@ -34,6 +37,8 @@ class Verdict:
     metric: dict[str, Any] | None = None
     first: dict[str, Any] | None = None
     ranks: int = 1
+    fed: dict[str, list[dict[str, Any]]] = dataclasses.field(default_factory=dict)
+    bias: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def judged(self) -> bool:

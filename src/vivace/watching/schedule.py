@@ -97,6 +97,11 @@ class Schedule:
         """What watching has taken of the run's time so far."""
         return self.spent / max(1e-9, self.clock() - self.began)
 
+    @property
+    def first_part(self) -> float:
+        """The part of what was spent that went to the first step, which is watched whatever it costs."""
+        return self._spent_on_first / self.spent if self.steps > 1 and self.spent else 1.0
+
     def _allowance(self) -> float:
         """Seconds that may have been spent by now."""
         elapsed, step = self.clock() - self.began, self.step_seconds

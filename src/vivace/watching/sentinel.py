@@ -86,6 +86,7 @@ class Sentinel:
         self.envelopes = Envelopes()
         self.halves: dict[Place, list[bool]] | None = None
         self.settings: Facts | None = None
+        _import_what_optimizers_need()
         began = time.monotonic()
         if plan is not None and not plan.techniques:
             self.why_not = NO_PLAN
@@ -158,6 +159,9 @@ class Sentinel:
         if not self.watched:
             return f"not watched: {self.why_not or self.unseen}"
         steps, cost = words.count(self.watched, "step"), words.percent(self.schedule.cost_share)
+        if self.schedule.cost_share > self.schedule.share:  # a short run
+            part = self.schedule.first_part
+            cost += f", {'all' if part == 1.0 else words.percent(part)} of that for the first step"
         if self.broken_steps:
             listed = ", ".join(map(str, self.broken_steps[:3]))
             more = f" and {len(self.broken_steps) - 3} more" if len(self.broken_steps) > 3 else ""
@@ -413,6 +417,13 @@ class Sentinel:
         if self.last_kept is None:
             return f"{earlier}no step before it was watched" if not earlier else earlier.rstrip("; ")
         return f"{earlier}the last watched step that trained the same model is {self.last_kept}"
+
+
+def _import_what_optimizers_need() -> None:
+    """Torch imports its compiler, for half a second, with the first optimizer of a process. The training
+    would do that without a twin, so it is no cost of watching.
+    """
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
 
 
 def _is_blind(plan: Plan) -> bool:
