@@ -6,10 +6,11 @@ import bisect
 import time
 from collections.abc import Callable, Hashable
 
-# Numbers with more divisors than all smaller ones: what happens every so many steps meets them soonest.
+# Round numbers with many divisors: what happens every 24, 100, 200 or 1000 steps meets them soon. From 200 on
+# all are multiples of it, so that its odd multiples are, too: the even ones may be watched one step later.
 INTERVALS = (
-    *(1, 2, 4, 6, 12, 24, 36, 48, 60, 120, 180, 240, 360, 720, 840, 1260, 1680, 2520, 5040, 7560, 10080),
-    *(15120, 20160, 25200, 27720, 45360, 50400, 55440, 83160, 110880, 166320, 221760),
+    *(1, 2, 4, 6, 12, 24, 60, 100, 200, 400, 600, 1200, 1800, 3000, 6000, 12000, 18000, 30000, 60000),
+    *(120000, 180000, 300000),
 )
 EVENTS_SHARE = 0.5  # of what may be spent: the rest is for the regular steps
 
