@@ -87,6 +87,7 @@ def test_what_watching_cost_is_what_the_run_says(plant, job, tmp_path, monkeypat
     seconds = time.perf_counter() - began
     assert run.watched["kept"] is True, run.watched["sentence"]
     assert run.watched["steps"] >= 3, run.watched["sentence"]
+    assert run.watched["between_steps"] >= EPOCHS, run.watched
     assert run.watched["share"] <= 1.2 * SHARE
     assert run.watched["seconds"] == pytest.approx(sum(spent.values()), rel=0.25), (spent, run.watched)
     assert run.watched["share"] == pytest.approx(run.watched["seconds"] / seconds, rel=0.25)

@@ -62,10 +62,11 @@ def digests(session: Session) -> Digests:
     found: Digests = {}
     sums: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}
     for name, value in _held(session):
-        found[name] = repr(value)
         if isinstance(value, torch.Tensor):
             found[name] = f"{tuple(value.shape)} {value.dtype}"
             sums.setdefault(value.device, []).append((name, _sums(value)))
+        else:
+            found[name] = repr(value)
     for rows in sums.values():
         numbers = torch.stack([row for _, row in rows]).tolist()
         for (name, _), row in zip(rows, numbers, strict=True):

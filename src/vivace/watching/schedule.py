@@ -13,6 +13,7 @@ INTERVALS = (
     *(120000, 180000, 300000),
 )
 EVENTS_SHARE = 0.5  # of what may be spent: the rest is for the regular steps
+RESTS_SHARE = 0.2  # of what may be spent, kept for looks between two steps, whatever the first step took
 
 
 class Schedule:
@@ -34,7 +35,7 @@ class Schedule:
     ) -> None:
         self.share, self.total_steps, self.clock = share, total_steps, clock
         self.began = self.first_ended = clock()
-        self.spent = self.spent_on_events = 0.0
+        self.spent = self.spent_on_events = self.spent_on_rests = 0.0
         self.cost: float | None = None  # seconds, of a watched step
         self.rest_cost = 0.0  # seconds, of a look at what is held between two steps
         self.steps = 0  # begun so far
@@ -88,12 +89,13 @@ class Schedule:
 
     def can_rest(self) -> bool:
         """Can two looks at what is held between two steps be paid for: one to note it, one to compare?"""
-        return self._can_afford(2 * self.rest_cost, event=True)
+        cost = self.rest_cost or 0.1 * (self.cost or 0.0)
+        return self.spent_on_rests + 2 * cost <= RESTS_SHARE * self._allowance()
 
     def rested(self, seconds: float) -> None:
         """Account for such a look."""
         self.spent += seconds
-        self.spent_on_events += seconds
+        self.spent_on_rests += seconds
         self.rest_cost = max(0.5 * self.rest_cost, seconds)
 
     @property
@@ -122,10 +124,10 @@ class Schedule:
         return self.share * (elapsed + 0.5 * step * max(0, self.total_steps - self.steps))
 
     def _can_afford(self, cost: float, *, event: bool = False) -> bool:
-        allowed = self._allowance()
+        allowed = self._allowance() * (1.0 - RESTS_SHARE if self.rest_cost else 1.0)
         if event and self.spent_on_events + cost > EVENTS_SHARE * allowed:
             return False
-        return self.spent + cost <= allowed
+        return self.spent - self.spent_on_rests + cost <= allowed
 
     def _affordable_interval(self) -> int | None:
         step, cost = self.step_seconds, self.cost
